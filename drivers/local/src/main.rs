@@ -1,0 +1,154 @@
+//! csi-local: CSI volumes on a plain host, as image files with ext4 or xfs on loop devices, or as raw block devices.
+//!
+//! `store` owns what is on disk, the kernel owns devices and mounts; the three services only translate. Every call
+//! looks before it acts, so that it may be repeated and continues what a killed driver began.
+
+mod capability;
+mod controller;
+mod error;
+mod format;
+mod identity;
+mod loops;
+mod mounts;
+mod node;
+mod serve;
+mod store;
+mod sys;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::store::{Content, Range, Store};
+
+/// A CSI driver for plain hosts: volumes are image files on loop devices
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Where the volumes are
+    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/csi-local")]
+    state_dir: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve CSI on a unix socket
+    Serve {
+        /// The socket, as unix:///path
+        #[arg(long, env = "CSI_ENDPOINT")]
+        endpoint: String,
+        /// This node's id [default: the host's name]
+        #[arg(long)]
+        node_id: Option<String>,
+    },
+    /// Create a volume and print its id; one that is there already is left as it is
+    Create {
+        name: String,
+        /// In bytes, or with K, M, G or T for powers of 1024
+        #[arg(long, value_parser = parse_size)]
+        size: i64,
+        /// The file-system, made when the volume is first used
+        #[arg(long, value_enum, default_value = "ext4")]
+        fs: Filesystem,
+        /// A raw block device instead
+        #[arg(long, conflicts_with = "fs")]
+        block: bool,
+    },
+    /// Delete a volume and all that is in it; one that is in use is refused
+    Delete { id: String },
+    /// List the volumes
+    List,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Filesystem {
+    Ext4,
+    Xfs,
+}
+
+fn parse_size(text: &str) -> Result<i64, String> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, unit)) if unit.is_ascii_alphabetic() => {
+            let shift = "KMGT".find(unit.to_ascii_uppercase()).ok_or("the units are K, M, G and T")?;
+            (&text[..at], 10 * (shift as u32 + 1))
+        }
+        _ => (text, 0),
+    };
+    let number: i64 = digits.parse().map_err(|_| "a size is a number with K, M, G or T, like 64M")?;
+    match number.checked_mul(1 << shift) {
+        Some(size) if size > 0 => Ok(size),
+        _ => Err("the size is out of range".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("csi-local: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let store = Store::open(&arguments.state_dir)?;
+    match arguments.command {
+        Command::Serve { endpoint, node_id } => {
+            let node_id = node_id.unwrap_or_else(hostname);
+            // Dropping the runtime waits for calls whose callers have gone.
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+            runtime.context("starting")?.block_on(serve::serve(store, &endpoint, node_id))
+        }
+        Command::Create { name, size, fs, block } => {
+            let content = match fs {
+                _ if block => Content::Block,
+                Filesystem::Ext4 => Content::Ext4,
+                Filesystem::Xfs => Content::Xfs,
+            };
+            let (id, _) = store.create(&name, content, Range::exactly(size)?)?;
+            println!("{id}");
+            Ok(())
+        }
+        Command::Delete { id } => {
+            if let Err(error::Error::NoVolume(_)) = store.read(&id) {
+                eprintln!("csi-local: there is no volume {id:?}");
+            }
+            Ok(store.delete(&id)?)
+        }
+        Command::List => {
+            println!("{:<40} {:>15} {:>15} {:<6} NAME", "ID", "CAPACITY", "ON DISK", "HOLDS");
+            for v in store.list()? {
+                let holds = v.meta.content.name();
+                println!("{:<40} {:>15} {:>15} {holds:<6} {}", v.id, v.capacity, v.used, v.meta.name);
+            }
+            Ok(())
+        }
+    }
+}
+
+fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_size;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("64M"), Ok(64 << 20));
+        assert_eq!(parse_size("1g"), Ok(1 << 30));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        for bad in ["", "M", "-1", "0", "1.5G", "9223372036854775807K", "5X", "5€"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+}

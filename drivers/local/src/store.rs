@@ -1,0 +1,491 @@
+//! The volumes on disk. Owns the state directory: `volumes/ID/{image,meta.json}`.
+//!
+//! What always holds: a directory `volumes/ID` is a whole volume; it is made aside as `.new-ID` and renamed into place,
+//! and renamed to `.gone-ID` before anything of it is removed, so both of these are rubbish and `sweep` may remove
+//! them. The image's length is the volume's capacity; nothing else records it. Whoever changes a volume or its mounts
+//! holds the lock on its directory, and whoever makes, removes or grows one the lock on `volumes` before it; both are
+//! flocks, so that the command line and the server exclude each other, and go with the process that held them.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::error::{At, Error, Result};
+use crate::loops;
+
+/// How long a call waits for another one of the same volume.
+const PATIENCE: Duration = Duration::from_secs(10);
+const BLOCK: u64 = 4096;
+const DEFAULT_CAPACITY: u64 = 1 << 30;
+
+/// What a volume holds, fixed when it is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Content {
+    Block,
+    Ext4,
+    Xfs,
+}
+
+impl Content {
+    pub fn name(self) -> &'static str {
+        match self {
+            Content::Block => "block",
+            Content::Ext4 => "ext4",
+            Content::Xfs => "xfs",
+        }
+    }
+
+    /// What mkfs accepts: xfsprogs refuses less than 300 MiB.
+    fn least(self) -> u64 {
+        match self {
+            Content::Block => 1 << 20,
+            Content::Ext4 => 8 << 20,
+            Content::Xfs => 300 << 20,
+        }
+    }
+}
+
+/// How far the file-system of a volume is. It is mounted only when `Done`, and made only when not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    None,
+    Started,
+    Done,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Meta {
+    version: u32,
+    pub name: String,
+    pub content: Content,
+    pub format: Format,
+}
+
+/// How large a volume is to be, as the caller bounds it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Range {
+    required: u64,
+    limit: Option<u64>,
+}
+
+impl Range {
+    /// 0 means unbounded, as in CSI.
+    pub fn new(required: i64, limit: i64) -> Result<Range> {
+        let bytes = |n: i64| u64::try_from(n).map_err(|_| Error::Invalid("a capacity is negative".into()));
+        let (required, limit) = (bytes(required)?, bytes(limit)?);
+        if limit != 0 && required > limit {
+            return Err(Error::Invalid(format!("required_bytes {required} exceeds limit_bytes {limit}")));
+        }
+        Ok(Range { required, limit: (limit != 0).then_some(limit) })
+    }
+
+    /// As many bytes, but for the rounding to whole blocks.
+    pub fn exactly(bytes: i64) -> Result<Range> {
+        let mut range = Range::new(bytes, 0)?;
+        range.limit = range.required.checked_next_multiple_of(BLOCK);
+        Ok(range)
+    }
+
+    pub fn holds(&self, capacity: u64) -> bool {
+        self.required <= capacity && self.limit.is_none_or(|limit| capacity <= limit)
+    }
+
+    fn pick(&self, least: u64) -> Result<u64> {
+        let wish = match (self.required, self.limit) {
+            (0, None) => DEFAULT_CAPACITY,
+            (0, Some(limit)) => DEFAULT_CAPACITY.min(limit / BLOCK * BLOCK),
+            (required, _) => required,
+        };
+        wish.max(least).checked_next_multiple_of(BLOCK).filter(|c| self.holds(*c)).ok_or_else(|| {
+            Error::OutOfRange(format!(
+                "such a volume has at least {least} bytes, in steps of {BLOCK}; ask for so many"
+            ))
+        })
+    }
+}
+
+/// The id of the volume with this name: the name itself where that is safe as a file name, else its hash.
+pub fn id_of(name: &str) -> String {
+    if is_id(name) && !name.starts_with("sha256-") {
+        return name.to_owned();
+    }
+    let hash = Sha256::digest(name.as_bytes());
+    let hex: String = hash.iter().take(16).map(|b| format!("{b:02x}")).collect();
+    format!("sha256-{hex}")
+}
+
+fn is_id(s: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric();
+    s.len() <= 64
+        && s.bytes().next().is_some_and(plain)
+        && s.bytes().all(|b| plain(b) || b == b'-' || b == b'_')
+}
+
+#[derive(Clone, Debug)]
+pub struct Store {
+    volumes: PathBuf,
+}
+
+/// A volume with its lock. `lock` is handed to mkfs too: a killed driver's mkfs keeps the volume locked until it ends.
+pub struct Volume {
+    pub id: String,
+    pub meta: Meta,
+    dir: PathBuf,
+    pub lock: File,
+}
+
+pub struct Listed {
+    pub id: String,
+    pub meta: Meta,
+    pub capacity: u64,
+    pub used: u64,
+}
+
+impl Store {
+    pub fn open(state_dir: &Path) -> Result<Store> {
+        let volumes = state_dir.join("volumes");
+        DirBuilder::new().recursive(true).mode(0o700).create(&volumes).at("make", &volumes)?;
+        // Images are found again by this path, whatever the working directory is.
+        let volumes = std::path::absolute(&volumes).at("resolve", &volumes)?;
+        let store = Store { volumes };
+        let _lock = store.lock()?;
+        store.sweep()?;
+        Ok(store)
+    }
+
+    fn lock(&self) -> Result<File> {
+        let dir = File::open(&self.volumes).at("open", &self.volumes)?;
+        lock(&dir, "of another name").map(|()| dir)
+    }
+
+    /// Removes what an interrupted create or delete left. The lock must be held.
+    fn sweep(&self) -> Result<()> {
+        for name in self.names()? {
+            if name.starts_with(".new-") || name.starts_with(".gone-") {
+                tracing::info!(leftover = name, "removing what an interrupted call left");
+                remove(&self.volumes.join(&name))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in self.volumes.read_dir().at("list", &self.volumes)? {
+            names.push(entry.at("list", &self.volumes)?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Every volume, by id. One that goes meanwhile is left out.
+    pub fn list(&self) -> Result<Vec<Listed>> {
+        let mut listed = Vec::new();
+        for id in self.names()?.into_iter().filter(|name| is_id(name)) {
+            let dir = self.volumes.join(&id);
+            let stat = match dir.join("image").metadata() {
+                Ok(stat) => stat,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(e).at("look at", &dir.join("image")),
+            };
+            match read_meta(&dir) {
+                Ok(meta) => listed.push(Listed { id, meta, capacity: stat.len(), used: stat.blocks() * 512 }),
+                Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(listed)
+    }
+
+    /// The bytes that may still be promised: images are sparse, and what they may yet take is taken off, so that
+    /// volumes cannot starve each other.
+    pub fn available(&self) -> Result<u64> {
+        let stat = rustix::fs::statvfs(&self.volumes).at("look at", &self.volumes)?;
+        let mut promised = 0;
+        for volume in self.list()? {
+            promised += volume.capacity.saturating_sub(volume.used);
+        }
+        Ok((stat.f_bavail * stat.f_frsize).saturating_sub(promised))
+    }
+
+    fn reserve(&self, more: u64) -> Result<()> {
+        let available = self.available()?;
+        if more > available {
+            return Err(Error::OutOfRange(format!(
+                "{more} bytes are asked for and {available} are free; delete volumes or enlarge the disk of {}",
+                self.volumes.display()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Makes the volume, or finds that it is there already.
+    pub fn create(&self, name: &str, content: Content, range: Range) -> Result<(String, u64)> {
+        let id = id_of(name);
+        let _lock = self.lock()?;
+        match self.read(&id) {
+            Ok((meta, capacity)) => {
+                return if meta.name == name && meta.content == content && range.holds(capacity) {
+                    Ok((id, capacity))
+                } else {
+                    Err(Error::Exists(format!(
+                        "volume {id} is there with {capacity} bytes of {}; delete it or ask for the same",
+                        meta.content.name()
+                    )))
+                };
+            }
+            Err(Error::NoVolume(_)) => {}
+            Err(e) => return Err(e),
+        }
+        let capacity = range.pick(content.least())?;
+        self.sweep()?;
+        self.reserve(capacity)?;
+
+        let new = self.volumes.join(format!(".new-{id}"));
+        DirBuilder::new().mode(0o700).create(&new).at("make", &new)?;
+        let path = new.join("image");
+        let image = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let image = image.at("make", &path)?;
+        image.set_len(capacity).at("set the size of", &path)?;
+        image.sync_all().at("sync", &path)?;
+        write_meta(&new, &Meta { version: 1, name: name.to_owned(), content, format: Format::None })?;
+        self.rename(&new, &self.volumes.join(&id))?;
+        Ok((id, capacity))
+    }
+
+    /// Removes the volume; one that is not there is removed already.
+    pub fn delete(&self, id: &str) -> Result<()> {
+        let _lock = self.lock()?;
+        self.sweep()?;
+        let volume = match self.volume(id) {
+            Ok(volume) => volume,
+            Err(Error::NoVolume(_)) => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        // A volume whose image somebody removed can still be deleted.
+        let there = volume.image().try_exists().at("look at", &volume.image())?;
+        let attached = if there { loops::of_image(&volume.image())? } else { Vec::new() };
+        if let Some(attached) = attached.first() {
+            return Err(Error::Precondition(format!(
+                "volume {id} is in use on {}; unpublish and unstage it first",
+                attached.node().display()
+            )));
+        }
+        let gone = self.volumes.join(format!(".gone-{id}"));
+        self.rename(&volume.dir, &gone)?;
+        remove(&gone)
+    }
+
+    /// Makes the volume at least as large as asked; answers its capacity. The node must follow.
+    pub fn expand(&self, id: &str, range: Range) -> Result<u64> {
+        let _lock = self.lock()?;
+        let volume = self.volume(id)?;
+        let now = volume.capacity()?;
+        let wish = range.required.max(now).checked_next_multiple_of(BLOCK);
+        let wish = wish.filter(|w| range.limit.is_none_or(|limit| *w <= limit)).ok_or_else(|| {
+            Error::OutOfRange(format!("volume {id} has {now} bytes and cannot have those that are asked for"))
+        })?;
+        if wish > now {
+            self.reserve(wish - now)?;
+            let path = volume.image();
+            let image = OpenOptions::new().write(true).open(&path).at("open", &path)?;
+            image.set_len(wish).at("set the size of", &path)?;
+            image.sync_all().at("sync", &path)?;
+        }
+        Ok(wish)
+    }
+
+    /// Reads without the lock.
+    pub fn read(&self, id: &str) -> Result<(Meta, u64)> {
+        if !is_id(id) {
+            return Err(Error::NoVolume(id.to_owned()));
+        }
+        let dir = self.volumes.join(id);
+        let image = dir.join("image");
+        match image.metadata() {
+            Ok(stat) => Ok((read_meta(&dir)?, stat.len())),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::NoVolume(id.to_owned())),
+            Err(e) => Err(e).at("look at", &image),
+        }
+    }
+
+    /// The volume, locked.
+    pub fn volume(&self, id: &str) -> Result<Volume> {
+        let none = || Error::NoVolume(id.to_owned());
+        if !is_id(id) {
+            return Err(none());
+        }
+        let dir = self.volumes.join(id);
+        let locked = match File::open(&dir) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(none()),
+            Err(e) => return Err(e).at("open", &dir),
+        };
+        lock(&locked, id)?;
+        // While this waited the volume may have been deleted, and even made again.
+        let held = locked.metadata().at("look at", &dir)?.ino();
+        match dir.metadata() {
+            Ok(now) if now.ino() == held => {}
+            Ok(_) => return Err(none()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(none()),
+            Err(e) => return Err(e).at("look at", &dir),
+        }
+        Ok(Volume { id: id.to_owned(), meta: read_meta(&dir)?, dir, lock: locked })
+    }
+
+    /// The rename is what makes or ends a volume; it is on disk before the answer.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        std::fs::rename(from, to).at("rename", from)?;
+        sync_dir(&self.volumes)
+    }
+}
+
+impl Volume {
+    pub fn image(&self) -> PathBuf {
+        self.dir.join("image")
+    }
+
+    pub fn capacity(&self) -> Result<u64> {
+        Ok(self.image().metadata().at("look at", &self.image())?.len())
+    }
+
+    pub fn set_format(&mut self, format: Format) -> Result<()> {
+        self.meta.format = format;
+        write_meta(&self.dir, &self.meta)
+    }
+
+    /// The lock once more, for a child process to hold.
+    pub fn share_lock(&self) -> Result<OwnedFd> {
+        Ok(self.lock.try_clone().at("share the lock of", &self.dir)?.into())
+    }
+}
+
+fn lock(dir: &File, id: &str) -> Result<()> {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        match flock(dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::Busy(id.to_owned())),
+            Err(e) => return Err(e).at("lock the volume", Path::new(id)),
+        }
+    }
+}
+
+/// Removes a volume's directory that has another name by now.
+fn remove(dir: &Path) -> Result<()> {
+    for file in ["image", "meta.json", ".meta.json"].map(|name| dir.join(name)) {
+        match std::fs::remove_file(&file) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.at("remove", &file)?,
+        }
+    }
+    std::fs::remove_dir(dir).at("remove", dir)
+}
+
+fn read_meta(dir: &Path) -> Result<Meta> {
+    let path = dir.join("meta.json");
+    let bytes = std::fs::read(&path).at("read", &path)?;
+    serde_json::from_slice(&bytes).map_err(|source| Error::Meta { path, source })
+}
+
+fn write_meta(dir: &Path, meta: &Meta) -> Result<()> {
+    let (temp, path) = (dir.join(".meta.json"), dir.join("meta.json"));
+    let text = serde_json::to_vec(meta).map_err(|source| Error::Meta { path: path.clone(), source })?;
+    let mut file = File::create(&temp).at("make", &temp)?;
+    file.write_all(&text).at("write", &temp)?;
+    file.sync_all().at("sync", &temp)?;
+    std::fs::rename(&temp, &path).at("rename", &temp)?;
+    sync_dir(dir)
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|d| d.sync_all()).at("sync", dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_safe_as_file_names_and_do_not_clash() {
+        assert_eq!(id_of("demo-1_A"), "demo-1_A");
+        for name in ["", ".", "..", "a/b", ".new-x", "-x", "vol[0]", "a b", "ä", "a\nb", &"x".repeat(65)] {
+            let id = id_of(name);
+            assert!(is_id(&id) && id.starts_with("sha256-"), "{name:?}: {id}");
+        }
+        // A name that looks like a hash cannot take the place of the name with that hash.
+        assert_ne!(id_of(&id_of("a/b")), id_of("a/b"));
+    }
+
+    #[test]
+    fn capacities_keep_to_the_range() {
+        let pick = |required, limit| Range::new(required, limit).and_then(|r| r.pick(1 << 20)).ok();
+        assert_eq!(pick(0, 0), Some(DEFAULT_CAPACITY));
+        assert_eq!(pick(1, 0), Some(1 << 20));
+        assert_eq!(pick((1 << 20) + 1, 0), Some((1 << 20) + 4096));
+        assert_eq!(pick((1 << 20) + 1, (1 << 20) + 2), None);
+        assert_eq!(pick(0, (2 << 20) + 5), Some(2 << 20));
+        assert_eq!(pick(0, 4096), None);
+        assert_eq!(pick(i64::MAX, 0), Some(1 << 63));
+        assert_eq!(pick(-1, 0), None);
+        assert_eq!(pick(2, 1), None);
+    }
+
+    #[test]
+    fn a_volume_is_whole_or_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let range = Range::new(1 << 20, 1 << 20).unwrap();
+        let (id, capacity) = store.create("one", Content::Block, range).unwrap();
+        assert_eq!((id.as_str(), capacity), ("one", 1 << 20));
+        assert_eq!(store.create("one", Content::Block, range).unwrap(), (id, capacity));
+        assert!(matches!(store.create("one", Content::Ext4, range), Err(Error::Exists(_))));
+
+        // What a create and a delete that were killed leave.
+        let volumes = dir.path().join("volumes");
+        std::fs::create_dir(volumes.join(".new-two")).unwrap();
+        std::fs::write(volumes.join(".new-two/image"), "x").unwrap();
+        std::fs::rename(volumes.join("one"), volumes.join(".gone-one")).unwrap();
+        assert!(matches!(store.read("one"), Err(Error::NoVolume(_))));
+        store.delete("one").unwrap();
+        assert_eq!(store.names().unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_disk_is_not_promised_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let free = i64::try_from(store.available().unwrap()).unwrap();
+        store.create("half", Content::Block, Range::new(free / 2, 0).unwrap()).unwrap();
+        let more = Range::new(free / 4 * 3, 0).unwrap();
+        assert!(matches!(store.create("more", Content::Block, more), Err(Error::OutOfRange(_))));
+        assert!(matches!(store.expand("half", Range::new(free * 2, 0).unwrap()), Err(Error::OutOfRange(_))));
+    }
+
+    #[test]
+    fn two_calls_for_one_volume_take_turns() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        store.create("v", Content::Block, Range::default()).unwrap();
+        let held = store.volume("v").unwrap();
+        let other = store.clone();
+        let (send, done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || send.send(other.volume("v").map(|v| v.id)));
+        assert!(done.recv_timeout(Duration::from_millis(100)).is_err(), "it did not wait");
+        drop(held);
+        assert_eq!(done.recv().unwrap().unwrap(), "v");
+    }
+}
