@@ -1,0 +1,164 @@
+//! Who calls: the kernel's word on the private socket, the bus daemon's on the system bus, never the message's own.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use zbus::message::Flags;
+use zbus::{Connection, Message, OwnedVariant};
+
+use super::socket::Credentials;
+use crate::error::{Error, Kind, Result};
+
+/// The group whose members may read, mount and unmount.
+const GROUP: &str = "csid";
+
+pub(super) struct Caller {
+    pub uid: u32,
+    /// A member of group csid.
+    pub member: bool,
+    pub way: Way,
+}
+
+pub(super) enum Way {
+    Socket,
+    /// The unique name on the bus, and whether the caller lets polkit ask a person.
+    Bus {
+        sender: String,
+        interactive: bool,
+    },
+}
+
+impl Caller {
+    pub fn on_socket(credentials: &Credentials, group: Option<u32>) -> Self {
+        Caller { uid: credentials.uid, member: member(credentials, group), way: Way::Socket }
+    }
+
+    pub fn on_bus(credentials: &Credentials, group: Option<u32>, sender: String, interactive: bool) -> Self {
+        Caller {
+            uid: credentials.uid,
+            member: member(credentials, group),
+            way: Way::Bus { sender, interactive },
+        }
+    }
+
+    pub fn is_root(&self) -> bool {
+        self.uid == 0
+    }
+}
+
+fn member(credentials: &Credentials, group: Option<u32>) -> bool {
+    group.is_some_and(|group| credentials.groups.contains(&group))
+}
+
+/// The gid of group csid, from the group file: sysusers makes it there. Without it nobody is a member.
+pub(super) fn csid_group(file: &Path) -> Option<u32> {
+    let text = std::fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(GROUP)).then_some(())?;
+        // 0 would make every process of root's group a member.
+        fields.nth(1)?.parse().ok().filter(|gid| *gid != 0)
+    })
+}
+
+/// How the caller of a message is found.
+#[derive(Clone)]
+pub(super) enum Who {
+    /// The peer of the private socket, whatever his messages say.
+    Peer(Arc<Caller>),
+    /// The sender that the bus daemon wrote into the header.
+    OnBus(Arc<Senders>),
+}
+
+impl Who {
+    pub async fn caller(&self, message: &Message) -> Result<Arc<Caller>> {
+        match self {
+            Who::Peer(caller) => Ok(caller.clone()),
+            Who::OnBus(senders) => senders.caller(message).await.map(Arc::new),
+        }
+    }
+}
+
+/// The credentials of unique names on one bus connection. A bus gives no unique name twice, and a sender's credentials are
+/// those of the moment he connected: what was learned stays true as long as the connection.
+pub(super) struct Senders {
+    asker: Connection,
+    group_file: PathBuf,
+    known: Mutex<HashMap<String, Credentials>>,
+}
+
+impl Senders {
+    /// More are forgotten, and asked for again.
+    const MOST: usize = 4096;
+
+    pub fn new(asker: Connection, group_file: PathBuf) -> Self {
+        Senders { asker, group_file, known: Mutex::default() }
+    }
+
+    async fn caller(&self, message: &Message) -> Result<Caller> {
+        let header = message.header();
+        let Some(sender) = header.sender().map(ToString::to_string) else {
+            return Err(Error::new(Kind::NotAuthorized, "the bus did not say who calls"));
+        };
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&sender).cloned();
+        let credentials = match known {
+            Some(credentials) => credentials,
+            None => {
+                let credentials = self.ask(&sender).await.map_err(|why| {
+                    Error::new(Kind::NotAuthorized, format!("the bus does not say who {sender} is: {why}"))
+                })?;
+                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                if known.len() >= Self::MOST {
+                    known.clear();
+                }
+                known.insert(sender.clone(), credentials.clone());
+                credentials
+            }
+        };
+        let interactive = header.primary().flags().contains(Flags::ALLOW_INTERACTIVE_AUTH);
+        Ok(Caller::on_bus(&credentials, csid_group(&self.group_file), sender, interactive))
+    }
+
+    async fn ask(&self, sender: &str) -> Result<Credentials, String> {
+        const DBUS: &str = "org.freedesktop.DBus";
+        let call = self.asker.call_method(
+            Some(DBUS),
+            "/org/freedesktop/DBus",
+            Some(DBUS),
+            "GetConnectionCredentials",
+            &sender,
+        );
+        let reply = call.await.map_err(|error| error.to_string())?;
+        let body = reply.body();
+        let mut map: HashMap<String, OwnedVariant> = body.deserialize().map_err(|error| error.to_string())?;
+        // Of another type it is no uid, and must not be taken for one.
+        let uid = map.remove("UnixUserID").and_then(|uid| u32::try_from(uid).ok()).ok_or("no uid")?;
+        let groups = match map.remove("UnixGroupIDs") {
+            Some(groups) => Vec::<u32>::try_from(groups).map_err(|_| "its groups are malformed")?,
+            None => Vec::new(),
+        };
+        Ok(Credentials { uid, groups })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_is_found_by_its_whole_name() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (text, gid) in [
+            ("root:x:0:\ncsid:x:990:alice,bob\n", Some(990)),
+            ("xcsid:x:1:\ncsidx:x:2:\n", None),
+            ("csid:x:0:\n", None),
+            ("csid:x\n", None),
+            ("csid:x:-1:\n", None),
+        ] {
+            std::fs::write(file.path(), text).unwrap();
+            assert_eq!(csid_group(file.path()), gid, "{text:?}");
+        }
+        assert_eq!(csid_group(Path::new("/nonexistent")), None);
+    }
+}

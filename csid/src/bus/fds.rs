@@ -1,0 +1,207 @@
+//! The file descriptor of the `secrets` option. What it is decides whether it is read at all: a memfd sealed against change,
+//! or a pipe, which is read with a bound and a time-out, on a thread of its own.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fcntl_setfl, fstat};
+use zeroize::Zeroizing;
+
+use crate::error::{Error, Kind, Result};
+use crate::secret::{MAX_BYTES, Secrets};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Read the secrets of one call. The descriptor may be anything: its owner is told what csid takes.
+pub(super) async fn read_secrets(fd: OwnedFd) -> Result<Secrets> {
+    let read = tokio::task::spawn_blocking(move || read(fd, PATIENCE));
+    let document = read.await.map_err(|_| Error::internal("the reader of the secrets failed"))??;
+    Secrets::from_json(&document)
+}
+
+fn refused() -> Error {
+    Error::invalid(
+        "secrets is neither a memfd sealed with F_SEAL_WRITE, F_SEAL_GROW and F_SEAL_SHRINK nor the reading end of a pipe",
+    )
+}
+
+fn too_large() -> Error {
+    Error::invalid(format!("the secrets are larger than {MAX_BYTES} bytes"))
+}
+
+fn read(fd: OwnedFd, patience: Duration) -> Result<Zeroizing<Vec<u8>>> {
+    let stat = fstat(&fd).map_err(|_| refused())?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => {
+            // Seals exist on memory alone: no file, whose reading may hang, has them.
+            let sealed = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK;
+            if !fcntl_get_seals(&fd).map_err(|_| refused())?.contains(sealed) {
+                return Err(refused());
+            }
+            if stat.st_size > MAX_BYTES as i64 {
+                return Err(too_large());
+            }
+            read_all(|buffer, at| rustix::io::pread(&fd, buffer, at as u64))
+        }
+        FileType::Fifo => {
+            let flags = fcntl_getfl(&fd).map_err(|_| refused())?;
+            if flags.contains(OFlags::PATH) || flags & OFlags::RWMODE == OFlags::WRONLY {
+                return Err(refused());
+            }
+            // Another reader may take what poll saw: without this the read would then wait for ever.
+            fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(|_| refused())?;
+            let deadline = Instant::now() + patience;
+            read_all(|buffer, _| {
+                loop {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    let left =
+                        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                    match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&left)) {
+                        Ok(0) => return Err(rustix::io::Errno::TIMEDOUT),
+                        Ok(_) => {}
+                        Err(rustix::io::Errno::INTR) => continue,
+                        Err(error) => return Err(error),
+                    }
+                    match rustix::io::read(&fd, &mut *buffer) {
+                        Err(rustix::io::Errno::AGAIN) => {}
+                        done => return done,
+                    }
+                }
+            })
+        }
+        _ => Err(refused()),
+    }
+}
+
+/// Into one buffer that never grows, so that no copy stays behind.
+fn read_all(
+    mut read: impl FnMut(&mut [u8], usize) -> rustix::io::Result<usize>,
+) -> Result<Zeroizing<Vec<u8>>> {
+    let mut document = Zeroizing::new(vec![0; MAX_BYTES + 1]);
+    let mut end = 0;
+    loop {
+        match read(&mut document[end..], end) {
+            Ok(0) => break,
+            Ok(count) => end += count,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(rustix::io::Errno::TIMEDOUT) => {
+                return Err(Error::new(
+                    Kind::InvalidArgument,
+                    "the pipe of the secrets was not written and closed within 5 s",
+                ));
+            }
+            Err(error) => {
+                let error = io::Error::from(error);
+                return Err(Error::invalid(format!("the secrets cannot be read: {error}")));
+            }
+        }
+        if end > MAX_BYTES {
+            return Err(too_large());
+        }
+    }
+    document.truncate(end);
+    Ok(document)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Write, pipe};
+
+    use rustix::fs::{MemfdFlags, Mode, fcntl_add_seals, memfd_create, open};
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(100);
+
+    fn memfd(content: &[u8], seals: SealFlags) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let mut file = File::from(fd);
+        file.write_all(content).unwrap();
+        fcntl_add_seals(&file, seals).unwrap();
+        file.into()
+    }
+
+    fn sealed(content: &[u8]) -> OwnedFd {
+        memfd(content, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK)
+    }
+
+    fn refusal(fd: OwnedFd) -> String {
+        read(fd, SHORT).err().unwrap().message
+    }
+
+    #[tokio::test]
+    async fn a_sealed_memfd_is_read_from_its_beginning() {
+        let secrets = read_secrets(sealed(br#"{"a":"b"}"#)).await.unwrap();
+        assert_eq!(secrets.for_rpc()["a"], "b");
+    }
+
+    #[test]
+    fn a_pipe_is_read_to_its_end() {
+        let (reader, writer) = pipe().unwrap();
+        let writer = std::thread::spawn(move || {
+            let mut writer = File::from(OwnedFd::from(writer));
+            for part in [&b"{\"a\":"[..], b"\"b\"}"] {
+                writer.write_all(part).unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        assert_eq!(read(reader.into(), Duration::from_secs(5)).unwrap().as_slice(), br#"{"a":"b"}"#);
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn what_is_neither_is_refused_unread() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, "{}").unwrap();
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (reader, writer) = pipe().unwrap();
+        let of_path = open("/proc/self/fd", OFlags::PATH, Mode::empty()).unwrap();
+        drop(reader);
+        for fd in [
+            open(directory.path(), flags, Mode::empty()).unwrap(),
+            open(&file, flags, Mode::empty()).unwrap(),
+            open("/dev/zero", flags, Mode::empty()).unwrap(),
+            open("/proc/self/mem", flags, Mode::empty()).unwrap(),
+            of_path,
+            socket.into(),
+            writer.into(),
+            memfd(b"{}", SealFlags::WRITE),
+            memfd(b"{}", SealFlags::GROW | SealFlags::SHRINK),
+        ] {
+            assert!(refusal(fd).contains("neither a memfd"));
+        }
+    }
+
+    #[test]
+    fn size_and_time_are_bounded() {
+        let huge = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&huge, 1 << 30).unwrap();
+        fcntl_add_seals(&huge, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK).unwrap();
+        assert!(refusal(huge).contains("larger than"));
+
+        let (reader, writer) = pipe().unwrap();
+        File::from(OwnedFd::from(writer)).write_all(&vec![b'x'; MAX_BYTES + 1]).unwrap();
+        assert!(refusal(reader.into()).contains("larger than"));
+
+        let (reader, _open) = pipe().unwrap();
+        let begun = Instant::now();
+        assert!(refusal(reader.into()).contains("not written and closed"));
+        assert!(begun.elapsed() < Duration::from_secs(3));
+    }
+
+    #[test]
+    fn a_fifo_without_a_writer_does_not_wait_for_ever() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for flags in [OFlags::RDONLY | OFlags::NONBLOCK, OFlags::RDWR] {
+            let fd = open(&path, flags | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            assert!(refusal(fd).contains("not written and closed"));
+        }
+    }
+}

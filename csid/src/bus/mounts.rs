@@ -1,0 +1,468 @@
+//! The members of org.csid1.Manager that concern mounts.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use zbus::OwnedVariant;
+
+use super::authorise::{Action, Permit};
+use super::dispatch::{Answer, Call, Failure, Map};
+use super::fds;
+use super::manager::within;
+use super::names::{self, Word, word};
+use super::options::{Keys, Options, check_types};
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::plugin::validate_id;
+use crate::store::MountFilter;
+use crate::store::rows::{
+    AccessMode, AttachmentMode, MountKey, MountSpec, Phase, Propagation, Restore, Usage, VolumeKey,
+};
+use crate::volume::{Authority, MountRequest, MountView, ReconcileOptions, UnmountRequest, Wait};
+
+const MOUNT: Keys = &[
+    ("read-only", "b"),
+    ("access-mode", "s"),
+    ("attachment-mode", "s"),
+    ("fs-type", "s"),
+    ("mount-flags", "as"),
+    ("mount-group", "s"),
+    ("tag", "s"),
+    ("target", "s"),
+    ("propagation", "s"),
+    ("suid", "b"),
+    ("dev", "b"),
+    ("restore", "s"),
+    ("bind", "s"),
+    ("grace-usec", "t"),
+    ("plugin", "s"),
+    ("external-id", "s"),
+    ("volume-context", "a{ss}"),
+    ("publish-context", "a{ss}"),
+    ("capabilities", "aa{sv}"),
+];
+
+const CAPABILITY: Keys = &[("access-mode", "s"), ("attachment-mode", "s")];
+
+type Identified = (String, String, String, HashMap<String, OwnedVariant>);
+
+fn identity(namespace: String, volume: String, consumer: String, tag: Option<String>) -> Result<MountKey> {
+    names::name("namespace", &namespace)?;
+    names::name("volume", &volume)?;
+    names::name("consumer", &consumer)?;
+    Ok(MountKey { namespace, volume, consumer, tag: tag.unwrap_or_default() })
+}
+
+pub(super) async fn mount(call: Call) -> Answer {
+    let (namespace, volume, consumer, options): Identified = call.arguments()?;
+    let mut options = Options::check(options, MOUNT)?;
+    let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
+    let volume = volume_key(&mut options)?.ok_or_else(|| {
+        Error::not_found(format!(
+            "volume {:?} of namespace {:?} is not registered, and this csid cannot register volumes yet: \
+             give the options plugin and external-id",
+            key.volume, key.namespace
+        ))
+        .with(|details| {
+            details.namespace = Some(key.namespace.clone());
+            details.volume = Some(key.volume.clone());
+        })
+    })?;
+    let permit = call.server.authoriser.also(&call.permit, Action::Inline).await?;
+    let wait = options.wait(call.arrived)?;
+    let mut spec = mount_spec(&mut options)?;
+    authorise_spec(&permit, &call.server.rooms.config.borrow().clone(), &key, &spec)?;
+    let secrets = match options.secrets() {
+        None => None,
+        Some(_) if spec.credential.is_some() => {
+            return Err(Failure::Ours(Error::invalid("give secrets or credential, not both")));
+        }
+        Some(fd) => Some(fds::read_secrets(fd).await?),
+    };
+    spec.secrets_given = secrets.is_some();
+    let wait = Wait { hold: Some(Arc::new(call.slot.clone())), ..wait };
+    let request = MountRequest { key, volume, uid: permit.uid(), spec, secrets, wait };
+    let mounted = call.server.rooms.volumes.mount(request).await?;
+    call.reply(&(mounted.source, mounted.is_device))
+}
+
+/// The volume as the plugin knows it, when it is given inline.
+fn volume_key(options: &mut Options) -> Result<Option<VolumeKey>> {
+    let plugin = options.checked("plugin", |_, id| validate_id(id))?;
+    let external_id = options.checked("external-id", names::name)?;
+    match (plugin, external_id) {
+        (Some(plugin), Some(external_id)) => Ok(Some(VolumeKey { plugin, external_id })),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(Error::invalid("plugin is given without external-id")),
+        (None, Some(_)) => Err(Error::invalid("external-id is given without plugin")),
+    }
+}
+
+fn mount_spec(options: &mut Options) -> Result<MountSpec> {
+    for key in ["bind", "grace-usec"] {
+        if options.has(key) {
+            return Err(Error::new(
+                Kind::NotSupported,
+                format!("this csid has no claims yet: leave {key} out"),
+            ));
+        }
+    }
+    let access_mode = options.word("access-mode")?.unwrap_or(AccessMode::SingleNodeWriter);
+    let attachment_mode = options.word("attachment-mode")?.unwrap_or(AttachmentMode::FileSystem);
+    let block = attachment_mode == AttachmentMode::BlockDevice;
+    for key in ["fs-type", "mount-flags", "mount-group"] {
+        if block && options.has(key) {
+            return Err(Error::invalid(format!("{key} means nothing for a block-device")));
+        }
+    }
+    if let Some(capabilities) = options.maps("capabilities") {
+        among(&capabilities, access_mode, attachment_mode)?;
+    }
+    let mut context = |key: &str| -> Result<_> {
+        let map = options.map(key).unwrap_or_default();
+        names::context(key, &map).map(|()| map)
+    };
+    let (volume_context, publish_context) = (context("volume-context")?, context("publish-context")?);
+    let mount_flags = options.texts("mount-flags").unwrap_or_default();
+    names::mount_flags(&mount_flags)?;
+    let read_only = options.flag("read-only");
+    let propagation = options.word("propagation")?.unwrap_or(Propagation::Private);
+    if propagation == Propagation::Bidirectional && read_only {
+        return Err(Error::invalid("propagation bidirectional needs a mount that is not read-only"));
+    }
+    Ok(MountSpec {
+        usage: Usage {
+            access_mode,
+            attachment_mode,
+            fs_type: options.checked("fs-type", |_, text| names::fs_type(text))?.unwrap_or_default(),
+            mount_flags,
+            mount_group: options.checked("mount-group", names::optional_name)?.unwrap_or_default(),
+            context: volume_context,
+            publish_context,
+        },
+        read_only,
+        target: options.checked("target", names::path)?,
+        propagation,
+        suid: options.flag("suid"),
+        dev: options.flag("dev"),
+        restore: options.word("restore")?.unwrap_or(Restore::Hold),
+        credential: options.checked("credential", |_, text| names::credential(text))?,
+        secrets_given: false,
+    })
+}
+
+/// The mount's modes must be one of the volume's capabilities, where the caller says what they are.
+fn among(
+    capabilities: &[HashMap<String, OwnedVariant>],
+    access: AccessMode,
+    attachment: AttachmentMode,
+) -> Result<()> {
+    let mut found = false;
+    for capability in capabilities {
+        check_types(capability, CAPABILITY.iter())?;
+        let text = |key: &str| capability.get(key).and_then(|value| <&str>::try_from(&**value).ok());
+        let of_access = text("access-mode").map(|text| AccessMode::read("access-mode", text)).transpose()?;
+        let of_attachment =
+            text("attachment-mode").map(|text| AttachmentMode::read("attachment-mode", text)).transpose()?;
+        found |= of_access.unwrap_or(AccessMode::SingleNodeWriter) == access
+            && of_attachment.unwrap_or(AttachmentMode::FileSystem) == attachment;
+    }
+    match found {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "{} {} is none of the volume's capabilities",
+            word(access),
+            word(attachment)
+        ))),
+    }
+}
+
+/// What a caller other than root may name: a target below the configured directories, a credential of his namespace; and
+/// nothing that gives what is on a volume power over the host: he may control what is on it.
+fn authorise_spec(permit: &Permit, config: &Config, key: &MountKey, spec: &MountSpec) -> Result<()> {
+    if permit.caller().is_root() {
+        return Ok(());
+    }
+    let bidirectional = spec.propagation == Propagation::Bidirectional;
+    for (asked, what) in
+        [(spec.suid, "suid"), (spec.dev, "dev"), (bidirectional, "propagation bidirectional")]
+    {
+        if asked {
+            return Err(Error::new(
+                Kind::NotAuthorized,
+                format!("{what} is root's alone: leave it out, or ask as root"),
+            ));
+        }
+    }
+    if let Some(target) = &spec.target {
+        let target = Path::new(target);
+        if !config.target_roots.iter().any(|root| target.starts_with(root) && target != root) {
+            return Err(Error::new(
+                Kind::NotAuthorized,
+                "the target is below none of target-roots in csid.toml; elsewhere targets are root's",
+            ));
+        }
+    }
+    if let Some(credential) = &spec.credential
+        && credential_namespace(credential) != Some(&key.namespace)
+    {
+        return Err(Error::new(
+            Kind::NotAuthorized,
+            format!(
+                "a caller other than root may only name credentials csid.{}.NAME, NAME without a dot",
+                key.namespace
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// The one namespace whose credential this is: what stands between `csid.` and the last dot. Namespaces may have dots,
+/// names may not, so `csid.a.b.key` is `a.b`'s and never `a`'s, and no two namespaces share a credential.
+fn credential_namespace(credential: &str) -> Option<&str> {
+    credential.strip_prefix("csid.")?.rsplit_once('.').map(|(namespace, _)| namespace)
+}
+
+pub(super) async fn unmount(call: Call) -> Answer {
+    let (namespace, volume, consumer, options): Identified = call.arguments()?;
+    let mut options = Options::check(options, &[("tag", "s"), ("force", "b")])?;
+    let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
+    let wait = options.wait(call.arrived)?;
+    let force = options.flag("force");
+    let volumes = &call.server.rooms.volumes;
+    let uid = call.permit.uid();
+    let wait = Wait { hold: Some(Arc::new(call.slot.clone())), ..wait };
+    let is_root = call.permit.caller().is_root();
+    let more = force || is_root || volumes.owner(&key).await?.is_some_and(|owner| owner != uid);
+    let authority = match more {
+        true => {
+            call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+            Authority::Any(uid)
+        }
+        // The row's task compares again: it may have changed hands since.
+        false => Authority::Own(uid),
+    };
+    volumes.unmount(UnmountRequest { key, authority, force, wait }).await?;
+    call.reply(&())
+}
+
+pub(super) async fn has_mount(call: Call) -> Answer {
+    let source: String = call.arguments()?;
+    if source.is_empty() || source.len() > names::PATH {
+        return Err(Failure::Ours(Error::invalid("source is empty or longer than 4095 bytes")));
+    }
+    names::plain("source", &source)?;
+    let mounted = call.server.rooms.volumes.has_mount(&source).await?;
+    call.reply(&mounted)
+}
+
+const FILTER: Keys = &[
+    ("namespace", "s"),
+    ("volume", "s"),
+    ("consumer", "s"),
+    ("tag", "s"),
+    ("plugin", "s"),
+    ("state", "s"),
+    ("uid", "u"),
+];
+
+pub(super) async fn list_mounts(call: Call) -> Answer {
+    let mut options = Options::check(call.arguments()?, FILTER)?;
+    let wait = options.wait(call.arrived)?;
+    let filter = MountFilter {
+        namespace: options.checked("namespace", names::name)?,
+        volume: options.checked("volume", names::name)?,
+        consumer: options.checked("consumer", names::name)?,
+        tag: options.checked("tag", names::optional_name)?,
+        plugin: options.checked("plugin", |_, id| validate_id(id))?,
+        phase: options.word::<Phase>("state")?,
+        uid: options.uid("uid"),
+        ..MountFilter::default()
+    };
+    let volumes = call.server.rooms.volumes.clone();
+    let rows =
+        within(&call.slot, wait.deadline, "the list", async move { volumes.list(filter).await }).await?;
+    let rows: Vec<Map> = rows.into_iter().map(row).collect();
+    call.reply(&(rows,))
+}
+
+/// A row of ListMounts: never mount flags, contexts or secrets.
+fn row(view: MountView) -> Map {
+    let MountView { row, staging, healthy } = view;
+    let usage = row.spec.usage;
+    Map::from([
+        ("namespace", row.key.namespace.into()),
+        ("volume", row.key.volume.into()),
+        ("consumer", row.key.consumer.into()),
+        ("tag", row.key.tag.into()),
+        ("plugin", row.volume.plugin.into()),
+        ("state", word(row.phase).into()),
+        ("uid", row.uid.into()),
+        ("external-id", row.volume.external_id.into()),
+        ("source", row.source.into()),
+        ("staging", staging.into()),
+        ("target", row.spec.target.unwrap_or_default().into()),
+        ("is-device", (usage.attachment_mode == AttachmentMode::BlockDevice).into()),
+        ("read-only", row.spec.read_only.into()),
+        ("access-mode", word(usage.access_mode).into()),
+        ("attachment-mode", word(usage.attachment_mode).into()),
+        ("fs-type", usage.fs_type.into()),
+        ("mount-group", usage.mount_group.into()),
+        ("restore", word(row.spec.restore).into()),
+        ("healthy", healthy.into()),
+        ("error", row.error.into()),
+        ("operation", row.operations.into_iter().next().unwrap_or_default().into()),
+        ("since", row.since_usec.into()),
+        ("modify-index", row.modify_index.into()),
+    ])
+}
+
+pub(super) async fn reconcile(call: Call) -> Answer {
+    const KEYS: Keys = &[("dry-run", "b"), ("remove-orphans", "b"), ("new-journal", "b")];
+    let mut options = Options::check(call.arguments()?, KEYS)?;
+    let wait = options.wait(call.arrived)?;
+    let wanted = ReconcileOptions {
+        dry_run: options.flag("dry-run"),
+        remove_orphans: options.flag("remove-orphans"),
+        new_journal: options.flag("new-journal"),
+    };
+    let volumes = call.server.rooms.volumes.clone();
+    let report =
+        within(
+            &call.slot,
+            wait.deadline,
+            "the reconciliation",
+            async move { volumes.reconcile(wanted).await },
+        )
+        .await?;
+    let map = Map::from([
+        ("adopted", report.adopted.into()),
+        ("remounted", report.remounted.into()),
+        ("undone", report.undone.into()),
+        ("orphans", report.orphans.into()),
+        ("failed", report.failed.into()),
+    ]);
+    call.reply(&(map,))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use zbus::Variant;
+
+    use super::*;
+    use crate::bus::authorise::Authoriser;
+    use crate::bus::caller::Caller;
+    use crate::bus::socket::Credentials;
+
+    fn spec(entries: Vec<(&str, Variant<'static>)>) -> Result<MountSpec> {
+        let map = entries
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), OwnedVariant::try_from(value).unwrap()))
+            .collect();
+        mount_spec(&mut Options::check(map, MOUNT)?)
+    }
+
+    fn capability(access: &str) -> Variant<'static> {
+        Variant::from(vec![HashMap::from([("access-mode".to_owned(), Variant::from(access.to_owned()))])])
+    }
+
+    #[test]
+    fn the_defaults() {
+        let spec = spec(vec![]).unwrap();
+        assert!(spec.usage.access_mode == AccessMode::SingleNodeWriter);
+        assert!(spec.usage.attachment_mode == AttachmentMode::FileSystem);
+        assert!(spec.restore == Restore::Hold && spec.propagation == Propagation::Private);
+        assert!(!spec.read_only && !spec.suid && !spec.dev && spec.target.is_none());
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        let block = || ("attachment-mode", Variant::from("block-device"));
+        for (entries, kind) in [
+            (vec![block(), ("fs-type", "ext4".into())], Kind::InvalidArgument),
+            (vec![block(), ("mount-flags", vec!["noatime".to_owned()].into())], Kind::InvalidArgument),
+            (vec![block(), ("mount-group", "1".into())], Kind::InvalidArgument),
+            (
+                vec![("propagation", "bidirectional".into()), ("read-only", true.into())],
+                Kind::InvalidArgument,
+            ),
+            (vec![("capabilities", capability("multi-node-multi-writer"))], Kind::InvalidArgument),
+            (vec![("capabilities", capability("nonsense"))], Kind::InvalidArgument),
+            (vec![("access-mode", "rw".into())], Kind::InvalidArgument),
+            (vec![("restore", "never".into())], Kind::InvalidArgument),
+            (vec![("target", "/a/../b".into())], Kind::InvalidArgument),
+            (vec![("fs-type", "../ext4".into())], Kind::InvalidArgument),
+            (vec![("mount-flags", vec!["a\nb".to_owned()].into())], Kind::InvalidArgument),
+            (
+                vec![("volume-context", BTreeMap::from([("k".to_owned(), "v".repeat(4096))]).into())],
+                Kind::InvalidArgument,
+            ),
+            (vec![("credential", "../etc".into())], Kind::InvalidArgument),
+            (vec![("bind", "caller".into())], Kind::NotSupported),
+            (vec![("grace-usec", 1u64.into())], Kind::NotSupported),
+        ] {
+            let keys: Vec<&str> = entries.iter().map(|(key, _)| *key).collect();
+            assert_eq!(
+                spec(keys.iter().copied().zip(entries.iter().map(|(_, v)| v.try_clone().unwrap())).collect())
+                    .err()
+                    .map(|error| error.kind),
+                Some(kind),
+                "{keys:?}"
+            );
+        }
+        assert!(spec(vec![block(), ("capabilities", capability("single-node-writer"))]).is_err());
+        assert!(spec(vec![("capabilities", capability("single-node-writer"))]).is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_others_than_root_may_not_name() {
+        let config = Config { target_roots: vec!["/srv/jobs".into()], ..Config::default() };
+        let key = identity("ns".into(), "v".into(), "c".into(), None).unwrap();
+        let permit = async |uid| {
+            let caller = Arc::new(Caller::on_socket(&Credentials { uid, groups: vec![990] }, Some(990)));
+            Authoriser::for_socket().permit(&caller, Action::Read).await.unwrap()
+        };
+        for (name, text, may) in [
+            ("target", "/srv/jobs/a", true),
+            ("target", "/srv/jobs", false),
+            ("target", "/srv/jobsish/a", false),
+            ("target", "/etc/a", false),
+            ("credential", "csid.ns.disk", true),
+            ("credential", "csid.nsx.disk", false),
+            ("credential", "csid.other.disk", false),
+            ("credential", "csid.ns.other.disk", false),
+            ("credential", "csid.ns", false),
+            ("credential", "disk", false),
+            ("propagation", "host-to-task", true),
+            ("propagation", "bidirectional", false),
+        ] {
+            let spec = spec(vec![(name, text.to_owned().into())]).unwrap();
+            let allowed = authorise_spec(&permit(1000).await, &config, &key, &spec);
+            assert_eq!(allowed.is_ok(), may, "{name} {text}");
+            assert!(authorise_spec(&permit(0).await, &config, &key, &spec).is_ok());
+        }
+        for flag in ["suid", "dev"] {
+            let spec = spec(vec![(flag, true.into())]).unwrap();
+            let refused = authorise_spec(&permit(1000).await, &config, &key, &spec).unwrap_err();
+            assert_eq!(refused.kind, Kind::NotAuthorized);
+            assert!(refused.message.starts_with(&format!("{flag} is root's")), "{refused}");
+            assert!(authorise_spec(&permit(0).await, &config, &key, &spec).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_credential_is_of_one_namespace() {
+        for (credential, namespace) in [
+            ("csid.a.key", Some("a")),
+            ("csid.a.b.key", Some("a.b")),
+            ("csid.key", None),
+            ("csida.key", None),
+        ] {
+            assert_eq!(credential_namespace(credential), namespace, "{credential}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The limits of every string a caller gives. Names are data and become no path; they are bounded so that logs, rows and the
+//! plugin can hold them (CSI rules 11-13).
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+use crate::store::rows::{AccessMode, AttachmentMode, Phase, Propagation, Restore};
+
+const NAME: usize = 128;
+const MAP: usize = 4096;
+/// PATH_MAX without its NUL.
+pub(super) const PATH: usize = 4095;
+
+/// A namespace, volume, consumer, external id, operation id: 1-128 bytes without control characters.
+pub(super) fn name(what: &str, text: &str) -> Result<()> {
+    match text.is_empty() {
+        true => Err(Error::invalid(format!("{what} is empty"))),
+        false => optional_name(what, text),
+    }
+}
+
+/// A tag, mount group: as a name, or empty.
+pub(super) fn optional_name(what: &str, text: &str) -> Result<()> {
+    if text.len() > NAME {
+        return Err(Error::invalid(format!("{what} is longer than {NAME} bytes")));
+    }
+    plain(what, text)
+}
+
+pub(super) fn plain(what: &str, text: &str) -> Result<()> {
+    match text.chars().any(char::is_control) {
+        true => Err(Error::invalid(format!("{what} has a control character in it"))),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn instance(text: &str) -> Result<()> {
+    let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    match plain && (1..=16).contains(&text.len()) {
+        true => Ok(()),
+        false => Err(Error::invalid("an instance is 1-16 lower-case letters and digits")),
+    }
+}
+
+pub(super) fn fs_type(text: &str) -> Result<()> {
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+    match plain && text.len() <= 64 {
+        true => Ok(()),
+        false => Err(Error::invalid("fs-type is at most 64 letters, digits, `.`, `_`, `-`")),
+    }
+}
+
+/// An absolute path of at most 4095 bytes that says where it leads: no `.`, `..`, empty component or control character.
+pub(super) fn path(what: &str, text: &str) -> Result<()> {
+    let wrong = |why: &str| Err(Error::invalid(format!("{what} {why}")));
+    if text.len() > PATH {
+        return wrong("is longer than 4095 bytes");
+    }
+    plain(what, text)?;
+    let Some(rest) = text.strip_prefix('/') else {
+        return wrong("is no absolute path");
+    };
+    if rest.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return wrong("has an empty, `.` or `..` component, or is `/`");
+    }
+    Ok(())
+}
+
+/// A systemd credential's name; a caller other than root may only name `csid.NAMESPACE.*`.
+pub(super) fn credential(text: &str) -> Result<()> {
+    plain("credential", text)?;
+    match !text.is_empty() && text.len() <= 255 && !text.contains('/') && !matches!(text, "." | "..") {
+        true => Ok(()),
+        false => {
+            Err(Error::invalid("credential is no name of a systemd credential (1-255 bytes without `/`)"))
+        }
+    }
+}
+
+/// Mount flags: their text is bounded together, and never quoted in an error.
+pub(super) fn mount_flags(flags: &[String]) -> Result<()> {
+    if flags.iter().map(|flag| flag.len() + 1).sum::<usize>() > MAP {
+        return Err(Error::invalid("mount-flags are longer than 4 KiB together"));
+    }
+    flags.iter().try_for_each(|flag| match flag.is_empty() {
+        true => Err(Error::invalid("a mount flag is empty")),
+        false => plain("a mount flag", flag),
+    })
+}
+
+/// A context map: at most 4 KiB (CSI rule 11); values may hold anything, and are never quoted in an error.
+pub(super) fn context(what: &str, map: &BTreeMap<String, String>) -> Result<()> {
+    if map.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() > MAP {
+        return Err(Error::invalid(format!("{what} is larger than 4 KiB")));
+    }
+    map.keys().try_for_each(|key| name(&format!("a key of {what}"), key))
+}
+
+/// A word of the contract.
+pub(super) trait Word: Sized + Copy + 'static {
+    const WORDS: &'static [(&'static str, Self)];
+
+    fn read(what: &str, text: &str) -> Result<Self> {
+        Self::WORDS.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
+            let words: Vec<&str> = Self::WORDS.iter().map(|(word, _)| *word).collect();
+            Error::invalid(format!("{what} is none of {}", words.join(", ")))
+        })
+    }
+}
+
+/// The word of a value; each value of a [`Word`] has one.
+pub(super) fn word<W: Word + PartialEq>(value: W) -> &'static str {
+    W::WORDS.iter().find(|(_, of)| *of == value).map_or("", |(word, _)| word)
+}
+
+impl Word for AccessMode {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("single-node-writer", AccessMode::SingleNodeWriter),
+        ("single-node-reader-only", AccessMode::SingleNodeReaderOnly),
+        ("single-node-single-writer", AccessMode::SingleNodeSingleWriter),
+        ("single-node-multi-writer", AccessMode::SingleNodeMultiWriter),
+        ("multi-node-reader-only", AccessMode::MultiNodeReaderOnly),
+        ("multi-node-single-writer", AccessMode::MultiNodeSingleWriter),
+        ("multi-node-multi-writer", AccessMode::MultiNodeMultiWriter),
+    ];
+}
+
+impl Word for AttachmentMode {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("file-system", AttachmentMode::FileSystem), ("block-device", AttachmentMode::BlockDevice)];
+}
+
+impl Word for Propagation {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("private", Propagation::Private),
+        ("host-to-task", Propagation::HostToTask),
+        ("bidirectional", Propagation::Bidirectional),
+    ];
+}
+
+impl Word for Restore {
+    const WORDS: &'static [(&'static str, Self)] = &[("auto", Restore::Auto), ("hold", Restore::Hold)];
+}
+
+impl Word for Phase {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("mounting", Phase::Mounting),
+        ("mounted", Phase::Mounted),
+        ("unmounting", Phase::Unmounting),
+        ("uncertain", Phase::Uncertain),
+        ("lost", Phase::Lost),
+        ("waiting", Phase::Waiting),
+    ];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_free_but_for_control_characters_and_length() {
+        for good in ["a", "vol[0]", "a/b", "../..", "Größe", &"x".repeat(128)] {
+            assert!(name("it", good).is_ok(), "{good:?}");
+        }
+        for bad in ["", "a\nb", "\u{7f}", "\u{85}", "\0", &"x".repeat(129)] {
+            assert!(name("it", bad).is_err(), "{bad:?}");
+        }
+        assert!(optional_name("it", "").is_ok());
+    }
+
+    #[test]
+    fn paths_say_where_they_lead() {
+        for good in ["/a", "/srv/jobs/1 2/ü"] {
+            assert!(path("target", good).is_ok(), "{good:?}");
+        }
+        for bad in ["", "a", "/", "/a/", "//a", "/a/../b", "/a/.", "/a\n", &format!("/{}", "x".repeat(PATH))]
+        {
+            assert!(path("target", bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_secret_is_not_quoted() {
+        let flags = ["user=x\n,password=hunter2".to_owned()];
+        assert!(!mount_flags(&flags).unwrap_err().message.contains("hunter2"));
+        let long = BTreeMap::from([("key".to_owned(), "hunter2".repeat(1000))]);
+        assert!(!context("volume-context", &long).unwrap_err().message.contains("hunter2"));
+        assert!(mount_flags(&["x".repeat(4096)]).is_err());
+    }
+
+    #[test]
+    fn every_word_is_the_contracts() {
+        assert_eq!(
+            AccessMode::read("it", "multi-node-multi-writer").ok(),
+            Some(AccessMode::MultiNodeMultiWriter)
+        );
+        let error = Restore::read("restore", "AUTO").unwrap_err();
+        assert_eq!(error.message, "restore is none of auto, hold");
+        assert_eq!(word(Phase::Uncertain), "uncertain");
+    }
+}

@@ -1,0 +1,111 @@
+//! org.csid1.Plugin: a plugin's object, its path, its properties.
+
+use zbus::ObjectPath;
+
+use super::dispatch::{Answer, Call, Failure, Map, Object, PLUGINS};
+use super::options::Options;
+use crate::plugin::PluginView;
+
+/// The id as an element of a path, as sd_bus_path_encode does it: everything but letters and digits, and a digit in front, is
+/// `_` and two hex digits.
+pub(super) fn label(id: &str) -> String {
+    let mut label = String::with_capacity(id.len());
+    for (place, byte) in id.bytes().enumerate() {
+        match byte.is_ascii_alphabetic() || (place > 0 && byte.is_ascii_digit()) {
+            true => label.push(byte.into()),
+            false => label.push_str(&format!("_{byte:02x}")),
+        }
+    }
+    match label.is_empty() {
+        true => "_".to_owned(),
+        false => label,
+    }
+}
+
+/// The id of a path's element; `None` where none has that element.
+pub(super) fn id_of_label(text: &str) -> Option<String> {
+    let mut id = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first == b'_' {
+            let hex = rest.get(..2)?;
+            id.push(u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()?);
+            rest = &rest[2..];
+        } else {
+            id.push(*first);
+        }
+    }
+    let id = String::from_utf8(id).ok()?;
+    (label(&id) == text).then_some(id)
+}
+
+pub(super) fn path(id: &str) -> ObjectPath<'static> {
+    // Letters, digits, `_` and `/` alone: always a path.
+    ObjectPath::from_string_unchecked(format!("{PLUGINS}/{}", label(id)))
+}
+
+pub(super) fn view(call: &Call, id: &str) -> Result<PluginView, Failure> {
+    let view = call.server.rooms.plugins.view(id);
+    view.ok_or_else(|| Failure::Bus("UnknownObject", format!("no plugin {id:?} is registered")))
+}
+
+pub(super) fn properties(view: PluginView) -> Map {
+    Map::from([
+        ("Id", view.id.into()),
+        ("State", view.state.into()),
+        ("Healthy", view.healthy.into()),
+        ("HealthMessage", view.health_message.into()),
+        ("Supervision", view.supervision.into()),
+        ("Unit", view.unit.into()),
+        ("Socket", view.socket.into()),
+        ("Instances", view.instances.into()),
+        ("Provider", view.provider.into()),
+        ("ProviderVersion", view.provider_version.into()),
+        ("Services", view.services.into()),
+        ("PluginCapabilities", view.plugin_capabilities.into()),
+        ("NodeCapabilities", view.node_capabilities.into()),
+        ("ControllerCapabilities", view.controller_capabilities.into()),
+        ("NodeId", view.node_id.into()),
+        ("MaxVolumes", view.max_volumes.into()),
+        ("Topology", view.topology.into()),
+        ("Restarts", view.restarts.into()),
+        ("Log", view.log.into()),
+        ("Owner", view.owner.into()),
+    ])
+}
+
+pub(super) async fn probe(call: Call) -> Answer {
+    let Object::Plugin(id) = &call.object else {
+        return Err(Failure::Bus("UnknownObject", "no plugin here".to_owned()));
+    };
+    let mut options = Options::check(call.arguments()?, &[])?;
+    let wait = options.wait(call.arrived)?;
+    view(&call, id)?;
+    let ready = call.server.rooms.plugins.probe(id, wait.deadline).await?;
+    call.reply(&ready)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped_as_sd_bus_does() {
+        for (id, escaped) in
+            [("local", "local"), ("ebs.csi-1_x", "ebs_2ecsi_2d1_5fx"), ("9p", "_39p"), ("", "_")]
+        {
+            assert_eq!(label(id), escaped);
+            if !id.is_empty() {
+                assert_eq!(id_of_label(escaped).as_deref(), Some(id));
+            }
+        }
+    }
+
+    #[test]
+    fn one_id_has_one_label() {
+        for wrong in ["", "_", "_6", "_6c", "_2E", "a_61", "_ff", "9p", "a.b", "_+1"] {
+            assert_eq!(id_of_label(wrong), None, "{wrong:?}");
+        }
+    }
+}

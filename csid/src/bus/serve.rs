@@ -1,0 +1,345 @@
+//! The connections: the peers of the private socket, and the one to the system bus.
+//!
+//! What always holds: a connection is read from only while it has fewer calls under way than its bound, so a peer that calls
+//! without reading costs a bounded amount, and that for a bounded time; a call that was begun is not ended by the loss of its connection.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
+use zbus::connection::{AuthMechanism, Builder};
+use zbus::fdo::{RequestNameFlags, RequestNameReply};
+use zbus::message::Type;
+use zbus::{Address, Connection, Guid, Message, MessageStream, OwnedGuid};
+
+use super::authorise::{Action, Authoriser};
+use super::caller::{Caller, Senders, Who, csid_group};
+use super::dispatch::{Server, answer};
+use super::polkit::{Patience, Polkit};
+use super::signals::{self, Signals};
+use super::socket::{Credentials, Peer};
+use super::{Rooms, State};
+
+/// The name on the system bus.
+const NAME: &str = "org.csid1";
+const GROUP_FILE: &str = "/etc/group";
+/// Calls under way on one connection. More than any client has, few enough to hold.
+const CALLS: usize = 4096;
+/// The same for a peer who may do nothing: he gets his refusals one by one.
+const CALLS_OF_STRANGERS: usize = 8;
+/// Peers of the private socket: of one uid, and of all together but root.
+const PEERS_PER_UID: usize = 256;
+const PEERS: usize = 1024;
+/// Messages read ahead on the bus connection; each may be as large as the bus allows.
+const QUEUED_ON_BUS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+/// How long a peer may take to say who he is.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long one answer may take to be written. A peer that reads nothing for so long is hung up: the answers that wait for
+/// him are his uid's slots, and csid's memory.
+const WRITE: Duration = Duration::from_secs(10);
+/// How long calls under way are waited for when csid stops.
+const GRACE: Duration = Duration::from_secs(5);
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+
+/// Serve the private socket until csid stops.
+pub async fn serve_socket(listener: std::os::unix::net::UnixListener, rooms: Rooms) -> std::io::Result<()> {
+    serve_peers(listener, rooms, GROUP_FILE.into()).await
+}
+
+/// Serve the system bus until csid stops; a bus that is not there is tried again and again.
+pub async fn serve_bus(rooms: Rooms) {
+    serve_bus_at(None, rooms, GROUP_FILE.into(), Patience::default()).await;
+}
+
+/// Ends when csid stops.
+async fn stopping(rooms: &Rooms) {
+    let mut state = rooms.state.clone();
+    // A daemon that has gone without a word has stopped too.
+    let _ = state.wait_for(|state| *state == State::Stopping).await;
+}
+
+/// Ends `task` when dropped.
+struct Background(tokio::task::JoinHandle<()>);
+
+impl Background {
+    fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
+        Background(tokio::spawn(task))
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+pub(super) async fn serve_peers(
+    listener: std::os::unix::net::UnixListener,
+    rooms: Rooms,
+    group_file: PathBuf,
+) -> std::io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(listener)?;
+    let server = Arc::new(Server { rooms: rooms.clone(), authoriser: Authoriser::for_socket() });
+    let signals = signals::channel();
+    let _emitter = Background::spawn(signals::emit(rooms.clone(), signals.clone()));
+    let guid = OwnedGuid::from(Guid::generate());
+    let seats = Seats::default();
+    let mut peers = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            () = stopping(&rooms) => break,
+            Some(_) = peers.join_next() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, mostly: the peer waits in the queue until some are free.
+                warn!(%error, "cannot accept on the private socket");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok(credentials) = Credentials::of(&stream) else { continue };
+        let Some(seat) = seats.take(credentials.uid) else {
+            warn!(uid = credentials.uid, "too many connections on the private socket; this one is closed");
+            continue;
+        };
+        let caller = Arc::new(Caller::on_socket(&credentials, csid_group(&group_file)));
+        let peer = serve_peer(stream, server.clone(), caller, signals.clone(), guid.clone());
+        peers.spawn(async move {
+            peer.await;
+            drop(seat);
+        });
+    }
+    while peers.join_next().await.is_some() {}
+    Ok(())
+}
+
+async fn serve_peer(
+    stream: UnixStream,
+    server: Arc<Server>,
+    caller: Arc<Caller>,
+    signals: Signals,
+    guid: OwnedGuid,
+) {
+    let reads = server.authoriser.permit(&caller, Action::Read).await.is_ok();
+    let Ok(socket) = stream.as_fd().try_clone_to_owned() else { return };
+    let connect = Builder::socket(Peer(stream))
+        .server(guid)
+        .p2p()
+        .auth_mechanism(AuthMechanism::External)
+        .max_queued(NonZeroUsize::MIN)
+        .validate_bodies()
+        .build_message_stream();
+    let connected = tokio::select! {
+        connected = tokio::time::timeout(HANDSHAKE, connect) => connected,
+        () = stopping(&server.rooms) => return,
+    };
+    let stream = match connected {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            return debug!(%error, uid = caller.uid, "a peer of the private socket failed to log in");
+        }
+        Err(_) => return debug!(uid = caller.uid, "a peer of the private socket did not log in in time"),
+    };
+    let connection = Connection::from(&stream);
+    let _forward =
+        reads.then(|| Background::spawn(signals::forward(connection.clone(), signals.subscribe())));
+    drop(signals);
+    let bound = if reads { CALLS } else { CALLS_OF_STRANGERS };
+    serve(stream, server, Who::Peer(caller), bound).await;
+    // Not by way of zbus, whose lock an answer may hold that the peer does not read.
+    let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+}
+
+/// Writes a connection's answers one after the other, so that each has its time from its own turn on.
+struct Answers {
+    connection: Connection,
+    turn: Semaphore,
+    stuck: Notify,
+}
+
+impl Answers {
+    async fn send(&self, answer: &Message) {
+        // Closed: the peer is being hung up, and needs no answer.
+        let Ok(_turn) = self.turn.acquire().await else { return };
+        if tokio::time::timeout(WRITE, self.connection.send(answer)).await.is_err() {
+            self.turn.close();
+            self.stuck.notify_one();
+        }
+    }
+}
+
+/// Read calls and answer each in a task of its own, until the connection ends, its peer stops reading, or csid stops.
+async fn serve(mut stream: MessageStream, server: Arc<Server>, who: Who, bound: usize) {
+    let answers = Arc::new(Answers {
+        connection: Connection::from(&stream),
+        turn: Semaphore::new(1),
+        stuck: Notify::new(),
+    });
+    let slots = Arc::new(Semaphore::new(bound));
+    let read = async {
+        while let Some(Ok(message)) = stream.next().await {
+            if message.message_type() != Type::MethodCall {
+                continue;
+            }
+            let Ok(slot) = slots.clone().acquire_owned().await else { return };
+            let (server, who, answers) = (server.clone(), who.clone(), answers.clone());
+            tokio::spawn(async move {
+                if let Some((answer, _of_uid)) = answer(&server, &who, message).await {
+                    answers.send(&answer).await;
+                }
+                drop(slot);
+            });
+        }
+    };
+    let stopped = tokio::select! {
+        () = read => false,
+        () = answers.stuck.notified() => {
+            warn!("a peer has not read its answer for {WRITE:?}; it is hung up");
+            false
+        }
+        () = stopping(&server.rooms) => true,
+    };
+    drop(stream);
+    if stopped {
+        let all = u32::try_from(bound).unwrap_or(u32::MAX);
+        let _ = tokio::time::timeout(GRACE, slots.acquire_many(all)).await;
+    }
+}
+
+/// How many peers are connected, by uid. Root is not counted, so nobody can lock it out.
+#[derive(Clone, Default)]
+struct Seats(Arc<Mutex<HashMap<u32, usize>>>);
+
+struct Seat(Option<(Seats, u32)>);
+
+impl Seats {
+    fn take(&self, uid: u32) -> Option<Seat> {
+        if uid == 0 {
+            return Some(Seat(None));
+        }
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.values().sum::<usize>() >= PEERS || taken.get(&uid).is_some_and(|n| *n >= PEERS_PER_UID) {
+            return None;
+        }
+        *taken.entry(uid).or_insert(0) += 1;
+        Some(Seat(Some((self.clone(), uid))))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let Some((seats, uid)) = self.0.take() else { return };
+        let mut taken = seats.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = taken.get_mut(&uid) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&uid);
+            }
+        }
+    }
+}
+
+/// `address`: another bus than the system's, for the tests.
+pub(super) async fn serve_bus_at(
+    address: Option<Address>,
+    rooms: Rooms,
+    group_file: PathBuf,
+    patience: Patience,
+) {
+    let mut pause = RECONNECT.0;
+    loop {
+        match on_bus(address.clone(), &rooms, &group_file, patience).await {
+            Ok(Ended::Stopped) => return,
+            Ok(Ended::Disconnected) => {
+                warn!("the system bus has gone; the private socket is served on");
+                pause = RECONNECT.0;
+            }
+            Err(error) => warn!(%error, "no service on the system bus; trying again in {pause:?}"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stopping(&rooms) => return,
+        }
+        pause = (pause * 2).min(RECONNECT.1);
+    }
+}
+
+enum Ended {
+    Stopped,
+    Disconnected,
+}
+
+async fn on_bus(
+    address: Option<Address>,
+    rooms: &Rooms,
+    group_file: &std::path::Path,
+    patience: Patience,
+) -> zbus::Result<Ended> {
+    let builder = || address.clone().map_or_else(Builder::system, Builder::address);
+    let connect = async {
+        let stream = builder().max_queued(QUEUED_ON_BUS).build_message_stream().await?;
+        // Questions about callers go over another connection: their answers must be read even while calls are not.
+        zbus::Result::Ok((stream, builder().build().await?))
+    };
+    let (stream, asker) = tokio::select! {
+        connected = connect => connected?,
+        () = stopping(rooms) => return Ok(Ended::Stopped),
+    };
+    let connection = Connection::from(&stream);
+    let authoriser = Authoriser::for_bus(Polkit::new(asker.clone(), patience));
+    let server = Arc::new(Server { rooms: rooms.clone(), authoriser });
+    let who = Who::OnBus(Arc::new(Senders::new(asker.clone(), group_file.into())));
+    let signals = signals::channel();
+    let _emitter = Background::spawn(signals::emit(rooms.clone(), signals.clone()));
+    let hang_up = connection.clone();
+    let serve = serve(stream, server, who, CALLS);
+    tokio::select! {
+        () = serve => {}
+        // Calls are read meanwhile: if they were not, their number could keep the name's answer from being read.
+        error = own_name(&connection, signals) => return Err(error),
+        () = asker.closed() => {}
+    }
+    let _ = tokio::time::timeout(GRACE, hang_up.close()).await;
+    match *rooms.state.borrow() {
+        State::Stopping => Ok(Ended::Stopped),
+        _ => Ok(Ended::Disconnected),
+    }
+}
+
+/// Own the name, and send signals from then on: before it the policy of receivers does not know whose they are. Ends only
+/// when the name cannot be had.
+async fn own_name(connection: &Connection, signals: Signals) -> zbus::Error {
+    const DBUS: &str = "org.freedesktop.DBus";
+    let flags = RequestNameFlags::DO_NOT_QUEUE;
+    let request = async {
+        let body = (NAME, flags);
+        let reply = connection
+            .call_method(Some(DBUS), "/org/freedesktop/DBus", Some(DBUS), "RequestName", &body)
+            .await?;
+        match reply.body().deserialize::<RequestNameReply>()? {
+            RequestNameReply::PrimaryOwner | RequestNameReply::AlreadyOwner => Ok(()),
+            _ => Err(zbus::Error::NameTaken),
+        }
+    };
+    match request.await {
+        Ok(()) => {
+            info!("serving {NAME} on the system bus");
+            signals::forward(connection.clone(), signals.subscribe()).await;
+            std::future::pending().await
+        }
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,163 @@
+//! Signals: made once, given to every connection that may have them. A connection that does not keep up loses some; the gap
+//! shows in the sequence of the events, and GetEvents tells what was missed.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use tracing::error;
+use zbus::{Connection, DynamicType, Message, ObjectPath};
+
+use super::dispatch::{MANAGER, Map, OBJECT_MANAGER, PATH, PLUGIN, PROPERTIES};
+use super::standard::Interfaces;
+use super::{Rooms, manager, plugin};
+
+/// How many signals a connection may be behind.
+const QUEUE: usize = 256;
+
+pub(super) type Signals = broadcast::Sender<Message>;
+
+pub(super) fn channel() -> Signals {
+    broadcast::Sender::new(QUEUE)
+}
+
+/// Send `signals` on until the connection ends.
+pub(super) async fn forward(connection: Connection, mut signals: broadcast::Receiver<Message>) {
+    loop {
+        let signal = tokio::select! {
+            signal = signals.recv() => signal,
+            () = connection.closed() => return,
+        };
+        match signal {
+            Ok(signal) => {
+                if connection.send(&signal).await.is_err() {
+                    return;
+                }
+            }
+            Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Make signals of what the rooms tell. It does not end by itself.
+pub(super) async fn emit(rooms: Rooms, signals: Signals) {
+    let mut events = rooms.store.subscribe();
+    let mut changes = rooms.plugins.subscribe();
+    let mut state = rooms.state.clone();
+    state.mark_unchanged();
+    let mut known = plugins(&rooms);
+    let send = |message: Option<Message>| {
+        // Where no connection listens, nobody misses it.
+        message.map(|message| signals.send(message).ok());
+    };
+    loop {
+        tokio::select! {
+            Some(event) = told(&mut events) => send(signal(PATH, MANAGER, "Event", &manager::event(&event))),
+            // What changed is found by looking, so a change that was missed is seen with the next.
+            _ = told(&mut changes) => {
+                let now = plugins(&rooms);
+                differences(&known, &now).into_iter().for_each(send);
+                known = now;
+            }
+            Ok(()) = state.changed() => {
+                let now = state.borrow_and_update().as_str();
+                send(properties_changed(PATH, MANAGER, Map::from([("State", now.into())])));
+            }
+        }
+    }
+}
+
+/// What a room tells next; `None` after some was missed. A room that has gone tells nothing more.
+async fn told<T: Clone>(receiver: &mut broadcast::Receiver<T>) -> Option<T> {
+    match receiver.recv().await {
+        Ok(told) => Some(told),
+        Err(RecvError::Lagged(_)) => None,
+        Err(RecvError::Closed) => std::future::pending().await,
+    }
+}
+
+fn plugins(rooms: &Rooms) -> BTreeMap<ObjectPath<'static>, Map> {
+    let views = rooms.plugins.list();
+    views.into_iter().map(|view| (plugin::path(&view.id), plugin::properties(view))).collect()
+}
+
+fn differences(
+    before: &BTreeMap<ObjectPath<'static>, Map>,
+    now: &BTreeMap<ObjectPath<'static>, Map>,
+) -> Vec<Option<Message>> {
+    let mut made = Vec::new();
+    for path in before.keys().filter(|path| !now.contains_key(*path)) {
+        made.push(signal(PATH, OBJECT_MANAGER, "InterfacesRemoved", &(path, [PLUGIN].as_slice())));
+    }
+    for (path, properties) in now {
+        let Some(old) = before.get(path) else {
+            let interfaces = Interfaces::from([(PLUGIN, clone(properties, |_, _| true))]);
+            made.push(signal(PATH, OBJECT_MANAGER, "InterfacesAdded", &(path, interfaces)));
+            continue;
+        };
+        let changed = clone(properties, |name, value| old.get(name) != Some(value));
+        if !changed.is_empty() {
+            made.push(properties_changed(path.as_str(), PLUGIN, changed));
+        }
+    }
+    made
+}
+
+fn clone(map: &Map, wanted: impl Fn(&str, &zbus::Variant<'static>) -> bool) -> Map {
+    // Only a file descriptor can fail to be cloned, and properties hold none.
+    map.iter()
+        .filter(|(name, value)| wanted(name, value))
+        .filter_map(|(name, value)| Some((*name, value.try_clone().ok()?)))
+        .collect()
+}
+
+fn properties_changed(path: &str, interface: &str, changed: Map) -> Option<Message> {
+    signal(path, PROPERTIES, "PropertiesChanged", &(interface, changed, Vec::<&str>::new()))
+}
+
+fn signal<B: Serialize + DynamicType>(path: &str, interface: &str, name: &str, body: &B) -> Option<Message> {
+    let message = Message::signal(path, interface, name).build(body);
+    message.inspect_err(|why| error!(%why, name, "a signal cannot be encoded")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::PluginView;
+
+    fn known(views: &[&PluginView]) -> BTreeMap<ObjectPath<'static>, Map> {
+        views.iter().map(|view| (plugin::path(&view.id), plugin::properties((*view).clone()))).collect()
+    }
+
+    #[test]
+    fn plugins_that_come_change_and_go_are_told_with_what_changed() {
+        let a = PluginView { id: "a".into(), state: "starting", ..PluginView::default() };
+        let ready = PluginView { state: "ready", healthy: true, ..a.clone() };
+        let b = PluginView { id: "b".into(), ..PluginView::default() };
+        let told = |before: &[&PluginView], now: &[&PluginView]| -> Vec<(String, String)> {
+            let made = differences(&known(before), &known(now));
+            made.into_iter()
+                .map(|message| {
+                    let message = message.unwrap();
+                    let member = message.header().member().unwrap().to_string();
+                    (member, message.body().signature().to_string_no_parens())
+                })
+                .collect()
+        };
+        let one = |name: &str, signature: &str| vec![(name.to_owned(), signature.to_owned())];
+        assert_eq!(told(&[], &[&a]), one("InterfacesAdded", "oa{sa{sv}}"));
+        assert_eq!(told(&[&a], &[]), one("InterfacesRemoved", "oas"));
+        assert_eq!(told(&[&a], &[&a]), []);
+        assert_eq!(told(&[&a, &b], &[&a]), one("InterfacesRemoved", "oas"));
+
+        let made = differences(&known(&[&a]), &known(&[&ready])).remove(0).unwrap();
+        assert_eq!(made.header().path().unwrap().as_str(), "/org/csid1/plugin/a");
+        let body = made.body();
+        type Changed<'a> = (&'a str, BTreeMap<&'a str, zbus::Variant<'a>>, Vec<&'a str>);
+        let (interface, changed, invalidated): Changed<'_> = body.deserialize().unwrap();
+        assert_eq!((interface, invalidated.len()), (PLUGIN, 0));
+        assert_eq!(changed.keys().copied().collect::<Vec<_>>(), ["Healthy", "State"]);
+    }
+}

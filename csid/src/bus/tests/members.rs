@@ -1,0 +1,319 @@
+//! What is served, to whom, and what everything else is answered with.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbus::OwnedVariant;
+
+use super::harness::{MANAGER, Options, World, call, connect, manager, properties};
+use crate::bus::State;
+use crate::bus::dispatch::{MEMBERS, OPEN};
+
+const DBUS: &str = "org.freedesktop.DBus.Error.";
+const OURS: &str = "org.csid1.Error.";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_served_is_unknown() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    for (object, interface, member, error) in [
+        ("/org/csid1", MANAGER, "CreateVolume", "UnknownMethod"),
+        ("/org/csid1", MANAGER, "Claim", "UnknownMethod"),
+        ("/org/csid1", MANAGER, "Nonsense", "UnknownMethod"),
+        ("/org/csid1/plugin/x", "org.csid1.Plugin", "Restart", "UnknownMethod"),
+        ("/org/csid1", "org.csid1.Plugin", "Probe", "UnknownInterface"),
+        ("/org/csid1", "com.example", "Mount", "UnknownInterface"),
+        ("/org/csid1/plugin/x", MANAGER, "Mount", "UnknownInterface"),
+        ("/org", MANAGER, "Mount", "UnknownInterface"),
+        ("/org/csid1/volume", MANAGER, "Mount", "UnknownObject"),
+        ("/com", "org.freedesktop.DBus.Introspectable", "Introspect", "UnknownObject"),
+    ] {
+        let (name, _) = call(&client, object, interface, member, &()).await.unwrap_err();
+        assert_eq!(name, format!("{DBUS}{error}"), "{object} {interface}.{member}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_of_the_wrong_type_are_invalid_args() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    for member in MEMBERS.iter().filter(|member| member.interface == MANAGER) {
+        let (name, text) = manager(&client, member.name, &(1u8, 2.5f64)).await.unwrap_err();
+        assert_eq!(name, format!("{DBUS}InvalidArgs"), "{}: {text}", member.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn options_are_read_strictly_and_refusals_carry_details() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    let mount =
+        async |options: Options| manager(&client, "Mount", &("ns", "vol", "job", options)).await.unwrap_err();
+
+    let (name, text) = mount(Options::from([("colour", "red".into())])).await;
+    assert_eq!(name, format!("{OURS}InvalidArgument"));
+    assert!(text.contains("\"colour\"") && text.contains("external-id"), "{text}");
+
+    let (name, text) = mount(Options::from([("read-only", "yes".into())])).await;
+    assert_eq!(
+        (name, text.as_str()),
+        (format!("{OURS}InvalidArgument"), "option read-only is of type s; it must be b")
+    );
+
+    let (name, text) = mount(Options::new()).await;
+    assert_eq!(name, format!("{OURS}NotFound"));
+    assert!(text.contains("give the options plugin and external-id"), "{text}");
+
+    let body = ("ns", "vol", "job", Options::new());
+    let reply = client.call_method(Some("org.csid1"), "/org/csid1", Some(MANAGER), "Mount", &body).await;
+    let Err(zbus::Error::MethodError(_, _, reply)) = reply else { panic!("an error") };
+    assert_eq!(reply.body().signature().to_string_no_parens(), "sa{sv}");
+    let (_, details): (String, BTreeMap<String, OwnedVariant>) = reply.body().deserialize().unwrap();
+    assert_eq!(<&str>::try_from(&details["namespace"]).unwrap(), "ns");
+    assert!(!bool::try_from(&details["retryable"]).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_string_of_every_method_is_bounded() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    let long = "x".repeat(4097);
+    let none = Options::new;
+    for bad in ["a\nb", "\u{1}", "\u{9f}", long.as_str(), ""] {
+        let own = bad.to_owned();
+        let inline = |key: &'static str| {
+            let mut options = Options::from([("plugin", "local".into()), ("external-id", "v".into())]);
+            options.insert(key, own.clone().into());
+            options
+        };
+        let option = |key: &'static str| Options::from([(key, own.clone().into())]);
+        let mut refused = vec![
+            ("Mount namespace", manager(&client, "Mount", &(bad, "v", "c", none())).await),
+            ("Mount volume", manager(&client, "Mount", &("n", bad, "c", none())).await),
+            ("Mount consumer", manager(&client, "Mount", &("n", "v", bad, none())).await),
+            ("Unmount namespace", manager(&client, "Unmount", &(bad, "v", "c", none())).await),
+            ("Unmount volume", manager(&client, "Unmount", &("n", bad, "c", none())).await),
+            ("Unmount consumer", manager(&client, "Unmount", &("n", "v", bad, none())).await),
+            ("HasMount", manager(&client, "HasMount", &(bad,)).await),
+            ("RegisterPlugin", manager(&client, "RegisterPlugin", &(bad, none())).await),
+            ("UnregisterPlugin", manager(&client, "UnregisterPlugin", &(bad, none())).await),
+            ("WaitForPlugin id", manager(&client, "WaitForPlugin", &(bad, "node", none())).await),
+            ("WaitForPlugin service", manager(&client, "WaitForPlugin", &("local", bad, none())).await),
+            ("CancelOperation", manager(&client, "CancelOperation", &(bad,)).await),
+            ("Reload", manager(&client, "Reload", &(option("operation-id"),)).await),
+            ("Reconcile", manager(&client, "Reconcile", &(option("operation-id"),)).await),
+        ];
+        for key in [
+            "plugin",
+            "external-id",
+            "target",
+            "access-mode",
+            "attachment-mode",
+            "propagation",
+            "restore",
+            "operation-id",
+            "credential",
+        ] {
+            refused.push((key, manager(&client, "Mount", &("n", "v", "c", inline(key))).await));
+        }
+        for key in ["namespace", "volume", "consumer", "plugin", "state"] {
+            refused.push((key, manager(&client, "ListMounts", &(option(key),)).await));
+        }
+        for key in ["supervision", "socket", "instance", "plugin-root", "plugin-view", "log"] {
+            let mut spec =
+                Options::from([("supervision", "external".into()), ("socket", "/run/x.sock".into())]);
+            spec.insert(key, own.clone().into());
+            refused.push((key, manager(&client, "RegisterPlugin", &("p", spec)).await));
+        }
+        if !bad.is_empty() {
+            for key in ["tag", "fs-type", "mount-group"] {
+                refused.push((key, manager(&client, "Mount", &("n", "v", "c", inline(key))).await));
+            }
+            refused.push(("tag", manager(&client, "Unmount", &("n", "v", "c", option("tag"))).await));
+            refused.push(("tag", manager(&client, "ListMounts", &(option("tag"),)).await));
+            let mut flags = inline("plugin");
+            flags.insert("plugin", "local".into());
+            flags.insert("mount-flags", vec![own.clone()].into());
+            refused.push(("mount-flags", manager(&client, "Mount", &("n", "v", "c", flags)).await));
+            for key in ["argv", "credentials"] {
+                let mut spec = Options::from([("supervision", "managed".into())]);
+                spec.insert(key, vec![own.clone()].into());
+                refused.push((key, manager(&client, "RegisterPlugin", &("p", spec)).await));
+            }
+        }
+        for (what, answer) in refused {
+            let (name, text) = answer.unwrap_err();
+            assert_eq!(name, format!("{OURS}InvalidArgument"), "{what} with {bad:.20?}: {text}");
+            assert!(text.len() < 500 && !text.chars().any(char::is_control), "{what}: {text:?}");
+        }
+    }
+    assert!(world.rooms.store.mounts(Default::default()).await.unwrap().is_empty(), "nothing was changed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_managers_properties_have_the_contracts_types() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    let properties = properties(&client).await;
+    let types: BTreeMap<_, _> =
+        properties.iter().map(|(name, value)| (name.as_str(), value.value_signature().to_string())).collect();
+    assert_eq!(types, contract_properties(MANAGER).iter().map(|(n, t)| (n.as_str(), t.clone())).collect());
+    assert_eq!(<&str>::try_from(&properties["State"]).unwrap(), "ready");
+
+    let body = (MANAGER, "State", zbus::Variant::new("x"));
+    let set = call(&client, "/org/csid1", "org.freedesktop.DBus.Properties", "Set", &body).await;
+    assert_eq!(set.unwrap_err().0, format!("{DBUS}PropertyReadOnly"));
+    let get = call(&client, "/org/csid1", "org.freedesktop.DBus.Properties", "Get", &(MANAGER, "Nonsense"));
+    assert_eq!(get.await.unwrap_err().0, format!("{DBUS}UnknownProperty"));
+}
+
+/// Interface, member, its kind and arguments: (name, type, direction).
+pub type Shape = BTreeMap<(String, String), (String, Vec<[String; 3]>)>;
+
+/// The members of a document, by an XML reader of the test's own.
+pub fn shape(xml: &str) -> Shape {
+    let mut shape = Shape::new();
+    let (mut interface, mut member) = (String::new(), String::new());
+    let mut rest = xml;
+    while let Some(place) = rest.find('<') {
+        rest = &rest[place..];
+        if rest.starts_with("<!--") {
+            rest = rest.split_once("-->").unwrap().1;
+            continue;
+        }
+        let end = rest.find('>').unwrap();
+        let element = &rest[1..end];
+        let attribute = |name: &str| {
+            let value = element.split(&format!(" {name}=\"")).nth(1);
+            value.map(|text| text.split('"').next().unwrap().to_owned()).unwrap_or_default()
+        };
+        match element.split([' ', '/']).next().unwrap() {
+            "interface" => interface = attribute("name"),
+            kind @ ("method" | "signal" | "property") => {
+                member = attribute("name");
+                let own = if kind == "property" {
+                    vec![[attribute("access"), attribute("type"), String::new()]]
+                } else {
+                    Vec::new()
+                };
+                shape.insert((interface.clone(), member.clone()), (kind.to_owned(), own));
+            }
+            "arg" => {
+                let entry = shape.get_mut(&(interface.clone(), member.clone())).unwrap();
+                entry.1.push([attribute("name"), attribute("type"), attribute("direction")]);
+            }
+            _ => {}
+        }
+        rest = &rest[end..];
+    }
+    shape
+}
+
+pub fn contract_properties(of: &str) -> BTreeMap<String, String> {
+    let shape = shape(csi_proto::DBUS_INTERFACE_XML);
+    shape
+        .into_iter()
+        .filter(|((interface, _), (kind, _))| interface == of && kind == "property")
+        .map(|((_, name), (_, own))| (name, own[0][1].clone()))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_introspected_is_the_contract_less_what_is_not_served() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    let contract = shape(csi_proto::DBUS_INTERFACE_XML);
+    let mut told = Shape::new();
+    for object in ["/org/csid1", "/org/csid1/plugin/any"] {
+        let reply =
+            call(&client, object, "org.freedesktop.DBus.Introspectable", "Introspect", &()).await.unwrap();
+        told.extend(shape(reply.body().deserialize().unwrap()));
+    }
+    let ours: Shape = told
+        .iter()
+        .filter(|((interface, _), _)| interface.starts_with("org.csid1."))
+        .map(|(k, v)| (k.clone(), v.clone()))
+        .collect();
+    for (member, what) in &ours {
+        assert_eq!(contract.get(member), Some(what), "{member:?}");
+    }
+    for ((interface, member), (kind, args)) in &contract {
+        let served = MEMBERS.iter().find(|served| served.interface == interface && served.name == member);
+        let is_told = ours.contains_key(&(interface.clone(), member.clone()));
+        assert_eq!(is_told, kind != "method" || served.is_some(), "{interface}.{member}");
+        if let Some(served) = served {
+            let takes: String = args.iter().filter(|arg| arg[2] == "in").map(|arg| arg[1].as_str()).collect();
+            assert_eq!(served.takes, takes, "{interface}.{member}");
+        }
+    }
+    // Every member that is served, of D-Bus' own interfaces too, is told, and nothing else.
+    let methods = |shape: &Shape| -> BTreeSet<(String, String)> {
+        shape.iter().filter(|(_, (kind, _))| kind == "method").map(|(key, _)| key.clone()).collect()
+    };
+    let served = MEMBERS.iter().map(|member| (member.interface, member.name)).chain(OPEN.iter().copied());
+    let served: BTreeSet<_> = served.map(|(a, b)| (a.to_owned(), b.to_owned())).collect();
+    assert_eq!(methods(&told), served);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tree_can_be_walked() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    for (object, child) in [
+        ("/", Some("org")),
+        ("/org", Some("csid1")),
+        ("/org/csid1", Some("plugin")),
+        ("/org/csid1/plugin", None),
+    ] {
+        let reply =
+            call(&client, object, "org.freedesktop.DBus.Introspectable", "Introspect", &()).await.unwrap();
+        let body = reply.body();
+        let xml: &str = body.deserialize().unwrap();
+        let children: Vec<&str> =
+            xml.split("<node name=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+        assert_eq!(children, Vec::from_iter(child), "{object}");
+    }
+    call(&client, "/org/csid1", "org.freedesktop.DBus.Peer", "Ping", &()).await.unwrap();
+    // A message may leave the interface out.
+    let reply =
+        client.call_method(None::<&str>, "/org/csid1", None::<&str>, "ListPlugins", &()).await.unwrap();
+    assert_eq!(reply.body().signature().to_string(), "a(sssso)");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_have_the_contracts_types() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    let none = Options::new;
+    for (member, reply) in [
+        ("ListPlugins", manager(&client, "ListPlugins", &()).await),
+        ("ListOperations", manager(&client, "ListOperations", &()).await),
+        ("GetEvents", manager(&client, "GetEvents", &(0u64, 10u32)).await),
+        ("Reload", manager(&client, "Reload", &(none(),)).await),
+    ] {
+        let shape = shape(csi_proto::DBUS_INTERFACE_XML);
+        let (_, args) = &shape[&(MANAGER.to_owned(), member.to_owned())];
+        let out: String = args.iter().filter(|arg| arg[2] == "out").map(|arg| arg[1].as_str()).collect();
+        let reply = reply.unwrap_or_else(|error| panic!("{member}: {error:?}"));
+        assert_eq!(reply.body().signature().to_string_no_parens(), out, "{member}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_stops_when_the_daemon_does() {
+    let world = World::new();
+    let (path, serving) = world.listen();
+    let client = connect(&path).await;
+    properties(&client).await;
+    world.state.send(State::Stopping).unwrap();
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(3), serving).await;
+    ended.expect("within 3 s").unwrap().unwrap();
+    client.closed().await;
+}

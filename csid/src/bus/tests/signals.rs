@@ -1,0 +1,128 @@
+//! Who is told what happens, and what a listener that does not listen costs.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use zbus::message::Type;
+use zbus::{Connection, Message, MessageStream, OwnedVariant};
+
+use super::harness::{
+    Bus, MANAGER, MEMBER, NOBODY, ROOT, World, call, connect, connect_as, is_root, manager, properties,
+};
+use super::on_bus::QUICK;
+use crate::bus::State;
+use crate::store::rows::{EventDetails, NewEvent};
+use crate::store::{Change, Durability};
+
+impl World {
+    async fn happens(&self, subject: &str) {
+        let details =
+            EventDetails::from([("success", true.into()), ("error", "x".into()), ("uid", 7.into())]);
+        let event = NewEvent { kind: "mount", subject: subject.to_owned(), details };
+        self.rooms.store.commit(vec![Change::Event(event)], Durability::Process).await.unwrap();
+    }
+}
+
+/// The next signal, or `None` when none comes.
+pub async fn next(stream: &mut MessageStream) -> Option<Message> {
+    let signal = async {
+        loop {
+            let message = stream.next().await?.ok()?;
+            if message.message_type() == Type::Signal
+                && message
+                    .header()
+                    .interface()
+                    .is_some_and(|interface| interface.as_str() != "org.freedesktop.DBus")
+            {
+                return Some(message);
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_millis(500), signal).await.ok().flatten()
+}
+
+/// A stream of a connection that is known to be served.
+pub async fn listen(connection: &Connection) -> MessageStream {
+    let stream = MessageStream::from(connection);
+    call(connection, "/org/csid1", "org.freedesktop.DBus.Peer", "Ping", &()).await.unwrap();
+    stream
+}
+
+type Event = (u64, u64, String, String, BTreeMap<String, OwnedVariant>);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_the_socket_those_who_may_read_are_told() {
+    if !is_root() {
+        return;
+    }
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let clients =
+        [connect_as(&path, ROOT).await, connect_as(&path, MEMBER).await, connect_as(&path, NOBODY).await];
+    let [mut root, mut member, mut nobody] =
+        [listen(&clients[0]).await, listen(&clients[1]).await, listen(&clients[2]).await];
+    world.happens("ns/vol").await;
+    for stream in [&mut root, &mut member] {
+        let signal = next(stream).await.expect("an Event");
+        assert_eq!(signal.header().member().unwrap().as_str(), "Event");
+        assert_eq!(signal.body().signature().to_string_no_parens(), "ttssa{sv}");
+        let (sequence, _, kind, subject, details): Event = signal.body().deserialize().unwrap();
+        assert_eq!((kind.as_str(), subject.as_str()), ("mount", "ns/vol"));
+        assert_eq!(sequence, world.rooms.store.event_sequence());
+        let types: Vec<_> = details.values().map(|value| value.value_signature().to_string()).collect();
+        assert_eq!(types, ["s", "b", "t"], "error, success, uid");
+    }
+    world.state.send(State::Degraded).unwrap();
+    let signal = next(&mut root).await.expect("PropertiesChanged");
+    let (interface, changed, _): (String, BTreeMap<String, OwnedVariant>, Vec<String>) =
+        signal.body().deserialize().unwrap();
+    assert_eq!(interface, MANAGER);
+    assert_eq!(<&str>::try_from(&changed["State"]).unwrap(), "degraded");
+    assert!(next(&mut nobody).await.is_none());
+
+    let reply = manager(&clients[0], "GetEvents", &(0u64, 10u32)).await.unwrap();
+    let (events, gap): (Vec<Event>, bool) = reply.body().deserialize().unwrap();
+    assert_eq!((events.len(), gap), (1, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_the_bus_whoever_the_policy_lets_is_told() {
+    let Some(bus) = Bus::start(false) else { return };
+    let world = World::new();
+    let _serving = bus.serve(&world, QUICK).await;
+    let client = bus.connect_as(ROOT).await;
+    let rule = zbus::MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).build().unwrap();
+    let mut stream = MessageStream::for_match_rule(rule, &client, None).await.unwrap();
+    world.happens("ns/vol").await;
+    let signal = next(&mut stream).await.expect("an Event");
+    assert_eq!(signal.header().sender().map(ToString::to_string), {
+        let proxy = zbus::fdo::DBusProxy::new(&client).await.unwrap();
+        Some(proxy.get_name_owner("org.csid1".try_into().unwrap()).await.unwrap().to_string())
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_does_not_listen_delays_nobody() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let deaf = tokio::task::spawn_blocking({
+        let path = path.clone();
+        move || super::harness::raw(&path)
+    });
+    let _deaf = deaf.await.unwrap();
+    let client = connect(&path).await;
+    let mut stream = listen(&client).await;
+    let mut heard = 0;
+    for number in 0..3000 {
+        world.happens(&format!("{}/{number}", "x".repeat(200))).await;
+        // Read as they come: the queue of one who does read is not what is tried here.
+        heard += usize::from(next(&mut stream).await.is_some());
+    }
+    // One that came too late for its turn on a busy machine is there now.
+    while heard < 3000 && next(&mut stream).await.is_some() {
+        heard += 1;
+    }
+    assert_eq!(heard, 3000);
+    properties(&client).await;
+}

@@ -1,0 +1,154 @@
+//! `csid.toml` and the directories csid lives in.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Where csid lives, from systemd's variables.
+#[derive(Clone, Debug)]
+pub struct Directories {
+    /// `$STATE_DIRECTORY`: the journal, and the volumes' paths below `plugins/`.
+    pub state: PathBuf,
+    /// `$RUNTIME_DIRECTORY`: sockets and the boot marker.
+    pub runtime: PathBuf,
+    /// `$CONFIGURATION_DIRECTORY`: `csid.toml` and `plugins.d/`.
+    pub configuration: PathBuf,
+}
+
+impl Directories {
+    pub fn from_environment() -> Self {
+        let directory = |name: &str, default: &str| {
+            std::env::var_os(name).map_or_else(|| PathBuf::from(default), PathBuf::from)
+        };
+        Directories {
+            state: directory("STATE_DIRECTORY", "/var/lib/csid"),
+            runtime: directory("RUNTIME_DIRECTORY", "/run/csid"),
+            configuration: directory("CONFIGURATION_DIRECTORY", "/etc/csid"),
+        }
+    }
+
+    pub fn journal(&self) -> PathBuf {
+        self.state.join("journal")
+    }
+
+    /// The host directory of a plugin's staging and publish paths, unless its spec names another (`plugin-root`).
+    pub fn plugin(&self, id: &str) -> PathBuf {
+        self.state.join("plugins").join(id)
+    }
+}
+
+/// `csid.toml`. Every key has a default; an unknown one is an error.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Config {
+    /// Directories below which callers other than root may name a mount's `target`.
+    pub target_roots: Vec<PathBuf>,
+    /// How many operations of one uid may be under way; more is RateLimited.
+    pub operations_per_uid: usize,
+    pub deadlines: Deadlines,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Deadlines {
+    /// How long an operation is tried when its caller gives no deadline.
+    #[serde(deserialize_with = "duration")]
+    pub operation: Duration,
+    /// One RPC to a plugin; a plugin's own `rpc-deadline` wins.
+    #[serde(deserialize_with = "duration")]
+    pub rpc: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { target_roots: Vec::new(), operations_per_uid: 256, deadlines: Deadlines::default() }
+    }
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Deadlines { operation: Duration::from_secs(120), rpc: Duration::from_secs(60) }
+    }
+}
+
+/// Why the configuration was refused; nothing of it was taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read {path}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path}: {message}")]
+    Parse { path: PathBuf, message: String },
+    #[error("{path}: target-roots: {root} is not an absolute path without `..`")]
+    TargetRoot { path: PathBuf, root: PathBuf },
+}
+
+impl Config {
+    /// Read `csid.toml`; a missing file is the default configuration.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Config::default()),
+            Err(source) => return Err(ConfigError::Read { path: path.into(), source }),
+        };
+        let config: Config = toml::from_str(&text)
+            .map_err(|error| ConfigError::Parse { path: path.into(), message: error.to_string() })?;
+        for root in &config.target_roots {
+            let plain = root.components().all(|c| !matches!(c, std::path::Component::ParentDir));
+            if !root.is_absolute() || !plain {
+                return Err(ConfigError::TargetRoot { path: path.into(), root: root.clone() });
+            }
+        }
+        Ok(config)
+    }
+}
+
+/// `90s`, `2min`, `500ms`: systemd's spelling of a time span, one unit.
+pub(crate) fn duration<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_duration(&text).ok_or_else(|| {
+        serde::de::Error::custom(format!("`{text}` is no time span; write e.g. 500ms, 90s, 2min or 1h"))
+    })
+}
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: u64 = text[..digits].parse().ok().filter(|n| *n > 0)?;
+    let unit = match text[digits..].trim() {
+        "ms" => 1,
+        "" | "s" => 1_000,
+        "min" | "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    number.checked_mul(unit).map(Duration::from_millis)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        assert_eq!(parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn spans_are_read_as_systemd_writes_them() {
+        let config = parse("[deadlines]\noperation = \"2min\"\nrpc = \"500ms\"").unwrap();
+        assert_eq!(config.deadlines.operation, Duration::from_secs(120));
+        assert_eq!(config.deadlines.rpc, Duration::from_millis(500));
+        for wrong in ["", "0s", "-1s", "1 fortnight", "s", "99999999999999999h"] {
+            assert_eq!(parse_duration(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused() {
+        assert!(parse("target-root = []").unwrap_err().to_string().contains("unknown field"));
+    }
+}

@@ -1,0 +1,411 @@
+//! The daemon: start, status, reload, stop. It alone sees all rooms.
+//!
+//! The order of the start: configuration, journal, plugins' tasks, what is mounted is adopted, READY, and only then what has
+//! to be mounted again, so that a plugin that is not there keeps nobody waiting. The private socket listens before csid is
+//! there (systemd holds it); calls that come in early wait in it.
+
+use std::io::IsTerminal;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use sd_notify::NotifyState;
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::bus::{self, Limits, Rooms, State};
+use crate::config::{Config, Directories};
+use crate::error::Error;
+use crate::fault;
+use crate::host::{self, Host, boot};
+use crate::plugin::{Plugins, files};
+use crate::store::rows::{EventDetails, NewEvent, Phase};
+use crate::store::{Change, Durability, Store};
+use crate::volume::{Recovered, Volumes};
+
+const USAGE: &str = "csid: a CSI volume manager for a plain Linux host; started by csid.service
+
+  csid                  run
+  csid --check-config   read the configuration and say what is wrong with it
+  csid --version        the version
+
+The configuration is in /etc/csid (csid.toml, plugins.d/*.toml); see csid(8) and csictl(1).";
+
+/// How long csid waits at its end for what is under way; the journal keeps what is left.
+const STOP_PATIENCE: Duration = Duration::from_secs(3);
+
+pub fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let directories = Directories::from_environment();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => {}
+        ["--check-config"] => return report(read_configuration(&directories).map(drop)),
+        ["--version"] => {
+            println!("csid {}", env!("CARGO_PKG_VERSION"));
+            return ExitCode::SUCCESS;
+        }
+        ["--help" | "-h"] => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        ["--fault-points"] if cfg!(feature = "fault") => {
+            fault::points().iter().for_each(|point| println!("{point}"));
+            return ExitCode::SUCCESS;
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    }
+    log_to_journal();
+    report(start(directories))
+}
+
+fn report(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("csid: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn log_to_journal() {
+    use tracing_subscriber::prelude::*;
+    let filter = tracing_subscriber::EnvFilter::try_from_env("CSID_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let registry = tracing_subscriber::registry().with(filter);
+    // systemd sets JOURNAL_STREAM for a service whose output the journal takes: then fields are kept as fields.
+    match std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok()) {
+        Some(journal) => registry
+            .with(journal.with_syslog_identifier("csid".into()).with_field_prefix(Some("CSI".into())))
+            .init(),
+        None => {
+            let plain = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+            registry.with(plain.with_ansi(std::io::stderr().is_terminal())).init();
+        }
+    }
+}
+
+/// The directories, which are there under systemd, by the names they have without symbolic links.
+fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
+    let resolved = |path: &Path| {
+        std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+        host::resolve(path).with_context(|| path.display().to_string())
+    };
+    let (state, runtime) = (resolved(&directories.state)?, resolved(&directories.runtime)?);
+    Ok(Directories { state, runtime, ..directories })
+}
+
+type Configuration = (Config, Vec<(String, crate::plugin::PluginSpec)>);
+
+fn read_configuration(directories: &Directories) -> anyhow::Result<Configuration> {
+    let config = load_config(directories)?;
+    let plugins = files::load(&directories.configuration.join("plugins.d"))?;
+    Ok((config, plugins))
+}
+
+fn load_config(directories: &Directories) -> anyhow::Result<Config> {
+    let mut config = Config::load(&directories.configuration.join("csid.toml"))?;
+    // By the names they have without symbolic links, as everything below them is reached without any.
+    for root in &mut config.target_roots {
+        match host::resolve(root) {
+            Ok(resolved) => *root = resolved,
+            Err(error) => tracing::warn!(root = %root.display(), %error, "a target root that is not there"),
+        }
+    }
+    Ok(config)
+}
+
+fn start(directories: Directories) -> anyhow::Result<()> {
+    // Secrets pass through this process: no core dump of it, and nobody's debugger.
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let result = runtime.block_on(Daemon::run(directories));
+    // A thread that hangs in the kernel on a dead file system does not hold csid's end.
+    runtime.shutdown_background();
+    result
+}
+
+/// What the status line says of the mounts that were there before csid.
+struct Restoration {
+    begun: Instant,
+    /// Adopted at once, and to be mounted again.
+    mounts: u64,
+    /// How many are back, and when the last try for the others ended.
+    done: Option<(u64, Duration)>,
+}
+
+impl Restoration {
+    fn tell(&mut self, waiting: u64, under_way: bool) -> String {
+        if self.done.is_none() && !under_way {
+            self.done = Some((self.mounts.saturating_sub(waiting), self.begun.elapsed()));
+        }
+        match self.done {
+            _ if self.mounts == 0 => String::new(),
+            Some((back, took)) => format!("; restored {back} in {} ms", took.as_millis()),
+            None => format!("; restoring {waiting} of {}", self.mounts),
+        }
+    }
+}
+
+/// The rooms, and what a reload changes.
+#[derive(Clone)]
+struct Handles {
+    directories: Directories,
+    config: watch::Sender<Arc<Config>>,
+    store: Store,
+    plugins: Plugins,
+    volumes: Volumes,
+}
+
+struct Daemon {
+    handles: Handles,
+    state: watch::Sender<State>,
+    restoration: Restoration,
+}
+
+impl Handles {
+    /// Nothing is changed unless everything is right.
+    async fn reload(&self) -> crate::Result<()> {
+        let now = NotifyState::monotonic_usec_now().into_iter();
+        notify(&std::iter::once(NotifyState::Reloading).chain(now).collect::<Vec<_>>());
+        let result = async {
+            let (config, files) = read_configuration(&self.directories)
+                .map_err(|error| Error::invalid(format!("{error:#}")))?;
+            let in_use = self.volumes.plugins_in_use().await?;
+            let applied = self.plugins.apply_files(files, in_use).await?;
+            tracing::info!(?applied, "the configuration was read again");
+            self.plugins.set_rpc_deadline(config.deadlines.rpc);
+            self.config.send_replace(Arc::new(config));
+            Ok(())
+        }
+        .await;
+        notify(&[NotifyState::Ready]);
+        self.tell_event("reload", String::new(), result.as_ref().err()).await;
+        result
+    }
+
+    async fn tell_event(&self, kind: &'static str, subject: String, error: Option<&Error>) {
+        let mut details = EventDetails::from([("success", Value::from(error.is_none()))]);
+        details.extend(error.map(|error| ("error", Value::from(error.to_string()))));
+        let event = Change::Event(NewEvent { kind, subject, details });
+        if let Err(error) = self.store.commit(vec![event], Durability::Process).await {
+            tracing::warn!(%error, kind, "an event could not be written");
+        }
+    }
+}
+
+impl Daemon {
+    async fn run(directories: Directories) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let config = load_config(&directories)?;
+        let mut files = Vec::new();
+        for file in files::load_each(&directories.configuration.join("plugins.d"))? {
+            match file {
+                Ok(file) => files.push(file),
+                // The others' volumes do not wait for this one to be mended.
+                Err(error) => {
+                    tracing::error!(%error, "this plugin is left out; mend its file, then `csictl reload`")
+                }
+            }
+        }
+        let directories = made_and_resolved(directories)?;
+        let (store, loaded) = Store::open(&directories.journal())?;
+        let boot = boot::current(&directories.runtime)?;
+        let same_boot = loaded.boot.as_deref().is_some_and(|journalled| boot.same(journalled));
+
+        let (config, config_changes) = watch::channel(Arc::new(config));
+        let (state, state_changes) = watch::channel(State::Starting);
+        let host = Host::new();
+        let rpc = config.borrow().deadlines.rpc;
+        let plugins = Plugins::start(&directories, rpc, store.clone(), files, loaded.plugins);
+        let volumes =
+            Volumes::new(store.clone(), plugins.clone(), host, config_changes.clone(), directories.clone());
+        let recovered =
+            volumes.recover(loaded.volumes, loaded.mounts, boot.as_str().to_owned(), same_boot).await?;
+        let Recovered { adopted, waiting, lost, unsettled } = recovered;
+        let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(
+            adopted,
+            waiting,
+            lost,
+            unsettled,
+            same_boot,
+            ms,
+            "the journal's mounts were taken over"
+        );
+        let restoration = Restoration { begun, mounts: (adopted + waiting) as u64, done: None };
+        let handles = Handles { directories, config, store, plugins, volumes };
+        let mut daemon = Daemon { handles, state, restoration };
+
+        let (reload, reloads) = mpsc::channel(1);
+        let rooms = Rooms {
+            volumes: daemon.handles.volumes.clone(),
+            plugins: daemon.handles.plugins.clone(),
+            store: daemon.handles.store.clone(),
+            state: state_changes,
+            reload,
+            config: config_changes,
+            limits: Limits::default(),
+        };
+        let listener = listen(&daemon.handles.directories.runtime.join("csid.sock"))?;
+        let socket = tokio::spawn(bus::serve_socket(listener, rooms.clone()));
+        let system_bus = tokio::spawn(bus::serve_bus(rooms));
+        let result = daemon.serve(reloads).await;
+        daemon.stop().await;
+        // Both end with the state; answers that are ready are written first.
+        let _ = tokio::time::timeout(Duration::from_secs(1), futures_util::future::join(socket, system_bus))
+            .await;
+        daemon.handles.store.close().await?;
+        result
+    }
+
+    async fn serve(
+        &mut self,
+        mut reloads: mpsc::Receiver<oneshot::Sender<crate::Result<()>>>,
+    ) -> anyhow::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut events = self.handles.store.subscribe();
+        let mut changes = self.handles.plugins.subscribe();
+        let mut watchdog = tokio::time::interval(watchdog_period());
+        self.state.send_replace(State::Restoring);
+        self.tell_status(true).await;
+        if let Err(error) = self.handles.volumes.report_orphans().await {
+            tracing::warn!(%error, "what no row explains could not be looked for");
+        }
+        let volumes = self.handles.volumes.clone();
+        let watch = tokio::spawn(async move { volumes.watch().await });
+        let mut stale = true;
+        let mut refresh = tokio::time::interval(Duration::from_millis(500));
+        refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => self.begin_reload(None),
+                Some(reply) = reloads.recv() => self.begin_reload(Some(reply)),
+                _ = watchdog.tick() => self.ping_watchdog().await,
+                event = events.recv() => {
+                    stale = true;
+                    if matches!(event, Err(tokio::sync::broadcast::error::RecvError::Closed)) {
+                        anyhow::bail!("the journal's thread has ended");
+                    }
+                }
+                // Rare, and what a caller of WaitForPlugin sees next.
+                _ = changes.recv() => self.tell_status(false).await,
+                // Many changes make one status line.
+                _ = refresh.tick(), if stale => {
+                    stale = false;
+                    self.tell_status(false).await;
+                }
+            }
+        }
+        watch.abort();
+        Ok(())
+    }
+
+    /// Apart from the loop that feeds the watchdog: a plugin that is changed may take its time to stop.
+    fn begin_reload(&self, reply: Option<oneshot::Sender<crate::Result<()>>>) {
+        let handles = self.handles.clone();
+        tokio::spawn(async move {
+            let result = handles.reload().await;
+            if let Err(error) = &result {
+                tracing::error!(%error, "the configuration was not taken");
+            }
+            if let Some(reply) = reply {
+                let _ = reply.send(result);
+            }
+        });
+    }
+
+    /// The executor runs this, and the journal's thread answers: both are alive.
+    async fn ping_watchdog(&self) {
+        match self.handles.store.ping().await {
+            Ok(()) => notify(&[NotifyState::Watchdog]),
+            Err(error) => tracing::error!(%error, "the journal does not answer; the watchdog is not told"),
+        }
+    }
+
+    async fn tell_status(&mut self, first: bool) {
+        let plugins = self.handles.plugins.list();
+        let healthy = plugins.iter().filter(|plugin| plugin.healthy).count();
+        let phases = self.handles.store.phases().await.unwrap_or_else(|error| {
+            tracing::error!(%error, "the mounts could not be counted");
+            Default::default()
+        });
+        let count = |phase| phases.get(&phase).copied().unwrap_or(0);
+        let (mounted, waiting) = (count(Phase::Mounted), count(Phase::Waiting));
+        let others =
+            [("waiting", waiting), ("lost", count(Phase::Lost)), ("uncertain", count(Phase::Uncertain))];
+        let others: String =
+            others.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!(", {n} {name}")).collect();
+        let restoring = (first && waiting > 0)
+            || self.handles.volumes.operations().iter().any(|operation| operation.kind == "restore");
+        let restored = self.restoration.tell(waiting, restoring);
+        let plugins = plugins.len();
+        let status = format!("{plugins} plugins ({healthy} healthy), {mounted} mounts{others}{restored}");
+        let mut states = vec![NotifyState::Status(&status)];
+        if first {
+            states.push(NotifyState::Ready);
+        }
+        notify(&states);
+        let state = if restoring {
+            State::Restoring
+        } else if healthy < plugins || waiting > 0 || count(Phase::Uncertain) > 0 {
+            State::Degraded
+        } else {
+            State::Ready
+        };
+        self.state.send_if_modified(|now| std::mem::replace(now, state) != state);
+    }
+
+    async fn stop(&self) {
+        notify(&[NotifyState::Stopping, NotifyState::Status("stopping; every mount stays")]);
+        self.handles.volumes.shutdown(STOP_PATIENCE).await;
+        self.state.send_replace(State::Stopping);
+        if tokio::time::timeout(Duration::from_secs(2), self.handles.plugins.shutdown()).await.is_err() {
+            tracing::warn!("a plugin's unit is still being changed; csid stops without it");
+        }
+    }
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "systemd could not be told");
+    }
+}
+
+/// Half of what systemd allows, and a look at the journal now and then without systemd.
+fn watchdog_period() -> Duration {
+    sd_notify::watchdog_enabled().map_or(Duration::from_secs(60), |period| period / 2)
+}
+
+/// The private socket: systemd's, or csid's own where it was not started by systemd.
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+    if let Some(fd) = sd_notify::listen_fds()?.next() {
+        // SAFETY: systemd passed this descriptor to this process (LISTEN_PID), and nothing else here takes it.
+        let listener = UnixListener::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        listener.set_nonblocking(true)?;
+        return Ok(listener);
+    }
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(error).with_context(|| format!("cannot remove the stale {}", path.display()));
+    }
+    let listener =
+        UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}

@@ -1,0 +1,128 @@
+//! The error every answer of csid carries: a name of the contract (`org.csid1.Error.*`), a message for a person, and the
+//! details map. The rooms have error types of their own, which keep their source; they become this one where a request ends.
+//! Messages never hold secrets, context values or mount flags.
+
+use std::fmt;
+
+/// The names under `org.csid1.Error`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    InvalidArgument,
+    NotFound,
+    AlreadyExists,
+    Busy,
+    ClaimConflict,
+    PluginUnavailable,
+    PluginShutdown,
+    PluginError,
+    NotSupported,
+    NotAuthorized,
+    Cancelled,
+    TimedOut,
+    Uncertain,
+    RateLimited,
+    SecretRequired,
+    ShuttingDown,
+    StateCorrupt,
+    Internal,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::InvalidArgument => "InvalidArgument",
+            Kind::NotFound => "NotFound",
+            Kind::AlreadyExists => "AlreadyExists",
+            Kind::Busy => "Busy",
+            Kind::ClaimConflict => "ClaimConflict",
+            Kind::PluginUnavailable => "PluginUnavailable",
+            Kind::PluginShutdown => "PluginShutdown",
+            Kind::PluginError => "PluginError",
+            Kind::NotSupported => "NotSupported",
+            Kind::NotAuthorized => "NotAuthorized",
+            Kind::Cancelled => "Cancelled",
+            Kind::TimedOut => "TimedOut",
+            Kind::Uncertain => "Uncertain",
+            Kind::RateLimited => "RateLimited",
+            Kind::SecretRequired => "SecretRequired",
+            Kind::ShuttingDown => "ShuttingDown",
+            Kind::StateCorrupt => "StateCorrupt",
+            Kind::Internal => "Internal",
+        }
+    }
+}
+
+/// The contract's details map; a field that does not apply is absent from the map.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// The CSI RPC that failed, e.g. `NodeStageVolume`.
+    pub rpc: Option<&'static str>,
+    /// The gRPC status code of that RPC.
+    pub grpc_code: Option<u32>,
+    /// The plugin's own words, scrubbed of the secrets of the call.
+    pub plugin_message: Option<String>,
+    /// The same call may succeed later without any change by the caller.
+    pub retryable: bool,
+    pub operation: Option<String>,
+    pub namespace: Option<String>,
+    pub volume: Option<String>,
+    pub plugin: Option<String>,
+    /// Consumers, units or processes that hold what was asked for.
+    pub holders: Vec<String>,
+    /// What csid was doing, e.g. `stage`, `publish`, `waiting for plugin`.
+    pub step: Option<&'static str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    pub kind: Kind,
+    pub message: String,
+    pub details: Box<Details>,
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        let retryable = matches!(
+            kind,
+            Kind::Busy
+                | Kind::PluginUnavailable
+                | Kind::PluginShutdown
+                | Kind::TimedOut
+                | Kind::Uncertain
+                | Kind::RateLimited
+                | Kind::ShuttingDown
+        );
+        Error {
+            kind,
+            message: message.into(),
+            details: Box::new(Details { retryable, ..Details::default() }),
+        }
+    }
+
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Error::new(Kind::InvalidArgument, message)
+    }
+
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Error::new(Kind::NotFound, message)
+    }
+
+    pub fn internal(message: impl Into<String>) -> Self {
+        Error::new(Kind::Internal, message)
+    }
+
+    pub fn with(mut self, set: impl FnOnce(&mut Details)) -> Self {
+        set(&mut self.details);
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.name(), self.message)
+    }
+}
+
+impl std::error::Error for Error {}

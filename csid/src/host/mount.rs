@@ -1,0 +1,298 @@
+//! Mounts, one at a time and by descriptor. Blocking, and some of it for as long as a dead server likes:
+//! `Host` runs it apart.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{FileType, StatVfsMountFlags};
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
+
+use super::error::{HostError, at};
+use super::path::{self, Sight};
+use super::raw::{self, Peers};
+use super::{Bind, Look, Restrict, table};
+use crate::store::rows::Propagation;
+
+/// More mounts than this on one another are no leftover of csid's.
+const STACKED: usize = 16;
+
+/// How often, and how long apart, what is busy is asked again.
+const INSTANTS: u32 = 15;
+const INSTANT: Duration = Duration::from_millis(20);
+
+/// Set when nobody waits any more: what a hung call would have done next is not done.
+pub(super) struct Abandoned(pub AtomicBool);
+
+impl Abandoned {
+    fn check(&self, path: &Path) -> Result<(), HostError> {
+        if self.0.load(Ordering::Acquire) { Err(HostError::Hung(path.into())) } else { Ok(()) }
+    }
+}
+
+pub(super) fn look(path: &Path) -> Look {
+    let dead = |error: Errno| Look::Dead(error.raw_os_error());
+    let file = match path::find(path) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Look::Missing,
+        Err(error) => return dead(error),
+    };
+    match Sight::of(&file) {
+        Err(error) => dead(error),
+        Ok(Sight { kind: FileType::BlockDevice, rdev, .. }) => Look::Device { rdev },
+        // Attributes may be cached; this asks the server, if there is one.
+        Ok(Sight { kind: FileType::Directory, is_mount: true, device, .. }) => {
+            match rustix::fs::fstatfs(&file) {
+                Ok(_) => Look::Mounted { device },
+                Err(error) => dead(error),
+            }
+        }
+        Ok(Sight { is_mount: true, .. }) => dead(Errno::NOTDIR),
+        Ok(_) => Look::Plain,
+    }
+}
+
+pub(super) fn is_read_only(path: &Path) -> Result<bool, HostError> {
+    let file = path::find(path).map_err(at("open", path))?;
+    let stat = rustix::fs::fstatvfs(&file).map_err(at("ask for the state of", path))?;
+    Ok(stat.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+fn attributes(nosuid: bool, nodev: bool, read_only: bool) -> u64 {
+    let flag = |wanted, flag| if wanted { flag } else { 0 };
+    flag(nosuid, raw::NOSUID) | flag(nodev, raw::NODEV) | flag(read_only, raw::RDONLY)
+}
+
+fn set(mount: impl AsFd, set: u64, peers: Peers, path: &Path) -> Result<(), HostError> {
+    raw::mount_setattr(mount.as_fd(), set, peers).map_err(|source| match source.raw_os_error() {
+        // Read-only, while a file is open for writing.
+        Some(libc::EBUSY) => HostError::Busy { path: path.into(), holders: table::holders(path) },
+        _ => HostError::Os { step: "set the flags of the mount at", path: path.into(), source },
+    })
+}
+
+pub(super) fn restrict(path: &Path, how: Restrict, abandoned: &Abandoned) -> Result<(), HostError> {
+    let mount = path::find(path).map_err(at("open", path))?;
+    let sight = Sight::of(&mount).map_err(at("look at", path))?;
+    if !sight.is_mount || sight.kind != FileType::Directory {
+        return Err(HostError::WrongKind { path: path.into(), wanted: "a mounted directory" });
+    }
+    abandoned.check(path)?;
+    set(mount, attributes(how.nosuid, how.nodev, how.read_only), Peers::Unchanged, path)
+}
+
+pub(super) fn bind(
+    source: &Path,
+    root: &Path,
+    target: &Path,
+    how: Bind,
+    abandoned: &Abandoned,
+) -> Result<(), HostError> {
+    let from = path::find(source).map_err(at("open", source))?;
+    let shown = Sight::of(&from).map_err(at("look at", source))?;
+    let is_device = shown.kind == FileType::BlockDevice;
+    let is_directory = shown.is_mount && shown.kind == FileType::Directory;
+    if !(is_device || is_directory) {
+        return Err(HostError::WrongKind {
+            path: source.into(),
+            wanted: "a mounted directory or a block device",
+        });
+    }
+    // A device node on a mount with nodev cannot be opened by anybody.
+    let flags = attributes(how.nosuid, how.nodev && !is_device, how.read_only);
+    let peers = match how.propagation {
+        Propagation::Private => Peers::Private,
+        Propagation::HostToTask => Peers::Slave,
+        Propagation::Bidirectional => Peers::Shared,
+    };
+
+    let to = path::find_below(root, target)?;
+    let there = Sight::of(&to).map_err(at("look at", target))?;
+    if there.is_mount {
+        if !there.shows_the_same(&shown) {
+            return Err(HostError::Occupied(target.into()));
+        }
+        // Bound before, perhaps not to the end.
+        abandoned.check(target)?;
+        return set(&to, flags, peers, target);
+    }
+    match (is_device, there.kind) {
+        (false, FileType::Directory) | (true, FileType::RegularFile) => {}
+        (false, _) => return Err(HostError::WrongKind { path: target.into(), wanted: "a directory" }),
+        (true, _) => return Err(HostError::WrongKind { path: target.into(), wanted: "a regular file" }),
+    }
+
+    let clone =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = rustix::mount::open_tree(&from, c"", clone).map_err(at("clone the mount at", source))?;
+    // The flags before anybody can see it; how it propagates after, as a mount on a shared one is made
+    // shared.
+    set(&tree, flags, Peers::Unchanged, source)?;
+    abandoned.check(target)?;
+    let by_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(&tree, c"", &to, c"", by_descriptor).map_err(at("mount at", target))?;
+    drop(to);
+    let settle = || {
+        set(&tree, 0, peers, target)?;
+        // Whoever may write in a directory above may have moved the target away meanwhile.
+        let there = Sight::of(path::find_below(root, target)?).map_err(at("look at", target))?;
+        if there.is_mount && there.shows_the_same(&shown) {
+            Ok(())
+        } else {
+            Err(HostError::Link(target.into()))
+        }
+    };
+    settle().inspect_err(|_| {
+        let _gone = rustix::mount::unmount(descriptor(&tree, None), UnmountFlags::DETACH);
+    })
+}
+
+/// A path whose directory was opened once: what is there is looked at and unmounted through it, whatever is
+/// renamed above meanwhile. A mount point itself cannot be renamed or removed.
+struct Place<'a> {
+    path: &'a Path,
+    directory: OwnedFd,
+    name: &'a OsStr,
+}
+
+impl<'a> Place<'a> {
+    /// `None`: there is no such directory.
+    fn of(path: &'a Path) -> Result<Option<Self>, HostError> {
+        Ok(path::parent(path)?.map(|(directory, name)| Place { path, directory, name }))
+    }
+
+    fn look(&self) -> Result<Option<Sight>, HostError> {
+        seen(path::find_in(&self.directory, self.name), self.path)
+    }
+
+    /// Whether something was there to unmount.
+    fn unmount(&self, how: UnmountFlags, abandoned: &Abandoned) -> Result<bool, HostError> {
+        abandoned.check(self.path)?;
+        match patiently(|| self.umount2(how)) {
+            Ok(()) => Ok(true),
+            // EINVAL: nothing is mounted there.
+            Err(Errno::INVAL | Errno::NOENT) => Ok(false),
+            Err(Errno::BUSY) => {
+                Err(HostError::Busy { path: self.path.into(), holders: table::holders(self.path) })
+            }
+            Err(error) => Err(at("unmount", self.path)(error)),
+        }
+    }
+
+    fn umount2(&self, how: UnmountFlags) -> rustix::io::Result<()> {
+        rustix::mount::unmount(descriptor(&self.directory, Some(self.name)), how | UnmountFlags::NOFOLLOW)
+    }
+}
+
+/// `None`: nothing is there. No descriptor is left, which would keep a mount busy.
+fn seen(found: rustix::io::Result<OwnedFd>, path: &Path) -> Result<Option<Sight>, HostError> {
+    match found {
+        Ok(file) => Sight::of(file).map(Some).map_err(at("look at", path)),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(error) => Err(at("open", path)(error)),
+    }
+}
+
+/// What is mounted at a target as seen against `source`.
+enum Bound {
+    No,
+    Yes,
+    Other,
+    /// Something is mounted at the target, nothing at the source.
+    Unproven,
+}
+
+/// `device`: the number that was at the source when it was bound, for when nothing is there any more.
+fn bound(source: &Path, target: &Place<'_>, device: Option<u64>) -> Result<Bound, HostError> {
+    let Some(there) = target.look()?.filter(|sight| sight.is_mount) else { return Ok(Bound::No) };
+    let shown = seen(path::find(source), source)?;
+    Ok(match shown.filter(|sight| sight.is_mount || sight.kind == FileType::BlockDevice) {
+        Some(shown) if there.shows_the_same(&shown) => Bound::Yes,
+        Some(_) => Bound::Other,
+        None if device == Some(there.number()) => Bound::Yes,
+        None => Bound::Unproven,
+    })
+}
+
+pub(super) fn is_bound(source: &Path, target: &Path) -> Result<bool, HostError> {
+    let Some(target) = Place::of(target)? else { return Ok(false) };
+    Ok(matches!(bound(source, &target, None)?, Bound::Yes))
+}
+
+pub(super) fn unbind(
+    source: &Path,
+    target: &Path,
+    device: Option<u64>,
+    lazy: bool,
+    abandoned: &Abandoned,
+) -> Result<bool, HostError> {
+    let Some(place) = Place::of(target)? else { return Ok(false) };
+    match bound(source, &place, device)? {
+        Bound::No => Ok(false),
+        Bound::Other => Err(HostError::Occupied(target.into())),
+        Bound::Unproven if !lazy => {
+            Err(HostError::Unproven { path: target.into(), source_path: source.into() })
+        }
+        Bound::Yes | Bound::Unproven => {
+            place.unmount(if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() }, abandoned)
+        }
+    }
+}
+
+pub(super) fn detach(path: &Path, abandoned: &Abandoned) -> Result<(), HostError> {
+    match Place::of(path)? {
+        Some(place) => place.unmount(UnmountFlags::DETACH, abandoned).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// csid's own looks hold a mount for an instant: only what stays busy is in use.
+fn patiently(ask: impl Fn() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+    for _ in 0..INSTANTS {
+        match ask() {
+            Err(Errno::BUSY) => std::thread::sleep(INSTANT),
+            other => return other,
+        }
+    }
+    ask()
+}
+
+/// Whether somebody holds the mount at `path`: an open file, a working directory, a mount below. MNT_EXPIRE (umount(2)) asks just
+/// that: EBUSY for a mount in use, and EAGAIN, with a mark and nothing else, for one that is not. Two who ask
+/// at once of one mount could unmount it: its volume's task alone asks.
+pub(super) fn in_use(path: &Path) -> Result<bool, HostError> {
+    let Some(place) = Place::of(path)? else { return Ok(false) };
+    // The look also takes an earlier mark away, as everybody does who lets go of a mount: one that is marked
+    // already would be unmounted.
+    if !place.look()?.is_some_and(|sight| sight.is_mount) {
+        return Ok(false);
+    }
+    match patiently(|| place.umount2(UnmountFlags::EXPIRE)) {
+        Err(Errno::BUSY) => Ok(true),
+        Ok(()) | Err(Errno::AGAIN | Errno::INVAL | Errno::NOENT) => Ok(false),
+        Err(error) => Err(at("ask for the users of", path)(error)),
+    }
+}
+
+/// Unmount what is at `path`, as often as something is, if nobody uses it.
+pub(super) fn clear(path: &Path, abandoned: &Abandoned) -> Result<(), HostError> {
+    let Some(place) = Place::of(path)? else { return Ok(()) };
+    for _ in 0..STACKED {
+        // A dead one, which cannot be looked at, is there, too.
+        let there = place.look().map_or(true, |sight| sight.is_some_and(|sight| sight.is_mount));
+        if !there {
+            break;
+        }
+        place.unmount(UnmountFlags::empty(), abandoned)?;
+    }
+    Ok(())
+}
+
+fn descriptor(fd: &OwnedFd, name: Option<&OsStr>) -> PathBuf {
+    let mut path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    path.extend(name);
+    path
+}

@@ -1,0 +1,251 @@
+//! Paths: opened without following a symbolic link in any part of them, directories made, leftovers removed.
+//! Everything is done through the parent's descriptor, so that no path is walked twice.
+
+use std::ffi::OsStr;
+use std::path::{Component, Path};
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+
+use super::Access;
+use super::error::{HostError, at};
+
+impl Access {
+    fn mode(self) -> Mode {
+        Mode::from_raw_mode(match self {
+            Access::Passable => 0o711,
+            Access::Private => 0o700,
+        })
+    }
+}
+
+/// openat2 answers EAGAIN when something was renamed while it walked.
+const TRIES: usize = 64;
+
+/// What statx tells of an open file without asking who serves it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sight {
+    pub kind: FileType,
+    pub is_mount: bool,
+    pub device: u64,
+    pub inode: u64,
+    pub rdev: u64,
+    pub size: u64,
+}
+
+impl Sight {
+    pub fn of(file: impl AsFd) -> rustix::io::Result<Sight> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+        let stat =
+            rustix::fs::statx(file, c"", flags, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE)?;
+        Ok(Sight {
+            kind: FileType::from_raw_mode(stat.stx_mode.into()),
+            is_mount: stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+            device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
+            inode: stat.stx_ino,
+            rdev: rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+            size: stat.stx_size,
+        })
+    }
+
+    /// The number of the block device, or of the device that the file system is on.
+    pub fn number(&self) -> u64 {
+        if self.kind == FileType::BlockDevice { self.rdev } else { self.device }
+    }
+
+    /// Whether both show the same root directory, or the same block device.
+    pub fn shows_the_same(&self, other: &Sight) -> bool {
+        match (self.kind, other.kind) {
+            (FileType::BlockDevice, FileType::BlockDevice) => self.rdev == other.rdev,
+            (a, b) => a == b && (self.device, self.inode) == (other.device, other.inode),
+        }
+    }
+}
+
+fn openat2(
+    directory: impl AsFd,
+    path: &Path,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let resolve = resolve | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let flags = flags | OFlags::CLOEXEC;
+    for _ in 1..TRIES {
+        match rustix::fs::openat2(directory.as_fd(), path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            other => return other,
+        }
+    }
+    rustix::fs::openat2(directory, path, flags, Mode::empty(), resolve)
+}
+
+/// What lies at an absolute path, whatever it is, with what is mounted on it; not opened itself.
+pub(super) fn find(path: &Path) -> rustix::io::Result<OwnedFd> {
+    openat2(CWD, path, OFlags::PATH, ResolveFlags::empty())
+}
+
+/// The directory that holds `path`, and the name in it. `None`: there is no such directory.
+pub(super) fn parent(path: &Path) -> Result<Option<(OwnedFd, &OsStr)>, HostError> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(HostError::WrongKind { path: path.into(), wanted: "a path with a name" });
+    };
+    match openat2(CWD, parent, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty()) {
+        Ok(directory) => Ok(Some((directory, name))),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(error) => Err(at("open the directory of", path)(error)),
+    }
+}
+
+/// As [`find`], of a name in a directory.
+pub(super) fn find_in(directory: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    openat2(directory, Path::new(name), OFlags::PATH, ResolveFlags::empty())
+}
+
+/// What lies at `path`, which has to be below `root` whatever somebody renames meanwhile.
+pub(super) fn find_below(root: &Path, path: &Path) -> Result<OwnedFd, HostError> {
+    let outside = || HostError::Outside { path: path.into(), root: root.into() };
+    let relative = path.strip_prefix(root).map_err(|_| outside())?;
+    if relative.as_os_str().is_empty() {
+        return Err(outside());
+    }
+    let directory = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty());
+    let directory = directory.map_err(at("open", root))?;
+    openat2(directory, relative, OFlags::PATH, ResolveFlags::BENEATH).map_err(|error| match error {
+        Errno::XDEV => outside(),
+        error => at("open", path)(error),
+    })
+}
+
+/// The plain names of a relative path.
+fn names(relative: &Path) -> Option<Vec<&OsStr>> {
+    let name = |component| match component {
+        Component::Normal(name) => Some(name),
+        _ => None,
+    };
+    let names: Vec<_> = relative.components().map(name).collect::<Option<_>>()?;
+    (!names.is_empty()).then_some(names)
+}
+
+/// One directory deeper, on the same file system: what is mounted there is not entered, so a dead one is not
+/// asked.
+fn enter(directory: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    openat2(directory, Path::new(name), OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::NO_XDEV)
+}
+
+fn open_root(root: &Path) -> Result<OwnedFd, HostError> {
+    openat2(CWD, root, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::empty()).map_err(at("open", root))
+}
+
+pub(super) fn make_directory(root: &Path, relative: &Path, access: Access) -> Result<(), HostError> {
+    let path = root.join(relative);
+    let names =
+        names(relative).ok_or_else(|| HostError::Outside { path: path.clone(), root: root.into() })?;
+    let mut tries = TRIES;
+    loop {
+        match make(open_root(root)?, &names, &path, access) {
+            // A parent that was empty for a moment was removed with the neighbour's leftovers.
+            Err(HostError::Os { source, .. }) if source.raw_os_error() == Some(2) && tries > 0 => tries -= 1,
+            other => return other,
+        }
+    }
+}
+
+fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<(), HostError> {
+    let mut directory = root;
+    for (depth, name) in names.iter().enumerate() {
+        let last = depth + 1 == names.len();
+        let mode = if last { access.mode() } else { Access::Passable.mode() };
+        let is_new = match rustix::fs::mkdirat(&directory, *name, mode) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(error) => return Err(at("create the directory", path)(error)),
+        };
+        directory = match enter(&directory, name) {
+            Ok(entered) => entered,
+            Err(Errno::XDEV) if last => return Ok(()),
+            Err(Errno::XDEV) => return Err(HostError::Occupied(path.into())),
+            Err(Errno::NOTDIR) => {
+                return Err(HostError::WrongKind { path: path.into(), wanted: "a directory" });
+            }
+            Err(error) => return Err(at("create the directory", path)(error)),
+        };
+        let stat = rustix::fs::fstat(&directory).map_err(at("look at", path))?;
+        if stat.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(HostError::Foreign { path: path.into(), uid: stat.st_uid });
+        }
+        // The umask may have taken bits away.
+        if (last || is_new) && Mode::from_raw_mode(stat.st_mode) != mode {
+            rustix::fs::fchmod(&directory, mode).map_err(at("set the mode of", path))?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn remove(root: &Path, path: &Path) -> Result<bool, HostError> {
+    let outside = || HostError::Outside { path: path.into(), root: root.into() };
+    let names = names(path.strip_prefix(root).map_err(|_| outside())?).ok_or_else(outside)?;
+    let mut directories = match open_root(root) {
+        Ok(root) => vec![root],
+        Err(HostError::Os { source, .. }) if source.raw_os_error() == Some(2) => return Ok(true),
+        Err(error) => return Err(error),
+    };
+    // As deep as there is something; what is not there is gone.
+    for name in &names[..names.len() - 1] {
+        match enter(&directories[directories.len() - 1], name) {
+            Ok(directory) => directories.push(directory),
+            Err(Errno::NOENT) => break,
+            Err(Errno::XDEV | Errno::NOTDIR | Errno::LOOP) => return Ok(false),
+            Err(error) => return Err(at("open the directory of", path)(error)),
+        }
+    }
+    for (depth, directory) in directories.iter().enumerate().rev() {
+        let gone = if depth + 1 == names.len() {
+            remove_leftover(directory, names[depth])
+        } else {
+            remove_directory(directory, names[depth])
+        };
+        match gone.map_err(at("remove", path))? {
+            true => {}
+            false if depth + 1 == names.len() => return Ok(false),
+            // A parent that is still in use.
+            false => break,
+        }
+    }
+    Ok(true)
+}
+
+/// The kernel itself refuses what is not empty and what something is mounted on.
+fn remove_directory(parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {
+    match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY | Errno::NOTDIR) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn remove_leftover(parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {
+    if remove_directory(parent, name)? {
+        return Ok(true);
+    }
+    let file = match openat2(parent, Path::new(name), OFlags::PATH, ResolveFlags::NO_XDEV) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Ok(true),
+        Err(Errno::XDEV | Errno::LOOP) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let sight = Sight::of(&file)?;
+    let ours = match sight.kind {
+        FileType::RegularFile => sight.size == 0,
+        FileType::BlockDevice | FileType::CharacterDevice => true,
+        _ => false,
+    };
+    if !ours {
+        return Ok(false);
+    }
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::BUSY | Errno::ISDIR) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

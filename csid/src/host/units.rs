@@ -1,0 +1,282 @@
+//! systemd, over the system bus: transient services, and the end of their main process. It holds the
+//! connection, nothing else; what runs is systemd's to know, and is asked each time.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Mutex;
+use zbus::{OwnedObjectPath, OwnedVariant, Variant};
+
+const MANAGER: &str = "org.freedesktop.systemd1";
+/// A call to PID 1 that takes longer has failed.
+const CALL: Duration = Duration::from_secs(30);
+
+#[derive(Debug, thiserror::Error)]
+pub enum UnitsError {
+    #[error("no systemd answers on the system bus; managed plugins need it, external ones do not")]
+    NoManager { source: zbus::Error },
+    #[error("systemd: {call} {unit}: {source}")]
+    Call { call: &'static str, unit: String, source: zbus::Error },
+    /// A unit of that name is loaded: it runs, it failed, or processes of it are left.
+    #[error("systemd: the unit {unit} exists")]
+    Exists { unit: String },
+    #[error("cannot watch process {pid}, the main process of {unit}: {source}")]
+    Watch { unit: String, pid: u32, source: std::io::Error },
+}
+
+/// A service that systemd runs for csid until the next boot.
+pub struct Service {
+    pub unit: String,
+    pub description: String,
+    pub argv: Vec<String>,
+    pub environment: BTreeMap<String, String>,
+    /// `(name, path)` of LoadCredential=; the path is the name where none is given.
+    pub credentials: Vec<(String, String)>,
+    /// A field of each of its journal lines.
+    pub log_field: String,
+    pub syslog_identifier: String,
+    /// stdout and stderr go to the journal, or nowhere.
+    pub journal: bool,
+    /// The target that orders it at shutdown (`Before=`), and that it pulls in.
+    pub target: &'static str,
+}
+
+impl Service {
+    /// argv is data: no `$NAME` in it is expanded. (Specifiers are not, in what comes over D-Bus.)
+    fn arguments(&self) -> Vec<String> {
+        self.argv.iter().map(|argument| argument.replace('$', "$$")).collect()
+    }
+
+    fn environment(&self) -> Vec<String> {
+        self.environment.iter().map(|(key, value)| format!("{key}={value}")).collect()
+    }
+
+    fn output(&self) -> &'static str {
+        if self.journal { "journal" } else { "null" }
+    }
+}
+
+/// A loaded unit.
+#[derive(Clone, Debug)]
+pub struct UnitState {
+    /// `active`, `activating`, `deactivating`, `inactive`, `failed`, ...
+    pub active: String,
+    pub main_pid: u32,
+    /// `success`, `exit-code`, `signal`, ...
+    pub result: String,
+    /// How the last main process ended: waitid's code (1 exited, 2 killed, 3 dumped) and status; 0 before any
+    /// did.
+    pub exit: (i32, i32),
+}
+
+impl UnitState {
+    /// Neither it runs nor is a job about to change that.
+    pub fn at_rest(&self) -> bool {
+        matches!(self.active.as_str(), "inactive" | "failed")
+    }
+}
+
+#[derive(Clone, Default)]
+pub struct Units {
+    connection: Arc<Mutex<Option<zbus::Connection>>>,
+}
+
+impl Units {
+    /// Start a service; answered when systemd has taken it on, not when it runs.
+    pub async fn start_transient(&self, service: &Service) -> Result<(), UnitsError> {
+        let texts = |texts: &[&str]| -> Vec<String> { texts.iter().map(|text| (*text).to_owned()).collect() };
+        let program = service.argv.first().cloned().unwrap_or_default();
+        // Not ExecStartEx, which has a flag against expansion: 252 writes it to the unit's file in a way that
+        // the next daemon-reload does not understand.
+        let command = vec![(program, service.arguments(), false)];
+        let mut properties: Vec<(&str, Variant<'_>)> = vec![
+            ("Description", service.description.as_str().into()),
+            // `exec`: MainPID is known at once, and a program that cannot be run shows as the unit's failure.
+            ("Type", "exec".into()),
+            ("ExecStart", command.into()),
+            ("Environment", service.environment().into()),
+            ("LogExtraFields", vec![service.log_field.as_bytes().to_vec()].into()),
+            ("SyslogIdentifier", service.syslog_identifier.as_str().into()),
+            ("StandardInput", "null".into()),
+            ("StandardOutput", service.output().into()),
+            ("StandardError", service.output().into()),
+            // FUSE helpers are the mounts: they outlive the plugin's own process.
+            ("KillMode", "process".into()),
+            ("Before", texts(&[service.target]).into()),
+            ("Wants", texts(&[service.target]).into()),
+            // How often it is started is csid's business.
+            ("StartLimitIntervalUSec", 0_u64.into()),
+        ];
+        if !service.credentials.is_empty() {
+            properties.push(("LoadCredential", service.credentials.clone().into()));
+        }
+        let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
+        let body = (service.unit.as_str(), "fail", properties, auxiliary);
+        self.manager("StartTransientUnit", &service.unit, &body).await.map(drop)
+    }
+
+    /// Start a unit that is loaded, by the definition it has.
+    pub async fn start(&self, unit: &str) -> Result<(), UnitsError> {
+        self.manager("StartUnit", unit, &(unit, "fail")).await.map(drop)
+    }
+
+    /// Forget a unit's failure, so that its name is free again.
+    pub async fn reset_failed(&self, unit: &str) -> Result<(), UnitsError> {
+        unless_unloaded(self.manager("ResetFailedUnit", unit, &(unit,)).await).map(drop)
+    }
+
+    /// Stop a unit and wait until it has stopped; systemd bounds that by the unit's stop time-out.
+    pub async fn stop(&self, unit: &str) -> Result<(), UnitsError> {
+        if unless_unloaded(self.manager("StopUnit", unit, &(unit, "replace")).await)?.is_none() {
+            return Ok(());
+        }
+        // Being told of a job's end would make PID 1 send csid every change of every unit of the host.
+        let mut pause = Duration::from_millis(5);
+        while self.state(unit).await?.is_some_and(|state| !state.at_rest()) {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    /// `None`: no such unit is loaded.
+    pub async fn state(&self, unit: &str) -> Result<Option<UnitState>, UnitsError> {
+        let Some(path) = self.path(unit).await? else { return Ok(None) };
+        Ok(Some(UnitState {
+            active: self.property(unit, &path, "Unit", "ActiveState").await?,
+            main_pid: self.property(unit, &path, "Service", "MainPID").await?,
+            result: self.property(unit, &path, "Service", "Result").await?,
+            exit: (
+                self.property(unit, &path, "Service", "ExecMainCode").await?,
+                self.property(unit, &path, "Service", "ExecMainStatus").await?,
+            ),
+        }))
+    }
+
+    /// Whether a loaded unit would start what `service` says; a drop-in may have added to it.
+    pub async fn is_defined_as(&self, service: &Service) -> Result<bool, UnitsError> {
+        type Command = (String, Vec<String>, bool, u64, u64, u64, u64, u32, i32, i32);
+        let unit = service.unit.as_str();
+        let Some(path) = self.path(unit).await? else { return Ok(false) };
+        let commands: Vec<Command> = self.property(unit, &path, "Service", "ExecStart").await?;
+        let environment: Vec<String> = self.property(unit, &path, "Service", "Environment").await?;
+        let credentials: Vec<(String, String)> =
+            self.property(unit, &path, "Service", "LoadCredential").await?;
+        Ok(commands.len() == 1
+            && commands[0].1 == service.arguments()
+            && service.environment().iter().all(|one| environment.contains(one))
+            && service.credentials.iter().all(|one| credentials.contains(one)))
+    }
+
+    /// Watch the main process of a unit that runs; `None`: it has none, or it has just changed.
+    pub async fn watch(&self, unit: &str, pid: u32) -> Result<Option<MainProcess>, UnitsError> {
+        let failed = |source| UnitsError::Watch { unit: unit.to_owned(), pid, source };
+        let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        let fd = match pidfd_open(raw, PidfdFlags::empty()) {
+            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            opened => opened.map_err(|errno| failed(errno.into()))?,
+        };
+        // Only if it is still the main process does the descriptor mean it: a pid may be given again.
+        match self.state(unit).await? {
+            Some(state) if state.main_pid == pid => {}
+            _ => return Ok(None),
+        }
+        #[expect(deprecated, reason = "safe for an OwnedFd; what replaces it is unsafe for every type")]
+        let fd = AsyncFd::new(fd).map_err(failed)?;
+        Ok(Some(MainProcess { pid, fd }))
+    }
+
+    async fn path(&self, unit: &str) -> Result<Option<OwnedObjectPath>, UnitsError> {
+        let Some(answer) = unless_unloaded(self.manager("GetUnit", unit, &(unit,)).await)? else {
+            return Ok(None);
+        };
+        let failed = |source| UnitsError::Call { call: "GetUnit", unit: unit.to_owned(), source };
+        answer.body().deserialize().map(Some).map_err(failed)
+    }
+
+    async fn property<T>(&self, unit: &str, path: &str, kind: &str, name: &str) -> Result<T, UnitsError>
+    where
+        T: TryFrom<OwnedVariant>,
+        T::Error: Into<zbus::Error>,
+    {
+        let body = (format!("{MANAGER}.{kind}"), name);
+        let answer = self.call(path, "org.freedesktop.DBus.Properties", "Get", unit, &body).await?;
+        let failed = |source| UnitsError::Call { call: "Get", unit: unit.to_owned(), source };
+        let value: OwnedVariant = answer.body().deserialize().map_err(failed)?;
+        T::try_from(value).map_err(|error| failed(error.into()))
+    }
+
+    async fn manager<B>(&self, call: &'static str, unit: &str, body: &B) -> Result<zbus::Message, UnitsError>
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        self.call("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", call, unit, body).await
+    }
+
+    async fn call<B>(
+        &self,
+        path: &str,
+        interface: &str,
+        call: &'static str,
+        unit: &str,
+        body: &B,
+    ) -> Result<zbus::Message, UnitsError>
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        let connection = self.connection().await.map_err(|source| UnitsError::NoManager { source })?;
+        let answer = connection.call_method(Some(MANAGER), path, Some(interface), call, body).await;
+        answer.map_err(|source| match error_name(&source) {
+            Some("org.freedesktop.systemd1.UnitExists") => UnitsError::Exists { unit: unit.to_owned() },
+            Some("org.freedesktop.DBus.Error.ServiceUnknown") => UnitsError::NoManager { source },
+            _ => UnitsError::Call { call, unit: unit.to_owned(), source },
+        })
+    }
+
+    /// The connection, made again when the bus was restarted.
+    async fn connection(&self) -> Result<zbus::Connection, zbus::Error> {
+        let mut kept = self.connection.lock().await;
+        if let Some(connection) = kept.as_ref().filter(|connection| !connection.is_closed()) {
+            return Ok(connection.clone());
+        }
+        let connection = zbus::connection::Builder::system().method_timeout(CALL).build().await?;
+        *kept = Some(connection.clone());
+        Ok(connection)
+    }
+}
+
+/// The main process of a unit, watched by descriptor.
+pub struct MainProcess {
+    pub pid: u32,
+    fd: AsyncFd<OwnedFd>,
+}
+
+impl MainProcess {
+    /// Wait for its end; answered at once when it has ended.
+    pub async fn ended(&self) {
+        // An error would mean that the runtime is gone, and then nobody waits.
+        let _ = self.fd.readable().await;
+    }
+}
+
+fn error_name(error: &zbus::Error) -> Option<&str> {
+    match error {
+        zbus::Error::MethodError(name, _, _) => Some(name.as_str()),
+        _ => None,
+    }
+}
+
+fn unless_unloaded<T>(answer: Result<T, UnitsError>) -> Result<Option<T>, UnitsError> {
+    match answer {
+        Err(UnitsError::Call { source, .. })
+            if error_name(&source) == Some("org.freedesktop.systemd1.NoSuchUnit") =>
+        {
+            Ok(None)
+        }
+        answer => answer.map(Some),
+    }
+}

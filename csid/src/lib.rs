@@ -1,0 +1,14 @@
+//! csid: a CSI volume manager for a plain Linux host. The rooms and who owns what: ARCHITECTURE.md.
+
+pub mod bus;
+pub mod config;
+pub mod daemon;
+pub mod error;
+pub mod fault;
+pub mod host;
+pub mod plugin;
+pub mod secret;
+pub mod store;
+pub mod volume;
+
+pub use error::{Error, Kind, Result};

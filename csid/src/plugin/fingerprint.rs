@@ -1,0 +1,209 @@
+//! Who a plugin is and what it can do, asked over its channel. CSI's capability names are kept unchanged;
+//! numbers that csid does not know are left out.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use csi_proto::csi::v1;
+use csi_proto::csi::v1::controller_client::ControllerClient;
+use csi_proto::csi::v1::identity_client::IdentityClient;
+use csi_proto::csi::v1::node_client::NodeClient;
+use tonic::transport::Channel;
+use v1::controller_service_capability::{Type as ControllerType, rpc::Type as ControllerRpc};
+use v1::node_service_capability::{Type as NodeType, rpc::Type as NodeRpc};
+use v1::plugin_capability::{
+    Type as PluginType, service::Type as Service, volume_expansion::Type as Expansion,
+};
+
+use super::node::Abilities;
+use super::rpc::{Class, Hidden, Peer, RpcError};
+
+/// CSI rule 11.
+const STRING_BYTES: usize = 128;
+const MAP_BYTES: usize = 4096;
+const NODE_ID_BYTES: usize = 256;
+
+/// What does not change while the plugin's process lives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub name: String,
+    pub version: String,
+    /// Empty where there is no node service, or one that gives none.
+    pub node_id: String,
+    pub max_volumes: i64,
+    pub topology: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Fingerprint {
+    pub identity: Identity,
+    pub services: Vec<&'static str>,
+    pub plugin: Vec<&'static str>,
+    pub node: Vec<&'static str>,
+    pub controller: Vec<&'static str>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    #[error("GetPluginInfo: the plugin's name is empty; CSI asks for one")]
+    NoName,
+    #[error("NodeGetInfo: the plugin's node id is empty; CSI asks for one")]
+    NoNodeId,
+}
+
+/// CSI rule 37: no `ready` is ready, `false` is wait.
+pub(super) async fn probe(peer: &Peer, deadline: Instant) -> Result<bool, RpcError> {
+    let send = async |channel: Channel, request| IdentityClient::new(channel).probe(request).await;
+    let answer = peer.call("Probe", deadline, v1::ProbeRequest {}, Hidden::default, send).await?;
+    Ok(answer.ready.unwrap_or(true))
+}
+
+/// Ask a ready plugin everything, or, with its `known` identity, only for its capabilities.
+pub(super) async fn take(
+    peer: &Peer,
+    known: Option<&Identity>,
+    deadline: Instant,
+) -> Result<Fingerprint, Failure> {
+    let mut print = Fingerprint::default();
+    let name = match known {
+        Some(_) => None,
+        None => {
+            let send =
+                async |channel: Channel, request| IdentityClient::new(channel).get_plugin_info(request).await;
+            let request = v1::GetPluginInfoRequest {};
+            let info = peer.call("GetPluginInfo", deadline, request, Hidden::default, send).await?;
+            if info.name.is_empty() {
+                return Err(Failure::NoName);
+            }
+            warn_if_long(peer, "manifest", map_bytes(&info.manifest), MAP_BYTES);
+            Some((info.name, info.vendor_version))
+        }
+    };
+
+    let send =
+        async |channel: Channel, request| IdentityClient::new(channel).get_plugin_capabilities(request).await;
+    let request = v1::GetPluginCapabilitiesRequest {};
+    let answer = peer.call("GetPluginCapabilities", deadline, request, Hidden::default, send).await?;
+    let plugin: Vec<PluginType> = answer.capabilities.into_iter().filter_map(|c| c.r#type).collect();
+    let has = |service: Service| {
+        plugin.iter().any(|p| matches!(p, PluginType::Service(s) if s.r#type == i32::from(service)))
+    };
+    print.plugin = plugin.iter().filter_map(plugin_name).collect();
+
+    let send =
+        async |channel: Channel, request| NodeClient::new(channel).node_get_capabilities(request).await;
+    let request = v1::NodeGetCapabilitiesRequest {};
+    let node = served(peer.call("NodeGetCapabilities", deadline, request, Hidden::default, send).await)?;
+    if let Some(answer) = &node {
+        print.services.push("node");
+        print.node = answer.capabilities.iter().filter_map(node_name).collect();
+    }
+    // A driver's node half often names the controller service and does not serve it (CSI rule 10).
+    if has(Service::ControllerService) {
+        let send = async |channel: Channel, request| {
+            ControllerClient::new(channel).controller_get_capabilities(request).await
+        };
+        let request = v1::ControllerGetCapabilitiesRequest {};
+        let answer = peer.call("ControllerGetCapabilities", deadline, request, Hidden::default, send).await;
+        if let Some(answer) = served(answer)? {
+            print.services.push("controller");
+            print.controller = answer.capabilities.iter().filter_map(controller_name).collect();
+        }
+    }
+    if has(Service::GroupControllerService) {
+        print.services.push("group-controller");
+    }
+
+    print.identity = match (known, name) {
+        (Some(known), _) => known.clone(),
+        (None, name) => {
+            let (name, version) = name.unwrap_or_default();
+            let mut identity = Identity { name, version, ..Identity::default() };
+            if node.is_some() {
+                node_info(peer, deadline, &mut identity).await?;
+            }
+            warn_if_long(peer, "name", identity.name.len(), STRING_BYTES);
+            warn_if_long(peer, "vendor_version", identity.version.len(), STRING_BYTES);
+            warn_if_long(peer, "node_id", identity.node_id.len(), NODE_ID_BYTES);
+            identity
+        }
+    };
+    Ok(print)
+}
+
+/// NodeGetInfo is asked for only of plugins that attach; another may leave it out.
+async fn node_info(peer: &Peer, deadline: Instant, identity: &mut Identity) -> Result<(), Failure> {
+    let send = async |channel: Channel, request| NodeClient::new(channel).node_get_info(request).await;
+    let request = v1::NodeGetInfoRequest {};
+    let answer = peer.call("NodeGetInfo", deadline, request, Hidden::default, send).await;
+    let Some(info) = served(answer)? else { return Ok(()) };
+    if info.node_id.is_empty() {
+        return Err(Failure::NoNodeId);
+    }
+    identity.node_id = info.node_id;
+    identity.max_volumes = info.max_volumes_per_node;
+    let topology = info.accessible_topology.unwrap_or_default().segments;
+    warn_if_long(peer, "accessible_topology", map_bytes(&topology), MAP_BYTES);
+    // It goes to everybody who listens to the plugin's properties.
+    if map_bytes(&topology) <= MAP_BYTES {
+        identity.topology = topology;
+    }
+    Ok(())
+}
+
+impl Fingerprint {
+    pub fn abilities(&self) -> Abilities {
+        let node = |kind: NodeRpc| self.node.contains(&kind.as_str_name());
+        Abilities {
+            node: self.services.contains(&"node"),
+            controller: self.services.contains(&"controller"),
+            stages: node(NodeRpc::StageUnstageVolume),
+            single_node_multi_writer: node(NodeRpc::SingleNodeMultiWriter),
+            mount_group: node(NodeRpc::VolumeMountGroup),
+        }
+    }
+}
+
+/// `None` for a service that the plugin does not have.
+fn served<T>(answer: Result<T, RpcError>) -> Result<Option<T>, RpcError> {
+    match answer {
+        Err(error) if error.class == Class::Unimplemented => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+fn plugin_name(capability: &PluginType) -> Option<&'static str> {
+    match capability {
+        PluginType::Service(service) => {
+            Service::try_from(service.r#type).ok().filter(|t| *t != Service::Unknown).map(|t| t.as_str_name())
+        }
+        PluginType::VolumeExpansion(expansion) => Expansion::try_from(expansion.r#type)
+            .ok()
+            .filter(|t| *t != Expansion::Unknown)
+            .map(|t| t.as_str_name()),
+    }
+}
+
+fn node_name(capability: &v1::NodeServiceCapability) -> Option<&'static str> {
+    let Some(NodeType::Rpc(rpc)) = &capability.r#type else { return None };
+    NodeRpc::try_from(rpc.r#type).ok().filter(|t| *t != NodeRpc::Unknown).map(|t| t.as_str_name())
+}
+
+fn controller_name(capability: &v1::ControllerServiceCapability) -> Option<&'static str> {
+    let Some(ControllerType::Rpc(rpc)) = &capability.r#type else { return None };
+    ControllerRpc::try_from(rpc.r#type).ok().filter(|t| *t != ControllerRpc::Unknown).map(|t| t.as_str_name())
+}
+
+fn map_bytes(map: &BTreeMap<String, String>) -> usize {
+    map.iter().map(|(key, value)| key.len() + value.len()).sum()
+}
+
+/// Over-long answers are taken as they are (CSI rule 11 binds the plugin, not csid), but for the topology, which
+/// is dropped.
+fn warn_if_long(peer: &Peer, field: &str, bytes: usize, limit: usize) {
+    if bytes > limit {
+        tracing::warn!(plugin = %peer.id, field, bytes, limit, "the answer is longer than CSI allows");
+    }
+}

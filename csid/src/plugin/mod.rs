@@ -1,0 +1,84 @@
+//! Plugins: the registry, one task per plugin, and what `volume` calls.
+//!
+//! ```text
+//!   registry ── one per plugin ──> task ── owns ──> channel, fingerprint, health, supervise (its unit)
+//!      │                            │ watch
+//!      └── ready() ─────────────> node::Ready: stage, publish, unpublish, unstage ──> rpc ──> the plugin
+//! ```
+//!
+//! Each plugin's channel, capabilities and health belong to its task alone; the others hold a handle and a
+//! watch. The registry holds which plugins there are; the journal those that were registered on the bus. What
+//! always holds: plugins never wait for each other; csid's stop leaves every plugin running, and its start
+//! adopts those that run; a mount costs no capability call; no message, log line or event of this room holds
+//! a secret, a context's value or a mount flag.
+
+mod channel;
+mod events;
+pub mod files;
+mod fingerprint;
+mod node;
+mod registry;
+mod rpc;
+mod spec;
+mod supervise;
+mod task;
+#[cfg(test)]
+mod tests;
+mod trust;
+
+use std::collections::BTreeMap;
+
+pub use node::{Call, Ready};
+pub use registry::{Applied, Plugins};
+pub use rpc::{Class, RpcError, code_name};
+pub use spec::{LATER_KEYS, Log, PluginSpec, Supervision, validate_id};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    Node,
+    Controller,
+}
+
+impl Service {
+    /// The contract's word, as in WaitForPlugin.
+    pub fn name(self) -> &'static str {
+        match self {
+            Service::Node => "node",
+            Service::Controller => "controller",
+        }
+    }
+}
+
+/// The properties of org.csid1.Plugin.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PluginView {
+    pub id: String,
+    /// stopped starting probing ready unhealthy failed stopping
+    pub state: &'static str,
+    pub healthy: bool,
+    pub health_message: String,
+    pub supervision: &'static str,
+    pub unit: String,
+    pub socket: String,
+    pub instances: Vec<String>,
+    pub provider: String,
+    pub provider_version: String,
+    pub services: Vec<String>,
+    pub plugin_capabilities: Vec<String>,
+    pub node_capabilities: Vec<String>,
+    pub controller_capabilities: Vec<String>,
+    pub node_id: String,
+    pub max_volumes: i64,
+    pub topology: BTreeMap<String, String>,
+    pub restarts: u32,
+    pub log: &'static str,
+    pub owner: u32,
+}
+
+/// What a listener to the registry is told; the view is asked for when it is needed.
+#[derive(Clone, Debug)]
+pub enum PluginChange {
+    Added(String),
+    Changed(String),
+    Removed(String),
+}

@@ -1,0 +1,392 @@
+//! One RPC to a plugin: its deadline, what its failure means for the state of the volume (CSI rule 36), and
+//! its message without secrets.
+
+use std::error::Error as _;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+use super::channel::NotConnected;
+use crate::error::{Error, Kind};
+
+/// The longest message of a plugin that csid passes on.
+const MESSAGE_LIMIT: usize = 2048;
+
+/// What a failed RPC says about its effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// It never reached the plugin.
+    NotSent,
+    /// The plugin says that it may go well later: UNAVAILABLE, ABORTED, RESOURCE_EXHAUSTED.
+    Transient,
+    /// The plugin's definite no.
+    Refused,
+    /// It may have had its effect, or have it yet: INTERNAL, UNKNOWN, a time-out, a broken connection.
+    Unknown,
+    /// The plugin does not have that RPC.
+    Unimplemented,
+    /// csid is stopping and sends nothing any more.
+    Shutdown,
+    /// csid does not send this plugin what the call holds.
+    Forbidden,
+}
+
+/// Why an RPC failed. `message` is scrubbed of the call's secrets, context values and mount flags, bounded,
+/// and without control characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RpcError {
+    pub plugin: Arc<str>,
+    pub rpc: &'static str,
+    pub code: Code,
+    pub message: String,
+    pub class: Class,
+}
+
+impl fmt::Display for RpcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.rpc, code_name(self.code), self.message)
+    }
+}
+
+impl std::error::Error for RpcError {}
+
+impl From<RpcError> for Error {
+    fn from(error: RpcError) -> Self {
+        let kind = match error.class {
+            Class::NotSent => Kind::PluginUnavailable,
+            Class::Shutdown => Kind::PluginShutdown,
+            Class::Forbidden => Kind::NotAuthorized,
+            Class::Transient | Class::Refused | Class::Unknown | Class::Unimplemented => Kind::PluginError,
+        };
+        Error::new(kind, error.to_string()).with(|details| {
+            details.rpc = Some(error.rpc);
+            details.grpc_code = Some(error.code as u32);
+            details.plugin = Some(error.plugin.to_string());
+            details.retryable =
+                !matches!(error.class, Class::Refused | Class::Unimplemented | Class::Forbidden);
+            details.plugin_message = Some(error.message);
+        })
+    }
+}
+
+impl RpcError {
+    pub fn into_error(self) -> Error {
+        self.into()
+    }
+
+    fn new(peer: &Peer, rpc: &'static str, status: &Status, hidden: Hidden) -> Self {
+        let class = class(status);
+        let message = match (class, first_cause(status)) {
+            (Class::Unknown, Some(cause)) => format!("the connection to the plugin broke: {cause}"),
+            _ => hidden.scrub(status.message()),
+        };
+        RpcError { plugin: peer.id.clone(), rpc, code: status.code(), message: presentable(&message), class }
+    }
+}
+
+/// The gRPC name of a code, e.g. `FAILED_PRECONDITION`.
+pub fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+/// What caused a status that was made on this side; one that came over the wire has no source.
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(status.source(), |error| {
+        let error = *error;
+        error.source()
+    })
+}
+
+fn first_cause(status: &Status) -> Option<String> {
+    causes(status).last().map(ToString::to_string)
+}
+
+fn class(status: &Status) -> Class {
+    if causes(status).any(|error| error.is::<NotConnected>()) {
+        return Class::NotSent;
+    }
+    if status.source().is_some() {
+        return Class::Unknown;
+    }
+    match status.code() {
+        Code::Unavailable | Code::Aborted | Code::ResourceExhausted => Class::Transient,
+        Code::Unimplemented => Class::Unimplemented,
+        Code::InvalidArgument
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::Unauthenticated => Class::Refused,
+        Code::Ok
+        | Code::Cancelled
+        | Code::Unknown
+        | Code::DeadlineExceeded
+        | Code::Internal
+        | Code::DataLoss => Class::Unknown,
+    }
+}
+
+/// What must not be repeated from a plugin's message: it may quote the request.
+#[derive(Default)]
+pub(super) struct Hidden(Vec<String>);
+
+impl Hidden {
+    /// Hide a secret, however short.
+    pub fn secret(&mut self, value: &str) {
+        // A file's value may be repeated without its last newline.
+        for value in [value, value.trim()].into_iter().filter(|value| !value.is_empty()) {
+            self.as_spelled(value);
+        }
+        self.worth_it(value.lines().map(str::trim));
+    }
+
+    /// Hide what may hold a secret: a context's value or a mount flag, and what follows a `=` in it, of `a=b,c=d`
+    /// each.
+    pub fn opaque(&mut self, value: &str) {
+        let whole = [value].into_iter().chain(value.lines().map(str::trim));
+        let tails =
+            [value].into_iter().chain(value.split(',')).filter_map(|part| Some(part.split_once('=')?.1));
+        self.worth_it(whole.chain(tails));
+    }
+
+    /// One of up to three bytes (`ro`, `yes`) holds no secret worth a garbled message.
+    fn worth_it<'a>(&mut self, values: impl Iterator<Item = &'a str>) {
+        values.filter(|value| value.len() > 3).for_each(|value| self.as_spelled(value));
+    }
+
+    /// As it is, and as JSON and Go spell it; Go's JSON escapes what means something in HTML, too.
+    fn as_spelled(&mut self, value: &str) {
+        let json = serde_json::Value::from(value).to_string();
+        let json = &json[1..json.len() - 1];
+        let html = json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
+        self.0.extend([value, json, &html].map(str::to_owned));
+    }
+
+    /// All that is hidden is found in the text as it came, so that overlapping values leave no rest of each
+    /// other.
+    fn scrub(&self, text: &str) -> String {
+        let mut spans: Vec<(usize, usize)> = self
+            .0
+            .iter()
+            .flat_map(|v| text.match_indices(v).map(|(at, found)| (at, at + found.len())))
+            .collect();
+        spans.sort_unstable();
+        let mut clean = String::with_capacity(text.len());
+        let mut done = 0;
+        for (from, to) in spans {
+            if from >= done {
+                clean.push_str(&text[done..from]);
+                clean.push_str("[redacted]");
+            }
+            done = done.max(to);
+        }
+        clean.push_str(&text[done..]);
+        clean
+    }
+}
+
+/// A plugin's text on one line, bounded: it goes to a terminal, a log and D-Bus, which takes no NUL.
+pub(super) fn presentable(text: &str) -> String {
+    let mut clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if clean.len() > MESSAGE_LIMIT {
+        clean.truncate(clean.floor_char_boundary(MESSAGE_LIMIT));
+        clean.push('…');
+    }
+    clean
+}
+
+/// The deadline of one RPC: csid.toml's, shared by all plugins and changed by a reload, or the plugin's own.
+#[derive(Clone)]
+pub(super) struct Limit(Arc<AtomicU64>);
+
+impl Limit {
+    pub fn new(limit: Duration) -> Self {
+        let new = Limit(Arc::new(AtomicU64::new(0)));
+        new.set(limit);
+        new
+    }
+
+    pub fn set(&self, limit: Duration) {
+        self.0.store(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// A plugin to call.
+#[derive(Clone)]
+pub(super) struct Peer {
+    pub id: Arc<str>,
+    pub channel: Channel,
+    pub limit: Limit,
+    /// csid is stopping.
+    pub closed: Arc<AtomicBool>,
+}
+
+impl Peer {
+    /// Send one request; an answer in time, or why not. Dropping the future resets the stream, which cancels
+    /// the RPC at the plugin.
+    pub async fn call<Q, R, F>(
+        &self,
+        rpc: &'static str,
+        deadline: Instant,
+        request: Q,
+        hidden: impl FnOnce() -> Hidden,
+        send: impl FnOnce(Channel, Request<Q>) -> F,
+    ) -> Result<R, RpcError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let error =
+            |code, message: String, class| RpcError { plugin: self.id.clone(), rpc, code, message, class };
+        if self.closed.load(Ordering::Acquire) {
+            return Err(error(
+                Code::Cancelled,
+                "csid is stopping; ask again when it is back".into(),
+                Class::Shutdown,
+            ));
+        }
+        let start = Instant::now();
+        let allowed = deadline.saturating_duration_since(start).min(self.limit.get());
+        if allowed.is_zero() {
+            return Err(error(
+                Code::DeadlineExceeded,
+                "the deadline ended before the call".into(),
+                Class::NotSent,
+            ));
+        }
+        let mut request = Request::new(request);
+        request.set_timeout(allowed);
+        let answer = tokio::time::timeout(allowed, send(self.channel.clone(), request)).await;
+        let elapsed = start.elapsed();
+        let failed = match answer {
+            Ok(Ok(response)) => {
+                tracing::debug!(plugin = %self.id, rpc, ?elapsed, "answered");
+                return Ok(response.into_inner());
+            }
+            // tonic's own clock may be the first to ring.
+            Ok(Err(status)) if elapsed < allowed || status.source().is_none() => {
+                RpcError::new(self, rpc, &status, hidden())
+            }
+            Ok(Err(_)) | Err(_) => error(
+                Code::DeadlineExceeded,
+                format!("the plugin did not answer within {allowed:.1?}"),
+                Class::Unknown,
+            ),
+        };
+        tracing::debug!(plugin = %self.id, rpc, ?elapsed, code = code_name(failed.code), "failed");
+        Err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_hidden_is_gone_also_where_values_overlap() {
+        let mut hidden = Hidden::default();
+        hidden.secret("hunter2");
+        hidden.secret("s");
+        hidden.opaque("user=hunter2");
+        hidden.opaque("yes");
+        hidden.opaque("password=opensesame");
+        let scrub = |text: &str| hidden.scrub(text);
+        assert_eq!(scrub("with user=hunter2 no"), "with [redacted] no");
+        assert_eq!(scrub("hunter2hunter2"), "[redacted][redacted]");
+        assert_eq!(scrub("yes: it"), "ye[redacted]: it");
+        assert_eq!(scrub("bad opensesame"), "bad [redacted]");
+        let mut hidden = Hidden::default();
+        hidden.opaque("abcdef");
+        hidden.secret("defghi");
+        assert_eq!(hidden.scrub("xabcdefghix"), "x[redacted]x");
+    }
+
+    #[test]
+    fn what_is_hidden_is_gone_also_in_parts_and_quoted() {
+        let mut hidden = Hidden::default();
+        hidden.secret("hunter2\n");
+        hidden.secret("-----BEGIN KEY-----\nMIIEow\r\nab\n");
+        hidden.secret("q\"u<o\te");
+        hidden.opaque("vers=3,password=opensesame,sec=krb5");
+        hidden.opaque("line1\nline2");
+        for (said, clean) in [
+            ("login hunter2 failed", "login [redacted] failed"),
+            ("bad key: MIIEow", "bad key: [redacted]"),
+            ("an ab is too short a line", "an ab is too short a line"),
+            (r#"{"key":"q\"u<o\te"}"#, r#"{"key":"[redacted]"}"#),
+            (r#"{"key":"q\"u\u003co\te"}"#, r#"{"key":"[redacted]"}"#),
+            (r"pem -----BEGIN KEY-----\nMIIEow\r\nab\n end", "pem [redacted] end"),
+            ("unknown option opensesame", "unknown option [redacted]"),
+            ("after krb5, line2", "after [redacted], [redacted]"),
+        ] {
+            assert_eq!(hidden.scrub(said), clean);
+        }
+    }
+
+    #[test]
+    fn a_plugins_text_is_one_bounded_line() {
+        assert_eq!(presentable("a\nb\0c\u{1b}[31m"), "a b c [31m");
+        let long = presentable(&"ü".repeat(5000));
+        assert!(long.len() < MESSAGE_LIMIT + 8 && long.ends_with('…'));
+    }
+
+    #[test]
+    fn co_rule_36_what_a_code_means() {
+        use Code::*;
+        let table = [
+            (Class::Transient, vec![Unavailable, Aborted, ResourceExhausted]),
+            (
+                Class::Refused,
+                vec![
+                    InvalidArgument,
+                    NotFound,
+                    AlreadyExists,
+                    PermissionDenied,
+                    FailedPrecondition,
+                    OutOfRange,
+                    Unauthenticated,
+                ],
+            ),
+            (Class::Unknown, vec![Cancelled, Unknown, DeadlineExceeded, Internal, DataLoss]),
+            (Class::Unimplemented, vec![Unimplemented]),
+        ];
+        for (expected, codes) in table {
+            for code in codes {
+                assert_eq!(class(&Status::new(code, "")), expected, "{code:?}");
+            }
+        }
+        // The same code made on this side says nothing about the plugin.
+        assert_eq!(class(&Status::from_error(Box::new(io_error()))), Class::Unknown);
+    }
+
+    fn io_error() -> std::io::Error {
+        std::io::ErrorKind::BrokenPipe.into()
+    }
+}

@@ -1,0 +1,300 @@
+//! What a plugin is told to be: RegisterPlugin's spec and the keys of a file in `plugins.d`, and what is
+//! wrong with one.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::IntoDeserializer;
+use serde::{Deserialize, Serialize};
+
+use super::trust;
+use crate::config::{self, Directories};
+use crate::error::{Error, Result};
+
+/// Keys of the contract that this csid does not serve: NotSupported, where an unknown key is InvalidArgument.
+pub const LATER_KEYS: [&str; 4] = ["unit", "profile", "propagation", "network"];
+
+const DEFAULT_INSTANCE: &str = "default";
+const ENDPOINT: &str = "CSI_ENDPOINT";
+/// `sockaddr_un` has room for 108 bytes, the last a NUL.
+const SOCKET_BYTES: usize = 107;
+/// All of argv, or all of the environment.
+const TEXT_BYTES: usize = 64 * 1024;
+const UNIT_NAME_BYTES: usize = 255;
+
+/// RegisterPlugin's spec, and the keys of a file in `plugins.d`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct PluginSpec {
+    pub supervision: Supervision,
+    #[serde(default)]
+    pub argv: Vec<String>,
+    #[serde(default)]
+    pub environment: BTreeMap<String, String>,
+    /// `NAME` or `NAME:PATH`, as in LoadCredential=.
+    #[serde(default)]
+    pub credentials: Vec<String>,
+    #[serde(default)]
+    pub socket: Option<String>,
+    #[serde(default)]
+    pub instance: Option<String>,
+    /// The host directory of the volumes' paths; default: `plugins/ID` below csid's state directory.
+    #[serde(default)]
+    pub plugin_root: Option<String>,
+    /// The same directory as the plugin sees it (CSI rule 30).
+    #[serde(default)]
+    pub plugin_view: Option<String>,
+    #[serde(default)]
+    pub log: Log,
+    /// The deadline of one RPC, in systemd's spelling; default: csid.toml's.
+    #[serde(default)]
+    pub rpc_deadline: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Supervision {
+    Managed,
+    External,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Log {
+    #[default]
+    Journal,
+    None,
+}
+
+/// Plugin ids become directories and parts of unit names (design: Names).
+pub fn validate_id(id: &str) -> Result<()> {
+    let bytes = id.as_bytes();
+    let ends = [bytes.first(), bytes.last()];
+    let good = bytes.len() <= 63
+        && ends.iter().all(|end| end.is_some_and(u8::is_ascii_alphanumeric))
+        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(b))
+        && !id.contains("..");
+    if good {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "the plugin id is not 1 to 63 of [A-Za-z0-9._-], a letter or digit first and last, without `..`",
+    ))
+}
+
+impl PluginSpec {
+    /// Everything that can be seen without looking at the host.
+    pub fn validate(&self, id: &str) -> Result<()> {
+        validate_id(id)?;
+        let instance = self.instance();
+        let plain = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+        if !(1..=16).contains(&instance.len()) || !instance.bytes().all(plain) {
+            return Err(Error::invalid("instance is not 1 to 16 characters of [a-z0-9]"));
+        }
+        match self.supervision {
+            Supervision::Managed => self.validate_managed(id)?,
+            Supervision::External => self.validate_external()?,
+        }
+        for (key, path) in [("plugin-root", &self.plugin_root), ("plugin-view", &self.plugin_view)] {
+            if path.as_ref().is_some_and(|path| !is_plain_path(path)) {
+                return Err(Error::invalid(format!("{key} is not an absolute path without `..`")));
+            }
+        }
+        self.rpc_deadline().map(drop)
+    }
+
+    fn validate_managed(&self, id: &str) -> Result<()> {
+        if self.socket.is_some() {
+            return Err(Error::invalid(format!(
+                "socket is for external plugins; a managed one listens at csid's own path, or at {ENDPOINT} \
+                 of its environment"
+            )));
+        }
+        let Some(program) = self.argv.first() else {
+            return Err(Error::invalid("a managed plugin needs argv: the program and its arguments"));
+        };
+        if !is_plain_path(program) {
+            return Err(Error::invalid("argv[0] is not an absolute path without `..`"));
+        }
+        let bytes = self.argv.iter().map(String::len).sum::<usize>();
+        if bytes > TEXT_BYTES || !self.argv.iter().all(|a| is_text(a)) {
+            return Err(Error::invalid("argv is longer than 64 KiB or holds control characters"));
+        }
+        for (key, value) in &self.environment {
+            let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+            if key.is_empty() || !key.bytes().all(word) || key.as_bytes()[0].is_ascii_digit() {
+                return Err(Error::invalid("an environment key is not [A-Za-z_][A-Za-z0-9_]*"));
+            }
+            if key.starts_with("CSI_") && key != ENDPOINT {
+                return Err(Error::invalid(format!("environment: {key}: the prefix CSI_ is reserved")));
+            }
+            if !is_text(value) {
+                return Err(Error::invalid(format!("environment: {key} holds control characters")));
+            }
+        }
+        if self.environment.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() > TEXT_BYTES {
+            return Err(Error::invalid("environment is longer than 64 KiB"));
+        }
+        if let Some(endpoint) = self.environment.get(ENDPOINT) {
+            let path = endpoint.strip_prefix("unix://").unwrap_or_default();
+            check_socket(path, "environment: CSI_ENDPOINT is not unix:// and")?;
+        }
+        for credential in &self.credentials {
+            let (name, path) = split_credential(credential);
+            let named = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+            if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.bytes().all(named) {
+                return Err(Error::invalid("a credential is not NAME or NAME:PATH, NAME of [A-Za-z0-9._-]"));
+            }
+            if path.is_some_and(|path| !is_plain_path(path)) {
+                return Err(Error::invalid(format!(
+                    "credentials: {name}: its path is not absolute, or holds `..`"
+                )));
+            }
+        }
+        if unit_name(id, self.instance()).len() > UNIT_NAME_BYTES {
+            return Err(Error::invalid(
+                "the plugin id is too long for a unit name: each `-` takes four bytes there",
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_external(&self) -> Result<()> {
+        if !self.argv.is_empty() || !self.environment.is_empty() || !self.credentials.is_empty() {
+            return Err(Error::invalid(
+                "argv, environment and credentials are for managed plugins; csid starts no external one",
+            ));
+        }
+        match &self.socket {
+            Some(socket) => check_socket(socket, "socket is not"),
+            None => Err(Error::invalid("an external plugin needs socket: the path where it listens")),
+        }
+    }
+
+    /// A managed plugin's program must be there, and nobody but root able to change it.
+    pub fn check_program(&self) -> Result<()> {
+        match self.argv.first() {
+            Some(program) => {
+                trust::check(Path::new(program)).map_err(|error| Error::invalid(format!("argv[0]: {error}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Keys by which a caller could make csid run or reach what is not his.
+    pub(super) fn needs_root(&self) -> bool {
+        !self.argv.is_empty()
+            || !self.environment.is_empty()
+            || self.plugin_root.is_some()
+            || self.plugin_view.is_some()
+    }
+
+    pub fn instance(&self) -> &str {
+        self.instance.as_deref().unwrap_or(DEFAULT_INSTANCE)
+    }
+
+    /// The plugin's own deadline of an RPC, if it has one.
+    pub fn rpc_deadline(&self) -> Result<Option<Duration>> {
+        let Some(text) = &self.rpc_deadline else { return Ok(None) };
+        let text: serde::de::value::StrDeserializer<'_, serde::de::value::Error> =
+            text.as_str().into_deserializer();
+        config::duration(text).map(Some).map_err(|error| Error::invalid(format!("rpc-deadline: {error}")))
+    }
+
+    /// Whether `self` describes the same plugin as `other`; a default that is written out changes nothing.
+    pub(super) fn same(&self, other: &PluginSpec) -> bool {
+        let spelled =
+            |spec: &PluginSpec| PluginSpec { instance: Some(spec.instance().to_owned()), ..spec.clone() };
+        spelled(self) == spelled(other)
+    }
+
+    /// Whether a process started by `other` is also one of `self`.
+    pub(super) fn same_process(&self, other: &PluginSpec) -> bool {
+        self.supervision == other.supervision
+            && self.instance() == other.instance()
+            && self.argv == other.argv
+            && self.environment == other.environment
+            && self.credentials == other.credentials
+            && self.log == other.log
+    }
+}
+
+/// Where a plugin lives: derived from its id and spec alone.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// Empty for an external plugin.
+    pub unit: String,
+    pub socket: PathBuf,
+    /// The directory of the socket, when it is csid's own (CSI rule 5).
+    pub directory: Option<PathBuf>,
+    pub root: PathBuf,
+    pub view: PathBuf,
+}
+
+impl Place {
+    pub fn of(directories: &Directories, id: &str, spec: &PluginSpec) -> Self {
+        let root = spec.plugin_root.as_ref().map_or_else(|| directories.plugin(id), PathBuf::from);
+        let view = spec.plugin_view.as_ref().map_or_else(|| root.clone(), PathBuf::from);
+        let endpoint = spec.environment.get(ENDPOINT).and_then(|endpoint| endpoint.strip_prefix("unix://"));
+        let own = directories.runtime.join("plugins").join(id).join(spec.instance());
+        let (unit, socket, directory) = match (spec.supervision, endpoint) {
+            (Supervision::External, _) => {
+                (String::new(), PathBuf::from(spec.socket.clone().unwrap_or_default()), None)
+            }
+            (Supervision::Managed, Some(endpoint)) => {
+                (unit_name(id, spec.instance()), PathBuf::from(endpoint), None)
+            }
+            (Supervision::Managed, None) => (unit_name(id, spec.instance()), own.join("csi.sock"), Some(own)),
+        };
+        Place { unit, socket, directory, root, view }
+    }
+
+    /// What a managed plugin finds in its environment: its own, and the endpoint unless that names one (CSI
+    /// rule 2).
+    pub fn environment(&self, spec: &PluginSpec) -> BTreeMap<String, String> {
+        let mut environment = spec.environment.clone();
+        let endpoint = || format!("unix://{}", self.socket.display());
+        environment.entry(ENDPOINT.to_owned()).or_insert_with(endpoint);
+        environment
+    }
+}
+
+/// `csi-plugin-ID-INSTANCE.service`. A `-` of the id is written as systemd-escape does: drop-ins apply by
+/// prefix, and those for `csi-plugin-a-` must not change the plugin `a-b`.
+pub(super) fn unit_name(id: &str, instance: &str) -> String {
+    format!("csi-plugin-{}-{instance}.service", id.replace('-', "\\x2d"))
+}
+
+/// `NAME` or `NAME:PATH`.
+pub(super) fn split_credential(credential: &str) -> (&str, Option<&str>) {
+    match credential.split_once(':') {
+        Some((name, path)) => (name, Some(path)),
+        None => (credential, None),
+    }
+}
+
+fn is_text(text: &str) -> bool {
+    !text.chars().any(char::is_control)
+}
+
+fn is_plain_path(path: &str) -> bool {
+    path.len() < 4096
+        && is_text(path)
+        && Path::new(path).is_absolute()
+        && !Path::new(path).components().any(|c| c == Component::ParentDir)
+}
+
+/// CSI rule 1: a Unix socket whose name ends in `.sock`.
+fn check_socket(path: &str, what: &str) -> Result<()> {
+    if is_plain_path(path) && path.ends_with(".sock") && path.len() <= SOCKET_BYTES {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{what} an absolute path without `..` of at most {SOCKET_BYTES} bytes that ends in .sock"
+    )))
+}
+
+#[cfg(test)]
+#[path = "spec_tests.rs"]
+mod tests;

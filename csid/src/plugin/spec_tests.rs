@@ -1,0 +1,153 @@
+use super::*;
+use crate::Kind;
+
+fn external() -> PluginSpec {
+    PluginSpec {
+        supervision: Supervision::External,
+        argv: Vec::new(),
+        environment: BTreeMap::new(),
+        credentials: Vec::new(),
+        socket: Some("/run/p/csi.sock".into()),
+        instance: None,
+        plugin_root: None,
+        plugin_view: None,
+        log: Log::Journal,
+        rpc_deadline: None,
+    }
+}
+
+fn managed() -> PluginSpec {
+    PluginSpec {
+        supervision: Supervision::Managed,
+        argv: vec!["/usr/bin/true".into(), "$HOME %n".into()],
+        socket: None,
+        ..external()
+    }
+}
+
+fn environment(key: &str, value: &str) -> PluginSpec {
+    PluginSpec { environment: [(key.into(), value.into())].into(), ..managed() }
+}
+
+#[test]
+fn ids_are_letters_digits_and_inner_marks() {
+    for good in ["a", "Z9", "csi.example.com", "a-b_c", &"x".repeat(63)] {
+        validate_id(good).unwrap();
+    }
+    for wrong in
+        ["", ".", "..", "a..b", "-a", "a-", "a/b", "../a", "a\n", "a\0", "ä", "a b", "_", &"x".repeat(64)]
+    {
+        assert_eq!(validate_id(wrong).unwrap_err().kind, Kind::InvalidArgument, "{wrong:?}");
+    }
+}
+
+#[test]
+fn good_specs() {
+    let unix = "unix:///run/x/y.sock";
+    let table = [
+        external(),
+        managed(),
+        environment("_A9", "any = thing"),
+        environment("CSI_ENDPOINT", unix),
+        PluginSpec { instance: Some("0123456789abcdef".into()), ..managed() },
+        PluginSpec { credentials: vec!["key".into(), "csid.a:/etc/key".into()], ..managed() },
+        PluginSpec { plugin_root: Some("/srv/csi".into()), plugin_view: Some("/csi".into()), ..external() },
+        PluginSpec { rpc_deadline: Some("5min".into()), ..external() },
+        PluginSpec { socket: Some(format!("/{}.sock", "x".repeat(101))), ..external() },
+    ];
+    for spec in table {
+        spec.validate("a").unwrap_or_else(|error| panic!("{spec:?}: {error}"));
+    }
+}
+
+#[test]
+fn wrong_specs() {
+    let some = |text: &str| Some(text.to_owned());
+    let argv = |program: &str| PluginSpec { argv: vec![program.into()], ..managed() };
+    let socket = |path: &str| PluginSpec { socket: some(path), ..external() };
+    let table = [
+        ("an external plugin needs socket", PluginSpec { socket: None, ..external() }),
+        ("socket is not", socket("run/a.sock")),
+        ("socket is not", socket("/run/a.socket")),
+        ("socket is not", socket("/run/../a.sock")),
+        ("socket is not", socket("/run/a\n.sock")),
+        ("socket is not", socket(&format!("/{}.sock", "x".repeat(102)))),
+        ("for managed plugins", PluginSpec { argv: vec!["/bin/true".into()], ..external() }),
+        ("for managed plugins", PluginSpec { credentials: vec!["a".into()], ..external() }),
+        ("for external plugins", PluginSpec { socket: some("/run/a.sock"), ..managed() }),
+        ("needs argv", PluginSpec { argv: Vec::new(), ..managed() }),
+        ("argv[0]", argv("true")),
+        ("argv[0]", argv("/usr/../bin/true")),
+        ("argv[0]", argv("")),
+        ("argv is longer", PluginSpec { argv: vec!["/bin/true".into(), "a\nb".into()], ..managed() }),
+        ("argv is longer", PluginSpec { argv: vec!["/bin/true".into(), "a".repeat(70_000)], ..managed() }),
+        ("an environment key", environment("A-B", "")),
+        ("an environment key", environment("", "")),
+        ("an environment key", environment("9A", "")),
+        ("reserved", environment("CSI_X", "")),
+        ("control characters", environment("A", "a\nb")),
+        ("64 KiB", environment("A", &"a".repeat(70_000))),
+        ("CSI_ENDPOINT", environment("CSI_ENDPOINT", "tcp://127.0.0.1:1")),
+        ("CSI_ENDPOINT", environment("CSI_ENDPOINT", "unix://run/a.sock")),
+        ("a credential", PluginSpec { credentials: vec!["a/b".into()], ..managed() }),
+        ("a credential", PluginSpec { credentials: vec!["..".into()], ..managed() }),
+        ("credentials: a", PluginSpec { credentials: vec!["a:b".into()], ..managed() }),
+        ("instance", PluginSpec { instance: some(""), ..external() }),
+        ("instance", PluginSpec { instance: some("A"), ..external() }),
+        ("instance", PluginSpec { instance: some("0123456789abcdefg"), ..external() }),
+        ("plugin-root", PluginSpec { plugin_root: some("csi"), ..external() }),
+        ("plugin-root", PluginSpec { plugin_root: some("/csi/../etc"), ..external() }),
+        ("plugin-view", PluginSpec { plugin_view: some("/csi\n"), ..external() }),
+        ("rpc-deadline", PluginSpec { rpc_deadline: some("soon"), ..external() }),
+    ];
+    for (expected, spec) in table {
+        let error = spec.validate("a").expect_err(expected);
+        assert_eq!(error.kind, Kind::InvalidArgument);
+        assert!(error.message.contains(expected), "{expected}: {error}");
+    }
+    let dashes = format!("a{}b", "-".repeat(61));
+    assert!(managed().validate(&dashes).unwrap_err().message.contains("unit name"));
+    external().validate(&dashes).unwrap();
+}
+
+#[test]
+fn a_program_that_is_not_there_is_refused() {
+    let spec = PluginSpec { argv: vec!["/usr/bin/no-such-program".into()], ..managed() };
+    spec.validate("a").unwrap();
+    assert!(spec.check_program().unwrap_err().message.contains("/usr/bin/no-such-program"));
+    managed().check_program().unwrap();
+    external().check_program().unwrap();
+}
+
+#[test]
+fn a_default_that_is_written_out_changes_nothing() {
+    let written = PluginSpec { instance: Some("default".into()), ..external() };
+    assert!(external().same(&written));
+    assert!(!external().same(&PluginSpec { plugin_view: Some("/csi".into()), ..external() }));
+    assert!(managed().same_process(&PluginSpec { plugin_view: Some("/csi".into()), ..managed() }));
+    assert!(!managed().same_process(&environment("A", "b")));
+}
+
+#[test]
+fn co_rules_1_2_and_5_the_socket_and_its_endpoint() {
+    let directories =
+        Directories { state: "/var/lib/csid".into(), runtime: "/run/csid".into(), configuration: "/".into() };
+    let place = Place::of(&directories, "my-plugin.1", &managed());
+    assert_eq!(place.unit, "csi-plugin-my\\x2dplugin.1-default.service");
+    assert_eq!(place.socket, Path::new("/run/csid/plugins/my-plugin.1/default/csi.sock"));
+    assert_eq!(place.directory.as_deref(), place.socket.parent());
+    assert_eq!(place.root, Path::new("/var/lib/csid/plugins/my-plugin.1"));
+    assert_eq!(place.view, place.root);
+    assert_eq!(
+        place.environment(&managed()).get("CSI_ENDPOINT").map(String::as_str),
+        Some("unix:///run/csid/plugins/my-plugin.1/default/csi.sock")
+    );
+    let longest =
+        Place::of(&directories, &"x".repeat(63), &PluginSpec { instance: Some("y".repeat(16)), ..managed() });
+    assert!(longest.socket.as_os_str().len() <= SOCKET_BYTES, "{}", longest.socket.display());
+
+    let own = environment("CSI_ENDPOINT", "unix:///srv/x.sock");
+    let place = Place::of(&directories, "a", &own);
+    assert_eq!((place.socket.to_str(), place.directory.as_deref()), (Some("/srv/x.sock"), None));
+    assert_eq!(place.environment(&own), own.environment);
+}

@@ -1,0 +1,179 @@
+//! The process of a managed plugin: a transient unit that csid starts, adopts and stops. It outlives csid;
+//! who watches it is the plugin's task, the only one.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::spec::{Log, Place, PluginSpec, split_credential};
+use crate::host::units::{MainProcess, Service, UnitState, Units, UnitsError};
+
+/// What orders plugins at shutdown; csid.service's package brings it.
+const TARGET: &str = "csi-plugins.target";
+/// How long a unit may take to say what it is doing.
+const SETTLE: Duration = Duration::from_secs(30);
+
+/// systemd forgets a transient unit that ended well.
+const ENDED_WELL: &str = "it exited with status 0";
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    #[error(transparent)]
+    Units(#[from] UnitsError),
+    #[error("{0}")]
+    Program(String),
+    #[error("cannot prepare {}: {source}", path.display())]
+    Socket { path: PathBuf, source: io::Error },
+    #[error("{unit} ended as it was started: {how}")]
+    Ended { unit: String, how: String },
+    #[error(
+        "{unit} has ended, but processes of it are left (FUSE helpers?) that keep the definition of before; \
+         unmount what they serve, or end them"
+    )]
+    Leftovers { unit: String },
+    #[error("{unit} stays {active}; see `systemctl status {unit}`")]
+    Stuck { unit: String, active: String },
+}
+
+/// A running process: found, or made now.
+pub(super) struct Running {
+    pub process: MainProcess,
+    pub started: bool,
+}
+
+/// Make sure that the plugin's unit runs. One that does is adopted as it is, whatever it was started with.
+pub(super) async fn ensure(
+    units: &Units,
+    id: &str,
+    spec: &PluginSpec,
+    place: &Place,
+) -> Result<Running, StartError> {
+    let unit = &place.unit;
+    let mut started = false;
+    let mut pause = Duration::from_millis(5);
+    let until = tokio::time::Instant::now() + SETTLE;
+    loop {
+        let state = units.state(unit).await?;
+        let active = state.as_ref().map_or("unloaded", |state| state.active.as_str()).to_owned();
+        match state {
+            Some(state) if matches!(active.as_str(), "active" | "activating" | "reloading") => {
+                if let Some(process) = units.watch(unit, state.main_pid).await? {
+                    return Ok(Running { process, started });
+                }
+            }
+            Some(state) if state.at_rest() && started => {
+                return Err(StartError::Ended { unit: unit.clone(), how: how_it_ended(&state) });
+            }
+            Some(state) if !state.at_rest() => {}
+            None if started => {
+                return Err(StartError::Ended { unit: unit.clone(), how: ENDED_WELL.into() });
+            }
+            rest => {
+                start(units, id, spec, place, rest.is_some()).await?;
+                started = true;
+            }
+        }
+        if tokio::time::Instant::now() > until {
+            return Err(StartError::Stuck { unit: unit.clone(), active });
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(200));
+    }
+}
+
+async fn start(
+    units: &Units,
+    id: &str,
+    spec: &PluginSpec,
+    place: &Place,
+    loaded: bool,
+) -> Result<(), StartError> {
+    spec.check_program().map_err(|error| StartError::Program(error.message))?;
+    prepare_socket(place).map_err(|source| StartError::Socket { path: place.socket.clone(), source })?;
+    if loaded {
+        units.reset_failed(&place.unit).await?;
+    }
+    let service = service(id, spec, place);
+    match units.start_transient(&service).await {
+        // systemd forgets a unit that is at rest, but not while processes are left in it: they may be mounts.
+        Err(UnitsError::Exists { unit }) => {
+            if !units.is_defined_as(&service).await? {
+                return Err(StartError::Leftovers { unit });
+            }
+            Ok(units.start(&unit).await?)
+        }
+        answer => Ok(answer?),
+    }
+}
+
+fn service(id: &str, spec: &PluginSpec, place: &Place) -> Service {
+    let credential = |credential: &String| {
+        let (name, path) = split_credential(credential);
+        (name.to_owned(), path.unwrap_or(name).to_owned())
+    };
+    Service {
+        unit: place.unit.clone(),
+        description: format!("CSI plugin {id}"),
+        argv: spec.argv.clone(),
+        environment: place.environment(spec),
+        credentials: spec.credentials.iter().map(credential).collect(),
+        log_field: format!("CSI_PLUGIN={id}"),
+        syslog_identifier: id.to_owned(),
+        journal: spec.log == Log::Journal,
+        target: TARGET,
+    }
+}
+
+/// csid owns the socket's directory (CSI rule 5), and a socket nobody listens at is in the way of the
+/// plugin's bind.
+fn prepare_socket(place: &Place) -> io::Result<()> {
+    if let Some(directory) = &place.directory {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    }
+    match std::fs::symlink_metadata(&place.socket) {
+        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(&place.socket),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is something that is no socket")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Stop the unit, and forget its socket.
+pub(super) async fn stop(units: &Units, place: &Place) -> Result<(), UnitsError> {
+    units.stop(&place.unit).await?;
+    units.reset_failed(&place.unit).await?;
+    if let Some(directory) = &place.directory {
+        let removed = std::fs::remove_file(&place.socket)
+            .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+            .and_then(|()| std::fs::remove_dir(directory));
+        if let Err(error) = removed {
+            tracing::debug!(directory = %directory.display(), %error, "the socket's directory stays");
+        }
+        // Another instance's directory may be beside it.
+        let _ = directory.parent().map(std::fs::remove_dir);
+    }
+    Ok(())
+}
+
+/// Why a process that has ended did so, asked of systemd, which may need a moment to know.
+pub(super) async fn end_of(units: &Units, unit: &str) -> String {
+    for _ in 0..20 {
+        match units.state(unit).await {
+            Ok(Some(state)) if state.at_rest() => return how_it_ended(&state),
+            Ok(Some(_)) => tokio::time::sleep(Duration::from_millis(25)).await,
+            Ok(None) => return ENDED_WELL.into(),
+            Err(error) => return error.to_string(),
+        }
+    }
+    "its main process ended".into()
+}
+
+fn how_it_ended(state: &UnitState) -> String {
+    match state.exit {
+        (1, 203) => "systemd could not execute argv[0] (status 203)".into(),
+        (1, status) => format!("it exited with status {status}"),
+        (2 | 3, signal) => format!("it was killed by signal {signal}"),
+        _ => format!("it ended ({})", state.result),
+    }
+}

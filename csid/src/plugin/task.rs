@@ -1,0 +1,477 @@
+//! One plugin's task: the sole owner of its channel, capabilities and health, and its only supervisor.
+//!
+//! ```text
+//!              managed: unit runs      connects             Probe true, fingerprint
+//!   failed <-> starting ----------------------> probing -----------------------------> ready
+//!     ^                                            ^ |                                  | heartbeat or
+//!     |   process ended, or not ready in 30 s      | v Probe fails                      v connection lost
+//!     +-------------------------------------- unhealthy <-------------------------------+
+//! ```
+//!
+//! A unit that cannot be started is tried again after 1 s, for ever. The connection's end and the process's
+//! end are told; nothing is polled while the plugin is healthy but the heartbeat of 30 s.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
+
+use super::fingerprint::{self, Failure, Fingerprint};
+use super::node::Ready;
+use super::rpc::{Class, Limit, Peer, RpcError, presentable};
+use super::spec::{Log, Place, PluginSpec, Supervision};
+use super::supervise::{self, StartError};
+use super::{PluginChange, PluginView, channel, events};
+use crate::error::{Error, Kind, Result};
+use crate::host::units::{MainProcess, Units};
+use crate::store::Store;
+
+/// How fast a plugin is looked at. Only tests have another.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    /// Between two Probes of a plugin that is not ready.
+    pub probe: Duration,
+    /// A plugin that was started is ready by then, or started again.
+    pub start: Duration,
+    pub heartbeat: Duration,
+    /// All RPCs of one look together.
+    pub patience: Duration,
+    pub restart: Duration,
+    /// The last Probe when csid stops.
+    pub last: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace {
+            probe: Duration::from_secs(5),
+            start: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(30),
+            patience: Duration::from_secs(30),
+            restart: Duration::from_secs(1),
+            last: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Connecting is tried again after this, and twice that, up to a second.
+const FIRST_POLL: Duration = Duration::from_millis(20);
+const LAST_POLL: Duration = Duration::from_secs(1);
+
+/// What is known of a plugin at one moment.
+#[derive(Clone)]
+pub(super) struct Snapshot {
+    pub view: Arc<PluginView>,
+    /// There exactly while the plugin is healthy.
+    pub ready: Option<Ready>,
+}
+
+/// A Probe that was asked for, and where its answer goes.
+pub(super) type Asked = oneshot::Sender<Result<bool>>;
+
+pub(super) struct Stop {
+    pub how: How,
+    pub done: oneshot::Sender<Result<()>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum How {
+    /// End the task, leave the process.
+    Leave,
+    /// Stop a managed plugin's unit too. If that fails, the task goes on.
+    Unit,
+    /// csid stops: one last Probe, then unhealthy.
+    Last,
+}
+
+/// What all tasks share.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub store: Store,
+    pub units: Units,
+    pub changes: broadcast::Sender<PluginChange>,
+    pub closed: Arc<AtomicBool>,
+    pub limit: Limit,
+    pub pace: Pace,
+}
+
+pub(super) struct Task {
+    shared: Shared,
+    spec: PluginSpec,
+    place: Place,
+    peer: Peer,
+    /// A connection of the channel has ended.
+    ended: Arc<Notify>,
+    state: watch::Sender<Snapshot>,
+    probes: mpsc::Receiver<Asked>,
+    /// Probes that the next look answers.
+    asked: Vec<Asked>,
+    view: PluginView,
+    print: Option<Fingerprint>,
+}
+
+/// Why the supervisor has something to do.
+enum End {
+    Process,
+    /// Not ready in time; with the last reason.
+    NotReady(String),
+}
+
+/// What one look at the plugin found.
+enum Look {
+    Ready,
+    Wait,
+    NotConnected(String),
+    Failed(String),
+}
+
+impl Task {
+    pub fn new(
+        shared: Shared,
+        id: &str,
+        spec: PluginSpec,
+        owner: u32,
+        place: Place,
+        probes: mpsc::Receiver<Asked>,
+    ) -> (Self, watch::Receiver<Snapshot>) {
+        let ended = Arc::new(Notify::new());
+        let own = spec.rpc_deadline().ok().flatten().map(Limit::new);
+        let peer = Peer {
+            id: id.into(),
+            channel: channel::open(&place.socket, owner, ended.clone()),
+            limit: own.unwrap_or_else(|| shared.limit.clone()),
+            closed: shared.closed.clone(),
+        };
+        let managed = spec.supervision == Supervision::Managed;
+        let view = PluginView {
+            id: id.to_owned(),
+            state: "starting",
+            supervision: if managed { "managed" } else { "external" },
+            unit: place.unit.clone(),
+            socket: place.socket.to_string_lossy().into_owned(),
+            instances: vec![spec.instance().to_owned()],
+            // Nobody but csid collects what a managed plugin says; of an external one it sees nothing.
+            log: if managed && spec.log == Log::Journal { "journal" } else { "none" },
+            owner,
+            ..PluginView::default()
+        };
+        let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
+        let asked = Vec::new();
+        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print: None };
+        (task, seen)
+    }
+
+    pub async fn run(mut self, mut stops: mpsc::Receiver<Stop>) {
+        loop {
+            let stop = tokio::select! {
+                biased;
+                stop = stops.recv() => stop,
+                never = self.live() => match never {},
+            };
+            let Some(stop) = stop else { return };
+            let answer = self.stop(stop.how).await;
+            let over = answer.is_ok();
+            self.answer(|| Err(Error::new(Kind::PluginUnavailable, "the plugin was stopped")));
+            let _ = stop.done.send(answer);
+            if over {
+                return;
+            }
+        }
+    }
+
+    async fn stop(&mut self, how: How) -> Result<()> {
+        match how {
+            How::Leave => {}
+            How::Unit if self.place.unit.is_empty() => {}
+            How::Unit => {
+                self.set("stopping", "", None).await;
+                supervise::stop(&self.shared.units, &self.place).await.map_err(|error| {
+                    Error::internal(format!("the plugin {} was not stopped: {error}", self.view.id))
+                        .with(|details| details.retryable = true)
+                })?;
+            }
+            How::Last => {
+                let last = fingerprint::probe(&self.peer, Instant::now() + self.shared.pace.last).await;
+                let message = match last {
+                    Ok(_) => "csid stops; the plugin goes on".to_owned(),
+                    Err(error) => format!("csid stops; the last Probe: {error}"),
+                };
+                self.set("unhealthy", &message, None).await;
+                return Ok(());
+            }
+        }
+        self.set("stopped", "", None).await;
+        Ok(())
+    }
+
+    async fn live(&mut self) -> Infallible {
+        // Why the process has to be started again.
+        let mut again: Option<String> = None;
+        loop {
+            let process = match self.spec.supervision {
+                Supervision::External => None,
+                Supervision::Managed => Some(self.running(again.take()).await),
+            };
+            let end = self.serve(process.as_ref()).await;
+            let why = match &end {
+                End::Process => supervise::end_of(&self.shared.units, &self.place.unit).await,
+                End::NotReady(why) => why.clone(),
+            };
+            self.set("failed", &format!("{why}; it is started again"), None).await;
+            if let Some(process) = process.filter(|_| !matches!(&end, End::Process)) {
+                let pid = process.pid;
+                tracing::warn!(plugin = %self.view.id, pid, %why, "restarting a plugin that is not ready");
+                if let Err(error) = supervise::stop(&self.shared.units, &self.place).await {
+                    tracing::warn!(plugin = %self.view.id, %error, "cannot stop the plugin");
+                }
+            }
+            again = Some(why);
+            self.idle(self.shared.pace.restart).await;
+        }
+    }
+
+    /// The main process of the plugin's unit, for which it is started if need be, for ever.
+    async fn running(&mut self, mut again: Option<String>) -> MainProcess {
+        loop {
+            if self.view.state != "failed" {
+                self.set("starting", "", None).await;
+            }
+            let ensured = supervise::ensure(&self.shared.units, &self.view.id, &self.spec, &self.place);
+            match ensured.await {
+                Ok(running) => {
+                    tracing::info!(
+                        plugin = %self.view.id, unit = %self.place.unit, pid = running.process.pid,
+                        adopted = !running.started, "the plugin runs"
+                    );
+                    self.restarted(again).await;
+                    self.set("starting", "", None).await;
+                    return running.process;
+                }
+                Err(error) => {
+                    if let StartError::Ended { how, .. } = &error {
+                        let before = again.replace(how.clone());
+                        self.restarted(before).await;
+                    }
+                    self.set("failed", &error.to_string(), None).await;
+                    self.idle(self.shared.pace.restart).await;
+                }
+            }
+        }
+    }
+
+    /// The process was started, and `why` if it was not the first one.
+    async fn restarted(&mut self, why: Option<String>) {
+        if let Some(why) = why {
+            self.view.restarts += 1;
+            events::restarted(&self.shared.store, &self.view.id, &why).await;
+        }
+    }
+
+    async fn serve(&mut self, process: Option<&MainProcess>) -> End {
+        let managed = process.is_some();
+        let ended = async {
+            match process {
+                Some(process) => process.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = ended => End::Process,
+            why = self.contact(managed) => End::NotReady(why),
+        }
+    }
+
+    /// Make and keep contact; returns why a process that was given was never ready.
+    async fn contact(&mut self, managed: bool) -> String {
+        let limit = Instant::now() + self.shared.pace.start;
+        let mut reached = false;
+        loop {
+            let limit = (managed && !reached).then_some(limit);
+            if let Err(why) = self.reach(limit).await {
+                return why;
+            }
+            reached = true;
+            self.healthy().await;
+        }
+    }
+
+    /// Probe until ready; an error is the end of the start limit.
+    async fn reach(&mut self, limit: Option<Instant>) -> std::result::Result<(), String> {
+        let since = Instant::now();
+        let mut poll = FIRST_POLL;
+        loop {
+            let patience = Instant::now() + self.shared.pace.patience;
+            let pause = match self.look(true, limit.map_or(patience, |limit| limit.min(patience))).await {
+                Look::Ready => return Ok(()),
+                Look::Wait => {
+                    self.set("probing", "Probe says that the plugin is not ready yet", None).await;
+                    self.shared.pace.probe
+                }
+                Look::Failed(why) => {
+                    self.set("unhealthy", &why, None).await;
+                    self.shared.pace.probe
+                }
+                Look::NotConnected(why) => {
+                    let starting = self.view.state == "starting" && since.elapsed() < self.shared.pace.start;
+                    self.set(if starting { "starting" } else { "unhealthy" }, &why, None).await;
+                    poll = (poll * 2).min(LAST_POLL);
+                    poll
+                }
+            };
+            let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
+            self.pause(left.map_or(pause, |left| left.min(pause))).await;
+            if limit.is_some_and(|limit| Instant::now() >= limit) {
+                let last = &self.view.health_message;
+                return Err(format!("not ready within {:?}: {last}", self.shared.pace.start));
+            }
+        }
+    }
+
+    /// Watch a plugin that is ready; returns when it is not any more.
+    async fn healthy(&mut self) {
+        let mut ended_at: Option<Instant> = None;
+        loop {
+            let ended = self.ended.clone();
+            let reconnected = tokio::select! {
+                biased;
+                () = ended.notified() => true,
+                () = self.pause(self.shared.pace.heartbeat) => false,
+            };
+            if reconnected {
+                // A plugin that ends every connection is not asked for one without pause.
+                if ended_at.is_some_and(|at| at.elapsed() < LAST_POLL) {
+                    tokio::time::sleep(LAST_POLL).await;
+                }
+                ended_at = Some(Instant::now());
+            }
+            // Another connection may be another process: who it is is asked again.
+            match self.look(reconnected, Instant::now() + self.shared.pace.patience).await {
+                Look::Ready => {}
+                Look::Wait => {
+                    return self
+                        .set("probing", "Probe says that the plugin is not ready any more", None)
+                        .await;
+                }
+                Look::NotConnected(why) | Look::Failed(why) => {
+                    return self.set("unhealthy", &why, None).await;
+                }
+            }
+        }
+    }
+
+    /// Probe, and if ready ask what the plugin can do; `whole`: also who it is. Answers the Probes that were
+    /// asked for.
+    async fn look(&mut self, whole: bool, deadline: Instant) -> Look {
+        while let Ok(asked) = self.probes.try_recv() {
+            self.asked.push(asked);
+        }
+        // A connection that ended before is not the one that answers now.
+        let _ = self.ended.notified().now_or_never();
+        let probed = fingerprint::probe(&self.peer, deadline).await;
+        self.answer(|| probed.clone().map_err(Error::from));
+        match probed {
+            Err(error) => return failed(error),
+            Ok(false) => return Look::Wait,
+            Ok(true) => {}
+        }
+        let known = self.print.as_ref().filter(|_| !whole).map(|print| &print.identity);
+        match fingerprint::take(&self.peer, known, deadline).await {
+            Ok(print) => {
+                self.found(print).await;
+                Look::Ready
+            }
+            Err(Failure::Rpc(error)) => failed(error),
+            Err(error) => Look::Failed(error.to_string()),
+        }
+    }
+
+    async fn found(&mut self, print: Fingerprint) {
+        let (id, store) = (self.view.id.clone(), self.shared.store.clone());
+        let identity = &print.identity;
+        self.view.provider = presentable(&identity.name);
+        self.view.provider_version = presentable(&identity.version);
+        self.view.max_volumes = identity.max_volumes;
+        self.view.topology =
+            identity.topology.iter().map(|(key, value)| (presentable(key), presentable(value))).collect();
+        let owned = |names: &[&'static str]| names.iter().map(|name| (*name).to_owned()).collect();
+        self.view.services = owned(&print.services);
+        self.view.plugin_capabilities = owned(&print.plugin);
+        self.view.node_capabilities = owned(&print.node);
+        self.view.controller_capabilities = owned(&print.controller);
+        let node_id = presentable(&identity.node_id);
+        let before = std::mem::replace(&mut self.view.node_id, node_id);
+        if !before.is_empty() && before != self.view.node_id {
+            let to = &self.view.node_id;
+            tracing::warn!(plugin = %id, from = %before, %to, "the plugin's node id changed");
+            events::node_id(&store, &id, &before, &self.view.node_id).await;
+        }
+        if self.print.as_ref() != Some(&print) {
+            events::fingerprint(&store, &self.view).await;
+        }
+        let (root, view) = (self.place.root.clone(), self.place.view.clone());
+        let ready = Ready::new(self.peer.clone(), self.view.owner, print.abilities(), root, view);
+        self.print = Some(print);
+        self.set("ready", "", Some(ready)).await;
+    }
+
+    /// The one place where a plugin's state changes: it is seen at once, and its health's turns are events.
+    async fn set(&mut self, state: &'static str, message: &str, ready: Option<Ready>) {
+        let (from, was_healthy) = (self.view.state, self.view.healthy);
+        self.view.state = state;
+        self.view.healthy = ready.is_some();
+        if self.view.health_message != message {
+            self.view.health_message = message.to_owned();
+        }
+        let changed = *self.state.borrow().view != self.view;
+        self.state.send_modify(|snapshot| {
+            if changed {
+                snapshot.view = Arc::new(self.view.clone());
+            }
+            snapshot.ready = ready;
+        });
+        if changed {
+            let _ = self.shared.changes.send(PluginChange::Changed(self.view.id.clone()));
+        }
+        let turned = was_healthy != self.view.healthy && !matches!(state, "stopping" | "stopped");
+        let fell = from != state && matches!(state, "unhealthy" | "failed");
+        if turned || fell {
+            events::health(&self.shared.store, &self.view, from).await;
+        }
+    }
+
+    fn answer(&mut self, answer: impl Fn() -> Result<bool>) {
+        for asked in self.asked.drain(..) {
+            let _ = asked.send(answer());
+        }
+    }
+
+    /// Wait, unless a Probe is asked for.
+    async fn pause(&mut self, pause: Duration) {
+        tokio::select! {
+            Some(asked) = self.probes.recv() => self.asked.push(asked),
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+
+    /// Wait while there is nothing to probe.
+    async fn idle(&mut self, pause: Duration) {
+        let over = Instant::now() + pause;
+        while let Some(left) = over.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            self.pause(left).await;
+            let message =
+                format!("the plugin {} is {}: {}", self.view.id, self.view.state, self.view.health_message);
+            self.answer(|| Err(Error::new(Kind::PluginUnavailable, message.clone())));
+        }
+    }
+}
+
+fn failed(error: RpcError) -> Look {
+    match error.class {
+        Class::NotSent => Look::NotConnected(error.message),
+        _ => Look::Failed(error.to_string()),
+    }
+}

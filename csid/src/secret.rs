@@ -1,0 +1,72 @@
+//! Secrets of one call: they live in the request's frame and are wiped with it. The type has no Debug, no Display and no
+//! Serialize, so that no log line, event or row can hold one by accident.
+
+use std::collections::{BTreeMap, HashMap};
+
+use zeroize::Zeroizing;
+
+use crate::error::{Error, Result};
+
+/// The largest secret document csid reads (CSI rule 11 bounds a map to 4 KiB; JSON quotes it).
+pub const MAX_BYTES: usize = 16 * 1024;
+
+#[derive(Clone)]
+pub struct Secrets(BTreeMap<String, Zeroizing<String>>);
+
+impl Secrets {
+    /// Read a JSON object of strings. Keys are `[A-Za-z0-9._-]+` (CSI rule 17).
+    pub fn from_json(document: &[u8]) -> Result<Self> {
+        let wrong = || Error::invalid("the secrets are no JSON object of strings");
+        if document.len() > MAX_BYTES {
+            return Err(Error::invalid(format!("the secrets are larger than {MAX_BYTES} bytes")));
+        }
+        // serde_json's own messages may quote the document; they are dropped.
+        let map: BTreeMap<String, Zeroizing<String>> =
+            serde_json::from_slice::<BTreeMap<String, String>>(document)
+                .map_err(|_| wrong())?
+                .into_iter()
+                .map(|(key, value)| (key, Zeroizing::new(value)))
+                .collect();
+        let plain = |key: &String| {
+            !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        };
+        if !map.keys().all(plain) {
+            return Err(Error::invalid("a secret's key is not of [A-Za-z0-9._-]"));
+        }
+        Ok(Secrets(map))
+    }
+
+    /// The map as an RPC carries it.
+    pub fn for_rpc(&self) -> HashMap<String, String> {
+        self.0.iter().map(|(key, value)| (key.clone(), value.to_string())).collect()
+    }
+
+    /// `text` with every secret value in it replaced: plugins are known to quote what they were given.
+    pub fn scrub(&self, text: &str) -> String {
+        let mut values: Vec<&str> = self.0.values().map(|v| v.as_str()).filter(|v| !v.is_empty()).collect();
+        // The longest first: a value that holds another must not leave its tail behind.
+        values.sort_by_key(|value| std::cmp::Reverse(value.len()));
+        values.into_iter().fold(text.to_owned(), |text, value| text.replace(value, "[redacted]"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugins_message_loses_every_secret() {
+        let secrets = Secrets::from_json(br#"{"user":"bob","password":"bobby-tables"}"#).unwrap();
+        assert_eq!(secrets.scrub("login bob/bobby-tables failed"), "login [redacted]/[redacted] failed");
+    }
+
+    #[test]
+    fn what_is_no_object_of_strings_is_refused_without_quoting_it() {
+        for wrong in
+            [&b"hunter2"[..], b"[\"hunter2\"]", b"{\"a\":{\"hunter2\":1}}", b"{\"hunter2 \":\"x\"}", b"\xff"]
+        {
+            let error = Secrets::from_json(wrong).err().unwrap();
+            assert!(!error.message.contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+use std::path::{Path, PathBuf};
+
+use rusqlite::ErrorCode;
+
+/// Why the journal did not do what was asked. Whatever it says, nothing of the request is kept.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("the journal's thread has ended; restart csid")]
+    Gone,
+    #[error(
+        "{} is not a sound journal: {why}. Nothing was changed or deleted; keep a copy of it, then restore a \
+         backup or begin a new journal",
+        path.display()
+    )]
+    Corrupt { path: PathBuf, why: String },
+    #[error(
+        "the journal's schema is {found}, this csid knows up to {known}; install the newer version again"
+    )]
+    Newer { found: u32, known: u32 },
+    #[error("{} is not safe to keep the journal in: {why}", path.display())]
+    Unsafe { path: PathBuf, why: String },
+    #[error("another process holds the journal in {}; is a second csid running?", path.display())]
+    Held { path: PathBuf },
+    #[error("no space left for the journal; make room and try again")]
+    Full,
+    #[error("cannot {step} {}", path.display())]
+    File { step: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("the journal could not {step}")]
+    Sql { step: &'static str, source: rusqlite::Error },
+}
+
+impl StoreError {
+    /// The same request may succeed later without a change by the caller.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, StoreError::Full)
+    }
+
+    /// Name the file in an error that only the file's owner can tell apart: SQLite's codes for a damaged
+    /// file, and a row that cannot be read as what it is.
+    pub(super) fn of(self, path: &Path) -> Self {
+        use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType};
+        let StoreError::Sql { step, source } = self else { return self };
+        let corrupt = match &source {
+            FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..) => true,
+            other => {
+                matches!(
+                    other.sqlite_error_code(),
+                    Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+                )
+            }
+        };
+        match source.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy) => StoreError::Held { path: path.into() },
+            _ if corrupt => {
+                StoreError::Corrupt { path: path.into(), why: format!("cannot {step}: {source}") }
+            }
+            _ => StoreError::Sql { step, source },
+        }
+    }
+}
+
+/// For `map_err`: which step of the journal's failed.
+pub(super) fn at(step: &'static str) -> impl FnOnce(rusqlite::Error) -> StoreError {
+    move |source| match source.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => StoreError::Full,
+        _ => StoreError::Sql { step, source },
+    }
+}
+
+/// For `map_err`: which step on which file failed.
+pub(super) fn file(step: &'static str, path: &Path) -> impl FnOnce(rustix::io::Errno) -> StoreError {
+    move |source| match source {
+        rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT => StoreError::Full,
+        _ => StoreError::File { step, path: path.into(), source: source.into() },
+    }
+}
+
+impl From<StoreError> for crate::Error {
+    fn from(error: StoreError) -> Self {
+        use crate::{Error, Kind};
+        let kind = match error {
+            StoreError::Corrupt { .. } => Kind::StateCorrupt,
+            _ => Kind::Internal,
+        };
+        let retryable = error.is_retryable();
+        Error::new(kind, error.to_string()).with(|details| details.retryable = retryable)
+    }
+}

@@ -1,0 +1,197 @@
+//! The journal: SQLite, one connection, one thread that owns it; a request is a message, an answer a oneshot.
+//! Requests that wait together are committed together.
+//!
+//! State: the file `csid.db` and its log, nothing else; no row is kept in memory. Always true:
+//! - A commit is answered after it happened, and is as durable as the strictest request in its group asked.
+//!   Every commit changes a row (`modify_index`): SQLite syncs nothing for a transaction that changed
+//!   nothing, and then earlier unsynced commits would stay so.
+//! - A request is done whole or not at all, and fails alone.
+//! - Nothing is written before all was read and found sound; a damaged or newer file is left as it is.
+//! - An event's sequence is never given twice, not even after a power cut; blocks of numbers are reserved by
+//!   synced commits.
+//!
+//! It knows rows, not rules: what a row may become is `volume`'s.
+
+mod error;
+mod file;
+mod journal;
+pub mod rows;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod thread;
+mod words;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use tokio::sync::{broadcast, oneshot};
+
+pub use error::StoreError;
+use journal::Journal;
+use rows::{Event, MountKey, MountRow, NewEvent, Phase, PluginRow, VolumeKey, VolumeRow};
+use thread::{Answer, Ask, Commit, Request};
+
+/// What a commit has to survive before it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The end of csid: written, not synced. Enough for the intent of a node call, which no power cut
+    /// outlives either.
+    Process,
+    /// A power cut: synced, and with it every earlier commit.
+    Disk,
+}
+
+#[allow(clippy::large_enum_variant, reason = "few live at once, each on its way to the disk")]
+pub enum Change {
+    PutVolume(VolumeRow),
+    DeleteVolume(VolumeKey),
+    PutMount(MountRow),
+    DeleteMount(MountKey),
+    PutPlugin(PluginRow),
+    DeletePlugin(String),
+    Event(NewEvent),
+    /// The boot in which the mounts that the rows tell of were made.
+    Boot(String),
+}
+
+/// Everything the journal held when it was opened.
+pub struct Loaded {
+    pub boot: Option<String>,
+    pub plugins: Vec<PluginRow>,
+    pub volumes: Vec<VolumeRow>,
+    pub mounts: Vec<MountRow>,
+}
+
+/// Equality on each field that is given.
+#[derive(Clone, Debug, Default)]
+pub struct MountFilter {
+    pub namespace: Option<String>,
+    pub volume: Option<String>,
+    pub consumer: Option<String>,
+    pub tag: Option<String>,
+    pub plugin: Option<String>,
+    pub source: Option<String>,
+    pub phase: Option<Phase>,
+    pub uid: Option<u32>,
+}
+
+impl MountFilter {
+    /// The one mount of this identity.
+    pub fn of(key: &MountKey) -> Self {
+        MountFilter {
+            namespace: Some(key.namespace.clone()),
+            volume: Some(key.volume.clone()),
+            consumer: Some(key.consumer.clone()),
+            tag: Some(key.tag.clone()),
+            ..MountFilter::default()
+        }
+    }
+}
+
+/// Events that a listener may be behind before it is told that it lagged.
+const EVENTS_QUEUED: usize = 1024;
+
+#[derive(Clone)]
+pub struct Store {
+    // Unbounded: each sender waits for its answer, so it holds no more than there are operations.
+    requests: mpsc::Sender<Request>,
+    shared: Arc<Shared>,
+    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+/// What the thread tells without being asked.
+struct Shared {
+    journal_id: String,
+    modify_index: AtomicU64,
+    sequence: AtomicU64,
+    events: broadcast::Sender<Arc<Event>>,
+}
+
+impl Store {
+    /// Open or create the journal in `directory`, which is made 0700 if it is not there; blocking, at start.
+    pub fn open(directory: &Path) -> Result<(Store, Loaded), StoreError> {
+        let (journal, loaded) = Journal::open(directory)?;
+        let shared = Arc::new(Shared {
+            journal_id: journal.id.clone(),
+            modify_index: AtomicU64::new(journal.counters.modify_index),
+            sequence: AtomicU64::new(journal.counters.sequence),
+            events: broadcast::channel(EVENTS_QUEUED).0,
+        });
+        let (requests, inbox) = mpsc::channel();
+        let told = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("journal".into())
+            .spawn(move || thread::run(journal, inbox, &told))
+            .map_err(|source| StoreError::File {
+                step: "start the thread of",
+                path: directory.into(),
+                source,
+            })?;
+        Ok((Store { requests, shared, thread: Arc::new(Mutex::new(Some(thread))) }, loaded))
+    }
+
+    /// Commit `changes` as one transaction, answered when it is as durable as asked. No changes and `Disk`:
+    /// what was committed before is synced. A future that is dropped withdraws nothing.
+    pub async fn commit(&self, changes: Vec<Change>, durability: Durability) -> Result<(), StoreError> {
+        self.request(|answer| Request::Commit(Commit { changes, durability, answer })).await
+    }
+
+    /// The mounts that match, each with its volume's staging path, ordered by key.
+    pub async fn mounts(&self, filter: MountFilter) -> Result<Vec<(MountRow, String)>, StoreError> {
+        self.request(|answer| Request::Ask(Ask::Mounts(filter, answer))).await
+    }
+
+    /// How many mounts are in each phase.
+    pub async fn phases(&self) -> Result<BTreeMap<Phase, u64>, StoreError> {
+        self.request(|answer| Request::Ask(Ask::Phases(answer))).await
+    }
+
+    /// At most `max` events after `since`, and whether some between were dropped or `since` was never given
+    /// out.
+    pub async fn events(&self, since: u64, max: u32) -> Result<(Vec<Event>, bool), StoreError> {
+        self.request(|answer| Request::Ask(Ask::Events(since, max, answer))).await
+    }
+
+    /// Events as they are committed, in order.
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<Event>> {
+        self.shared.events.subscribe()
+    }
+
+    /// A round trip to the journal's thread and a read: the watchdog's question.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        self.request(|answer| Request::Ask(Ask::Ping(answer))).await
+    }
+
+    /// Sync everything, move the log into the file and end the thread; later requests get `Gone`.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.request(|answer| Request::Ask(Ask::Close(answer))).await?;
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // It has answered as its last act, so this does not block.
+        thread.map_or(Ok(()), |thread| thread.join().map_err(|_| StoreError::Gone))
+    }
+
+    /// Random, made with the journal: another one makes every cursor void.
+    pub fn journal_id(&self) -> &str {
+        &self.shared.journal_id
+    }
+
+    /// The newest event's sequence.
+    pub fn event_sequence(&self) -> u64 {
+        self.shared.sequence.load(Ordering::Acquire)
+    }
+
+    /// Grows with every commit; a row's `modify_index` is that of the commit that wrote it.
+    pub fn modify_index(&self) -> u64 {
+        self.shared.modify_index.load(Ordering::Acquire)
+    }
+
+    async fn request<T>(&self, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        self.requests.send(request(answer)).map_err(|_| StoreError::Gone)?;
+        answered.await.map_err(|_| StoreError::Gone)?
+    }
+}

@@ -1,0 +1,199 @@
+//! What the journal holds, row by row. Plain data: what a row may become is decided in `volume`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// One leg of a mount that has to be made and taken down again: the staging, a publish, a consumer's target.
+///
+/// `Making` and `Removing` are intents: the effect may or may not have happened. A `Making` leg may be tried again as it
+/// is; a `Removing` one is not known to be there, and only its negation makes it `Absent` (CSI rule 25).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Leg {
+    Absent,
+    Making,
+    Present,
+    Removing,
+}
+
+/// A mount's state, in the contract's words (`org.csid1`, mount states). The first two want the mount, the next two want
+/// it gone, the last two rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    Mounting,
+    Mounted,
+    Unmounting,
+    Uncertain,
+    Lost,
+    Waiting,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AccessMode {
+    SingleNodeWriter,
+    SingleNodeReaderOnly,
+    SingleNodeSingleWriter,
+    SingleNodeMultiWriter,
+    MultiNodeReaderOnly,
+    MultiNodeSingleWriter,
+    MultiNodeMultiWriter,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachmentMode {
+    FileSystem,
+    BlockDevice,
+}
+
+/// How a mount event inside a consumer's target reaches the host and back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Propagation {
+    #[default]
+    Private,
+    HostToTask,
+    Bidirectional,
+}
+
+/// After another boot: mount again, or keep the row as `lost` until somebody asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Restore {
+    Auto,
+    Hold,
+}
+
+/// What the users of one staged volume share (CSI rules 28, 34); only `read-only` may differ between them.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Usage {
+    pub access_mode: AccessMode,
+    pub attachment_mode: AttachmentMode,
+    pub fs_type: String,
+    pub mount_flags: Vec<String>,
+    pub mount_group: String,
+    pub context: BTreeMap<String, String>,
+    pub publish_context: BTreeMap<String, String>,
+}
+
+/// The options of a Mount.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MountSpec {
+    pub usage: Usage,
+    pub read_only: bool,
+    pub target: Option<String>,
+    pub propagation: Propagation,
+    pub suid: bool,
+    pub dev: bool,
+    pub restore: Restore,
+    /// The name of a systemd credential that holds the volume's secrets.
+    pub credential: Option<String>,
+    /// The mount was made with secrets that csid does not keep.
+    pub secrets_given: bool,
+}
+
+impl MountRow {
+    /// Its path is called published and nothing is under way: the kernel shows whether that is still so.
+    pub fn shows(&self) -> bool {
+        self.publish == Leg::Present && matches!(self.phase, Phase::Mounted | Phase::Lost | Phase::Waiting)
+    }
+}
+
+impl MountSpec {
+    /// The options that make two calls the same: all but those for the secrets, which are common keys of the contract.
+    pub fn same_call(&self, other: &MountSpec) -> bool {
+        let MountSpec { credential, secrets_given, .. } = self;
+        *self == MountSpec { credential: credential.clone(), secrets_given: *secrets_given, ..other.clone() }
+    }
+
+    /// It cannot be staged again without secrets from a caller.
+    pub fn needs_secrets(&self) -> bool {
+        self.secrets_given && self.credential.is_none()
+    }
+}
+
+/// The volume as the plugin knows it: the key of everything that concerns staging.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VolumeKey {
+    pub plugin: String,
+    pub external_id: String,
+}
+
+/// A mount's identity in the contract.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MountKey {
+    pub namespace: String,
+    pub volume: String,
+    pub consumer: String,
+    pub tag: String,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub struct VolumeRow {
+    pub key: VolumeKey,
+    /// The one name the volume has while it has users.
+    pub namespace: String,
+    pub volume: String,
+    /// The staging path on the host; empty until one was made. Nothing recomputes it.
+    pub staging: String,
+    pub stage: Leg,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub struct MountRow {
+    pub key: MountKey,
+    pub volume: VolumeKey,
+    pub uid: u32,
+    pub spec: MountSpec,
+    pub phase: Phase,
+    /// The mount was answered once and not asked away since: when it cannot be had it rests, it is not forgotten.
+    pub kept: bool,
+    /// The published path on the host. Nothing recomputes it.
+    pub source: String,
+    pub publish: Leg,
+    /// The leg of `spec.target`; `Absent` without one.
+    pub target: Leg,
+    /// The device number of what is published, a block device or the file system, good for the boot it was read in.
+    pub device: Option<u64>,
+    /// Why the row is not `mounted`, for a person; redacted.
+    pub error: String,
+    /// The callers' names for the operation in flight.
+    pub operations: Vec<String>,
+    /// When the phase was entered, microseconds since 1970.
+    pub since_usec: u64,
+    /// Set by the store at commit.
+    pub modify_index: u64,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub struct PluginRow {
+    pub id: String,
+    pub uid: u32,
+    /// RegisterPlugin's spec, as JSON.
+    pub spec: String,
+}
+
+/// The details of an event: strings, booleans and unsigned numbers.
+pub type EventDetails = BTreeMap<&'static str, serde_json::Value>;
+
+/// An event to be written; the store gives it its sequence and time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewEvent {
+    pub kind: &'static str,
+    pub subject: String,
+    pub details: EventDetails,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    pub sequence: u64,
+    pub realtime_usec: u64,
+    pub kind: String,
+    pub subject: String,
+    pub details: BTreeMap<String, serde_json::Value>,
+}

@@ -1,0 +1,154 @@
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::Path;
+
+use rusqlite::Connection;
+
+use super::super::journal::Journal;
+use super::super::*;
+use super::{assert_representative, database, event, mount, representative, temporary};
+
+#[test]
+fn is_private() {
+    let (_root, directory) = temporary();
+    let before = rustix::process::umask(rustix::fs::Mode::empty());
+    let (mut journal, _) = Journal::open(&directory).unwrap();
+    journal.commit(&[&representative()], Durability::Process).unwrap();
+    let mode = |path: &Path| std::fs::symlink_metadata(path).unwrap().mode() & 0o7777;
+    let modes = [mode(&directory), mode(&database(&directory)), mode(&directory.join("csid.db-wal"))];
+    rustix::process::umask(before);
+    assert_eq!(modes, [0o700, 0o600, 0o600]);
+    assert!(matches!(Journal::open(&directory), Err(StoreError::Held { .. })));
+    let names: Vec<_> =
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    journal.close().unwrap();
+
+    let refused = |path: &Path, spoil: &dyn Fn(&Path), repair: &dyn Fn(&Path)| {
+        spoil(path);
+        let found = Journal::open(&directory).map(drop);
+        assert!(matches!(found, Err(StoreError::Unsafe { .. })), "{found:?}");
+        repair(path);
+        Journal::open(&directory).map(drop).unwrap();
+    };
+    let chmod =
+        |mode| move |path: &Path| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    let own = |uid| move |path: &Path| chown(path, Some(uid), None).unwrap();
+    let file = database(&directory);
+    refused(&directory, &chmod(0o750), &chmod(0o700));
+    refused(&file, &chmod(0o604), &chmod(0o600));
+    if rustix::process::geteuid().is_root() {
+        refused(&directory, &own(1), &own(0));
+        refused(&file, &own(1), &own(0));
+    }
+    let aside = directory.with_extension("aside");
+    let link = |path: &Path| {
+        std::fs::rename(path, &aside).unwrap();
+        symlink(&aside, path).unwrap();
+    };
+    let unlink = |path: &Path| {
+        std::fs::remove_file(path).unwrap();
+        std::fs::rename(&aside, path).unwrap();
+    };
+    refused(&file, &link, &unlink);
+    refused(&directory, &link, &unlink);
+    refused(&file, &|path| std::fs::hard_link(path, &aside).unwrap(), &|_| {
+        std::fs::remove_file(&aside).unwrap()
+    });
+}
+
+#[test]
+fn damaged_or_newer_is_left_alone() {
+    let (_root, directory) = temporary();
+    let (mut journal, _) = Journal::open(&directory).unwrap();
+    let rows: Vec<_> = (0..200).map(|n| Change::PutMount(mount("data", &n.to_string()))).collect();
+    journal.commit(&[&rows], Durability::Disk).unwrap();
+    journal.close().unwrap();
+    let file = database(&directory);
+    let good = std::fs::read(&file).unwrap();
+
+    let mut flipped = good.clone();
+    let middle = good.len() / 2 / 4096 * 4096;
+    flipped[middle..middle + 64].fill(0xa5);
+    let mut newer = good.clone();
+    newer[60..64].copy_from_slice(&99_u32.to_be_bytes());
+    let mut foreign = good.clone();
+    foreign[60..64].copy_from_slice(&0_u32.to_be_bytes());
+    let half = good[..good.len() / 2].to_vec();
+    for (what, bytes) in [
+        ("garbage", vec![0x5a; 20_000]),
+        ("text", b"hello".to_vec()),
+        ("empty", Vec::new()),
+        ("half", half),
+        ("odd cut", good[..good.len() - 100].to_vec()),
+        ("flipped", flipped),
+        ("foreign", foreign),
+        ("newer", newer),
+    ] {
+        std::fs::write(&file, &bytes).unwrap();
+        match Journal::open(&directory).map(drop) {
+            Err(StoreError::Newer { found: 99, known }) if what == "newer" => {
+                assert_eq!(known, schema::KNOWN)
+            }
+            Err(StoreError::Corrupt { path, .. }) if what != "newer" => assert_eq!(path, file),
+            other => panic!("{what}: {other:?}"),
+        }
+        assert!(std::fs::read(&file).unwrap() == bytes, "{what}: the file was changed");
+        assert!(
+            !directory.join("csid.db-wal").exists()
+                || std::fs::read(directory.join("csid.db-wal")).unwrap().is_empty()
+        );
+    }
+
+    std::fs::write(&file, &good).unwrap();
+    let db = Connection::open(&file).unwrap();
+    db.execute("UPDATE mounts SET phase = 'dancing' WHERE consumer = '7'", []).unwrap();
+    drop(db);
+    let found = Journal::open(&directory).map(drop);
+    assert!(matches!(&found, Err(StoreError::Corrupt { why, .. }) if why.contains("dancing")), "{found:?}");
+
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(directory.join("csid.db-wal"), "rows are in here").unwrap();
+    std::fs::set_permissions(directory.join("csid.db-wal"), PermissionsExt::from_mode(0o600)).unwrap();
+    assert!(matches!(Journal::open(&directory), Err(StoreError::Corrupt { .. })));
+    assert_eq!(std::fs::read_to_string(directory.join("csid.db-wal")).unwrap(), "rows are in here");
+}
+
+/// A log that holds commits stays as it is beside a damaged file, and heals with it.
+#[test]
+fn log_beside_damage_is_kept() {
+    let (_root, directory) = temporary();
+    let (mut journal, _) = Journal::open(&directory).unwrap();
+    journal.commit(&[&representative()], Durability::Process).unwrap();
+    // Gone without a close, as by kill -9.
+    let (file, log) = (database(&directory), directory.join("csid.db-wal"));
+    let (good, rows) = (std::fs::read(&file).unwrap(), std::fs::read(&log).unwrap());
+    drop(journal);
+    std::fs::write(&file, vec![0; good.len()]).unwrap();
+    std::fs::write(&log, &rows).unwrap();
+    std::fs::set_permissions(&log, PermissionsExt::from_mode(0o600)).unwrap();
+    // SQLite may read the log's pages instead of the damaged ones; it must not lose either.
+    drop(Journal::open(&directory));
+    std::fs::write(&file, &good).unwrap();
+    std::fs::write(&log, &rows).unwrap();
+    std::fs::set_permissions(&log, PermissionsExt::from_mode(0o600)).unwrap();
+    let (_, loaded) = Journal::open(&directory).unwrap();
+    assert_representative(&loaded, loaded.mounts[0].modify_index);
+}
+
+#[test]
+fn full_disk_loses_nothing() {
+    let (_root, directory) = temporary();
+    let (mut journal, _) = Journal::open(&directory).unwrap();
+    journal.commit(&[&representative()], Durability::Disk).unwrap();
+    let before = journal.counters;
+    journal.limit_pages(Some(1));
+    let many: Vec<_> = (0..500).map(|n| Change::PutMount(mount("more", &n.to_string()))).collect();
+    let found = journal.commit(&[&many, &[event("lost")]], Durability::Disk).map(drop);
+    assert!(matches!(&found, Err(error @ StoreError::Full) if error.is_retryable()), "{found:?}");
+    assert_eq!(journal.counters, before);
+    assert_eq!(journal.mounts(&MountFilter::default()).unwrap().len(), 6);
+    journal.limit_pages(None);
+    journal.commit(&[&many, &[event("kept")]], Durability::Disk).unwrap();
+    assert_eq!(journal.counters.sequence, before.sequence + 1);
+    assert_eq!(journal.mounts(&MountFilter::default()).unwrap().len(), 506);
+}

@@ -1,0 +1,32 @@
+//! Between a row's types and SQLite's: words for enums, JSON for what has parts, the same bits for u64.
+
+use rusqlite::Row;
+use rusqlite::types::Type;
+use serde::de::value::{Error as WordError, StrDeserializer};
+use serde::de::{DeserializeOwned, IntoDeserializer};
+use serde::{Deserialize, Serialize};
+
+pub(super) fn json<T: Serialize>(value: &T) -> rusqlite::Result<String> {
+    serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))
+}
+
+/// A unit variant's name in `rows.rs`.
+pub(super) fn word<T: Serialize>(value: &T) -> rusqlite::Result<String> {
+    Ok(json(value)?.trim_matches('"').to_owned())
+}
+
+pub(super) fn from_json<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+    let text = row.get_ref(column)?.as_str()?;
+    serde_json::from_str(text)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, error.into()))
+}
+
+pub(super) fn from_word<'de, T: Deserialize<'de>>(row: &'de Row<'_>, column: usize) -> rusqlite::Result<T> {
+    let word: StrDeserializer<'de, WordError> = row.get_ref(column)?.as_str()?.into_deserializer();
+    T::deserialize(word)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, error.into()))
+}
+
+pub(super) fn from_bits(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    Ok(row.get::<_, i64>(column)? as u64)
+}

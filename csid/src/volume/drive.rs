@@ -1,0 +1,498 @@
+//! One operation on one volume, driven to its end: step, persist, run the effect, feed its outcome back.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::error::{Error, Kind, Result};
+use crate::fault;
+use crate::host::Look;
+use crate::plugin::{Ready, Service};
+use crate::secret::Secrets;
+use crate::store::Durability;
+use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phase};
+use crate::volume::effects::{Failure, Surroundings, clear_the_way};
+use crate::volume::journalled::Journalled;
+use crate::volume::operations::Step;
+use crate::volume::state::{Abilities, Action, Effect, Event, Next, Outcome, Paths, Sight, Wanted};
+use crate::volume::{Authority, Mounted, Shared, admission, healthy, paths, say, there};
+
+/// What the waiting callers ask of the operation while it runs.
+#[derive(Clone, Debug)]
+pub(super) struct Control {
+    /// Nobody wants the mount any more, for this reason.
+    pub(super) abandon: Option<Kind>,
+    /// Nobody waits for this, and somebody for what comes next.
+    pub(super) hurry: bool,
+    /// When it is no longer tried.
+    pub(super) give_up: Instant,
+}
+
+/// How long the kernel is asked who holds a mount.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Mount,
+    Unmount,
+    Settle,
+}
+
+pub(super) struct Drive<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) rows: &'a mut Journalled,
+    pub(super) control: watch::Receiver<Control>,
+    pub(super) step: Step,
+    pub(super) secrets: Option<Secrets>,
+    pub(super) force: bool,
+}
+
+impl Drive<'_> {
+    /// Mount, by a caller or for a row that rests: until it is mounted, refused, undone or given up.
+    pub(super) async fn mount(&mut self, wanted: &Wanted) -> Result<Mounted> {
+        let key = &wanted.key;
+        let mut delay = Backoff::new();
+        loop {
+            if let Some(row) = self.row(key)
+                && row.uid == wanted.uid
+                && matches!(row.phase, Phase::Mounting | Phase::Unmounting | Phase::Uncertain)
+            {
+                self.settle(key).await.map_err(say::unsettled)?;
+            }
+            admission::admit(self.rows.volume(), wanted, None)
+                .map_err(|refusal| say::refusal(refusal, wanted))?;
+            let seen = match self.row(key).filter(|row| row.shows()).cloned() {
+                Some(row) => {
+                    self.step.set("verify");
+                    let look = self.shared.host.look(&row.volume.plugin, Path::new(&row.source)).await;
+                    if there(&row, &look) && !healthy(&row, &look) {
+                        return Err(say::dead(&row));
+                    }
+                    let sights = match self.shared.sight_of(&row, &look).await {
+                        Sight::There if row.phase == Phase::Mounted => return self.answer(key),
+                        _ => self.shared.sights(&self.rows.volume().mounts).await,
+                    };
+                    self.find_secrets(wanted)?;
+                    self.ready().await?;
+                    self.event(Event::Seen { key: key.clone(), sights })?
+                }
+                None => Next::Rest,
+            };
+            let next = match seen {
+                Next::Rest => self.begin(wanted).await?,
+                next => next,
+            };
+            match self.until_done(next, key, Purpose::Mount).await {
+                Ok(()) => return self.answer(key),
+                Err(failure) if failure.broken && self.pause(&mut delay, true).await => {}
+                Err(failure) => return Err(failure.error),
+            }
+        }
+    }
+
+    /// The first effect of a mount that is new or rests.
+    async fn begin(&mut self, wanted: &Wanted) -> Result<Next> {
+        let key = &wanted.key;
+        self.refuse_unknown_plugin(key)?;
+        self.find_secrets(wanted)?;
+        let ready = self.ready().await?;
+        self.refuse_missing_target(wanted).await?;
+        let paths = self.paths(&ready, key);
+        if self.row(key).is_none_or(|row| row.publish == Leg::Absent) {
+            self.step.set("verify");
+            let base = self.shared.base(ready.host_root());
+            let source = self.row(key).map_or(&paths.source, |row| &row.source);
+            clear_the_way(&self.shared.host, ready.id(), base, Path::new(source)).await?;
+        }
+        let event = Event::Mount { wanted: wanted.clone(), paths, abilities: abilities(&ready) };
+        self.rows.step(event).map_err(|refusal| say::refusal(refusal, wanted))
+    }
+
+    fn answer(&self, key: &MountKey) -> Result<Mounted> {
+        let row = self.row(key).ok_or_else(|| Error::internal("the row of a finished mount is gone"))?;
+        if row.phase != Phase::Mounted {
+            return Err(Error::internal(format!("a finished mount is {:?}", row.phase)));
+        }
+        let is_device = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
+        Ok(Mounted { source: row.source.clone(), is_device })
+    }
+
+    /// Unmount; `force` detaches lazily what is dead, and only that.
+    pub(super) async fn unmount(
+        &mut self,
+        key: &MountKey,
+        authority: Authority,
+        force: bool,
+        names: Vec<String>,
+    ) -> Result<()> {
+        let Some(row) = self.row(key) else { return self.shared.synced().await };
+        if matches!(authority, Authority::Own(uid) if uid != row.uid) {
+            return Err(say::not_owner(key));
+        }
+        let row = row.clone();
+        if force {
+            let look = self.shared.host.look(&row.volume.plugin, Path::new(&row.source)).await;
+            self.force = !matches!(look, Look::Mounted { .. } | Look::Device { .. });
+        }
+        if row.phase == Phase::Mounted && !self.force {
+            self.refuse_while_in_use(row).await?;
+        }
+        self.rows.remark(key, |row| row.operations = names);
+        let next = self.event(Event::Unmount { key: key.clone() })?;
+        self.until_done(next, key, Purpose::Unmount).await.map_err(|failure| failure.error)
+    }
+
+    /// Finish what an earlier operation or another csid left under way; also the background's next try.
+    pub(super) async fn settle(&mut self, key: &MountKey) -> Result<()> {
+        let next = self.event(Event::Undo { key: key.clone() })?;
+        self.until_done(next, key, Purpose::Settle).await.map_err(|failure| failure.error)
+    }
+
+    /// Before anything is staged for it.
+    async fn refuse_missing_target(&self, wanted: &Wanted) -> Result<()> {
+        let Some(target) = &wanted.spec.target else { return Ok(()) };
+        match self.shared.host.look(&self.rows.volume().row.key.plugin, Path::new(target)).await {
+            Look::Missing => {
+                let what = match wanted.spec.usage.attachment_mode {
+                    AttachmentMode::FileSystem => "directory",
+                    AttachmentMode::BlockDevice => "empty file",
+                };
+                Err(Error::invalid(format!(
+                    "target {target} is not there; create it ({what}), then mount again"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The call's secrets, or its credential's, or those of the credential that the row names.
+    fn find_secrets(&mut self, wanted: &Wanted) -> Result<()> {
+        if self.secrets.is_some() {
+            return Ok(());
+        }
+        let row = self.row(&wanted.key);
+        let credential = wanted.spec.credential.as_ref().or(row.and_then(|row| row.spec.credential.as_ref()));
+        match credential {
+            Some(name) => self.secrets = Some(self.shared.credential(name)?),
+            None if row.is_some_and(|row| row.spec.needs_secrets()) => {
+                return Err(say::secret_required(&wanted.key));
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// A name that no plugin has is more likely a slip than a plugin to come; a row that is there may wait for one.
+    fn refuse_unknown_plugin(&self, key: &MountKey) -> Result<()> {
+        let plugin = &self.rows.volume().row.key.plugin;
+        if self.row(key).is_some() || self.shared.plugins.view(plugin).is_some() {
+            return Ok(());
+        }
+        let text = format!(
+            "no plugin `{plugin}` is registered; see `csictl plugin list`, or wait with WaitForPlugin"
+        );
+        Err(Error::not_found(text))
+    }
+
+    /// Say in the row why it still waits, for ListMounts.
+    pub(super) async fn still_waiting(&mut self, key: &MountKey, error: &Error) {
+        if self.control.borrow().hurry {
+            return;
+        }
+        self.rows.remark(key, |row| row.error.clone_from(&error.message));
+        if let Err(failure) = self.persist(Durability::Process, None).await {
+            tracing::warn!(error = %failure.error, "the journal could not be written");
+        }
+    }
+
+    /// Busy, before anything is touched, while processes use the mount.
+    async fn refuse_while_in_use(&mut self, row: MountRow) -> Result<()> {
+        self.step.set("verify");
+        let paths = [Some(row.source.as_str()), row.spec.target.as_deref()];
+        for path in paths.into_iter().flatten().map(Path::new) {
+            if self.shared.host.in_use(&row.volume.plugin, path).await? {
+                let holders = tokio::time::timeout(PATIENCE, self.shared.host.holders(path)).await;
+                return Err(say::busy(path, &row.key.consumer, holders.unwrap_or_default()));
+            }
+        }
+        Ok(())
+    }
+
+    async fn until_done(&mut self, mut next: Next, key: &MountKey, purpose: Purpose) -> Result<(), Failure> {
+        // An answered mount is not taken from its user because it cannot be bettered.
+        let is_there = self.row(key).is_some_and(|row| row.kept && row.publish == Leg::Present);
+        let mut why: Option<Failure> = None;
+        let mut delay = Backoff::new();
+        loop {
+            match next {
+                Next::Run(effect) => {
+                    self.persist(Durability::Process, None).await?;
+                    next = match self.perform(&effect).await {
+                        Ok(device) => {
+                            delay = Backoff::new();
+                            self.event(Event::Ended {
+                                effect,
+                                outcome: Outcome::Done { device },
+                                error: String::new(),
+                            })?
+                        }
+                        Err(failure) => {
+                            let (effect_action, makes) = (effect.action, effect.action.makes());
+                            let (outcome, error) = (failure.outcome, failure.error.message.clone());
+                            self.event(Event::Ended { effect, outcome, error })?;
+                            let lasting = failure.definite || (makes && outcome == Outcome::Failed);
+                            if !lasting && self.pause(&mut delay, makes).await {
+                                self.event(Event::Continue { key: key.clone() })?
+                            } else if makes && is_there && effect_action == Action::Bind {
+                                self.event(Event::Keep { key: key.clone() })?;
+                                self.persist(Durability::Disk, None).await?;
+                                return Err(self.reason(failure));
+                            } else if makes {
+                                delay = Backoff::new();
+                                why = Some(self.reason(failure));
+                                self.event(Event::Undo { key: key.clone() })?
+                            } else {
+                                return Err(self.give_up(key, why, failure, purpose, is_there).await);
+                            }
+                        }
+                    };
+                }
+                // It was mounted before, and is.
+                Next::Mounted if self.rows.is_written() => return Ok(()),
+                Next::Mounted => {
+                    let event = say::event("mount", self.row(key), None);
+                    return self.persist(Durability::Disk, event).await;
+                }
+                Next::Gone | Next::Rest => return self.ended(key, why, purpose).await,
+            }
+        }
+    }
+
+    /// The row is gone or at rest: its directories, its event, the commit, and why it is not mounted.
+    async fn ended(&mut self, key: &MountKey, why: Option<Failure>, purpose: Purpose) -> Result<(), Failure> {
+        self.clean_up(key);
+        if let Some(failure) = &why {
+            say::log(key, self.rows.volume(), &failure.error);
+        }
+        let row = self.rows.written(key).or_else(|| self.row(key));
+        let is_gone = self.row(key).is_none();
+        let event = match purpose {
+            Purpose::Mount => say::event("mount", row, why.as_ref().map(|failure| &failure.error)),
+            Purpose::Unmount | Purpose::Settle if is_gone => say::event("unmount", row, None),
+            Purpose::Unmount | Purpose::Settle => None,
+        };
+        // That an undone mount is forgotten need not outlive a power cut, nor did its intent.
+        let durability = if purpose == Purpose::Unmount { Durability::Disk } else { Durability::Process };
+        self.persist(durability, event).await?;
+        match why {
+            Some(why) => Err(why),
+            None if purpose == Purpose::Mount => {
+                Err(Error::internal("a mount ended without its mount").into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A removal that does not end in its time stays in the rows, for the background and for the next caller.
+    async fn give_up(
+        &mut self,
+        key: &MountKey,
+        why: Option<Failure>,
+        failure: Failure,
+        purpose: Purpose,
+        is_there: bool,
+    ) -> Failure {
+        say::log(key, self.rows.volume(), &failure.error);
+        let keep = match purpose {
+            Purpose::Unmount => failure.in_use,
+            Purpose::Mount | Purpose::Settle => is_there,
+        };
+        let event = if keep { Event::Keep { key: key.clone() } } else { Event::GaveUp { key: key.clone() } };
+        let orphan = self
+            .rows
+            .written(key)
+            .filter(|_| failure.orphan)
+            .and_then(|row| say::event("orphan", Some(row), Some(&failure.error)));
+        let persisted = match self.event(event) {
+            Ok(_) => self.persist(if keep { Durability::Disk } else { Durability::Process }, orphan).await,
+            Err(error) => Err(error.into()),
+        };
+        match (persisted, why) {
+            (Err(error), _) => error,
+            (Ok(()), Some(why)) => {
+                let text = format!(
+                    "{}; and undoing it has not come to an end: {}",
+                    why.error.message, failure.error.message
+                );
+                let mut error = Error { kind: Kind::Uncertain, message: text, details: why.error.details };
+                error.details.retryable = true;
+                Failure::new(Outcome::Failed, error)
+            }
+            (Ok(()), None) if failure.outcome == Outcome::Failed && !failure.definite => {
+                Failure { error: Error { kind: Kind::Uncertain, ..failure.error }, ..failure }
+            }
+            (Ok(()), None) => failure,
+        }
+    }
+
+    fn event(&mut self, event: Event) -> Result<Next> {
+        self.rows
+            .step(event)
+            .map_err(|refusal| Error::internal(format!("an inner event was refused: {refusal:?}")))
+    }
+
+    async fn persist(&mut self, durability: Durability, event: Option<NewEvent>) -> Result<(), Failure> {
+        let name = if durability == Durability::Disk { "outcome" } else { "intent" };
+        let rows = &mut *self.rows;
+        fault::around(name, self.shared.persist(rows, durability, event)).await.map_err(Failure::from)
+    }
+
+    async fn perform(&mut self, effect: &Effect) -> Result<Option<u64>, Failure> {
+        let makes = effect.action.makes();
+        if let Some(kind) = self.control.borrow().abandon.filter(|_| makes) {
+            return Err(Failure::new(Outcome::NotSent, say::stopped(kind)));
+        }
+        let ready = self.ready().await.map_err(|error| Failure::new(Outcome::NotSent, error))?;
+        let Some(mount) = self.row(&effect.key) else {
+            return Err(Error::internal("an effect for a row that is gone").into());
+        };
+        self.step.set(effect.action.name());
+        let config = self.shared.config.borrow().clone();
+        let surroundings = Surroundings {
+            host: &self.shared.host,
+            ready: &ready,
+            volume: self.rows.volume(),
+            mount,
+            secrets: self.secrets.as_ref(),
+            // A caller's deadline ends his waiting; the RPC has the plugin's.
+            deadline: Instant::now() + config.deadlines.operation,
+            base: self.shared.base(ready.host_root()),
+            target_root: self.shared.target_root(mount),
+            from: effect.from,
+            force: self.force,
+        };
+        let mut control = self.control.clone();
+        tokio::select! {
+            biased;
+            ended = fault::around(effect.action.name(), surroundings.perform(effect.action)) => ended,
+            // Only what is being made is dropped, and with it the RPC; a removal goes on to its end.
+            kind = abandoned(&mut control), if makes => Err(Failure::new(Outcome::Failed, say::stopped(kind))),
+        }
+    }
+
+    /// The plugin, waited for until the operation is given up.
+    async fn ready(&mut self) -> Result<Ready> {
+        let plugin = self.rows.volume().row.key.plugin.clone();
+        let step = self.step.get();
+        self.step.set("waiting for plugin");
+        loop {
+            let mut control = self.control.clone();
+            let give_up = control.borrow().give_up;
+            let ready = tokio::select! {
+                biased;
+                ready = self.shared.plugins.ready(&plugin, Service::Node, give_up) => ready,
+                () = hurried(&mut control) => return Err(say::yielded()),
+            };
+            match ready {
+                Ok(ready) => {
+                    self.step.set(step);
+                    return Ok(ready);
+                }
+                // A caller with a later deadline has joined meanwhile.
+                Err(_) if self.control.borrow().give_up > give_up => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Wait before the next try. False when there is none: the time is over, or nobody wants it any more.
+    async fn pause(&mut self, delay: &mut Backoff, makes: bool) -> bool {
+        let wait = delay.next();
+        let mut control = self.control.clone();
+        if Instant::now() + wait >= control.borrow().give_up {
+            return false;
+        }
+        let mut other = control.clone();
+        tokio::select! {
+            biased;
+            _ = abandoned(&mut control), if makes => false,
+            () = hurried(&mut other) => false,
+            () = tokio::time::sleep(wait) => true,
+        }
+    }
+
+    /// What ended a making: its failure, or that nobody wanted it.
+    fn reason(&self, failure: Failure) -> Failure {
+        match self.control.borrow().abandon {
+            Some(kind) => Failure::new(failure.outcome, say::stopped(kind)),
+            None => failure,
+        }
+    }
+
+    fn row(&self, key: &MountKey) -> Option<&MountRow> {
+        self.rows.volume().mount(key)
+    }
+
+    fn paths(&self, ready: &Ready, key: &MountKey) -> Paths {
+        let volume = &self.rows.volume().row.key;
+        let text = |path: PathBuf| ready.host_root().join(path).to_string_lossy().into_owned();
+        Paths { staging: text(paths::staging(volume)), source: text(paths::publish(volume, key)) }
+    }
+
+    /// Remove the directories that a row leaves, empty ones only, before the row that explains them goes.
+    fn clean_up(&self, key: &MountKey) {
+        let volume = self.rows.volume();
+        let idle =
+            volume.row.stage == Leg::Absent && volume.mounts.iter().all(|mount| mount.publish == Leg::Absent);
+        let source = self.rows.written(key).map(|row| row.source.as_str());
+        let staging = Some(volume.row.staging.as_str()).filter(|path| idle && !path.is_empty());
+        for path in source.into_iter().chain(staging).map(Path::new) {
+            // …/ROOT/staging/HASH and …/ROOT/publish/HASH/HASH
+            let below = path.ancestors().find(|a| a.ends_with(paths::STAGING) || a.ends_with(paths::PUBLISH));
+            let Some(root) = below.and_then(Path::parent) else { continue };
+            if let Err(error) = self.shared.host.remove(self.shared.base(root), path) {
+                tracing::warn!(path = %path.display(), %error, "cannot remove a directory that is no longer used");
+            }
+        }
+    }
+}
+
+fn abilities(ready: &Ready) -> Abilities {
+    Abilities {
+        stages: ready.stages(),
+        single_node_multi_writer: ready.single_node_multi_writer(),
+        mount_group: ready.mount_group(),
+    }
+}
+
+async fn abandoned(control: &mut watch::Receiver<Control>) -> Kind {
+    let kind = control.wait_for(|control| control.abandon.is_some()).await.map(|control| control.abandon);
+    match kind {
+        Ok(kind) => kind.unwrap_or(Kind::Cancelled),
+        // The task that gives orders is gone; so is the one that runs this.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// Somebody else's turn, or nobody's wish.
+async fn hurried(control: &mut watch::Receiver<Control>) {
+    if control.wait_for(|control| control.hurry || control.abandon.is_some()).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// 100 ms, doubled up to 5 s.
+struct Backoff(Duration);
+
+impl Backoff {
+    fn new() -> Self {
+        Backoff(Duration::from_millis(100))
+    }
+
+    fn next(&mut self) -> Duration {
+        let wait = self.0;
+        self.0 = (wait * 2).min(Duration::from_secs(5));
+        wait
+    }
+}

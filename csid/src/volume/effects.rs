@@ -1,0 +1,337 @@
+//! Each effect of the state machine, done and looked at: the RPC, and what the kernel shows of it afterwards. Nothing here
+//! decides what comes next.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use tonic::Code;
+
+use crate::error::{Error, Kind};
+use crate::host::{Access, Bind, Host, HostError, Look, Restrict};
+use crate::plugin::{Call, Class, Ready, RpcError};
+use crate::secret::Secrets;
+use crate::store::rows::{AttachmentMode, Leg, MountRow};
+use crate::volume::state::{Action, Outcome, Volume};
+
+/// Why an effect did not come to be.
+pub(super) struct Failure {
+    pub(super) outcome: Outcome,
+    pub(super) error: Error,
+    /// The plugin gave a definite answer: the same again is answered alike.
+    pub(super) definite: bool,
+    /// The connection broke: the whole operation may be tried again once this has been undone.
+    pub(super) broken: bool,
+    /// A mount that no row explains is in the way.
+    pub(super) orphan: bool,
+    /// Somebody uses what was to be taken; nothing was taken.
+    pub(super) in_use: bool,
+}
+
+impl Failure {
+    pub(super) fn new(outcome: Outcome, error: Error) -> Self {
+        Failure { outcome, error, definite: false, broken: false, orphan: false, in_use: false }
+    }
+
+    fn definite(error: Error) -> Self {
+        Failure {
+            outcome: Outcome::Failed,
+            error,
+            definite: true,
+            broken: false,
+            orphan: false,
+            in_use: false,
+        }
+    }
+}
+
+/// csid's own failure: nothing that a second try would better.
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::definite(error)
+    }
+}
+
+impl From<RpcError> for Failure {
+    fn from(error: RpcError) -> Self {
+        let (outcome, definite) = match error.class {
+            Class::NotSent => (Outcome::NotSent, false),
+            Class::Transient => (Outcome::Again, false),
+            // csid stops: the next one goes on.
+            Class::Shutdown | Class::Forbidden => (Outcome::NotSent, true),
+            Class::Refused | Class::Unimplemented => (Outcome::Failed, true),
+            Class::Unknown => (Outcome::Failed, false),
+        };
+        let broken = error.class == Class::Unknown && error.code == Code::Unavailable;
+        Failure { outcome, error: error.into(), definite, broken, orphan: false, in_use: false }
+    }
+}
+
+impl From<HostError> for Failure {
+    fn from(error: HostError) -> Self {
+        let hung = matches!(error, HostError::Hung(_));
+        let in_use =
+            matches!(error, HostError::Busy { .. } | HostError::Occupied(_) | HostError::Unproven { .. });
+        let outcome = if in_use { Outcome::NotSent } else { Outcome::Failed };
+        Failure { outcome, in_use, definite: !hung, ..Failure::definite(error.into()) }
+    }
+}
+
+type Effect = Result<Option<u64>, Failure>;
+
+/// Where a mount is to be published nothing may be: a stacked mount is not made, and what another boot left is not trusted.
+pub(super) async fn clear_the_way(
+    host: &Host,
+    plugin: &str,
+    base: &Path,
+    source: &Path,
+) -> Result<(), Error> {
+    let is_free = match host.look(plugin, source).await {
+        Look::Missing => true,
+        Look::Plain | Look::Device { .. } => host.remove(base, source)?,
+        Look::Mounted { .. } | Look::Dead(_) | Look::Hung => false,
+    };
+    if is_free {
+        return Ok(());
+    }
+    let text = format!(
+        "something that no row explains is at {}; look at it with `csictl reconcile --dry-run`, then remove it with \
+         `csictl reconcile --remove-orphans`",
+        source.display()
+    );
+    Err(Error::new(Kind::Busy, text))
+}
+
+/// One effect's surroundings.
+pub(super) struct Surroundings<'a> {
+    pub(super) host: &'a Host,
+    pub(super) ready: &'a Ready,
+    pub(super) volume: &'a Volume,
+    pub(super) mount: &'a MountRow,
+    pub(super) secrets: Option<&'a Secrets>,
+    pub(super) deadline: Instant,
+    /// The directory below which csid makes and removes directories for this plugin.
+    pub(super) base: &'a Path,
+    pub(super) target_root: Result<PathBuf, Error>,
+    /// The leg as it was before.
+    pub(super) from: Leg,
+    /// Detach what is dead lazily.
+    pub(super) force: bool,
+}
+
+impl Surroundings<'_> {
+    pub(super) async fn perform(&self, action: Action) -> Effect {
+        match action {
+            Action::Stage => self.stage().await,
+            Action::Publish => self.publish().await,
+            Action::Bind => self.bind().await,
+            Action::Unbind => self.unbind().await,
+            Action::Unpublish => self.unpublish().await,
+            Action::Unstage => self.unstage().await,
+        }
+    }
+
+    fn plugin(&self) -> &str {
+        &self.volume.row.key.plugin
+    }
+
+    fn source(&self) -> &Path {
+        Path::new(&self.mount.source)
+    }
+
+    fn call(&self) -> Call<'_> {
+        Call {
+            external_id: &self.volume.row.key.external_id,
+            staging: &self.volume.row.staging,
+            target: &self.mount.source,
+            usage: &self.mount.spec.usage,
+            read_only: self.mount.spec.read_only,
+            uid: self.mount.uid,
+            secrets: self.secrets,
+            deadline: self.deadline,
+        }
+    }
+
+    async fn stage(&self) -> Effect {
+        let staging = Path::new(&self.volume.row.staging);
+        for path in [staging.parent().unwrap_or(self.base), staging] {
+            self.make_directory(path, Access::Private)?;
+        }
+        self.ready.stage(self.call()).await?;
+        Ok(None)
+    }
+
+    /// Before anything was asked of the plugin: what fails here changed nothing.
+    fn make_directory(&self, path: &Path, access: Access) -> Result<(), Failure> {
+        let relative = path.strip_prefix(self.base).map_err(|_| {
+            let text =
+                format!("{} is not below {}: was plugin-root changed?", path.display(), self.base.display());
+            Failure { outcome: Outcome::NotSent, ..Failure::definite(Error::internal(text)) }
+        })?;
+        let made = self.host.make_directory(self.base, relative, access);
+        made.map_err(|error| Failure { outcome: Outcome::NotSent, ..Failure::from(error) })
+    }
+
+    async fn publish(&self) -> Effect {
+        self.make_directory(self.source().parent().unwrap_or(self.base), Access::Passable)?;
+        self.ready.publish(self.call()).await?;
+        self.verify().await
+    }
+
+    /// What the plugin says it published has to be there, of the right kind, and no more writable than asked.
+    async fn verify(&self) -> Effect {
+        let spec = &self.mount.spec;
+        let lie = |what: &str| {
+            let text = format!("NodePublishVolume: OK, but {what} at {}", self.mount.source);
+            Failure::definite(Error::new(Kind::PluginError, text).with(|d| d.rpc = Some("NodePublishVolume")))
+        };
+        let look = self.host.look(self.plugin(), self.source()).await;
+        match (spec.usage.attachment_mode, look) {
+            (AttachmentMode::FileSystem, Look::Mounted { device }) => {
+                let restrict = Restrict { nosuid: !spec.suid, nodev: !spec.dev, read_only: spec.read_only };
+                self.host.restrict(self.plugin(), self.source(), restrict).await?;
+                if spec.read_only && !self.host.is_read_only(self.plugin(), self.source()).await? {
+                    return Err(lie("a writable mount for a read-only one is"));
+                }
+                Ok(Some(device))
+            }
+            (AttachmentMode::BlockDevice, Look::Device { rdev }) => {
+                if spec.read_only && !self.host.block_is_read_only(rdev)? {
+                    return Err(lie("a writable device for a read-only one is"));
+                }
+                Ok(Some(rdev))
+            }
+            (AttachmentMode::BlockDevice, Look::Mounted { .. }) => {
+                Err(lie("a file system, not a block device, is"))
+            }
+            (AttachmentMode::FileSystem, Look::Device { .. }) => {
+                Err(lie("a block device, not a file system, is"))
+            }
+            (_, Look::Missing | Look::Plain) => Err(lie("nothing is mounted")),
+            (_, Look::Dead(_)) => Err(lie("a dead mount is")),
+            (_, Look::Hung) => Err(Failure::new(
+                Outcome::Failed,
+                Error::new(
+                    Kind::PluginError,
+                    format!("the file system at {} does not answer", self.mount.source),
+                ),
+            )),
+        }
+    }
+
+    async fn bind(&self) -> Effect {
+        let spec = &self.mount.spec;
+        let Some(target) = &spec.target else { return Ok(None) };
+        let options = Bind {
+            nosuid: !spec.suid,
+            nodev: !spec.dev && spec.usage.attachment_mode == AttachmentMode::FileSystem,
+            read_only: spec.read_only,
+            propagation: spec.propagation,
+        };
+        let nothing = |failure: Failure| Failure { outcome: Outcome::NotSent, ..failure };
+        let root = self.target_root.as_ref().map_err(|error| nothing(error.clone().into()))?;
+        match self.host.bind(self.plugin(), self.source(), root, Path::new(target), options).await {
+            Ok(()) => Ok(None),
+            // Whether it was done is not known.
+            Err(error @ HostError::Hung(_)) => Err(error.into()),
+            Err(error) => Err(nothing(error.into())),
+        }
+    }
+
+    async fn unbind(&self) -> Effect {
+        let Some(target) = self.mount.spec.target.as_ref().map(Path::new) else { return Ok(None) };
+        let device = self.mount.device;
+        let unbound = self.host.unbind(self.plugin(), self.source(), target, device, self.force).await?;
+        if !unbound && self.from == Leg::Present && !self.force {
+            self.refuse_if_moved(target)?;
+        }
+        Ok(None)
+    }
+
+    /// A bind that is not where it was made, though nobody unmounted it: a directory above the target was renamed. Unmount
+    /// does not answer while the consumer still has it.
+    fn refuse_if_moved(&self, target: &Path) -> Result<(), Failure> {
+        let ours = |path: &Path| {
+            let rows = self.volume.mounts.iter();
+            path == Path::new(&self.volume.row.staging)
+                || rows
+                    .flat_map(|row| [Some(&row.source), row.spec.target.as_ref()])
+                    .flatten()
+                    .any(|own| path == Path::new(own))
+        };
+        match self.host.copies(self.source())?.into_iter().find(|path| !ours(path)) {
+            None => Ok(()),
+            Some(path) => {
+                let text = format!(
+                    "nothing is mounted at {}, but the volume is at {}: was a directory renamed? Unmount that, then \
+                     unmount again",
+                    target.display(),
+                    path.display()
+                );
+                let failure = Failure::definite(Error::new(Kind::Busy, text));
+                Err(Failure { outcome: Outcome::NotSent, in_use: true, ..failure })
+            }
+        }
+    }
+
+    async fn unpublish(&self) -> Effect {
+        if self.force {
+            let look = self.host.look(self.plugin(), self.source()).await;
+            if matches!(look, Look::Dead(_) | Look::Hung) {
+                self.host.detach(self.plugin(), self.source()).await?;
+            }
+        }
+        self.ready.unpublish(self.call()).await?;
+        match self.host.look(self.plugin(), self.source()).await {
+            Look::Missing => Ok(None),
+            // The plugin is to delete its target (CSI rule 29); some leave it.
+            Look::Plain | Look::Device { .. } => match self.host.remove(self.base, self.source())? {
+                true => Ok(None),
+                false => Err(self.still_there("NodeUnpublishVolume", &self.mount.source)),
+            },
+            Look::Mounted { .. } | Look::Dead(_) | Look::Hung => {
+                Err(self.still_there("NodeUnpublishVolume", &self.mount.source))
+            }
+        }
+    }
+
+    async fn unstage(&self) -> Effect {
+        if let Some(path) = self.unexplained().await {
+            let text = format!(
+                "{} is mounted and no row explains it; the volume stays staged until it is gone",
+                path.display()
+            );
+            let failure = Failure::definite(Error::new(Kind::Busy, text));
+            return Err(Failure { outcome: Outcome::NotSent, orphan: true, ..failure });
+        }
+        self.ready.unstage(self.call()).await?;
+        let staging = Path::new(&self.volume.row.staging);
+        match self.host.look(self.plugin(), staging).await {
+            Look::Missing | Look::Plain | Look::Device { .. } => Ok(None),
+            Look::Mounted { .. } | Look::Dead(_) | Look::Hung => {
+                Err(self.still_there("NodeUnstageVolume", &self.volume.row.staging))
+            }
+        }
+    }
+
+    /// Unmount is never "success because rmdir worked": what the plugin says is gone has to be gone.
+    fn still_there(&self, rpc: &'static str, path: &str) -> Failure {
+        let text = format!("{rpc}: OK, but {path} is still there");
+        Failure::new(Outcome::Failed, Error::new(Kind::PluginError, text).with(|d| d.rpc = Some(rpc)))
+    }
+
+    /// A mount below the volume's publish directory: no row has one when the volume is unstaged.
+    async fn unexplained(&self) -> Option<PathBuf> {
+        let directories = self.volume.mounts.iter().filter_map(|mount| Path::new(&mount.source).parent());
+        let directories: BTreeSet<&Path> = directories.collect();
+        let entries =
+            directories.into_iter().filter_map(|directory| std::fs::read_dir(directory).ok()).flatten();
+        let paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        for path in paths {
+            if !matches!(self.host.look(self.plugin(), &path).await, Look::Missing | Look::Plain) {
+                return Some(path);
+            }
+        }
+        None
+    }
+}

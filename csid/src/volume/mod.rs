@@ -1,0 +1,499 @@
+//! Volumes: what a volume may do (`state`, pure), the task that queues its operations (`task`), one operation driven to its
+//! end (`drive`, `effects`), recovery at start (`recovery`), Reconcile, and the watch over what is mounted.
+//!
+//! A volume's rows and its operation in flight belong to that volume's task; the others hold the [`Volumes`] handle. A task
+//! lives while there is work; `directory` holds the rows of volumes at rest.
+
+mod admission;
+mod directory;
+mod drive;
+mod effects;
+mod journalled;
+mod operations;
+mod paths;
+mod reconcile;
+mod recovery;
+mod say;
+pub mod state;
+mod task;
+mod watch;
+mod work;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use crate::config::{Config, Directories};
+use crate::error::{Error, Kind, Result};
+use crate::host::{Host, Look};
+use crate::plugin::Plugins;
+use crate::secret::Secrets;
+use crate::store::rows::{AttachmentMode, MountKey, MountRow, MountSpec, NewEvent, Phase, VolumeKey};
+use crate::store::{Change, Durability, MountFilter, Store};
+use directory::Directory;
+use journalled::Journalled;
+use operations::{Begin, Operations, Step};
+pub use recovery::Recovered;
+use state::{Sight, Wanted};
+use task::Message;
+use work::{Waiter, Work};
+
+/// How long a caller waits, and what he calls the operation.
+#[derive(Clone, Default)]
+pub struct Wait {
+    pub deadline: Option<Instant>,
+    pub operation: Option<String>,
+    /// Held until the operation has ended, which may be long after its caller's deadline.
+    pub hold: Option<Arc<dyn Send + Sync>>,
+}
+
+/// In whose name a row is changed: only one's own rows, or anybody's. The task that owns the row compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Authority {
+    Own(u32),
+    Any(u32),
+}
+
+pub struct MountRequest {
+    pub key: MountKey,
+    pub volume: VolumeKey,
+    pub uid: u32,
+    pub spec: MountSpec,
+    pub secrets: Option<Secrets>,
+    pub wait: Wait,
+}
+
+pub struct UnmountRequest {
+    pub key: MountKey,
+    pub authority: Authority,
+    /// Detach a dead mount lazily.
+    pub force: bool,
+    pub wait: Wait,
+}
+
+/// What a Mount answers: the published path, and whether it is a block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    pub source: String,
+    pub is_device: bool,
+}
+
+/// A row of ListMounts.
+pub struct MountView {
+    pub row: MountRow,
+    pub staging: String,
+    /// The kernel was asked just now.
+    pub healthy: bool,
+}
+
+/// A row of ListOperations.
+#[derive(Clone, Debug)]
+pub struct OperationView {
+    pub id: String,
+    /// `mount`, `unmount`, `restore`, `settle`.
+    pub kind: &'static str,
+    /// `NAMESPACE/VOLUME`.
+    pub subject: String,
+    pub step: &'static str,
+    pub since_usec: u64,
+    /// When the last caller's deadline ends; absent: nobody waits with one.
+    pub deadline_usec: Option<u64>,
+    pub uid: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReconcileOptions {
+    pub dry_run: bool,
+    pub remove_orphans: bool,
+    pub new_journal: bool,
+}
+
+/// What Reconcile found and did; each entry is a path or `NAMESPACE/VOLUME CONSUMER`.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub adopted: Vec<String>,
+    pub remounted: Vec<String>,
+    pub undone: Vec<String>,
+    pub orphans: Vec<String>,
+    pub failed: Vec<String>,
+}
+
+/// The handle of all volumes.
+#[derive(Clone)]
+pub struct Volumes {
+    shared: Arc<Shared>,
+}
+
+/// What all volumes' tasks share: handles, and the directory of tasks.
+struct Shared {
+    store: Store,
+    plugins: Plugins,
+    host: Host,
+    config: tokio::sync::watch::Receiver<Arc<Config>>,
+    directories: Directories,
+    directory: Directory,
+    operations: Operations,
+    stopping: AtomicBool,
+    /// Plugins that are being unregistered.
+    leaving: Mutex<BTreeSet<String>>,
+}
+
+/// One plugin's leave, till it is dropped.
+struct Leaving<'a> {
+    shared: &'a Shared,
+    id: &'a str,
+}
+
+impl<'a> Leaving<'a> {
+    fn begin(shared: &'a Shared, id: &'a str) -> Result<Self> {
+        if !Self::lock(shared).insert(id.to_owned()) {
+            return Err(Error::new(Kind::Busy, format!("plugin {id} is being unregistered already")));
+        }
+        Ok(Leaving { shared, id })
+    }
+
+    fn lock(shared: &Shared) -> MutexGuard<'_, BTreeSet<String>> {
+        shared.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        Self::lock(self.shared).remove(self.id);
+    }
+}
+
+impl Volumes {
+    pub fn new(
+        store: Store,
+        plugins: Plugins,
+        host: Host,
+        config: tokio::sync::watch::Receiver<Arc<Config>>,
+        directories: Directories,
+    ) -> Self {
+        let shared = Shared {
+            store,
+            plugins,
+            host,
+            config,
+            directories,
+            directory: Directory::default(),
+            operations: Operations::default(),
+            stopping: AtomicBool::new(false),
+            leaving: Mutex::default(),
+        };
+        Volumes { shared: Arc::new(shared) }
+    }
+
+    pub async fn mount(&self, request: MountRequest) -> Result<Mounted> {
+        let MountRequest { key, volume, uid, spec, secrets, wait } = request;
+        if let Some(target) = &spec.target {
+            self.shared.refuse_own_target(Path::new(target))?;
+        }
+        let wanted = Wanted { key, uid, spec, operations: Vec::new() };
+        let answer = self.shared.ask(&volume, uid, Work::Mount { wanted, secrets }, wait)?;
+        let mounted = answer.await.unwrap_or_else(|_| Err(shutting_down()))?;
+        mounted.ok_or_else(|| Error::internal("a mount was answered without its path"))
+    }
+
+    pub async fn unmount(&self, request: UnmountRequest) -> Result<()> {
+        let UnmountRequest { key, authority, force, wait } = request;
+        let Some(volume) = self.shared.directory.find(&key) else { return self.shared.synced().await };
+        let (Authority::Own(uid) | Authority::Any(uid)) = authority;
+        let answer = self.shared.ask(&volume, uid, Work::Unmount { key, authority, force }, wait)?;
+        answer.await.unwrap_or_else(|_| Err(shutting_down())).map(|_| ())
+    }
+
+    /// The uid that owns a mount, for the choice of the action to authorise.
+    pub async fn owner(&self, key: &MountKey) -> Result<Option<u32>> {
+        let rows = self.shared.store.mounts(MountFilter::of(key)).await?;
+        Ok(rows.first().map(|(row, _)| row.uid))
+    }
+
+    /// Whether something is mounted (or a device published) at a path that csid published.
+    pub async fn has_mount(&self, source: &str) -> Result<bool> {
+        let filter = MountFilter { source: Some(source.to_owned()), ..MountFilter::default() };
+        match self.shared.store.mounts(filter).await?.first() {
+            Some((row, _)) => Ok(self.shared.sight(row).await != Sight::Gone),
+            None => Ok(false),
+        }
+    }
+
+    /// The mounts that match, each looked at now.
+    pub async fn list(&self, filter: MountFilter) -> Result<Vec<MountView>> {
+        let rows = self.shared.store.mounts(filter).await?;
+        let mounts: Vec<&MountRow> = rows.iter().map(|(row, _)| row).collect();
+        let looks = self.shared.looks(&mounts).await;
+        let sights = self.shared.sights_of(&mounts, &looks).await;
+        let view = |((row, staging), (look, sight)): ((MountRow, String), (&Look, Sight))| {
+            let healthy = row.phase == Phase::Mounted && healthy(&row, look) && sight == Sight::There;
+            MountView { row, staging, healthy }
+        };
+        Ok(rows.into_iter().zip(looks.iter().zip(sights)).map(view).collect())
+    }
+
+    pub fn operations(&self) -> Vec<OperationView> {
+        self.shared.operations.list()
+    }
+
+    /// Withdraw the caller who gave his call this name.
+    pub async fn cancel(&self, operation: &str, authority: Authority) -> Result<()> {
+        let found = self.shared.operations.find(operation, authority);
+        if found.is_empty() {
+            let text = format!("no operation `{operation}` of yours is under way; see ListOperations");
+            return Err(Error::not_found(text));
+        }
+        for (volume, number) in found {
+            self.shared.directory.tell(&volume, Message::Withdraw(number));
+        }
+        Ok(())
+    }
+
+    /// Plugins that rows and Mounts under way need.
+    pub async fn plugins_in_use(&self) -> Result<BTreeSet<String>> {
+        let under_way = self.shared.operations.mounting();
+        let rows = self.shared.store.mounts(MountFilter::default()).await?;
+        Ok(rows.into_iter().map(|(row, _)| row.volume.plugin).chain(under_way).collect())
+    }
+
+    /// Unregister a plugin for `uid`; one with mounts only by `force`.
+    pub async fn unregister_plugin(
+        &self,
+        id: &str,
+        instance: Option<&str>,
+        force: bool,
+        uid: u32,
+    ) -> Result<()> {
+        // From here on no Mount begins; whatever has begun is among the operations or the rows.
+        let _leaving = Leaving::begin(&self.shared, id)?;
+        if !force {
+            if self.shared.operations.mounting().contains(id) {
+                let text = format!("plugin {id} has a mount under way; wait for it, or use force");
+                return Err(Error::new(Kind::Busy, text).with(|details| details.plugin = Some(id.to_owned())));
+            }
+            let filter = MountFilter { plugin: Some(id.to_owned()), ..MountFilter::default() };
+            let rows = self.shared.store.mounts(filter).await?;
+            if !rows.is_empty() {
+                let holders: Vec<String> = rows.into_iter().map(|(row, _)| row.key.consumer).collect();
+                let text = format!("plugin {id} has {} mounts; unmount them, or use force", holders.len());
+                return Err(Error::new(Kind::Busy, text).with(|details| {
+                    details.plugin = Some(id.to_owned());
+                    details.holders = holders;
+                }));
+            }
+        }
+        self.shared.plugins.unregister(id, instance, uid).await
+    }
+
+    /// Refuse what is new, let what is under way end for as long as `patience`, and answer who waits longer; what is left is
+    /// in the journal.
+    pub async fn shutdown(&self, patience: Duration) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        let end = Instant::now() + patience;
+        while self.shared.operations.are_waited_for() && Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.shared.directory.tell_all(|| Message::Stop);
+    }
+}
+
+fn shutting_down() -> Error {
+    Error::new(Kind::ShuttingDown, "csid is stopping; ask again when it is back, the answer is kept")
+}
+
+impl Shared {
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Queue work at its volume's task.
+    fn ask(
+        self: &Arc<Self>,
+        volume: &VolumeKey,
+        uid: u32,
+        work: Work,
+        wait: Wait,
+    ) -> Result<oneshot::Receiver<Result<Option<Mounted>>>> {
+        if self.is_stopping() {
+            return Err(shutting_down());
+        }
+        let (kind, key) = (work.kind(), work.key());
+        let begin =
+            Begin { kind, key, volume, uid, id: wait.operation, deadline: wait.deadline, step: Step::new() };
+        let ticket = self.operations.begin(begin)?;
+        if kind == "mount" && Leaving::lock(self).contains(&volume.plugin) {
+            let text = format!("plugin {} is being unregistered", volume.plugin);
+            return Err(Error::new(Kind::PluginUnavailable, text));
+        }
+        let (reply, answer) = oneshot::channel();
+        let waiter = Waiter { ticket, deadline: wait.deadline, hold: wait.hold, reply };
+        self.directory.ask(self, volume, work, waiter)?;
+        Ok(answer)
+    }
+
+    /// Make what memory says of a volume what the journal says.
+    async fn persist(
+        &self,
+        rows: &mut Journalled,
+        durability: Durability,
+        event: Option<NewEvent>,
+    ) -> Result<()> {
+        let mut changes = rows.changes();
+        changes.extend(event.map(Change::Event));
+        if changes.is_empty() && durability == Durability::Process {
+            return Ok(());
+        }
+        match self.store.commit(changes, durability).await {
+            Ok(()) => {
+                rows.committed();
+                Ok(())
+            }
+            Err(error) => {
+                rows.revert();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// An answer that repeats an earlier one is as durable as that was to be.
+    async fn synced(&self) -> Result<()> {
+        Ok(self.store.commit(Vec::new(), Durability::Disk).await?)
+    }
+
+    /// What the kernel shows of a mount that is called mounted. A dead file system is there; one that hangs is, too.
+    async fn sight(&self, row: &MountRow) -> Sight {
+        let look = self.host.look(&row.volume.plugin, Path::new(&row.source)).await;
+        self.sight_of(row, &look).await
+    }
+
+    /// Each row's mount, looked at now.
+    async fn sights(&self, rows: &[MountRow]) -> Vec<Sight> {
+        let rows: Vec<&MountRow> = rows.iter().collect();
+        let looks = self.looks(&rows).await;
+        self.sights_of(&rows, &looks).await
+    }
+
+    /// What looks mean for the rows; targets are looked at side by side.
+    async fn sights_of(&self, rows: &[&MountRow], looks: &[Look]) -> Vec<Sight> {
+        type Asking<'a> = Pin<Box<dyn Future<Output = Sight> + Send + 'a>>;
+        let asking: Vec<Asking<'_>> = rows
+            .iter()
+            .zip(looks)
+            .map(|(row, look)| Box::pin(self.sight_of(row, look)) as Asking<'_>)
+            .collect();
+        futures_util::future::join_all(asking).await
+    }
+
+    async fn sight_of(&self, row: &MountRow, look: &Look) -> Sight {
+        if !there(row, look) {
+            return Sight::Gone;
+        }
+        // What does not answer is not asked again.
+        if !healthy(row, look) {
+            return Sight::There;
+        }
+        match &row.spec.target {
+            None => Sight::There,
+            Some(target) => {
+                let bound =
+                    self.host.is_bound(&row.volume.plugin, Path::new(&row.source), Path::new(target)).await;
+                // What cannot be looked at is not called gone.
+                if bound.unwrap_or(true) { Sight::There } else { Sight::Unbound }
+            }
+        }
+    }
+
+    /// One look at each row's published path, in the rows' order.
+    async fn looks(&self, rows: &[&MountRow]) -> Vec<Look> {
+        type Looking<'a> = Pin<Box<dyn Future<Output = (Vec<usize>, Vec<Look>)> + Send + 'a>>;
+        let mut plugins: BTreeMap<&str, (Vec<usize>, Vec<PathBuf>)> = BTreeMap::new();
+        for (place, row) in rows.iter().enumerate() {
+            let (places, paths) = plugins.entry(&row.volume.plugin).or_default();
+            places.push(place);
+            paths.push(PathBuf::from(&row.source));
+        }
+        let looking = plugins.into_iter().map(|(plugin, (places, paths))| {
+            Box::pin(async move { (places, self.host.looks(plugin, paths).await) }) as Looking<'_>
+        });
+        let looking: Vec<Looking<'_>> = looking.collect();
+        let mut looks = vec![Look::Missing; rows.len()];
+        for (places, found) in futures_util::future::join_all(looking).await {
+            for (place, look) in places.into_iter().zip(found) {
+                looks[place] = look;
+            }
+        }
+        looks
+    }
+
+    /// A target over, below or above csid's own directories would hide what is published, or the journal.
+    fn refuse_own_target(&self, target: &Path) -> Result<()> {
+        let own = [&self.directories.state, &self.directories.runtime];
+        match own.into_iter().find(|own| target.starts_with(own) || own.starts_with(target)) {
+            Some(own) => {
+                let text =
+                    format!("target {} is over or below csid's own {}", target.display(), own.display());
+                Err(Error::invalid(text))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The directory that is there, below which csid makes and removes directories for the plugin with this root: csid's own,
+    /// or the root that the plugin's spec names.
+    fn base<'a>(&'a self, root: &'a Path) -> &'a Path {
+        if root.starts_with(&self.directories.state) { &self.directories.state } else { root }
+    }
+
+    /// The directory a mount's target has to lie below.
+    fn target_root(&self, mount: &MountRow) -> Result<PathBuf> {
+        let Some(target) = &mount.spec.target else { return Ok(PathBuf::from("/")) };
+        if mount.uid == 0 {
+            return Ok(PathBuf::from("/"));
+        }
+        let config = self.config.borrow();
+        let root = config.target_roots.iter().find(|root| Path::new(target).starts_with(root));
+        root.cloned().ok_or_else(|| {
+            let text = format!(
+                "{target} is below none of the target-roots of csid.toml; elsewhere targets are root's alone"
+            );
+            Error::new(Kind::NotAuthorized, text)
+        })
+    }
+
+    /// The secrets that a systemd credential of csid's holds.
+    fn credential(&self, name: &str) -> Result<Secrets> {
+        let required = |why: String| {
+            let text = format!(
+                "credential {name}: {why}; add LoadCredential={name}:PATH to csid.service and restart csid"
+            );
+            Error::new(Kind::SecretRequired, text)
+        };
+        if name.is_empty() || name.starts_with('.') || name.contains('/') {
+            return Err(Error::invalid(format!("`{name}` is no credential's name")));
+        }
+        let directory = std::env::var_os("CREDENTIALS_DIRECTORY")
+            .ok_or_else(|| required("csid was started without credentials".into()))?;
+        let document =
+            std::fs::read(Path::new(&directory).join(name)).map_err(|error| required(error.to_string()))?;
+        Secrets::from_json(&zeroize::Zeroizing::new(document))
+    }
+}
+
+/// What was published is there, and not something else in its place. What does not answer is not called gone.
+fn there(row: &MountRow, look: &Look) -> bool {
+    match (row.spec.usage.attachment_mode, look) {
+        (_, Look::Dead(_) | Look::Hung) => true,
+        (AttachmentMode::FileSystem, Look::Mounted { device })
+        | (AttachmentMode::BlockDevice, Look::Device { rdev: device }) => row.device == Some(*device),
+        _ => false,
+    }
+}
+
+fn healthy(row: &MountRow, look: &Look) -> bool {
+    there(row, look) && !matches!(look, Look::Dead(_) | Look::Hung)
+}

@@ -1,0 +1,167 @@
+//! The calls that are under way, by the names their callers gave them: what ListOperations shows and CancelOperation finds.
+//! Owns nothing of a volume: an entry only says which task to ask.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::error::{Error, Kind, Result};
+use crate::store::rows::{MountKey, VolumeKey};
+use crate::volume::{Authority, OperationView};
+
+/// What an operation is doing now, written by the task and read by listings.
+#[derive(Clone)]
+pub(crate) struct Step(Arc<Mutex<&'static str>>);
+
+impl Step {
+    pub(crate) fn new() -> Self {
+        Step(Arc::new(Mutex::new("queued")))
+    }
+
+    pub(crate) fn set(&self, step: &'static str) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = step;
+    }
+
+    pub(crate) fn get(&self) -> &'static str {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Entry {
+    id: String,
+    kind: &'static str,
+    key: MountKey,
+    volume: VolumeKey,
+    uid: u32,
+    step: Step,
+    since_usec: u64,
+    deadline_usec: Option<u64>,
+}
+
+#[derive(Default)]
+struct Table {
+    last: u64,
+    entries: BTreeMap<u64, Entry>,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Operations(Arc<Mutex<Table>>);
+
+/// One entry; dropping it ends it.
+pub(crate) struct Ticket {
+    pub(crate) number: u64,
+    pub(crate) id: String,
+    /// The caller named it: its name is kept across csid's restart.
+    pub(crate) named: bool,
+    table: Operations,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.table.lock().entries.remove(&self.number);
+    }
+}
+
+pub(crate) struct Begin<'a> {
+    pub(crate) kind: &'static str,
+    pub(crate) key: &'a MountKey,
+    pub(crate) volume: &'a VolumeKey,
+    pub(crate) uid: u32,
+    pub(crate) id: Option<String>,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) step: Step,
+}
+
+impl Operations {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enter a call. Its caller's name is unique for its uid while the call is under way; the same call may be repeated
+    /// under the same name.
+    pub(crate) fn begin(&self, begin: Begin<'_>) -> Result<Ticket> {
+        let mut table = self.lock();
+        if let Some(id) = &begin.id {
+            // What csid itself does for an earlier call of that name is no other call.
+            let own = |kind| matches!(kind, "settle" | "restore");
+            let same = |entry: &Entry| {
+                entry.key == *begin.key && (entry.kind == begin.kind || own(entry.kind) || own(begin.kind))
+            };
+            let other = |entry: &&Entry| entry.uid == begin.uid && entry.id == *id && !same(entry);
+            if let Some(entry) = table.entries.values().find(other) {
+                let text = format!(
+                    "operation-id `{id}` names another call that is under way ({} of {}/{}); give this one another name",
+                    entry.kind, entry.key.namespace, entry.key.volume
+                );
+                return Err(Error::new(Kind::AlreadyExists, text));
+            }
+        }
+        table.last += 1;
+        let number = table.last;
+        let named = begin.id.is_some();
+        let id = begin.id.unwrap_or_else(|| format!("csid-{number}"));
+        let entry = Entry {
+            id: id.clone(),
+            kind: begin.kind,
+            key: begin.key.clone(),
+            volume: begin.volume.clone(),
+            uid: begin.uid,
+            step: begin.step,
+            since_usec: now_usec(),
+            deadline_usec: begin.deadline.map(|at| {
+                now_usec()
+                    + u64::try_from(at.saturating_duration_since(Instant::now()).as_micros()).unwrap_or(0)
+            }),
+        };
+        table.entries.insert(number, entry);
+        Ok(Ticket { number, id, named, table: self.clone() })
+    }
+
+    /// The step that a waiter's operation shows is its operation's, once it is known which one it joined.
+    pub(crate) fn follow(&self, ticket: &Ticket, step: &Step) {
+        if let Some(entry) = self.lock().entries.get_mut(&ticket.number) {
+            entry.step = step.clone();
+        }
+    }
+
+    /// Whose calls carry this name, and the tasks to tell. Another uid's name is not found, unless by authority.
+    pub(crate) fn find(&self, id: &str, authority: Authority) -> Vec<(VolumeKey, u64)> {
+        let table = self.lock();
+        let mine = |entry: &Entry| match authority {
+            Authority::Own(uid) => entry.uid == uid,
+            Authority::Any(_) => true,
+        };
+        let found = table.entries.iter().filter(|(_, entry)| entry.id == id && mine(entry));
+        found.map(|(number, entry)| (entry.volume.clone(), *number)).collect()
+    }
+
+    pub(crate) fn list(&self) -> Vec<OperationView> {
+        let view = |entry: &Entry| OperationView {
+            id: entry.id.clone(),
+            kind: entry.kind,
+            subject: format!("{}/{}", entry.key.namespace, entry.key.volume),
+            step: entry.step.get(),
+            since_usec: entry.since_usec,
+            deadline_usec: entry.deadline_usec,
+            uid: entry.uid,
+        };
+        self.lock().entries.values().map(view).collect()
+    }
+
+    /// The plugins of the Mounts under way.
+    pub(crate) fn mounting(&self) -> BTreeSet<String> {
+        let table = self.lock();
+        let mounts = table.entries.values().filter(|entry| entry.kind == "mount");
+        mounts.map(|entry| entry.volume.plugin.clone()).collect()
+    }
+
+    /// Whether callers wait, not only csid itself.
+    pub(crate) fn are_waited_for(&self) -> bool {
+        self.lock().entries.values().any(|entry| matches!(entry.kind, "mount" | "unmount"))
+    }
+}
+
+pub(crate) fn now_usec() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,74 @@
+//! Where a volume's staging and a mount's publish stand below the plugin's root. The names are hashes of csid's own keys:
+//! no caller's or plugin's string ever becomes part of a path, and a lost intent finds the same path again.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::store::rows::{MountKey, VolumeKey};
+
+pub const STAGING: &str = "staging";
+pub const PUBLISH: &str = "publish";
+
+/// The staging path, below the plugin's root (CSI rule 28: one a volume).
+pub fn staging(key: &VolumeKey) -> PathBuf {
+    Path::new(STAGING).join(volume(key))
+}
+
+/// The directory of all publishes of a volume.
+pub fn published(key: &VolumeKey) -> PathBuf {
+    Path::new(PUBLISH).join(volume(key))
+}
+
+/// The published path of one mount (CSI rule 29: unique for each).
+pub fn publish(volume: &VolumeKey, mount: &MountKey) -> PathBuf {
+    published(volume).join(digest(&[&mount.namespace, &mount.volume, &mount.consumer, &mount.tag]))
+}
+
+/// Whether `name` has the form of the names made here.
+pub fn is_ours(name: &str) -> bool {
+    name.len() == 32 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn volume(key: &VolumeKey) -> String {
+    digest(&[&key.plugin, &key.external_id])
+}
+
+/// Half of a SHA-256 over the parts, each with its length before it, so that no two lists of parts are one text.
+fn digest(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_ours_whatever_the_strings_are() {
+        let volume = VolumeKey { plugin: "local".into(), external_id: "../../etc".into() };
+        let mount = MountKey {
+            namespace: "a/b".into(),
+            volume: "..".into(),
+            consumer: "vol[0]".into(),
+            tag: "\u{1f980}".into(),
+        };
+        let path = publish(&volume, &mount);
+        let parts: Vec<&str> = path.iter().map(|part| part.to_str().unwrap()).collect();
+        assert!(
+            parts[0] == PUBLISH && parts.len() == 3 && is_ours(parts[1]) && is_ours(parts[2]),
+            "{parts:?}"
+        );
+        assert!(!is_ours("..") && !is_ours(&"A".repeat(32)));
+    }
+
+    #[test]
+    fn no_two_identities_share_a_path() {
+        assert_ne!(digest(&["ab", "c"]), digest(&["a", "bc"]));
+        assert_ne!(digest(&["a", ""]), digest(&["", "a"]));
+    }
+}

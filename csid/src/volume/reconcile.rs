@@ -1,0 +1,183 @@
+//! Reconcile: look at everything again, repair what rows want, and tell what no row explains below csid's directories. What
+//! no row explains is removed only when asked, and only when it is empty or at a path that only csid makes.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase};
+use crate::store::{Change, Durability, MountFilter};
+use crate::volume::state::{Sight, Wanted};
+use crate::volume::work::Work;
+use crate::volume::{ReconcileOptions, Report, Volumes, Wait, healthy, paths, shutting_down};
+
+impl Volumes {
+    pub async fn reconcile(&self, options: ReconcileOptions) -> Result<Report> {
+        if options.new_journal {
+            return Err(Error::invalid(
+                "the journal is sound; new-journal is for one that is not (StateCorrupt)",
+            ));
+        }
+        let mut report = Report::default();
+        let found = self.unexplained().await?;
+        self.orphans(found, options, &mut report).await?;
+
+        let rows = self.shared.store.mounts(MountFilter::default()).await?;
+        let rows: Vec<MountRow> = rows.into_iter().map(|(row, _)| row).collect();
+        let looks = self.shared.looks(&rows.iter().collect::<Vec<_>>()).await;
+        for (row, look) in rows.iter().zip(&looks) {
+            let name = title(&row.key);
+            let work = match row.phase {
+                Phase::Mounted => match self.shared.sight_of(row, look).await {
+                    Sight::There if healthy(row, look) => {
+                        report.adopted.push(name);
+                        continue;
+                    }
+                    Sight::There => {
+                        report.failed.push(format!("{name}: the file system does not answer"));
+                        continue;
+                    }
+                    Sight::Unbound | Sight::Gone => restore(row),
+                },
+                Phase::Lost => {
+                    report.failed.push(format!("{name}: lost; ask for it with Mount, or Unmount it"));
+                    continue;
+                }
+                Phase::Waiting if row.spec.needs_secrets() => {
+                    report.failed.push(format!("{name}: waits for its secrets; repeat Mount with them"));
+                    continue;
+                }
+                Phase::Waiting => restore(row),
+                Phase::Mounting | Phase::Unmounting | Phase::Uncertain => {
+                    Work::Settle { key: row.key.clone() }
+                }
+            };
+            let list =
+                if matches!(work, Work::Settle { .. }) { &mut report.undone } else { &mut report.remounted };
+            if options.dry_run {
+                list.push(name);
+                continue;
+            }
+            let answer = self.shared.ask(&row.volume, row.uid, work, Wait::default());
+            let done = match answer {
+                Ok(answer) => answer.await.unwrap_or_else(|_| Err(shutting_down())),
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(_) => list.push(name),
+                Err(error) => report.failed.push(format!("{name}: {error}")),
+            }
+        }
+        Ok(report)
+    }
+
+    /// Tell at start what no row explains.
+    pub async fn report_orphans(&self) -> Result<()> {
+        let found = self.unexplained().await?;
+        let mut report = Report::default();
+        self.orphans(found, ReconcileOptions { dry_run: true, ..ReconcileOptions::default() }, &mut report)
+            .await?;
+        let events = report.orphans.into_iter().map(|path| {
+            tracing::warn!(path, "no row explains this; `csictl reconcile` tells more");
+            let details =
+                EventDetails::from([("success", Value::from(false)), ("error", Value::from(path.clone()))]);
+            Change::Event(NewEvent { kind: "orphan", subject: path, details })
+        });
+        let events: Vec<Change> = events.collect();
+        if !events.is_empty() {
+            self.shared.store.commit(events, Durability::Process).await?;
+        }
+        Ok(())
+    }
+
+    /// Paths of csid's own making that no row explains, the deepest first. The directories are read before the rows, so that
+    /// what a mount makes meanwhile is explained.
+    async fn unexplained(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
+        let mut found = Vec::new();
+        for root in self.roots().await? {
+            let published = entries(&root.join(paths::PUBLISH));
+            let targets: Vec<PathBuf> = published.iter().flat_map(|directory| entries(directory)).collect();
+            let staged = entries(&root.join(paths::STAGING));
+            let all = targets.into_iter().chain(published).chain(staged);
+            found.extend(all.map(|path| (root.clone(), path)));
+        }
+        let known = self.known().await?;
+        found.retain(|(_, path)| !known.contains(path));
+        Ok(found)
+    }
+
+    /// The paths that rows explain.
+    async fn known(&self) -> Result<BTreeSet<PathBuf>> {
+        let mut known = BTreeSet::new();
+        for (row, staging) in self.shared.store.mounts(MountFilter::default()).await? {
+            let source = PathBuf::from(row.source);
+            known.extend(source.parent().map(Path::to_path_buf));
+            known.insert(source);
+            known.insert(PathBuf::from(staging));
+        }
+        Ok(known)
+    }
+
+    /// The roots below which plugins stage and publish: those of plugins now, and of rows.
+    async fn roots(&self) -> Result<BTreeSet<PathBuf>> {
+        let mut roots: BTreeSet<PathBuf> =
+            entries(&self.shared.directories.state.join("plugins")).into_iter().collect();
+        for (row, _) in self.shared.store.mounts(MountFilter::default()).await? {
+            let source = Path::new(&row.source);
+            roots.extend(source.ancestors().nth(3).map(Path::to_path_buf));
+        }
+        Ok(roots)
+    }
+
+    async fn orphans(
+        &self,
+        found: Vec<(PathBuf, PathBuf)>,
+        options: ReconcileOptions,
+        report: &mut Report,
+    ) -> Result<()> {
+        for (root, path) in found {
+            let text = path.display().to_string();
+            if options.dry_run || !options.remove_orphans {
+                report.orphans.push(text);
+                continue;
+            }
+            // A mount may have begun to use it since it was found.
+            if self.known().await?.contains(&path) {
+                continue;
+            }
+            let ours = path.file_name().and_then(|name| name.to_str()).is_some_and(paths::is_ours);
+            match self.shared.host.remove_orphan(&root, &path, ours).await {
+                Ok(true) => report.orphans.push(text),
+                Ok(false) => report.failed.push(format!("{text}: not empty, or not csid's")),
+                Err(error) => report.failed.push(format!("{text}: {error}")),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn restore(row: &MountRow) -> Work {
+    let wanted = Wanted {
+        key: row.key.clone(),
+        uid: row.uid,
+        spec: row.spec.clone(),
+        operations: row.operations.clone(),
+    };
+    Work::Restore { wanted }
+}
+
+fn title(key: &MountKey) -> String {
+    match key.tag.as_str() {
+        "" => format!("{}/{} {}", key.namespace, key.volume, key.consumer),
+        tag => format!("{}/{} {} {tag}", key.namespace, key.volume, key.consumer),
+    }
+}
+
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths
+}

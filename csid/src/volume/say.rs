@@ -1,0 +1,170 @@
+//! The volume room's words: errors that say what to do next, and events.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::error::{Details, Error, Kind};
+use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, VolumeKey};
+use crate::volume::admission::Refusal;
+use crate::volume::state::{Volume, Wanted};
+
+pub(super) fn name(key: &MountKey) -> String {
+    format!("{}/{}", key.namespace, key.volume)
+}
+
+pub(super) fn not_owner(key: &MountKey) -> Error {
+    let text = format!(
+        "the mount of {} by {} is another user's; it takes org.csid1.unmount-others",
+        name(key),
+        key.consumer
+    );
+    Error::new(Kind::NotAuthorized, text)
+}
+
+pub(super) fn refusal(refusal: Refusal, wanted: &Wanted) -> Error {
+    let key = &wanted.key;
+    match refusal {
+        Refusal::NotOwner => Error::new(
+            Kind::NotAuthorized,
+            format!(
+                "{} is mounted by {} for another user; choose another consumer or tag",
+                name(key),
+                key.consumer
+            ),
+        ),
+        Refusal::OtherOptions => Error::new(
+            Kind::AlreadyExists,
+            format!(
+                "{} is mounted by {} with other options; unmount it first, or give this mount a tag of its own",
+                name(key),
+                key.consumer
+            ),
+        ),
+        Refusal::Unsettled => Error::new(
+            Kind::Uncertain,
+            format!("an earlier mount of {} by {} is still being taken down", name(key), key.consumer),
+        ),
+        Refusal::OtherName { namespace, volume, holders } => conflict(
+            format!(
+                "the external id is in use as {namespace}/{volume} by {}; one name at a time",
+                holders.join(", ")
+            ),
+            holders,
+        ),
+        Refusal::Conflict { what, holders } => conflict(
+            format!(
+                "{what} conflicts with the use of {} by {}; unmount it there first",
+                name(key),
+                holders.join(", ")
+            ),
+            holders,
+        ),
+        Refusal::NotSupported { capability } => {
+            Error::new(Kind::NotSupported, format!("the plugin has no {capability} capability; ask for less"))
+        }
+        Refusal::ReaderOnly => Error::invalid("a reader-only access mode needs read-only"),
+        Refusal::SecretRequired => secret_required(key),
+        Refusal::NoSuchMount => Error::internal("the row of the operation is gone"),
+    }
+}
+
+pub(super) fn secret_required(key: &MountKey) -> Error {
+    let text =
+        format!("{} needs its secrets again: repeat Mount with `secrets`, or use a `credential`", name(key));
+    Error::new(Kind::SecretRequired, text)
+}
+
+fn conflict(text: String, holders: Vec<String>) -> Error {
+    Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
+}
+
+pub(super) fn busy(path: &Path, consumer: &str, processes: Vec<String>) -> Error {
+    let who = match processes.is_empty() {
+        true => "processes that csid cannot see".to_owned(),
+        false => processes.join(", "),
+    };
+    let text = format!("{} is in use by {who}; stop them, then unmount again", path.display());
+    Error::new(Kind::Busy, text).with(|details| {
+        details.holders = std::iter::once(consumer.to_owned()).chain(processes).collect();
+    })
+}
+
+pub(super) fn dead(row: &MountRow) -> Error {
+    let text = format!(
+        "the file system at {} is dead or does not answer; unmount it, with `force` if need be, then mount it again",
+        row.source
+    );
+    Error::new(Kind::PluginError, text).with(|details| details.step = Some("verify"))
+}
+
+pub(super) fn stopped(kind: Kind) -> Error {
+    let text = match kind {
+        Kind::TimedOut => "the deadline passed before the mount was there; it is being undone",
+        Kind::ShuttingDown => "csid is stopping; the next csid undoes what was begun",
+        _ => "the mount was cancelled and is being undone",
+    };
+    Error::new(kind, text)
+}
+
+/// What an earlier operation left could not be settled in this one's time.
+pub(super) fn unsettled(error: Error) -> Error {
+    let text = format!("an earlier operation on this mount has not come to an end: {}", error.message);
+    let mut unsettled = Error { kind: Kind::Uncertain, message: text, details: error.details };
+    unsettled.details.retryable = true;
+    unsettled
+}
+
+/// Work that nobody waits for was put off; nobody reads this.
+pub(super) fn yielded() -> Error {
+    Error::new(Kind::Busy, "put off for another operation")
+}
+
+/// What every error of a volume's operation says of itself.
+pub(super) fn located(
+    error: Error,
+    key: &MountKey,
+    volume: &VolumeKey,
+    operation: &str,
+    step: &'static str,
+) -> Error {
+    error.with(|details: &mut Details| {
+        details.namespace.get_or_insert_with(|| key.namespace.clone());
+        details.volume.get_or_insert_with(|| key.volume.clone());
+        details.plugin.get_or_insert_with(|| volume.plugin.clone());
+        details.operation.get_or_insert_with(|| operation.to_owned());
+        details.step.get_or_insert(step);
+    })
+}
+
+/// A failure for journald; what goes well is an event.
+pub(super) fn log(key: &MountKey, volume: &Volume, error: &Error) {
+    let MountKey { namespace, volume: name, consumer, tag } = key;
+    let plugin = &volume.row.key.plugin;
+    tracing::warn!(
+        namespace,
+        volume = name,
+        consumer,
+        tag,
+        plugin,
+        kind = error.kind.name(),
+        "{}",
+        error.message
+    );
+}
+
+pub(super) fn event(kind: &'static str, row: Option<&MountRow>, error: Option<&Error>) -> Option<NewEvent> {
+    let row = row?;
+    let mut details = EventDetails::new();
+    details.insert("success", Value::from(error.is_none()));
+    if let Some(error) = error {
+        details.insert("error", Value::from(format!("{}: {}", error.kind.name(), error.message)));
+    }
+    details.insert("consumer", Value::from(row.key.consumer.clone()));
+    if !row.key.tag.is_empty() {
+        details.insert("tag", Value::from(row.key.tag.clone()));
+    }
+    details.insert("uid", Value::from(row.uid));
+    details.insert("plugin", Value::from(row.volume.plugin.clone()));
+    Some(NewEvent { kind, subject: name(&row.key), details })
+}

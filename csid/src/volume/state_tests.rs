@@ -1,0 +1,542 @@
+//! `step` against a small model of the world: whatever the events and however effects end, no mount is there that the rows
+//! do not explain, and nothing answered is forgotten.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::rows::{AccessMode, AttachmentMode, Propagation, Usage};
+
+fn key(consumer: u8) -> MountKey {
+    MountKey {
+        namespace: "ns".into(),
+        volume: "vol".into(),
+        consumer: format!("c{consumer}"),
+        tag: String::new(),
+    }
+}
+
+fn usage(access_mode: AccessMode) -> Usage {
+    Usage {
+        access_mode,
+        attachment_mode: AttachmentMode::FileSystem,
+        fs_type: String::new(),
+        mount_flags: Vec::new(),
+        mount_group: String::new(),
+        context: BTreeMap::new(),
+        publish_context: BTreeMap::new(),
+    }
+}
+
+fn wanted(consumer: u8) -> Wanted {
+    let spec = MountSpec {
+        usage: usage(AccessMode::MultiNodeMultiWriter),
+        read_only: false,
+        target: consumer.is_multiple_of(2).then(|| format!("/srv/{consumer}")),
+        propagation: Propagation::Private,
+        suid: false,
+        dev: false,
+        restore: if consumer == 1 { Restore::Hold } else { Restore::Auto },
+        credential: None,
+        secrets_given: false,
+    };
+    Wanted { key: key(consumer), uid: 0, spec, operations: Vec::new() }
+}
+
+fn paths(consumer: u8) -> Paths {
+    Paths { staging: "/staging".into(), source: format!("/publish/{consumer}") }
+}
+
+const ABLE: Abilities = Abilities { stages: true, single_node_multi_writer: true, mount_group: true };
+
+fn volume() -> Volume {
+    Volume::new(VolumeKey { plugin: "p".into(), external_id: "x".into() }, "ns", "vol")
+}
+
+fn with(wanted: &Wanted, edit: impl FnOnce(&mut Wanted)) -> Wanted {
+    let mut other = wanted.clone();
+    edit(&mut other);
+    other
+}
+
+/// What is really there: the plugin's staging, its publishes, csid's binds.
+#[derive(Clone, Default)]
+struct World {
+    staged: bool,
+    published: BTreeSet<MountKey>,
+    bound: BTreeSet<MountKey>,
+}
+
+impl World {
+    /// The effect happens. What the specification forbids must never be asked for.
+    fn happen(&mut self, effect: &Effect, stages: bool) {
+        let key = effect.key.clone();
+        match effect.action {
+            Action::Stage => self.staged = true,
+            Action::Publish => {
+                assert!(self.staged || !stages, "rule 21: published before it was staged");
+                self.published.insert(key);
+            }
+            Action::Bind => {
+                assert!(self.published.contains(&key), "bound what is not published");
+                self.bound.insert(key);
+            }
+            Action::Unbind => drop(self.bound.remove(&key)),
+            Action::Unpublish => {
+                assert!(!self.bound.contains(&key), "unpublished under a bind");
+                self.published.remove(&key);
+            }
+            Action::Unstage => {
+                assert!(self.published.is_empty(), "rule 22: unstaged while published");
+                assert!(self.bound.is_empty(), "unstaged while a target shows it");
+                self.staged = false;
+            }
+        }
+    }
+
+    fn explained(&self, volume: &Volume) {
+        assert!(!self.staged || volume.row.stage != Leg::Absent, "a staging that no row explains");
+        for key in &self.published {
+            let row = volume.mount(key).expect("a publish without a row");
+            assert!(row.publish != Leg::Absent, "a publish that its row does not explain");
+        }
+        for key in &self.bound {
+            let row = volume.mount(key).expect("a bind without a row");
+            assert!(row.target != Leg::Absent, "a bind that its row does not explain");
+        }
+        for row in volume.mounts.iter().filter(|row| row.phase == Phase::Mounted) {
+            assert_eq!(row.publish, Leg::Present, "called mounted");
+        }
+    }
+
+    fn sight(&self, row: &MountRow) -> Sight {
+        match (self.published.contains(&row.key), &row.spec.target) {
+            (false, _) => Sight::Gone,
+            (true, Some(_)) if !self.bound.contains(&row.key) => Sight::Unbound,
+            (true, _) => Sight::There,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Mount(u8),
+    Unmount(u8),
+    Undo(u8),
+    /// csid dies here and starts again; the world stays.
+    Crash,
+    Reboot,
+    /// Somebody unmounts behind csid's back: the published path, the target, or both.
+    Remove(u8, bool, bool),
+}
+
+/// How an effect ends: whether it happened, and what is known of it. 0: csid dies before its outcome is written.
+#[derive(Clone, Debug)]
+struct End {
+    happened: bool,
+    told: u8,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let consumer = 0..3_u8;
+    prop_oneof![
+        6 => consumer.clone().prop_map(Act::Mount),
+        4 => consumer.clone().prop_map(Act::Unmount),
+        2 => consumer.clone().prop_map(Act::Undo),
+        2 => Just(Act::Crash),
+        1 => Just(Act::Reboot),
+        2 => (consumer, any::<bool>(), any::<bool>()).prop_map(|(c, source, target)| Act::Remove(c, source, target)),
+    ]
+}
+
+fn end() -> impl Strategy<Value = End> {
+    (any::<bool>(), 0..8_u8).prop_map(|(happened, told)| End { happened, told })
+}
+
+struct Run {
+    volume: Volume,
+    world: World,
+    stages: bool,
+    /// Answered, and not asked away since.
+    answered: BTreeSet<MountKey>,
+    ends: std::vec::IntoIter<End>,
+}
+
+impl Run {
+    fn step(&mut self, event: Event) -> Option<Next> {
+        let (volume, next) = step(&self.volume, event).ok()?;
+        self.volume = volume;
+        self.check();
+        Some(next)
+    }
+
+    fn check(&self) {
+        self.world.explained(&self.volume);
+        for key in &self.answered {
+            assert!(self.volume.mount(key).is_some_and(|row| row.kept), "an answered mount was forgotten");
+        }
+    }
+
+    fn crash(&mut self, same_boot: bool) {
+        if !same_boot {
+            self.world = World::default();
+        }
+        let sights = self.volume.mounts.iter().map(|row| self.world.sight(row)).collect();
+        self.step(Event::Recovered { same_boot, sights });
+    }
+
+    /// Drive as the task does: failures are undone or given up, at most `tries` effects.
+    fn drive(&mut self, key: &MountKey, mut next: Next, tries: usize) -> bool {
+        for _ in 0..tries {
+            let effect = match next {
+                Next::Run(effect) => effect,
+                Next::Mounted => {
+                    // What is answered is there: staged, published, bound.
+                    let row = self.volume.mount(key).expect("answered without a row");
+                    assert_eq!(row.phase, Phase::Mounted);
+                    assert_eq!(self.world.sight(row), Sight::There, "answered and not there");
+                    assert!(!self.stages || self.world.staged, "answered and not staged");
+                    self.answered.insert(key.clone());
+                    return true;
+                }
+                Next::Gone | Next::Rest => {
+                    let under_way = self.volume.mount(key).is_some_and(|row| row.phase == Phase::Mounting);
+                    assert!(!under_way, "a mount ended without an end");
+                    return true;
+                }
+            };
+            let end = self.ends.next().unwrap_or(End { happened: true, told: 7 });
+            let outcome = match end.told {
+                0 => {
+                    if end.happened {
+                        self.world.happen(&effect, self.stages);
+                    }
+                    self.crash(true);
+                    return false;
+                }
+                1 => Outcome::NotSent,
+                2 => Outcome::Again,
+                3 => Outcome::Failed,
+                _ => Outcome::Done { device: None },
+            };
+            let done = matches!(outcome, Outcome::Done { .. });
+            if done || (end.happened && outcome != Outcome::NotSent) {
+                self.world.happen(&effect, self.stages);
+            }
+            let makes = effect.action.makes();
+            let Some(after) = self.step(Event::Ended { effect, outcome, error: "failed".into() }) else {
+                return false;
+            };
+            next = if done {
+                after
+            } else {
+                let event = match (makes, end.happened) {
+                    (true, true) => Event::Undo { key: key.clone() },
+                    (_, false) => Event::Continue { key: key.clone() },
+                    (false, true) => {
+                        self.step(Event::GaveUp { key: key.clone() });
+                        return false;
+                    }
+                };
+                match self.step(event) {
+                    Some(next) => next,
+                    None => return false,
+                }
+            };
+        }
+        false
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Mount(consumer) => {
+                let key = key(consumer);
+                if let Some(row) = self.volume.mount(&key) {
+                    if !matches!(row.phase, Phase::Mounted | Phase::Lost | Phase::Waiting) {
+                        return self.act(Act::Undo(consumer));
+                    }
+                    if row.shows() {
+                        let sights = self.volume.mounts.iter().map(|row| self.world.sight(row)).collect();
+                        match self.step(Event::Seen { key: key.clone(), sights }) {
+                            Some(Next::Rest) => {}
+                            next => {
+                                next.map(|next| self.drive(&key, next, 40));
+                                return;
+                            }
+                        }
+                    }
+                }
+                let abilities = Abilities { stages: self.stages, ..ABLE };
+                let event = Event::Mount { wanted: wanted(consumer), paths: paths(consumer), abilities };
+                if let Some(next) = self.step(event) {
+                    self.drive(&key, next, 40);
+                }
+            }
+            Act::Unmount(consumer) => {
+                let key = key(consumer);
+                self.answered.remove(&key);
+                if let Some(next) = self.step(Event::Unmount { key: key.clone() }) {
+                    self.drive(&key, next, 40);
+                }
+            }
+            Act::Undo(consumer) => {
+                let key = key(consumer);
+                let under_way = self.volume.mount(&key).is_some_and(|row| {
+                    matches!(row.phase, Phase::Mounting | Phase::Unmounting | Phase::Uncertain)
+                });
+                if under_way && let Some(next) = self.step(Event::Undo { key: key.clone() }) {
+                    self.drive(&key, next, 40);
+                }
+            }
+            Act::Crash => self.crash(true),
+            Act::Reboot => self.crash(false),
+            Act::Remove(consumer, source, target) => {
+                let key = key(consumer);
+                if target {
+                    self.world.bound.remove(&key);
+                }
+                if source {
+                    self.world.published.remove(&key);
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_sequence_makes_a_mount_that_the_rows_do_not_explain(
+        stages in any::<bool>(),
+        acts in proptest::collection::vec(act(), 1..24),
+        ends in proptest::collection::vec(end(), 0..64),
+    ) {
+        let mut run = Run {
+            volume: volume(), world: World::default(), stages, answered: BTreeSet::new(), ends: ends.into_iter(),
+        };
+        for act in acts {
+            run.act(act);
+        }
+        // With a plugin that answers, everything comes to rest, and what is unmounted leaves nothing.
+        run.ends = Vec::new().into_iter();
+        for consumer in 0..3 {
+            run.act(Act::Unmount(consumer));
+        }
+        prop_assert!(run.volume.mounts.is_empty());
+        prop_assert!(!run.world.staged && run.world.published.is_empty() && run.world.bound.is_empty());
+    }
+}
+
+#[test]
+fn a_resting_mount_whose_publish_is_gone_is_published_again_before_it_is_bound() {
+    let mut run = Run {
+        volume: volume(),
+        world: World::default(),
+        stages: true,
+        answered: BTreeSet::new(),
+        ends: Vec::new().into_iter(),
+    };
+    run.act(Act::Mount(0));
+    run.act(Act::Remove(0, false, true));
+    run.act(Act::Crash);
+    assert_eq!(run.volume.mounts[0].phase, Phase::Waiting, "its target is to be bound again");
+    run.act(Act::Remove(0, true, false));
+    run.act(Act::Mount(0));
+    assert_eq!(run.world.sight(&run.volume.mounts[0]), Sight::There);
+}
+
+const PHASES: [Phase; 6] =
+    [Phase::Mounting, Phase::Mounted, Phase::Unmounting, Phase::Uncertain, Phase::Lost, Phase::Waiting];
+const LEGS: [Leg; 4] = [Leg::Absent, Leg::Making, Leg::Present, Leg::Removing];
+
+/// Every state of a row beside every state of the volume, with every event: what comes out explains what may be there.
+#[test]
+fn every_state_takes_every_event() {
+    let mut combinations = 0;
+    for (phase, stage, publish, target) in PHASES.into_iter().flat_map(|phase| {
+        LEGS.into_iter().flat_map(move |a| LEGS.into_iter().flat_map(move |b| LEGS.map(|c| (phase, a, b, c))))
+    }) {
+        for kept in [false, true] {
+            let mut before = volume();
+            before.row.staging = "/staging".into();
+            before.row.stage = stage;
+            let wanted = wanted(0);
+            before.mounts.push(MountRow {
+                key: wanted.key.clone(),
+                volume: before.row.key.clone(),
+                uid: 0,
+                spec: wanted.spec.clone(),
+                phase,
+                kept,
+                source: "/publish/0".into(),
+                publish,
+                target,
+                device: None,
+                error: String::new(),
+                operations: Vec::new(),
+                since_usec: 0,
+                modify_index: 0,
+            });
+            for event in events(&wanted) {
+                combinations += 1;
+                let reboot = matches!(event, Event::Recovered { same_boot: false, .. });
+                let ended = match &event {
+                    Event::Ended { effect, outcome: Outcome::Done { .. }, .. } => Some(effect.action),
+                    Event::Ended { effect, outcome: Outcome::NotSent, .. } => Some(effect.action),
+                    _ => None,
+                };
+                let Ok((after, next)) = step(&before, event) else { continue };
+                let row = after.mount(&wanted.key);
+                if let Next::Run(effect) = &next {
+                    let leg = match effect.action {
+                        Action::Stage | Action::Unstage => after.row.stage,
+                        Action::Publish | Action::Unpublish => row.map_or(Leg::Absent, |row| row.publish),
+                        Action::Bind | Action::Unbind => row.map_or(Leg::Absent, |row| row.target),
+                    };
+                    assert_eq!(
+                        leg,
+                        if effect.action.makes() { Leg::Making } else { Leg::Removing },
+                        "the intent is written"
+                    );
+                }
+                // A leg that may be there never becomes absent but by the acknowledged negation or another boot.
+                let negated = |action| reboot || ended == Some(action);
+                let stays = |leg: Leg, now: Leg| leg == Leg::Absent || now != Leg::Absent;
+                assert!(stays(stage, after.row.stage) || negated(Action::Unstage) || negated(Action::Stage));
+                let (publish_now, target_now) =
+                    row.map_or((Leg::Absent, Leg::Absent), |row| (row.publish, row.target));
+                assert!(
+                    stays(publish, publish_now) || negated(Action::Unpublish) || negated(Action::Publish)
+                );
+                assert!(stays(target, target_now) || negated(Action::Unbind) || negated(Action::Bind));
+            }
+        }
+    }
+    println!("every_state_takes_every_event: {combinations} combinations");
+    assert_eq!(combinations, 6 * 4 * 4 * 4 * 2 * events(&wanted(0)).len());
+}
+
+fn events(wanted: &Wanted) -> Vec<Event> {
+    let key = wanted.key.clone();
+    let mut events = vec![
+        Event::Mount { wanted: wanted.clone(), paths: paths(0), abilities: ABLE },
+        Event::Unmount { key: key.clone() },
+        Event::Undo { key: key.clone() },
+        Event::Continue { key: key.clone() },
+        Event::GaveUp { key: key.clone() },
+        Event::Keep { key: key.clone() },
+    ];
+    for sight in [Sight::There, Sight::Unbound, Sight::Gone] {
+        events.push(Event::Seen { key: key.clone(), sights: vec![sight] });
+        for same_boot in [false, true] {
+            events.push(Event::Recovered { same_boot, sights: vec![sight] });
+        }
+    }
+    for action in Action::ALL {
+        for outcome in [Outcome::Done { device: None }, Outcome::NotSent, Outcome::Again, Outcome::Failed] {
+            let effect = Effect { action, key: key.clone(), goal: key.clone(), from: Leg::Absent };
+            events.push(Event::Ended { effect, outcome, error: "why".into() });
+        }
+    }
+    events
+}
+
+#[test]
+fn co_rule_34_a_second_consumer_needs_a_mode_for_it() {
+    use AccessMode::*;
+    let modes = [
+        (SingleNodeWriter, false),
+        (SingleNodeReaderOnly, false),
+        (SingleNodeSingleWriter, false),
+        (SingleNodeMultiWriter, true),
+        (MultiNodeReaderOnly, true),
+        (MultiNodeSingleWriter, false),
+        (MultiNodeMultiWriter, true),
+    ];
+    for (mode, second) in modes {
+        let reader = matches!(mode, SingleNodeReaderOnly | MultiNodeReaderOnly);
+        let set = |wanted: &mut Wanted| {
+            wanted.spec.usage.access_mode = mode;
+            wanted.spec.read_only = reader;
+        };
+        let event = Event::Mount { wanted: with(&wanted(0), set), paths: paths(0), abilities: ABLE };
+        let (volume, _) = step(&volume(), event).ok().unwrap();
+        let answer = admit(&volume, &with(&wanted(1), set), Some(ABLE));
+        assert_eq!(answer.is_ok(), second, "{mode:?}: {answer:?}");
+        if let Err(Refusal::Conflict { holders, .. }) = answer {
+            assert_eq!(holders, ["c0"], "the holder is named");
+        }
+        // Readers beside the one writer.
+        let third = with(&wanted(2), |wanted| {
+            set(wanted);
+            wanted.spec.read_only = true;
+        });
+        let beside = matches!(
+            mode,
+            SingleNodeMultiWriter | MultiNodeReaderOnly | MultiNodeSingleWriter | MultiNodeMultiWriter
+        );
+        assert_eq!(admit(&volume, &third, Some(ABLE)).is_ok(), beside, "{mode:?}");
+    }
+}
+
+#[test]
+fn users_share_everything_but_read_only() {
+    let event = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    let (volume, _) = step(&volume(), event).ok().unwrap();
+    type Edit = fn(&mut Wanted);
+    let edits: [(&str, Edit); 6] = [
+        ("the attachment mode", |w| w.spec.usage.attachment_mode = AttachmentMode::BlockDevice),
+        ("the access mode", |w| w.spec.usage.access_mode = AccessMode::SingleNodeMultiWriter),
+        ("the fs type", |w| w.spec.usage.fs_type = "xfs".into()),
+        ("the mount flags", |w| w.spec.usage.mount_flags = vec!["noatime".into()]),
+        ("the mount group", |w| w.spec.usage.mount_group = "7".into()),
+        ("the contexts", |w| drop(w.spec.usage.context.insert("a".into(), "b".into()))),
+    ];
+    for (what, edit) in edits {
+        let answer = admit(&volume, &with(&wanted(1), edit), Some(ABLE));
+        assert_eq!(answer, Err(Refusal::Conflict { what, holders: vec!["c0".into()] }));
+    }
+    assert_eq!(admit(&volume, &with(&wanted(1), |w| w.spec.read_only = true), Some(ABLE)), Ok(()));
+    let renamed = with(&wanted(1), |w| w.key.volume = "other".into());
+    assert!(matches!(admit(&volume, &renamed, Some(ABLE)), Err(Refusal::OtherName { .. })));
+}
+
+#[test]
+fn what_the_plugin_cannot_do_is_refused_before_it_is_asked() {
+    let poor = Abilities { stages: true, single_node_multi_writer: false, mount_group: false };
+    let multi = with(&wanted(0), |w| w.spec.usage.access_mode = AccessMode::SingleNodeMultiWriter);
+    let capability = "SINGLE_NODE_MULTI_WRITER";
+    assert_eq!(admit(&volume(), &multi, Some(poor)), Err(Refusal::NotSupported { capability }));
+    let group = with(&wanted(0), |w| w.spec.usage.mount_group = "7".into());
+    let capability = "VOLUME_MOUNT_GROUP";
+    assert_eq!(admit(&volume(), &group, Some(poor)), Err(Refusal::NotSupported { capability }));
+    let writer = with(&wanted(0), |w| w.spec.usage.access_mode = AccessMode::MultiNodeReaderOnly);
+    assert_eq!(admit(&volume(), &writer, Some(ABLE)), Err(Refusal::ReaderOnly));
+}
+
+#[test]
+fn an_identity_is_its_owners_and_its_options() {
+    let event = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    let (volume, _) = step(&volume(), event).ok().unwrap();
+    assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Ok(()));
+    assert_eq!(admit(&volume, &with(&wanted(0), |w| w.uid = 7), Some(ABLE)), Err(Refusal::NotOwner));
+    assert_eq!(
+        admit(&volume, &with(&wanted(0), |w| w.spec.suid = true), Some(ABLE)),
+        Err(Refusal::OtherOptions)
+    );
+}
+
+#[test]
+fn secrets_make_no_other_call_and_are_asked_for_again_at_rest() {
+    let given = with(&wanted(0), |w| w.spec.secrets_given = true);
+    let event = Event::Mount { wanted: given.clone(), paths: paths(0), abilities: ABLE };
+    let (mut volume, _) = step(&volume(), event).ok().unwrap();
+    assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Ok(()), "the same call, under way");
+    volume.mounts[0].phase = Phase::Waiting;
+    assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Err(Refusal::SecretRequired));
+    assert_eq!(admit(&volume, &given, Some(ABLE)), Ok(()));
+    let named = with(&wanted(0), |w| w.spec.credential = Some("csid.ns.vol".into()));
+    let event = Event::Mount { wanted: named, paths: paths(0), abilities: ABLE };
+    let (volume, _) = step(&volume, event).ok().unwrap();
+    assert!(!volume.mounts[0].spec.needs_secrets(), "it comes back with the credential from now on");
+}

@@ -1,0 +1,335 @@
+//! The task of one volume: its queue, first in first out, one operation at a time (CSI rule 18), and the callers who wait.
+//!
+//! It exists while there is work and owns the volume's rows meanwhile; a volume at rest is rows only. An operation runs
+//! beside the inbox, so that a caller joins, gives up or cancels while an RPC hangs. What an operation is: `work`.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+
+use crate::error::{Error, Kind, Result};
+use crate::fault;
+use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
+use crate::volume::drive::Control;
+use crate::volume::journalled::Journalled;
+use crate::volume::state::{Volume, Wanted};
+use crate::volume::work::{Operation, Waiter, Work};
+use crate::volume::{Authority, Mounted, Shared, shutting_down};
+
+/// The first and the longest pause between two tries of what nobody waits for.
+const SETTLE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+#[expect(clippy::large_enum_variant, reason = "most messages are the large one")]
+pub(super) enum Message {
+    Ask(Work, Waiter),
+    /// CancelOperation: this caller waits no more.
+    Withdraw(u64),
+    /// Look for rows that wait or are unsettled, at once.
+    Wake,
+    /// csid stops: answer everybody.
+    Stop,
+}
+
+pub(super) struct Task {
+    shared: Arc<Shared>,
+    key: VolumeKey,
+    inbox: mpsc::UnboundedReceiver<Message>,
+    queue: VecDeque<Operation>,
+    /// Rows that are to be settled before the next pause.
+    round: VecDeque<MountKey>,
+    settle_pause: Duration,
+    settle_at: Instant,
+}
+
+impl Task {
+    /// Work on `volume` until there is nothing left to do.
+    pub(super) async fn run(shared: Arc<Shared>, volume: Volume, inbox: mpsc::UnboundedReceiver<Message>) {
+        let mut task = Task {
+            shared,
+            key: volume.row.key.clone(),
+            inbox,
+            queue: VecDeque::new(),
+            round: VecDeque::new(),
+            settle_pause: SETTLE.0,
+            settle_at: Instant::now(),
+        };
+        task.work(Journalled::new(volume)).await;
+    }
+
+    async fn work(&mut self, mut rows: Journalled) {
+        loop {
+            while let Ok(message) = self.inbox.try_recv() {
+                self.take(message);
+            }
+            if let Some(operation) = self.queue.pop_front() {
+                self.perform(operation, &mut rows).await;
+                continue;
+            }
+            // What a caller has settled meanwhile is not waited for.
+            self.round.retain(|key| rows.volume().mount(key).and_then(work_of).is_some());
+            if self.round.is_empty() {
+                self.round = unsettled(rows.volume());
+            }
+            if self.round.is_empty() {
+                match self.shared.directory.rest(&self.key, rows, &self.inbox) {
+                    None => return,
+                    Some(busy) => rows = busy,
+                }
+                continue;
+            }
+            if self.shared.is_stopping() {
+                return;
+            }
+            self.shared.directory.release(&self.key, rows.volume(), &self.inbox);
+            let pause = tokio::time::sleep_until(self.settle_at.into());
+            tokio::select! {
+                message = self.inbox.recv() => match message {
+                    Some(message) => self.take(message),
+                    None => return,
+                },
+                () = pause => self.settle_one(&mut rows).await,
+            }
+        }
+    }
+
+    /// Try the next row of the round; the pause is between rounds, so that one that cannot be settled keeps no other waiting.
+    async fn settle_one(&mut self, rows: &mut Journalled) {
+        let next = self.round.pop_front().and_then(|key| work_of(rows.volume().mount(&key)?));
+        if self.round.is_empty() {
+            self.settle_at = Instant::now() + self.settle_pause;
+            self.settle_pause = (self.settle_pause * 2).min(SETTLE.1);
+        }
+        if let Some(work) = next {
+            self.perform(Operation::new(work), rows).await;
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Ask(work, waiter) => {
+                if let Some(error) = self.refusal(&work) {
+                    return refuse(work, waiter, &self.key, error);
+                }
+                // Before it joins an earlier one: it ends also what was asked for in between.
+                if let Work::Unmount { key, .. } = &work {
+                    self.cancel_queued(&key.clone());
+                }
+                if let Some(same) = self.queue.iter_mut().find(|queued| queued.work.covers(&work)) {
+                    return same.join(&self.shared, waiter);
+                }
+                let mut operation = Operation::new(work);
+                operation.join(&self.shared, waiter);
+                self.queue.push_back(operation);
+            }
+            Message::Withdraw(number) => {
+                for operation in &mut self.queue {
+                    operation.withdraw(number, &self.key);
+                }
+                self.drop_deserted();
+            }
+            Message::Stop => {
+                for operation in &mut self.queue {
+                    operation.fail(&self.key, &shutting_down());
+                }
+                self.queue.clear();
+            }
+            Message::Wake => {
+                self.settle_pause = SETTLE.0;
+                self.settle_at = Instant::now();
+            }
+        }
+    }
+
+    /// Unmount ends a Mount of the same identity that has not begun.
+    fn cancel_queued(&mut self, key: &MountKey) {
+        let queue = std::mem::take(&mut self.queue);
+        for operation in queue {
+            if matches!(operation.work, Work::Mount { .. }) && operation.work.key() == key {
+                operation.answer(
+                    &self.key,
+                    Err(Error::new(Kind::Cancelled, "an Unmount of the same mount came in")),
+                );
+            } else {
+                self.queue.push_back(operation);
+            }
+        }
+    }
+
+    /// A Mount that waits in the queue for nobody is not begun.
+    fn drop_deserted(&mut self) {
+        self.queue.retain(|operation| {
+            !operation.waiters.is_empty() || !matches!(operation.work, Work::Mount { .. })
+        });
+    }
+
+    fn next_deadline(&self, current: &Operation) -> Option<Instant> {
+        let queued = self.queue.iter().flat_map(|operation| &operation.waiters);
+        current.waiters.iter().chain(queued).filter_map(|waiter| waiter.deadline).min()
+    }
+
+    async fn perform(&mut self, mut current: Operation, rows: &mut Journalled) {
+        let begun = Instant::now();
+        let patience = self.shared.config.borrow().deadlines.operation;
+        let give_up = |current: &Operation| match current.work {
+            Work::Mount { .. } | Work::Restore { .. } => {
+                let ends = current.waiters.iter().map(|waiter| waiter.deadline.unwrap_or(begun + patience));
+                ends.max().unwrap_or(begun + patience)
+            }
+            // A deadline ends the waiting only.
+            _ => begun + patience,
+        };
+        let (control, orders) =
+            watch::channel(Control { abandon: None, hurry: false, give_up: give_up(&current) });
+        let anonymous = current.anonymous_ticket(&self.shared, &self.key, rows.volume());
+        let names = current.names();
+        let is_new = rows.volume().mount(current.work.key()).is_none();
+
+        // The operation has the rows; everything else of the task goes on beside it.
+        let shared = self.shared.clone();
+        let mut running: Running<'_> =
+            Box::pin(current.job(names).run(&shared, rows, orders, current.step.clone()));
+        let result = loop {
+            let deadline = self.next_deadline(&current);
+            tokio::select! {
+                biased;
+                done = &mut running => break done,
+                // The directory holds the other end as long as the task runs.
+                Some(message) = self.inbox.recv() => self.while_running(message, &mut current, &control),
+                () = until(deadline) => {
+                    let now = Instant::now();
+                    current.expire(now, &self.key);
+                    for operation in &mut self.queue {
+                        operation.expire(now, &self.key);
+                    }
+                    self.drop_deserted();
+                    self.desert(&current, &control, Kind::TimedOut);
+                }
+            }
+            control.send_if_modified(|control| {
+                let wanted = give_up(&current);
+                let hurry = current.waiters.is_empty() && !self.queue.is_empty();
+                let changed = control.give_up != wanted || control.hurry != hurry;
+                // Waiters who left do not shorten what is under way.
+                control.give_up = control.give_up.max(wanted);
+                control.hurry = hurry;
+                changed
+            });
+        };
+        drop(anonymous);
+        if result.is_ok() && is_new && control.borrow().abandon.is_some() {
+            // It was done just when the last caller left: nobody was told, so it is undone.
+            let key = current.work.key().clone();
+            let work = Work::Unmount { key, authority: Authority::Any(0), force: false };
+            self.queue.push_front(Operation::new(work));
+        }
+        if result.is_ok() || !current.waiters.is_empty() {
+            self.settle_pause = SETTLE.0;
+            self.settle_at = Instant::now() + if result.is_ok() { Duration::ZERO } else { SETTLE.0 };
+        }
+        fault::around("answer", async { current.answer(&self.key, result) }).await;
+    }
+
+    fn while_running(&mut self, message: Message, current: &mut Operation, control: &watch::Sender<Control>) {
+        match message {
+            Message::Ask(work, waiter) => self.ask_beside(work, waiter, current, control),
+            Message::Withdraw(number) if current.withdraw(number, &self.key) => {
+                self.desert(current, control, Kind::Cancelled);
+            }
+            Message::Stop => {
+                current.fail(&self.key, &shutting_down());
+                self.take(message);
+            }
+            message => self.take(message),
+        }
+    }
+
+    /// Work that is asked for while `current` runs: refused, joined, the end of a Mount, or queued.
+    fn ask_beside(
+        &mut self,
+        work: Work,
+        waiter: Waiter,
+        current: &mut Operation,
+        control: &watch::Sender<Control>,
+    ) {
+        // What is being undone for want of callers is nobody's any more.
+        let is_wanted = control.borrow().abandon.is_none();
+        let refusal = Some(&current.work).filter(|_| is_wanted).and_then(|current| current.refuses(&work));
+        if let Some(error) = refusal.or_else(|| self.refusal(&work)) {
+            return refuse(work, waiter, &self.key, error);
+        }
+        let Work::Unmount { key, .. } = &work else {
+            return match is_wanted && current.work.covers(&work) {
+                true => current.join(&self.shared, waiter),
+                false => self.take(Message::Ask(work, waiter)),
+            };
+        };
+        // Before it joins an earlier one: it ends also what was asked for in between.
+        self.cancel_queued(&key.clone());
+        if current.work.covers(&work) {
+            current.join(&self.shared, waiter);
+        } else if current.work.mounts(key) {
+            control.send_modify(|control| control.abandon = Some(Kind::Cancelled));
+            current.fail(&self.key, &Error::new(Kind::Cancelled, "an Unmount of the same mount came in"));
+            let mut operation = Operation::new(work);
+            operation.join(&self.shared, waiter);
+            self.queue.push_front(operation);
+        } else {
+            self.take(Message::Ask(work, waiter));
+        }
+    }
+
+    /// Why something that is queued does not go with `asked`.
+    fn refusal(&self, asked: &Work) -> Option<Error> {
+        self.queue.iter().find_map(|queued| queued.work.refuses(asked))
+    }
+
+    /// When no caller waits any more, a Mount is undone; all else goes on to its end.
+    fn desert(&self, current: &Operation, control: &watch::Sender<Control>, why: Kind) {
+        if current.waiters.is_empty() && matches!(current.work, Work::Mount { .. }) {
+            control.send_if_modified(|control| {
+                let first = control.abandon.is_none();
+                control.abandon.get_or_insert(why);
+                first
+            });
+        }
+    }
+}
+
+/// An operation that runs, with the volume's rows.
+type Running<'a> = Pin<Box<dyn Future<Output = Result<Option<Mounted>>> + Send + 'a>>;
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The rows that leave something to be done without being asked.
+fn unsettled(volume: &Volume) -> VecDeque<MountKey> {
+    volume.mounts.iter().filter(|row| work_of(row).is_some()).map(|row| row.key.clone()).collect()
+}
+
+fn work_of(row: &MountRow) -> Option<Work> {
+    match row.phase {
+        Phase::Mounting | Phase::Unmounting | Phase::Uncertain => Some(Work::Settle { key: row.key.clone() }),
+        Phase::Waiting if !row.spec.needs_secrets() => Some(Work::Restore {
+            wanted: Wanted {
+                key: row.key.clone(),
+                uid: row.uid,
+                spec: row.spec.clone(),
+                operations: row.operations.clone(),
+            },
+        }),
+        Phase::Mounted | Phase::Lost | Phase::Waiting => None,
+    }
+}
+
+fn refuse(work: Work, waiter: Waiter, volume: &VolumeKey, error: Error) {
+    let mut refused = Operation::new(work);
+    refused.waiters.push(waiter);
+    refused.answer(volume, Err(error));
+}

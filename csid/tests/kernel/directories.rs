@@ -1,0 +1,147 @@
+use std::fs;
+use std::os::unix::fs::{MetadataExt, chown, symlink};
+use std::path::Path;
+
+use csid::host::{Access, Host, HostError};
+use rustix::fs::Mode;
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
+
+use crate::{Loop, apart, directory, tmpfs};
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+#[test]
+fn made() {
+    apart("directories::made", |root| {
+        let host = Host::new();
+        let make = |relative: &str| host.make_directory(root, Path::new(relative), Access::Passable);
+        rustix::process::umask(Mode::from_raw_mode(0o077));
+        for _ in 0..2 {
+            make("staging/hash").unwrap();
+        }
+        assert_eq!((mode(&root.join("staging")), mode(&root.join("staging/hash"))), (0o711, 0o711));
+        host.make_directory(root, Path::new("staging/own"), Access::Private).unwrap();
+        assert_eq!((mode(&root.join("staging")), mode(&root.join("staging/own"))), (0o711, 0o700));
+        assert_eq!(mode(root), 0o755, "the root is not csid's to change");
+
+        // What is mounted at the end is kept, and not entered; on the way it is in the way.
+        let mounted = tmpfs(root.join("staging/hash"));
+        make("staging/hash").unwrap();
+        assert!(matches!(make("staging/hash/below"), Err(HostError::Occupied(_))));
+        assert_eq!(fs::read_dir(&mounted).unwrap().count(), 0);
+
+        let outside = directory(root.join("outside"));
+        symlink(&outside, root.join("link")).unwrap();
+        assert!(matches!(make("link/below"), Err(HostError::Link(_))));
+        assert!(matches!(make("link"), Err(HostError::Link(_))));
+        for bad in ["../x", "a/../../x", "/x", "", "."] {
+            assert!(matches!(make(bad), Err(HostError::Outside { .. })), "{bad}");
+        }
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+        fs::write(root.join("file"), "").unwrap();
+        assert!(matches!(make("file/x"), Err(HostError::WrongKind { .. })));
+        chown(directory(root.join("foreign")), Some(65534), None).unwrap();
+        assert!(matches!(make("foreign/x"), Err(HostError::Foreign { uid: 65534, .. })));
+        let missing =
+            host.make_directory(&root.join("no root"), Path::new("x"), Access::Passable).unwrap_err();
+        assert_eq!(missing.errno(), Some(libc::ENOENT));
+    });
+}
+
+#[test]
+fn removed() {
+    apart("directories::removed", |root| {
+        let host = Host::new();
+        let remove = |name: &str| host.remove(root, &root.join(name)).unwrap();
+        directory(root.join("publish/volume/one"));
+        directory(root.join("publish/volume/two"));
+        assert!(remove("publish/volume/one"));
+        assert!(root.join("publish/volume/two").exists());
+        assert!(remove("publish/volume/two"));
+        assert!(!root.join("publish").exists() && root.exists());
+        assert!(remove("publish/volume/two") && remove("never/there"));
+        assert!(host.remove(&root.join("no root"), &root.join("no root/x")).unwrap());
+
+        fs::write(directory(root.join("publish/device")).join("node"), "").unwrap();
+        assert!(remove("publish/device/node") && !root.join("publish").exists());
+        let node = directory(root.join("d")).join("node");
+        rustix::fs::mknodat(rustix::fs::CWD, &node, rustix::fs::FileType::BlockDevice, Mode::RUSR, 0x7ff)
+            .unwrap();
+        assert!(remove("d/node") && !root.join("d").exists());
+
+        for bad in ["../x", ".", ""] {
+            assert!(matches!(host.remove(root, &root.join(bad)), Err(HostError::Outside { .. })), "{bad}");
+        }
+        assert!(matches!(host.remove(root, Path::new("/etc/passwd")), Err(HostError::Outside { .. })));
+    });
+}
+
+#[test]
+fn data_is_never_removed() {
+    apart("directories::data_is_never_removed", |root| {
+        let host = Host::new();
+        let remove = |name: &str| host.remove(root, &root.join(name)).unwrap();
+        let canary = |directory: &Path| {
+            fs::write(directory.join("canary"), "alive").unwrap();
+            directory.join("canary")
+        };
+        let full = canary(&directory(root.join("full")));
+        let mounted = tmpfs(root.join("p/mounted"));
+        let inside = canary(&mounted);
+        let empty = tmpfs(root.join("p/empty"));
+        let outside = canary(&directory(root.join("outside")));
+        symlink(root.join("outside"), root.join("link")).unwrap();
+        symlink(root.join("nowhere"), root.join("dangling")).unwrap();
+        fs::write(root.join("data"), "alive").unwrap();
+        fs::write(root.join("bound"), "").unwrap();
+        let disk = Loop::new(&root.join("image"), &[]);
+        mount_bind(&disk.node, root.join("bound")).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, root.join("fifo"), Mode::RUSR).unwrap();
+        let names =
+            ["full", "p/mounted", "p/empty", "p", "link", "link/canary", "dangling", "data", "bound", "fifo"];
+        for name in names {
+            assert!(!remove(name), "{name}");
+            assert!(fs::symlink_metadata(root.join(name)).is_ok(), "{name}");
+        }
+        // Below a mount is another file system: nothing of it is csid's.
+        assert!(!remove("p/mounted/canary"));
+        for file in [&full, &inside, &outside] {
+            assert_eq!(fs::read_to_string(file).unwrap(), "alive");
+        }
+
+        // Half-mounted: data below the mount point, nothing in the mount. And the mount has vanished under
+        // it.
+        let half = directory(root.join("half"));
+        let below = canary(&half);
+        tmpfs(half.clone());
+        assert!(!remove("half"));
+        unmount(&half, UnmountFlags::empty()).unwrap();
+        assert!(!remove("half"));
+        assert_eq!(fs::read_to_string(below).unwrap(), "alive");
+        unmount(&empty, UnmountFlags::empty()).unwrap();
+        assert!(remove("p/empty") && mounted.exists());
+    });
+}
+
+/// A neighbour's clean-up takes the shared parents away whenever they are empty.
+#[test]
+fn made_while_parents_go() {
+    apart("directories::made_while_parents_go", |root| {
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                scope.spawn(move || {
+                    let host = Host::new();
+                    let name = format!("plugins/local/publish/{worker}");
+                    for _ in 0..2000 {
+                        host.make_directory(root, Path::new(&name), Access::Passable).unwrap();
+                        assert!(root.join(&name).is_dir());
+                        assert!(host.remove(root, &root.join(&name)).unwrap());
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(root).unwrap().count(), 0);
+    });
+}
