@@ -1,0 +1,267 @@
+//! The connection and the contract's calls. State: one connection and the count of its unanswered calls.
+
+use std::{env, path::PathBuf, sync::Arc};
+
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::sync::Semaphore;
+use zbus::{
+    Address, Connection, DynamicType, OwnedObjectPath, Type, address::Transport, connection::Builder,
+};
+
+use crate::{
+    error::{Connecting, Error, Result},
+    options::{
+        CallOptions, MountFilter, MountOptions, PluginService, PluginSpec, ReconcileOptions, UnmountOptions,
+        UnregisterOptions,
+    },
+    rows::{Event, Manager, MountRow, Mounted, OperationRow, Plugin, PluginRow, ReconcileReport},
+};
+
+/// csid's private socket.
+pub const SOCKET: &str = "/run/csid/csid.sock";
+
+pub(crate) const NAME: &str = "org.csid1";
+pub(crate) const PATH: &str = "/org/csid1";
+pub(crate) const MANAGER: &str = "org.csid1.Manager";
+const PLUGIN: &str = "org.csid1.Plugin";
+const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
+
+/// dbus-daemon drops the 129th unanswered call of a connection. Some are kept back for calls that never wait,
+/// so that an operation can be cancelled while all the others hang.
+const WAITING_CALLS: usize = 112;
+const SHORT_CALLS: usize = 12;
+
+/// Which way to csid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// The private socket at its usual place, else the system bus.
+    Auto,
+    /// This private socket and nothing else.
+    Socket(PathBuf),
+    /// The system bus, `$DBUS_SYSTEM_BUS_ADDRESS` included.
+    SystemBus,
+}
+
+impl Target {
+    /// `$CSID_SOCKET` when it is set, else `Auto`. A socket that was named has no fall-back: another csid
+    /// than the one asked for must not answer.
+    pub fn from_env() -> Self {
+        match env::var_os("CSID_SOCKET") {
+            Some(path) if !path.is_empty() => Self::Socket(path.into()),
+            _ => Self::Auto,
+        }
+    }
+}
+
+/// Which way it became.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Via {
+    Socket(PathBuf),
+    SystemBus,
+}
+
+/// A connection to csid. Clones share it, and its bound on unanswered calls.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) connection: Connection,
+    via: Via,
+    waiting: Arc<Semaphore>,
+    short: Arc<Semaphore>,
+}
+
+impl Client {
+    pub async fn connect(target: &Target) -> Result<Self> {
+        let mut failed = Connecting { socket: None, bus: None };
+        let socket = match target {
+            Target::Auto => Some(PathBuf::from(SOCKET)),
+            Target::Socket(path) => Some(path.clone()),
+            Target::SystemBus => None,
+        };
+        if let Some(path) = socket {
+            let address = Address::from(Transport::Unix(zbus::address::transport::Unix::new(
+                zbus::address::transport::UnixSocket::File(path.clone()),
+            )));
+            match Builder::address(address).p2p().build().await {
+                Ok(connection) => return Ok(Self::on(connection, Via::Socket(path))),
+                Err(error) => failed.socket = Some((path, error)),
+            }
+        }
+        if !matches!(target, Target::Socket(_)) {
+            match Builder::system().build().await {
+                Ok(connection) => return Ok(Self::on(connection, Via::SystemBus)),
+                Err(error) => failed.bus = Some(error),
+            }
+        }
+        Err(Error::Connect(failed))
+    }
+
+    fn on(connection: Connection, via: Via) -> Self {
+        let waiting = Arc::new(Semaphore::new(WAITING_CALLS));
+        let short = Arc::new(Semaphore::new(SHORT_CALLS));
+        Self { connection, via, waiting, short }
+    }
+
+    pub fn via(&self) -> &Via {
+        &self.via
+    }
+
+    /// When the connection has ended, from either side.
+    pub async fn closed(&self) {
+        self.connection.closed().await;
+    }
+
+    /// The Manager's properties.
+    pub async fn manager(&self) -> Result<Manager> {
+        self.call(PATH, PROPERTIES, "GetAll", (MANAGER,)).await
+    }
+
+    /// Answers when the volume is mounted. Repeating a call whose answer was lost is safe.
+    pub async fn mount(
+        &self,
+        namespace: &str,
+        volume: &str,
+        consumer: &str,
+        options: MountOptions,
+    ) -> Result<Mounted> {
+        let body = (namespace.to_owned(), volume.to_owned(), consumer.to_owned(), options);
+        self.call(PATH, MANAGER, "Mount", body).await
+    }
+
+    /// Answers when the mount is gone; one that is not there is gone already.
+    pub async fn unmount(
+        &self,
+        namespace: &str,
+        volume: &str,
+        consumer: &str,
+        options: UnmountOptions,
+    ) -> Result<()> {
+        let body = (namespace.to_owned(), volume.to_owned(), consumer.to_owned(), options);
+        self.call(PATH, MANAGER, "Unmount", body).await
+    }
+
+    /// Whether `source`, a published path, is mounted. A path that is missing is not.
+    pub async fn has_mount(&self, source: &str) -> Result<bool> {
+        self.call(PATH, MANAGER, "HasMount", source.to_owned()).await
+    }
+
+    pub async fn list_mounts(&self, filter: MountFilter) -> Result<Vec<MountRow>> {
+        self.call(PATH, MANAGER, "ListMounts", (filter,)).await
+    }
+
+    pub async fn reconcile(&self, options: ReconcileOptions) -> Result<ReconcileReport> {
+        self.call(PATH, MANAGER, "Reconcile", (options,)).await
+    }
+
+    pub async fn list_operations(&self) -> Result<Vec<OperationRow>> {
+        self.call(PATH, MANAGER, "ListOperations", ()).await
+    }
+
+    pub async fn cancel_operation(&self, id: &str) -> Result<()> {
+        self.call(PATH, MANAGER, "CancelOperation", id.to_owned()).await
+    }
+
+    /// Events after `since`, at most `max`; and whether some before them are lost.
+    pub async fn get_events(&self, since: u64, max: u32) -> Result<(Vec<Event>, bool)> {
+        self.call(PATH, MANAGER, "GetEvents", (since, max)).await
+    }
+
+    /// Reads the configuration again. With an error in it nothing changes.
+    pub async fn reload(&self, options: CallOptions) -> Result<()> {
+        self.call(PATH, MANAGER, "Reload", (options,)).await
+    }
+
+    pub async fn register_plugin(&self, id: &str, spec: PluginSpec) -> Result<OwnedObjectPath> {
+        self.call(PATH, MANAGER, "RegisterPlugin", (id.to_owned(), spec)).await
+    }
+
+    pub async fn unregister_plugin(&self, id: &str, options: UnregisterOptions) -> Result<()> {
+        self.call(PATH, MANAGER, "UnregisterPlugin", (id.to_owned(), options)).await
+    }
+
+    pub async fn list_plugins(&self) -> Result<Vec<PluginRow>> {
+        self.call(PATH, MANAGER, "ListPlugins", ()).await
+    }
+
+    /// Answers when the plugin's service is ready. Without a deadline it waits for ever.
+    pub async fn wait_for_plugin(
+        &self,
+        id: &str,
+        service: PluginService,
+        options: CallOptions,
+    ) -> Result<OwnedObjectPath> {
+        self.call(PATH, MANAGER, "WaitForPlugin", (id.to_owned(), service, options)).await
+    }
+
+    /// A plugin's properties.
+    pub async fn plugin(&self, id: &str) -> Result<Plugin> {
+        self.call(&plugin_path(id), PROPERTIES, "GetAll", (PLUGIN,)).await
+    }
+
+    /// Asks the plugin itself whether it is ready.
+    pub async fn probe_plugin(&self, id: &str, options: CallOptions) -> Result<bool> {
+        self.call(&plugin_path(id), PLUGIN, "Probe", (options,)).await
+    }
+
+    /// One call. It runs in a task of its own: when the caller no longer waits, the daemon still counts it as
+    /// unanswered, and so must the bound.
+    async fn call<B, R>(
+        &self,
+        path: &str,
+        interface: &'static str,
+        member: &'static str,
+        body: B,
+    ) -> Result<R>
+    where
+        B: Serialize + DynamicType + Send + Sync + 'static,
+        R: DeserializeOwned + Type,
+    {
+        // These look into memory or the journal; all else may wait for a plugin or a kernel that hangs.
+        let short =
+            matches!(member, "GetAll" | "ListPlugins" | "ListOperations" | "CancelOperation" | "GetEvents");
+        let bound = if short { &self.short } else { &self.waiting };
+        let closed = || Error::Disconnected("the client was closed".to_owned());
+        let permit = bound.clone().acquire_owned().await.map_err(|_| closed())?;
+        let connection = self.connection.clone();
+        let path = path.to_owned();
+        let call = tokio::spawn(async move {
+            let reply =
+                connection.call_method(Some(NAME), path.as_str(), Some(interface), member, &body).await;
+            drop(permit);
+            reply
+        });
+        let reply = call.await.map_err(|_| closed())?.map_err(|error| Error::from_call(member, error))?;
+        reply.body().deserialize().map_err(|source| Error::Bus { member: member.to_owned(), source })
+    }
+}
+
+/// A plugin's object: the id escaped as sd_bus_path_encode does, everything but letters and digits, and a
+/// digit in front, as `_` and two hex digits.
+fn plugin_path(id: &str) -> String {
+    use std::fmt::Write;
+
+    let mut path = format!("{PATH}/plugin/");
+    if id.is_empty() {
+        path.push('_');
+    }
+    for (place, byte) in id.bytes().enumerate() {
+        if byte.is_ascii_alphabetic() || (place > 0 && byte.is_ascii_digit()) {
+            path.push(char::from(byte));
+        } else {
+            // Writing to a String cannot fail.
+            let _ = write!(path, "_{byte:02x}");
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugin_paths_are_escaped_as_sd_bus_does() {
+        assert_eq!(plugin_path("local"), "/org/csid1/plugin/local");
+        assert_eq!(plugin_path("ebs.csi-1_x"), "/org/csid1/plugin/ebs_2ecsi_2d1_5fx");
+        assert_eq!(plugin_path("9p"), "/org/csid1/plugin/_39p");
+    }
+}

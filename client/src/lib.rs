@@ -1,0 +1,31 @@
+//! csid's D-Bus contract (`org.csid1`) as typed Rust: for csictl, libcsi and the tests.
+//!
+//! It owns one connection, to csid's private socket or to the system bus, and nothing else: no cache, no
+//! state file, no retries. What always holds:
+//! - a call waits until csid answers; only a `deadline-usec` given by the caller ends it earlier, and csid
+//!   does that;
+//! - dropping a call's future, or losing the connection, ends the waiting and never the operation;
+//! - on the system bus never more calls are unanswered than dbus-daemon allows one connection, dropped ones
+//!   counted;
+//! - secrets travel in a sealed memfd, never in a message.
+//!
+//! Calls need a tokio runtime.
+
+mod client;
+mod error;
+mod events;
+mod options;
+mod rows;
+mod secrets;
+
+pub use client::{Client, SOCKET, Target, Via};
+pub use error::{Connecting, CsidError, Details, Error, Kind, Result};
+pub use events::{Follower, News};
+pub use options::{
+    AccessMode, AttachmentMode, CallOptions, MountFilter, MountOptions, PluginService, PluginSpec,
+    Propagation, ReconcileOptions, Restore, Supervision, UnmountOptions, UnregisterOptions,
+};
+pub use rows::{Event, Manager, MountRow, Mounted, OperationRow, Plugin, PluginRow, ReconcileReport};
+pub use secrets::{BadSecrets, SealedSecrets, Secrets};
+/// The value of an event's detail.
+pub use zbus::OwnedVariant;

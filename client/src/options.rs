@@ -1,0 +1,213 @@
+//! The contract's `a{sv}` arguments as structs. A field is a key of the same name in kebab-case; `None` sends
+//! nothing, so that an absent map and an empty one stay two things. No Debug where a volume's context or
+//! mount flags are: they may hold credentials.
+
+use std::{collections::BTreeMap, str::FromStr};
+
+use serde::Serialize;
+use zbus::Type;
+
+use crate::secrets::SealedSecrets;
+
+macro_rules! dict {
+    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $ty:ty,)* }) => {
+        $(#[$meta])*
+        #[derive(Default, Serialize, Type)]
+        #[zbus(signature = "dict")]
+        #[serde(rename_all = "kebab-case")]
+        pub struct $name {
+            $(
+                $(#[$field_meta])*
+                #[serde(with = "zbus::as_variant::optional", skip_serializing_if = "Option::is_none")]
+                pub $field: Option<$ty>,
+            )*
+        }
+    };
+}
+
+/// A `dict` with the contract's common keys.
+macro_rules! options {
+    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $ty:ty,)* }) => {
+        dict! {
+            $(#[$meta])* $name {
+                /// From now, in microseconds. It ends this caller's waiting; absent: none.
+                deadline_usec: u64,
+                /// The caller's name for this call, unique for its uid: what `CancelOperation` takes.
+                operation_id: String,
+                /// Read once by csid, so made anew for each call.
+                secrets: SealedSecrets,
+                /// Instead of secrets: a systemd credential that csid can load again after a reboot.
+                credential: String,
+                $($(#[$field_meta])* $field: $ty,)*
+            }
+        }
+    };
+}
+
+options! {
+    /// For calls that take the common keys only.
+    CallOptions {}
+}
+
+options! {
+    /// Mount. For a volume given inline `plugin` and `external_id` are needed.
+    MountOptions {
+        plugin: String,
+        external_id: String,
+        volume_context: BTreeMap<String, String>,
+        publish_context: BTreeMap<String, String>,
+        fs_type: String,
+        mount_flags: Vec<String>,
+        mount_group: String,
+        access_mode: AccessMode,
+        attachment_mode: AttachmentMode,
+        read_only: bool,
+        /// Tells several mounts by one consumer apart.
+        tag: String,
+        /// A path of the consumer's own, where the published volume is bound too.
+        target: String,
+        propagation: Propagation,
+        suid: bool,
+        dev: bool,
+        restore: Restore,
+    }
+}
+
+options! {
+    UnmountOptions {
+        tag: String,
+        /// Detach a dead mount lazily.
+        force: bool,
+    }
+}
+
+options! {
+    ReconcileOptions {
+        dry_run: bool,
+        remove_orphans: bool,
+        /// After `StateCorrupt`: begin a new journal with what is mounted.
+        new_journal: bool,
+    }
+}
+
+options! {
+    UnregisterOptions {
+        instance: String,
+        force: bool,
+    }
+}
+
+options! {
+    /// RegisterPlugin's spec: an external plugin has a socket, a managed one argv.
+    PluginSpec {
+        supervision: Supervision,
+        argv: Vec<String>,
+        /// Stored and public: no secrets here.
+        environment: BTreeMap<String, String>,
+        /// `LoadCredential=` of the plugin. Named `credentials` in the contract, not the common key.
+        credentials: Vec<String>,
+        socket: String,
+        instance: String,
+        /// The host directory that the plugin sees as `plugin_view`.
+        plugin_root: String,
+        plugin_view: String,
+        log: String,
+    }
+}
+
+dict! {
+    /// ListMounts: only rows that have all of these.
+    #[derive(Debug, Clone)]
+    MountFilter {
+        namespace: String,
+        volume: String,
+        consumer: String,
+        tag: String,
+        plugin: String,
+        state: String,
+        uid: u32,
+    }
+}
+
+/// An enum of the contract's words.
+macro_rules! words {
+    ($(#[$meta:meta])* $name:ident { $($variant:ident = $word:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Type)]
+        #[zbus(signature = "s")]
+        pub enum $name {
+            $(#[serde(rename = $word)] $variant,)*
+        }
+
+        impl $name {
+            /// The contract's words, in its order.
+            pub const WORDS: &'static [&'static str] = &[$($word),*];
+
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(word: &str) -> Result<Self, String> {
+                match word {
+                    $($word => Ok(Self::$variant),)*
+                    _ => Err(format!("`{word}` is none of {}", Self::WORDS.join(", "))),
+                }
+            }
+        }
+    };
+}
+
+words! {
+    AccessMode {
+        SingleNodeWriter = "single-node-writer",
+        SingleNodeReaderOnly = "single-node-reader-only",
+        SingleNodeSingleWriter = "single-node-single-writer",
+        SingleNodeMultiWriter = "single-node-multi-writer",
+        MultiNodeReaderOnly = "multi-node-reader-only",
+        MultiNodeSingleWriter = "multi-node-single-writer",
+        MultiNodeMultiWriter = "multi-node-multi-writer",
+    }
+}
+
+words! {
+    AttachmentMode {
+        FileSystem = "file-system",
+        BlockDevice = "block-device",
+    }
+}
+
+words! {
+    /// How a mount made inside a consumer's target reaches the host, and back.
+    Propagation {
+        Private = "private",
+        HostToTask = "host-to-task",
+        Bidirectional = "bidirectional",
+    }
+}
+
+words! {
+    /// What a reboot does to a mount: it comes back, or its row stays `lost` until Mount or Unmount is asked.
+    Restore {
+        Auto = "auto",
+        Hold = "hold",
+    }
+}
+
+words! {
+    /// Who runs a plugin: csid, or somebody else.
+    Supervision {
+        Managed = "managed",
+        External = "external",
+    }
+}
+
+words! {
+    PluginService {
+        Node = "node",
+        Controller = "controller",
+    }
+}

@@ -1,0 +1,151 @@
+//! The contract's answers as structs. A key that is absent is the type's default, one that is unknown is left
+//! out; one of the wrong type is an error. `Serialize` gives the contract's own names back, in kebab-case.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+use zbus::{OwnedObjectPath, OwnedVariant, Type};
+
+macro_rules! row {
+    ($case:literal, $(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $ty:ty,)* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Type)]
+        #[zbus(signature = "dict")]
+        #[serde(rename_all(deserialize = $case, serialize = "kebab-case"), default)]
+        pub struct $name {
+            $(
+                $(#[$field_meta])*
+                #[serde(deserialize_with = "zbus::as_variant::deserialize")]
+                pub $field: $ty,
+            )*
+        }
+    };
+}
+
+row! { "PascalCase",
+    /// The properties of the Manager.
+    Manager {
+        version: String,
+        /// What this csid can do: ask here, never parse the version.
+        features: Vec<String>,
+        state: String,
+        event_sequence: u64,
+        modify_index: u64,
+        /// Another one: cursors into events are void.
+        journal_id: String,
+    }
+}
+
+row! { "PascalCase",
+    /// The properties of a plugin.
+    Plugin {
+        id: String,
+        state: String,
+        healthy: bool,
+        health_message: String,
+        supervision: String,
+        unit: String,
+        socket: String,
+        /// Newest first; the first is active.
+        instances: Vec<String>,
+        provider: String,
+        provider_version: String,
+        services: Vec<String>,
+        plugin_capabilities: Vec<String>,
+        node_capabilities: Vec<String>,
+        controller_capabilities: Vec<String>,
+        node_id: String,
+        /// 0: the plugin gives no limit.
+        max_volumes: i64,
+        topology: HashMap<String, String>,
+        restarts: u32,
+        log: String,
+        /// The uid that registered it.
+        owner: u32,
+    }
+}
+
+row! { "kebab-case",
+    MountRow {
+        namespace: String,
+        volume: String,
+        consumer: String,
+        tag: String,
+        plugin: String,
+        /// mounting mounted unmounting uncertain lost waiting
+        state: String,
+        uid: u32,
+        external_id: String,
+        /// The published path.
+        source: String,
+        staging: String,
+        target: String,
+        is_device: bool,
+        read_only: bool,
+        access_mode: String,
+        attachment_mode: String,
+        fs_type: String,
+        mount_group: String,
+        restore: String,
+        healthy: bool,
+        error: String,
+        operation: String,
+        /// Microseconds since 1970.
+        since: u64,
+        modify_index: u64,
+    }
+}
+
+row! { "kebab-case",
+    OperationRow {
+        id: String,
+        kind: String,
+        subject: String,
+        step: String,
+        /// Microseconds since 1970.
+        since: u64,
+        /// Microseconds since 1970; 0: none.
+        deadline: u64,
+        uid: u32,
+    }
+}
+
+row! { "kebab-case",
+    ReconcileReport {
+        adopted: Vec<String>,
+        remounted: Vec<String>,
+        undone: Vec<String>,
+        orphans: Vec<String>,
+        failed: Vec<String>,
+    }
+}
+
+/// A line of ListPlugins.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Type)]
+pub struct PluginRow {
+    pub id: String,
+    pub state: String,
+    pub provider: String,
+    pub supervision: String,
+    pub path: OwnedObjectPath,
+}
+
+/// What Mount answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Type)]
+#[serde(rename_all = "kebab-case")]
+pub struct Mounted {
+    /// The published path, whatever `target` was.
+    pub source: String,
+    pub is_device: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Type)]
+pub struct Event {
+    pub sequence: u64,
+    pub realtime_usec: u64,
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// A plugin's id, `NAMESPACE/VOLUME`, an operation's id, or empty.
+    pub subject: String,
+    pub details: HashMap<String, OwnedVariant>,
+}

@@ -1,0 +1,119 @@
+//! What a package needs besides the program: completions and man pages, both from the command line's own
+//! description.
+
+use std::{fs::File, io, path::Path};
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use clap_mangen::{
+    Man,
+    roff::{Roff, bold, roman},
+};
+
+use crate::args::Cli;
+
+pub fn completions(shell: Shell, out: &mut dyn io::Write) {
+    clap_complete::generate(shell, &mut Cli::command(), "csictl", out);
+}
+
+/// csictl(1), and a page for each subcommand.
+pub fn man(directory: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    clap_mangen::generate_to(Cli::command(), directory)?;
+    let mut command = Cli::command();
+    command.build();
+    main_page(command, &mut File::create(directory.join("csictl.1"))?)
+}
+
+const EXAMPLES: [(&str, &str); 5] = [
+    (
+        "Make a volume with csid's own driver, mount it for a job, and use it:",
+        "id=$(csi-local create data --size 1G)\n\
+         csictl mount default data job --plugin local --external-id $id --restore auto\n\
+         csictl mounts",
+    ),
+    (
+        "Register a driver that runs already, and wait for it:",
+        "csictl plugin register nfs --socket /run/nfs/csi.sock\n\
+         csictl wait nfs --deadline 1min",
+    ),
+    (
+        "Mount with secrets that nobody else may read:",
+        "csictl mount default db job --plugin ebs --external-id vol-1 --secrets-file - <secrets.json",
+    ),
+    ("Follow events as JSON:", "csictl events --follow --json"),
+    ("End what hangs:", "csictl operations\ncsictl cancel ID"),
+];
+
+const EXIT: [(&str, &str); 5] = [
+    ("0", "It was done; of has-mount: it is mounted."),
+    ("1", "It failed, and standard error tells why and what to do next; of has-mount: it is not mounted."),
+    ("2", "The command line was wrong."),
+    ("3", "has-mount could not find out."),
+    ("130", "Ctrl-C while csid worked. The operation goes on: csictl cancel ID ends it."),
+];
+
+fn main_page(command: Command, out: &mut dyn io::Write) -> io::Result<()> {
+    let man = Man::new(command);
+    man.render_title(out)?;
+    man.render_name_section(out)?;
+    man.render_synopsis_section(out)?;
+    man.render_description_section(out)?;
+    man.render_options_section(out)?;
+    man.render_subcommands_section(out)?;
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXAMPLES"]);
+    for (what, commands) in EXAMPLES {
+        roff.text([roman(what)]).control("PP", []).control("RS", ["4"]).control("nf", []);
+        for line in commands.lines() {
+            roff.text([roman(line)]);
+        }
+        roff.control("fi", []).control("RE", []).control("PP", []);
+    }
+    roff.control("SH", ["EXIT STATUS"]);
+    for (code, meaning) in EXIT {
+        roff.control("TP", []).text([bold(code)]).text([roman(meaning)]);
+    }
+    roff.control("SH", ["ENVIRONMENT"]);
+    roff.control("TP", []).text([bold("CSID_SOCKET")]).text([roman(
+        "The private socket, when neither --csid-socket nor --bus is given; then csid is looked for nowhere \
+         else.",
+    )]);
+    roff.control("TP", [])
+        .text([bold("DBUS_SYSTEM_BUS_ADDRESS")])
+        .text([roman("The system bus, as for every D-Bus program.")]);
+    roff.control("SH", ["FILES"]);
+    roff.control("TP", []).text([bold("/run/csid/csid.sock")]).text([roman("csid's private socket.")]);
+    roff.control("SH", ["SEE ALSO"]).text([roman("csid(8), systemctl(1), journalctl(1)")]);
+    roff.to_writer(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_page_and_the_main_one_its_examples() {
+        let directory = tempfile::tempdir().unwrap();
+        man(directory.path()).unwrap();
+        let main = std::fs::read_to_string(directory.path().join("csictl.1")).unwrap();
+        for heading in [".SH EXAMPLES", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT"] {
+            assert!(main.contains(heading), "{heading}");
+        }
+        for page in ["csictl-mount.1", "csictl-plugin-register.1", "csictl-events.1"] {
+            assert!(directory.path().join(page).exists(), "{page}");
+        }
+        assert!(!directory.path().join("csictl-gen-man.1").exists());
+    }
+
+    #[test]
+    fn examples_are_commands_that_csictl_takes() {
+        use clap::Parser;
+
+        let lines = EXAMPLES.iter().flat_map(|(_, commands)| commands.lines());
+        for line in lines.filter(|line| line.starts_with("csictl")) {
+            let words = line.split_whitespace().take_while(|word| !word.starts_with('<'));
+            Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! An error's last line: what to do next.
+
+use csid_client::{CsidError, Error, Kind};
+
+/// What was tried, as far as a hint needs it.
+#[derive(Default)]
+pub struct Tried {
+    /// The subcommand, `mount`.
+    pub command: &'static str,
+    pub plugin: Option<String>,
+    /// `NAMESPACE VOLUME CONSUMER`, quoted for a shell.
+    pub mount: Option<String>,
+    pub operation: Option<String>,
+}
+
+const MEMBERS: &str =
+    "Run it as root, or as a member of group csid (`adduser USER csid`, then log in again).";
+
+pub fn hint(error: &Error, tried: &Tried) -> Option<String> {
+    let hint = match error {
+        Error::Csid(error) => return csid(error, tried),
+        Error::Connect(connecting) => {
+            if connecting.socket.as_ref().is_some_and(|(_, error)| error.to_string().contains("denied")) {
+                return Some(MEMBERS.to_owned());
+            }
+            let what = if connecting.socket.is_some() { "csid.socket csid" } else { "dbus csid" };
+            format!("Start it: `systemctl start {what}`; csid's log: `journalctl -u csid`.")
+        }
+        Error::NotRunning(_) => {
+            "Start csid: `systemctl start csid`; its log: `journalctl -u csid`.".to_owned()
+        }
+        Error::Refused(_) => MEMBERS.to_owned(),
+        Error::Disconnected(_) => match tried.operation {
+            Some(_) => {
+                "csid was stopped or restarted. What it had begun it finishes or undoes; repeat the same \
+                        command to learn the outcome."
+                    .to_owned()
+            }
+            None => {
+                "csid was stopped or restarted: `systemctl status csid`; then repeat the command.".to_owned()
+            }
+        },
+        Error::NotServed { .. } => {
+            "csid and csictl are of different versions; `csictl status` lists what this csid can do."
+                .to_owned()
+        }
+        _ => return None,
+    };
+    Some(hint)
+}
+
+fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
+    let plugin = error.details.plugin.as_deref().or(tried.plugin.as_deref()).unwrap_or("PLUGIN");
+    let mount = tried.mount.as_deref().unwrap_or("NAMESPACE VOLUME CONSUMER");
+    let log = format!("`journalctl -u 'csi-plugin-{plugin}-*'` if csid runs it");
+    let registering = tried.command == "plugin register";
+    let hint = match error.kind {
+        Kind::InvalidArgument => match tried.command {
+            "reload" => {
+                "Nothing has changed. Correct the file and check it with `csictl check-config`.".to_owned()
+            }
+            command => format!("What may be given: `csictl {command} --help`."),
+        },
+        Kind::NotFound => match tried.command {
+            "cancel" => {
+                "It has ended already, or never was: `csictl operations` lists those under way.".to_owned()
+            }
+            _ => "What there is: `csictl plugin list`, `csictl mounts`.".to_owned(),
+        },
+        Kind::AlreadyExists if registering => {
+            format!(
+                "See it with `csictl plugin show {plugin}`; to replace it, first `csictl plugin unregister \
+                 {plugin}`."
+            )
+        }
+        Kind::AlreadyExists => format!(
+            "It is there with other options: see `csictl mounts --json`; then `csictl unmount {mount}`, or \
+             mount it once more with another --tag."
+        ),
+        Kind::Busy => {
+            "Wait until it is free, or end who holds it; `csictl mounts` and `csictl operations` show what \
+                       csid knows."
+                .to_owned()
+        }
+        Kind::ClaimConflict => {
+            "Unmount it there first; or give all of them the same options and an access mode that \
+                                lets several in, such as single-node-multi-writer."
+                .to_owned()
+        }
+        Kind::PluginUnavailable => {
+            format!("See why: `csictl plugin show {plugin}`, and {log}. Then `csictl wait {plugin}`.")
+        }
+        Kind::PluginShutdown => format!("Wait until it is back: `csictl wait {plugin}`."),
+        Kind::PluginError if error.details.retryable == Some(true) => {
+            format!("The same command may succeed later. The plugin's log: {log}.")
+        }
+        Kind::PluginError => format!("The plugin refused it. Its log: {log}."),
+        Kind::NotSupported => {
+            format!("What the plugin can do: `csictl plugin show {plugin}`; csid: `csictl status`.")
+        }
+        Kind::NotAuthorized => {
+            "Ask as root; or have polkit allow the action named above, and ask with --bus. Group \
+                                csid may list, wait, and unmount what is its own."
+                .to_owned()
+        }
+        Kind::Cancelled => "It was cancelled and undone; repeat it when it is wanted again.".to_owned(),
+        Kind::TimedOut if tried.command == "plugin wait" => {
+            format!("See why: `csictl plugin show {plugin}`, and {log}.")
+        }
+        Kind::TimedOut => {
+            "Give it longer with --deadline; `csictl operations` shows whether csid still works on it."
+                .to_owned()
+        }
+        Kind::Uncertain => format!(
+            "csid cannot know what the plugin did: repeat the command, or end it with `csictl unmount \
+             {mount}`. The plugin's log: {log}."
+        ),
+        Kind::RateLimited => {
+            "Too much of this user's is under way (`csictl operations`): wait, then repeat.".to_owned()
+        }
+        Kind::SecretRequired => {
+            "Give --secrets-file FILE, or --credential NAME for a volume that shall survive a \
+                                 reboot by itself."
+                .to_owned()
+        }
+        Kind::ShuttingDown => {
+            "csid is stopping; repeat it when csid is back: `systemctl status csid`.".to_owned()
+        }
+        Kind::StateCorrupt => {
+            "Nothing was unmounted. See what is mounted with `csictl reconcile --dry-run`, then begin \
+                               a new journal with `csictl reconcile --new-journal`."
+                .to_owned()
+        }
+        Kind::Internal => "This is csid's fault; its log says more: `journalctl -u csid`.".to_owned(),
+        _ => return None,
+    };
+    Some(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use csid_client::Details;
+
+    use super::*;
+
+    fn said(kind: Kind, details: Details, tried: &Tried) -> String {
+        let error = CsidError { kind, message: "m".into(), details };
+        hint(&Error::Csid(Box::new(error)), tried).unwrap()
+    }
+
+    #[test]
+    fn hints_name_the_plugin_and_the_mount() {
+        let details = Details { plugin: Some("nfs".into()), ..Details::default() };
+        let tried = Tried { plugin: Some("other".into()), ..Tried::default() };
+        let hint = said(Kind::PluginUnavailable, details, &tried);
+        assert!(hint.contains("`csictl plugin show nfs`") && hint.contains("'csi-plugin-nfs-*'"), "{hint}");
+
+        let tried = Tried { mount: Some("ns 'my vol' job".into()), ..Tried::default() };
+        let hint = said(Kind::Uncertain, Details::default(), &tried);
+        assert!(hint.contains("`csictl unmount ns 'my vol' job`"), "{hint}");
+    }
+}

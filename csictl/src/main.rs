@@ -1,0 +1,90 @@
+//! csictl: one call of csid's contract per command, its answer for people or, with `--json`, for programs. It
+//! keeps no state, and what it starts goes on in csid when it is interrupted.
+
+mod args;
+mod commands;
+mod generate;
+mod hints;
+mod output;
+mod wait;
+
+use std::process::ExitCode;
+
+use args::{Cli, Command};
+use clap::Parser;
+use commands::Failure;
+use serde_json::json;
+
+/// Documented in csictl(1). 2 is clap's.
+const FAILED: u8 = 1;
+const UNKNOWN: u8 = 3;
+const INTERRUPTED: u8 = 130;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let asks = matches!(cli.command, Command::HasMount { .. });
+    let json = cli.json;
+    match commands::run(cli).await {
+        Ok(code) => code,
+        Err(failure) => {
+            let interrupted = failure.error.downcast_ref::<wait::Interrupted>().is_some();
+            report(&failure, json);
+            ExitCode::from(match (interrupted, asks) {
+                (true, _) => INTERRUPTED,
+                (false, true) => UNKNOWN,
+                (false, false) => FAILED,
+            })
+        }
+    }
+}
+
+/// The error, who is in the way, and what to do next.
+fn report(failure: &Failure, json: bool) {
+    let client = failure.error.downcast_ref::<csid_client::Error>();
+    let csid = client.and_then(csid_client::Error::csid);
+    let interrupted = failure.error.downcast_ref::<wait::Interrupted>();
+    let hint = match interrupted {
+        Some(wait) => Some(format!(
+            "To see it: `csictl operations`. To cancel it: `csictl cancel {}`.",
+            commands::quoted(&wait.operation)
+        )),
+        None => client.and_then(|error| hints::hint(error, &failure.tried)),
+    };
+    if json {
+        let message = csid.map_or_else(|| format!("{:#}", failure.error), |error| error.message.clone());
+        let error = json!({
+            "error": client.map(name),
+            "message": message,
+            "details": csid.map(|error| &error.details),
+            "operation-id": failure.tried.operation,
+            "hint": hint,
+        });
+        eprintln!("{error}");
+        return;
+    }
+    eprintln!("csictl: {}", output::lines(&format!("{:#}", failure.error)));
+    if let Some(error) = csid
+        && !error.details.holders.is_empty()
+    {
+        eprintln!("Held by: {}", output::plain(&error.details.holders.join(", ")));
+    }
+    if let Some(hint) = hint {
+        eprintln!("{hint}");
+    }
+}
+
+/// For programs: csid's own name of the error, else one for what went wrong on the way.
+fn name(error: &csid_client::Error) -> &str {
+    use csid_client::Error;
+
+    match error {
+        Error::Csid(error) => error.kind.name(),
+        Error::Connect(_) => "Unreachable",
+        Error::NotRunning(_) => "NotRunning",
+        Error::Refused(_) => "Refused",
+        Error::Disconnected(_) => "Disconnected",
+        Error::NotServed { .. } => "NotServed",
+        _ => "Failed",
+    }
+}

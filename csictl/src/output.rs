@@ -1,0 +1,404 @@
+//! What people and programs read: plain tables, or JSON with the contract's names.
+
+use std::{
+    fmt::Display,
+    io::{self, Write},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use comfy_table::{Table, presets};
+use csid_client::{Event, Manager, MountRow, OperationRow, Plugin, PluginRow, ReconcileReport};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use zbus::Variant;
+
+/// To standard output. A reader that went away (`csictl mounts | head`) is no error.
+pub fn say(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let newline = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+    match write!(out, "{text}{newline}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other,
+    }
+}
+
+pub fn say_json(value: &impl Serialize) -> io::Result<()> {
+    say(&serde_json::to_string_pretty(value)?)
+}
+
+/// Text of a plugin's or a caller's, without what could steer a terminal.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// The same of a message, which may have lines.
+pub fn lines(text: &str) -> String {
+    text.trim().lines().map(plain).collect::<Vec<_>>().join("\n")
+}
+
+fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    for row in rows {
+        table.add_row(row.map(|cell| if cell.is_empty() { "-".to_owned() } else { plain(&cell) }));
+    }
+    let last = N - 1;
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, if index == last { 0 } else { 2 }));
+    }
+    table.trim_fmt()
+}
+
+/// `KEY: value` with the keys to the right, as systemctl status does.
+fn facts<const N: usize>(facts: [(&str, String); N]) -> String {
+    let width = facts.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
+    facts
+        .into_iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(key, value)| format!("{key:>width$}: {}\n", plain(&value)))
+        .collect()
+}
+
+pub struct Status {
+    pub via: String,
+    pub manager: Manager,
+    pub plugins: Vec<PluginRow>,
+    pub mounts: Vec<MountRow>,
+    pub operations: Vec<OperationRow>,
+}
+
+impl Status {
+    /// How many of each state, the most first.
+    fn states<'a>(states: impl Iterator<Item = &'a str>) -> Vec<(&'a str, usize)> {
+        let mut counts: Vec<(&str, usize)> = Vec::new();
+        for state in states {
+            match counts.iter_mut().find(|(known, _)| *known == state) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((state, 1)),
+            }
+        }
+        counts.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+        counts
+    }
+
+    pub fn text(&self) -> String {
+        let counted = |counts: Vec<(&str, usize)>| {
+            let total: usize = counts.iter().map(|(_, count)| count).sum();
+            let each: Vec<_> = counts.iter().map(|(state, count)| format!("{count} {state}")).collect();
+            if each.is_empty() { "0".to_owned() } else { format!("{total} ({})", each.join(", ")) }
+        };
+        let plugins: Vec<_> = self.plugins.iter().map(|p| format!("{} {}", p.id, p.state)).collect();
+        let unhealthy = self.mounts.iter().filter(|m| m.state == "mounted" && !m.healthy).count();
+        let mut mounts = counted(Self::states(self.mounts.iter().map(|m| m.state.as_str())));
+        if unhealthy > 0 {
+            mounts += &format!(", {unhealthy} of them dead");
+        }
+        facts([
+            ("csid", format!("{}, version {}", self.manager.state, self.manager.version)),
+            ("via", self.via.clone()),
+            ("plugins", if plugins.is_empty() { "none".to_owned() } else { plugins.join(", ") }),
+            ("mounts", mounts),
+            ("operations", counted(Self::states(self.operations.iter().map(|o| o.kind.as_str())))),
+            ("features", self.manager.features.join(" ")),
+        ])
+    }
+
+    pub fn json(&self) -> io::Result<Value> {
+        let states: Map<_, _> = Self::states(self.mounts.iter().map(|m| m.state.as_str()))
+            .into_iter()
+            .map(|(state, count)| (state.to_owned(), count.into()))
+            .collect();
+        let mut value = serde_json::to_value(&self.manager)?;
+        value["via"] = json!(self.via);
+        value["plugins"] = serde_json::to_value(&self.plugins)?;
+        value["mounts"] = states.into();
+        value["operations"] = serde_json::to_value(&self.operations)?;
+        Ok(value)
+    }
+}
+
+pub fn plugins(rows: &[PluginRow]) -> String {
+    table(
+        ["PLUGIN", "STATE", "SUPERVISION", "PROVIDER"],
+        rows.iter().map(|p| [p.id.clone(), p.state.clone(), p.supervision.clone(), p.provider.clone()]),
+    )
+}
+
+pub fn plugin(p: &Plugin) -> String {
+    let mut topology: Vec<_> = p.topology.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    topology.sort();
+    let health = match (p.healthy, p.health_message.as_str()) {
+        (true, "") => "healthy".to_owned(),
+        (true, message) => format!("healthy, {message}"),
+        (false, "") => "not healthy".to_owned(),
+        (false, message) => format!("not healthy: {message}"),
+    };
+    facts([
+        ("plugin", p.id.clone()),
+        ("state", p.state.clone()),
+        ("health", health),
+        ("provider", format!("{} {}", p.provider, p.provider_version).trim().to_owned()),
+        ("supervision", p.supervision.clone()),
+        ("unit", p.unit.clone()),
+        ("socket", p.socket.clone()),
+        ("instances", p.instances.join(" ")),
+        ("restarts", p.restarts.to_string()),
+        ("log", p.log.clone()),
+        ("owner", format!("uid {}", p.owner)),
+        ("services", p.services.join(" ")),
+        ("plugin can", p.plugin_capabilities.join(" ")),
+        ("node can", p.node_capabilities.join(" ")),
+        ("controller can", p.controller_capabilities.join(" ")),
+        ("node id", p.node_id.clone()),
+        ("volumes", if p.max_volumes > 0 { format!("at most {}", p.max_volumes) } else { String::new() }),
+        ("topology", topology.join(" ")),
+    ])
+}
+
+pub fn mounts(rows: &[MountRow]) -> String {
+    table(
+        ["NAMESPACE", "VOLUME", "CONSUMER", "TAG", "PLUGIN", "STATE", "MODE", "SOURCE", "NOTE"],
+        rows.iter().map(|m| {
+            let note = match m.error.as_str() {
+                "" if m.state == "mounted" && !m.healthy => "dead".to_owned(),
+                error => error.to_owned(),
+            };
+            let mode = if m.read_only { "ro" } else { "rw" };
+            [
+                m.namespace.clone(),
+                m.volume.clone(),
+                m.consumer.clone(),
+                m.tag.clone(),
+                m.plugin.clone(),
+                m.state.clone(),
+                if m.is_device { format!("{mode} block") } else { mode.to_owned() },
+                m.source.clone(),
+                note,
+            ]
+        }),
+    )
+}
+
+pub fn operations(rows: &[OperationRow], now: SystemTime) -> String {
+    let now =
+        u64::try_from(now.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros()).unwrap_or(u64::MAX);
+    let left = |deadline: u64| match deadline {
+        0 => String::new(),
+        _ => seconds(deadline.saturating_sub(now)),
+    };
+    table(
+        ["OPERATION", "KIND", "SUBJECT", "STEP", "SINCE", "LEFT", "UID"],
+        rows.iter().map(|o| {
+            [
+                o.id.clone(),
+                o.kind.clone(),
+                o.subject.clone(),
+                o.step.clone(),
+                seconds(now.saturating_sub(o.since)),
+                left(o.deadline),
+                o.uid.to_string(),
+            ]
+        }),
+    )
+}
+
+fn seconds(usec: u64) -> String {
+    format!("{:.1}s", Duration::from_micros(usec).as_secs_f64())
+}
+
+pub fn report(report: &ReconcileReport, dry_run: bool, remove_orphans: bool) -> String {
+    let (adopted, remounted, undone) = if dry_run {
+        ("would be adopted", "would be mounted again", "would be undone")
+    } else {
+        ("adopted", "mounted again", "undone")
+    };
+    let groups = [
+        (adopted, &report.adopted),
+        (remounted, &report.remounted),
+        (undone, &report.undone),
+        (if remove_orphans && !dry_run { "removed" } else { "orphan" }, &report.orphans),
+        ("failed", &report.failed),
+    ];
+    let lines: String = groups
+        .iter()
+        .flat_map(|(what, subjects)| subjects.iter().map(move |s| format!("{what}: {}\n", plain(s))))
+        .collect();
+    if lines.is_empty() { "The journal and the kernel agree.".to_owned() } else { lines }
+}
+
+pub fn event(event: &Event) -> String {
+    let mut details: Vec<_> = event
+        .details
+        .iter()
+        .map(|(key, value)| match variant(value) {
+            Value::String(text) if text.contains(' ') => format!("{key}={}", json!(text)),
+            Value::String(text) => format!("{key}={text}"),
+            other => format!("{key}={other}"),
+        })
+        .collect();
+    details.sort();
+    let subject = if event.subject.is_empty() { "-" } else { &event.subject };
+    let line = format!(
+        "{} {} {} {subject} {}",
+        event.sequence,
+        timestamp(event.realtime_usec),
+        event.kind,
+        details.join(" ")
+    );
+    plain(line.trim_end())
+}
+
+pub fn event_json(event: &Event) -> String {
+    let details: Map<_, _> = event.details.iter().map(|(key, value)| (key.clone(), variant(value))).collect();
+    json!({
+        "sequence": event.sequence,
+        "realtime-usec": event.realtime_usec,
+        "type": event.kind,
+        "subject": event.subject,
+        "details": details,
+    })
+    .to_string()
+}
+
+fn variant(value: &Variant<'_>) -> Value {
+    match value {
+        Variant::Bool(b) => json!(b),
+        Variant::U8(n) => json!(n),
+        Variant::I16(n) => json!(n),
+        Variant::U16(n) => json!(n),
+        Variant::I32(n) => json!(n),
+        Variant::U32(n) => json!(n),
+        Variant::I64(n) => json!(n),
+        Variant::U64(n) => json!(n),
+        Variant::F64(n) => json!(n),
+        Variant::Str(s) => json!(s.as_str()),
+        Variant::ObjectPath(path) => json!(path.as_str()),
+        Variant::Variant(inner) => variant(inner),
+        Variant::Array(array) => array.inner().iter().map(variant).collect(),
+        Variant::Dict(dict) => {
+            let key = |key: &Variant<'_>| match variant(key) {
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            dict.iter().map(|(k, v)| (key(k), variant(v))).collect::<Map<_, _>>().into()
+        }
+        other => json!(other.to_string()),
+    }
+}
+
+/// UTC, to the millisecond: the same on every host, and it sorts.
+fn timestamp(usec: u64) -> impl Display {
+    let (millis, seconds) = (usec / 1000 % 1000, usec / 1_000_000);
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Days to a date of the Gregorian calendar, counted in years that begin with March.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * march + 2) / 5 + 1;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn row() -> MountRow {
+        MountRow {
+            namespace: "default".into(),
+            volume: "data".into(),
+            consumer: "job".into(),
+            plugin: "local".into(),
+            state: "mounted".into(),
+            source: "/p".into(),
+            healthy: true,
+            ..MountRow::default()
+        }
+    }
+
+    #[test]
+    fn mounts_are_a_plain_table() {
+        let dead = MountRow { volume: "x\u{1b}[2J".into(), healthy: false, read_only: true, ..row() };
+        let expected = "\
+NAMESPACE  VOLUME  CONSUMER  TAG  PLUGIN  STATE    MODE  SOURCE  NOTE
+default    data    job       -    local   mounted  rw    /p      -
+default    x\u{fffd}[2J   job       -    local   mounted  ro    /p      dead";
+        assert_eq!(mounts(&[row(), dead]), expected);
+    }
+
+    #[test]
+    fn json_keys_are_the_contracts() {
+        let value = serde_json::to_value(row()).unwrap();
+        let keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+        for key in ["external-id", "is-device", "attachment-mode", "modify-index", "uid"] {
+            assert!(keys.contains(&key), "{key} in {keys:?}");
+        }
+        let plugin = serde_json::to_value(Plugin::default()).unwrap();
+        assert_eq!(plugin["health-message"], "");
+        assert_eq!(plugin["max-volumes"], 0);
+    }
+
+    #[test]
+    fn status_counts() {
+        let status = Status {
+            via: "/run/csid/csid.sock".into(),
+            manager: Manager { state: "ready".into(), version: "1".into(), ..Manager::default() },
+            plugins: vec![],
+            mounts: vec![row(), MountRow { state: "lost".into(), ..row() }, row()],
+            operations: vec![],
+        };
+        let expected = "      csid: ready, version 1
+       via: /run/csid/csid.sock
+   plugins: none
+    mounts: 3 (2 mounted, 1 lost)
+operations: 0
+";
+        assert_eq!(status.text(), expected);
+        assert_eq!(status.json().unwrap()["mounts"], json!({"mounted": 2, "lost": 1}));
+    }
+
+    #[test]
+    fn an_event_is_a_line() {
+        let details = HashMap::from([
+            ("success".to_owned(), Variant::from(false).try_into_owned().unwrap()),
+            ("error".to_owned(), Variant::from("no such\nthing").try_into_owned().unwrap()),
+            ("uid".to_owned(), Variant::from(7u32).try_into_owned().unwrap()),
+        ]);
+        let sample = Event {
+            sequence: 41,
+            realtime_usec: 1_709_210_096_007_000,
+            kind: "mount".into(),
+            subject: "default/data".into(),
+            details,
+        };
+        assert_eq!(
+            event(&sample),
+            r#"41 2024-02-29T12:34:56.007Z mount default/data error="no such\nthing" success=false uid=7"#
+        );
+        assert_eq!(
+            event_json(&sample),
+            concat!(
+                r#"{"details":{"error":"no such\nthing","success":false,"uid":7},"#,
+                r#""realtime-usec":1709210096007000,"sequence":41,"subject":"default/data","type":"mount"}"#
+            )
+        );
+    }
+
+    #[test]
+    fn dates_are_right() {
+        for (usec, expected) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_868_799_999_000, "2000-02-29T23:59:59.999Z"),
+            (1_735_689_599_000_000, "2024-12-31T23:59:59.000Z"),
+            (4_107_542_400_000_000, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(timestamp(usec).to_string(), expected);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The program itself against a stand-in for csid: what it prints where, and its exit codes.
+
+use std::{
+    collections::HashMap,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::{net::UnixListener, process::Command, time::timeout};
+use zbus::{
+    DBusError, Guid, Message, OwnedVariant, Variant, connection::Builder, interface, message::Header,
+    names::ErrorName,
+};
+
+type Dict = HashMap<String, OwnedVariant>;
+
+struct Failure(&'static str, &'static str, Dict);
+
+impl DBusError for Failure {
+    fn create_reply(&self, header: &Header<'_>) -> zbus::Result<Message> {
+        Message::error(header, self.0).build(&(self.1, &self.2))
+    }
+
+    fn name(&self) -> ErrorName<'_> {
+        ErrorName::from_static_str_unchecked(self.0)
+    }
+
+    fn description(&self) -> Option<&str> {
+        Some(self.1)
+    }
+}
+
+#[derive(Clone, Default)]
+struct Csid {
+    mounting: Arc<AtomicBool>,
+}
+
+#[interface(name = "org.csid1.Manager")]
+impl Csid {
+    async fn mount(
+        &self,
+        _namespace: String,
+        volume: String,
+        _consumer: String,
+        options: Dict,
+    ) -> Result<(String, bool), Failure> {
+        assert!(options.contains_key("operation-id"), "csictl makes one when none is given");
+        match volume.as_str() {
+            "held" => {
+                let holders = Variant::from(vec!["job-1", "job\u{7}-2"]).try_into_owned().unwrap();
+                let details = HashMap::from([("holders".to_owned(), holders)]);
+                Err(Failure("org.csid1.Error.ClaimConflict", "volume default/held is in use", details))
+            }
+            "slow" => {
+                self.mounting.store(true, SeqCst);
+                std::future::pending().await
+            }
+            _ => Ok(("/published/1".to_owned(), false)),
+        }
+    }
+
+    fn has_mount(&self, source: String) -> bool {
+        source == "/published/1"
+    }
+
+    fn list_operations(&self) -> Vec<Dict> {
+        Vec::new()
+    }
+}
+
+struct Fixture {
+    directory: tempfile::TempDir,
+    csid: Csid,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("csid.sock")).unwrap();
+        let csid = Csid::default();
+        let served = csid.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let connection = Builder::unix_stream(stream.into_std().unwrap())
+                    .server(Guid::generate().as_str())
+                    .p2p()
+                    .serve_at("/org/csid1", served.clone())
+                    .build()
+                    .await
+                    .unwrap();
+                tokio::spawn(async move { connection.closed().await });
+            }
+        });
+        Self { directory, csid }
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_csictl"));
+        command
+            .args(line.split_whitespace())
+            .env("CSID_SOCKET", self.directory.path().join("csid.sock"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Exit code, standard output, standard error.
+    async fn run(&self, line: &str) -> (i32, String, String) {
+        let output = timeout(Duration::from_secs(20), self.command(line).output()).await.unwrap().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+}
+
+#[tokio::test]
+async fn mount_prints_the_path_and_nothing_else() {
+    let f = Fixture::new();
+    let mount = "mount default v job --plugin p --external-id x";
+    assert_eq!(f.run(mount).await, (0, "/published/1\n".into(), String::new()));
+    let (code, out, _) = f.run(&format!("{mount} --json")).await;
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &answer["source"], &answer["is-device"]), (0, &"/published/1".into(), &false.into()));
+}
+
+#[tokio::test]
+async fn an_error_names_the_holders_and_the_next_step() {
+    let f = Fixture::new();
+    let (code, out, err) = f.run("mount default held job --plugin p --external-id x").await;
+    assert_eq!((code, out.as_str()), (1, ""));
+    let said = "csictl: ClaimConflict: volume default/held is in use\nHeld by: job-1, job\u{fffd}-2\n";
+    assert!(err.starts_with(said), "{err}");
+    assert!(err.contains("Unmount it there first"), "{err}");
+
+    let (code, _, err) =
+        f.run("mount default held job --plugin p --external-id x --json --operation-id o").await;
+    let error: Value = serde_json::from_str(&err).unwrap();
+    assert_eq!(code, 1);
+    assert_eq!((&error["error"], &error["operation-id"]), (&"ClaimConflict".into(), &"o".into()));
+    assert_eq!(error["details"]["holders"][0], "job-1");
+}
+
+#[tokio::test]
+async fn exit_codes_are_those_of_the_man_page() {
+    let f = Fixture::new();
+    assert_eq!(f.run("has-mount /published/1").await, (0, String::new(), String::new()));
+    assert_eq!(f.run("has-mount /published/2").await.0, 1);
+    assert_eq!(f.run("has-mount").await.0, 2);
+    assert_eq!(f.run("has-mount /published/1 --csid-socket /nonexistent/s").await.0, 3);
+    let (code, _, err) = f.run("reload").await;
+    assert_eq!(code, 1);
+    assert!(err.contains("does not serve Reload") && err.contains("csictl status"), "{err}");
+}
+
+#[tokio::test]
+async fn ctrl_c_tells_how_to_cancel_what_goes_on() {
+    let f = Fixture::new();
+    let child = f.command("mount default slow job --plugin p --external-id x").spawn().unwrap();
+    let waiting = async {
+        while !f.csid.mounting.load(SeqCst) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(10), waiting).await.unwrap();
+    let pid = child.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-s", "INT", &pid]).status().await.unwrap().success());
+    let output = timeout(Duration::from_secs(10), child.wait_with_output()).await.unwrap().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{err}");
+    assert!(err.contains("goes on in csid") && err.contains("`csictl cancel csictl-"), "{err}");
+}
