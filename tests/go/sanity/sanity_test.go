@@ -1,0 +1,160 @@
+// Package sanity runs the csi-sanity suite against csi-local, on real loop devices.
+package sanity
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
+)
+
+var access = flag.String("access", "mount", "mount or block")
+
+// Why a test may be skipped, by the suite's own words. Another skip fails the run, and so does one that is listed here
+// and not seen: the list is what it says.
+var reasons = map[string]string{
+	"ControllerPublishVolume not supported":             controller,
+	"ControllerUnpublishVolume not supported":           controller,
+	"Controller Publish, UnpublishVolume not supported": controller,
+	"Snapshot not supported":                            snapshots,
+	"CreateSnapshot not supported":                      snapshots,
+	"DeleteSnapshot not supported":                      snapshots,
+	"GetSnapshot not supported":                         snapshots,
+	"ListSnapshots not supported":                       snapshots,
+	"GroupControllerService not supported":              snapshots,
+	"Volume Cloning not supported":                      "volumes start empty",
+	"Modify volume not supported":                       parameters,
+	"Modify Volume not supported":                       parameters,
+	"ControllerModifyVolume not supported":              parameters,
+	"ControllerGetVolumeHealth not supported":           health,
+	"ControllerListVolumeHealth not supported":          health,
+	"NodeGetVolumeHealth not supported":                 health,
+	"NodeGetStorageHealth not supported":                health,
+}
+
+const (
+	controller = "nothing is attached through a controller: the volumes are on the node"
+	snapshots  = "image files have no snapshots"
+	parameters = "volumes have no parameters to modify"
+	health     = "alpha; the driver does not watch health"
+)
+
+func TestSanity(t *testing.T) {
+	driver := os.Getenv("CSI_LOCAL")
+	if driver == "" || os.Getuid() != 0 {
+		t.Fatal("needs root and CSI_LOCAL, the driver's binary; tests/go/sanity/run does that")
+	}
+	dir := t.TempDir()
+	state, socket := filepath.Join(dir, "state"), filepath.Join(dir, "csi.sock")
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve := exec.Command(driver, "--state-dir", state, "serve", "--node-id", "sanity", "--endpoint", "unix://"+socket)
+	serve.Stderr = log
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("the driver's log:\n%s", text)
+		}
+	})
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(socket); err == nil {
+			break
+		}
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("the driver does not serve")
+		}
+	}
+
+	config := sanity.NewTestConfig()
+	config.Address = "unix://" + socket
+	config.TargetPath = filepath.Join(dir, "target")
+	config.StagingPath = filepath.Join(dir, "staging")
+	config.TestVolumeAccessType = *access
+	config.TestVolumeSize = 64 << 20
+	config.TestVolumeExpandSize = 128 << 20
+
+	counts, skipped := map[string]int{}, map[string]int{}
+	ginkgo.ReportAfterEach(func(r types.SpecReport) {
+		counts[r.State.String()]++
+		if r.State == types.SpecStateSkipped {
+			skipped[r.Failure.Message]++
+		}
+	})
+	sanity.Test(t, config)
+
+	if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	if err := serve.Wait(); err != nil {
+		t.Errorf("the driver's end: %v", err)
+	}
+
+	// "pending" is what the suite itself has switched off.
+	fmt.Printf("\ncsi-sanity v5.6.0, %s volumes: %v\n", *access, counts)
+	for _, message := range slices.Sorted(maps.Keys(skipped)) {
+		reason, known := reasons[message]
+		if !known {
+			t.Errorf("skipped without a reason: %s (%d)", message, skipped[message])
+		}
+		fmt.Printf("  skipped %d: %s: %s\n", skipped[message], message, reason)
+	}
+	for message := range reasons {
+		if skipped[message] == 0 {
+			t.Errorf("listed as skipped and not skipped: %s", message)
+		}
+	}
+	if counts["passed"] < 40 {
+		t.Errorf("only %d tests ran", counts["passed"])
+	}
+	for _, left := range leftovers(t, dir, state) {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// leftovers are mounts, loop devices and volumes of this run.
+func leftovers(t *testing.T, dir, state string) []string {
+	var left []string
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(table)) {
+		if strings.Contains(line, dir) {
+			left = append(left, strings.TrimSpace(line))
+		}
+	}
+	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range backing {
+		if name, err := os.ReadFile(file); err == nil && strings.HasPrefix(string(name), dir) {
+			left = append(left, file)
+		}
+	}
+	volumes, err := os.ReadDir(filepath.Join(state, "volumes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, volume := range volumes {
+		left = append(left, volume.Name())
+	}
+	slices.Sort(left)
+	return left
+}

@@ -1,0 +1,145 @@
+//! What the tests ask of csid, in few words: everything is in namespace `default`, the volume's name is its external id, and
+//! the plugin is `p` unless said otherwise.
+
+use std::time::Duration;
+
+use csid_client::{
+    AccessMode, AttachmentMode, Client, Event, MountFilter, MountOptions, MountRow, Mounted, OwnedVariant,
+    Result, Secrets, UnmountOptions,
+};
+
+use crate::world::{SOON, World, eventually, within_time};
+
+pub const NAMESPACE: &str = "default";
+
+/// A file-system volume for one consumer.
+pub fn inline(external_id: &str) -> MountOptions {
+    of_plugin("p", external_id)
+}
+
+pub fn of_plugin(plugin: &str, external_id: &str) -> MountOptions {
+    MountOptions {
+        plugin: Some(plugin.to_owned()),
+        external_id: Some(external_id.to_owned()),
+        access_mode: Some(AccessMode::SingleNodeWriter),
+        attachment_mode: Some(AttachmentMode::FileSystem),
+        ..MountOptions::default()
+    }
+}
+
+/// A file-system volume for several consumers.
+pub fn shared(external_id: &str) -> MountOptions {
+    MountOptions { access_mode: Some(AccessMode::SingleNodeMultiWriter), ..inline(external_id) }
+}
+
+pub fn block(external_id: &str) -> MountOptions {
+    MountOptions { attachment_mode: Some(AttachmentMode::BlockDevice), ..inline(external_id) }
+}
+
+pub fn within(deadline: Duration, options: MountOptions) -> MountOptions {
+    MountOptions { deadline_usec: Some(deadline.as_micros() as u64), ..options }
+}
+
+pub fn secrets(pairs: &[(&str, &str)]) -> csid_client::SealedSecrets {
+    let mut secrets = Secrets::new();
+    for (name, value) in pairs {
+        secrets.insert((*name).to_owned(), (*value).to_owned().into());
+    }
+    secrets.seal().expect("a sealed memfd")
+}
+
+pub async fn mount(client: &Client, consumer: &str, options: MountOptions) -> Result<Mounted> {
+    let volume = options.external_id.clone().expect("an inline volume");
+    client.mount(NAMESPACE, &volume, consumer, options).await
+}
+
+/// A mount that has to succeed; its path.
+pub async fn mounted(client: &Client, consumer: &str, options: MountOptions) -> std::path::PathBuf {
+    mount(client, consumer, options).await.expect("a mount").source.into()
+}
+
+pub async fn unmount(client: &Client, volume: &str, consumer: &str) -> Result<()> {
+    client.unmount(NAMESPACE, volume, consumer, UnmountOptions::default()).await
+}
+
+/// The row of a volume's consumer.
+pub async fn row(client: &Client, volume: &str, consumer: &str) -> Option<MountRow> {
+    let filter = MountFilter {
+        namespace: Some(NAMESPACE.to_owned()),
+        volume: Some(volume.to_owned()),
+        consumer: Some(consumer.to_owned()),
+        ..MountFilter::default()
+    };
+    client.list_mounts(filter).await.expect("the rows").pop()
+}
+
+pub async fn state(client: &Client, volume: &str, consumer: &str) -> String {
+    row(client, volume, consumer).await.map_or_else(|| "none".to_owned(), |row| row.state)
+}
+
+/// csid has done what a start asks for.
+pub async fn settled(client: &Client) {
+    eventually("csid is ready or degraded", async || {
+        ["ready", "degraded"].contains(&client.manager().await.expect("the properties").state.as_str())
+    })
+    .await;
+}
+
+/// The events after `since`.
+pub async fn events(client: &Client, since: u64) -> Vec<Event> {
+    let mut all = Vec::new();
+    loop {
+        let since = all.last().map_or(since, |event: &Event| event.sequence);
+        let (mut page, _) = client.get_events(since, 1000).await.expect("the events");
+        if page.is_empty() {
+            return all;
+        }
+        all.append(&mut page);
+    }
+}
+
+pub async fn cursor(client: &Client) -> u64 {
+    client.manager().await.expect("the properties").event_sequence
+}
+
+/// Wait for an event of one of these types about `subject`.
+pub async fn event(client: &Client, since: u64, kinds: &[&str], subject: &str) -> Event {
+    event_within(SOON, client, since, kinds, subject).await
+}
+
+pub async fn event_within(
+    limit: Duration,
+    client: &Client,
+    since: u64,
+    kinds: &[&str],
+    subject: &str,
+) -> Event {
+    let mut found = None;
+    within_time(limit, &format!("an event {kinds:?} of {subject}"), async || {
+        found = events(client, since)
+            .await
+            .into_iter()
+            .find(|event| kinds.contains(&event.kind.as_str()) && event.subject == subject);
+        found.is_some()
+    })
+    .await;
+    found.expect("the event")
+}
+
+/// A string among an event's details.
+pub fn detail(event: &Event, key: &str) -> String {
+    let value: Option<&OwnedVariant> = event.details.get(key);
+    value.and_then(|v| v.downcast_ref::<&str>().ok()).unwrap_or_default().to_owned()
+}
+
+/// A world with plugin `p`, and csid running.
+pub async fn running(w: &mut World) -> Client {
+    w.add_plugin("p").await;
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    client
+}
+
+pub async fn healthy(client: &Client, plugin: &str) {
+    eventually("the plugin is healthy", async || client.plugin(plugin).await.is_ok_and(|p| p.healthy)).await;
+}

@@ -1,0 +1,13 @@
+//! csid shown on real mounts: the harness of the tests.
+//!
+//! A [`World`] is one thread in a mount namespace of its own, with a tmpfs in it that holds all directories; csid and the
+//! test plugins are children of that thread. What always holds: when the thread ends, also by a panic or a kill, its children
+//! die, and with the last of them the namespace and every mount in it. Nothing is ever deleted by path.
+
+pub mod ask;
+pub mod dbus;
+pub mod kernel;
+pub mod plugin;
+pub mod raw;
+pub mod script;
+pub mod world;

@@ -1,0 +1,227 @@
+//! A test plugin's process, its script and its record, as the tests use them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+
+use crate::script::{self, Call, Line, Rule, Script};
+use crate::world::{child, eventually, program};
+
+/// Microseconds.
+const LATE_NEWS: u64 = 100_000;
+
+pub struct TestPlugin {
+    pub directory: PathBuf,
+    script: Script,
+    process: Option<Child>,
+}
+
+/// A call with its end.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    pub call: Call,
+    /// The gRPC code answered; absent while it is open, or when the plugin died.
+    pub code: Option<i32>,
+    /// The caller went away before the answer.
+    pub cancelled: bool,
+}
+
+impl fmt::Display for Recorded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Call { rpc, volume, target, at, .. } = &self.call;
+        write!(f, "{at:>10} {rpc} {volume} {target} -> {:?} cancelled={}", self.code, self.cancelled)
+    }
+}
+
+impl TestPlugin {
+    pub fn new(directory: PathBuf) -> Self {
+        std::fs::create_dir_all(&directory).expect("the plugin's directory");
+        let script = Script::default();
+        script.write(&directory).expect("the script");
+        TestPlugin { directory, script, process: None }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("csi.sock")
+    }
+
+    pub async fn start(&mut self) {
+        assert!(self.process.is_none(), "the plugin runs already");
+        let _ = std::fs::remove_file(self.socket());
+        let log = std::fs::File::create(self.directory.join("log")).expect("a log");
+        let mut command = child(&program("test-plugin"));
+        command.arg(&self.directory).stdout(log.try_clone().expect("a log")).stderr(log);
+        self.process = Some(command.spawn().expect("the plugin starts"));
+        let socket = self.socket();
+        eventually("the plugin listens", async || std::os::unix::net::UnixStream::connect(&socket).is_ok())
+            .await;
+    }
+
+    /// Whether it ran.
+    pub fn kill(&mut self) -> bool {
+        let Some(mut process) = self.process.take() else { return false };
+        let _ = process.kill();
+        let _ = process.wait();
+        true
+    }
+
+    /// Wait for the death that the script ordered.
+    pub async fn died(&mut self) {
+        let process = self.process.as_mut().expect("the plugin runs");
+        eventually("the plugin dies", async || process.try_wait().expect("a status").is_some()).await;
+        self.process = None;
+    }
+
+    /// Change the script; counting begins anew.
+    pub fn set(&mut self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.script);
+        self.script.generation += 1;
+        self.script.write(&self.directory).expect("the script");
+    }
+
+    pub fn rules(&mut self, rules: impl IntoIterator<Item = Rule>) {
+        self.set(|script| script.rules = rules.into_iter().collect());
+    }
+
+    pub fn honest(&mut self) {
+        self.rules([]);
+    }
+
+    /// Every call so far.
+    pub fn calls(&self) -> Vec<Recorded> {
+        let mut calls: Vec<Recorded> = Vec::new();
+        for line in script::lines(&self.directory).expect("the record") {
+            match line {
+                Line::Start(call) => calls.push(Recorded { call: *call, code: None, cancelled: false }),
+                Line::End(end) => {
+                    if let Some(call) = calls.iter_mut().rev().find(|c| c.call.id == end.id) {
+                        call.code = Some(end.code);
+                    }
+                }
+                Line::Cancelled(end) => {
+                    if let Some(call) = calls.iter_mut().rev().find(|c| c.call.id == end.id) {
+                        call.cancelled = true;
+                    }
+                }
+                Line::Started | Line::Boot => {}
+            }
+        }
+        calls
+    }
+
+    /// The calls that concern a volume, without the Identity's and GetInfo.
+    pub fn volume_calls(&self) -> Vec<Recorded> {
+        self.calls().into_iter().filter(|c| !c.call.volume.is_empty()).collect()
+    }
+
+    /// How many calls of `rpc` there were for `volume` (empty: for any).
+    pub fn count(&self, rpc: &str, volume: &str) -> usize {
+        let is = |c: &Recorded| c.call.rpc == rpc && (volume.is_empty() || c.call.volume == volume);
+        self.calls().iter().filter(|c| is(c)).count()
+    }
+
+    /// Note in the record that nothing is mounted any more.
+    pub fn rebooted(&self) {
+        let record = script::record(&self.directory).expect("the record");
+        script::append(&record, &Line::Boot).expect("the record");
+    }
+
+    /// CO rules 18, 21, 22, 28 and 29 over the whole record: never two calls in flight for a volume, publish only after a
+    /// stage that succeeded, unstage only after every unpublish succeeded, one staging path, no target twice.
+    /// Returns how many calls were looked at.
+    pub fn assert_rules(&self) -> usize {
+        let mut calls: BTreeMap<u64, Call> = BTreeMap::new();
+        let mut open: BTreeMap<u64, String> = BTreeMap::new();
+        let mut volumes: BTreeMap<String, VolumeRules> = BTreeMap::new();
+        let lines = script::lines(&self.directory).expect("the record");
+        let cancelled: BTreeMap<u64, u64> = lines
+            .iter()
+            .filter_map(|line| if let Line::Cancelled(end) = line { Some((end.id, end.at)) } else { None })
+            .collect();
+        for line in lines {
+            match line {
+                Line::Started => open.clear(),
+                Line::Boot => {
+                    open.clear();
+                    volumes.clear();
+                }
+                Line::Start(call) if call.volume.is_empty() => {}
+                Line::Start(call) => {
+                    // On another connection the news of a cancellation may come a little late.
+                    let lasts = |id: &u64| cancelled.get(id).is_none_or(|at| *at > call.at + LATE_NEWS);
+                    let in_flight = open.iter().find(|(id, volume)| **volume == call.volume && lasts(id));
+                    assert_eq!(in_flight, None, "co_rule_18: {call:?} while another call is in flight");
+                    open.insert(call.id, call.volume.clone());
+                    let taken = |(volume, rules): (&String, &VolumeRules)| {
+                        *volume != call.volume && rules.published.contains(&call.target)
+                    };
+                    assert!(!volumes.iter().any(taken), "co_rule_29: {call:?}: another volume's target");
+                    volumes.entry(call.volume.clone()).or_default().started(&call);
+                    calls.insert(call.id, *call);
+                }
+                Line::End(end) => {
+                    open.remove(&end.id);
+                    if let Some(call) = calls.get(&end.id) {
+                        volumes.entry(call.volume.clone()).or_default().ended(call, end.code);
+                    }
+                }
+                Line::Cancelled(end) => {
+                    open.remove(&end.id);
+                }
+            }
+        }
+        calls.len()
+    }
+}
+
+impl Drop for TestPlugin {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What the CO knows of a volume since the boot, from its own calls alone.
+#[derive(Default)]
+struct VolumeRules {
+    staging: Option<String>,
+    staged: bool,
+    published: BTreeSet<String>,
+}
+
+const OK: i32 = 0;
+const NOT_FOUND: i32 = 5;
+
+impl VolumeRules {
+    fn started(&mut self, call: &Call) {
+        if !call.staging.is_empty() {
+            assert!(Path::new(&call.staging).is_absolute(), "co_rule_28: {call:?}");
+            let first = self.staging.get_or_insert_with(|| call.staging.clone());
+            assert_eq!(*first, call.staging, "co_rule_28: one staging path per volume");
+        }
+        match call.rpc.as_str() {
+            "NodePublishVolume" => {
+                assert!(call.staging.is_empty() || self.staged, "co_rule_21: {call:?} before a stage");
+                // It may be there from now on, whatever is answered.
+                self.published.insert(call.target.clone());
+            }
+            "NodeUnstageVolume" => assert!(
+                self.published.is_empty(),
+                "co_rule_22: {call:?} before the unpublish of {:?} succeeded",
+                self.published
+            ),
+            _ => {}
+        }
+    }
+
+    fn ended(&mut self, call: &Call, code: i32) {
+        match (call.rpc.as_str(), code) {
+            ("NodeStageVolume", OK) => self.staged = true,
+            ("NodeUnstageVolume", OK | NOT_FOUND) => self.staged = false,
+            ("NodeUnpublishVolume", OK | NOT_FOUND) => {
+                self.published.remove(&call.target);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What a test tells the test plugin, and what the plugin tells the test: two files in the plugin's directory. The script
+//! is read again at each call; the record is only appended to.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tonic::Code;
+
+/// How the plugin behaves. The default is an honest plugin with every capability.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Script {
+    /// Another one: the calls are counted from the beginning.
+    pub generation: u64,
+    pub name: String,
+    pub node_id: String,
+    /// Names of `NodeServiceCapability`.
+    pub capabilities: Vec<String>,
+    pub probe: Probe,
+    /// The block devices that back a block volume, by its id: read-write, and the same read-only.
+    pub devices: Vec<Device>,
+    pub rules: Vec<Rule>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Device {
+    pub volume: String,
+    pub writable: PathBuf,
+    pub read_only: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Probe {
+    Ready,
+    /// The answer has no `ready`: that is ready, too (CO rule 37).
+    Nil,
+    NotReady,
+    Fails,
+}
+
+/// The calls `from..from + times` (counted from 1) of `rpc` for `volume` do `act`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Rule {
+    pub rpc: String,
+    /// Absent: every volume.
+    pub volume: Option<String>,
+    pub from: u64,
+    pub times: u64,
+    pub act: Act,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Act {
+    /// Answer this gRPC code, do nothing.
+    Fail(i32),
+    /// Do it, and answer this code all the same.
+    FailAfter(i32),
+    /// As `Fail`, with these words.
+    Say(i32, String),
+    /// Wait, then do it; a caller that goes away ends the wait.
+    Delay(u64),
+    /// Do it, then wait before answering.
+    DelayAfter(u64),
+    /// Wait, do it and answer, whether the caller is still there or not.
+    Stubborn(u64),
+    DieBefore,
+    DieAfter,
+    Lie(Lie),
+}
+
+/// A publish or stage that answers OK.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lie {
+    /// Nothing is there.
+    Nothing,
+    /// A directory or file with nothing mounted on it.
+    Empty,
+    /// A mounted regular file.
+    File,
+    /// A mounted directory.
+    Directory,
+    /// A mounted device node of a character device.
+    Character,
+    /// Writable though asked for read-only.
+    Writable,
+    /// No lie: a file system in user space, which dies with the plugin.
+    Fuse,
+    /// One that never answers.
+    Hung,
+    /// One that is dead.
+    Dead,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Script {
+            generation: 0,
+            name: "test.csid".to_owned(),
+            node_id: "node-1".to_owned(),
+            capabilities: ["STAGE_UNSTAGE_VOLUME", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP"]
+                .map(str::to_owned)
+                .to_vec(),
+            probe: Probe::Ready,
+            devices: Vec::new(),
+            rules: Vec::new(),
+        }
+    }
+}
+
+impl Rule {
+    /// Every call of `rpc`.
+    pub fn always(rpc: &str, act: Act) -> Self {
+        Rule { rpc: rpc.to_owned(), volume: None, from: 1, times: u64::MAX, act }
+    }
+
+    /// The first call of `rpc` only.
+    pub fn once(rpc: &str, act: Act) -> Self {
+        Rule { times: 1, ..Rule::always(rpc, act) }
+    }
+
+    pub fn of(self, volume: &str) -> Self {
+        Rule { volume: Some(volume.to_owned()), ..self }
+    }
+}
+
+impl Script {
+    pub fn read(directory: &Path) -> io::Result<Self> {
+        let text = std::fs::read(directory.join("script.json"))?;
+        serde_json::from_slice(&text).map_err(io::Error::from)
+    }
+
+    /// In one step: the plugin reads the old one or the new one.
+    pub fn write(&self, directory: &Path) -> io::Result<()> {
+        let new = directory.join("script.new");
+        std::fs::write(&new, serde_json::to_vec(self)?)?;
+        std::fs::rename(new, directory.join("script.json"))
+    }
+}
+
+/// A line of the record.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Line {
+    Start(Box<Call>),
+    End(End),
+    /// A wait that was ended because the caller went away; the code says nothing.
+    Cancelled(End),
+    /// The plugin started: whatever was open has ended with the one before.
+    Started,
+    /// The host rebooted: nothing is mounted.
+    Boot,
+}
+
+/// A call as it came.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Call {
+    /// Unique in the record.
+    pub id: u64,
+    pub rpc: String,
+    pub volume: String,
+    pub staging: String,
+    pub target: String,
+    pub read_only: bool,
+    pub block: bool,
+    pub access_mode: String,
+    pub fs_type: String,
+    pub mount_flags: Vec<String>,
+    pub mount_group: String,
+    pub context: Vec<(String, String)>,
+    pub publish_context: Vec<(String, String)>,
+    pub secrets: Vec<(String, String)>,
+    /// Microseconds since the plugin started.
+    pub at: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct End {
+    pub id: u64,
+    pub code: i32,
+    pub at: u64,
+}
+
+/// One write per line, so that a killed plugin leaves whole lines.
+pub fn append(file: &File, line: &Line) -> io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    (&*file).write_all(&text)
+}
+
+pub fn record(directory: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(directory.join("calls.jsonl"))
+}
+
+/// All lines so far.
+pub fn lines(directory: &Path) -> io::Result<Vec<Line>> {
+    let text = match std::fs::read_to_string(directory.join("calls.jsonl")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        other => other?,
+    };
+    text.lines().map(|line| serde_json::from_str(line).map_err(io::Error::from)).collect()
+}
+
+/// `Code::from_i32`, for a code that a script names.
+pub fn code(number: i32) -> Code {
+    Code::from_i32(number)
+}

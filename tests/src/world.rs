@@ -1,0 +1,414 @@
+//! A world: a mount namespace with directories, one csid and its test plugins in it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use csid_client::{Client, Kind, MountFilter, Target};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
+};
+use rustix::thread::UnshareFlags;
+use tokio::net::UnixDatagram;
+
+use crate::kernel::{self, Loop};
+use crate::plugin::TestPlugin;
+use crate::script::Device;
+
+/// No test takes longer.
+const LIMIT: Duration = Duration::from_secs(240);
+/// What is to come by itself comes within this.
+pub const SOON: Duration = Duration::from_secs(15);
+
+pub struct World {
+    /// The tmpfs with everything in it.
+    pub dir: PathBuf,
+    /// csid's environment beyond its directories.
+    pub environment: BTreeMap<String, String>,
+    plugins: BTreeMap<String, TestPlugin>,
+    loops: Vec<Loop>,
+    csid: Option<Child>,
+    /// What csid told systemd since it was started.
+    told: Arc<Mutex<Vec<String>>>,
+    boots: u32,
+}
+
+/// Run `test` in a world of its own. Its panic is the caller's.
+pub fn world<F>(test: F)
+where
+    F: for<'w> AsyncFnOnce(&'w mut World) + Send + 'static,
+{
+    let directory = tempfile::Builder::new().prefix("csid-test-").tempdir().expect("a temporary directory");
+    let dir = directory.path().to_owned();
+    let name = std::thread::current().name().unwrap_or("world").to_owned();
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let mut world = World::new(dir).expect("a world (the tests need root)");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            tokio::time::timeout(LIMIT, test(&mut world)).await.expect("the test ends in time");
+        });
+    });
+    if let Err(panic) = thread.expect("a thread").join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// A line of evidence, past the capture of the test harness.
+pub fn count(what: &str, number: usize) {
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let _ = writeln!(std::io::stderr(), "    {test}: {number} {what}");
+}
+
+/// A program of this package, as cargo built it for this test run.
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("this program's path");
+    let path = test.ancestors().nth(2).expect("target/debug/deps").join(name);
+    assert!(path.exists(), "{} was not built", path.display());
+    path
+}
+
+/// `command`, killed when the world's thread ends.
+pub fn child(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(program).stdin(Stdio::null());
+    command
+}
+
+/// Poll until `condition` holds.
+pub async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
+    within_time(SOON, what, condition).await;
+}
+
+pub async fn within_time(limit: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + limit;
+    while !condition().await {
+        assert!(Instant::now() < end, "in {limit:?} it did not come to this: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// csid's error, by name; anything else is a failed test.
+pub fn refusal<T: std::fmt::Debug>(result: csid_client::Result<T>) -> (Kind, csid_client::CsidError) {
+    match result {
+        Ok(value) => panic!("answered {value:?}, an error was due"),
+        Err(csid_client::Error::Csid(error)) => (error.kind.clone(), *error),
+        Err(other) => panic!("no error of csid's: {other:?}"),
+    }
+}
+
+impl World {
+    fn new(dir: PathBuf) -> std::io::Result<Self> {
+        // SAFETY: file descriptors stay shared; the thread was made for this world, and nobody expects its
+        // working directory or mount table to be the process'.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }?;
+        let rec = MountPropagationFlags::REC;
+        mount_change("/", MountPropagationFlags::PRIVATE | rec)?;
+        // As systemd leaves a host: mounts are shared.
+        mount_change("/", MountPropagationFlags::SHARED | rec)?;
+        mount("tmpfs", &dir, "tmpfs", MountFlags::empty(), c"mode=0755")?;
+        let world = World {
+            dir,
+            environment: BTreeMap::new(),
+            plugins: BTreeMap::new(),
+            loops: Vec::new(),
+            csid: None,
+            told: Arc::default(),
+            boots: 0,
+        };
+        for name in ["state", "run", "etc/plugins.d", "credentials", "targets"] {
+            fs::create_dir_all(world.dir.join(name))?;
+        }
+        world.mount_run()?;
+        world.configure("");
+        Ok(world)
+    }
+
+    fn mount_run(&self) -> std::io::Result<()> {
+        Ok(mount("tmpfs", self.dir.join("run"), "tmpfs", MountFlags::empty(), c"mode=0755")?)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The text of csid.toml; targets may be below `targets`.
+    pub fn configure(&self, more: &str) {
+        let text = format!("target-roots = [{:?}]\n{more}", self.path("targets"));
+        fs::write(self.path("etc/csid.toml"), text).expect("csid.toml");
+    }
+
+    /// A running test plugin, known to csid by its configuration.
+    pub async fn add_plugin(&mut self, id: &str) -> &mut TestPlugin {
+        self.add_plugin_with(id, "").await
+    }
+
+    pub async fn add_plugin_with(&mut self, id: &str, more: &str) -> &mut TestPlugin {
+        let directory = self.path("plugins").join(id);
+        let plugin = TestPlugin::new(directory);
+        self.configure_plugin(id, &plugin.socket(), more);
+        self.plugins.insert(id.to_owned(), plugin);
+        let plugin = self.plugin(id);
+        plugin.start().await;
+        plugin
+    }
+
+    pub fn configure_plugin(&self, id: &str, socket: &Path, more: &str) {
+        let text = format!("supervision = \"external\"\nsocket = {socket:?}\n{more}");
+        fs::write(self.path("etc/plugins.d").join(format!("{id}.toml")), text).expect("a plugin's file");
+    }
+
+    pub fn plugin(&mut self, id: &str) -> &mut TestPlugin {
+        self.plugins.get_mut(id).expect("the plugin was added")
+    }
+
+    /// A block device for `volume` of plugin `id`, and its read-only twin.
+    pub fn add_device(&mut self, id: &str, volume: &str) -> Device {
+        let file = self.path("plugins").join(id).join(format!("image-{}", self.loops.len()));
+        fs::File::create(&file).and_then(|f| f.set_len(4 << 20)).expect("an image");
+        let [writable, read_only] = [false, true].map(|ro| Loop::attach(&file, ro).expect("a loop device"));
+        let device = Device {
+            volume: volume.to_owned(),
+            writable: writable.device.clone(),
+            read_only: read_only.device.clone(),
+        };
+        self.loops.extend([writable, read_only]);
+        let added = device.clone();
+        self.plugin(id).set(|script| script.devices.push(added));
+        device
+    }
+
+    /// Start csid and wait until it says that it is ready.
+    pub async fn start(&mut self) -> Client {
+        self.launch(&[]).await;
+        self.client().await
+    }
+
+    /// Start csid; false when it ended before it was ready, as a fault makes it.
+    pub async fn launch(&mut self, environment: &[(&str, &str)]) -> bool {
+        assert!(self.csid.is_none(), "csid runs already");
+        let notify = self.path("notify");
+        let _ = fs::remove_file(&notify);
+        let socket = UnixDatagram::bind(&notify).expect("the notify socket");
+        let told = Arc::<Mutex<Vec<String>>>::default();
+        self.told = Arc::clone(&told);
+        // Read to its end, as systemd does: a full queue would block csid.
+        tokio::spawn(async move {
+            let mut buffer = [0; 4096];
+            while let Ok(length) = socket.recv(&mut buffer).await {
+                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                told.lock().expect("what was told").extend(text.lines().map(str::to_owned));
+            }
+        });
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.path("csid.log")).expect("a log");
+        let mut command = child(&program("csid-under-test"));
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("STATE_DIRECTORY", self.path("state"))
+            .env("RUNTIME_DIRECTORY", self.path("run"))
+            .env("CONFIGURATION_DIRECTORY", self.path("etc"))
+            .env("CREDENTIALS_DIRECTORY", self.path("credentials"))
+            .env("DBUS_SYSTEM_BUS_ADDRESS", format!("unix:path={}", self.path("no-bus").display()))
+            .env("NOTIFY_SOCKET", &notify)
+            .env("RUST_BACKTRACE", "1")
+            .envs(&self.environment)
+            .envs(environment.iter().copied())
+            .stdout(log.try_clone().expect("a log"))
+            .stderr(log);
+        self.csid = Some(command.spawn().expect("csid starts"));
+        let end = Instant::now() + SOON;
+        while !self.told("READY=1") {
+            if self.dead() {
+                return false;
+            }
+            assert!(Instant::now() < end, "csid was not ready in {SOON:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        true
+    }
+
+    /// Whether csid told systemd this since it was started.
+    pub fn told(&self, line: &str) -> bool {
+        self.told.lock().expect("what was told").iter().any(|told| told == line)
+    }
+
+    /// The last status line.
+    pub fn status(&self) -> String {
+        let told = self.told.lock().expect("what was told");
+        told.iter().rev().find_map(|line| line.strip_prefix("STATUS=")).unwrap_or_default().to_owned()
+    }
+
+    /// A new connection to the private socket.
+    pub async fn client(&mut self) -> Client {
+        let target = Target::Socket(self.socket());
+        if self.dead() {
+            panic!("csid is not running");
+        }
+        Client::connect(&target).await.expect("csid's private socket")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.path("run/csid.sock")
+    }
+
+    pub fn csid_pid(&self) -> u32 {
+        self.csid.as_ref().expect("csid runs").id()
+    }
+
+    /// Whether csid has ended; then it is forgotten. Another end than a kill or success fails the test.
+    pub fn dead(&mut self) -> bool {
+        let Some(csid) = &mut self.csid else { return true };
+        let Some(status) = csid.try_wait().expect("csid's status") else { return false };
+        self.csid = None;
+        assert!(status.success() || status.signal() == Some(9), "csid ended with {status}");
+        true
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        let mut csid = self.csid.take().expect("csid runs");
+        csid.kill().expect("csid is killed");
+        csid.wait().expect("csid has ended");
+    }
+
+    /// As `systemctl stop` does.
+    pub async fn stop(&mut self) {
+        let pid = i32::try_from(self.csid_pid()).expect("a pid");
+        let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("csid is told to stop");
+        let end = Instant::now() + SOON;
+        while !self.dead() {
+            assert!(Instant::now() < end, "csid did not stop");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Everything dies, no mount is left, `/run` is new; the plugins that ran come back, csid is left to the test.
+    pub async fn reboot(&mut self) {
+        if self.csid.is_some() {
+            self.kill();
+        }
+        let ran = self.stop_plugins();
+        self.unmount_all();
+        self.mount_run().expect("a new /run");
+        self.boots += 1;
+        self.start_plugins(&ran).await;
+    }
+
+    /// As where `/run` outlives a boot: only the boot id tells.
+    pub async fn reboot_with_old_run(&mut self) {
+        self.kill();
+        let ran = self.stop_plugins();
+        for mount in kernel::below(&self.dir).expect("the mount table").iter().rev() {
+            if mount.point != self.path("run") {
+                unmount(&mount.point, UnmountFlags::empty()).expect("an unmount");
+            }
+        }
+        self.boots += 1;
+        let id = self.path(&format!("boot-{}", self.boots));
+        fs::write(&id, format!("00000000-0000-4000-8000-{:012}\n", self.boots)).expect("a boot id");
+        mount_bind(&id, "/proc/sys/kernel/random/boot_id").expect("another boot id");
+        self.start_plugins(&ran).await;
+    }
+
+    fn stop_plugins(&mut self) -> Vec<String> {
+        let mut ran = Vec::new();
+        for (id, plugin) in &mut self.plugins {
+            if plugin.kill() {
+                ran.push(id.clone());
+            }
+        }
+        ran
+    }
+
+    async fn start_plugins(&mut self, ran: &[String]) {
+        for (id, plugin) in &mut self.plugins {
+            plugin.rebooted();
+            if ran.contains(id) {
+                plugin.start().await;
+            }
+        }
+    }
+
+    fn unmount_all(&self) {
+        for mount in kernel::below(&self.dir).expect("the mount table").iter().rev() {
+            unmount(&mount.point, UnmountFlags::empty())
+                .unwrap_or_else(|error| panic!("umount {}: {error}", mount.point.display()));
+        }
+    }
+
+    /// What a volume has left on the host: mounts, paths, target mounts.
+    pub fn leftovers(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        for mount in kernel::below(&self.dir).expect("the mount table") {
+            if mount.point != self.path("run") {
+                left.push(format!("mount {}", mount.point.display()));
+            }
+        }
+        // The plugin's own directories stay: plugins/ID/{staging,publish}.
+        let plugins = self.path("state/plugins");
+        for path in kernel::tree(&plugins).expect("the state directory") {
+            if path.strip_prefix(&plugins).is_ok_and(|p| p.components().count() > 2) {
+                left.push(format!("path {}", path.display()));
+            }
+        }
+        left
+    }
+
+    /// No row, no operation, no mount, no path, no loop device but the test's own. What is being undone may come to its end.
+    pub async fn nothing_left(&self, client: &Client) {
+        let mut busy = String::new();
+        eventually("no row and no operation is left", async || {
+            let rows = client.list_mounts(MountFilter::default()).await.expect("the rows");
+            let operations = client.list_operations().await.expect("the operations");
+            let now: Vec<_> = rows
+                .iter()
+                .map(|row| format!("{} {} {}: {}", row.volume, row.consumer, row.state, row.error))
+                .chain(operations.iter().map(|o| format!("operation {} {} {}", o.kind, o.subject, o.step)))
+                .collect();
+            if busy != now.join("; ") {
+                busy = now.join("; ");
+                eprintln!("left: {busy}");
+            }
+            now.is_empty()
+        })
+        .await;
+        assert_eq!(self.leftovers(), Vec::<String>::new(), "something is left over");
+        let ours = self.dir.to_string_lossy().into_owned();
+        let loops = kernel::loops().expect("the loop devices");
+        let attached = loops.iter().filter(|line| line.contains(&ours)).count();
+        assert!(attached <= self.loops.len(), "loop devices are left: {loops:?}");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(mut csid) = self.csid.take() {
+            let _ = csid.kill();
+            let _ = csid.wait();
+        }
+        for plugin in self.plugins.values_mut() {
+            plugin.kill();
+        }
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.path("csid.log")).unwrap_or_default();
+            let lines: Vec<_> = log.lines().collect();
+            eprintln!("---- csid's log, the last of {} lines", lines.len());
+            for line in lines.iter().skip(lines.len().saturating_sub(80)) {
+                eprintln!("{line}");
+            }
+            for (id, plugin) in &mut self.plugins {
+                eprintln!("---- calls of plugin {id}");
+                for call in plugin.calls().iter().filter(|c| !c.call.volume.is_empty()).take(60) {
+                    eprintln!("{call}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! Who may do what. Everything csid serves is called by `nobody`: on the private socket with mode 0666, on a bus that lets
+//! everything through, with and without polkit. So it is csid itself that refuses.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use csid_client::Client;
+use csid_tests::ask::*;
+use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
+use csid_tests::raw::{
+    self, MANAGER, MANAGER_PATH, Member, MemberKind, NOBODY, PLUGIN, ROOT, User, call, dict, text, value,
+};
+use csid_tests::world::{World, count, eventually, world};
+use futures_util::StreamExt;
+use zbus::{Connection, MessageStream, Variant};
+
+const REFUSED: &str = "org.csid1.Error.NotAuthorized";
+const UNKNOWN: &str = "org.freedesktop.DBus.Error.UnknownMethod";
+const PLUGIN_PATH: &str = "/org/csid1/plugin/p";
+/// Group csid in a world, and a member of it.
+const GROUP: u32 = 990;
+const MEMBER: User = User { uid: 1001, groups: &[GROUP] };
+const OTHER: User = User { uid: 1002, groups: &[] };
+
+/// A valid call of every member, served or not; properties by Get, and all of the standard interfaces.
+fn every_call() -> Vec<(&'static str, String, String, Vec<Variant<'static>>)> {
+    let mut calls = Vec::new();
+    for Member { interface, name, kind } in raw::members(csi_proto::DBUS_INTERFACE_XML) {
+        let path = if interface == PLUGIN { PLUGIN_PATH } else { MANAGER_PATH };
+        match kind {
+            MemberKind::Signal => {}
+            MemberKind::Property => {
+                let arguments = vec![text(&interface), text(&name)];
+                calls.push((path, raw::PROPERTIES.to_owned(), "Get".to_owned(), arguments));
+                let arguments = vec![text(&interface), text(&name), Variant::Variant(Box::new(text("x")))];
+                calls.push((path, raw::PROPERTIES.to_owned(), "Set".to_owned(), arguments));
+            }
+            MemberKind::Method(arguments) => {
+                let arguments = arguments.iter().map(|(argument, of)| good(&name, argument, of)).collect();
+                calls.push((path, interface, name, arguments));
+            }
+        }
+    }
+    for (path, interface) in [(MANAGER_PATH, MANAGER), (PLUGIN_PATH, PLUGIN)] {
+        calls.push((path, raw::PROPERTIES.to_owned(), "GetAll".to_owned(), vec![text(interface)]));
+    }
+    let objects = "org.freedesktop.DBus.ObjectManager".to_owned();
+    calls.push((MANAGER_PATH, objects, "GetManagedObjects".to_owned(), Vec::new()));
+    calls
+}
+
+fn good(method: &str, argument: &str, of: &str) -> Variant<'static> {
+    match (method, argument) {
+        ("Mount", "options") => dict(vec![("plugin", text("p")), ("external-id", text("theirs"))]),
+        ("RegisterPlugin", "spec") => {
+            dict(vec![("supervision", text("external")), ("socket", text("/nowhere/csi.sock"))])
+        }
+        ("WaitForPlugin", "service") => text("node"),
+        ("WaitForPlugin", "id") => text("p"),
+        ("Unmount", "volume") => text("in-use"),
+        ("Unmount", "namespace") => text(NAMESPACE),
+        ("Unmount", "consumer") => text("job"),
+        _ => value(of),
+    }
+}
+
+/// csid with a mount of root's, and what is served.
+async fn busy(w: &mut World) -> (Client, Vec<Member>) {
+    let client = running(w).await;
+    mounted(&client, "job", inline("in-use")).await;
+    settled(&client).await;
+    let root = raw::peer(ROOT, &w.socket()).await.unwrap();
+    let mut served = Vec::new();
+    for path in [MANAGER_PATH, PLUGIN_PATH] {
+        served.extend(raw::members(&raw::introspect(&root, path).await.unwrap()));
+    }
+    (client, served)
+}
+
+/// Every call by a connection that may do nothing. Returns how many were refused by name, and how many are not served.
+async fn all_refused(connection: &Connection, served: &[Member]) -> (usize, usize) {
+    let (mut refused, mut unserved) = (0, 0);
+    for (path, interface, name, arguments) in every_call() {
+        let answer = call(connection, path, &interface, &name, arguments).await;
+        let Err((error, text)) = answer else { panic!("{interface}.{name} was answered: {answer:?}") };
+        let ours = interface.starts_with("org.csid1.");
+        if ours && !served.iter().any(|m| m.interface == interface && m.name == name) {
+            assert_eq!(error, UNKNOWN, "{interface}.{name}: {text}");
+            unserved += 1;
+        } else {
+            assert_eq!(error, REFUSED, "{interface}.{name}: {text}");
+            refused += 1;
+        }
+    }
+    (refused, unserved)
+}
+
+async fn nothing_happened(w: &mut World, client: &Client) {
+    assert_eq!(w.plugin("p").volume_calls().len(), 2, "root's own mount, and nothing else");
+    assert_eq!(client.list_mounts(Default::default()).await.unwrap().len(), 1);
+    assert_eq!(client.list_plugins().await.unwrap().len(), 1);
+    assert_eq!(state(client, "in-use", "job").await, "mounted");
+}
+
+/// Group csid and its member, for this world's processes.
+fn group_csid(w: &World) {
+    let (member, other) = (MEMBER.uid, OTHER.uid);
+    let added = [
+        (
+            "passwd",
+            format!("member:x:{member}:{member}::/:/bin/false\nother:x:{other}:{other}::/:/bin/false\n"),
+        ),
+        ("group", format!("csid:x:{GROUP}:member\nmember:x:{member}:\nother:x:{other}:\n")),
+    ];
+    for (name, lines) in added {
+        let ours = |line: &str| ["csid:", "member:", "other:"].iter().any(|name| line.starts_with(name));
+        let path = format!("/etc/{name}");
+        let text = fs::read_to_string(&path).unwrap();
+        let kept: String = text.lines().filter(|l| !ours(l)).map(|l| format!("{l}\n")).collect();
+        fs::write(w.path(name), kept + &lines).unwrap();
+        rustix::mount::mount_bind(w.path(name), path).unwrap();
+    }
+}
+
+#[test]
+fn nobody_on_the_private_socket() {
+    world(async |w| {
+        group_csid(w);
+        let (client, served) = busy(w).await;
+        let socket = w.socket();
+        let mode = fs::metadata(&socket).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o660, "the shipped mode");
+        assert!(raw::connect_as(NOBODY, &socket).is_err(), "nobody does not even get in");
+
+        fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+        let nobody = raw::peer(NOBODY, &socket).await.unwrap();
+        // Another connection: a stream that is not read would block its own.
+        let mut stream = MessageStream::from(&raw::peer(NOBODY, &socket).await.unwrap());
+        let (refused, unserved) = all_refused(&nobody, &served).await;
+        count("calls of nobody refused on the private socket", refused);
+        count("members that are not served", unserved);
+        nothing_happened(w, &client).await;
+        // Peer and Introspectable tell nothing.
+        raw::introspect(&nobody, MANAGER_PATH).await.expect("introspection is open");
+        call(&nobody, MANAGER_PATH, "org.freedesktop.DBus.Peer", "Ping", Vec::new())
+            .await
+            .expect("so is Peer");
+        // And no signal either.
+        let mut follower = client.follow(None).await.unwrap();
+        unmount(&client, "in-use", "job").await.unwrap();
+        tokio::time::timeout(Duration::from_secs(5), follower.next()).await.unwrap().expect("root is told");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let mut signals = 0;
+        while let Ok(Some(Ok(message))) = tokio::time::timeout(Duration::from_millis(50), stream.next()).await
+        {
+            signals += usize::from(message.message_type() == zbus::message::Type::Signal);
+        }
+        assert_eq!(signals, 0, "nobody receives no signal");
+    });
+}
+
+/// What a member of group csid may do by csid's own table, and what he may not.
+async fn as_member(connection: &Connection) -> (usize, usize) {
+    let (mut may, mut may_not) = (0, 0);
+    for (path, interface, name, arguments) in every_call() {
+        let allowed = match name.as_str() {
+            "Get" | "GetAll" | "GetManagedObjects" | "ListPlugins" | "WaitForPlugin" | "HasMount"
+            | "ListMounts" | "ListOperations" | "GetEvents" | "Probe" => true,
+            // Nothing of his own is there; that is no matter of rights.
+            "CancelOperation" | "Set" => continue,
+            "Mount" | "Unmount" | "RegisterPlugin" | "UnregisterPlugin" | "Reconcile" | "Reload" => false,
+            // Not served yet.
+            _ => continue,
+        };
+        let answer = call(connection, path, &interface, &name, arguments).await;
+        if allowed {
+            answer.unwrap_or_else(|error| panic!("{name}: {error:?}"));
+            may += 1;
+        } else {
+            // Mount is inline here, and the mount is root's.
+            assert_eq!(answer.unwrap_err().0, REFUSED, "{name}");
+            may_not += 1;
+        }
+    }
+    (may, may_not)
+}
+
+#[test]
+fn group_csid_may_read_and_no_more_than_its_table_says() {
+    world(async |w| {
+        group_csid(w);
+        let bus = Bus::start(w, Policy::Shipped).await;
+        let (client, _) = busy(w).await;
+        bus.has_csid().await;
+        // As csid.socket has it.
+        std::os::unix::fs::chown(w.socket(), None, Some(GROUP)).unwrap();
+        let peer = raw::peer(MEMBER, &w.socket()).await.unwrap();
+        let (may, may_not) = as_member(&peer).await;
+        count("calls a member may make on the private socket", may);
+        count("calls he may not", may_not);
+        let on_bus = bus.connect(MEMBER).await;
+        assert_eq!(as_member(&on_bus).await, (may, may_not), "the same on the bus without polkit");
+        assert_eq!(state(&client, "in-use", "job").await, "mounted");
+    });
+}
+
+#[test]
+fn nobody_on_a_bus_without_polkit() {
+    world(async |w| {
+        let bus = Bus::start(w, Policy::Everything).await;
+        let (client, served) = busy(w).await;
+        bus.has_csid().await;
+        let nobody = bus.connect(NOBODY).await;
+        let (refused, unserved) = all_refused(&nobody, &served).await;
+        count("calls of nobody refused on an open bus without polkit", refused);
+        count("members that are not served", unserved);
+        nothing_happened(w, &client).await;
+        let root = bus.connect(ROOT).await;
+        call(&root, MANAGER_PATH, MANAGER, "ListPlugins", Vec::new()).await.expect("root may");
+    });
+}
+
+#[test]
+fn nobody_on_a_bus_with_a_polkit_that_does_not_say_yes() {
+    world(async |w| {
+        let bus = Bus::start(w, Policy::Everything).await;
+        let polkit = Polkit::start(&bus, Verdict::No).await;
+        let (client, served) = busy(w).await;
+        bus.has_csid().await;
+        let nobody = bus.connect(NOBODY).await;
+        let name = nobody.unique_name().unwrap().to_string();
+        for verdict in [Verdict::No, Verdict::Challenge, Verdict::Error, Verdict::Malformed] {
+            polkit.says(verdict);
+            polkit.asked();
+            let (refused, _) = all_refused(&nobody, &served).await;
+            let asked = polkit.asked();
+            assert!(asked.len() >= refused, "{verdict:?}: asked {} times for {refused} calls", asked.len());
+            for question in &asked {
+                // Never a pid or a uid: the bus' own name for the caller.
+                assert_eq!((question.kind.as_str(), question.keys), ("system-bus-name", 1), "{question:?}");
+                assert_eq!(question.name, name, "the caller, not somebody he names");
+                assert!(question.action.starts_with("org.csid1."), "{question:?}");
+                assert_eq!(question.flags, 0, "nobody is asked in person unless the call allows it");
+            }
+            count(&format!("calls of nobody refused when polkit answers {verdict:?}"), refused);
+        }
+        nothing_happened(w, &client).await;
+    });
+}
+
+#[test]
+fn polkit_is_asked_for_the_tables_action() {
+    world(async |w| {
+        let bus = Bus::start(w, Policy::Everything).await;
+        let polkit = Polkit::start(&bus, Verdict::No).await;
+        let (_, served) = busy(w).await;
+        bus.has_csid().await;
+        let nobody = bus.connect(NOBODY).await;
+        let mut looked = 0;
+        for (path, interface, name, arguments) in every_call() {
+            let standard = !interface.starts_with("org.csid1.");
+            if !standard && !served.iter().any(|m| m.interface == interface && m.name == name) {
+                continue;
+            }
+            polkit.asked();
+            let _ = call(&nobody, path, &interface, &name, arguments).await;
+            let asked: Vec<_> = polkit.asked().into_iter().map(|a| a.action).collect();
+            let due = match name.as_str() {
+                "Mount" => "mount",
+                "Unmount" | "CancelOperation" => "unmount",
+                "RegisterPlugin" | "UnregisterPlugin" => "manage-plugins",
+                "Reload" | "Reconcile" => "manage",
+                _ => "read",
+            };
+            assert!(!asked.is_empty(), "{name} asked nobody");
+            // An inline mount may be asked for by its own action first.
+            let inline = name == "Mount" && asked[0] == "org.csid1.inline";
+            assert!(inline || asked[0] == format!("org.csid1.{due}"), "{name}: {asked:?}");
+            looked += 1;
+        }
+        count("members and the action each asks for", looked);
+    });
+}
+
+#[test]
+fn polkits_yes_is_enough_and_anothers_mount_is_not_ones_own() {
+    world(async |w| {
+        group_csid(w);
+        let bus = Bus::start(w, Policy::Everything).await;
+        let polkit = Polkit::start(&bus, Verdict::Yes).await;
+        let (client, _) = busy(w).await;
+        bus.has_csid().await;
+        let other = bus.connect(OTHER).await;
+        let options = || dict(vec![("plugin", text("p")), ("external-id", text("v"))]);
+        let who = || vec![text(NAMESPACE), text("v"), text("theirs")];
+        let mount = |options| who().into_iter().chain([options]).collect();
+        call(&other, MANAGER_PATH, MANAGER, "Mount", mount(options())).await.expect("polkit says yes");
+        let actions: Vec<_> = polkit.asked().into_iter().map(|a| a.action).collect();
+        assert!(actions.contains(&"org.csid1.inline".to_owned()), "{actions:?}");
+        assert_eq!(row(&client, "v", "theirs").await.unwrap().uid, OTHER.uid);
+        call(&other, MANAGER_PATH, MANAGER, "Mount", mount(options())).await.expect("his own, again");
+
+        // The same identity by another uid, root included, is not the same call.
+        let third = bus.connect(NOBODY).await;
+        let error = call(&third, MANAGER_PATH, MANAGER, "Mount", mount(options())).await.unwrap_err();
+        assert_eq!(error.0, REFUSED, "{error:?}");
+        // A target outside target-roots and a foreign credential are root's, whatever polkit says.
+        for (key, word) in [("target", "/etc"), ("target", "/srv/x"), ("credential", "csid.other.x")] {
+            let entries = vec![("plugin", text("p")), ("external-id", text("w")), (key, text(word))];
+            let values = vec![text(NAMESPACE), text("w"), text("theirs"), dict(entries)];
+            let error = call(&other, MANAGER_PATH, MANAGER, "Mount", values).await.unwrap_err();
+            assert_eq!(error.0, REFUSED, "{key}={word}: {error:?}");
+        }
+        // Below target-roots he may name one.
+        let target = w.path("targets/his");
+        fs::create_dir(&target).unwrap();
+        let his = text(target.to_str().unwrap());
+        let entries = vec![("plugin", text("p")), ("external-id", text("w")), ("target", his)];
+        let values = vec![text(NAMESPACE), text("w"), text("theirs"), dict(entries)];
+        call(&other, MANAGER_PATH, MANAGER, "Mount", values).await.expect("a target below target-roots");
+        assert_eq!(csid_tests::kernel::stacked(&target).unwrap(), 1);
+        // Another's mount needs its own action.
+        let unmount = |c: &str, v: &str| vec![text(NAMESPACE), text(v), text(c), value("a{sv}")];
+        polkit.asked();
+        polkit.says(Verdict::No);
+        let values = unmount("job", "in-use");
+        let error = call(&other, MANAGER_PATH, MANAGER, "Unmount", values).await.unwrap_err();
+        assert_eq!(error.0, REFUSED);
+        polkit.says(Verdict::Yes);
+        polkit.asked();
+        call(&other, MANAGER_PATH, MANAGER, "Unmount", unmount("job", "in-use")).await.expect("allowed");
+        let actions: Vec<_> = polkit.asked().into_iter().map(|a| a.action).collect();
+        assert!(actions.contains(&"org.csid1.unmount-others".to_owned()), "{actions:?}");
+        for volume in ["v", "w"] {
+            let values = unmount("theirs", volume);
+            call(&other, MANAGER_PATH, MANAGER, "Unmount", values).await.expect("his own");
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
+/// Root is not bounded: a scheduler is root.
+#[test]
+fn operations_of_one_uid_are_bounded() {
+    use csid_tests::script::{Act, Rule};
+    world(async |w| {
+        w.configure("operations-per-uid = 4");
+        group_csid(w);
+        let bus = Bus::start(w, Policy::Everything).await;
+        let _polkit = Polkit::start(&bus, Verdict::Yes).await;
+        let client = running(w).await;
+        bus.has_csid().await;
+        w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Delay(60_000))]);
+        let other = bus.connect(OTHER).await;
+        let ask = |n: usize| {
+            let other = other.clone();
+            let volume = format!("v{n}");
+            let entries = [("plugin", "p"), ("external-id", &volume), ("operation-id", &volume)];
+            let options = dict(entries.into_iter().map(|(key, word)| (key, text(word))).collect());
+            let values = vec![text(NAMESPACE), text(&volume), text("job"), options];
+            tokio::spawn(async move { call(&other, MANAGER_PATH, MANAGER, "Mount", values).await })
+        };
+        let first: Vec<_> = (0..4).map(ask).collect();
+        eventually("four are under way", async || client.list_operations().await.unwrap().len() == 4).await;
+        let mut limited = 0;
+        for n in 4..20 {
+            let error = ask(n).await.unwrap().unwrap_err();
+            assert_eq!(error.0, "org.csid1.Error.RateLimited", "{error:?}");
+            limited += 1;
+        }
+        count("calls refused above the bound", limited);
+        // Another uid's calls are not, and his own may be looked at and cancelled.
+        call(&other, MANAGER_PATH, MANAGER, "ListOperations", Vec::new()).await.unwrap();
+        for n in 0..4 {
+            let values = vec![text(&format!("v{n}"))];
+            call(&other, MANAGER_PATH, MANAGER, "CancelOperation", values).await.unwrap();
+        }
+        for call in first {
+            assert_eq!(call.await.unwrap().unwrap_err().0, "org.csid1.Error.Cancelled");
+        }
+        w.plugin("p").honest();
+        ask(5).await.unwrap().expect("there is room again");
+        unmount(&client, "v5", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn anothers_operation_is_not_cancelled() {
+    use csid_tests::script::{Act, Rule};
+    world(async |w| {
+        group_csid(w);
+        let bus = Bus::start(w, Policy::Everything).await;
+        let client = running(w).await;
+        bus.has_csid().await;
+        w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Delay(60_000))]);
+        let asked = {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let options =
+                    csid_client::MountOptions { operation_id: Some("op".to_owned()), ..inline("v") };
+                mount(&client, "job", options).await
+            })
+        };
+        eventually("it is under way", async || !client.list_operations().await.unwrap().is_empty()).await;
+        let member = bus.connect(MEMBER).await;
+        let error =
+            call(&member, MANAGER_PATH, MANAGER, "CancelOperation", vec![text("op")]).await.unwrap_err();
+        assert!([REFUSED, "org.csid1.Error.NotFound"].contains(&error.0.as_str()), "{error:?}");
+        assert!(!asked.is_finished());
+        client.cancel_operation("op").await.unwrap();
+        assert!(asked.await.unwrap().is_err());
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn signals_reach_root_and_the_group_alone() {
+    world(async |w| {
+        group_csid(w);
+        let bus = Bus::start(w, Policy::Shipped).await;
+        let client = running(w).await;
+        bus.has_csid().await;
+        let member = bus.connect(MEMBER).await;
+        let mut listeners = Vec::new();
+        for connection in [bus.connect(ROOT).await, member, bus.connect(NOBODY).await] {
+            for rule in [
+                "type='signal',sender='org.csid1'",
+                "type='signal',path_namespace='/org/csid1'",
+                "type='signal'",
+            ] {
+                let dbus = zbus::fdo::DBusProxy::new(&connection).await.unwrap();
+                dbus.add_match_rule(rule.try_into().unwrap()).await.unwrap();
+            }
+            listeners.push((MessageStream::from(&connection), connection));
+        }
+        // Events, and properties that change.
+        mounted(&client, "job", inline("v")).await;
+        w.plugin("p").kill();
+        eventually("its death is seen", async || !client.plugin("p").await.unwrap().healthy).await;
+        w.plugin("p").start().await;
+        healthy(&client, "p").await;
+        unmount(&client, "v", "job").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut heard = Vec::new();
+        for (stream, _) in &mut listeners {
+            let mut ours = 0;
+            while let Ok(Some(Ok(message))) =
+                tokio::time::timeout(Duration::from_millis(100), stream.next()).await
+            {
+                let header = message.header();
+                let path = header.path().map_or("", |path| path.as_str()).to_owned();
+                let signal = message.message_type() == zbus::message::Type::Signal;
+                ours += usize::from(signal && path.starts_with("/org/csid1"));
+            }
+            heard.push(ours);
+        }
+        let [root, group, nobody] = heard[..] else { unreachable!() };
+        count("signals root heard", root);
+        assert!(root >= 4 && group == root, "events, and changed properties: {heard:?}");
+        assert_eq!(nobody, 0, "nobody receives no signal of csid's");
+        // Calls reach csid, which refuses.
+        let (_, connection) = &listeners[2];
+        let error = call(connection, MANAGER_PATH, MANAGER, "ListPlugins", Vec::new()).await.unwrap_err();
+        assert_eq!(error.0, REFUSED);
+    });
+}
+
+#[test]
+fn the_bus_may_come_and_go() {
+    world(async |w| {
+        let bus = Bus::start(w, Policy::Everything).await;
+        let client = running(w).await;
+        bus.has_csid().await;
+        drop(bus);
+        mounted(&client, "job", inline("v")).await;
+        fs::remove_file(w.path("bus")).unwrap();
+        let bus = Bus::start(w, Policy::Everything).await;
+        bus.has_csid().await;
+        let root = bus.connect(ROOT).await;
+        let values = vec![text(NAMESPACE), text("v"), text("job"), value("a{sv}")];
+        call(&root, MANAGER_PATH, MANAGER, "Unmount", values).await.expect("by the new bus");
+        w.nothing_left(&client).await;
+    });
+}

@@ -1,0 +1,125 @@
+//! Bytes that are no message, and a peer that never reads.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use csid_tests::ask::*;
+use csid_tests::raw::{self, MANAGER, MANAGER_PATH};
+use csid_tests::world::{World, count, world};
+
+use crate::{busy, everything};
+
+/// Says hello as D-Bus does; what follows is up to the caller.
+fn authenticated(w: &World) -> UnixStream {
+    let mut stream = UnixStream::connect(w.socket()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(b"\0AUTH EXTERNAL 30\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n").unwrap();
+    let mut answer = String::new();
+    while answer.matches("\r\n").count() < 2 {
+        let mut buffer = [0; 256];
+        let n = stream.read(&mut buffer).unwrap();
+        assert!(n > 0, "the handshake: {answer}");
+        answer.push_str(&String::from_utf8_lossy(&buffer[..n]));
+    }
+    assert!(answer.starts_with("OK "), "{answer}");
+    stream
+}
+
+#[test]
+fn bytes_that_are_no_message_drop_that_client_alone() {
+    world(async |w| {
+        let (client, _, _) = busy(w).await;
+        let before = everything(w, &client).await;
+        let mut noise: Vec<Vec<u8>> = vec![
+            vec![0; 64],
+            vec![0xff; 4096],
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+            // A header that promises 128 MiB and more.
+            [&b"l\x01\0\x01\xff\xff\xff\x7f\x01\0\0\0\xff\xff\xff\x7f"[..], &[0; 64]].concat(),
+            // A right fixed header with no fields at all.
+            b"l\x01\0\x01\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec(),
+            b"l\x09\0\x01\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec(),
+        ];
+        let mut seed = 42u64;
+        noise.extend((0..50).map(|_| {
+            (0..256)
+                .map(|_| {
+                    seed =
+                        seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (seed >> 33) as u8
+                })
+                .collect()
+        }));
+        let number = noise.len();
+        for bytes in noise {
+            for mut stream in [UnixStream::connect(w.socket()).unwrap(), authenticated(w)] {
+                stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                let _ = stream.write_all(&bytes);
+                let _ = stream.shutdown(std::net::Shutdown::Write);
+                let mut rest = Vec::new();
+                let end = tokio::task::spawn_blocking(move || stream.read_to_end(&mut rest)).await.unwrap();
+                let dropped =
+                    end.is_ok() || end.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset);
+                assert!(dropped, "csid holds on to {bytes:?}");
+            }
+            assert_eq!(state(&client, "in-use", "job").await, "mounted", "the others notice nothing");
+        }
+        // A client that says nothing, or stops in the middle, is in nobody's way.
+        let _silent: Vec<_> = (0..50).map(|_| UnixStream::connect(w.socket()).unwrap()).collect();
+        let mut half: Vec<_> = (0..50).map(|_| authenticated(w)).collect();
+        for stream in &mut half {
+            stream.write_all(b"l\x01\0\x01\x04\0\0\0\x01\0").unwrap();
+        }
+        let begun = Instant::now();
+        let fresh = w.client().await;
+        assert_eq!(state(&fresh, "in-use", "job").await, "mounted");
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        count("kinds of noise, before and after the handshake", number);
+        assert_eq!(everything(w, &client).await, before, "nothing is changed");
+    });
+}
+
+fn resident_kib(pid: u32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_peer_that_calls_without_reading_is_bounded() {
+    world(async |w| {
+        let (client, _, _) = busy(w).await;
+        let pid = w.csid_pid();
+        let before = resident_kib(pid);
+        let message = zbus::Message::method_call(MANAGER_PATH, "ListPlugins").interface(MANAGER);
+        let bytes = message.destination(raw::NAME).build(&()).unwrap().data().bytes().to_vec();
+        let mut stream = authenticated(w);
+        stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+        let flood = tokio::task::spawn_blocking(move || {
+            let chunk = bytes.repeat(100);
+            let mut sent = 0;
+            while sent < 200_000 && stream.write_all(&chunk).is_ok() {
+                sent += 100;
+            }
+            (sent, stream)
+        });
+        let mut slowest = Duration::ZERO;
+        while !flood.is_finished() {
+            let begun = Instant::now();
+            assert_eq!(state(&client, "in-use", "job").await, "mounted");
+            slowest = slowest.max(begun.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let (sent, stream) = flood.await.unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let grown = resident_kib(pid).saturating_sub(before);
+        count("calls taken from a peer that never reads", sent);
+        count("KiB csid grew by", grown);
+        assert!(grown < 64 * 1024, "csid grew by {grown} KiB");
+        assert!(slowest < Duration::from_secs(2), "another peer waited {slowest:?}");
+        drop(stream);
+        assert_eq!(state(&client, "in-use", "job").await, "mounted");
+    });
+}

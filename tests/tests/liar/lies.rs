@@ -1,0 +1,218 @@
+//! A publish that answers OK and is not so: an error, undone, nothing left; or put right by csid.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use csid_client::{Kind, MountOptions};
+use csid_tests::ask::*;
+use csid_tests::kernel;
+use csid_tests::script::{Act, Lie, Rule};
+use csid_tests::world::{count, refusal, world};
+
+fn read_only(options: MountOptions) -> MountOptions {
+    MountOptions { read_only: Some(true), ..options }
+}
+
+#[test]
+fn a_publish_that_is_not_what_it_says_is_undone() {
+    world(async |w| {
+        w.add_plugin("p").await;
+        w.add_device("p", "v");
+        let client = w.start().await;
+        let fs_lies = [Lie::Nothing, Lie::Empty, Lie::File, Lie::Character];
+        let block_lies = [Lie::Nothing, Lie::Empty, Lie::File, Lie::Directory, Lie::Character];
+        let cases: Vec<(Lie, MountOptions, bool)> = fs_lies
+            .into_iter()
+            .flat_map(|lie| [(lie, inline("v"), false), (lie, read_only(inline("v")), false)])
+            .chain(block_lies.into_iter().map(|lie| (lie, block("v"), true)))
+            .collect();
+        let number = cases.len();
+        for (lie, options, is_block) in cases {
+            w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Lie(lie))]);
+            let begun = Instant::now();
+            let options = within(Duration::from_secs(10), options);
+            let (kind, error) = refusal(mount(&client, "job", options).await);
+            let case = format!("{lie:?} block={is_block}: {error}");
+            assert_eq!(kind, Kind::PluginError, "{case}");
+            assert_eq!(error.details.rpc.as_deref(), Some("NodePublishVolume"), "{case}");
+            assert!(begun.elapsed() < Duration::from_secs(8), "{case}");
+            w.nothing_left(&client).await;
+        }
+        count("lies found out and undone", number);
+        w.plugin("p").honest();
+        mounted(&client, "job", inline("v")).await;
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn a_writable_read_only_mount_is_made_read_only() {
+    world(async |w| {
+        let client = running(w).await;
+        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Lie(Lie::Writable))]);
+        let source = mounted(&client, "job", read_only(inline("v"))).await;
+        assert_eq!(
+            fs::write(source.join("f"), "").unwrap_err().kind(),
+            std::io::ErrorKind::ReadOnlyFilesystem
+        );
+        assert!(kernel::mounts().unwrap().iter().any(|m| m.point == source && m.has("ro")));
+        // The staged volume itself stays writable: another consumer may write.
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_writable_read_only_device_is_undone() {
+    world(async |w| {
+        w.add_plugin("p").await;
+        w.add_device("p", "b");
+        let client = w.start().await;
+        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Lie(Lie::Writable))]);
+        let options = within(Duration::from_secs(10), read_only(block("b")));
+        let (kind, error) = refusal(mount(&client, "job", options).await);
+        assert_eq!(kind, Kind::PluginError, "{error}");
+        w.nothing_left(&client).await;
+        w.plugin("p").honest();
+        mounted(&client, "job", read_only(block("b"))).await;
+        unmount(&client, "b", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn a_stage_that_did_nothing_is_told_by_the_publish() {
+    world(async |w| {
+        let client = running(w).await;
+        // A missing mount at the staging path proves nothing; here the plugin's own publish says what is wrong.
+        w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Lie(Lie::Nothing))]);
+        let options = within(Duration::from_secs(5), inline("v"));
+        let (kind, error) = refusal(mount(&client, "job", options).await);
+        assert_eq!(kind, Kind::PluginError, "{error}");
+        assert!(error.message.starts_with("NodePublishVolume: FAILED_PRECONDITION: "), "{error}");
+        assert_eq!(error.details.grpc_code, Some(9));
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn an_unpublish_that_did_nothing_is_no_success() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        w.plugin("p").rules([Rule::always("NodeUnpublishVolume", Act::Lie(Lie::Nothing))]);
+        let options = csid_client::UnmountOptions {
+            deadline_usec: Some(2_000_000),
+            ..csid_client::UnmountOptions::default()
+        };
+        match client.unmount(NAMESPACE, "v", "job", options).await {
+            // csid took it away itself: then it must be away.
+            Ok(()) => assert_eq!(kernel::stacked(&source).unwrap(), 0),
+            Err(csid_client::Error::Csid(error)) => {
+                assert_eq!(kernel::stacked(&source).unwrap(), 1, "{error}");
+                assert_eq!(w.plugin("p").count("NodeUnstageVolume", ""), 0, "a volume in use stays staged");
+                w.plugin("p").honest();
+                unmount(&client, "v", "job").await.unwrap();
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+        w.plugin("p").honest();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn an_unstage_that_did_nothing_leaves_nothing_unsaid() {
+    world(async |w| {
+        let client = running(w).await;
+        mounted(&client, "job", inline("v")).await;
+        let staging = row(&client, "v", "job").await.unwrap().staging;
+        w.plugin("p").rules([Rule::always("NodeUnstageVolume", Act::Lie(Lie::Nothing))]);
+        let options = csid_client::UnmountOptions {
+            deadline_usec: Some(2_000_000),
+            ..csid_client::UnmountOptions::default()
+        };
+        let result = client.unmount(NAMESPACE, "v", "job", options).await;
+        if kernel::stacked(staging.as_ref()).unwrap() > 0 {
+            let (_, error) = refusal(result);
+            assert_eq!(error.details.volume.as_deref(), Some("v"));
+        }
+        w.plugin("p").honest();
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn stage_succeeds_and_publish_fails_for_ever() {
+    world(async |w| {
+        let client = running(w).await;
+        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Fail(13))]);
+        let mut tries = 0;
+        for _ in 0..20 {
+            let options = within(Duration::from_secs(5), inline("v"));
+            let (kind, error) = refusal(mount(&client, "job", options).await);
+            assert_eq!(kind, Kind::PluginError, "{error}");
+            assert!(error.message.starts_with("NodePublishVolume: INTERNAL: "), "{error}");
+            w.nothing_left(&client).await;
+            tries += 1;
+        }
+        count("mounts undone one after the other", tries);
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn a_plugin_that_hangs_is_left_at_the_rpcs_deadline() {
+    world(async |w| {
+        w.add_plugin_with("p", "rpc-deadline = \"300ms\"").await;
+        let client = w.start().await;
+        for rpc in ["NodeStageVolume", "NodePublishVolume"] {
+            w.plugin("p").rules([Rule::always(rpc, Act::Delay(600_000))]);
+            let begun = Instant::now();
+            let (kind, error) =
+                refusal(mount(&client, "job", within(Duration::from_secs(3), inline("v"))).await);
+            let due = [Kind::PluginError, Kind::TimedOut, Kind::Uncertain];
+            assert!(due.contains(&kind), "{rpc}: {error}");
+            assert!(begun.elapsed() < Duration::from_secs(6), "{rpc}: {:?}", begun.elapsed());
+            assert!(w.plugin("p").calls().iter().any(|c| c.call.rpc == rpc && c.cancelled));
+            w.nothing_left(&client).await;
+        }
+        w.plugin("p").honest();
+        mounted(&client, "job", inline("v")).await;
+        for rpc in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
+            w.plugin("p").rules([Rule::once(rpc, Act::DelayAfter(600_000))]);
+            unmount(&client, "v", "job").await.expect("the second try succeeds");
+            w.nothing_left(&client).await;
+            w.plugin("p").honest();
+            mounted(&client, "job", inline("v")).await;
+        }
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        count("volume RPCs around hangs", w.plugin("p").assert_rules());
+    });
+}
+
+#[test]
+fn a_plugin_that_rambles_hurts_nobody() {
+    world(async |w| {
+        let client = running(w).await;
+        for size in [100, 8_000, 200_000] {
+            let words = format!("\u{1b}[31m{}\n", "blah ".repeat(size / 5));
+            w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Say(3, words)).of("v")]);
+            let options = within(Duration::from_secs(5), inline("v"));
+            let (kind, error) = refusal(mount(&client, "job", options).await);
+            assert!([Kind::PluginError, Kind::TimedOut, Kind::Uncertain].contains(&kind), "{kind}");
+            assert!(error.message.len() < 16_384, "{size}: an error of {} bytes", error.message.len());
+            mounted(&client, "job", inline("w")).await;
+            unmount(&client, "w", "job").await.unwrap();
+            w.plugin("p").honest();
+            unmount(&client, "v", "job").await.unwrap();
+            w.nothing_left(&client).await;
+        }
+    });
+}

@@ -1,0 +1,5 @@
+//! csid against a plugin that lies, hangs, dies and returns every gRPC code.
+
+mod codes;
+mod dead;
+mod lies;

@@ -1,0 +1,11 @@
+//! csid as a process with test plugins: what a caller is told and what is there afterwards, also after csid was killed and
+//! after a reboot.
+
+mod calls;
+mod consumers;
+mod events;
+mod life;
+mod noticed;
+mod reboots;
+mod secrets;
+mod targets;

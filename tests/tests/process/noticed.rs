@@ -1,0 +1,211 @@
+//! What others do behind csid's back: mounts taken away, put there, left over.
+
+use std::fs;
+use std::time::Duration;
+
+use csid_client::{Kind, ReconcileOptions, UnmountOptions};
+use csid_tests::ask::*;
+use csid_tests::kernel;
+use csid_tests::world::{refusal, world};
+use rustix::mount::{MountFlags, UnmountFlags, mount as kernel_mount, mount_bind, unmount as kernel_unmount};
+
+#[test]
+fn a_mount_removed_behind_csids_back_is_noticed_and_repaired() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        fs::write(source.join("file"), "data").unwrap();
+        let before = cursor(&client).await;
+        kernel_unmount(&source, UnmountFlags::empty()).unwrap();
+        assert!(!client.has_mount(source.to_str().unwrap()).await.unwrap());
+        assert!(!row(&client, "v", "job").await.unwrap().healthy);
+        // csid looks around once a minute.
+        event_within(Duration::from_secs(90), &client, before, &["mount-dead", "mount-lost"], "default/v")
+            .await;
+
+        let again = mounted(&client, "job", inline("v")).await;
+        assert_eq!(fs::read_to_string(again.join("file")).unwrap(), "data");
+        assert!(row(&client, "v", "job").await.unwrap().healthy);
+        let told = events(&client, before).await;
+        assert!(told.iter().any(|e| ["mount", "mount-healed"].contains(&e.kind.as_str())), "{told:?}");
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn one_removed_while_csid_was_down_rests() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        let staging = row(&client, "v", "job").await.unwrap().staging;
+        let before = cursor(&client).await;
+        w.kill();
+        kernel_unmount(&source, UnmountFlags::empty()).unwrap();
+        kernel_unmount(&staging, UnmountFlags::empty()).unwrap();
+        let client = w.start().await;
+        settled(&client).await;
+        let row = row(&client, "v", "job").await.expect("the row stays");
+        assert_eq!((row.state.as_str(), row.healthy), ("lost", false), "an inline mount is held: {row:?}");
+        event(&client, before, &["mount-dead", "mount-lost"], "default/v").await;
+        mounted(&client, "job", inline("v")).await;
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn a_target_removed_behind_csids_back_is_bound_again() {
+    world(async |w| {
+        let client = running(w).await;
+        let target = w.path("targets/t");
+        fs::create_dir(&target).unwrap();
+        let options =
+            || csid_client::MountOptions { target: Some(target.to_str().unwrap().to_owned()), ..inline("v") };
+        let source = mounted(&client, "job", options()).await;
+        fs::write(source.join("file"), "data").unwrap();
+        kernel_unmount(&target, UnmountFlags::empty()).unwrap();
+        assert!(!row(&client, "v", "job").await.unwrap().healthy);
+        mounted(&client, "job", options()).await;
+        assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "data");
+        assert_eq!([&source, &target].map(|p| kernel::stacked(p).unwrap()), [1, 1]);
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn an_unmount_of_what_is_already_gone_succeeds() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        let staging = row(&client, "v", "job").await.unwrap().staging;
+        kernel_unmount(&source, UnmountFlags::empty()).unwrap();
+        kernel_unmount(&staging, UnmountFlags::empty()).unwrap();
+        fs::remove_dir(&source).unwrap();
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        assert_eq!(w.plugin("p").count("NodeUnpublishVolume", "v"), 1, "co_rule_24: the plugin is told");
+        assert_eq!(w.plugin("p").count("NodeUnstageVolume", "v"), 1);
+    });
+}
+
+#[test]
+fn a_mount_that_no_row_explains_keeps_the_volume_staged() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        let before = cursor(&client).await;
+        // Somebody binds the volume beside the published path, in the volume's own directory.
+        let stranger = source.parent().unwrap().join("stranger");
+        fs::create_dir(&stranger).unwrap();
+        mount_bind(&source, &stranger).unwrap();
+        let options = UnmountOptions { deadline_usec: Some(2_000_000), ..UnmountOptions::default() };
+        let (kind, error) = refusal(client.unmount(NAMESPACE, "v", "job", options).await);
+        assert_eq!(kind, Kind::Busy, "{error}");
+        assert_eq!(w.plugin("p").count("NodeUnstageVolume", "v"), 0);
+        event(&client, before, &["orphan"], "default/v").await;
+        assert_eq!(kernel::stacked(&stranger).unwrap(), 1, "nothing is unmounted that was not asked for");
+        kernel_unmount(&stranger, UnmountFlags::empty()).unwrap();
+        fs::remove_dir(&stranger).unwrap();
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+fn removing() -> ReconcileOptions {
+    ReconcileOptions { remove_orphans: Some(true), ..ReconcileOptions::default() }
+}
+
+#[test]
+fn orphans_are_reported_and_only_the_empty_ones_removed() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        fs::write(source.join("file"), "in use").unwrap();
+        let before = cursor(&client).await;
+        w.kill();
+        // As a csid that was killed long ago could leave them, and as an administrator could.
+        let publish = w.path("state/plugins/p/publish");
+        let [empty, canary, foreign] =
+            ["0123456789abcdef", "fedcba9876543210", "aaaaaaaaaaaaaaaa"].map(|name| publish.join(name));
+        fs::create_dir_all(empty.join("x")).unwrap();
+        fs::create_dir_all(&canary).unwrap();
+        fs::write(canary.join("precious"), "canary").unwrap();
+        fs::create_dir_all(&foreign).unwrap();
+        kernel_mount("tmpfs", &foreign, "tmpfs", MountFlags::empty(), c"").unwrap();
+        fs::write(foreign.join("precious"), "canary").unwrap();
+
+        let client = w.start().await;
+        settled(&client).await;
+        let told = events(&client, before).await;
+        assert!(told.iter().any(|e| e.kind == "orphan"), "{told:?}");
+        assert!(empty.exists() && canary.exists() && foreign.exists(), "a start removes nothing");
+        let dry = ReconcileOptions { dry_run: Some(true), ..removing() };
+        for options in [dry, ReconcileOptions::default()] {
+            let report = client.reconcile(options).await.unwrap();
+            for orphan in [&empty, &canary, &foreign] {
+                let orphan = orphan.to_str().unwrap();
+                assert!(report.orphans.iter().any(|o| o.contains(orphan)), "{orphan} in {report:?}");
+            }
+            assert!(empty.exists(), "only remove-orphans removes");
+        }
+        let report = client.reconcile(removing()).await.unwrap();
+        assert!(!empty.exists(), "{report:?}");
+        assert_eq!(fs::read_to_string(canary.join("precious")).unwrap(), "canary");
+        assert_eq!(fs::read_to_string(foreign.join("precious")).unwrap(), "canary");
+        assert_eq!(kernel::stacked(&foreign).unwrap(), 1);
+        assert_eq!(fs::read_to_string(source.join("file")).unwrap(), "in use");
+
+        kernel_unmount(&foreign, UnmountFlags::empty()).unwrap();
+        fs::remove_file(canary.join("precious")).unwrap();
+        client.reconcile(removing()).await.unwrap();
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        assert_eq!(w.plugin("p").volume_calls().len(), 4, "the volume in use was not touched");
+    });
+}
+
+#[test]
+fn reconcile_without_anything_to_do_does_nothing() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        let calls = w.plugin("p").volume_calls().len();
+        let report = client.reconcile(removing()).await.unwrap();
+        assert_eq!((report.orphans.len(), report.undone.len(), report.failed.len()), (0, 0, 0), "{report:?}");
+        assert_eq!(w.plugin("p").volume_calls().len(), calls);
+        assert_eq!(kernel::stacked(&source).unwrap(), 1);
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_mount_is_never_stacked() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        for _ in 0..3 {
+            mounted(&client, "job", inline("v")).await;
+        }
+        assert_eq!(kernel::stacked(&source).unwrap(), 1);
+        unmount(&client, "v", "job").await.unwrap();
+        // Something else sits where the next publish would go: it is not covered.
+        fs::create_dir_all(&source).unwrap();
+        kernel_mount("tmpfs", &source, "tmpfs", MountFlags::empty(), c"").unwrap();
+        fs::write(source.join("precious"), "canary").unwrap();
+        let options = within(Duration::from_secs(3), inline("v"));
+        let (kind, error) = refusal(mount(&client, "job", options).await);
+        assert!([Kind::Busy, Kind::Internal].contains(&kind), "{error}");
+        assert_eq!(kernel::stacked(&source).unwrap(), 1);
+        assert_eq!(fs::read_to_string(source.join("precious")).unwrap(), "canary");
+        kernel_unmount(&source, UnmountFlags::empty()).unwrap();
+        mounted(&client, "job", inline("v")).await;
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}

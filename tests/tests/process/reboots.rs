@@ -1,0 +1,168 @@
+//! Reboots, as far as a process can have them: everything is killed, no mount is left, and `/run` or the boot id is new.
+
+use std::fs;
+use std::time::Duration;
+
+use csid_client::{MountOptions, Restore};
+use csid_tests::ask::*;
+use csid_tests::kernel;
+use csid_tests::script::{Act, Rule};
+use csid_tests::world::{World, count, eventually, world};
+
+fn auto(volume: &str) -> MountOptions {
+    MountOptions { restore: Some(Restore::Auto), ..inline(volume) }
+}
+
+/// `held` was made with restore=hold, `kept` with restore=auto; both had a file.
+async fn hold_rests_and_auto_is_back(w: &mut World, calls_before: usize) {
+    let client = w.start().await;
+    settled(&client).await;
+    eventually("the auto mount is back", async || state(&client, "kept", "job").await == "mounted").await;
+    let kept = row(&client, "kept", "job").await.unwrap();
+    let file = std::path::Path::new(&kept.source).join("file");
+    assert_eq!(fs::read_to_string(file).unwrap(), "kept", "the data is still there");
+    let held = row(&client, "held", "job").await.unwrap();
+    assert_eq!((held.state.as_str(), held.healthy), ("lost", false), "{held:?}");
+    assert_eq!(kernel::stacked(held.source.as_ref()).unwrap(), 0);
+    let after: Vec<_> = w.plugin("p").volume_calls().split_off(calls_before);
+    assert_eq!(after.iter().filter(|c| c.call.volume == "held").count(), 0, "untouched: {after:?}");
+    assert_eq!(after.len(), 2, "the auto mount is one stage and one publish");
+}
+
+async fn two_mounts(w: &mut World) -> usize {
+    let client = running(w).await;
+    for (volume, options) in [("held", inline("held")), ("kept", auto("kept"))] {
+        let source = mounted(&client, "job", options).await;
+        fs::write(source.join("file"), volume).unwrap();
+    }
+    w.plugin("p").volume_calls().len()
+}
+
+#[test]
+fn after_a_reboot_hold_rests_and_auto_is_back() {
+    world(async |w| {
+        let before = two_mounts(w).await;
+        w.reboot().await;
+        hold_rests_and_auto_is_back(w, before).await;
+        let client = w.client().await;
+        // Asked for, it is back with its data; and csid's own restart changes neither.
+        w.kill();
+        let client = {
+            drop(client);
+            w.start().await
+        };
+        settled(&client).await;
+        assert_eq!(state(&client, "held", "job").await, "lost");
+        let source = mounted(&client, "job", inline("held")).await;
+        assert_eq!(fs::read_to_string(source.join("file")).unwrap(), "held");
+        for volume in ["held", "kept"] {
+            unmount(&client, volume, "job").await.unwrap();
+        }
+        w.nothing_left(&client).await;
+        count("volume RPCs around a reboot", w.plugin("p").assert_rules());
+    });
+}
+
+#[test]
+fn another_boot_id_is_a_reboot_too() {
+    world(async |w| {
+        let before = two_mounts(w).await;
+        w.reboot_with_old_run().await;
+        hold_rests_and_auto_is_back(w, before).await;
+        let client = w.client().await;
+        for volume in ["held", "kept"] {
+            unmount(&client, volume, "job").await.expect("a lost one can be unmounted");
+        }
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn a_target_is_bound_again() {
+    world(async |w| {
+        let client = running(w).await;
+        let target = w.path("targets/t");
+        fs::create_dir(&target).unwrap();
+        let options = MountOptions { target: Some(target.to_str().unwrap().to_owned()), ..auto("v") };
+        let source = mounted(&client, "job", options).await;
+        fs::write(source.join("file"), "data").unwrap();
+        w.reboot().await;
+        let client = w.start().await;
+        eventually("the mount is back", async || state(&client, "v", "job").await == "mounted").await;
+        assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "data");
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_plugin_that_is_not_there_delays_only_its_own() {
+    world(async |w| {
+        w.add_plugin("q").await;
+        let client = running(w).await;
+        mount(&client, "job", auto("mine")).await.unwrap();
+        let theirs = MountOptions { restore: Some(Restore::Auto), ..of_plugin("q", "theirs") };
+        mount(&client, "job", theirs).await.unwrap();
+        w.plugin("q").kill();
+        w.reboot().await;
+
+        let client = w.start().await;
+        eventually("p's volume is back", async || state(&client, "mine", "job").await == "mounted").await;
+        assert_ne!(state(&client, "theirs", "job").await, "mounted");
+        mount(&client, "job", inline("new")).await.expect("p serves as ever");
+        w.plugin("q").start().await;
+        eventually("q's volume is back", async || state(&client, "theirs", "job").await == "mounted").await;
+        for volume in ["mine", "theirs", "new"] {
+            unmount(&client, volume, "job").await.unwrap();
+        }
+        w.nothing_left(&client).await;
+        w.plugin("q").assert_rules();
+    });
+}
+
+#[test]
+fn a_restore_that_fails_waits_and_is_no_loop() {
+    world(async |w| {
+        let client = running(w).await;
+        mount(&client, "job", auto("v")).await.unwrap();
+        // INVALID_ARGUMENT: not retried as it is (CO rule 36).
+        w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Fail(3))]);
+        w.reboot().await;
+        let stages = w.plugin("p").count("NodeStageVolume", "v");
+        let client = w.start().await;
+        settled(&client).await;
+        eventually("it waits", async || state(&client, "v", "job").await == "waiting").await;
+        let row = row(&client, "v", "job").await.unwrap();
+        assert!(row.error.contains("NodeStageVolume") && row.error.contains("INVALID_ARGUMENT"), "{row:?}");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let tries = w.plugin("p").count("NodeStageVolume", "v") - stages;
+        assert!(tries <= 3, "{tries} tries in two seconds");
+        assert_eq!(w.leftovers(), Vec::<String>::new(), "what was tried is undone");
+        // The plugin heals; a caller asks.
+        w.plugin("p").honest();
+        mount(&client, "job", auto("v")).await.unwrap();
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn a_block_node_of_another_boot_is_not_trusted() {
+    world(async |w| {
+        w.add_plugin("p").await;
+        w.add_device("p", "b");
+        let client = w.start().await;
+        let source = mounted(&client, "job", block("b")).await;
+        w.reboot().await;
+        // The empty file is still there, as a node made by mknod would be.
+        assert!(source.exists());
+        let client = w.start().await;
+        settled(&client).await;
+        assert_eq!(state(&client, "b", "job").await, "lost");
+        assert!(!client.has_mount(source.to_str().unwrap()).await.unwrap());
+        unmount(&client, "b", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}

@@ -1,0 +1,143 @@
+//! `nobody` on the real system bus, with the real polkitd and without, and with every outer defence taken away.
+
+use csid_tests::raw::{self, MANAGER, MemberKind, PLUGIN};
+use csid_tests::world::count;
+
+use crate::machine::Machine;
+
+/// busctl's words for a harmless value.
+fn words(method: &str, argument: &str, of: &str) -> String {
+    let value = match (method, argument, of) {
+        ("WaitForPlugin", "service", _) => "node",
+        ("WaitForPlugin", "id", _) => "local",
+        ("Mount", "options", _) => "2 plugin s local external-id s x",
+        ("RegisterPlugin", "spec", _) => "2 supervision s external socket s /run/x.sock",
+        (_, _, "s") => "x",
+        (_, _, "b") => "false",
+        (_, _, "o") => "/",
+        (_, _, "as" | "a{sv}" | "a{ss}" | "aa{sv}" | "aa{ss}") => "0",
+        _ => "1",
+    };
+    value.to_owned()
+}
+
+/// A script that calls everything the contract has as nobody, one line of answer per call.
+fn script(address: &str) -> (String, usize) {
+    let mut lines = vec!["exec 2>&1".to_owned()];
+    let mut calls = 0;
+    let mut add = |member: &str, path: &str, rest: &str| {
+        calls += 1;
+        lines.push(format!(
+            "echo \"{member} $(timeout 60 busctl {address} call org.csid1 {path} {rest} 2>&1)\""
+        ));
+    };
+    for member in raw::members(csi_proto::DBUS_INTERFACE_XML) {
+        let path = if member.interface == PLUGIN { "/org/csid1/plugin/local" } else { "/org/csid1" };
+        match &member.kind {
+            MemberKind::Signal => {}
+            MemberKind::Property => add(
+                &member.name,
+                path,
+                &format!("org.freedesktop.DBus.Properties Get ss {} {}", member.interface, member.name),
+            ),
+            MemberKind::Method(arguments) => {
+                let signature: String = arguments.iter().map(|(_, of)| of.as_str()).collect();
+                let values: Vec<_> =
+                    arguments.iter().map(|(name, of)| words(&member.name, name, of)).collect();
+                let rest = format!("{} {} {signature} {}", member.interface, member.name, values.join(" "));
+                add(&member.name, path, rest.trim());
+            }
+        }
+    }
+    for (path, interface) in [("/org/csid1", MANAGER), ("/org/csid1/plugin/local", PLUGIN)] {
+        add("GetAll", path, &format!("org.freedesktop.DBus.Properties GetAll s {interface}"));
+    }
+    add("GetManagedObjects", "/org/csid1", "org.freedesktop.DBus.ObjectManager GetManagedObjects");
+    (lines.join("\n"), calls)
+}
+
+/// All of it is refused, by csid's own words.
+fn refused(m: &Machine, address: &str, how: &str) {
+    let (script, calls) = script(address);
+    m.write("/root/calls.sh", &script);
+    m.run("cp /root/calls.sh /tmp/calls.sh && chmod 644 /tmp/calls.sh");
+    let answers = m.run("runuser -u nobody -- bash /tmp/calls.sh");
+    let lines: Vec<_> = answers.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines.len(), calls, "one answer per call: {answers}");
+    let (mut by_csid, mut unserved) = (0, 0);
+    for line in lines {
+        if line.contains("may not do org.csid1.") {
+            by_csid += 1;
+        } else {
+            assert!(line.contains("has no method"), "{how}: {line}");
+            unserved += 1;
+        }
+    }
+    assert!(by_csid >= 40, "{how}: {by_csid} refused of {calls}");
+    count(&format!("calls of nobody refused {how}"), by_csid);
+    count("members that are not served", unserved);
+}
+
+#[test]
+fn nobody_is_refused_by_csid_itself() {
+    let m = Machine::with_csid();
+    m.run("csictl wait local");
+    m.run("systemctl start polkit");
+    let plugins = m.run("csictl plugin list --json");
+    refused(&m, "--system", "with polkitd");
+
+    m.run("systemctl mask --now polkit");
+    m.run("mv /usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service /root/ && systemctl reload dbus");
+    refused(&m, "--system", "without polkitd");
+
+    // A policy that allows everything, and a socket that anybody can open.
+    let open = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+"http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig><policy context="mandatory"><allow send_destination="*"/><allow receive_sender="*"/></policy></busconfig>"#;
+    m.write("/etc/dbus-1/system.d/everything.conf", open);
+    m.run("systemctl reload dbus && chmod 0666 /run/csid/csid.sock");
+    refused(&m, "--system", "with a policy that allows everything");
+    let peer = m.try_run(
+        "runuser -u nobody -- busctl --address=unix:path=/run/csid/csid.sock call org.csid1 /org/csid1 \
+         org.csid1.Manager ListPlugins",
+    );
+    assert!(!peer.status.success(), "{peer:?}");
+    assert_eq!(m.run("csictl plugin list --json"), plugins, "nothing changed");
+}
+
+#[test]
+fn signals_and_the_group() {
+    let m = Machine::with_csid();
+    m.run("csictl wait local");
+    m.run("systemctl start polkit; useradd --system --groups csid member");
+    // nobody listens while things happen; so does a member of the group.
+    m.write(
+        "/root/listen.sh",
+        "for who in nobody member; do\n\
+           runuser -u $who -- timeout 8 dbus-monitor --system \"type='signal',path_namespace='/org/csid1'\" \
+             >/tmp/heard.$who 2>&1 &\n\
+         done\nsleep 1\n\
+         id=$(csi-local create data --size 64M)\n\
+         csictl mount demo data web --plugin local --external-id $id >/dev/null\n\
+         csictl unmount demo data web\ncsi-local delete $id >/dev/null\nwait\n\
+         for who in nobody member; do grep -c 'path=/org/csid1' /tmp/heard.$who; done; true\n",
+    );
+    let heard = m.run("bash /root/listen.sh");
+    let heard: Vec<usize> = heard.lines().map(|line| line.parse().expect("a number")).collect();
+    assert_eq!(heard[0], 0, "nobody hears nothing");
+    assert!(heard[1] >= 2, "the group hears of it: {heard:?}");
+    count("signals the group heard and nobody did not", heard[1]);
+    assert_eq!(m.run("stat -c '%a %U %G' /run/csid/csid.sock"), "660 root csid");
+    // What the group may: read, and no inline mount.
+    m.run("runuser -u member -- csictl mounts");
+    m.run("runuser -u member -- csictl plugin list");
+    let inline = m.try_run("runuser -u member -- csictl mount demo x y --plugin local --external-id x");
+    let said = String::from_utf8_lossy(&inline.stderr).into_owned();
+    assert!(!inline.status.success() && said.contains("org.csid1.inline"), "{said}");
+    for command in ["csictl reload", "csictl reconcile", "csictl plugin unregister local"] {
+        let output = m.try_run(&format!("runuser -u member -- {command}"));
+        assert!(!output.status.success(), "{command}: {output:?}");
+    }
+    let nobody = m.try_run("runuser -u nobody -- csictl mounts");
+    assert!(!nobody.status.success());
+}

@@ -1,0 +1,129 @@
+//! A booted machine, thrown away with this value.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+pub struct Machine {
+    dir: PathBuf,
+}
+
+fn container(dir: &Path, arguments: &[&str]) -> Output {
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("container");
+    let verb = arguments[0];
+    // Nothing here takes longer; what hangs is ended.
+    Command::new("timeout")
+        .args(["--kill-after=10", "180"])
+        .arg(tool)
+        .arg(verb)
+        .arg(dir)
+        .args(&arguments[1..])
+        .output()
+        .expect("tests/container")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_end().to_owned()
+}
+
+impl Machine {
+    pub fn boot() -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("csid-system-{}-{number}", std::process::id()));
+        let machine = Machine { dir };
+        let up = container(&machine.dir, &["up"]);
+        assert!(up.status.success(), "no machine: {}", text(&up.stderr));
+        machine
+    }
+
+    /// With the package installed, as `dpkg --install` leaves it.
+    pub fn with_csid() -> Self {
+        let machine = Machine::boot();
+        machine.install();
+        machine.run("systemctl is-active csid");
+        machine
+    }
+
+    pub fn install(&self) {
+        let deb = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/csid.deb");
+        assert!(deb.exists(), "target/csid.deb is missing: make deb PROFILE=dev");
+        std::fs::copy(deb, self.path("/root/csid.deb")).expect("the package is copied");
+        self.run("dpkg --install /root/csid.deb");
+    }
+
+    /// A path in the machine, seen from here.
+    pub fn path(&self, inside: &str) -> PathBuf {
+        self.dir.join("root").join(inside.trim_start_matches('/'))
+    }
+
+    pub fn write(&self, inside: &str, content: &str) {
+        std::fs::write(self.path(inside), content).expect("a file in the machine");
+    }
+
+    pub fn try_run(&self, command: &str) -> Output {
+        container(&self.dir, &["exec", "bash", "-c", command])
+    }
+
+    /// What a command that has to succeed says.
+    pub fn run(&self, command: &str) -> String {
+        let output = self.try_run(command);
+        assert!(
+            output.status.success(),
+            "{command}: {}\n{}\n{}",
+            output.status,
+            text(&output.stdout),
+            text(&output.stderr)
+        );
+        text(&output.stdout)
+    }
+
+    /// Poll for at most 30 seconds.
+    pub fn until(&self, command: &str) {
+        let poll = format!(
+            "for i in {{1..300}}; do if {{ {command}; }} >/dev/null 2>&1; then exit; fi; sleep 0.1; done; exit 1"
+        );
+        let output = self.try_run(&poll);
+        assert!(output.status.success(), "in 30 s not: {command}\n{}", text(&output.stderr));
+    }
+
+    pub fn reboot(&self) {
+        let output = container(&self.dir, &["reboot"]);
+        assert!(output.status.success(), "no reboot: {}", text(&output.stderr));
+    }
+
+    pub fn kill(&self) {
+        let output = container(&self.dir, &["kill"]);
+        assert!(output.status.success(), "no kill: {}", text(&output.stderr));
+    }
+
+    /// The loop devices that hold files of this machine.
+    pub fn loops(&self) -> String {
+        text(&container(&self.dir, &["loops"]).stdout)
+    }
+
+    /// Mounts, paths and rows that a volume could leave.
+    pub fn inventory(&self) -> String {
+        self.run(
+            "awk '{ print $5 }' /proc/self/mountinfo | grep -E '/var/lib/csi|/srv' || true
+             find /var/lib/csid/plugins -mindepth 3 2>/dev/null || true
+             find /var/lib/csi-local -type f -name '*image*' 2>/dev/null || true
+             csictl mounts --json
+             systemctl list-units --plain --no-legend --type mount '*csid*' || true",
+        )
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.try_run("journalctl --no-pager -n 100 -u csid -u csid.socket -u 'csi-plugin-*'");
+            eprintln!("---- the machine's journal\n{}", text(&log.stdout));
+        }
+        let down = container(&self.dir, &["down"]);
+        if !down.status.success() {
+            eprintln!("{} is still there: {}", self.dir.display(), text(&down.stderr));
+        }
+    }
+}

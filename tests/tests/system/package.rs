@@ -1,0 +1,51 @@
+//! The package comes and goes cleanly.
+
+use crate::machine::Machine;
+
+#[test]
+fn removal_never_unmounts_and_purge_refuses_while_mounts_exist() {
+    let m = Machine::with_csid();
+    m.run("csictl wait local");
+    let id = m.run("csi-local create data --size 64M");
+    let mount = format!("csictl mount demo data web --plugin local --external-id {id}");
+    let path = m.run(&mount);
+    m.run(&format!("echo here >{path}/file"));
+
+    // An upgrade, here to the same version.
+    m.run("dpkg --install /root/csid.deb");
+    assert_eq!(m.run(&mount), path);
+    assert_eq!(m.run(&format!("cat {path}/file")), "here");
+
+    m.run("dpkg --remove csid");
+    assert_eq!(m.run(&format!("cat {path}/file")), "here", "removal unmounts nothing");
+    assert_eq!(m.run("test -e /usr/sbin/csid && echo there || echo gone"), "gone");
+    let purge = m.try_run("dpkg --purge csid");
+    assert!(!purge.status.success(), "a purge while a volume is mounted");
+    assert_eq!(m.run(&format!("cat {path}/file")), "here");
+    m.run("test -s /var/lib/csid/journal/csid.db");
+
+    m.install();
+    m.until("csictl wait local");
+    assert_eq!(m.run(&mount), path, "installed again, it knows its mount");
+    assert_eq!(m.run(&format!("cat {path}/file")), "here");
+    m.run("csictl unmount demo data web");
+    m.run(&format!("csi-local delete {id}"));
+    m.run("dpkg --purge csid");
+    let left = m.run("ls -d /var/lib/csid /etc/csid /run/csid /var/lib/csi-local 2>/dev/null || true");
+    assert_eq!(left, "", "nothing is left");
+    let units = m.run("systemctl list-units --all --plain --no-legend 'csi*' || true");
+    assert_eq!(units, "", "no unit is left");
+    assert_eq!(m.loops(), "");
+}
+
+#[test]
+fn a_purge_keeps_volumes() {
+    let m = Machine::with_csid();
+    m.run("csictl wait local");
+    m.run("csi-local create precious --size 16M");
+    m.run("dpkg --purge csid");
+    assert_ne!(m.run("find /var/lib/csi-local -type f"), "", "volumes are data");
+    m.install();
+    m.until("csictl wait local");
+    assert!(m.run("csi-local list").contains("precious"));
+}
