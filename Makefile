@@ -1,0 +1,56 @@
+# Thin: a target runs what it says. What it needs and does not find it installs, and says so: Debian packages
+# by apt-get, tools below target/tools.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.ONESHELL:
+.PHONY: help demo test check deb debian-packages
+
+TOOLS := $(CURDIR)/target/tools
+CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
+CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
+DEBIAN_PACKAGES := build-essential dbus e2fsprogs polkitd procps systemd-container util-linux xfsprogs
+PROFILE ?= release
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: debian-packages ## a volume mounted, csid killed, a machine rebooted, the file still there (root)
+	$(MAKE) --no-print-directory deb PROFILE=dev
+	tests/demo.sh target/csid.deb
+
+test: debian-packages ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
+	$(MAKE) --no-print-directory deb PROFILE=dev
+	tests/run
+
+check: $(CARGO_DENY) ## format, clippy, dependencies
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
+	$(CARGO_DENY) check bans licenses sources
+
+deb: $(CARGO_DEB) ## target/csid.deb (PROFILE=dev: fast to build, slower to run)
+	cargo build --locked -p csid -p csictl -p csi-local --profile $(PROFILE)
+	csictl=target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/csictl
+	mkdir -p target/man target/completions
+	$$csictl gen-man target/man
+	$$csictl completions bash >target/completions/csictl.bash
+	$$csictl completions zsh >target/completions/_csictl
+	$$csictl completions fish >target/completions/csictl.fish
+	$(CARGO_DEB) --quiet --package csid --no-build --no-strip --profile $(PROFILE) --output target/csid.deb
+
+debian-packages:
+	@missing=$$(for p in $(DEBIAN_PACKAGES); do
+		dpkg-query --show --showformat='$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed || echo -n " $$p"
+	done)
+	if [[ -n $$missing ]]; then
+		echo "installing:$$missing"
+		apt-get update -qq
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing
+	fi
+
+# Built once, as fast as they build: each runs for a second.
+$(TOOLS)/%/bin/cargo-deny $(TOOLS)/%/bin/cargo-deb:
+	@echo "installing $(*F) below target/tools"
+	name=$(*F); CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --no-default-features \
+		--root $(TOOLS)/$$name --target-dir target/tools/build $${name%-*}@$${name##*-}
