@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .ONESHELL:
-.PHONY: help demo test check deb debian-packages
+.PHONY: help demo test check bench deb debian-packages
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
@@ -28,6 +28,10 @@ check: $(CARGO_DENY) ## format, clippy, dependencies
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
 	$(CARGO_DENY) check bans licenses sources
+
+bench: debian-packages ## what a durable mount costs against the bare RPCs, and the targets: one table (root)
+	cargo build --locked --release -p csid -p csid-bench
+	target/release/csid-bench
 
 deb: $(CARGO_DEB) ## target/csid.deb (PROFILE=dev: fast to build, slower to run)
 	cargo build --locked -p csid -p csictl -p csi-local --profile $(PROFILE)

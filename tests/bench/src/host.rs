@@ -1,0 +1,255 @@
+//! A host of the bench's own: a mount namespace, directories on the real disk, a message bus, plugins and csid.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use csid_client::{Client, PluginService, Target};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const BUS: &str = "bus";
+
+/// The system bus of the host in `directory`.
+pub fn bus_address(directory: &Path) -> String {
+    format!("unix:path={}", directory.join(BUS).display())
+}
+
+/// A process that ends with its handle.
+pub struct Running(Child);
+
+impl Running {
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        Ok(Running(command.stdin(Stdio::null()).spawn().with_context(|| format!("cannot start {name}"))?))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Killed when it is dropped.
+pub struct Csid {
+    process: Running,
+    /// exec to READY.
+    pub ready: Duration,
+}
+
+impl Csid {
+    /// Resident memory, KiB.
+    pub fn rss(&self) -> Result<f64> {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.process.pid()))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+
+    /// CPU time used, in the kernel and out of it, in ticks of 10 ms.
+    pub fn cpu(&self) -> Result<Duration> {
+        let text = fs::read_to_string(format!("/proc/{}/stat", self.process.pid()))?;
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |place: usize| -> Result<u64> { Ok(fields.get(place).context("a short stat")?.parse()?) };
+        Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
+    }
+}
+
+pub struct Host {
+    directory: PathBuf,
+    csid: PathBuf,
+}
+
+impl Host {
+    /// In `directory`, by a process that has a mount namespace for itself: every mount ends with it.
+    pub fn new(directory: &Path, csid: &Path) -> Result<Self> {
+        // As systemd leaves a host: mounts are shared.
+        mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
+        let host = Host { directory: directory.to_owned(), csid: csid.to_owned() };
+        for name in ["run", "etc/plugins.d", "foreign", "floor", "journal"] {
+            fs::create_dir_all(host.path(name))?;
+        }
+        fs::write(host.path("etc/csid.toml"), "")?;
+        host.mount_run()?;
+        Ok(host)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn mount_run(&self) -> Result<()> {
+        Ok(mount("tmpfs", self.path("run"), "tmpfs", MountFlags::empty(), c"mode=0755")?)
+    }
+
+    /// Not in /run: a plugin outlives the reboot that the bench plays.
+    pub fn socket(&self, plugin: &str) -> PathBuf {
+        self.path(&format!("{plugin}.sock"))
+    }
+
+    /// A plugin that csid knows by its configuration.
+    pub fn plugin(&self, id: &str) -> Result<Running> {
+        let socket = self.socket(id);
+        let _ = fs::remove_file(&socket);
+        let text = format!("supervision = \"external\"\nsocket = {socket:?}\n");
+        fs::write(self.path(&format!("etc/plugins.d/{id}.toml")), text)?;
+        let plugin = Running::start(Command::new(std::env::current_exe()?).arg("serve-plugin").arg(&socket))?;
+        self.listens(&socket)?;
+        Ok(plugin)
+    }
+
+    fn listens(&self, socket: &Path) -> Result<()> {
+        let end = Instant::now() + LIMIT;
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            ensure!(Instant::now() < end, "nobody listens at {}", socket.display());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// A real dbus-daemon, with what csid's package adds to its policy.
+    pub fn bus(&self) -> Result<Running> {
+        let (socket, config) = (self.path(BUS), self.path("bus.conf"));
+        let text = format!(
+            r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig><type>system</type><auth>EXTERNAL</auth><listen>unix:path={}</listen>
+<policy context="default"><allow user="*"/><deny own="*"/><deny send_type="method_call"/>
+<allow send_type="signal"/><allow send_requested_reply="true" send_type="method_return"/>
+<allow send_requested_reply="true" send_type="error"/><allow receive_type="method_call"/>
+<allow receive_type="method_return"/><allow receive_type="error"/><allow receive_type="signal"/>
+<allow send_destination="org.freedesktop.DBus" send_interface="org.freedesktop.DBus"/></policy>
+<include>{}/../../packaging/dbus/org.csid1.conf</include></busconfig>"#,
+            socket.display(),
+            env!("CARGO_MANIFEST_DIR")
+        );
+        fs::write(&config, text)?;
+        let mut command = Command::new("dbus-daemon");
+        command.args(["--nofork", "--nopidfile"]).arg(format!("--config-file={}", config.display()));
+        command.stderr(fs::File::create(self.path("bus.log"))?);
+        let bus = Running::start(&mut command)?;
+        self.listens(&socket)?;
+        Ok(bus)
+    }
+
+    /// Start csid and wait until it says READY.
+    pub fn start(&self) -> Result<Csid> {
+        let notify = self.path("run/notify");
+        let _ = fs::remove_file(&notify);
+        let told = UnixDatagram::bind(&notify)?;
+        told.set_read_timeout(Some(LIMIT))?;
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.path("csid.log"))?;
+        let mut command = Command::new(&self.csid);
+        command
+            .env_clear()
+            .env("STATE_DIRECTORY", self.path("state"))
+            .env("RUNTIME_DIRECTORY", self.path("run"))
+            .env("CONFIGURATION_DIRECTORY", self.path("etc"))
+            .env("NOTIFY_SOCKET", &notify)
+            .env("DBUS_SYSTEM_BUS_ADDRESS", bus_address(&self.directory))
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let begun = Instant::now();
+        let process = Running::start(&mut command)?;
+        let mut buffer = [0; 4096];
+        loop {
+            let length = match told.recv(&mut buffer) {
+                Ok(length) => length,
+                Err(error) => bail!("csid was not ready ({error}); its log: {}", self.log()),
+            };
+            if String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line == "READY=1") {
+                break;
+            }
+        }
+        let ready = begun.elapsed();
+        // Read on to its end, as systemd does.
+        told.set_read_timeout(None)?;
+        std::thread::spawn(move || while told.recv(&mut [0; 4096]).is_ok() {});
+        Ok(Csid { process, ready })
+    }
+
+    fn log(&self) -> String {
+        let text = fs::read_to_string(self.path("csid.log")).unwrap_or_default();
+        text.lines().rev().take(20).collect::<Vec<_>>().join("\n")
+    }
+
+    /// A new connection on which the plugin `id` is ready.
+    pub async fn client(&self, target: &Target, id: &str) -> Result<Client> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let tried = async {
+                let client = Client::connect(target).await?;
+                client.wait_for_plugin(id, PluginService::Node, Default::default()).await?;
+                csid_client::Result::Ok(client)
+            };
+            match tried.await {
+                Ok(client) => return Ok(client),
+                // Its name on the bus comes after READY.
+                Err(error) if Instant::now() > end => return Err(error).context("csid cannot be reached"),
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
+    pub fn private(&self) -> Target {
+        Target::Socket(self.path("run/csid.sock"))
+    }
+
+    /// `count` mounts that are nobody's here.
+    pub fn foreign(&self, count: usize) -> Result<()> {
+        let present = self.mounts("foreign")?;
+        for n in present..count {
+            let path = self.path(&format!("foreign/{n}"));
+            fs::create_dir_all(&path)?;
+            mount_bind(&path, &path)?;
+        }
+        for n in count..present {
+            unmount(self.path(&format!("foreign/{n}")), UnmountFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    /// How many mounts are below a directory of this host.
+    pub fn mounts(&self, name: &str) -> Result<usize> {
+        Ok(mounts_below(&self.path(name))?.len())
+    }
+
+    /// What a reboot leaves when csid is dead: no mount, and a new /run.
+    pub fn reboot(&self) -> Result<()> {
+        self.unmount_all()?;
+        self.mount_run()
+    }
+
+    fn unmount_all(&self) -> Result<()> {
+        for point in mounts_below(&self.directory)?.iter().rev() {
+            unmount(point, UnmountFlags::DETACH)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing of csid's any more: as after its first installation.
+    pub fn forget_state(&self) -> Result<()> {
+        self.reboot()?;
+        match fs::remove_dir_all(self.path("state")) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Mount points below `directory`, in mount order.
+fn mounts_below(directory: &Path) -> Result<Vec<PathBuf>> {
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    Ok(points.filter(|point| point.starts_with(directory) && point != directory).collect())
+}

@@ -1,0 +1,167 @@
+//! The parts of a run. Each has its own csid and leaves no mount.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use csid_client::{Client, MountFilter, Target};
+
+use crate::host::Host;
+use crate::load;
+use crate::paths::{Floor, Rows, Way};
+use crate::report::{CALLERS, Report, WAYS};
+
+/// Callers who fill csid with mounts.
+const MANY: u32 = 64;
+/// A part that takes longer has failed.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Mount and unmount, all ways in turn.
+pub async fn cycles(host: &Host, report: &mut Report, rounds: usize, time: Duration) -> Result<()> {
+    let _plugin = host.plugin("bench")?;
+    let _bus = host.bus()?;
+    let csid = host.start()?;
+    let floor = Floor::new(&host.socket("bench"), &host.path("floor"));
+    floor.prepare(MANY)?;
+    let rows = Rows::open(&host.path("journal/floor.db"))?;
+    let ways = [
+        Way::Floor(floor.clone()),
+        Way::FloorCommit(floor, rows),
+        Way::Csid(host.client(&host.private(), "bench").await?),
+        Way::Csid(host.client(&Target::SystemBus, "bench").await?),
+    ];
+    for round in 0..rounds {
+        for callers in CALLERS {
+            for turn in 0..ways.len() {
+                // Another one is first in each round.
+                let place = (turn + round) % ways.len();
+                let seen = load::cycle(&ways[place], callers, time).await?;
+                report.add_round(WAYS[place].0, callers, seen);
+            }
+        }
+    }
+    drop(csid);
+    host.forget_state()
+}
+
+/// What a start costs with nothing in the journal.
+pub async fn start(host: &Host, report: &mut Report, rounds: usize) -> Result<()> {
+    let _plugin = host.plugin("bench")?;
+    for _ in 0..rounds {
+        let csid = host.start()?;
+        report.add("ready_ms", milliseconds(csid.ready));
+        host.client(&host.private(), "bench").await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        report.add("rss_idle_kib", csid.rss()?);
+        drop(csid);
+        host.forget_state()?;
+    }
+    Ok(())
+}
+
+/// Mounts that are there when csid is started again.
+pub async fn adopt(host: &Host, report: &mut Report, rounds: usize) -> Result<()> {
+    let _plugin = host.plugin("bench")?;
+    for count in [1_000, 10_000] {
+        let csid = host.start()?;
+        let client = host.client(&host.private(), "bench").await?;
+        load::all(&Way::Csid(client), count, MANY, true).await?;
+        let mut rss = vec![csid.rss()?];
+        drop(csid);
+        for _ in 0..rounds {
+            let csid = host.start()?;
+            report.add(&format!("adopt_{count}_ms"), milliseconds(csid.ready));
+            let adopted = mounted(&host.client(&host.private(), "bench").await?).await?;
+            ensure!(adopted == count as usize, "{adopted} of {count} mounts were adopted");
+            rss.push(csid.rss()?);
+        }
+        if count == 10_000 {
+            // The one that mounted them, or one that adopted them: whichever needs more.
+            report.add("rss_10000_kib", rss.into_iter().fold(0.0, f64::max));
+        }
+        host.forget_state()?;
+    }
+    Ok(())
+}
+
+/// A thousand mounts after a reboot, and by the bare client.
+pub async fn remount(host: &Host, report: &mut Report, rounds: usize) -> Result<()> {
+    const COUNT: u32 = 1_000;
+    let _plugin = host.plugin("bench")?;
+    let floor = Floor::new(&host.socket("bench"), &host.path("floor"));
+    floor.prepare(COUNT)?;
+    let floor = Way::Floor(floor);
+    for _ in 0..rounds {
+        let took = load::all(&floor, COUNT, MANY, true).await?;
+        report.add("floor_1000_per_s", f64::from(COUNT) / took.as_secs_f64());
+        load::all(&floor, COUNT, MANY, false).await?;
+
+        let csid = host.start()?;
+        let client = host.client(&host.private(), "bench").await?;
+        load::all(&Way::Csid(client), COUNT, MANY, true).await?;
+        drop(csid);
+        host.reboot()?;
+        let begun = Instant::now();
+        let csid = host.start()?;
+        while host.mounts("state")? < COUNT as usize {
+            ensure!(begun.elapsed() < LIMIT, "the mounts do not come back");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        // They are there; now the journal has to say so.
+        let client = host.client(&host.private(), "bench").await?;
+        while mounted(&client).await? < COUNT as usize {
+            ensure!(begun.elapsed() < LIMIT, "not all mounts come back");
+        }
+        report.add("remount_1000_per_s", f64::from(COUNT) / begun.elapsed().as_secs_f64());
+        drop(csid);
+        host.forget_state()?;
+    }
+    Ok(())
+}
+
+/// What a mount costs on a host with many mounts of others.
+pub async fn foreign(host: &Host, report: &mut Report, rounds: usize, time: Duration) -> Result<()> {
+    let _plugin = host.plugin("bench")?;
+    let csid = host.start()?;
+    let way = Way::Csid(host.client(&host.private(), "bench").await?);
+    for _ in 0..rounds {
+        let mut alone = 0.0;
+        for count in [0, 10, 1_000, 5_000] {
+            host.foreign(count)?;
+            let cost = load::cycle(&way, 1, time).await?.mount_p50_us;
+            if count == 0 {
+                alone = cost;
+            } else {
+                report.add(&format!("foreign_{count}_ratio"), cost / alone);
+            }
+        }
+        host.foreign(0)?;
+    }
+    drop(csid);
+    host.forget_state()
+}
+
+/// What csid costs when nobody asks for anything.
+pub async fn idle(host: &Host, report: &mut Report) -> Result<()> {
+    const LONG: Duration = Duration::from_secs(60);
+    let ids: Vec<String> = (0..10).map(|n| format!("idle-{n}")).collect();
+    let _plugins: Vec<_> = ids.iter().map(|id| host.plugin(id)).collect::<Result<_>>()?;
+    let csid = host.start()?;
+    for id in &ids {
+        host.client(&host.private(), id).await?;
+    }
+    let before = csid.cpu()?;
+    tokio::time::sleep(LONG).await;
+    let used = csid.cpu()? - before;
+    report.add("cpu_idle_percent", 100.0 * used.as_secs_f64() / LONG.as_secs_f64());
+    Ok(())
+}
+
+/// How many are mounted by what the journal and the kernel say.
+async fn mounted(client: &Client) -> Result<usize> {
+    let rows = client.list_mounts(MountFilter::default()).await?;
+    Ok(rows.iter().filter(|row| row.healthy).count())
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
