@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
 /// A line of mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
@@ -70,6 +72,13 @@ fn unescape(text: &str) -> PathBuf {
 /// How many mounts are stacked exactly at `path`.
 pub fn stacked(path: &Path) -> io::Result<usize> {
     Ok(mounts()?.iter().filter(|m| m.point == path).count())
+}
+
+/// The number of the mount at `path`, where the kernel has it (6.8) one that no later mount gets.
+pub fn mount_id(path: &Path) -> io::Result<u64> {
+    const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+    let flags = MNT_ID_UNIQUE | StatxFlags::MNT_ID;
+    Ok(statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, flags)?.stx_mnt_id)
 }
 
 /// The mounts strictly below `path`.

@@ -6,6 +6,7 @@
 
 pub mod ask;
 pub mod dbus;
+pub mod dice;
 pub mod kernel;
 pub mod plugin;
 pub mod raw;

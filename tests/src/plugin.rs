@@ -66,6 +66,15 @@ impl TestPlugin {
         true
     }
 
+    /// Whether it runs no more though it was not killed here.
+    pub fn dead(&mut self) -> bool {
+        let dead = self.process.as_mut().is_some_and(|p| p.try_wait().expect("a status").is_some());
+        if dead {
+            self.process = None;
+        }
+        dead
+    }
+
     /// Wait for the death that the script ordered.
     pub async fn died(&mut self) {
         let process = self.process.as_mut().expect("the plugin runs");
@@ -108,6 +117,17 @@ impl TestPlugin {
             }
         }
         calls
+    }
+
+    /// How long the record is.
+    pub fn recorded(&self) -> usize {
+        script::size(&self.directory).expect("the record")
+    }
+
+    /// How many calls of `rpc` have begun since the record was `from` long.
+    pub fn begun_since(&self, from: usize, rpc: &str) -> usize {
+        let lines = script::lines_from(&self.directory, from).expect("the record");
+        lines.iter().filter(|line| matches!(line, Line::Start(call) if call.rpc == rpc)).count()
     }
 
     /// The calls that concern a volume, without the Identity's and GetInfo.

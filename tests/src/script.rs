@@ -138,6 +138,8 @@ impl Script {
     }
 }
 
+const RECORD: &str = "calls.jsonl";
+
 /// A line of the record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Line {
@@ -188,16 +190,27 @@ pub fn append(file: &File, line: &Line) -> io::Result<()> {
 }
 
 pub fn record(directory: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(directory.join("calls.jsonl"))
+    OpenOptions::new().create(true).append(true).open(directory.join(RECORD))
 }
 
 /// All lines so far.
 pub fn lines(directory: &Path) -> io::Result<Vec<Line>> {
-    let text = match std::fs::read_to_string(directory.join("calls.jsonl")) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+    lines_from(directory, 0)
+}
+
+/// The whole lines after the first `from` bytes, which end one.
+pub fn lines_from(directory: &Path, from: usize) -> io::Result<Vec<Line>> {
+    let text = match std::fs::read(directory.join(RECORD)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
         other => other?,
     };
-    text.lines().map(|line| serde_json::from_str(line).map_err(io::Error::from)).collect()
+    let lines = text[from..].split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
+    lines.map(|line| serde_json::from_slice(line).map_err(io::Error::from)).collect()
+}
+
+/// How long the record is.
+pub fn size(directory: &Path) -> io::Result<usize> {
+    Ok(std::fs::metadata(directory.join(RECORD))?.len() as usize)
 }
 
 /// `Code::from_i32`, for a code that a script names.

@@ -87,9 +87,11 @@ impl Drop for Open {
 
 impl Plugin {
     pub fn new(directory: PathBuf) -> std::io::Result<Self> {
-        let next_id = script::lines(&directory)?.len() as u64;
+        let record = script::record(&directory)?;
+        // Larger than any before: each call is a line of more than one byte.
+        let next_id = script::size(&directory)? as u64;
         let shared = Shared {
-            record: script::record(&directory)?,
+            record,
             started: Instant::now(),
             counts: Mutex::new(Counts { next_id, ..Counts::default() }),
             busy: Mutex::default(),
