@@ -1,13 +1,18 @@
-//! Named edges of the mount path at which the crash tests end the process (feature `fault`): `CSID_FAULT=NAME[:N]` is
-//! SIGKILL at the N-th time the edge is passed. Without the feature nothing of it is compiled.
+//! Named edges at which the crash tests end the process (feature `fault`): before and after each effect, each RPC, each
+//! commit and each answer. `CSID_FAULT` names a file; while `NAME:N` is in it, csid is killed at the N-th passing of the
+//! edge NAME since, `any:N` being the N-th of all. What csid was killed at then stands in the file. Without the feature
+//! nothing of it is compiled.
 
 use crate::volume::state::Action;
+
+const RPCS: [&str; 4] = ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"];
 
 /// Every edge there is; an edge that no test hits fails the run.
 pub fn points() -> Vec<String> {
     let actions = Action::ALL.iter().map(|action| action.name());
     actions
-        .chain(["intent", "outcome", "answer"])
+        .chain(RPCS)
+        .chain(["intent", "outcome", "answer", "recovery"])
         .flat_map(|n| [format!("{n}.before"), format!("{n}.after")])
         .collect()
 }
@@ -28,25 +33,31 @@ pub(crate) async fn around<T>(name: &str, f: impl Future<Output = T>) -> T {
 
 #[cfg(feature = "fault")]
 mod armed {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::ffi::OsString;
+    use std::sync::{LazyLock, Mutex, PoisonError};
 
-    static FAULT: OnceLock<Option<(String, u32)>> = OnceLock::new();
-    static HITS: AtomicU32 = AtomicU32::new(0);
-
-    fn fault() -> Option<(String, u32)> {
-        let text = std::env::var("CSID_FAULT").ok()?;
-        Some(match text.rsplit_once(':') {
-            Some((name, count)) => (name.to_owned(), count.parse().unwrap_or(1)),
-            None => (text, 1),
-        })
-    }
+    static FILE: LazyLock<Option<OsString>> = LazyLock::new(|| std::env::var_os("CSID_FAULT"));
+    /// What the file asked for when it was last read, and how often that was passed.
+    static PASSED: Mutex<(String, u32)> = Mutex::new((String::new(), 0));
 
     pub(super) fn point(name: &str, edge: &str) {
-        let Some((wanted, count)) = FAULT.get_or_init(fault) else { return };
-        if wanted.split_once('.') == Some((name, edge)) && HITS.fetch_add(1, Ordering::SeqCst) + 1 == *count {
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        let Some(file) = &*FILE else { return };
+        let mut passed = PASSED.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = std::fs::read_to_string(file).unwrap_or_default();
+        if passed.0 != asked {
+            *passed = (asked, 0);
+        }
+        let Some((wanted, count)) = passed.0.rsplit_once(':') else { return };
+        let here = format!("{name}.{edge}");
+        if wanted != "any" && wanted != here {
+            return;
+        }
+        let count = count.parse::<u32>().unwrap_or(1);
+        passed.1 += 1;
+        if passed.1 == count {
+            let _ = std::fs::write(file, here);
             // SIGKILL to oneself is delivered before the call returns to user space; nothing more is run.
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         }
     }
 }

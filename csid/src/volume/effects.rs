@@ -8,6 +8,7 @@ use std::time::Instant;
 use tonic::Code;
 
 use crate::error::{Error, Kind};
+use crate::fault;
 use crate::host::{Access, Bind, Host, HostError, Look, Restrict};
 use crate::plugin::{Call, Class, Ready, RpcError};
 use crate::secret::Secrets;
@@ -157,7 +158,7 @@ impl Surroundings<'_> {
         for path in [staging.parent().unwrap_or(self.base), staging] {
             self.make_directory(path, Access::Private)?;
         }
-        self.ready.stage(self.call()).await?;
+        fault::around("NodeStageVolume", self.ready.stage(self.call())).await?;
         Ok(None)
     }
 
@@ -174,7 +175,7 @@ impl Surroundings<'_> {
 
     async fn publish(&self) -> Effect {
         self.make_directory(self.source().parent().unwrap_or(self.base), Access::Passable)?;
-        self.ready.publish(self.call()).await?;
+        fault::around("NodePublishVolume", self.ready.publish(self.call())).await?;
         self.verify().await
     }
 
@@ -281,7 +282,7 @@ impl Surroundings<'_> {
                 self.host.detach(self.plugin(), self.source()).await?;
             }
         }
-        self.ready.unpublish(self.call()).await?;
+        fault::around("NodeUnpublishVolume", self.ready.unpublish(self.call())).await?;
         match self.host.look(self.plugin(), self.source()).await {
             Look::Missing => Ok(None),
             // The plugin is to delete its target (CSI rule 29); some leave it.
@@ -304,7 +305,7 @@ impl Surroundings<'_> {
             let failure = Failure::definite(Error::new(Kind::Busy, text));
             return Err(Failure { outcome: Outcome::NotSent, orphan: true, ..failure });
         }
-        self.ready.unstage(self.call()).await?;
+        fault::around("NodeUnstageVolume", self.ready.unstage(self.call())).await?;
         let staging = Path::new(&self.volume.row.staging);
         match self.host.look(self.plugin(), staging).await {
             Look::Missing | Look::Plain | Look::Device { .. } => Ok(None),

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::error::Result;
+use crate::fault;
 use crate::host::Look;
 use crate::store::rows::{EventDetails, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
 use crate::store::{Change, Durability};
@@ -96,7 +97,7 @@ impl Volumes {
             }
         }
         // Synced also when nothing changed: what an earlier csid wrote and did not live to sync is answered again from now on.
-        shared.store.commit(changes, Durability::Disk).await?;
+        fault::around("recovery", shared.store.commit(changes, Durability::Disk)).await?;
         for volume in recovered {
             let work = volume.mounts.iter().any(|row| !matches!(row.phase, Phase::Mounted | Phase::Lost));
             shared.directory.enter(shared, volume, work);

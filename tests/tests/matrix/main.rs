@@ -1,0 +1,150 @@
+//! The crash matrix: csid is killed at every journal and RPC edge of mount, unmount and restore, and of what repairs,
+//! undoes and finishes them; one volume in flight and many, of each kind, the plugin answering, failing, hanging and dying.
+//! Then csid starts again, and what it owes its clients is looked at (`site`).
+//!
+//! `CSID_KILLS` is how many kills there are at least, `CSID_SEED` repeats a run, and with `CSID_CHAPTER` only one world of it.
+
+mod model;
+mod plan;
+mod report;
+mod site;
+mod slot;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use csid_tests::dice::Dice;
+use csid_tests::world::{program, world};
+use model::Restores;
+use plan::{Calls, Cell, Chapter, Kind, Operation, Plugin};
+use report::Report;
+use site::Site;
+
+/// More edges than one volume's operation has.
+const EDGES: u64 = 200;
+/// Fewer than each of several passes, so that a random edge is mostly there.
+const EDGES_OF_ONE: u64 = 12;
+
+/// The edges that csid can be killed at.
+fn points() -> Vec<String> {
+    let output = Command::new(program("csid-under-test")).arg("--fault-points").output().expect("csid");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("UTF-8").lines().map(str::to_owned).collect()
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|text| text.parse().expect(variable))
+}
+
+fn kinds(chapter: &Chapter) -> Vec<Kind> {
+    let (Chapter::EveryEdge(cells, _) | Chapter::RandomEdge(cells, _)) = chapter;
+    cells.iter().map(|cell| cell.kind).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+async fn live(mut site: Site<'_>, chapter: Chapter) {
+    match chapter {
+        Chapter::EveryEdge(cells, calls) => {
+            for cell in cells {
+                let mut rpcs = cell.operation.rpcs(cell.kind);
+                if calls == Calls::One || cell.plugin == Plugin::Answers {
+                    rpcs = vec![site.dice.of(&rpcs)];
+                }
+                for rpc in rpcs {
+                    every_edge(&mut site, &cell, rpc).await;
+                }
+            }
+        }
+        Chapter::RandomEdge(cells, rounds) => {
+            for _ in 0..rounds {
+                let cell = site.dice.of(&cells);
+                random_edge(&mut site, &cell).await;
+            }
+        }
+    }
+    site.close().await;
+}
+
+async fn every_edge(site: &mut Site<'_>, cell: &Cell, rpc: &str) {
+    let all = site.choose(cell.kind);
+    // One that passes all there is: it comes back by itself, and has a target.
+    let is_whole = |slot: &usize| {
+        let slot = &site.slots[*slot];
+        slot.target.is_some() && slot.restores == Restores::Alone
+    };
+    let slot: Vec<_> = all.into_iter().filter(is_whole).take(1).collect();
+    let rules = cell.rules(rpc, &mut site.dice);
+    site.bystanders(&slot).await;
+    let mut edge = 1;
+    while site.round(cell, &slot, &rules, &format!("any:{edge}")).await {
+        edge += 1;
+        assert!(edge < EDGES, "{cell} has no end");
+    }
+}
+
+async fn random_edge(site: &mut Site<'_>, cell: &Cell) {
+    let mut slots = site.choose(cell.kind);
+    if cell.operation == Operation::Restore {
+        slots.sort_by_key(|slot| site.slots[*slot].restores != Restores::Alone);
+    }
+    slots.truncate(cell.flight);
+    let rpc = site.dice.of(&cell.operation.rpcs(cell.kind));
+    let rules = cell.rules(rpc, &mut site.dice);
+    let edge = 1 + site.dice.below(EDGES_OF_ONE * cell.flight as u64);
+    site.round(cell, &slots, &rules, &format!("any:{edge}")).await;
+}
+
+fn run(number: u64, chapter: Chapter, report: &Arc<Report>, seed: u64) {
+    let for_world = Arc::clone(report);
+    let lived = std::panic::catch_unwind(move || {
+        world(async move |w| {
+            let dice = Dice::new(seed, number);
+            let site = Site::new(w, &kinds(&chapter), dice, for_world).await;
+            live(site, chapter).await;
+        });
+    });
+    if lived.is_err() {
+        let kills = report.numbers().kills;
+        report.failed(format!(
+            "after kill {kills} or before; again with CSID_SEED={seed} CSID_CHAPTER={number}"
+        ));
+    }
+}
+
+#[test]
+fn killed_at_every_edge_nothing_is_lost_or_left() {
+    let points = points();
+    let seed = Dice::seed();
+    let kills = number("CSID_KILLS").unwrap_or(1000);
+    let only = number("CSID_CHAPTER");
+    println!("CSID_SEED={seed}");
+    let report = Arc::new(Report::new(seed));
+    let matrix: Vec<_> =
+        plan::matrix().into_iter().chain(plan::every_call()).map(Some).map(Mutex::new).collect();
+    let must = plan::matrix().len();
+    let next = AtomicUsize::new(0);
+    let workers = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let number = match only {
+                        Some(only) if next.fetch_add(1, Ordering::Relaxed) == 0 => only as usize,
+                        Some(_) => return,
+                        None => next.fetch_add(1, Ordering::Relaxed),
+                    };
+                    if only.is_none() && number >= must && report.numbers().kills >= kills {
+                        return;
+                    }
+                    let chapter = match matrix.get(number) {
+                        Some(chapter) => chapter.lock().expect("a chapter").take().expect("lived once"),
+                        None => plan::another(&mut Dice::new(seed, !(number as u64))),
+                    };
+                    run(number as u64, chapter, &report, seed);
+                }
+            });
+        }
+    });
+    report.close(if only.is_none() { &points } else { &[] });
+}

@@ -1,0 +1,183 @@
+//! The matrix: which operation is killed, with how many volumes of which kind in flight, while the plugin does what.
+
+use std::fmt;
+
+use csid_tests::dice::Dice;
+use csid_tests::script::{Act, Rule};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    FileSystem,
+    Block,
+    /// A file system of a plugin that does not stage.
+    Unstaged,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::FileSystem, Kind::Block, Kind::Unstaged];
+
+    pub fn plugin(self) -> &'static str {
+        match self {
+            Kind::FileSystem | Kind::Block => "p",
+            Kind::Unstaged => "q",
+        }
+    }
+
+    fn stages(self) -> bool {
+        self != Kind::Unstaged
+    }
+}
+
+/// What is killed at an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Mount,
+    Unmount,
+    /// The start after a reboot.
+    Restore,
+    /// Mount, after somebody took the mount away.
+    Repair,
+    /// The start after csid was killed while the plugin was staging or publishing.
+    Undo,
+    /// The start after csid was killed while the plugin was unpublishing or unstaging.
+    Finish,
+}
+
+/// What the plugin does at one of its calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plugin {
+    Answers,
+    Fails,
+    Hangs,
+    Dies,
+}
+
+impl Plugin {
+    pub const ALL: [Plugin; 4] = [Plugin::Answers, Plugin::Fails, Plugin::Hangs, Plugin::Dies];
+}
+
+impl Operation {
+    pub const ALL: [Operation; 6] = [
+        Operation::Mount,
+        Operation::Unmount,
+        Operation::Restore,
+        Operation::Repair,
+        Operation::Undo,
+        Operation::Finish,
+    ];
+
+    /// The calls it makes while all goes well.
+    pub fn rpcs(self, kind: Kind) -> Vec<&'static str> {
+        let making = ["NodeStageVolume", "NodePublishVolume"];
+        let removing = ["NodeUnpublishVolume", "NodeUnstageVolume"];
+        let rpcs = match self {
+            Operation::Mount | Operation::Restore => making.to_vec(),
+            Operation::Unmount | Operation::Undo | Operation::Finish => removing.to_vec(),
+            Operation::Repair => [removing, making].concat(),
+        };
+        rpcs.into_iter().filter(|rpc| kind.stages() || rpc.contains("ublish")).collect()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Cell {
+    pub operation: Operation,
+    pub flight: usize,
+    pub kind: Kind,
+    pub plugin: Plugin,
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cell { operation, flight, kind, plugin } = self;
+        write!(f, "{operation:?} of {flight} {kind:?}, the plugin {plugin:?}")
+    }
+}
+
+/// One life of a world.
+pub enum Chapter {
+    /// One volume in flight, killed at its first edge, then at its second, to the last; the plugin does what it does at
+    /// one of its calls, or at each in turn.
+    EveryEdge(Vec<Cell>, Calls),
+    /// So many times killed at a random edge.
+    RandomEdge(Vec<Cell>, usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    One,
+    Each,
+}
+
+/// How many volumes are in flight when it is not one.
+pub const MANY: usize = 16;
+
+/// What every run goes through.
+pub fn matrix() -> Vec<Chapter> {
+    let mut chapters = Vec::new();
+    for kind in Kind::ALL {
+        for plugin in Plugin::ALL {
+            let cell =
+                |flight| move |operation: &Operation| Cell { operation: *operation, flight, kind, plugin };
+            // What a plugin that does not stage does wrong is left to chance.
+            let operations = match (plugin, kind) {
+                (Plugin::Answers, _) => &Operation::ALL[..],
+                (_, Kind::FileSystem | Kind::Block) => &Operation::ALL[..3],
+                (_, Kind::Unstaged) => &[],
+            };
+            if !operations.is_empty() {
+                chapters.push(Chapter::EveryEdge(operations.iter().map(cell(1)).collect(), Calls::One));
+            }
+            chapters.push(Chapter::RandomEdge(Operation::ALL.iter().map(cell(MANY)).collect(), 16));
+        }
+    }
+    chapters
+}
+
+/// What a long run goes through then.
+pub fn every_call() -> Vec<Chapter> {
+    let mut chapters = Vec::new();
+    for kind in Kind::ALL {
+        for plugin in Plugin::ALL {
+            for operation in Operation::ALL {
+                let cell = Cell { operation, flight: 1, kind, plugin };
+                chapters.push(Chapter::EveryEdge(vec![cell], Calls::Each));
+            }
+        }
+    }
+    chapters
+}
+
+/// And at last.
+pub fn another(dice: &mut Dice) -> Chapter {
+    let cells = (0..12).map(|_| Cell {
+        operation: dice.of(&Operation::ALL),
+        flight: dice.of(&[1, 2, MANY]),
+        kind: dice.of(&Kind::ALL),
+        plugin: dice.of(&Plugin::ALL),
+    });
+    Chapter::RandomEdge(cells.collect(), 48)
+}
+
+impl Cell {
+    /// What the plugin does wrong, in its call `rpc`.
+    pub fn rules(&self, rpc: &str, dice: &mut Dice) -> Vec<Rule> {
+        let before = dice.once_in(2);
+        let code = 1 + dice.below(16) as i32;
+        let act = match self.plugin {
+            Plugin::Answers => return Vec::new(),
+            Plugin::Fails if before => Act::Fail(code),
+            Plugin::Fails => Act::FailAfter(code),
+            Plugin::Hangs => hang(before),
+            Plugin::Dies if before => Act::DieBefore,
+            Plugin::Dies => Act::DieAfter,
+        };
+        vec![Rule { from: 1 + dice.below(self.flight as u64), ..Rule::once(rpc, act) }]
+    }
+}
+
+/// Longer than any patience.
+pub fn hang(before: bool) -> Act {
+    const LONG: u64 = 600_000;
+    if before { Act::Delay(LONG) } else { Act::DelayAfter(LONG) }
+}

@@ -1,0 +1,106 @@
+//! What a run found, as it is printed and as `target/proof/report.json`.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::Mutex;
+
+use serde::Serialize;
+
+/// Ways to break a promise; each is a number of the report that has to be 0.
+#[derive(Clone, Copy, Debug)]
+pub enum Broken {
+    LostMount,
+    Leftover,
+    WrongUnmount,
+    SecretHit,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Numbers {
+    pub kills: u64,
+    lost_mounts: u64,
+    leftovers: u64,
+    wrong_unmounts: u64,
+    breaches: u64,
+    secret_hits: u64,
+    seed: u64,
+}
+
+#[derive(Default)]
+struct Found {
+    numbers: Numbers,
+    /// Kills at each edge and in each cell of the matrix.
+    edges: BTreeMap<String, u64>,
+    cells: BTreeMap<String, u64>,
+    failures: Vec<String>,
+}
+
+/// Shared by all worlds of a run.
+pub struct Report(Mutex<Found>);
+
+impl Report {
+    pub fn new(seed: u64) -> Self {
+        let numbers = Numbers { seed, ..Numbers::default() };
+        Report(Mutex::new(Found { numbers, ..Found::default() }))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Found) -> T) -> T {
+        change(&mut self.0.lock().expect("nothing panics in here"))
+    }
+
+    /// The kill's number.
+    pub fn kill(&self, edge: &str, cell: &str) -> u64 {
+        self.change(|found| {
+            found.numbers.kills += 1;
+            *found.edges.entry(edge.to_owned()).or_default() += 1;
+            *found.cells.entry(cell.to_owned()).or_default() += 1;
+            found.numbers.kills
+        })
+    }
+
+    pub fn wrong(&self, wrong: Broken) {
+        self.change(|Found { numbers: n, .. }| {
+            *match wrong {
+                Broken::LostMount => &mut n.lost_mounts,
+                Broken::Leftover => &mut n.leftovers,
+                Broken::WrongUnmount => &mut n.wrong_unmounts,
+                Broken::SecretHit => &mut n.secret_hits,
+            } += 1;
+        });
+    }
+
+    pub fn failed(&self, what: String) {
+        self.change(|found| found.failures.push(what));
+    }
+
+    pub fn numbers(&self) -> Numbers {
+        self.change(|found| found.numbers)
+    }
+
+    /// Print it, write it, and fail unless all is well and every one of `points` was hit.
+    pub fn close(&self, points: &[String]) {
+        let json = serde_json::to_string(&self.numbers()).expect("JSON");
+        let program = std::env::current_exe().expect("this program's path");
+        let proof = program.ancestors().nth(3).expect("target/debug/deps").join("proof");
+        std::fs::create_dir_all(&proof).expect("target/proof");
+        std::fs::write(proof.join("report.json"), format!("{json}\n")).expect("report.json");
+        self.change(|found| {
+            let mut out = std::io::stderr().lock();
+            for (what, kills) in found.cells.iter().chain(&found.edges) {
+                writeln!(out, "    {kills:>6} kills: {what}").expect("stderr");
+            }
+            writeln!(out, "{json}").expect("stderr");
+            assert!(
+                found.failures.is_empty(),
+                "{} worlds ended badly: {:#?}",
+                found.failures.len(),
+                found.failures
+            );
+            let Numbers { kills: _, seed: _, lost_mounts, leftovers, wrong_unmounts, breaches, secret_hits } =
+                found.numbers;
+            assert_eq!(lost_mounts + leftovers + wrong_unmounts + breaches + secret_hits, 0);
+            let missed: Vec<_> = points.iter().filter(|point| !found.edges.contains_key(*point)).collect();
+            assert!(missed.is_empty(), "no kill at {missed:?}");
+        });
+    }
+}
