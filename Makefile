@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .ONESHELL:
-.PHONY: help demo test check bench deb debian-packages
+.PHONY: help demo test soak check bench deb debian-packages
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
@@ -23,6 +23,9 @@ demo: debian-packages ## a volume mounted, csid killed, a machine rebooted, the 
 test: debian-packages ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 	$(MAKE) --no-print-directory deb PROFILE=dev
 	tests/run
+
+soak: debian-packages ## csid killed 10,000 times, and more that takes long (root)
+	tests/soak
 
 check: $(CARGO_DENY) ## format, clippy, dependencies
 	cargo fmt --all --check
