@@ -1,0 +1,182 @@
+//! CSI's messages by their descriptors: which RPC a path names, and a message as JSON with everything masked that no log
+//! may show. Numbers, types and the secret option come from csi.proto; nothing here names an RPC.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, ExtensionDescriptor, FieldDescriptor, Kind, MessageDescriptor,
+    ReflectMessage, Value,
+};
+use serde_json::{Map, Value as Json, json};
+
+/// One RPC of CSI.
+pub(crate) struct Method {
+    pub(crate) name: String,
+    pub(crate) input: MessageDescriptor,
+    pub(crate) output: MessageDescriptor,
+    /// It streams: forwarded as it comes, its messages are not recorded.
+    pub(crate) streams: bool,
+}
+
+static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
+    DescriptorPool::decode(csi_proto::FILE_DESCRIPTOR_SET).expect("csi.proto's descriptors are whole")
+});
+
+static SECRET: LazyLock<ExtensionDescriptor> =
+    LazyLock::new(|| POOL.get_extension_by_name("csi.v1.csi_secret").expect("csi.proto declares csi_secret"));
+
+static METHODS: LazyLock<HashMap<String, Method>> = LazyLock::new(|| {
+    let methods = POOL.services().flat_map(|service| service.methods().collect::<Vec<_>>());
+    let named = methods.map(|method| {
+        let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
+        let known = Method {
+            name: method.name().to_owned(),
+            input: method.input(),
+            output: method.output(),
+            streams: method.is_client_streaming() || method.is_server_streaming(),
+        };
+        (path, known)
+    });
+    named.collect()
+});
+
+/// The RPC that an HTTP/2 `:path` names.
+pub(crate) fn method(path: &str) -> Option<&'static Method> {
+    METHODS.get(path)
+}
+
+/// Whether faults can be put into it.
+pub(crate) fn is_unary(name: &str) -> bool {
+    METHODS.values().any(|method| method.name == name && !method.streams)
+}
+
+/// The one message of a unary body: a byte that says whether it is compressed, four of length, the message.
+pub(crate) fn decode(descriptor: &MessageDescriptor, mut body: Bytes) -> Option<DynamicMessage> {
+    let length = u32::from_be_bytes(body.get(1..5)?.try_into().ok()?) as usize;
+    if body[0] != 0 || body.len() != 5 + length {
+        return None;
+    }
+    DynamicMessage::decode(descriptor.clone(), body.split_off(5)).ok()
+}
+
+pub(crate) fn encode(message: &DynamicMessage) -> Bytes {
+    let mut body = BytesMut::with_capacity(5 + message.encoded_len());
+    body.put_u8(0);
+    body.put_u32(message.encoded_len().try_into().expect("it was no longer when it was decoded"));
+    body.put(message.encode_to_vec().as_slice());
+    body.freeze()
+}
+
+/// Hides values, and lets them be compared: the digest is keyed with what only this process knows, so equal values look
+/// alike in one log and nobody can search for a value with it.
+#[derive(Default)]
+pub(crate) struct Mask(RandomState);
+
+impl Mask {
+    /// The fields that are set, in CSI's names; enums by name. A masked map or list is `{"bytes": …, "values": …}`.
+    pub(crate) fn show(&self, message: &DynamicMessage) -> Json {
+        let fields = message.fields().map(|(field, value)| {
+            let shown = if is_hidden(&field) { self.hide(value) } else { self.plain(&field, value) };
+            (field.name().to_owned(), shown)
+        });
+        Json::Object(fields.collect())
+    }
+
+    fn hide(&self, value: &Value) -> Json {
+        let digest = |text: &str| format!("{:016x}", self.0.hash_one(text));
+        match value {
+            Value::Map(map) => {
+                let pairs = map.iter().filter_map(|(key, value)| Some((key.as_str()?, value.as_str()?)));
+                let bytes: usize = pairs.clone().map(|(key, value)| key.len() + value.len()).sum();
+                let values: Map<_, _> =
+                    pairs.map(|(key, value)| (key.to_owned(), digest(value).into())).collect();
+                json!({"bytes": bytes, "values": values})
+            }
+            Value::List(list) => {
+                let texts = list.iter().filter_map(Value::as_str);
+                let bytes: usize = texts.clone().map(str::len).sum();
+                json!({"bytes": bytes, "values": texts.map(digest).collect::<Vec<_>>()})
+            }
+            other => other.as_str().map_or(Json::Null, |text| digest(text).into()),
+        }
+    }
+
+    fn plain(&self, field: &FieldDescriptor, value: &Value) -> Json {
+        match value {
+            Value::List(list) => list.iter().map(|one| self.plain(field, one)).collect(),
+            Value::Map(map) => {
+                let pairs = map.iter().filter_map(|(key, value)| Some((key.as_str()?, value.as_str()?)));
+                pairs.map(|(key, value)| (key.to_owned(), Json::from(value))).collect()
+            }
+            Value::Message(message) => self.show(message),
+            Value::EnumNumber(number) => {
+                let kind = field.kind();
+                let named = kind.as_enum().and_then(|kind| kind.get_value(*number));
+                named.map_or_else(|| (*number).into(), |value| value.name().into())
+            }
+            Value::String(text) => text.as_str().into(),
+            Value::Bool(flag) => (*flag).into(),
+            Value::I32(number) => (*number).into(),
+            Value::I64(number) => (*number).into(),
+            Value::U32(number) => (*number).into(),
+            Value::U64(number) => (*number).into(),
+            Value::F32(_) | Value::F64(_) | Value::Bytes(_) => Json::Null,
+        }
+    }
+}
+
+/// CO rule 17: secrets by their option; mount flags, the opaque contexts and parameters by name, as drivers put
+/// credentials into them.
+fn is_hidden(field: &FieldDescriptor) -> bool {
+    field.options().get_extension(&SECRET).as_bool() == Some(true)
+        || matches!(
+            field.name(),
+            "mount_flags" | "volume_context" | "publish_context" | "parameters" | "mutable_parameters"
+        )
+}
+
+/// An answer that no plugin should give, made from one that it gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Alteration {
+    /// Every string is empty: names, ids.
+    EmptyStrings,
+    /// Every string is 64 KiB long.
+    LongStrings,
+    /// Every enum has a number that CSI does not know.
+    UnknownEnums,
+}
+
+impl Alteration {
+    /// What a map holds stays as it is.
+    pub(crate) fn apply(self, message: &mut DynamicMessage) {
+        let descriptor = message.descriptor();
+        for field in descriptor.fields().filter(|field| !field.is_map()) {
+            // An empty string is not set, and can still be made long; the arms of a oneof cannot all be.
+            let missing = !message.has_field(&field);
+            if missing
+                && (field.containing_oneof().is_some() || field.kind() != Kind::String || field.is_list())
+            {
+                continue;
+            }
+            match message.get_field_mut(&field) {
+                Value::List(list) => list.iter_mut().for_each(|value| self.value(value)),
+                value => self.value(value),
+            }
+        }
+    }
+
+    fn value(self, value: &mut Value) {
+        match (self, value) {
+            (_, Value::Message(message)) => self.apply(message),
+            (Alteration::EmptyStrings, Value::String(text)) => text.clear(),
+            (Alteration::LongStrings, Value::String(text)) => *text = "long".repeat(16 * 1024),
+            (Alteration::UnknownEnums, Value::EnumNumber(number)) => *number = 9999,
+            _ => {}
+        }
+    }
+}

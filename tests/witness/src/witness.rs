@@ -1,0 +1,106 @@
+//! A witness that runs: in a program of its own, or in a test beside the CO that it watches.
+
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use tokio::sync::oneshot;
+
+use crate::log::{LogError, Reader};
+use crate::message::Mask;
+use crate::proxy::{self, Shared};
+use crate::record::{self, Log, Mark};
+use crate::rules::Verdict;
+use crate::script::Script;
+
+/// Where a witness stands.
+#[derive(Debug, Default)]
+pub struct Setup {
+    /// The socket that the CO is given.
+    pub listen: PathBuf,
+    /// The plugin's own. Nobody needs to listen there yet.
+    pub plugin: PathBuf,
+    /// Made anew.
+    pub log: PathBuf,
+    pub script: Script,
+}
+
+/// Why a witness does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot listen on {}", path.display())]
+    Listen { path: PathBuf, source: io::Error },
+    #[error("cannot make the log {}; a log is of one run, so move an older one away", path.display())]
+    Log { path: PathBuf, source: io::Error },
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+}
+
+/// Forwards until it is dropped. It has one thread of its own: what happens on the wire is recorded in the order in which
+/// it was seen there, and a test that keeps its threads busy does not slow it.
+pub struct Witness {
+    listen: PathBuf,
+    log: PathBuf,
+    reader: Mutex<Reader>,
+    thread: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Witness {
+    pub fn start(setup: Setup) -> Result<Self, StartError> {
+        let Setup { listen, plugin, log: path, script } = setup;
+        let log_error = |source| StartError::Log { path: path.clone(), source };
+        let log = Log::create(&path).map_err(log_error)?;
+        let reader = Mutex::new(Reader::open(&path).map_err(log_error)?);
+        let listener = bind(&listen).map_err(|source| StartError::Listen { path: listen.clone(), source })?;
+
+        let shared = Arc::new(Shared { plugin, log, script, mask: Mask::default() });
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
+        let (stop, stopped) = oneshot::channel();
+        let serve = move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = stopped => {}
+                    end = proxy::serve(listener, shared) => panic!("the witness cannot listen: {end:?}"),
+                }
+            });
+        };
+        let thread = std::thread::Builder::new().name("csi-witness".into()).spawn(serve);
+        let thread = Some((stop, thread.map_err(StartError::Thread)?));
+        Ok(Witness { listen, log: path, reader, thread })
+    }
+
+    pub fn mark(&self, mark: Mark) -> io::Result<()> {
+        record::mark(&self.log, mark)
+    }
+
+    /// What the rules say of all calls so far.
+    pub fn verdict(&self) -> Result<Verdict, LogError> {
+        let mut reader = self.reader.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        reader.verdict().cloned()
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.thread.take() {
+            drop(stop);
+            // Its panic was printed.
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.listen);
+    }
+}
+
+/// What a witness that was killed left is no obstacle; one that lives is.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() => {
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        result => result,
+    }
+}
