@@ -9,6 +9,7 @@ pub mod dbus;
 pub mod dice;
 pub mod kernel;
 pub mod plugin;
+pub mod power;
 pub mod raw;
 pub mod script;
 pub mod world;

@@ -1,5 +1,9 @@
-//! csid, built by the tests' own build with feature `fault`: what is tested is never an older binary.
+//! csid, built by the tests' own build with feature `fault`: what is tested is never an older binary. `CSID_RECORD` names
+//! the file that gets a record of what it does to its journal.
 
 fn main() -> std::process::ExitCode {
+    if let Some(record) = std::env::var_os("CSID_RECORD") {
+        csid_tests::power::vfs::record(record.as_ref()).expect("the record of a power cut's test");
+    }
     csid::daemon::main()
 }
