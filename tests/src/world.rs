@@ -35,6 +35,7 @@ pub struct World {
     csid: Option<Child>,
     /// What csid told systemd since it was started.
     told: Arc<Mutex<Vec<String>>>,
+    /// Boot ids that there were.
     boots: u32,
 }
 
@@ -297,7 +298,6 @@ impl World {
         let ran = self.stop_plugins();
         self.unmount_all();
         self.mount_run().expect("a new /run");
-        self.boots += 1;
         self.start_plugins(&ran).await;
     }
 
@@ -310,11 +310,18 @@ impl World {
                 unmount(&mount.point, UnmountFlags::empty()).expect("an unmount");
             }
         }
-        self.boots += 1;
-        let id = self.path(&format!("boot-{}", self.boots));
-        fs::write(&id, format!("00000000-0000-4000-8000-{:012}\n", self.boots)).expect("a boot id");
-        mount_bind(&id, "/proc/sys/kernel/random/boot_id").expect("another boot id");
+        self.another_boot_id();
         self.start_plugins(&ran).await;
+    }
+
+    /// From now on the kernel is another one's, as far as its boot id tells.
+    pub fn another_boot_id(&mut self) {
+        self.boots += 1;
+        let id = self.path("boot-id");
+        fs::write(&id, format!("00000000-0000-4000-8000-{:012}\n", self.boots)).expect("a boot id");
+        if self.boots == 1 {
+            mount_bind(&id, "/proc/sys/kernel/random/boot_id").expect("another boot id");
+        }
     }
 
     fn stop_plugins(&mut self) -> Vec<String> {

@@ -1,0 +1,13 @@
+//! The disk under csid: power cuts, and no space left. `CSID_SEED` repeats a run, `CSID_ROUNDS` makes it longer.
+
+mod power;
+
+use csid_tests::dice::Dice;
+
+/// The seed of each round, printed.
+fn rounds() -> impl Iterator<Item = u64> {
+    let rounds =
+        std::env::var("CSID_ROUNDS").map_or(1, |text| text.parse().expect("CSID_ROUNDS is a number"));
+    let first = Dice::seed();
+    (first..first + rounds).inspect(|seed| eprintln!("CSID_SEED={seed}"))
+}
