@@ -167,6 +167,28 @@ impl World {
         self.plugins.get_mut(id).expect("the plugin was added")
     }
 
+    /// All plugins do again as they should.
+    pub fn honest(&mut self) {
+        self.plugins.values_mut().for_each(TestPlugin::honest);
+    }
+
+    /// A plugin that died of its script comes back, and is honest then.
+    pub async fn revive(&mut self) {
+        for plugin in self.plugins.values_mut() {
+            if plugin.dead() {
+                plugin.honest();
+                plugin.start().await;
+            }
+        }
+    }
+
+    /// Every call so far kept the rules that the plugins can see.
+    pub fn assert_rules(&self) {
+        for plugin in self.plugins.values() {
+            plugin.assert_rules();
+        }
+    }
+
     /// A block device for `volume` of plugin `id`, and its read-only twin.
     pub fn add_device(&mut self, id: &str, volume: &str) -> Device {
         let file = self.path("plugins").join(id).join(format!("image-{}", self.loops.len()));

@@ -4,9 +4,12 @@
 //!
 //! `CSID_KILLS` is how many kills there are at least, `CSID_SEED` repeats a run, and with `CSID_CHAPTER` only one world of it.
 
+mod check;
 mod model;
 mod plan;
 mod report;
+mod rounds;
+mod sequences;
 mod site;
 mod slot;
 
@@ -17,15 +20,9 @@ use std::sync::{Arc, Mutex};
 
 use csid_tests::dice::Dice;
 use csid_tests::world::{program, world};
-use model::Restores;
-use plan::{Calls, Cell, Chapter, Kind, Operation, Plugin};
+use plan::{Chapter, Kind};
 use report::Report;
 use site::Site;
-
-/// More edges than one volume's operation has.
-const EDGES: u64 = 200;
-/// Fewer than each of several passes, so that a random edge is mostly there.
-const EDGES_OF_ONE: u64 = 12;
 
 /// The edges that csid can be killed at.
 fn points() -> Vec<String> {
@@ -39,60 +36,30 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 fn kinds(chapter: &Chapter) -> Vec<Kind> {
-    let (Chapter::EveryEdge(cells, _) | Chapter::RandomEdge(cells, _)) = chapter;
-    cells.iter().map(|cell| cell.kind).collect::<BTreeSet<_>>().into_iter().collect()
+    match chapter {
+        Chapter::EveryEdge(cells, _) | Chapter::RandomEdge(cells, _) => {
+            cells.iter().map(|cell| cell.kind).collect::<BTreeSet<_>>().into_iter().collect()
+        }
+        Chapter::Sequences(_) => Kind::ALL.to_vec(),
+    }
 }
 
 async fn live(mut site: Site<'_>, chapter: Chapter) {
     match chapter {
         Chapter::EveryEdge(cells, calls) => {
             for cell in cells {
-                let mut rpcs = cell.operation.rpcs(cell.kind);
-                if calls == Calls::One || cell.plugin == Plugin::Answers {
-                    rpcs = vec![site.dice.of(&rpcs)];
-                }
-                for rpc in rpcs {
-                    every_edge(&mut site, &cell, rpc).await;
-                }
+                site.every_edge(&cell, calls).await;
             }
         }
         Chapter::RandomEdge(cells, rounds) => {
             for _ in 0..rounds {
                 let cell = site.dice.of(&cells);
-                random_edge(&mut site, &cell).await;
+                site.random_edge(&cell).await;
             }
         }
+        Chapter::Sequences(epochs) => site.sequences(epochs).await,
     }
     site.close().await;
-}
-
-async fn every_edge(site: &mut Site<'_>, cell: &Cell, rpc: &str) {
-    let all = site.choose(cell.kind);
-    // One that passes all there is: it comes back by itself, and has a target.
-    let is_whole = |slot: &usize| {
-        let slot = &site.slots[*slot];
-        slot.target.is_some() && slot.restores == Restores::Alone
-    };
-    let slot: Vec<_> = all.into_iter().filter(is_whole).take(1).collect();
-    let rules = cell.rules(rpc, &mut site.dice);
-    site.bystanders(&slot).await;
-    let mut edge = 1;
-    while site.round(cell, &slot, &rules, &format!("any:{edge}")).await {
-        edge += 1;
-        assert!(edge < EDGES, "{cell} has no end");
-    }
-}
-
-async fn random_edge(site: &mut Site<'_>, cell: &Cell) {
-    let mut slots = site.choose(cell.kind);
-    if cell.operation == Operation::Restore {
-        slots.sort_by_key(|slot| site.slots[*slot].restores != Restores::Alone);
-    }
-    slots.truncate(cell.flight);
-    let rpc = site.dice.of(&cell.operation.rpcs(cell.kind));
-    let rules = cell.rules(rpc, &mut site.dice);
-    let edge = 1 + site.dice.below(EDGES_OF_ONE * cell.flight as u64);
-    site.round(cell, &slots, &rules, &format!("any:{edge}")).await;
 }
 
 fn run(number: u64, chapter: Chapter, report: &Arc<Report>, seed: u64) {

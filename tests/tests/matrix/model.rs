@@ -1,6 +1,7 @@
 //! What a client may believe of a mount, from its own calls and their answers alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use csid_client::Kind;
 
@@ -42,6 +43,25 @@ pub enum Told {
     CutOff,
 }
 
+/// Something that may have changed a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    Asked(Ask, Told),
+    /// csid has started again in the same boot: what is gone is noticed.
+    Restarted,
+    /// The host has booted.
+    Rebooted,
+    /// Somebody unmounted it behind csid's back, if it was mounted.
+    Taken,
+}
+
+impl What {
+    /// Whether a mount may end by it.
+    pub fn may_unmount(&self) -> bool {
+        !matches!(self, What::Asked(Ask::Mount, _) | What::Restarted)
+    }
+}
+
 impl Restores {
     /// The state in which it comes to rest.
     pub fn rests(self) -> State {
@@ -53,38 +73,97 @@ impl Restores {
     }
 }
 
-/// What may be true once a call has come to its end and nothing is under way any more.
-pub fn after(before: State, ask: Ask, told: &Told, restores: Restores) -> BTreeSet<State> {
+/// What may be true once that has come to its end and nothing is under way any more.
+pub fn after(before: State, what: &What, restores: Restores) -> BTreeSet<State> {
     use State::*;
-    let states: &[State] = match (ask, told) {
-        (Ask::Mount, Told::Done) => &[Mounted],
-        (Ask::Mount, Told::CutOff) => &[before, Mounted],
+    let states: &[State] = match (what, before) {
+        (What::Asked(Ask::Mount, Told::Done), _) => &[Mounted],
+        (What::Asked(Ask::Mount, Told::CutOff | Told::Refused(Kind::ShuttingDown)), _) => {
+            &[before, Mounted, after_loss(before, restores)]
+        }
         // A mount that failed is undone; one that was answered before is not.
-        (Ask::Mount, Told::Refused(_)) => match before {
-            Absent | Mounted => &[before],
-            Lost | Waiting => &[before, Mounted],
-            Taken => &[Taken, Mounted, restores.rests()],
-        },
-        (Ask::Unmount, Told::Done) => &[Absent],
-        (Ask::Unmount, Told::Refused(Kind::Busy)) => &[before],
+        (What::Asked(Ask::Mount, Told::Refused(_)), Absent | Mounted) => &[before],
+        (What::Asked(Ask::Mount, Told::Refused(_)), Lost | Waiting | Taken) => {
+            &[before, Mounted, after_loss(before, restores)]
+        }
+        (What::Asked(Ask::Unmount, Told::Done), _) => &[Absent],
+        (What::Asked(Ask::Unmount, Told::Refused(Kind::Busy)), _) => &[before],
         // It goes on without its caller, once it has begun.
-        (Ask::Unmount, Told::Refused(_) | Told::CutOff) => &[before, Absent],
+        (What::Asked(Ask::Unmount, Told::Refused(_) | Told::CutOff), _) => &[before, Absent],
+        (What::Restarted, _) => &[after_loss(before, restores)],
+        (What::Rebooted, Mounted) => &[restores.rests()],
+        (What::Rebooted, _) => &[after_loss(before, restores)],
+        (What::Taken, Mounted) => &[Mounted, Taken],
+        (What::Taken, _) => &[before],
     };
     states.iter().copied().collect()
 }
 
-/// csid has started again in the same boot: what is gone is noticed.
-pub fn restarted(before: State, restores: Restores) -> State {
+/// A loss is noticed.
+fn after_loss(before: State, restores: Restores) -> State {
     match before {
         State::Taken => restores.rests(),
         other => other,
     }
 }
 
-/// The host has booted.
-pub fn rebooted(before: State, restores: Restores) -> State {
-    match before {
-        State::Mounted | State::Taken => restores.rests(),
-        other => other,
+/// What happened, and when: two that overlap may have happened in either order.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub what: What,
+    pub begun: Instant,
+    pub ended: Instant,
+}
+
+/// What may be true after all of `history`, in any order that its times allow.
+pub fn after_all(before: State, history: &[Entry], restores: Restores) -> BTreeSet<State> {
+    let all = (1_u64 << history.len()) - 1;
+    // By the set of entries that have happened; each leads to larger ones only.
+    let mut reached = BTreeMap::from([(0, BTreeSet::from([before]))]);
+    loop {
+        let (done, states) = reached.pop_first().expect("something comes next until all are done");
+        if done == all {
+            return states;
+        }
+        let missing = |number: usize| done & (1 << number) == 0;
+        for (number, next) in history.iter().enumerate().filter(|(number, _)| missing(*number)) {
+            let mut before_it = history.iter().enumerate().filter(|(_, entry)| entry.ended < next.begun);
+            if before_it.all(|(number, _)| !missing(number)) {
+                let after = states.iter().flat_map(|state| after(*state, &next.what, restores));
+                reached.entry(done | (1 << number)).or_default().extend(after);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// What may be true of an absent mount after calls at these times.
+    fn allowed(calls: &[(Ask, Told, u64, u64)]) -> Vec<State> {
+        let start = Instant::now();
+        let entry = |(ask, told, begun, ended): &(Ask, Told, u64, u64)| Entry {
+            what: What::Asked(*ask, told.clone()),
+            begun: start + Duration::from_secs(*begun),
+            ended: start + Duration::from_secs(*ended),
+        };
+        let history: Vec<_> = calls.iter().map(entry).collect();
+        after_all(State::Absent, &history, Restores::OnRequest).into_iter().collect()
+    }
+
+    #[test]
+    fn the_last_answer_holds_and_what_overlaps_is_open() {
+        use Ask::*;
+        use State::*;
+        use Told::*;
+        assert_eq!(allowed(&[(Mount, Done, 0, 1), (Unmount, Done, 2, 3)]), [Absent]);
+        assert_eq!(allowed(&[(Unmount, Done, 2, 3), (Mount, Done, 4, 5), (Mount, Done, 0, 1)]), [Mounted]);
+        assert_eq!(allowed(&[(Mount, Done, 0, 2), (Unmount, Done, 1, 3)]), [Absent, Mounted]);
+        assert_eq!(allowed(&[(Mount, Done, 0, 1), (Unmount, CutOff, 2, 3)]), [Absent, Mounted]);
+        assert_eq!(allowed(&[(Mount, Refused(Kind::TimedOut), 0, 1)]), [Absent]);
+        assert_eq!(allowed(&[(Mount, CutOff, 0, 1), (Unmount, Done, 2, 3)]), [Absent]);
     }
 }

@@ -66,6 +66,11 @@ impl Operation {
         Operation::Finish,
     ];
 
+    /// Whether it goes on with what an earlier csid left under way.
+    pub fn begins_cut_off(self) -> bool {
+        matches!(self, Operation::Undo | Operation::Finish)
+    }
+
     /// The calls it makes while all goes well.
     pub fn rpcs(self, kind: Kind) -> Vec<&'static str> {
         let making = ["NodeStageVolume", "NodePublishVolume"];
@@ -96,11 +101,12 @@ impl fmt::Display for Cell {
 
 /// One life of a world.
 pub enum Chapter {
-    /// One volume in flight, killed at its first edge, then at its second, to the last; the plugin does what it does at
-    /// one of its calls, or at each in turn.
+    /// One volume in flight, killed at each edge in turn; the plugin does what it does at one of its calls, or at each.
     EveryEdge(Vec<Cell>, Calls),
     /// So many times killed at a random edge.
     RandomEdge(Vec<Cell>, usize),
+    /// Clients and fate, so many times (`sequences`).
+    Sequences(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +137,7 @@ pub fn matrix() -> Vec<Chapter> {
             chapters.push(Chapter::RandomEdge(Operation::ALL.iter().map(cell(MANY)).collect(), 16));
         }
     }
+    chapters.extend((0..4).map(|_| Chapter::Sequences(40)));
     chapters
 }
 
@@ -150,6 +157,9 @@ pub fn every_call() -> Vec<Chapter> {
 
 /// And at last.
 pub fn another(dice: &mut Dice) -> Chapter {
+    if dice.once_in(2) {
+        return Chapter::Sequences(40);
+    }
     let cells = (0..12).map(|_| Cell {
         operation: dice.of(&Operation::ALL),
         flight: dice.of(&[1, 2, MANY]),

@@ -29,9 +29,10 @@ pub struct Numbers {
 #[derive(Default)]
 struct Found {
     numbers: Numbers,
-    /// Kills at each edge and in each cell of the matrix.
+    /// Kills at each edge.
     edges: BTreeMap<String, u64>,
-    cells: BTreeMap<String, u64>,
+    /// Kills in each cell of the matrix, and what else was counted.
+    counts: BTreeMap<String, u64>,
     failures: Vec<String>,
 }
 
@@ -53,9 +54,13 @@ impl Report {
         self.change(|found| {
             found.numbers.kills += 1;
             *found.edges.entry(edge.to_owned()).or_default() += 1;
-            *found.cells.entry(cell.to_owned()).or_default() += 1;
+            *found.counts.entry(format!("kills: {cell}")).or_default() += 1;
             found.numbers.kills
         })
+    }
+
+    pub fn count(&self, what: String) {
+        self.change(|found| *found.counts.entry(what).or_default() += 1);
     }
 
     pub fn wrong(&self, wrong: Broken) {
@@ -86,8 +91,11 @@ impl Report {
         std::fs::write(proof.join("report.json"), format!("{json}\n")).expect("report.json");
         self.change(|found| {
             let mut out = std::io::stderr().lock();
-            for (what, kills) in found.cells.iter().chain(&found.edges) {
-                writeln!(out, "    {kills:>6} kills: {what}").expect("stderr");
+            for (what, number) in &found.counts {
+                writeln!(out, "    {number:>6} {what}").expect("stderr");
+            }
+            for (edge, kills) in &found.edges {
+                writeln!(out, "    {kills:>6} kills at {edge}").expect("stderr");
             }
             writeln!(out, "{json}").expect("stderr");
             assert!(

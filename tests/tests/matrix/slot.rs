@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use csid_client::{Client, Error, MountOptions, Restore};
+use csid_client::{Client, Error, MountOptions, Restore, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::kernel;
 use csid_tests::world::World;
+use rustix::mount::{UnmountFlags, unmount as unmount_now};
 
 use crate::model::{Ask, Restores, State, Told};
 use crate::plan::{Kind, MANY};
@@ -30,6 +32,14 @@ pub struct Slot {
     pub allowed: BTreeSet<State>,
     /// The mounts that it may not lose: their paths and the kernel's numbers.
     pub holds: Vec<(PathBuf, u64)>,
+}
+
+/// How a caller waits.
+#[derive(Default)]
+pub struct Manner {
+    pub deadline: Option<Duration>,
+    /// The call is cancelled under this name after a while.
+    pub cancel: Option<(String, Duration)>,
 }
 
 /// What a caller was told, and the mount's path.
@@ -104,23 +114,49 @@ impl Slot {
         }
     }
 
-    pub fn ask(&self, client: &Client, ask: Ask) -> impl Future<Output = Answer> + use<> {
-        let (client, options) = (client.clone(), self.options());
+    pub fn ask(&self, client: &Client, ask: Ask, manner: Manner) -> impl Future<Output = Answer> + use<> {
+        let (client, mut options) = (client.clone(), self.options());
         let (volume, consumer) = (self.volume.clone(), self.consumer);
+        let Manner { deadline, cancel } = manner;
+        let deadline_usec = deadline.map(|deadline| deadline.as_micros() as u64);
+        let operation_id = cancel.as_ref().map(|(id, _)| id.clone());
         async move {
-            let result = match ask {
-                Ask::Mount => {
-                    mount(&client, consumer, options).await.map(|mounted| Some(mounted.source.into()))
+            let cancel = async {
+                if let Some((id, pause)) = cancel {
+                    tokio::time::sleep(pause).await;
+                    // It may have ended.
+                    let _ = client.cancel_operation(&id).await;
                 }
-                Ask::Unmount => unmount(&client, &volume, consumer).await.map(|()| None),
             };
-            match result {
+            let call = async {
+                match ask {
+                    Ask::Mount => {
+                        options = MountOptions { deadline_usec, operation_id, ..options };
+                        Ok(Some(mount(&client, consumer, options).await?.source.into()))
+                    }
+                    Ask::Unmount => {
+                        let options = UnmountOptions { deadline_usec, operation_id, ..Default::default() };
+                        client.unmount(NAMESPACE, &volume, consumer, options).await.map(|()| None)
+                    }
+                }
+            };
+            match tokio::join!(call, cancel).0 {
                 Ok(source) => (Told::Done, source),
-                Err(Error::Csid(error)) => (Told::Refused(error.kind), None),
+                Err(Error::Csid(error)) => {
+                    assert_ne!(error.kind, csid_client::Kind::Internal, "{error}");
+                    (Told::Refused(error.kind), None)
+                }
                 Err(Error::Disconnected(_)) => (Told::CutOff, None),
                 Err(other) => panic!("{ask:?} {volume} {consumer}: {other}"),
             }
         }
+    }
+
+    /// Unmount it behind csid's back. Whether it was there.
+    pub fn take_away(&self) -> bool {
+        let taken = |(path, _): &&(PathBuf, u64)| unmount_now(path, UnmountFlags::DETACH).is_ok();
+        // The target first, and in any case both.
+        self.holds.iter().rev().filter(taken).count() > 0
     }
 
     /// Where the mount shows, and the kernel's numbers of that; nothing unless it shows everywhere, and this volume.

@@ -1,0 +1,131 @@
+//! What csid owes: its rows, the kernel's mounts and csid's directories are exactly what the clients' answers allow, and no
+//! secret is written down.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use csid_client::MountRow;
+use csid_tests::ask::events;
+use csid_tests::kernel;
+
+use crate::model::{Ask, State};
+use crate::plan::Kind;
+use crate::report::Broken;
+use crate::site::Site;
+use crate::slot::{CANARY, Slot};
+
+impl Site<'_> {
+    /// Hold rows, mounts and paths against what the answers allow.
+    pub fn check(&mut self, rows: &[MountRow]) {
+        let mut wrong = Vec::new();
+        let mut table = kernel::below(&self.w.dir).expect("the mount table");
+        table.retain(|mount| mount.point != self.w.path("run"));
+        let mut points: BTreeSet<PathBuf> = BTreeSet::new();
+        // A row that rests may have its volume staged.
+        let mut staged: BTreeSet<PathBuf> = BTreeSet::new();
+        let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
+        for row in rows {
+            let source = Path::new(&row.source);
+            paths.extend([source.to_owned(), source.parent().expect("a parent").to_owned()]);
+            paths.extend(Some(PathBuf::from(&row.staging)).filter(|path| path.is_absolute()));
+            staged.insert(row.staging.clone().into());
+            let Some(slot) = self.slot(row) else {
+                wrong.push((Broken::Leftover, format!("a row that nobody asked for: {row:?}")));
+                continue;
+            };
+            if seen(Some(row)) == State::Mounted {
+                points.insert(source.to_owned());
+                points.extend(slot.target.clone());
+                points.extend((slot.kind == Kind::FileSystem).then(|| row.staging.clone().into()));
+            }
+        }
+        for slot in &mut self.slots {
+            let row = rows.iter().find(|row| row.volume == slot.volume && row.consumer == slot.consumer);
+            let state = seen(row);
+            let Slot { volume, consumer, allowed, .. } = &*slot;
+            if !allowed.contains(&state) {
+                let lost = slot.must(State::Mounted);
+                let what = format!("{volume} {consumer} is {state:?}, not one of {allowed:?}");
+                wrong.push((if lost { Broken::LostMount } else { Broken::Leftover }, what));
+            }
+            for (path, number) in &slot.holds {
+                let now = kernel::mount_id(path).ok();
+                if now != Some(*number) {
+                    let what = format!("{}: mount {number} is {now:?} now", path.display());
+                    wrong.push((Broken::WrongUnmount, what));
+                }
+            }
+            slot.allowed = [state].into();
+            slot.holds.clear();
+            if let Some(row) = row.filter(|_| state == State::Mounted) {
+                match slot.mounts(&table, Path::new(&row.source)) {
+                    Some(mounts) => slot.holds = mounts,
+                    None => {
+                        wrong.push((Broken::LostMount, format!("not shown once, or another volume: {row:?}")))
+                    }
+                }
+            }
+        }
+        for mount in &table {
+            let stacked = table.iter().filter(|other| other.point == mount.point).count();
+            if stacked != 1 || !(points.contains(&mount.point) || staged.contains(&mount.point)) {
+                wrong.push((Broken::Leftover, format!("{stacked} mounts: {mount:?}")));
+            }
+        }
+        for point in points.iter().filter(|point| !table.iter().any(|mount| mount.point == **point)) {
+            wrong.push((Broken::LostMount, format!("nothing is mounted at {}", point.display())));
+        }
+        let left = self.w.leftovers().into_iter();
+        for path in left.filter_map(|left| left.strip_prefix("path ").map(PathBuf::from)) {
+            if !paths.contains(&path) {
+                wrong.push((Broken::Leftover, format!("no row explains {}", path.display())));
+            }
+        }
+        for (wrong, _) in &wrong {
+            self.report.wrong(*wrong);
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    /// Everything is asked away, and nothing is left. The secrets were written nowhere, and the plugins saw no rule broken.
+    pub async fn close(mut self) {
+        self.w.honest();
+        let all: Vec<_> = (0..self.slots.len()).collect();
+        self.must(Ask::Unmount, &all).await;
+        self.settle(|_, _| panic!("csid ended by itself")).await;
+        self.w.nothing_left(&self.client).await;
+        let told = format!("{:?}", events(&self.client, 0).await);
+        self.search("an event", told.as_bytes());
+        self.w.stop().await;
+        let written: Vec<_> = ["state", "run"]
+            .into_iter()
+            .flat_map(|directory| kernel::tree(&self.w.path(directory)).expect("a directory"))
+            .chain([self.w.path("csid.log")])
+            .filter(|path| path.is_file())
+            .collect();
+        assert!(written.len() >= 3, "a log, a marker and a journal: {written:?}");
+        for path in written {
+            self.search(&path.display().to_string(), &std::fs::read(&path).expect("what csid wrote"));
+        }
+        self.w.assert_rules();
+    }
+
+    fn search(&self, place: &str, bytes: &[u8]) {
+        if String::from_utf8_lossy(bytes).contains(CANARY) {
+            self.report.wrong(Broken::SecretHit);
+            panic!("a secret is in {place}");
+        }
+    }
+}
+
+/// The state a row shows.
+fn seen(row: Option<&MountRow>) -> State {
+    match row.map(|row| (row.state.as_str(), row.healthy)) {
+        None => State::Absent,
+        Some(("mounted", true)) => State::Mounted,
+        Some(("mounted", false)) => State::Taken,
+        Some(("lost", _)) => State::Lost,
+        Some(("waiting", _)) => State::Waiting,
+        Some((other, _)) => panic!("{other} at rest"),
+    }
+}
