@@ -7,6 +7,7 @@ mod log;
 mod message;
 mod proxy;
 mod record;
+pub mod report;
 pub mod rules;
 mod script;
 mod witness;

@@ -1,11 +1,10 @@
-//! A log read as it grows, and judged.
+//! A log, read as it grows.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
-use crate::record::Record;
-use crate::rules::{Checker, Verdict};
+use crate::record::{Event, Record};
 
 /// Why a log cannot be judged.
 #[derive(Debug, thiserror::Error)]
@@ -22,27 +21,28 @@ pub struct Reader {
     line: usize,
     /// The begin of a line whose end is not written yet.
     partial: Vec<u8>,
-    checker: Checker,
 }
 
 impl Reader {
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let file = BufReader::new(File::open(path)?);
-        Ok(Reader { file, line: 0, partial: Vec::new(), checker: Checker::default() })
+    pub fn open(path: &Path) -> Result<Self, LogError> {
+        Ok(Reader { file: BufReader::new(File::open(path)?), line: 0, partial: Vec::new() })
     }
+}
 
-    /// The verdict on all that is written by now.
-    pub fn verdict(&mut self) -> Result<&Verdict, LogError> {
-        while self.file.read_until(b'\n', &mut self.partial)? > 0 {
-            if self.partial.last() != Some(&b'\n') {
-                break;
-            }
-            self.line += 1;
-            let record: Record = serde_json::from_slice(&self.partial)
-                .map_err(|source| LogError::Parse { line: self.line, source })?;
-            self.partial.clear();
-            self.checker.feed(&record.event);
+/// Ends after the last record that is written by now, and goes on when more is.
+impl Iterator for Reader {
+    type Item = Result<Event, LogError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Err(error) = self.file.read_until(b'\n', &mut self.partial) {
+            return Some(Err(error.into()));
         }
-        Ok(self.checker.verdict())
+        if self.partial.last() != Some(&b'\n') {
+            return None;
+        }
+        self.line += 1;
+        let record = serde_json::from_slice::<Record>(&self.partial);
+        self.partial.clear();
+        Some(record.map(|record| record.event).map_err(|source| LogError::Parse { line: self.line, source }))
     }
 }

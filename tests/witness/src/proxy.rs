@@ -2,6 +2,7 @@
 //! see what they would see without a witness. Unary RPCs of CSI are taken whole, recorded, and forwarded as the bytes they
 //! came as; everything else streams through.
 
+use std::error::Error;
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
@@ -158,9 +159,13 @@ impl Connection {
         }
     }
 
-    /// A reset of this one call is passed on; when the plugin is gone, so is the CO's connection.
+    /// A reset of this one call is passed on; anything else means that the plugin is gone, and the CO's connection with it.
     async fn failed<T>(&self, error: hyper::Error) -> hyper::Result<T> {
-        if self.sender.is_closed() { self.break_off().await } else { Err(error) }
+        let cause = error.source().and_then(|cause| cause.downcast_ref::<h2::Error>());
+        match cause.is_some_and(|cause| cause.is_reset() && cause.is_remote()) {
+            true => Err(error),
+            false => self.break_off().await,
+        }
     }
 
     async fn break_off<T>(&self) -> T {

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
@@ -12,7 +12,7 @@ use crate::log::{LogError, Reader};
 use crate::message::Mask;
 use crate::proxy::{self, Shared};
 use crate::record::{self, Log, Mark};
-use crate::rules::Verdict;
+use crate::rules::{Checker, Verdict};
 use crate::script::Script;
 
 /// Where a witness stands.
@@ -34,6 +34,8 @@ pub enum StartError {
     Listen { path: PathBuf, source: io::Error },
     #[error("cannot make the log {}; a log is of one run, so move an older one away", path.display())]
     Log { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Read(#[from] LogError),
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
@@ -43,16 +45,16 @@ pub enum StartError {
 pub struct Witness {
     listen: PathBuf,
     log: PathBuf,
-    reader: Mutex<Reader>,
+    /// What was read and judged of the log so far.
+    judged: Mutex<(Reader, Checker)>,
     thread: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Witness {
     pub fn start(setup: Setup) -> Result<Self, StartError> {
         let Setup { listen, plugin, log: path, script } = setup;
-        let log_error = |source| StartError::Log { path: path.clone(), source };
-        let log = Log::create(&path).map_err(log_error)?;
-        let reader = Mutex::new(Reader::open(&path).map_err(log_error)?);
+        let log = Log::create(&path).map_err(|source| StartError::Log { path: path.clone(), source })?;
+        let judged = Mutex::new((Reader::open(&path)?, Checker::default()));
         let listener = bind(&listen).map_err(|source| StartError::Listen { path: listen.clone(), source })?;
 
         let shared = Arc::new(Shared { plugin, log, script, mask: Mask::default() });
@@ -69,7 +71,7 @@ impl Witness {
         };
         let thread = std::thread::Builder::new().name("csi-witness".into()).spawn(serve);
         let thread = Some((stop, thread.map_err(StartError::Thread)?));
-        Ok(Witness { listen, log: path, reader, thread })
+        Ok(Witness { listen, log: path, judged, thread })
     }
 
     pub fn mark(&self, mark: Mark) -> io::Result<()> {
@@ -78,8 +80,12 @@ impl Witness {
 
     /// What the rules say of all calls so far.
     pub fn verdict(&self) -> Result<Verdict, LogError> {
-        let mut reader = self.reader.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        reader.verdict().cloned()
+        let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
+        let (reader, checker) = &mut *judged;
+        for event in reader {
+            checker.feed(&event?);
+        }
+        Ok(checker.verdict().clone())
     }
 }
 

@@ -16,6 +16,16 @@ pub struct Plugin {
     pub metadata: Mutex<Option<MetadataMap>>,
     /// As they came.
     pub staged: Mutex<Vec<NodeStageVolumeRequest>>,
+    /// How many calls were dropped before they had an answer.
+    pub cancelled: Mutex<usize>,
+}
+
+struct Cancelled<'a>(&'a Plugin);
+
+impl Drop for Cancelled<'_> {
+    fn drop(&mut self) {
+        *self.0.cancelled.lock().unwrap() += 1;
+    }
 }
 
 /// The volume whose stage is never answered.
@@ -75,6 +85,7 @@ impl Node for Plugin {
             let endless = request.volume_id == ENDLESS;
             plugin.staged.lock().unwrap().push(request);
             if endless {
+                let _cancelled = Cancelled(plugin);
                 std::future::pending::<()>().await;
             }
             NodeStageVolumeResponse {}

@@ -1,8 +1,10 @@
 //! A plugin and the witness before it.
 
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use csi_proto::csi::v1::controller_server::ControllerServer;
 use csi_proto::csi::v1::identity_client::IdentityClient;
@@ -14,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use tempfile::TempDir;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Runtime;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server, Uri};
 use tonic::{Response, Status};
@@ -26,8 +29,10 @@ pub const AGES: Duration = Duration::from_secs(30);
 pub struct World {
     pub witness: Witness,
     pub plugin: Arc<Plugin>,
-    /// The plugin's: all of it ends at once, as a process does.
+    /// The plugin's.
     runtime: Option<Runtime>,
+    /// The plugin's ends of its connections.
+    connections: Arc<Mutex<Vec<StdStream>>>,
     directory: TempDir,
 }
 
@@ -38,7 +43,8 @@ impl World {
         let at = |name: &str| directory.path().join(name);
         let setup = Setup { listen: at("co.sock"), plugin: at("csi.sock"), log: at("log.jsonl"), script };
         let witness = Witness::start(setup).unwrap();
-        let mut world = World { witness, plugin: Arc::default(), runtime: None, directory };
+        let mut world =
+            World { witness, plugin: Arc::default(), runtime: None, connections: Arc::default(), directory };
         world.start_plugin();
         world
     }
@@ -51,10 +57,26 @@ impl World {
         std::fs::read_to_string(self.at("log.jsonl")).unwrap()
     }
 
+    pub async fn until(&self, holds: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !holds(self) {
+            assert!(start.elapsed() < AGES, "it did not come to be; the log: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    pub async fn until_log(&self, text: &str) {
+        self.until(|world| world.log().contains(text)).await;
+    }
+
+    pub async fn until_staged(&self, count: usize) {
+        self.until(|world| world.plugin.staged.lock().unwrap().len() == count).await;
+    }
+
     pub fn start_plugin(&mut self) {
         let listener = std::os::unix::net::UnixListener::bind(self.at("csi.sock")).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let plugin = Arc::clone(&self.plugin);
+        let (plugin, connections) = (Arc::clone(&self.plugin), Arc::clone(&self.connections));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(async move {
@@ -62,14 +84,24 @@ impl World {
                 .add_service(IdentityServer::from_arc(Arc::clone(&plugin)))
                 .add_service(ControllerServer::from_arc(Arc::clone(&plugin)))
                 .add_service(NodeServer::from_arc(plugin));
-            let incoming = UnixListenerStream::new(UnixListener::from_std(listener).unwrap());
+            let incoming =
+                UnixListenerStream::new(UnixListener::from_std(listener).unwrap()).map(move |stream| {
+                    let stream = stream?.into_std()?;
+                    connections.lock().unwrap().push(stream.try_clone()?);
+                    UnixStream::from_std(stream)
+                });
             server.serve_with_incoming(incoming).await.unwrap();
         });
         self.runtime = Some(runtime);
     }
 
+    /// Its connections end as those of a process that is killed: with no word more.
     pub fn kill_plugin(&mut self) {
-        std::fs::remove_file(self.at("csi.sock")).unwrap();
+        // Its directory may be gone, its socket also.
+        let _ = std::fs::remove_file(self.at("csi.sock"));
+        for connection in self.connections.lock().unwrap().drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

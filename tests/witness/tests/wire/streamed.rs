@@ -1,0 +1,72 @@
+//! What the witness does not know goes through as it comes: a service that is not CSI's, an RPC of CSI that streams, bytes
+//! that are no message.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::world::World;
+
+/// Gives back what comes, while it comes, and ends it with trailers.
+async fn echo(
+    request: Request<Incoming>,
+) -> Result<Response<impl hyper::body::Body<Data = Bytes, Error = hyper::Error>>, Infallible> {
+    let mut response = Response::builder();
+    response.headers_mut().unwrap().clone_from(request.headers());
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", "15".parse().unwrap());
+    trailers.insert("x-end", "yes".parse().unwrap());
+    Ok(response.body(request.into_body().with_trailers(async { Some(Ok(trailers)) })).unwrap())
+}
+
+#[tokio::test]
+async fn what_is_unknown_or_streams_goes_through_as_it_comes() {
+    let mut world = World::new("");
+    world.kill_plugin();
+    let listener = UnixListener::bind(world.at("csi.sock")).unwrap();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        server.serve_connection(TokioIo::new(stream), service_fn(echo)).await
+    });
+    let stream = TokioIo::new(UnixStream::connect(world.at("co.sock")).await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+
+    for (path, rpc) in [
+        ("/example.Echo/Any", "/example.Echo/Any"),
+        ("/csi.v1.SnapshotMetadata/GetMetadataDelta", "GetMetadataDelta"),
+    ] {
+        let (send, sent) = mpsc::channel(1);
+        let body = StreamBody::new(ReceiverStream::new(sent));
+        let request = Request::post(format!("http://localhost{path}")).header("x-asks", "me");
+        let answer = tokio::spawn(sender.send_request(request.body(body).unwrap()));
+        let data = |bytes: &'static [u8]| Ok::<_, Infallible>(Frame::data(Bytes::from_static(bytes)));
+        send.send(data(b"\xff\x00 no message")).await.unwrap();
+        let answer = answer.await.unwrap().unwrap();
+        assert_eq!(answer.headers()["x-asks"], "me");
+        let mut body = answer.into_body();
+        // The answer to the first bytes is there before the next are sent.
+        assert_eq!(*body.frame().await.unwrap().unwrap().data_ref().unwrap(), b"\xff\x00 no message"[..]);
+        send.send(data(b"more")).await.unwrap();
+        assert_eq!(*body.frame().await.unwrap().unwrap().data_ref().unwrap(), b"more"[..]);
+        drop(send);
+        let trailers = body.frame().await.unwrap().unwrap().into_trailers().unwrap();
+        assert_eq!(
+            (&trailers["grpc-status"], &trailers["x-end"]),
+            (&"15".parse().unwrap(), &"yes".parse().unwrap())
+        );
+        world.until_log(&format!(r#""rpc":"{rpc}"}}"#)).await;
+    }
+    let ends = world.log().matches(r#""code":"DATA_LOSS""#).count();
+    assert_eq!(ends, 2, "{}", world.log());
+}
