@@ -5,11 +5,11 @@ use rusqlite::ErrorCode;
 /// Why the journal did not do what was asked. Whatever it says, nothing of the request is kept.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("the journal's thread has ended; restart csid")]
+    #[error("the journal's thread has ended; ask again when csid is back")]
     Gone,
     #[error(
-        "{} is not a sound journal: {why}. Nothing was changed or deleted; keep a copy of it, then restore a \
-         backup or begin a new journal",
+        "the journal {} is damaged: {why}. What is mounted stays, and nothing is changed until a new journal is \
+         begun: `csictl reconcile --new-journal` (Reconcile with `new-journal`)",
         path.display()
     )]
     Corrupt { path: PathBuf, why: String },
@@ -21,7 +21,9 @@ pub enum StoreError {
     Unsafe { path: PathBuf, why: String },
     #[error("another process holds the journal in {}; is a second csid running?", path.display())]
     Held { path: PathBuf },
-    #[error("no space left for the journal; make room and try again")]
+    #[error(
+        "no space is left on the disk of csid's journal; nothing was changed. Make room there, then ask again"
+    )]
     Full,
     #[error("cannot {step} {}", path.display())]
     File { step: &'static str, path: PathBuf, source: std::io::Error },
@@ -46,7 +48,7 @@ impl StoreError {
                 matches!(
                     other.sqlite_error_code(),
                     Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
-                )
+                ) || other.sqlite_extended_error_code() == Some(SHORT_READ)
             }
         };
         match source.sqlite_error_code() {
@@ -57,7 +59,30 @@ impl StoreError {
             _ => StoreError::Sql { step, source },
         }
     }
+
+    /// The same of a file that has not been found sound yet: what does not answer csid's own questions as a
+    /// journal does is none. What the disk or the machine refuses says nothing about it.
+    pub(super) fn of_unknown(self, path: &Path) -> Self {
+        use ErrorCode::{CannotOpen, DiskFull, OutOfMemory, PermissionDenied, ReadOnly, SystemIoFailure};
+        match self.of(path) {
+            StoreError::Sql { step, source }
+                if !matches!(
+                    source.sqlite_error_code(),
+                    Some(CannotOpen | DiskFull | OutOfMemory | PermissionDenied | ReadOnly | SystemIoFailure)
+                ) =>
+            {
+                StoreError::Corrupt { path: path.into(), why: format!("cannot {step}: {source}") }
+            }
+            newer @ StoreError::Newer { .. } => {
+                StoreError::Corrupt { path: path.into(), why: newer.to_string() }
+            }
+            other => other,
+        }
+    }
 }
+
+/// SQLITE_IOERR_SHORT_READ: the file is shorter than it says.
+const SHORT_READ: i32 = 522;
 
 /// For `map_err`: which step of the journal's failed.
 pub(super) fn at(step: &'static str) -> impl FnOnce(rusqlite::Error) -> StoreError {
@@ -80,9 +105,10 @@ impl From<StoreError> for crate::Error {
         use crate::{Error, Kind};
         let kind = match error {
             StoreError::Corrupt { .. } => Kind::StateCorrupt,
+            StoreError::Gone => Kind::ShuttingDown,
             _ => Kind::Internal,
         };
         let retryable = error.is_retryable();
-        Error::new(kind, error.to_string()).with(|details| details.retryable = retryable)
+        Error::new(kind, error.to_string()).with(|details| details.retryable |= retryable)
     }
 }

@@ -1,59 +1,46 @@
-//! The journal's file: a directory 0700 and a file 0600 that root or csid's own user owns, made so and never
-//! opened before that was seen. A file is born whole under another name: one that lies there empty or cut
-//! short is damaged, not new.
+//! The journal's file, opened: never before it was seen to be a private file, and never written before it was
+//! found sound.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
-use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
-use rustix::io::Errno;
 
-use super::error::{StoreError, at, file};
-use super::schema;
-
-const NAME: &str = "csid.db";
-const BORN: &str = "csid.db.new";
+use super::error::{StoreError, at};
+use super::place::{LOG, NAME, Place};
+use super::{checksum, schema};
 
 /// An open journal: the connection, and the lock that keeps a second csid out while it lives.
 pub(super) struct File {
     pub db: Connection,
-    pub path: PathBuf,
-    _lock: OwnedFd,
+    pub place: Arc<Place>,
 }
 
 impl File {
-    /// Open the journal in `directory` for reading; nothing of it is changed before [`File::adopt`].
-    pub fn open(directory: &Path) -> Result<File, StoreError> {
-        let lock = open_directory(directory)?;
-        let path = directory.join(NAME);
-        let wal = directory.join("csid.db-wal");
-        if !check(&lock, NAME, &path)? {
-            if check(&lock, "csid.db-wal", &wal)? {
-                let why = format!("it is gone, but {} is there", wal.display());
-                return Err(StoreError::Corrupt { path, why });
-            }
-            create(&lock, directory, &path)?;
+    /// Open the journal for reading; nothing of it is changed before [`File::adopt`]. `known`: there has been one.
+    pub fn open(place: &Arc<Place>, known: bool) -> Result<File, StoreError> {
+        let path = place.path(NAME);
+        let corrupt = |why: String| Err(StoreError::Corrupt { path: path.clone(), why });
+        let log = place.length(LOG)?;
+        match place.length(NAME)? {
+            Some(0) => return corrupt("it is empty".into()),
+            Some(_) => {}
+            None if log.is_some() => return corrupt("it is gone, but its log is there".into()),
+            None if known => return corrupt("it is gone".into()),
+            None => place.create(|born| {
+                let mut db = connect(born)?;
+                schema::migrate(&mut db)?;
+                db.close().map_err(|(_, error)| at("create")(error))
+            })?,
         }
-        check(&lock, "csid.db-wal", &wal)?;
-        let length = rustix::fs::statat(&lock, NAME, AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(file("look at", &path))?
-            .st_size;
-        if length == 0 {
-            return Err(StoreError::Corrupt { path, why: "it is empty".into() });
-        }
-        let db = connect(&path)?;
-        // Nobody else opens it while csid runs (copy file and log to look into them), so the log's index is
-        // kept in memory: that saves locks, and a journal on a full disk can still be opened and read.
-        let settings =
-            "PRAGMA locking_mode = exclusive; PRAGMA cache_size = -2048; PRAGMA temp_store = memory;
-                        PRAGMA wal_autocheckpoint = 2000; PRAGMA journal_size_limit = 16777216;";
-        db.execute_batch(settings).map_err(at("open")).map_err(|error| error.of(&path))?;
-        // Closing would otherwise write the log into a file that was not yet found sound.
-        db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(at("open"))?;
-        Ok(File { db, path, _lock: lock })
+        let db = alone(&path).map_err(|error| error.of(&path))?;
+        Ok(File { db, place: Arc::clone(place) })
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.place.path(NAME)
     }
 
     /// The file was found sound: let it be written.
@@ -64,82 +51,46 @@ impl File {
             .map_err(at("use a write-ahead log"))?;
         schema::migrate(&mut self.db)
     }
-}
 
-fn open_directory(directory: &Path) -> Result<OwnedFd, StoreError> {
-    match rustix::fs::mkdir(directory, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(file("create", directory)(error)),
-    }
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(directory, flags, Mode::empty()).map_err(|error| match error {
-        Errno::NOTDIR | Errno::LOOP => StoreError::Unsafe {
-            path: directory.into(),
-            why: "it is not a directory, or a symbolic link".into(),
-        },
-        error => file("open", directory)(error),
-    })?;
-    private(&rustix::fs::fstat(&fd).map_err(file("look at", directory))?, directory)?;
-    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(fd),
-        Err(Errno::WOULDBLOCK) => Err(StoreError::Held { path: directory.into() }),
-        Err(error) => Err(file("lock", directory)(error)),
+    /// Go on with rows in memory; the file is not written any more.
+    pub fn leave(&mut self, memory: Connection) -> Result<(), StoreError> {
+        self.db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(at("leave"))?;
+        self.db = memory;
+        Ok(())
     }
 }
 
-/// Whether the file is there; an error if it is anything but a private regular file.
-fn check(directory: impl AsFd, name: &str, path: &Path) -> Result<bool, StoreError> {
-    let stat = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => stat,
-        Err(Errno::NOENT) => return Ok(false),
-        Err(error) => return Err(file("look at", path)(error)),
-    };
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink != 1 {
-        let why = "it is not a regular file with a single name".into();
-        return Err(StoreError::Unsafe { path: path.into(), why });
-    }
-    private(&stat, path)?;
-    Ok(true)
-}
-
-fn private(stat: &Stat, path: &Path) -> Result<(), StoreError> {
-    let own = rustix::process::geteuid().as_raw();
-    let why = if stat.st_uid != 0 && stat.st_uid != own {
-        format!("it belongs to uid {}; chown it to root", stat.st_uid)
-    } else if stat.st_mode & 0o077 != 0 {
-        format!("others have access to it (mode {:o}); chmod go= it", stat.st_mode & 0o7777)
-    } else {
-        return Ok(());
-    };
-    Err(StoreError::Unsafe { path: path.into(), why })
-}
-
-/// Make an empty journal of the newest schema, and give it its name when all of it is on the disk.
-fn create(lock: &OwnedFd, directory: &Path, path: &Path) -> Result<(), StoreError> {
-    let born = directory.join(BORN);
-    for leftover in [BORN, "csid.db.new-journal"] {
-        match rustix::fs::unlinkat(lock, leftover, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(file("remove the leftover", &directory.join(leftover))(error)),
-        }
-    }
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let made =
-        rustix::fs::openat(lock, BORN, flags, Mode::RUSR | Mode::WUSR).map_err(file("create", &born))?;
-    let mut db = connect(&born)?;
-    schema::migrate(&mut db)?;
-    db.close().map_err(|(_, error)| at("create")(error))?;
-    rustix::fs::fsync(&made).map_err(file("sync", &born))?;
-    rustix::fs::renameat(lock, BORN, lock, NAME).map_err(file("name", path))?;
-    rustix::fs::fsync(lock).map_err(file("sync", directory))
+/// A connection that shares the file with nobody, and writes nothing when it is closed.
+pub(super) fn alone(path: &Path) -> Result<Connection, StoreError> {
+    let db = connect(path)?;
+    // First of all: closing would otherwise write the log into a file that was not yet found sound.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(at("open"))?;
+    // Nobody else opens it while csid runs (copy file and log to look into them), so the log's index is
+    // kept in memory: that saves locks, and a journal on a full disk can still be opened and read.
+    let settings = "PRAGMA locking_mode = exclusive; PRAGMA cache_size = -2048; PRAGMA temp_store = memory;
+                    PRAGMA wal_autocheckpoint = 2000; PRAGMA journal_size_limit = 16777216;";
+    db.execute_batch(settings).map_err(at("open"))?;
+    Ok(db)
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is where it is allowed")]
-fn connect(path: &Path) -> Result<Connection, StoreError> {
+pub(super) fn connect(path: &Path) -> Result<Connection, StoreError> {
     // One thread uses it, so SQLite's own mutexes are of no use. The log's permissions are the file's.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(path, flags).map_err(at("open"))?;
-    db.set_prepared_statement_cache_capacity(32);
     db.busy_timeout(Duration::from_millis(100)).map_err(at("open"))?;
+    prepared(db)
+}
+
+/// An empty journal that is nowhere on the disk.
+pub(super) fn in_memory() -> Result<Connection, StoreError> {
+    let mut db = prepared(Connection::open_in_memory().map_err(at("open"))?)?;
+    schema::migrate(&mut db)?;
+    Ok(db)
+}
+
+fn prepared(db: Connection) -> Result<Connection, StoreError> {
+    db.set_prepared_statement_cache_capacity(32);
+    checksum::add(&db).map_err(at("open"))?;
     Ok(db)
 }

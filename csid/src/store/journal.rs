@@ -1,21 +1,22 @@
 //! The connection and what is done with it: one transaction for a group of requests, reads, the close. No
-//! threads here.
+//! threads here. Of a damaged journal what can be read stands in memory, and is only read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use rusqlite::types::Value;
-use rusqlite::{
-    Connection, OptionalExtension, Row, Statement, ToSql, TransactionBehavior, params, params_from_iter,
-};
+use rusqlite::{Connection, ToSql, TransactionBehavior, params, params_from_iter};
 
 use super::error::{StoreError, at};
-use super::file::File;
-use super::rows::{Event, MountKey, MountRow, NewEvent, Phase, PluginRow, VolumeKey, VolumeRow};
-use super::words::{from_bits, from_json, from_word, json, word};
-use super::{Change, Durability, Loaded, MountFilter, schema};
+use super::file::{File, connect};
+use super::mark::{self, Mark};
+use super::place::Place;
+use super::rows::{Event, MountRow, Phase};
+use super::tables::{
+    EVENT, MOUNT, checked, event, load, meta, mount, put_event, put_meta, put_mount, put_plugin, put_volume,
+};
+use super::words::{from_bits, from_word, word};
+use super::{Change, Durability, Loaded, MountFilter, remains, schema};
 
 /// Sequences that one synced commit sets aside.
 const EVENT_BLOCK: u64 = 10_000;
@@ -25,10 +26,6 @@ const EVENTS_TRIMMED: u64 = 256;
 /// More commits than a power cut can take back: the log is synced at the latest when it holds 2,000 pages and
 /// what one group adds, and each commit writes a page.
 const INDEX_LEAP: u64 = 100_000;
-
-const MOUNT: &str = "m.namespace, m.volume, m.consumer, m.tag, m.plugin, m.external_id, m.uid, m.spec, \
-                     m.phase, m.kept, m.source, m.publish, m.target, m.device, m.error, m.operations, \
-                     m.since_usec, m.modify_index";
 
 /// What a transaction moves on, kept only if it is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,30 +48,117 @@ pub(super) struct Journal {
     boot: String,
     /// What `PRAGMA synchronous` is: FULL, or NORMAL.
     full: bool,
+    mark: Option<Mark>,
+    /// What is wrong with the file. The rows of now are what could be read of it.
+    damage: Option<String>,
+    /// Another journal has taken its place.
+    replaced: bool,
 }
 
 impl Journal {
     /// Open the journal and read all of it before a byte is written.
-    pub fn open(directory: &Path) -> Result<(Journal, Loaded), StoreError> {
-        let mut file = File::open(directory)?;
-        let path = file.path.clone();
-        let named = |error: StoreError| error.of(&path);
-        if schema::version(&file.db).map_err(named)? == 0 {
-            return Err(StoreError::Corrupt { path, why: "it is a database, but not csid's".into() });
-        }
-        sound(&file.db, &path)?;
-        if schema::version(&file.db)? < schema::KNOWN {
-            file.adopt().map_err(named)?;
-        }
-        let loaded = load(&file.db).map_err(at("read its rows")).map_err(named)?;
-        let boot =
-            std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-        let id = meta(&file.db, "journal_id").map_err(at("read its id")).map_err(named)?;
-        let counters = counters(&file.db, &boot).map_err(at("read its counters")).map_err(named)?;
-        file.adopt().map_err(named)?;
-        let mut journal = Journal { file, id, counters, boot, full: false };
+    pub fn open(place: &Arc<Place>) -> Result<(Journal, Loaded), StoreError> {
+        let boot = boot();
+        let known = mark::known(&place.runtime, &boot);
+        let mut file = File::open(place, known.is_some())?;
+        let path = file.path();
+        let read = |file: &mut File| {
+            if schema::version(&file.db)? == 0 {
+                let why = "it is a database, but not csid's".into();
+                return Err(StoreError::Corrupt { path: path.clone(), why });
+            }
+            sound(&file.db, &path)?;
+            if schema::version(&file.db)? < schema::KNOWN {
+                file.adopt()?;
+            }
+            let loaded = load(&file.db).map_err(at("read its rows"))?;
+            let id: String = meta(&file.db, "journal_id").map_err(at("read its id"))?;
+            let newest =
+                meta::<i64>(&file.db, "modify_index").map_err(at("read its counters"))?.cast_unsigned();
+            if let Some(known) = &known {
+                whole(known, &id, newest, &path)?;
+            }
+            let counters = counters(&file.db, &boot).map_err(at("read its counters"))?;
+            Ok((loaded, id, counters, newest))
+        };
+        let (loaded, id, counters, newest) = read(&mut file).map_err(|error| error.of_unknown(&path))?;
+        file.adopt().map_err(|error| error.of(&path))?;
+        let mark = Mark::begin(&place.runtime, &boot, &id, newest);
+        let mut journal = Journal {
+            file,
+            id,
+            counters,
+            boot,
+            full: false,
+            mark: Some(mark),
+            damage: None,
+            replaced: false,
+        };
         journal.synchronous(true)?;
         Ok((journal, loaded))
+    }
+
+    /// What can be read of a journal that could not be opened, because of `why`.
+    pub fn remains(place: &Arc<Place>, why: String) -> Result<(Journal, Loaded), StoreError> {
+        let file = File { db: remains::of_file(place)?, place: Arc::clone(place) };
+        let mut journal = Journal::over(file)?;
+        journal.damage = Some(why);
+        let loaded = journal.rows()?;
+        Ok((journal, loaded))
+    }
+
+    /// A journal that nobody else has seen.
+    fn over(file: File) -> Result<Journal, StoreError> {
+        let boot = boot();
+        let id = meta(&file.db, "journal_id").map_err(at("read its id"))?;
+        let counters = counters(&file.db, &boot).map_err(at("read its counters"))?;
+        Ok(Journal { file, id, counters, boot, full: true, mark: None, damage: None, replaced: false })
+    }
+
+    /// Why nothing is written any more.
+    pub fn damage(&self) -> Option<StoreError> {
+        let why = self.damage.clone()?;
+        Some(StoreError::Corrupt { path: self.path(), why })
+    }
+
+    /// The file turned out to be damaged: from now on what can still be read of it stands in memory.
+    pub fn leave(&mut self, why: String) -> Result<(), StoreError> {
+        let memory = remains::of(&self.file.db)?;
+        self.file.leave(memory)?;
+        self.damage = Some(why);
+        self.full = true;
+        Ok(())
+    }
+
+    /// Enter rows beside those that could be read of a damaged journal; nothing is written.
+    pub fn show(&mut self, changes: &[Change]) -> Result<(), StoreError> {
+        match self.damage {
+            Some(_) => self.transaction(&[changes], Durability::Process).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Begin a new journal with `changes` and the plugins that could be read; where the damaged one is kept.
+    pub fn replace(&mut self, mut changes: Vec<Change>) -> Result<PathBuf, StoreError> {
+        if self.damage.is_none() || self.replaced {
+            return Err(StoreError::Gone);
+        }
+        changes.extend(self.rows()?.plugins.into_iter().map(Change::PutPlugin));
+        let place = Arc::clone(&self.file.place);
+        let kept = place.replace(|born| {
+            let mut db = connect(born)?;
+            schema::migrate(&mut db)?;
+            let mut journal = Journal::over(File { db, place: Arc::clone(&place) })?;
+            journal.transaction(&[&changes], Durability::Disk)?;
+            journal.close()
+        })?;
+        self.replaced = true;
+        Ok(kept)
+    }
+
+    /// All rows.
+    pub fn rows(&self) -> Result<Loaded, StoreError> {
+        load(&self.file.db).map_err(at("read its rows")).map_err(|error| error.of(&self.path()))
     }
 
     /// Commit all groups of changes as one transaction, or none of them; the events it holds, as they were
@@ -84,6 +168,9 @@ impl Journal {
         groups: &[&[Change]],
         durability: Durability,
     ) -> Result<Vec<Arc<Event>>, StoreError> {
+        if let Some(damage) = self.damage() {
+            return Err(damage);
+        }
         let path = self.path();
         let done = match self.transaction(groups, durability) {
             // The log itself may be what fills the disk.
@@ -134,6 +221,9 @@ impl Journal {
         }
         tx.commit().map_err(at("commit"))?;
         self.counters = counters;
+        if let Some(mark) = &self.mark {
+            mark.set(counters.modify_index);
+        }
         Ok(events)
     }
 
@@ -165,14 +255,15 @@ impl Journal {
         let wanted: Vec<_> =
             wanted.into_iter().filter_map(|(column, value)| Some((column, value?))).collect();
         let conditions: String = wanted.iter().map(|(column, _)| format!(" AND m.{column} = ?")).collect();
+        let columns = checked(&format!("m.{MOUNT}").replace(", ", ", m.")).replace(" sum ", " m.sum ");
         let sql = format!(
-            "SELECT {MOUNT}, coalesce(v.staging, '') FROM mounts m \
+            "SELECT {columns}, coalesce(v.staging, '') FROM mounts m \
              LEFT JOIN volumes v ON v.plugin = m.plugin AND v.external_id = m.external_id \
              WHERE true{conditions} ORDER BY m.namespace, m.volume, m.consumer, m.tag"
         );
         let mut statement = self.file.db.prepare(&sql)?;
         let values = params_from_iter(wanted.into_iter().map(|(_, value)| value));
-        statement.query_map(values, |row| Ok((mount(row)?, row.get(18)?)))?.collect()
+        statement.query_map(values, |row| Ok((mount(row)?, row.get(19)?)))?.collect()
     }
 
     pub fn phases(&self) -> Result<BTreeMap<Phase, u64>, StoreError> {
@@ -187,9 +278,9 @@ impl Journal {
     pub fn events(&self, since: u64, max: u32) -> Result<(Vec<Event>, bool), StoreError> {
         let Counters { sequence, dropped, .. } = self.counters;
         let read = || {
-            let sql = "SELECT sequence, realtime_usec, kind, subject, details FROM events \
-                       WHERE sequence > ?1 ORDER BY sequence LIMIT ?2";
-            let mut statement = self.file.db.prepare_cached(sql)?;
+            let columns = checked(EVENT);
+            let sql = format!("SELECT {columns} FROM events WHERE sequence > ?1 ORDER BY sequence LIMIT ?2");
+            let mut statement = self.file.db.prepare_cached(&sql)?;
             statement
                 .query_map(params![since.min(sequence) as i64, max], event)?
                 .collect::<rusqlite::Result<_>>()
@@ -232,16 +323,31 @@ impl Journal {
     }
 
     fn path(&self) -> PathBuf {
-        self.file.path.clone()
+        self.file.path()
     }
 }
 
-/// SQLite's own check of every page, its rows' order and the sizes of their parts.
+/// The boot of the kernel: as long as it is the same, nothing that was written is lost.
+fn boot() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// It is the journal that csid had in this boot, with all that csid has seen committed.
+fn whole(known: &(String, u64), id: &str, newest: u64, path: &Path) -> Result<(), StoreError> {
+    let why = if id != known.0 {
+        "it is another journal than the one that csid had since the host booted".to_owned()
+    } else if newest < known.1 {
+        "its newest commits are missing".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(StoreError::Corrupt { path: path.into(), why })
+}
+
+/// SQLite's own check of every page, the order and the parts of its rows, and what the indexes say of them.
 fn sound(db: &Connection, path: &Path) -> Result<(), StoreError> {
-    let found: String = db
-        .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
-        .map_err(at("check its pages"))
-        .map_err(|error| error.of(path))?;
+    let found: String =
+        db.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0)).map_err(at("check its pages"))?;
     if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt { path: path.into(), why: found }) }
 }
 
@@ -270,91 +376,6 @@ fn counters(db: &Connection, boot: &str) -> rusqlite::Result<Counters> {
         counters.reserved = counters.sequence;
     }
     Ok(counters)
-}
-
-fn meta<T: rusqlite::types::FromSql>(db: &Connection, key: &str) -> rusqlite::Result<T> {
-    db.prepare_cached("SELECT value FROM meta WHERE key = ?1")?.query_row([key], |row| row.get(0))
-}
-
-fn put_meta(db: &Connection, key: &str, value: impl Into<MetaValue>) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = excluded.value";
-    db.prepare_cached(sql)?.execute(params![key, value.into().0]).map(drop)
-}
-
-struct MetaValue(Value);
-
-impl From<u64> for MetaValue {
-    fn from(number: u64) -> Self {
-        MetaValue(Value::Integer(number as i64))
-    }
-}
-
-impl From<&String> for MetaValue {
-    fn from(text: &String) -> Self {
-        MetaValue(Value::Text(text.clone()))
-    }
-}
-
-fn load(db: &Connection) -> rusqlite::Result<Loaded> {
-    let boot = db.query_row("SELECT value FROM meta WHERE key = 'boot'", [], |row| row.get(0)).optional()?;
-    let plugins = db
-        .prepare("SELECT id, uid, spec FROM plugins ORDER BY id")?
-        .query_map([], |row| Ok(PluginRow { id: row.get(0)?, uid: row.get(1)?, spec: row.get(2)? }))?
-        .collect::<rusqlite::Result<_>>()?;
-    let volumes = db
-        .prepare("SELECT plugin, external_id, namespace, volume, staging, stage FROM volumes ORDER BY 1, 2")?
-        .query_map([], volume)?
-        .collect::<rusqlite::Result<_>>()?;
-    let mut statement: Statement<'_> = db.prepare(&format!(
-        "SELECT {MOUNT} FROM mounts m ORDER BY m.namespace, m.volume, m.consumer, m.tag"
-    ))?;
-    let mounts = statement.query_map([], mount)?.collect::<rusqlite::Result<_>>()?;
-    Ok(Loaded { boot, plugins, volumes, mounts })
-}
-
-fn volume(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
-    Ok(VolumeRow {
-        key: VolumeKey { plugin: row.get(0)?, external_id: row.get(1)? },
-        namespace: row.get(2)?,
-        volume: row.get(3)?,
-        staging: row.get(4)?,
-        stage: from_word(row, 5)?,
-    })
-}
-
-/// A row of the columns in [`MOUNT`].
-fn mount(row: &Row<'_>) -> rusqlite::Result<MountRow> {
-    Ok(MountRow {
-        key: MountKey {
-            namespace: row.get(0)?,
-            volume: row.get(1)?,
-            consumer: row.get(2)?,
-            tag: row.get(3)?,
-        },
-        volume: VolumeKey { plugin: row.get(4)?, external_id: row.get(5)? },
-        uid: row.get(6)?,
-        spec: from_json(row, 7)?,
-        phase: from_word(row, 8)?,
-        kept: row.get(9)?,
-        source: row.get(10)?,
-        publish: from_word(row, 11)?,
-        target: from_word(row, 12)?,
-        device: row.get::<_, Option<i64>>(13)?.map(|bits| bits as u64),
-        error: row.get(14)?,
-        operations: from_json(row, 15)?,
-        since_usec: from_bits(row, 16)?,
-        modify_index: from_bits(row, 17)?,
-    })
-}
-
-fn event(row: &Row<'_>) -> rusqlite::Result<Event> {
-    Ok(Event {
-        sequence: from_bits(row, 0)?,
-        realtime_usec: from_bits(row, 1)?,
-        kind: row.get(2)?,
-        subject: row.get(3)?,
-        details: from_json::<BTreeMap<_, _>>(row, 4)?,
-    })
 }
 
 fn apply(
@@ -395,79 +416,6 @@ fn apply(
         }
         Change::Boot(boot) => put_meta(db, "boot", boot).map_err(at("keep the boot")),
     }
-}
-
-fn put_volume(db: &Connection, row: &VolumeRow) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO volumes (plugin, external_id, namespace, volume, staging, stage) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT DO UPDATE SET \
-               namespace = excluded.namespace, volume = excluded.volume, \
-               staging = excluded.staging, stage = excluded.stage";
-    let VolumeRow { key, namespace, volume, staging, stage } = row;
-    let values = params![key.plugin, key.external_id, namespace, volume, staging, word(stage)?];
-    db.prepare_cached(sql)?.execute(values).map(drop)
-}
-
-/// A row mostly changes in columns that no index holds; an upsert would write the indexes' pages as well.
-fn put_mount(db: &Connection, row: &MountRow, modify_index: u64) -> rusqlite::Result<()> {
-    let update = "UPDATE mounts SET uid = ?7, spec = ?8, phase = ?9, kept = ?10, publish = ?12, target = ?13, \
-                  device = ?14, error = ?15, operations = ?16, since_usec = ?17, modify_index = ?18 \
-                  WHERE namespace = ?1 AND volume = ?2 AND consumer = ?3 AND tag = ?4 \
-                  AND plugin = ?5 AND external_id = ?6 AND source = ?11";
-    let replace = "REPLACE INTO mounts (namespace, volume, consumer, tag, plugin, external_id, uid, spec, \
-                   phase, kept, source, publish, target, device, error, operations, since_usec, modify_index) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
-    let values = params![
-        row.key.namespace,
-        row.key.volume,
-        row.key.consumer,
-        row.key.tag,
-        row.volume.plugin,
-        row.volume.external_id,
-        row.uid,
-        json(&row.spec)?,
-        word(&row.phase)?,
-        row.kept,
-        row.source,
-        word(&row.publish)?,
-        word(&row.target)?,
-        row.device.map(|bits| bits as i64),
-        row.error,
-        json(&row.operations)?,
-        row.since_usec as i64,
-        modify_index as i64,
-    ];
-    if db.prepare_cached(update)?.execute(values)? == 0 {
-        db.prepare_cached(replace)?.execute(values)?;
-    }
-    Ok(())
-}
-
-fn put_plugin(db: &Connection, row: &PluginRow) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO plugins (id, uid, spec) VALUES (?1, ?2, ?3) \
-               ON CONFLICT (id) DO UPDATE SET uid = excluded.uid, spec = excluded.spec";
-    db.prepare_cached(sql)?.execute(params![row.id, row.uid, row.spec]).map(drop)
-}
-
-fn put_event(db: &Connection, new: &NewEvent, sequence: u64) -> rusqlite::Result<Event> {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let event = Event {
-        sequence,
-        realtime_usec: since_1970.as_micros() as u64,
-        kind: new.kind.into(),
-        subject: new.subject.clone(),
-        details: new.details.iter().map(|(&key, value)| (key.to_owned(), value.clone())).collect(),
-    };
-    let sql =
-        "INSERT INTO events (sequence, realtime_usec, kind, subject, details) VALUES (?1, ?2, ?3, ?4, ?5)";
-    let values = params![
-        sequence as i64,
-        event.realtime_usec as i64,
-        event.kind,
-        event.subject,
-        json(&event.details)?
-    ];
-    db.prepare_cached(sql)?.execute(values)?;
-    Ok(event)
 }
 
 /// Delete the oldest events, all that are too many at once: that is cheaper than one a commit.

@@ -6,32 +6,40 @@
 //!   Every commit changes a row (`modify_index`): SQLite syncs nothing for a transaction that changed
 //!   nothing, and then earlier unsynced commits would stay so.
 //! - A request is done whole or not at all, and fails alone.
-//! - Nothing is written before all was read and found sound; a damaged or newer file is left as it is.
+//! - Nothing is written before all was read and found sound. A damaged file is left as it is, whenever that is
+//!   noticed: what can be read of it is read, every change is refused ([`StoreError::Corrupt`]), until
+//!   [`Store::replace`] keeps it aside.
 //! - An event's sequence is never given twice, not even after a power cut; blocks of numbers are reserved by
 //!   synced commits.
 //!
 //! It knows rows, not rules: what a row may become is `volume`'s.
 
+mod checksum;
 mod error;
 mod file;
 mod journal;
+mod mark;
+mod place;
+mod remains;
 pub mod rows;
 mod schema;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod thread;
 mod words;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{broadcast, oneshot, watch};
 
 pub use error::StoreError;
 use journal::Journal;
+use place::Place;
 use rows::{Event, MountKey, MountRow, NewEvent, Phase, PluginRow, VolumeKey, VolumeRow};
 use thread::{Answer, Ask, Commit, Request};
 
@@ -58,7 +66,7 @@ pub enum Change {
     Boot(String),
 }
 
-/// Everything the journal held when it was opened.
+/// Everything the journal holds, or what can be read of it.
 pub struct Loaded {
     pub boot: Option<String>,
     pub plugins: Vec<PluginRow>,
@@ -109,18 +117,40 @@ struct Shared {
     modify_index: AtomicU64,
     sequence: AtomicU64,
     events: broadcast::Sender<Arc<Event>>,
+    health: watch::Sender<Health>,
+}
+
+/// What the journal's file is found to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    #[default]
+    Sound,
+    /// Nothing is written any more, because of this.
+    Damaged(String),
+    /// A new journal has taken the damaged one's place; csid has to begin anew with it.
+    Replaced,
 }
 
 impl Store {
-    /// Open or create the journal in `directory`, which is made 0700 if it is not there; blocking, at start.
-    pub fn open(directory: &Path) -> Result<(Store, Loaded), StoreError> {
-        let (journal, loaded) = Journal::open(directory)?;
+    /// Open or create the journal in `directory`, which is made 0700 if it is not there; blocking, at start. In
+    /// `runtime`, which a boot empties, is noted how far it came. A damaged journal is opened to be read.
+    pub fn open(directory: &Path, runtime: &Path) -> Result<(Store, Loaded), StoreError> {
+        let place = Arc::new(Place::take(directory, runtime)?);
+        if let Some(kept) = place.finish()? {
+            tracing::warn!(kept = %kept.display(), "a new journal took the place of a damaged one");
+        }
+        let (journal, loaded) = match Journal::open(&place) {
+            Err(StoreError::Corrupt { why, .. }) => Journal::remains(&place, why)?,
+            opened => opened?,
+        };
         let shared = Arc::new(Shared {
             journal_id: journal.id.clone(),
             modify_index: AtomicU64::new(journal.counters.modify_index),
             sequence: AtomicU64::new(journal.counters.sequence),
             events: broadcast::channel(EVENTS_QUEUED).0,
+            health: watch::Sender::default(),
         });
+        thread::tell_health(&journal, &shared);
         let (requests, inbox) = mpsc::channel();
         let told = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -138,6 +168,37 @@ impl Store {
     /// what was committed before is synced. A future that is dropped withdraws nothing.
     pub async fn commit(&self, changes: Vec<Change>, durability: Durability) -> Result<(), StoreError> {
         self.request(|answer| Request::Commit(Commit { changes, durability, answer })).await
+    }
+
+    /// What the journal's file is found to be, and its changes.
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.shared.health.subscribe()
+    }
+
+    /// Refuse what would change something while the journal is damaged; to be asked before an effect.
+    pub fn writable(&self) -> crate::Result<()> {
+        match &*self.shared.health.borrow() {
+            Health::Sound => Ok(()),
+            Health::Damaged(why) => Err(crate::Error::new(crate::Kind::StateCorrupt, why.clone())),
+            Health::Replaced => Err(StoreError::Gone.into()),
+        }
+    }
+
+    /// All rows.
+    pub async fn rows(&self) -> Result<Loaded, StoreError> {
+        self.request(|answer| Request::Ask(Ask::Rows(answer))).await
+    }
+
+    /// Show these rows, too, of a damaged journal; they are written nowhere.
+    pub async fn show(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+        self.request(|answer| Request::Ask(Ask::Show(changes, answer))).await
+    }
+
+    /// Keep a damaged journal aside and begin a new one, of these rows and of the plugins that could be read; where the
+    /// damaged one is. The new one is whole and synced before the other one's name is touched. This store only reads
+    /// from then on: csid begins anew.
+    pub async fn replace(&self, changes: Vec<Change>) -> Result<PathBuf, StoreError> {
+        self.request(|answer| Request::Ask(Ask::Replace(changes, answer))).await
     }
 
     /// The mounts that match, each with its volume's staging path, ordered by key.

@@ -45,7 +45,7 @@ async fn until_full(store: &Store, first: usize) -> (u64, usize) {
 
 async fn open(journal: &Path) -> (Store, Vec<String>) {
     loop {
-        match Store::open(journal) {
+        match Store::open(journal, journal.parent().unwrap()) {
             Ok((store, loaded)) => {
                 return (store, loaded.plugins.into_iter().map(|plugin| plugin.id).collect());
             }

@@ -86,7 +86,7 @@ impl Host {
 }
 
 fn open(directory: &Path) -> (Store, Vec<PluginRow>) {
-    let (store, loaded) = Store::open(&directory.join("journal")).unwrap();
+    let (store, loaded) = Store::open(&directory.join("journal"), directory).unwrap();
     (store, loaded.plugins)
 }
 

@@ -4,6 +4,7 @@
     reason = "the tests damage the file behind the store's back, and kill a child"
 )]
 
+mod damage;
 mod file;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,15 @@ fn temporary() -> (TempDir, PathBuf) {
 
 fn database(directory: &Path) -> PathBuf {
     directory.join("csid.db")
+}
+
+/// The runtime directory is beside the journal's.
+fn opened(directory: &Path) -> Result<(Store, Loaded), StoreError> {
+    Store::open(directory, directory.parent().unwrap())
+}
+
+fn open_journal(directory: &Path) -> Result<(Journal, Loaded), StoreError> {
+    Journal::open(&Arc::new(Place::take(directory, directory.parent().unwrap())?))
 }
 
 fn mount(volume: &str, consumer: &str) -> MountRow {
@@ -163,7 +173,7 @@ fn assert_representative(loaded: &Loaded, modify_index: u64) {
 #[ignore = "writes the fixture"]
 async fn make_schema_1() {
     let (_root, directory) = temporary();
-    let (store, _) = Store::open(&directory).unwrap();
+    let (store, _) = opened(&directory).unwrap();
     store.commit(representative(), Durability::Disk).await.unwrap();
     store.close().await.unwrap();
     std::fs::copy(database(&directory), fixture()).unwrap();
@@ -176,7 +186,7 @@ async fn opens_schema_1() {
     std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o700)).unwrap();
     std::fs::copy(fixture(), database(&directory)).unwrap();
     std::fs::set_permissions(database(&directory), PermissionsExt::from_mode(0o600)).unwrap();
-    let (store, loaded) = Store::open(&directory).unwrap();
+    let (store, loaded) = opened(&directory).unwrap();
     assert_representative(&loaded, loaded.mounts[0].modify_index);
     let (events, gap) = store.events(0, 10).await.unwrap();
     assert_eq!(
@@ -192,7 +202,7 @@ async fn opens_schema_1() {
 #[tokio::test]
 async fn keeps_rows_and_identity() {
     let (_root, directory) = temporary();
-    let (store, loaded) = Store::open(&directory).unwrap();
+    let (store, loaded) = opened(&directory).unwrap();
     assert!(loaded.boot.is_none() && loaded.mounts.is_empty());
     let id = store.journal_id().to_owned();
     assert_eq!(id.len(), 32);
@@ -202,7 +212,7 @@ async fn keeps_rows_and_identity() {
     store.close().await.unwrap();
     assert!(matches!(store.ping().await, Err(StoreError::Gone)));
 
-    let (store, loaded) = Store::open(&directory).unwrap();
+    let (store, loaded) = opened(&directory).unwrap();
     assert_representative(&loaded, index);
     assert_eq!(store.journal_id(), id);
     let found = |filter| async { store.mounts(filter).await.unwrap() };
@@ -231,7 +241,7 @@ async fn keeps_rows_and_identity() {
 /// Open again when the last handle was dropped without `close`: the thread ends by itself.
 fn reopen(directory: &Path) -> (Store, Loaded) {
     for _ in 0..500 {
-        match Store::open(directory) {
+        match opened(directory) {
             Err(StoreError::Held { .. }) => std::thread::sleep(std::time::Duration::from_millis(10)),
             other => return other.unwrap(),
         }
@@ -242,7 +252,7 @@ fn reopen(directory: &Path) -> (Store, Loaded) {
 #[test]
 fn syncs_what_is_asked() {
     let (_root, directory) = temporary();
-    let (mut journal, _) = Journal::open(&directory).unwrap();
+    let (mut journal, _) = open_journal(&directory).unwrap();
     journal.commit(&[&[event("reserves a block")]], Durability::Process).unwrap();
     assert_eq!(journal.synchronous_now(), 2, "a reservation is synced");
     journal.commit(&[&[event("within the block")]], Durability::Process).unwrap();
@@ -260,7 +270,7 @@ fn syncs_what_is_asked() {
 #[tokio::test]
 async fn a_bad_request_fails_alone() {
     let (_root, directory) = temporary();
-    drop(Journal::open(&directory).unwrap());
+    drop(open_journal(&directory).unwrap());
     let trigger = "CREATE TRIGGER bad BEFORE INSERT ON plugins WHEN NEW.id = 'bad' \
                    BEGIN SELECT RAISE(ABORT, 'bad'); END";
     Connection::open(database(&directory)).unwrap().execute_batch(trigger).unwrap();
@@ -278,14 +288,14 @@ async fn a_bad_request_fails_alone() {
     assert!(done.iter().all(|(bad, failed)| bad == failed));
     assert_eq!(store.event_sequence(), 90);
     store.close().await.unwrap();
-    let (_, loaded) = Store::open(&directory).unwrap();
+    let (_, loaded) = opened(&directory).unwrap();
     assert_eq!(loaded.plugins.len(), 180);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_writers() {
     let (_root, directory) = temporary();
-    let (store, _) = Store::open(&directory).unwrap();
+    let (store, _) = opened(&directory).unwrap();
     let (mut heard, start) = (store.subscribe(), store.modify_index());
     let writers = (0..64).map(|writer| {
         let store = store.clone();
@@ -311,13 +321,13 @@ async fn many_writers() {
     assert!(matches!(heard.try_recv(), Err(broadcast::error::TryRecvError::Lagged(256))));
     assert_eq!(heard.try_recv().unwrap().sequence, 257);
     store.close().await.unwrap();
-    assert_eq!(Store::open(&directory).unwrap().1.mounts.len(), 1280);
+    assert_eq!(opened(&directory).unwrap().1.mounts.len(), 1280);
 }
 
 #[test]
 fn events_are_bounded_and_never_renumbered() {
     let (_root, directory) = temporary();
-    let (mut journal, _) = Journal::open(&directory).unwrap();
+    let (mut journal, _) = open_journal(&directory).unwrap();
     assert_eq!(journal.events(0, 9).unwrap(), (vec![], false));
     assert!(journal.events(1, 9).unwrap().1, "1 was not given out yet");
     for _ in 0..27 {
@@ -333,7 +343,7 @@ fn events_are_bounded_and_never_renumbered() {
     // The process ends, the kernel does not: nothing is lost, the numbers go on.
     let counters = journal.counters;
     drop(journal);
-    let (journal, _) = Journal::open(&directory).unwrap();
+    let (journal, _) = open_journal(&directory).unwrap();
     assert_eq!(journal.counters, counters);
     assert!(!journal.events(10_800, 1).unwrap().1);
     drop(journal);
@@ -341,7 +351,7 @@ fn events_are_bounded_and_never_renumbered() {
     // Another boot: what was not synced may be lost, so the reserved numbers are not given again and there is
     // a gap.
     other_boot(&directory);
-    let (mut journal, _) = Journal::open(&directory).unwrap();
+    let (mut journal, _) = open_journal(&directory).unwrap();
     assert!(journal.counters.modify_index > counters.modify_index);
     assert!(journal.counters.sequence >= 20_000, "{:?}", journal.counters);
     assert!(journal.events(10_800, 1).unwrap().1 && journal.events(12_345, 1).unwrap().1);
@@ -352,14 +362,16 @@ fn events_are_bounded_and_never_renumbered() {
     // Closed in order: no gap, even over a boot.
     journal.close().unwrap();
     other_boot(&directory);
-    let (mut journal, _) = Journal::open(&directory).unwrap();
+    let (mut journal, _) = open_journal(&directory).unwrap();
     assert_eq!(journal.events(first, 1).unwrap(), (vec![], false));
     assert_eq!(journal.commit(&[&[event("next")]], Durability::Process).unwrap()[0].sequence, first + 1);
 }
 
 fn other_boot(directory: &Path) {
     let db = Connection::open(database(directory)).unwrap();
-    db.execute("UPDATE meta SET value = 'other' WHERE key = 'events_boot'", []).unwrap();
+    checksum::add(&db).unwrap();
+    let sql = "UPDATE meta SET value = 'other', sum = checksum(key, 'other') WHERE key = 'events_boot'";
+    db.execute(sql, []).unwrap();
 }
 
 /// The child of [`kill_loses_nothing_answered`]: commits for ever, and says what was answered.
@@ -367,7 +379,7 @@ fn other_boot(directory: &Path) {
 #[ignore = "a child process"]
 async fn commit_for_ever() {
     let Some(directory) = std::env::var_os("CSID_TEST_JOURNAL") else { return };
-    let (store, loaded) = Store::open(Path::new(&directory)).unwrap();
+    let (store, loaded) = opened(Path::new(&directory)).unwrap();
     for n in loaded.mounts.len().. {
         let durability = if n % 3 == 0 { Durability::Disk } else { Durability::Process };
         let changes = vec![Change::PutMount(mount("v", &format!("{n:06}"))), event("e")];
@@ -401,7 +413,7 @@ fn kill_loses_nothing_answered() {
         }
         child.wait().unwrap();
         assert!(seen >= 150 * round);
-        let (journal, loaded) = Journal::open(&directory).unwrap();
+        let (journal, loaded) = open_journal(&directory).unwrap();
         // One commit at most was done and not yet told.
         assert!((answered.0 + 1..=answered.0 + 2).contains(&loaded.mounts.len()));
         assert!((answered.1..=answered.1 + 1).contains(&journal.counters.sequence));
@@ -418,7 +430,7 @@ fn measure() {
     let (_root, directory) = temporary();
     let clock = std::time::Instant::now;
     let start = clock();
-    let (mut journal, _) = Journal::open(&directory).unwrap();
+    let (mut journal, _) = open_journal(&directory).unwrap();
     println!("create {:?}", start.elapsed());
     for n in 0..20 {
         let group: Vec<_> =
@@ -428,7 +440,7 @@ fn measure() {
     }
     journal.close().unwrap();
     let start = clock();
-    let (mut journal, loaded) = Journal::open(&directory).unwrap();
+    let (mut journal, loaded) = open_journal(&directory).unwrap();
     println!("open with {} mounts {:?}", loaded.mounts.len(), start.elapsed());
     journal.commit(&[&[event("reserve")]], Durability::Disk).unwrap();
     for durability in [Durability::Process, Durability::Disk] {

@@ -1,0 +1,114 @@
+//! What can still be read of a damaged journal, taken over into one in memory: the file and its log are left
+//! as they are.
+
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::Path;
+
+use rusqlite::types::Value;
+use rusqlite::{Connection, Row, params_from_iter};
+
+use super::error::StoreError;
+use super::file::{alone, in_memory};
+use super::place::{LOG, NAME, Place};
+use super::schema;
+use super::tables::{EVENT, META, MOUNT, PLUGIN, VOLUME, checked, event, mount, plugin, volume, whole};
+
+/// No journal has more rows of a kind; a damaged one may seem to have them without end.
+const MOST: u32 = 1_000_000;
+
+/// The rows of a file that could not be opened as a journal. A copy is read: to open a damaged file may change it.
+pub(super) fn of_file(place: &Place) -> Result<Connection, StoreError> {
+    let copy = place.runtime.join("journal-copy");
+    let read = copied(place, &copy).and_then(|()| alone(&copy.join(NAME)));
+    let memory = match read {
+        Ok(from) => of(&from),
+        Err(error) => {
+            tracing::warn!(%error, "nothing of the damaged journal could be read");
+            in_memory()
+        }
+    };
+    for name in [NAME, LOG] {
+        let _ = std::fs::remove_file(copy.join(name));
+    }
+    let _ = std::fs::remove_dir(&copy);
+    memory
+}
+
+fn copied(place: &Place, copy: &Path) -> Result<(), StoreError> {
+    let failed = |source| StoreError::File { step: "copy the damaged journal to", path: copy.into(), source };
+    match std::fs::DirBuilder::new().mode(0o700).create(copy) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    for name in [NAME, LOG] {
+        if place.length(name)?.is_some() {
+            std::fs::copy(place.path(name), copy.join(name)).map_err(failed)?;
+        }
+    }
+    whole_length(&copy.join(NAME)).map_err(failed)
+}
+
+/// SQLite reads nothing of a file that is shorter than it says, and removes the log beside an empty one.
+fn whole_length(path: &Path) -> std::io::Result<()> {
+    let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    let mut header = [0; 32];
+    let _ = file.read_at(&mut header, 0)?;
+    let page_size = u64::from(u16::from_be_bytes([header[16], header[17]])).max(4096);
+    let pages = u32::from_be_bytes([header[28], header[29], header[30], header[31]]).clamp(1, MOST);
+    if file.metadata()?.len() < page_size * u64::from(pages) {
+        file.set_len(page_size * u64::from(pages))?;
+    }
+    Ok(())
+}
+
+/// The rows that this connection still reads.
+pub(super) fn of(from: &Connection) -> Result<Connection, StoreError> {
+    let memory = in_memory()?;
+    if schema::version(from).is_ok_and(|version| version == schema::KNOWN) {
+        take(from, &memory, "meta", META, "key", whole);
+        take(from, &memory, "plugins", PLUGIN, "id", plugin);
+        take(from, &memory, "volumes", VOLUME, "plugin {}, external_id", volume);
+        take(from, &memory, "mounts", MOUNT, "namespace {}, volume {}, consumer {}, tag", mount);
+        take(from, &memory, "events", EVENT, "sequence", event);
+    }
+    Ok(memory)
+}
+
+/// The rows that can be read and are what was written, from both ends towards what cannot be read.
+fn take<T>(
+    from: &Connection,
+    to: &Connection,
+    table: &str,
+    columns: &str,
+    order: &str,
+    decode: fn(&Row<'_>) -> rusqlite::Result<T>,
+) {
+    for direction in ["ASC", "DESC"] {
+        let order = format!("{} {direction}", order.replace("{}", direction));
+        let select = format!("SELECT {} FROM {table} ORDER BY {order} LIMIT {MOST}", checked(columns));
+        let marks = vec!["?"; columns.split(", ").count()].join(", ");
+        let insert = format!("INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})");
+        let all = || -> rusqlite::Result<()> {
+            let mut statement = from.prepare(&select)?;
+            let mut rows = statement.query([])?;
+            while let Some(row) = rows.next()? {
+                if decode(row).is_ok() {
+                    let values = columns.split(", ").enumerate().map(|(place, _)| row.get::<_, Value>(place));
+                    let values = values.collect::<rusqlite::Result<Vec<_>>>()?;
+                    to.prepare_cached(&insert)?.execute(params_from_iter(values))?;
+                }
+            }
+            Ok(())
+        };
+        match all() {
+            Ok(()) => break,
+            Err(error) => {
+                tracing::warn!(%error, table, direction, "not all rows of the damaged journal can be read");
+            }
+        }
+    }
+    let sums = format!("UPDATE {table} SET sum = checksum({columns})");
+    if let Err(error) = to.execute(&sums, []) {
+        tracing::warn!(%error, table, "the rows of the damaged journal cannot be shown");
+    }
+}

@@ -1,0 +1,209 @@
+//! The tables: each row's columns, read with their checksum and written with it.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rusqlite::types::{Type, Value};
+use rusqlite::{Connection, OptionalExtension, Row, Statement, params};
+
+use super::Loaded;
+use super::rows::{Event, MountKey, MountRow, NewEvent, PluginRow, VolumeKey, VolumeRow};
+use super::words::{from_bits, from_json, from_word, json, word};
+
+/// A table's columns, but for their checksum.
+pub(super) const META: &str = "key, value";
+pub(super) const MOUNT: &str = "namespace, volume, consumer, tag, plugin, external_id, uid, spec, phase, kept, \
+                                source, publish, target, device, error, operations, since_usec, modify_index";
+pub(super) const VOLUME: &str = "plugin, external_id, namespace, volume, staging, stage";
+pub(super) const PLUGIN: &str = "id, uid, spec";
+pub(super) const EVENT: &str = "sequence, realtime_usec, kind, subject, details";
+
+pub(super) fn meta<T: rusqlite::types::FromSql>(db: &Connection, key: &str) -> rusqlite::Result<T> {
+    let sql = format!("SELECT {} FROM meta WHERE key = ?1", checked(META));
+    db.prepare_cached(&sql)?.query_row([key], |row| {
+        whole(row)?;
+        row.get(1)
+    })
+}
+
+pub(super) fn put_meta(db: &Connection, key: &str, value: impl Into<MetaValue>) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO meta (key, value, sum) VALUES (?1, ?2, checksum(?1, ?2)) \
+               ON CONFLICT (key) DO UPDATE SET value = excluded.value, sum = excluded.sum";
+    db.prepare_cached(sql)?.execute(params![key, value.into().0]).map(drop)
+}
+
+pub(super) struct MetaValue(Value);
+
+impl From<u64> for MetaValue {
+    fn from(number: u64) -> Self {
+        MetaValue(Value::Integer(number as i64))
+    }
+}
+
+impl From<&String> for MetaValue {
+    fn from(text: &String) -> Self {
+        MetaValue(Value::Text(text.clone()))
+    }
+}
+
+pub(super) fn load(db: &Connection) -> rusqlite::Result<Loaded> {
+    let boot = meta(db, "boot").optional()?;
+    let plugins = db
+        .prepare(&format!("SELECT {} FROM plugins ORDER BY id", checked(PLUGIN)))?
+        .query_map([], plugin)?
+        .collect::<rusqlite::Result<_>>()?;
+    let volumes = db
+        .prepare(&format!("SELECT {} FROM volumes ORDER BY 1, 2", checked(VOLUME)))?
+        .query_map([], volume)?
+        .collect::<rusqlite::Result<_>>()?;
+    let columns = checked(MOUNT);
+    let mut statement: Statement<'_> =
+        db.prepare(&format!("SELECT {columns} FROM mounts ORDER BY namespace, volume, consumer, tag"))?;
+    let mounts = statement.query_map([], mount)?.collect::<rusqlite::Result<_>>()?;
+    Ok(Loaded { boot, plugins, volumes, mounts })
+}
+
+/// The columns to read, and after them whether the row is what was written.
+pub(super) fn checked(columns: &str) -> String {
+    format!("{columns}, sum = checksum({columns}) AS whole")
+}
+
+/// Refuse a row that is not what was written.
+pub(super) fn whole(row: &Row<'_>) -> rusqlite::Result<()> {
+    match row.get("whole")? {
+        true => Ok(()),
+        false => {
+            let column = row.as_ref().column_index("whole")?;
+            let why = "the row is not what was written: its checksum is wrong";
+            Err(rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, why.into()))
+        }
+    }
+}
+
+/// A row of the [`checked`] columns in [`PLUGIN`], and so on.
+pub(super) fn plugin(row: &Row<'_>) -> rusqlite::Result<PluginRow> {
+    whole(row)?;
+    Ok(PluginRow { id: row.get(0)?, uid: row.get(1)?, spec: row.get(2)? })
+}
+
+pub(super) fn volume(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
+    whole(row)?;
+    Ok(VolumeRow {
+        key: VolumeKey { plugin: row.get(0)?, external_id: row.get(1)? },
+        namespace: row.get(2)?,
+        volume: row.get(3)?,
+        staging: row.get(4)?,
+        stage: from_word(row, 5)?,
+    })
+}
+
+pub(super) fn mount(row: &Row<'_>) -> rusqlite::Result<MountRow> {
+    whole(row)?;
+    Ok(MountRow {
+        key: MountKey {
+            namespace: row.get(0)?,
+            volume: row.get(1)?,
+            consumer: row.get(2)?,
+            tag: row.get(3)?,
+        },
+        volume: VolumeKey { plugin: row.get(4)?, external_id: row.get(5)? },
+        uid: row.get(6)?,
+        spec: from_json(row, 7)?,
+        phase: from_word(row, 8)?,
+        kept: row.get(9)?,
+        source: row.get(10)?,
+        publish: from_word(row, 11)?,
+        target: from_word(row, 12)?,
+        device: row.get::<_, Option<i64>>(13)?.map(|bits| bits as u64),
+        error: row.get(14)?,
+        operations: from_json(row, 15)?,
+        since_usec: from_bits(row, 16)?,
+        modify_index: from_bits(row, 17)?,
+    })
+}
+
+pub(super) fn event(row: &Row<'_>) -> rusqlite::Result<Event> {
+    whole(row)?;
+    Ok(Event {
+        sequence: from_bits(row, 0)?,
+        realtime_usec: from_bits(row, 1)?,
+        kind: row.get(2)?,
+        subject: row.get(3)?,
+        details: from_json::<BTreeMap<_, _>>(row, 4)?,
+    })
+}
+
+pub(super) fn put_volume(db: &Connection, row: &VolumeRow) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO volumes (plugin, external_id, namespace, volume, staging, stage, sum) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, checksum(?1, ?2, ?3, ?4, ?5, ?6)) ON CONFLICT DO UPDATE SET \
+               namespace = excluded.namespace, volume = excluded.volume, \
+               staging = excluded.staging, stage = excluded.stage, sum = excluded.sum";
+    let VolumeRow { key, namespace, volume, staging, stage } = row;
+    let values = params![key.plugin, key.external_id, namespace, volume, staging, word(stage)?];
+    db.prepare_cached(sql)?.execute(values).map(drop)
+}
+
+/// A row mostly changes in columns that no index holds; an upsert would write the indexes' pages as well.
+pub(super) fn put_mount(db: &Connection, row: &MountRow, modify_index: u64) -> rusqlite::Result<()> {
+    let update = "UPDATE mounts SET uid = ?7, spec = ?8, phase = ?9, kept = ?10, publish = ?12, target = ?13, \
+                  device = ?14, error = ?15, operations = ?16, since_usec = ?17, modify_index = ?18, \
+                  sum = checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18) \
+                  WHERE namespace = ?1 AND volume = ?2 AND consumer = ?3 AND tag = ?4 \
+                  AND plugin = ?5 AND external_id = ?6 AND source = ?11";
+    let replace = "REPLACE INTO mounts (namespace, volume, consumer, tag, plugin, external_id, uid, spec, \
+                   phase, kept, source, publish, target, device, error, operations, since_usec, modify_index, sum) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, \
+                   checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18))";
+    let values = params![
+        row.key.namespace,
+        row.key.volume,
+        row.key.consumer,
+        row.key.tag,
+        row.volume.plugin,
+        row.volume.external_id,
+        row.uid,
+        json(&row.spec)?,
+        word(&row.phase)?,
+        row.kept,
+        row.source,
+        word(&row.publish)?,
+        word(&row.target)?,
+        row.device.map(|bits| bits as i64),
+        row.error,
+        json(&row.operations)?,
+        row.since_usec as i64,
+        modify_index as i64,
+    ];
+    if db.prepare_cached(update)?.execute(values)? == 0 {
+        db.prepare_cached(replace)?.execute(values)?;
+    }
+    Ok(())
+}
+
+pub(super) fn put_plugin(db: &Connection, row: &PluginRow) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO plugins (id, uid, spec, sum) VALUES (?1, ?2, ?3, checksum(?1, ?2, ?3)) \
+               ON CONFLICT (id) DO UPDATE SET uid = excluded.uid, spec = excluded.spec, sum = excluded.sum";
+    db.prepare_cached(sql)?.execute(params![row.id, row.uid, row.spec]).map(drop)
+}
+
+pub(super) fn put_event(db: &Connection, new: &NewEvent, sequence: u64) -> rusqlite::Result<Event> {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let event = Event {
+        sequence,
+        realtime_usec: since_1970.as_micros() as u64,
+        kind: new.kind.into(),
+        subject: new.subject.clone(),
+        details: new.details.iter().map(|(&key, value)| (key.to_owned(), value.clone())).collect(),
+    };
+    let sql = "INSERT INTO events (sequence, realtime_usec, kind, subject, details, sum) \
+               VALUES (?1, ?2, ?3, ?4, ?5, checksum(?1, ?2, ?3, ?4, ?5))";
+    let values = params![
+        sequence as i64,
+        event.realtime_usec as i64,
+        event.kind,
+        event.subject,
+        json(&event.details)?
+    ];
+    db.prepare_cached(sql)?.execute(values)?;
+    Ok(event)
+}

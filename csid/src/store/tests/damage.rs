@@ -1,0 +1,210 @@
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rusqlite::Connection;
+
+use super::super::place::{LOG, NAME};
+use super::super::*;
+use super::{database, event, mount, opened, plugin, representative, temporary, volume};
+
+async fn filled(directory: &Path) -> Store {
+    let (store, _) = opened(directory).unwrap();
+    store.commit(representative(), Durability::Disk).await.unwrap();
+    store
+}
+
+fn is_damaged(store: &Store, why: &str) -> bool {
+    matches!(&*store.health().borrow(), Health::Damaged(text) if text.contains(why))
+}
+
+fn kept_aside(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> = entries.filter(|path| path.to_str().unwrap().contains(".corrupt-")).collect();
+    paths.sort();
+    paths
+}
+
+/// Each value in turn is another one than what was written.
+#[tokio::test]
+async fn a_row_that_is_not_what_was_written_is_damage() {
+    let (_root, directory) = temporary();
+    filled(&directory).await.close().await.unwrap();
+    let good = std::fs::read(database(&directory)).unwrap();
+    for (table, column, value) in [
+        ("mounts", "uid", "uid + 1"),
+        ("mounts", "consumer", "consumer || 'x'"),
+        ("mounts", "spec", "replace(spec, 'noatime', 'nodiratime')"),
+        ("mounts", "kept", "1 - kept"),
+        ("mounts", "phase", "'dancing'"),
+        ("volumes", "external_id", "external_id || 'x'"),
+        ("volumes", "stage", "'absent'"),
+        ("plugins", "spec", "'{}'"),
+        ("meta", "value", "value || 'x'"),
+    ] {
+        let db = Connection::open(database(&directory)).unwrap();
+        db.execute(&format!("UPDATE {table} SET {column} = {value}"), []).unwrap();
+        drop(db);
+        let bytes = std::fs::read(database(&directory)).unwrap();
+        let (store, _) = opened(&directory).unwrap();
+        assert!(is_damaged(&store, "checksum"), "{table}.{column}");
+        let refused = store.commit(vec![event("x")], Durability::Disk).await;
+        assert!(matches!(refused, Err(StoreError::Corrupt { .. })), "{refused:?}");
+        store.close().await.unwrap();
+        assert!(std::fs::read(database(&directory)).unwrap() == bytes, "{table}.{column}: it was written");
+        std::fs::write(database(&directory), &good).unwrap();
+    }
+}
+
+/// The other rows are still read.
+#[tokio::test]
+async fn what_can_be_read_is_read() {
+    let (_root, directory) = temporary();
+    filled(&directory).await.close().await.unwrap();
+    let db = Connection::open(database(&directory)).unwrap();
+    db.execute("UPDATE mounts SET uid = 7 WHERE tag = 'second'", []).unwrap();
+    drop(db);
+    let (store, loaded) = opened(&directory).unwrap();
+    assert_eq!((loaded.plugins.len(), loaded.volumes.len(), loaded.mounts.len()), (2, 2, 5));
+    assert_eq!(loaded.boot.as_deref(), Some("b007 marker"));
+    assert_eq!(store.mounts(MountFilter::default()).await.unwrap().len(), 5);
+    assert_eq!(store.events(0, 10).await.unwrap().0.len(), 2);
+    store.ping().await.unwrap();
+    // What is mounted besides is shown, and nowhere written.
+    store.show(vec![Change::PutMount(mount("data", "unknown"))]).await.unwrap();
+    assert_eq!(store.mounts(MountFilter::default()).await.unwrap().len(), 6);
+    store.close().await.unwrap();
+    assert_eq!(opened(&directory).unwrap().1.mounts.len(), 5);
+}
+
+/// SQLite drops what comes after a damaged frame of the log, and does not say so.
+#[tokio::test]
+async fn commits_that_are_missing_are_damage() {
+    let (_root, directory) = temporary();
+    let store = filled(&directory).await;
+    store.commit(vec![Change::PutMount(mount("data", "last"))], Durability::Process).await.unwrap();
+    let log = directory.join(LOG);
+    let good = (std::fs::read(database(&directory)).unwrap(), std::fs::read(&log).unwrap());
+    store.close().await.unwrap();
+    let put = |log_bytes: &[u8]| {
+        std::fs::write(database(&directory), &good.0).unwrap();
+        std::fs::write(&log, log_bytes).unwrap();
+        std::fs::set_permissions(&log, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    let mut flipped = good.1.clone();
+    let last = flipped.len() - 100;
+    flipped[last] ^= 1;
+    let note = directory.parent().unwrap().join("journal-seen");
+    for (what, bytes) in [("cut", &good.1[..good.1.len() - 1]), ("flipped", &flipped[..]), ("empty", &[][..])]
+    {
+        put(bytes);
+        let (store, _) = opened(&directory).unwrap();
+        assert!(is_damaged(&store, "commits are missing"), "{what}: {:?}", store.health().borrow());
+        store.close().await.unwrap();
+        assert!(std::fs::read(&log).unwrap() == bytes, "{what}: the log was written");
+    }
+    // Another boot: a power cut may take what was not synced, and nobody can tell.
+    std::fs::remove_file(&note).unwrap();
+    put(&good.1[..good.1.len() - 1]);
+    let (store, loaded) = opened(&directory).unwrap();
+    assert_eq!(*store.health().borrow(), Health::Sound);
+    assert_eq!(loaded.mounts.len(), 6);
+    store.close().await.unwrap();
+
+    // The journal of another boot, or nothing, in its place.
+    std::fs::remove_file(database(&directory)).unwrap();
+    let (store, _) = opened(&directory).unwrap();
+    assert!(is_damaged(&store, "it is gone"));
+}
+
+/// A page goes bad under a csid that runs: what it can still read it reads, and it writes nothing.
+#[tokio::test]
+async fn damage_that_comes_while_csid_runs() {
+    let (_root, directory) = temporary();
+    let store = filled(&directory).await;
+    let spec = "x".repeat(3000);
+    let plugins = |n: usize| PluginRow { spec: spec.clone(), ..plugin(&format!("p{n:04}")) };
+    let many: Vec<_> = (0..2000).map(|n| Change::PutPlugin(plugins(n))).collect();
+    store.commit(many, Durability::Disk).await.unwrap();
+    store.close().await.unwrap();
+    let (store, loaded) = opened(&directory).unwrap();
+    assert_eq!(loaded.plugins.len(), 2002);
+    let file = std::fs::File::options().write(true).open(database(&directory)).unwrap();
+    let middle = file.metadata().unwrap().len() / 8192 * 4096;
+    file.write_all_at(&[0xa5; 4096], middle).unwrap();
+    let damaged = std::fs::read(database(&directory)).unwrap();
+
+    let left = store.rows().await.unwrap();
+    assert!(left.plugins.len() > 100 && left.plugins.len() < 2002, "{}", left.plugins.len());
+    assert!(is_damaged(&store, "csictl reconcile --new-journal"), "{:?}", store.health().borrow());
+    let refused = store.commit(vec![event("x")], Durability::Disk).await;
+    assert!(matches!(refused, Err(StoreError::Corrupt { .. })), "{refused:?}");
+    assert!(store.writable().is_err());
+    store.mounts(MountFilter::default()).await.unwrap();
+    store.ping().await.unwrap();
+    store.close().await.unwrap();
+    assert!(std::fs::read(database(&directory)).unwrap() == damaged, "it was written");
+}
+
+#[tokio::test]
+async fn another_journal_takes_its_place() {
+    let (_root, directory) = temporary();
+    let store = filled(&directory).await;
+    assert!(matches!(store.replace(Vec::new()).await, Err(StoreError::Gone)), "it is sound");
+    let (id, log) = (store.journal_id().to_owned(), std::fs::read(directory.join(LOG)).unwrap());
+    store.close().await.unwrap();
+    let garbage = vec![0x5a; 9999];
+    std::fs::write(database(&directory), &garbage).unwrap();
+    std::fs::write(directory.join(LOG), &log).unwrap();
+    std::fs::set_permissions(directory.join(LOG), PermissionsExt::from_mode(0o600)).unwrap();
+
+    let (store, _) = opened(&directory).unwrap();
+    let changes =
+        vec![Change::PutVolume(volume("data")), Change::PutMount(mount("data", "unknown")), event("x")];
+    let kept = store.replace(changes).await.unwrap();
+    assert_eq!(*store.health().borrow(), Health::Replaced);
+    assert!(store.replace(Vec::new()).await.is_err() && store.writable().is_err(), "this one is read only");
+    store.close().await.unwrap();
+    let aside = kept_aside(&directory);
+    assert_eq!(aside.len(), 2, "{aside:?}");
+    assert!(aside[0] == kept && std::fs::read(&aside[0]).unwrap() == garbage);
+    assert!(std::fs::read(&aside[1]).unwrap() == log, "its log is kept with it");
+
+    let (store, loaded) = opened(&directory).unwrap();
+    assert_eq!(*store.health().borrow(), Health::Sound);
+    assert_ne!(store.journal_id(), id);
+    assert!(loaded.mounts.len() == 1 && loaded.volumes.len() == 1);
+    assert_eq!(store.event_sequence(), 1);
+    store.close().await.unwrap();
+}
+
+/// Killed between any two steps of the change: it is begun anew or finished, and the old rows never come back.
+#[tokio::test]
+async fn a_replacement_that_was_begun_is_finished() {
+    for step in 0..3 {
+        let (_root, directory) = temporary();
+        filled(&directory).await.close().await.unwrap();
+        std::fs::write(database(&directory), [7; 5000]).unwrap();
+        let (store, _) = opened(&directory).unwrap();
+        store.replace(vec![Change::PutMount(mount("data", "unknown"))]).await.unwrap();
+        store.close().await.unwrap();
+        // Back to when it had its other name.
+        let aside = kept_aside(&directory);
+        std::fs::rename(database(&directory), directory.join("csid.db.next")).unwrap();
+        if step < 2 {
+            std::fs::rename(&aside[0], directory.join(NAME)).unwrap();
+        }
+        if step < 1 {
+            std::fs::write(directory.join(LOG), "its log").unwrap();
+            std::fs::set_permissions(directory.join(LOG), PermissionsExt::from_mode(0o600)).unwrap();
+        }
+        let (store, loaded) = opened(&directory).unwrap();
+        assert_eq!(*store.health().borrow(), Health::Sound, "{step}");
+        assert_eq!(loaded.mounts.len(), 1, "{step}");
+        assert!(!directory.join("csid.db.next").exists());
+        assert!(
+            kept_aside(&directory).iter().any(|path| std::fs::read(path).unwrap() == [7; 5000]),
+            "{step}"
+        );
+        store.close().await.unwrap();
+    }
+}
