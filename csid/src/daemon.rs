@@ -3,6 +3,9 @@
 //! The order of the start: configuration, journal, plugins' tasks, what is mounted is adopted, READY, and only then what has
 //! to be mounted again, so that a plugin that is not there keeps nobody waiting. The private socket listens before csid is
 //! there (systemd holds it); calls that come in early wait in it.
+//!
+//! With a damaged journal csid runs to be asked, and takes nothing over; when a new one was begun it starts again within
+//! the process, with all of its memory new.
 
 use std::io::IsTerminal;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -26,7 +29,7 @@ use crate::fault;
 use crate::host::{self, Host, boot};
 use crate::plugin::{Plugins, files};
 use crate::store::rows::{EventDetails, NewEvent, Phase};
-use crate::store::{Change, Durability, Store};
+use crate::store::{Change, Durability, Health, Store};
 use crate::volume::{Recovered, Volumes};
 
 const USAGE: &str = "csid: a CSI volume manager for a plain Linux host; started by csid.service
@@ -127,11 +130,25 @@ fn load_config(directories: &Directories) -> anyhow::Result<Config> {
 fn start(directories: Directories) -> anyhow::Result<()> {
     // Secrets pass through this process: no core dump of it, and nobody's debugger.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(Daemon::run(directories));
-    // A thread that hangs in the kernel on a dead file system does not hold csid's end.
-    runtime.shutdown_background();
-    result
+    let mut listener = None;
+    loop {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let ended = runtime.block_on(Daemon::run(directories.clone(), &mut listener));
+        // A thread that hangs in the kernel on a dead file system does not hold csid's end.
+        runtime.shutdown_background();
+        match ended? {
+            Ended::Stopped => return Ok(()),
+            Ended::Replaced => tracing::info!("csid begins anew with the new journal"),
+        }
+    }
+}
+
+/// Why csid has come to an end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Stopped,
+    /// A new journal took a damaged one's place: everything in memory is of the old one.
+    Replaced,
 }
 
 /// What the status line says of the mounts that were there before csid.
@@ -197,14 +214,17 @@ impl Handles {
         let mut details = EventDetails::from([("success", Value::from(error.is_none()))]);
         details.extend(error.map(|error| ("error", Value::from(error.to_string()))));
         let event = Change::Event(NewEvent { kind, subject, details });
-        if let Err(error) = self.store.commit(vec![event], Durability::Process).await {
+        if self.store.writable().is_ok()
+            && let Err(error) = self.store.commit(vec![event], Durability::Process).await
+        {
             tracing::warn!(%error, kind, "an event could not be written");
         }
     }
 }
 
 impl Daemon {
-    async fn run(directories: Directories) -> anyhow::Result<()> {
+    /// `listener`: the private socket, kept over csid's beginning anew.
+    async fn run(directories: Directories, listener: &mut Option<UnixListener>) -> anyhow::Result<Ended> {
         let begun = Instant::now();
         let config = load_config(&directories)?;
         let mut files = Vec::new();
@@ -229,8 +249,13 @@ impl Daemon {
         let plugins = Plugins::start(&directories, rpc, store.clone(), files, loaded.plugins);
         let volumes =
             Volumes::new(store.clone(), plugins.clone(), host, config_changes.clone(), directories.clone());
-        let recovered =
-            volumes.recover(loaded.volumes, loaded.mounts, boot.as_str().to_owned(), same_boot).await?;
+        let recovered = match store.writable() {
+            Ok(()) => {
+                volumes.recover(loaded.volumes, loaded.mounts, boot.as_str().to_owned(), same_boot).await?
+            }
+            // Of what cannot be believed nothing is restored, settled or undone.
+            Err(_) => Recovered::default(),
+        };
         let Recovered { adopted, waiting, lost, unsettled } = recovered;
         let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(
@@ -256,10 +281,16 @@ impl Daemon {
             config: config_changes,
             limits: Limits::default(),
         };
-        let listener = listen(&daemon.handles.directories.runtime.join("csid.sock"))?;
-        let socket = tokio::spawn(bus::serve_socket(listener, rooms.clone()));
+        let listener = match listener {
+            Some(listener) => listener,
+            None => listener.insert(listen(&daemon.handles.directories.runtime.join("csid.sock"))?),
+        };
+        let socket = tokio::spawn(bus::serve_socket(listener.try_clone()?, rooms.clone()));
         let system_bus = tokio::spawn(bus::serve_bus(rooms));
         let result = daemon.serve(reloads).await;
+        if !matches!(result, Ok(Ended::Replaced)) {
+            notify(&[NotifyState::Stopping, NotifyState::Status("stopping; every mount stays")]);
+        }
         daemon.stop().await;
         // Both end with the state; answers that are ready are written first.
         let _ = tokio::time::timeout(Duration::from_secs(1), futures_util::future::join(socket, system_bus))
@@ -271,16 +302,21 @@ impl Daemon {
     async fn serve(
         &mut self,
         mut reloads: mpsc::Receiver<oneshot::Sender<crate::Result<()>>>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Ended> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
         let mut events = self.handles.store.subscribe();
         let mut changes = self.handles.plugins.subscribe();
+        let mut health = self.handles.store.health();
         let mut watchdog = tokio::time::interval(watchdog_period());
         self.state.send_replace(State::Restoring);
+        let damaged = *health.borrow_and_update() != Health::Sound;
+        if damaged {
+            self.show_unexplained().await;
+        }
         self.tell_status(true).await;
-        if let Err(error) = self.handles.volumes.report_orphans().await {
+        if !damaged && let Err(error) = self.handles.volumes.report_orphans().await {
             tracing::warn!(%error, "what no row explains could not be looked for");
         }
         let volumes = self.handles.volumes.clone();
@@ -288,10 +324,10 @@ impl Daemon {
         let mut stale = true;
         let mut refresh = tokio::time::interval(Duration::from_millis(500));
         refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
+        let ended = loop {
             tokio::select! {
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
+                _ = terminate.recv() => break Ended::Stopped,
+                _ = interrupt.recv() => break Ended::Stopped,
                 _ = hangup.recv() => self.begin_reload(None),
                 Some(reply) = reloads.recv() => self.begin_reload(Some(reply)),
                 _ = watchdog.tick() => self.ping_watchdog().await,
@@ -301,6 +337,13 @@ impl Daemon {
                         anyhow::bail!("the journal's thread has ended");
                     }
                 }
+                _ = health.changed() => {
+                    if *health.borrow_and_update() == Health::Replaced {
+                        break Ended::Replaced;
+                    }
+                    self.show_unexplained().await;
+                    stale = true;
+                }
                 // Rare, and what a caller of WaitForPlugin sees next.
                 _ = changes.recv() => self.tell_status(false).await,
                 // Many changes make one status line.
@@ -309,9 +352,16 @@ impl Daemon {
                     self.tell_status(false).await;
                 }
             }
-        }
+        };
         watch.abort();
-        Ok(())
+        Ok(ended)
+    }
+
+    /// The journal is damaged: whoever lists the mounts sees also those whose rows cannot be read.
+    async fn show_unexplained(&self) {
+        if let Err(error) = self.handles.volumes.show_unexplained().await {
+            tracing::error!(%error, "what is mounted could not be looked at");
+        }
     }
 
     /// Apart from the loop that feeds the watchdog: a plugin that is changed may take its time to stop.
@@ -349,11 +399,17 @@ impl Daemon {
             [("waiting", waiting), ("lost", count(Phase::Lost)), ("uncertain", count(Phase::Uncertain))];
         let others: String =
             others.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!(", {n} {name}")).collect();
-        let restoring = (first && waiting > 0)
+        let restoring = (first && waiting > 0 && self.handles.store.writable().is_ok())
             || self.handles.volumes.operations().iter().any(|operation| operation.kind == "restore");
         let restored = self.restoration.tell(waiting, restoring);
         let plugins = plugins.len();
-        let status = format!("{plugins} plugins ({healthy} healthy), {mounted} mounts{others}{restored}");
+        let damaged = self.handles.store.writable().is_err();
+        let damage = match damaged {
+            true => "the journal is damaged, changes are refused until `csictl reconcile --new-journal`; ",
+            false => "",
+        };
+        let status =
+            format!("{damage}{plugins} plugins ({healthy} healthy), {mounted} mounts{others}{restored}");
         let mut states = vec![NotifyState::Status(&status)];
         if first {
             states.push(NotifyState::Ready);
@@ -361,7 +417,7 @@ impl Daemon {
         notify(&states);
         let state = if restoring {
             State::Restoring
-        } else if healthy < plugins || waiting > 0 || count(Phase::Uncertain) > 0 {
+        } else if damaged || healthy < plugins || waiting > 0 || count(Phase::Uncertain) > 0 {
             State::Degraded
         } else {
             State::Ready
@@ -370,7 +426,6 @@ impl Daemon {
     }
 
     async fn stop(&self) {
-        notify(&[NotifyState::Stopping, NotifyState::Status("stopping; every mount stays")]);
         self.handles.volumes.shutdown(STOP_PATIENCE).await;
         self.state.send_replace(State::Stopping);
         if tokio::time::timeout(Duration::from_secs(2), self.handles.plugins.shutdown()).await.is_err() {

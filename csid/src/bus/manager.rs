@@ -16,7 +16,6 @@ use super::options::{Keys, Options};
 use super::plugin;
 use crate::error::{Error, Kind, Result};
 use crate::plugin::{LATER_KEYS, Log, PluginSpec, Service, Supervision, validate_id};
-use crate::store::StoreError;
 use crate::store::rows::Event;
 use crate::volume::Authority;
 
@@ -34,15 +33,6 @@ pub(super) fn properties(rooms: &Rooms) -> Map {
         ("ModifyIndex", rooms.store.modify_index().into()),
         ("JournalId", rooms.store.journal_id().to_owned().into()),
     ])
-}
-
-pub(super) fn journal(error: StoreError) -> Error {
-    let kind = match error {
-        StoreError::Corrupt { .. } => Kind::StateCorrupt,
-        StoreError::Gone => Kind::ShuttingDown,
-        _ => Kind::Internal,
-    };
-    Error::new(kind, error.to_string())
 }
 
 /// The work goes on to its end, whether or not the caller still waits for it, and it is his until then: also a list, which
@@ -251,7 +241,8 @@ pub(super) async fn reload(call: Call) -> Answer {
 
 pub(super) async fn get_events(call: Call) -> Answer {
     let (since, max): (u64, u32) = call.arguments()?;
-    let (events, gap) = call.server.rooms.store.events(since, max.min(MOST_EVENTS)).await.map_err(journal)?;
+    let (events, gap) =
+        call.server.rooms.store.events(since, max.min(MOST_EVENTS)).await.map_err(Error::from)?;
     let events: Vec<_> = events.iter().map(event).collect();
     call.reply(&(events, gap))
 }

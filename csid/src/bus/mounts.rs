@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use zbus::OwnedVariant;
 
+use super::State;
 use super::authorise::{Action, Permit};
 use super::dispatch::{Answer, Call, Failure, Map};
 use super::fds;
@@ -336,13 +337,18 @@ pub(super) async fn reconcile(call: Call) -> Answer {
             async move { volumes.reconcile(wanted).await },
         )
         .await?;
-    let map = Map::from([
+    let mut map = Map::from([
         ("adopted", report.adopted.into()),
         ("remounted", report.remounted.into()),
         ("undone", report.undone.into()),
         ("orphans", report.orphans.into()),
         ("failed", report.failed.into()),
     ]);
+    if let Some(kept) = report.kept {
+        map.insert("kept", kept.to_string_lossy().into_owned().into());
+        // Whoever connects after this answer meets the csid that has the new journal.
+        let _ = call.server.rooms.state.clone().wait_for(|state| *state == State::Stopping).await;
+    }
     call.reply(&(map,))
 }
 

@@ -56,6 +56,10 @@ fn event(kind: &'static str, id: &str, details: impl IntoIterator<Item = (&'stat
 }
 
 async fn write(store: &Store, event: NewEvent) {
+    // Nobody writes to a damaged journal, and that was said once.
+    if store.writable().is_err() {
+        return;
+    }
     let kind = event.kind;
     if let Err(error) = store.commit(vec![Change::Event(event)], Durability::Process).await {
         tracing::warn!(kind, %error, "an event was not written");

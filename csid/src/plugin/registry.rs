@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -144,6 +145,7 @@ impl Plugins {
     async fn registered(&self, id: &str, spec: PluginSpec, uid: u32) -> Result<()> {
         let _changing = self.0.changing.lock().await;
         self.open()?;
+        self.0.shared.store.writable()?;
         if let Some(entry) = self.entries().get(id) {
             return again(id, entry, &spec, uid);
         }
@@ -167,6 +169,7 @@ impl Plugins {
 
     async fn unregistered(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<()> {
         let _changing = self.0.changing.lock().await;
+        self.0.shared.store.writable()?;
         let (stops, spec, owner) = match self.entries().get(id) {
             // Compared here, where nobody else can register the id meanwhile.
             Some(entry) if uid != 0 && uid != entry.owner => {
@@ -209,6 +212,7 @@ impl Plugins {
     async fn applied(&self, files: Vec<(String, PluginSpec)>, in_use: &BTreeSet<String>) -> Result<Applied> {
         let _changing = self.0.changing.lock().await;
         self.open()?;
+        self.0.shared.store.writable()?;
         let mut applied = Applied::default();
         let mut changes = Vec::new();
         let gone: Vec<String> = self
@@ -256,6 +260,12 @@ impl Plugins {
             self.commit(changes).await?;
         }
         Ok(applied)
+    }
+
+    /// The host directory of each plugin's volumes.
+    pub fn roots(&self) -> Vec<(String, PathBuf)> {
+        let root = |id: &String, entry: &Entry| Place::of(&self.0.directories, id, &entry.spec).root;
+        self.entries().iter().map(|(id, entry)| (id.clone(), root(id, entry))).collect()
     }
 
     /// All plugins, by id.
@@ -410,10 +420,7 @@ impl Plugins {
     }
 
     async fn commit(&self, changes: Vec<Change>) -> Result<()> {
-        self.0.shared.store.commit(changes, Durability::Disk).await.map_err(|error| {
-            let retryable = error.is_retryable();
-            Error::internal(format!("the journal: {error}")).with(|details| details.retryable = retryable)
-        })
+        Ok(self.0.shared.store.commit(changes, Durability::Disk).await?)
     }
 
     fn open(&self) -> Result<()> {

@@ -104,6 +104,24 @@ impl Directory {
         Ok(())
     }
 
+    /// The rows of a volume at rest.
+    pub(super) fn at_rest(&self, key: &VolumeKey) -> Option<Volume> {
+        match self.lock().slots.get(key) {
+            Some(Slot::Rest(volume)) => Some(volume.clone()),
+            _ => None,
+        }
+    }
+
+    /// A volume that rested without its id has it now.
+    pub(super) fn identify(&self, nameless: &VolumeKey, volume: Volume) {
+        let mut table = self.lock();
+        if table.slots.remove(nameless).is_some() {
+            let name = (volume.row.namespace.clone(), volume.row.volume.clone());
+            table.names.insert(name, volume.row.key.clone());
+            table.slots.insert(volume.row.key.clone(), Slot::Rest(volume));
+        }
+    }
+
     /// Tell a task that runs; a volume at rest has nobody to be told.
     pub(super) fn tell(&self, key: &VolumeKey, message: Message) {
         if let Some(Slot::Running { task, .. }) = self.lock().slots.get(key) {

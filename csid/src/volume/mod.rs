@@ -12,6 +12,7 @@ mod journalled;
 mod operations;
 mod paths;
 mod reconcile;
+mod record;
 mod recovery;
 mod say;
 pub mod state;
@@ -121,6 +122,8 @@ pub struct Report {
     pub undone: Vec<String>,
     pub orphans: Vec<String>,
     pub failed: Vec<String>,
+    /// Where a damaged journal is kept since a new one was begun.
+    pub kept: Option<PathBuf>,
 }
 
 /// The handle of all volumes.
@@ -195,6 +198,7 @@ impl Volumes {
         if let Some(target) = &spec.target {
             self.shared.refuse_own_target(Path::new(target))?;
         }
+        self.shared.identify(&volume).await?;
         let wanted = Wanted { key, uid, spec, operations: Vec::new() };
         let answer = self.shared.ask(&volume, uid, Work::Mount { wanted, secrets }, wait)?;
         let mounted = answer.await.unwrap_or_else(|_| Err(shutting_down()))?;
@@ -269,6 +273,7 @@ impl Volumes {
         force: bool,
         uid: u32,
     ) -> Result<()> {
+        self.shared.store.writable()?;
         // From here on no Mount begins; whatever has begun is among the operations or the rows.
         let _leaving = Leaving::begin(&self.shared, id)?;
         if !force {
@@ -321,6 +326,10 @@ impl Shared {
     ) -> Result<oneshot::Receiver<Result<Option<Mounted>>>> {
         if self.is_stopping() {
             return Err(shutting_down());
+        }
+        self.store.writable()?;
+        if paths::lacks_id(volume) {
+            return Err(say::unidentified(volume, work.key()));
         }
         let (kind, key) = (work.kind(), work.key());
         let begin =

@@ -12,12 +12,12 @@ pub const PUBLISH: &str = "publish";
 
 /// The staging path, below the plugin's root (CSI rule 28: one a volume).
 pub fn staging(key: &VolumeKey) -> PathBuf {
-    Path::new(STAGING).join(volume(key))
+    Path::new(STAGING).join(name(key))
 }
 
 /// The directory of all publishes of a volume.
 pub fn published(key: &VolumeKey) -> PathBuf {
-    Path::new(PUBLISH).join(volume(key))
+    Path::new(PUBLISH).join(name(key))
 }
 
 /// The published path of one mount (CSI rule 29: unique for each).
@@ -30,9 +30,22 @@ pub fn is_ours(name: &str) -> bool {
     name.len() == 32 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-fn volume(key: &VolumeKey) -> String {
+/// What a volume's directories are called.
+pub fn name(key: &VolumeKey) -> String {
     digest(&[&key.plugin, &key.external_id])
 }
+
+/// The key of a volume of which no more is known than what its directories are called.
+pub fn without_id(plugin: &str, name: &str) -> VolumeKey {
+    VolumeKey { plugin: plugin.to_owned(), external_id: format!("{WITHOUT_ID}{name}") }
+}
+
+pub fn lacks_id(key: &VolumeKey) -> bool {
+    key.external_id.strip_prefix(WITHOUT_ID).is_some_and(is_ours)
+}
+
+/// No external id that anybody gave looks like that.
+const WITHOUT_ID: &str = "unidentified:";
 
 /// Half of a SHA-256 over the parts, each with its length before it, so that no two lists of parts are one text.
 fn digest(parts: &[&str]) -> String {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase};
 use crate::store::{Change, Durability, MountFilter};
 use crate::volume::state::{Sight, Wanted};
@@ -16,9 +16,10 @@ use crate::volume::{ReconcileOptions, Report, Volumes, Wait, healthy, paths, shu
 impl Volumes {
     pub async fn reconcile(&self, options: ReconcileOptions) -> Result<Report> {
         if options.new_journal {
-            return Err(Error::invalid(
-                "the journal is sound; new-journal is for one that is not (StateCorrupt)",
-            ));
+            return self.new_journal(options).await;
+        }
+        if !options.dry_run {
+            self.shared.store.writable()?;
         }
         let mut report = Report::default();
         let found = self.unexplained().await?;
@@ -168,14 +169,14 @@ fn restore(row: &MountRow) -> Work {
     Work::Restore { wanted }
 }
 
-fn title(key: &MountKey) -> String {
+pub(super) fn title(key: &MountKey) -> String {
     match key.tag.as_str() {
         "" => format!("{}/{} {}", key.namespace, key.volume, key.consumer),
         tag => format!("{}/{} {} {tag}", key.namespace, key.volume, key.consumer),
     }
 }
 
-fn entries(directory: &Path) -> Vec<PathBuf> {
+pub(super) fn entries(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.sort();

@@ -98,6 +98,29 @@ pub(super) fn dead(row: &MountRow) -> Error {
     Error::new(Kind::PluginError, text).with(|details| details.step = Some("verify"))
 }
 
+/// What is needed to end it was in the damaged journal alone.
+pub(super) fn unidentified(volume: &VolumeKey, key: &MountKey) -> Error {
+    let text = format!(
+        "the external id of {} could not be read from the damaged journal, and without it the plugin cannot be told \
+         which volume to unpublish. Ask once for a Mount of it with plugin {} and its external-id: it is refused, \
+         for {} holds the volume, but csid knows the id by it. Then unmount again",
+        name(key),
+        volume.plugin,
+        key.consumer
+    );
+    Error::new(Kind::Uncertain, text).with(|details| details.retryable = false)
+}
+
+/// A consumer's target that no row knows of would go on showing the volume.
+pub(super) fn shown_elsewhere(path: &Path) -> Error {
+    let text = format!(
+        "the volume is mounted at {}, too, and what for was in the damaged journal alone; unmount that, then unmount \
+         again",
+        path.display()
+    );
+    Error::new(Kind::Busy, text).with(|details| details.holders = vec![path.display().to_string()])
+}
+
 pub(super) fn stopped(kind: Kind) -> Error {
     let text = match kind {
         Kind::TimedOut => "the deadline passed before the mount was there; it is being undone",

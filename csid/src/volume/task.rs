@@ -80,7 +80,8 @@ impl Task {
                 }
                 continue;
             }
-            if self.shared.is_stopping() {
+            // With a damaged journal nothing can be settled: csid begins anew with another one.
+            if self.shared.is_stopping() || self.shared.store.writable().is_err() {
                 return;
             }
             self.shared.directory.release(&self.key, rows.volume(), &self.inbox);

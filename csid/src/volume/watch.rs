@@ -40,7 +40,10 @@ impl Volumes {
                     continue;
                 }
             }
-            if let Err(error) = self.look_around(&mut ill).await {
+            // What is found is told by events, and a damaged journal takes none.
+            if self.shared.store.writable().is_ok()
+                && let Err(error) = self.look_around(&mut ill).await
+            {
                 tracing::warn!(%error, "the mounts could not be looked at");
             }
         }

@@ -1,0 +1,330 @@
+//! A new journal in place of a damaged one: what is mounted or staged below csid's directories, as rows of the
+//! consumer [`UNKNOWN`].
+//!
+//! The kernel says what is there; what could be read of the old rows says what it is. The directories of a volume are
+//! called by the hash of its plugin and external id, so an id is believed only for the directory that it hashes to. A
+//! volume whose id could not be read keeps its place without one, and gets it back from the first Mount that names it
+//! ([`Shared::identify`]): until then no plugin can be told to unpublish it. Nothing is unmounted here.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Error, Kind, Result};
+use crate::host::{Look, boot};
+use crate::plugin::validate_id;
+use crate::store::rows::{
+    AccessMode, AttachmentMode, EventDetails, Leg, MountKey, MountRow, MountSpec, NewEvent, Phase,
+    Propagation, Restore, Usage, VolumeKey, VolumeRow,
+};
+use crate::store::{Change, Durability, Health, Loaded};
+use crate::volume::operations::now_usec;
+use crate::volume::reconcile::{entries, title};
+use crate::volume::state::Volume;
+use crate::volume::{ReconcileOptions, Report, Shared, Volumes, paths};
+
+/// Whose a mount is when nobody can be believed to have asked for it.
+pub(super) const UNKNOWN: &str = "unknown";
+
+/// A volume's directories, and what lies in them.
+struct Found {
+    plugin: String,
+    root: PathBuf,
+    /// What its directories are called.
+    name: String,
+    published: Vec<(PathBuf, Look, Option<u64>)>,
+    staging: Option<PathBuf>,
+}
+
+/// What could be read of the old rows.
+struct Old<'a> {
+    ids: BTreeMap<String, VolumeKey>,
+    volumes: HashMap<&'a VolumeKey, &'a VolumeRow>,
+    mounts: HashMap<&'a str, &'a MountRow>,
+}
+
+impl<'a> Old<'a> {
+    fn of(rows: &'a Loaded) -> Self {
+        let keys = rows.volumes.iter().map(|row| &row.key);
+        let keys = keys.chain(rows.mounts.iter().map(|row| &row.volume)).filter(|key| !paths::lacks_id(key));
+        Old {
+            ids: keys.map(|key| (paths::name(key), key.clone())).collect(),
+            volumes: rows.volumes.iter().map(|row| (&row.key, row)).collect(),
+            mounts: rows.mounts.iter().map(|row| (row.source.as_str(), row)).collect(),
+        }
+    }
+}
+
+impl Volumes {
+    /// Reconcile with `new-journal`.
+    pub(super) async fn new_journal(&self, options: ReconcileOptions) -> Result<Report> {
+        let shared = &self.shared;
+        if *shared.store.health().borrow() == Health::Sound {
+            return Err(Error::invalid(
+                "the journal is sound; new-journal is for one that is not (StateCorrupt)",
+            ));
+        }
+        if options.remove_orphans {
+            return Err(Error::invalid("remove-orphans has to wait until there is a new journal"));
+        }
+        if !options.dry_run && shared.operations.are_waited_for() {
+            let text = "calls that began before the damage was noticed are under way; see ListOperations, then ask \
+                        again";
+            return Err(Error::new(Kind::Busy, text));
+        }
+        let old = shared.store.rows().await?;
+        let volumes = shared.recorded(&old).await?;
+        let mut report = Report::default();
+        let mounts = volumes.iter().flat_map(|volume| &volume.mounts);
+        report.adopted = mounts.clone().map(|row| format!("{}: {}", title(&row.key), row.source)).collect();
+        let recorded: BTreeSet<&str> = mounts.map(|row| row.source.as_str()).collect();
+        let forgotten = old.mounts.iter().filter(|row| !recorded.contains(row.source.as_str()));
+        report.undone = forgotten.map(|row| format!("{}: not mounted now", title(&row.key))).collect();
+        if options.dry_run {
+            return Ok(report);
+        }
+        let boot = boot::current(&shared.directories.runtime)?;
+        let mut changes = vec![Change::Boot(boot.as_str().to_owned()), Change::Event(begun(volumes.len()))];
+        for volume in volumes {
+            changes.push(Change::PutVolume(volume.row));
+            changes.extend(volume.mounts.into_iter().map(Change::PutMount));
+        }
+        let kept = shared.store.replace(changes).await?;
+        tracing::warn!(
+            kept = %kept.display(), mounts = report.adopted.len(), "a new journal was begun; csid begins anew with it"
+        );
+        report.kept = Some(kept);
+        Ok(report)
+    }
+
+    /// Show what is mounted that no row explains which could be read, and as mounted what a row calls otherwise: it may
+    /// be older than the mount.
+    pub async fn show_unexplained(&self) -> Result<()> {
+        let old = self.shared.store.rows().await?;
+        let mut changes = Vec::new();
+        for Volume { row, mounts } in self.shared.recorded(&old).await? {
+            let is_known = old.mounts.iter().any(|mount| mount.volume == row.key);
+            for mount in mounts {
+                let known = old.mounts.iter().find(|known| known.source == mount.source);
+                match known {
+                    None if mount.phase != Phase::Mounted && is_known => {}
+                    None => {
+                        changes.push(Change::PutVolume(row.clone()));
+                        changes.push(Change::PutMount(mount));
+                    }
+                    Some(known) if mount.phase == Phase::Mounted && !known.shows() => {
+                        let MountRow { phase, publish, device, .. } = mount;
+                        changes.push(Change::PutMount(MountRow { phase, publish, device, ..known.clone() }));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(self.shared.store.show(changes).await?)
+    }
+}
+
+impl Shared {
+    async fn recorded(&self, rows: &Loaded) -> Result<Vec<Volume>> {
+        let old = Old::of(rows);
+        let mut volumes = Vec::new();
+        let mut names = BTreeSet::new();
+        for found in self.found(rows).await? {
+            volumes.push(self.record(found, &old, &mut names).await);
+        }
+        Ok(volumes)
+    }
+
+    /// The directories that csid made for volumes, with something published or staged in them.
+    async fn found(&self, rows: &Loaded) -> Result<Vec<Found>> {
+        let mut roots: BTreeMap<PathBuf, String> =
+            self.plugins.roots().into_iter().map(|(id, root)| (root, id)).collect();
+        for root in entries(&self.directories.state.join("plugins")) {
+            if let Some(id) = root.file_name().and_then(|id| id.to_str()).filter(|id| validate_id(id).is_ok())
+            {
+                roots.entry(root.clone()).or_insert(id.to_owned());
+            }
+        }
+        for row in &rows.mounts {
+            if let Some(root) = Path::new(&row.source).ancestors().nth(3) {
+                roots.entry(root.to_owned()).or_insert_with(|| row.volume.plugin.clone());
+            }
+        }
+        let mut all = Vec::new();
+        for (root, plugin) in roots {
+            let points = self.host.mounts_below(&root)?;
+            let device = |path: &Path| Some(points.iter().find(|point| point.path == path)?.device);
+            let directories = [paths::PUBLISH, paths::STAGING].map(|kind| names_in(&root.join(kind)));
+            for name in directories.into_iter().flatten().collect::<BTreeSet<String>>() {
+                let published = root.join(paths::PUBLISH).join(&name);
+                let published: Vec<_> = names_in(&published).map(|name| published.join(name)).collect();
+                let looks = self.host.looks(&plugin, published.clone()).await;
+                let published = published.into_iter().zip(looks).filter_map(|(path, look)| match look {
+                    Look::Missing => None,
+                    Look::Plain => Some((path, look, None)),
+                    // Whether a node is left over from an earlier boot only the old rows could say: it is kept.
+                    Look::Mounted { device } | Look::Device { rdev: device } => {
+                        Some((path, look, Some(device)))
+                    }
+                    Look::Dead(_) | Look::Hung => {
+                        let device = device(&path);
+                        Some((path, look, device))
+                    }
+                });
+                let published: Vec<_> = published.collect();
+                // It is there from before the plugin was asked to stage until it was asked to unstage.
+                let staging = root.join(paths::STAGING).join(&name);
+                let staging = Some(staging.clone()).filter(|_| std::fs::symlink_metadata(&staging).is_ok());
+                if !published.is_empty() || staging.is_some() {
+                    all.push(Found { plugin: plugin.clone(), root: root.clone(), name, published, staging });
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    async fn record(&self, found: Found, old: &Old<'_>, names: &mut BTreeSet<(String, String)>) -> Volume {
+        let Found { plugin, root, name, published, staging } = found;
+        let key = old.ids.get(&name).cloned().unwrap_or_else(|| paths::without_id(&plugin, &name));
+        let named = old.volumes.get(&key).map(|row| (row.namespace.clone(), row.volume.clone()));
+        let named = named.or_else(|| {
+            let mount = published.iter().find_map(|(path, ..)| old.mounts.get(path.to_str()?))?;
+            Some((mount.key.namespace.clone(), mount.key.volume.clone()))
+        });
+        let (namespace, volume) = named
+            .filter(|name| names.insert(name.clone()))
+            .unwrap_or_else(|| (UNKNOWN.to_owned(), name.clone()));
+        let row = VolumeRow {
+            key: key.clone(),
+            namespace: namespace.clone(),
+            volume: volume.clone(),
+            staging: staging.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+            stage: match &staging {
+                None => Leg::Absent,
+                Some(_) if published.iter().any(|(_, look, _)| *look != Look::Plain) => Leg::Present,
+                // Nobody knows: an Unmount has it unstaged.
+                Some(_) => Leg::Removing,
+            },
+        };
+        let mount = |tag: String| MountRow {
+            key: MountKey {
+                namespace: namespace.clone(),
+                volume: volume.clone(),
+                consumer: UNKNOWN.into(),
+                tag,
+            },
+            volume: key.clone(),
+            uid: 0,
+            spec: unread(AttachmentMode::FileSystem),
+            phase: Phase::Mounted,
+            kept: true,
+            source: String::new(),
+            publish: Leg::Present,
+            target: Leg::Absent,
+            device: None,
+            error: String::new(),
+            operations: Vec::new(),
+            since_usec: now_usec(),
+            modify_index: 0,
+        };
+        let mut mounts = Vec::new();
+        for (path, look, device) in published {
+            let tag = if mounts.is_empty() { String::new() } else { file_name(&path) };
+            let source = path.to_string_lossy().into_owned();
+            let before = old.mounts.get(source.as_str()).filter(|row| row.volume == key);
+            let mut row = MountRow { source, device, ..mount(tag) };
+            match before {
+                Some(before) => {
+                    row.spec = MountSpec { restore: Restore::Hold, ..before.spec.clone() };
+                    row.error =
+                        format!("recorded when the journal was begun anew; it was of {}", title(&before.key));
+                }
+                None => {
+                    if matches!(look, Look::Device { .. }) {
+                        row.spec = unread(AttachmentMode::BlockDevice);
+                    }
+                    row.error =
+                        "recorded when the journal was begun anew; its row could not be read".to_owned();
+                }
+            }
+            if look == Look::Plain {
+                // Made or left by a plugin, and nothing is mounted on it: nobody knows whether it is published.
+                row.phase = Phase::Lost;
+                row.publish = Leg::Removing;
+            }
+            if let Some(target) = row.spec.target.take() {
+                let bound = self.host.is_bound(&key.plugin, &path, Path::new(&target)).await;
+                if bound.unwrap_or(true) {
+                    row.target = Leg::Present;
+                    row.spec.target = Some(target);
+                }
+            }
+            mounts.push(row);
+        }
+        if mounts.is_empty() {
+            let mut row = mount(String::new());
+            row.phase = Phase::Lost;
+            row.publish = Leg::Absent;
+            row.source = root.join(paths::publish(&key, &row.key)).to_string_lossy().into_owned();
+            row.error = "recorded when the journal was begun anew; only its staging was there".to_owned();
+            mounts.push(row);
+        }
+        Volume { row, mounts }
+    }
+
+    /// Give the volume that was recorded without its id the one that its directories are called by.
+    pub(super) async fn identify(&self, key: &VolumeKey) -> Result<()> {
+        let nameless = paths::without_id(&key.plugin, &paths::name(key));
+        let Some(mut volume) = self.directory.at_rest(&nameless) else { return Ok(()) };
+        volume.row.key = key.clone();
+        let mut changes = vec![Change::DeleteVolume(nameless.clone()), Change::PutVolume(volume.row.clone())];
+        for mount in &mut volume.mounts {
+            mount.volume = key.clone();
+            changes.push(Change::PutMount(mount.clone()));
+        }
+        self.store.commit(changes, Durability::Disk).await?;
+        self.directory.identify(&nameless, volume);
+        Ok(())
+    }
+}
+
+/// The options of a mount of which nothing but the mount is known.
+fn unread(attachment_mode: AttachmentMode) -> MountSpec {
+    MountSpec {
+        usage: Usage {
+            access_mode: AccessMode::SingleNodeWriter,
+            attachment_mode,
+            fs_type: String::new(),
+            mount_flags: Vec::new(),
+            mount_group: String::new(),
+            context: BTreeMap::new(),
+            publish_context: BTreeMap::new(),
+        },
+        read_only: false,
+        target: None,
+        propagation: Propagation::Private,
+        suid: false,
+        dev: false,
+        restore: Restore::Hold,
+        credential: None,
+        secrets_given: false,
+    }
+}
+
+fn begun(volumes: usize) -> NewEvent {
+    let error = format!(
+        "the journal was damaged; a new one was begun with {volumes} volumes that are mounted or staged"
+    );
+    let details = EventDetails::from([("success", Value::from(true)), ("error", Value::from(error))]);
+    NewEvent { kind: "state", subject: String::new(), details }
+}
+
+/// What in a directory is called as csid calls it.
+fn names_in(directory: &Path) -> impl Iterator<Item = String> + use<> {
+    entries(directory).into_iter().map(|path| file_name(&path)).filter(|name| paths::is_ours(name))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
