@@ -117,6 +117,8 @@ row! { "kebab-case",
         undone: Vec<String>,
         orphans: Vec<String>,
         failed: Vec<String>,
+        /// Where the damaged journal is kept that a new one has replaced; empty without `new-journal`.
+        kept: String,
     }
 }
 

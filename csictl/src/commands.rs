@@ -111,7 +111,14 @@ async fn status(client: &Client, json: bool) -> anyhow::Result<()> {
         Via::Socket(path) => path.display().to_string(),
         Via::SystemBus => "the system bus".to_owned(),
     };
-    let status = output::Status { via, manager, plugins, mounts, operations };
+    // Answered by a csid that waits for a new journal, to those who may begin one.
+    let begin =
+        ReconcileOptions { dry_run: Some(true), new_journal: Some(true), ..ReconcileOptions::default() };
+    let damaged = match manager.state.as_str() {
+        "degraded" => client.reconcile(begin).await.ok(),
+        _ => None,
+    };
+    let status = output::Status { via, manager, plugins, mounts, operations, damaged };
     if json {
         say_json(&status.json()?)?
     } else {

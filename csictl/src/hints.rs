@@ -127,9 +127,12 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
             "csid is stopping; repeat it when csid is back: `systemctl status csid`.".to_owned()
         }
         Kind::StateCorrupt => {
-            "Nothing was unmounted. See what is mounted with `csictl reconcile --dry-run`, then begin \
-                               a new journal with `csictl reconcile --new-journal`."
+            "Nothing was unmounted. See what would be recorded with `csictl reconcile --new-journal \
+                               --dry-run`, then begin a new journal without --dry-run; csid(8) says what follows."
                 .to_owned()
+        }
+        Kind::Internal if error.details.retryable == Some(true) => {
+            "Nothing was changed: do as it says, then repeat the same command.".to_owned()
         }
         Kind::Internal => "This is csid's fault; its log says more: `journalctl -u csid`.".to_owned(),
         _ => return None,

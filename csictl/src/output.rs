@@ -65,6 +65,8 @@ pub struct Status {
     pub plugins: Vec<PluginRow>,
     pub mounts: Vec<MountRow>,
     pub operations: Vec<OperationRow>,
+    /// The journal is damaged, and this is what a new one would begin with.
+    pub damaged: Option<ReconcileReport>,
 }
 
 impl Status {
@@ -93,8 +95,13 @@ impl Status {
         if unhealthy > 0 {
             mounts += &format!(", {unhealthy} of them dead");
         }
+        let journal = self.damaged.as_ref().map(|report| {
+            let mounts = report.adopted.len();
+            format!("damaged: changes are refused until `csictl reconcile --new-journal` ({mounts} to be recorded)")
+        });
         facts([
             ("csid", format!("{}, version {}", self.manager.state, self.manager.version)),
+            ("journal", journal.unwrap_or_default()),
             ("via", self.via.clone()),
             ("plugins", if plugins.is_empty() { "none".to_owned() } else { plugins.join(", ") }),
             ("mounts", mounts),
@@ -113,6 +120,7 @@ impl Status {
         value["plugins"] = serde_json::to_value(&self.plugins)?;
         value["mounts"] = states.into();
         value["operations"] = serde_json::to_value(&self.operations)?;
+        value["journal-damaged"] = self.damaged.is_some().into();
         Ok(value)
     }
 }
@@ -219,10 +227,13 @@ pub fn report(report: &ReconcileReport, dry_run: bool, remove_orphans: bool) -> 
         (if remove_orphans && !dry_run { "removed" } else { "orphan" }, &report.orphans),
         ("failed", &report.failed),
     ];
-    let lines: String = groups
+    let mut lines: String = groups
         .iter()
         .flat_map(|(what, subjects)| subjects.iter().map(move |s| format!("{what}: {}\n", plain(s))))
         .collect();
+    if !report.kept.is_empty() {
+        lines += &format!("A new journal was begun. The damaged one is kept: {}\n", plain(&report.kept));
+    }
     if lines.is_empty() { "The journal and the kernel agree.".to_owned() } else { lines }
 }
 
@@ -352,6 +363,7 @@ default    x\u{fffd}[2J   job       -    local   mounted  ro    /p      dead";
             plugins: vec![],
             mounts: vec![row(), MountRow { state: "lost".into(), ..row() }, row()],
             operations: vec![],
+            damaged: None,
         };
         let expected = "      csid: ready, version 1
        via: /run/csid/csid.sock
@@ -361,6 +373,9 @@ operations: 0
 ";
         assert_eq!(status.text(), expected);
         assert_eq!(status.json().unwrap()["mounts"], json!({"mounted": 2, "lost": 1}));
+        let report = ReconcileReport { adopted: vec!["a".into(), "b".into()], ..ReconcileReport::default() };
+        let text = Status { damaged: Some(report), ..status }.text();
+        assert!(text.contains("journal: damaged: ") && text.contains("(2 to be recorded)"), "{text}");
     }
 
     #[test]
