@@ -375,8 +375,9 @@ impl World {
     /// What a volume has left on the host: mounts, paths, target mounts.
     pub fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
+        let own = [self.path("run"), self.path("state/journal")];
         for mount in kernel::below(&self.dir).expect("the mount table") {
-            if mount.point != self.path("run") {
+            if !own.contains(&mount.point) {
                 left.push(format!("mount {}", mount.point.display()));
             }
         }

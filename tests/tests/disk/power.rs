@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use csid::store::Store;
+use csid::store::{Health, Store};
 use csid_client::{Client, Error, Event, Kind, MountFilter, MountOptions, ReconcileOptions, Restore};
 use csid_tests::ask::*;
 use csid_tests::dice::Dice;
@@ -210,7 +210,8 @@ impl Run<'_> {
     async fn moment(&mut self, record: &[Entry]) {
         let directory = self.w.path("moment");
         put(&directory, &cut(&self.disk, record, &mut self.dice));
-        let (store, loaded) = Store::open(&directory).expect("no power cut spoils the journal");
+        let (store, loaded) = Store::open(&directory, &self.w.path("another-run")).expect("the journal");
+        assert_eq!(*store.health().borrow(), Health::Sound, "no power cut spoils the journal");
         let kept: BTreeMap<_, _> = loaded
             .mounts
             .iter()
@@ -235,6 +236,7 @@ impl Run<'_> {
     async fn check(&mut self, client: &Client) {
         healthy(client, "p").await;
         settled(client).await;
+        assert!(!self.w.status().contains("damaged"), "no power cut spoils the journal: {}", self.w.status());
         let mut rows = Vec::new();
         eventually("every mount is restored or lost", async || {
             rows = client.list_mounts(MountFilter::default()).await.expect("the rows");
