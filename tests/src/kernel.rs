@@ -137,6 +137,13 @@ impl Loop {
     }
 }
 
+/// A process' memory, as the kernel counts it.
+pub fn resident_kib(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+    line.trim_end_matches("kB").trim().parse().expect("a number")
+}
+
 /// The backing files of all attached loop devices.
 pub fn loops() -> io::Result<Vec<String>> {
     let output = Command::new("losetup").args(["--noheadings", "--output", "NAME,BACK-FILE"]).output()?;

@@ -75,6 +75,20 @@ impl TestPlugin {
         dead
     }
 
+    /// SIGSTOP: it hangs, and its connections stay open.
+    pub fn pause(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    pub fn resume(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let process = self.process.as_ref().expect("the plugin runs");
+        rustix::process::kill_process(rustix::process::Pid::from_child(process), signal).expect("a signal");
+    }
+
     /// Wait for the death that the script ordered.
     pub async fn died(&mut self) {
         let process = self.process.as_mut().expect("the plugin runs");

@@ -1,12 +1,17 @@
 //! D-Bus without csid-client: members read from introspection, any arguments, any caller.
 
+use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::process::{Gid, Uid};
 use zbus::connection::Builder;
 use zbus::wire::Structure;
 use zbus::{Array, Connection, DBusError, Dict, Message, Signature, Variant};
+
+use crate::world::World;
 
 pub const NAME: &str = "org.csid1";
 pub const MANAGER_PATH: &str = "/org/csid1";
@@ -15,6 +20,10 @@ pub const PLUGIN: &str = "org.csid1.Plugin";
 pub const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 pub const ROOT: User = User { uid: 0, groups: &[] };
 pub const NOBODY: User = User { uid: 65534, groups: &[] };
+/// Group csid in a world, and a member of it: [`group_csid`] makes them.
+pub const GROUP: u32 = 990;
+pub const MEMBER: User = User { uid: 1001, groups: &[GROUP] };
+pub const OTHER: User = User { uid: 1002, groups: &[] };
 
 /// Whose connection it is.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +86,26 @@ pub fn members(xml: &str) -> Vec<Member> {
     members
 }
 
+/// Group csid and its member, for this world's processes.
+pub fn group_csid(w: &World) {
+    let (member, other) = (MEMBER.uid, OTHER.uid);
+    let added = [
+        (
+            "passwd",
+            format!("member:x:{member}:{member}::/:/bin/false\nother:x:{other}:{other}::/:/bin/false\n"),
+        ),
+        ("group", format!("csid:x:{GROUP}:member\nmember:x:{member}:\nother:x:{other}:\n")),
+    ];
+    for (name, lines) in added {
+        let ours = |line: &str| ["csid:", "member:", "other:"].iter().any(|name| line.starts_with(name));
+        let path = format!("/etc/{name}");
+        let text = fs::read_to_string(&path).expect("the users");
+        let kept: String = text.lines().filter(|l| !ours(l)).map(|l| format!("{l}\n")).collect();
+        fs::write(w.path(name), kept + &lines).expect("other users");
+        rustix::mount::mount_bind(w.path(name), path).expect("other users for this world");
+    }
+}
+
 /// A connection to a Unix socket, made by another user. The kernel tells the peer the credentials of the thread that
 /// connected.
 pub fn connect_as(user: User, socket: &Path) -> std::io::Result<UnixStream> {
@@ -93,6 +122,24 @@ pub fn connect_as(user: User, socket: &Path) -> std::io::Result<UnixStream> {
         });
         thread.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread panicked")))
     })
+}
+
+/// On csid's private socket, having said hello as D-Bus does; what follows is up to the caller.
+pub fn hello(user: User, socket: &Path) -> std::io::Result<UnixStream> {
+    let mut stream = connect_as(user, socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let uid: String = user.uid.to_string().bytes().map(|digit| format!("{digit:02x}")).collect();
+    stream.write_all(format!("\0AUTH EXTERNAL {uid}\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n").as_bytes())?;
+    let mut answer = String::new();
+    while answer.matches("\r\n").count() < 2 {
+        let mut buffer = [0; 256];
+        let n = stream.read(&mut buffer)?;
+        if n == 0 || !"OK ".starts_with(&answer[..answer.len().min(3)]) {
+            return Err(std::io::Error::other(format!("the handshake: {answer}")));
+        }
+        answer.push_str(&String::from_utf8_lossy(&buffer[..n]));
+    }
+    Ok(stream)
 }
 
 /// Peer to peer on csid's private socket.
@@ -151,7 +198,7 @@ pub async fn call(
     member: &str,
     arguments: Vec<Variant<'static>>,
 ) -> Result<Message, (String, String)> {
-    let limit = std::time::Duration::from_secs(20);
+    let limit = Duration::from_secs(20);
     let call = async {
         if arguments.is_empty() {
             return connection.call_method(Some(NAME), path, Some(interface), member, &()).await;

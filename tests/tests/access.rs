@@ -9,7 +9,8 @@ use csid_client::Client;
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
 use csid_tests::raw::{
-    self, MANAGER, MANAGER_PATH, Member, MemberKind, NOBODY, PLUGIN, ROOT, User, call, dict, text, value,
+    self, GROUP, MANAGER, MANAGER_PATH, MEMBER, Member, MemberKind, NOBODY, OTHER, PLUGIN, ROOT, call, dict,
+    group_csid, text, value,
 };
 use csid_tests::world::{World, count, eventually, world};
 use futures_util::StreamExt;
@@ -18,10 +19,6 @@ use zbus::{Connection, MessageStream, Variant};
 const REFUSED: &str = "org.csid1.Error.NotAuthorized";
 const UNKNOWN: &str = "org.freedesktop.DBus.Error.UnknownMethod";
 const PLUGIN_PATH: &str = "/org/csid1/plugin/p";
-/// Group csid in a world, and a member of it.
-const GROUP: u32 = 990;
-const MEMBER: User = User { uid: 1001, groups: &[GROUP] };
-const OTHER: User = User { uid: 1002, groups: &[] };
 
 /// A valid call of every member, served or not; properties by Get, and all of the standard interfaces.
 fn every_call() -> Vec<(&'static str, String, String, Vec<Variant<'static>>)> {
@@ -101,26 +98,6 @@ async fn nothing_happened(w: &mut World, client: &Client) {
     assert_eq!(client.list_mounts(Default::default()).await.unwrap().len(), 1);
     assert_eq!(client.list_plugins().await.unwrap().len(), 1);
     assert_eq!(state(client, "in-use", "job").await, "mounted");
-}
-
-/// Group csid and its member, for this world's processes.
-fn group_csid(w: &World) {
-    let (member, other) = (MEMBER.uid, OTHER.uid);
-    let added = [
-        (
-            "passwd",
-            format!("member:x:{member}:{member}::/:/bin/false\nother:x:{other}:{other}::/:/bin/false\n"),
-        ),
-        ("group", format!("csid:x:{GROUP}:member\nmember:x:{member}:\nother:x:{other}:\n")),
-    ];
-    for (name, lines) in added {
-        let ours = |line: &str| ["csid:", "member:", "other:"].iter().any(|name| line.starts_with(name));
-        let path = format!("/etc/{name}");
-        let text = fs::read_to_string(&path).unwrap();
-        let kept: String = text.lines().filter(|l| !ours(l)).map(|l| format!("{l}\n")).collect();
-        fs::write(w.path(name), kept + &lines).unwrap();
-        rustix::mount::mount_bind(w.path(name), path).unwrap();
-    }
 }
 
 #[test]

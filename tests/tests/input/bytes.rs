@@ -1,30 +1,18 @@
 //! Bytes that are no message, and a peer that never reads.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use csid_tests::ask::*;
+use csid_tests::kernel::resident_kib;
 use csid_tests::raw::{self, MANAGER, MANAGER_PATH};
 use csid_tests::world::{World, count, world};
 
 use crate::{busy, everything};
 
-/// Says hello as D-Bus does; what follows is up to the caller.
 fn authenticated(w: &World) -> UnixStream {
-    let mut stream = UnixStream::connect(w.socket()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    stream.write_all(b"\0AUTH EXTERNAL 30\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n").unwrap();
-    let mut answer = String::new();
-    while answer.matches("\r\n").count() < 2 {
-        let mut buffer = [0; 256];
-        let n = stream.read(&mut buffer).unwrap();
-        assert!(n > 0, "the handshake: {answer}");
-        answer.push_str(&String::from_utf8_lossy(&buffer[..n]));
-    }
-    assert!(answer.starts_with("OK "), "{answer}");
-    stream
+    raw::hello(raw::ROOT, &w.socket()).unwrap()
 }
 
 #[test]
@@ -79,12 +67,6 @@ fn bytes_that_are_no_message_drop_that_client_alone() {
         count("kinds of noise, before and after the handshake", number);
         assert_eq!(everything(w, &client).await, before, "nothing is changed");
     });
-}
-
-fn resident_kib(pid: u32) -> usize {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 #[test]
