@@ -363,6 +363,65 @@ fn operations_of_one_uid_are_bounded() {
     });
 }
 
+/// A deadline ends the caller's waiting, not the work: who is told TimedOut has not made room for another call.
+#[test]
+fn a_uids_place_is_taken_until_its_operation_has_ended() {
+    use csid_tests::script::{Act, Rule};
+    world(async |w| {
+        w.configure("operations-per-uid = 1");
+        group_csid(w);
+        let bus = Bus::start(w, Policy::Everything).await;
+        let _polkit = Polkit::start(&bus, Verdict::Yes).await;
+        w.add_plugin_with("p", "rpc-deadline = \"2s\"").await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        bus.has_csid().await;
+        let other = bus.connect(OTHER).await;
+        let ask = async |member: &str, volume: &str, deadline: u64| {
+            let mut entries = vec![("deadline-usec", Variant::from(deadline))];
+            if member == "Mount" {
+                entries.extend([("plugin", text("p")), ("external-id", text(volume))]);
+            }
+            let values = vec![text(NAMESPACE), text(volume), text("job"), dict(entries)];
+            call(&other, MANAGER_PATH, MANAGER, member, values).await.map(drop).map_err(|error| error.0)
+        };
+        let told = |name: &str| Err(format!("org.csid1.Error.{name}"));
+        assert_eq!(ask("Mount", "kept", 60_000_000).await, Ok(()));
+        let hang = |rpc| Rule::always(rpc, Act::Delay(3_600_000));
+        let mut refused = 0;
+        for (member, volume, rpcs) in [
+            ("Mount", "v", vec!["NodeStageVolume", "NodeUnstageVolume"]),
+            ("Unmount", "kept", vec!["NodeUnpublishVolume"]),
+        ] {
+            w.plugin("p").rules(rpcs.into_iter().map(hang));
+            assert_eq!(ask(member, volume, 300_000).await, told("TimedOut"), "{member}");
+            // The plugin is still at it.
+            for volume in ["v", "kept", "w"] {
+                assert_eq!(
+                    ask("Mount", volume, 300_000).await,
+                    told("RateLimited"),
+                    "{member}, then {volume}"
+                );
+                refused += 1;
+            }
+            w.plugin("p").honest();
+            eventually("there is room again", async || match ask("Mount", "w", 60_000_000).await {
+                Ok(()) => true,
+                refused => {
+                    assert_eq!(refused, told("RateLimited"));
+                    false
+                }
+            })
+            .await;
+            assert_eq!(ask("Unmount", "w", 60_000_000).await, Ok(()));
+        }
+        assert_eq!(ask("Unmount", "kept", 60_000_000).await, Ok(()));
+        count("calls refused while what had timed out went on", refused);
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
 #[test]
 fn anothers_operation_is_not_cancelled() {
     use csid_tests::script::{Act, Rule};
