@@ -1,27 +1,53 @@
 //! What others do behind csid's back: mounts taken away, put there, left over.
 
-use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use csid_client::{Kind, ReconcileOptions, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::kernel;
-use csid_tests::world::{refusal, world};
+use csid_tests::script::{Act, Lie, Rule};
+use csid_tests::world::{count, eventually, refusal, world};
 use rustix::mount::{MountFlags, UnmountFlags, mount as kernel_mount, mount_bind, unmount as kernel_unmount};
 
 #[test]
-fn a_mount_removed_behind_csids_back_is_noticed_and_repaired() {
+fn a_mount_that_died_or_was_removed_behind_csids_back_is_noticed_and_repaired() {
     world(async |w| {
         let client = running(w).await;
+        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Lie(Lie::Fuse))]);
+        let fuse = mounted(&client, "job", inline("fuse")).await;
+        w.plugin("p").honest();
         let source = mounted(&client, "job", inline("v")).await;
         fs::write(source.join("file"), "data").unwrap();
         let before = cursor(&client).await;
         kernel_unmount(&source, UnmountFlags::empty()).unwrap();
         assert!(!client.has_mount(source.to_str().unwrap()).await.unwrap());
         assert!(!row(&client, "v", "job").await.unwrap().healthy);
+        // A file system in user space dies with its server.
+        w.plugin("p").kill();
+        let died = Instant::now();
+        eventually("it is dead", async || {
+            fs::metadata(&fuse).is_err_and(|error| error.kind() == io::ErrorKind::NotConnected)
+        })
+        .await;
+        let dead = row(&client, "fuse", "job").await.unwrap();
+        assert_eq!(
+            (dead.state.as_str(), dead.healthy),
+            ("mounted", false),
+            "it is there, and dead: {dead:?}"
+        );
         // csid looks around once a minute.
-        event_within(Duration::from_secs(90), &client, before, &["mount-dead", "mount-lost"], "default/v")
-            .await;
+        event_within(Duration::from_secs(90), &client, before, &["mount-dead"], "default/fuse").await;
+        count("seconds until a dead mount was an event", died.elapsed().as_secs() as usize);
+        event(&client, before, &["mount-lost"], "default/v").await;
+        w.plugin("p").start().await;
+        // A dead mount is no answer; unmounted, it can be had anew.
+        let (_, error) = refusal(mount(&client, "job", inline("fuse")).await);
+        assert!(error.message.contains("dead"), "{error}");
+        unmount(&client, "fuse", "job").await.unwrap();
+        mounted(&client, "job", inline("fuse")).await;
+        assert!(row(&client, "fuse", "job").await.unwrap().healthy);
+        unmount(&client, "fuse", "job").await.unwrap();
 
         let again = mounted(&client, "job", inline("v")).await;
         assert_eq!(fs::read_to_string(again.join("file")).unwrap(), "data");
