@@ -32,8 +32,10 @@ use super::{Rooms, State};
 /// The name on the system bus.
 const NAME: &str = "org.csid1";
 const GROUP_FILE: &str = "/etc/group";
-/// Calls under way on one connection. More than any client has, few enough to hold.
+/// Calls under way on one connection: the bus', or one of root's. More than any client has, few enough to hold.
 const CALLS: usize = 4096;
+/// The same for another's, beyond the operations he may have: what he reads, cancels and is refused meanwhile.
+const CALLS_BESIDE: usize = 256;
 /// The same for a peer who may do nothing: he gets his refusals one by one.
 const CALLS_OF_STRANGERS: usize = 8;
 /// Peers of the private socket: of one uid, and of all together but root.
@@ -157,7 +159,11 @@ async fn serve_peer(
     let _forward =
         reads.then(|| Background::spawn(signals::forward(connection.clone(), signals.subscribe())));
     drop(signals);
-    let bound = if reads { CALLS } else { CALLS_OF_STRANGERS };
+    let bound = match reads {
+        true if caller.is_root() => CALLS,
+        true => server.rooms.config.borrow().operations_per_uid.saturating_add(CALLS_BESIDE).min(CALLS),
+        false => CALLS_OF_STRANGERS,
+    };
     serve(stream, server, Who::Peer(caller), bound).await;
     // Not by way of zbus, whose lock an answer may hold that the peer does not read.
     let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);

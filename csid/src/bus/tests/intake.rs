@@ -281,7 +281,8 @@ async fn a_peer_that_calls_and_never_reads_costs_a_bounded_amount() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn large_answers_that_are_not_read_are_few_and_their_peer_is_hung_up() {
-    const CALLS: u32 = 2000;
+    // As many as are read of one connection.
+    const CALLS: u32 = 500;
     if !is_root() {
         return;
     }
