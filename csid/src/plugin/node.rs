@@ -53,6 +53,8 @@ pub struct Call<'a> {
     /// Whose mount it is, and so whose secrets.
     pub uid: u32,
     pub secrets: Option<&'a Secrets>,
+    /// The mount was made with secrets, and these are not at hand: a removal needs none.
+    pub secrets_forgotten: bool,
     pub deadline: Instant,
 }
 
@@ -212,6 +214,9 @@ fn secrets(call: &Call<'_>) -> BTreeMap<String, String> {
 
 fn hidden(call: &Call<'_>) -> Hidden {
     let mut hidden = Hidden::default();
+    if call.secrets_forgotten {
+        hidden.all();
+    }
     secrets(call).values().for_each(|value| hidden.secret(value));
     let usage = call.usage;
     let opaque = usage.context.values().chain(usage.publish_context.values()).chain(&usage.mount_flags);

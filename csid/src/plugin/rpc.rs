@@ -150,11 +150,23 @@ fn class(status: &Status) -> Class {
     }
 }
 
-/// What must not be repeated from a plugin's message: it may quote the request.
+/// What must not be repeated from a plugin's message: it may quote the request, or an earlier one.
 #[derive(Default)]
-pub(super) struct Hidden(Vec<String>);
+pub(super) struct Hidden {
+    values: Vec<String>,
+    all: bool,
+}
+
+/// What stands for a plugin's words when any of them may be a secret.
+const WITHHELD: &str =
+    "[the plugin's words may repeat this mount's secrets, which csid has no more: see the plugin's log]";
 
 impl Hidden {
+    /// Hide everything: what is secret is not known.
+    pub fn all(&mut self) {
+        self.all = true;
+    }
+
     /// Hide a secret, however short.
     pub fn secret(&mut self, value: &str) {
         // A file's value may be repeated without its last newline.
@@ -183,14 +195,17 @@ impl Hidden {
         let json = serde_json::Value::from(value).to_string();
         let json = &json[1..json.len() - 1];
         let html = json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
-        self.0.extend([value, json, &html].map(str::to_owned));
+        self.values.extend([value, json, &html].map(str::to_owned));
     }
 
     /// All that is hidden is found in the text as it came, so that overlapping values leave no rest of each
     /// other.
     fn scrub(&self, text: &str) -> String {
+        if self.all {
+            return WITHHELD.to_owned();
+        }
         let mut spans: Vec<(usize, usize)> = self
-            .0
+            .values
             .iter()
             .flat_map(|v| text.match_indices(v).map(|(at, found)| (at, at + found.len())))
             .collect();

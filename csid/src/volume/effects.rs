@@ -141,14 +141,16 @@ impl Surroundings<'_> {
     }
 
     fn call(&self) -> Call<'_> {
+        let spec = &self.mount.spec;
         Call {
             external_id: &self.volume.row.key.external_id,
             staging: &self.volume.row.staging,
             target: &self.mount.source,
-            usage: &self.mount.spec.usage,
-            read_only: self.mount.spec.read_only,
+            usage: &spec.usage,
+            read_only: spec.read_only,
             uid: self.mount.uid,
             secrets: self.secrets,
+            secrets_forgotten: self.secrets.is_none() && (spec.secrets_given || spec.credential.is_some()),
             deadline: self.deadline,
         }
     }

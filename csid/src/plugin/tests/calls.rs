@@ -31,6 +31,7 @@ pub fn call(usage: &Usage, deadline: Instant) -> Call<'_> {
         read_only: true,
         uid: 0,
         secrets: None,
+        secrets_forgotten: false,
         deadline,
     }
 }
@@ -172,6 +173,10 @@ async fn co_rule_17_a_plugins_message_repeats_nothing_hidden() {
     for word in ["opensesame", "ctx-value", "pub-value"] {
         assert!(!error.message.contains(word), "{error}");
     }
+    // Of a mount whose secrets are not at hand nothing is repeated.
+    let error =
+        ready.unstage(Call { secrets_forgotten: true, ..call(&usage, soon(LONG)) }).await.unwrap_err();
+    assert!(error.message.starts_with("[the plugin's words may repeat"), "{error}");
     fake.script().answer = Some(Err((Code::Internal, "x".repeat(6000))));
     assert!(ready.stage(call(&usage, soon(LONG))).await.unwrap_err().message.len() < 2100);
 }
