@@ -68,6 +68,29 @@ impl Bus {
         raw::on_bus(user, &self.socket).await.expect("a connection to the bus")
     }
 
+    /// Everything that passes over the bus from now on: of calls and of all else, the bytes.
+    pub async fn monitor(&self) -> Monitor {
+        let connection = self.connect(raw::ROOT).await;
+        let mut messages = MessageStream::from(&connection);
+        let seen = Arc::<Mutex<[Vec<u8>; 2]>>::default();
+        let into = seen.clone();
+        let dbus = "org.freedesktop.DBus";
+        let rules: (&[&str], u32) = (&[], 0);
+        let monitoring = Some("org.freedesktop.DBus.Monitoring");
+        connection
+            .call_method(Some(dbus), "/org/freedesktop/DBus", monitoring, "BecomeMonitor", &rules)
+            .await
+            .expect("a monitor");
+        let task = tokio::spawn(async move {
+            while let Some(Ok(message)) = messages.next().await {
+                let mut seen = into.lock().expect("what passed");
+                let is_call = message.message_type() == zbus::message::Type::MethodCall;
+                seen[usize::from(!is_call)].extend_from_slice(message.data());
+            }
+        });
+        Monitor { seen, _connection: connection, task }
+    }
+
     /// Until csid owns its name.
     pub async fn has_csid(&self) {
         let root = self.connect(raw::ROOT).await;
@@ -84,6 +107,25 @@ impl Drop for Bus {
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
+    }
+}
+
+pub struct Monitor {
+    seen: Arc<Mutex<[Vec<u8>; 2]>>,
+    _connection: Connection,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Monitor {
+    /// Of calls, and of answers, errors and signals.
+    pub fn seen(&self) -> [Vec<u8>; 2] {
+        self.seen.lock().expect("what passed").clone()
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 

@@ -1,0 +1,166 @@
+//! One uid floods csid with calls: it is bounded, and another uid notices nothing.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use csid_tests::ask::*;
+use csid_tests::kernel::resident_kib;
+use csid_tests::raw::{self, MANAGER, MANAGER_PATH, MEMBER};
+use csid_tests::world::{count, eventually};
+use futures_util::StreamExt;
+use zbus::{MessageStream, Variant};
+
+use crate::alone;
+use crate::beside::within_bound;
+
+const CONNECTIONS: usize = 8;
+/// KiB: a uid's calls that nobody reads the answers of are far less.
+const GROWTH: usize = 32 * 1024;
+const CALLS: usize = 10_000;
+/// operations-per-uid, as shipped.
+const OPERATIONS: usize = 256;
+
+/// Threads that call and never read; whom csid hangs up comes again.
+struct Flood {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Flood {
+    fn begin(socket: PathBuf) -> Self {
+        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let call = zbus::Message::method_call(MANAGER_PATH, "ListPlugins").interface(MANAGER);
+        let call = call.destination(raw::NAME).build(&()).unwrap().data().bytes().to_vec();
+        let threads = (0..CONNECTIONS)
+            .map(|_| {
+                let (socket, call) = (socket.clone(), call.clone());
+                let (stop, sent) = (stop.clone(), sent.clone());
+                std::thread::spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        flood(&socket, &call, &stop, &sent);
+                    }
+                })
+            })
+            .collect();
+        Flood { stop, sent, threads }
+    }
+
+    fn sent(&self) -> usize {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    async fn end(self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            tokio::task::spawn_blocking(move || thread.join()).await.unwrap().unwrap();
+        }
+        self.sent.load(Ordering::Relaxed)
+    }
+}
+
+/// One connection, until it is hung up.
+fn flood(socket: &std::path::Path, call: &[u8], stop: &AtomicBool, sent: &AtomicUsize) {
+    let Ok(mut stream) = raw::hello(MEMBER, socket) else { return };
+    stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut place = 0;
+    while !stop.load(Ordering::Relaxed) {
+        match stream.write(&call[place..]) {
+            Ok(n) => place += n,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+            Err(_) => return,
+        }
+        if place == call.len() {
+            place = 0;
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Until csid reads no more of it.
+async fn saturated(flood: &Flood) {
+    let mut last = 0;
+    eventually("the flood is dammed", async || {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        std::mem::replace(&mut last, flood.sent()) == flood.sent() && last > 0
+    })
+    .await;
+}
+
+fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+#[test]
+fn a_flood_of_one_uid_is_dammed_and_another_notices_nothing() {
+    alone(async |w| {
+        raw::group_csid(w);
+        let client = running(w).await;
+        std::os::unix::fs::chown(w.socket(), None, Some(raw::GROUP)).unwrap();
+        let (pid, socket) = (w.csid_pid(), w.socket());
+        let (before, open) = (resident_kib(pid), descriptors(pid));
+        let (mut most, mut sent) = (0, 0);
+        let begin = async || {
+            let flood = Flood::begin(socket.clone());
+            saturated(&flood).await;
+            flood
+        };
+        let end = async |flood: Flood| {
+            most = most.max(resident_kib(pid));
+            sent += flood.end().await;
+            eventually("csid has hung up", async || descriptors(pid) <= open).await;
+        };
+        within_bound(&client, "p", begin, end).await;
+        count("calls of the flood, what its sockets hold included", sent);
+        count("KiB csid had before", before);
+        count("KiB csid had in the flood", most);
+        assert!(most < before + GROWTH, "csid grew from {before} to {most} KiB");
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn what_is_above_a_uids_bound_is_refused_at_once() {
+    alone(async |w| {
+        raw::group_csid(w);
+        let client = running(w).await;
+        std::os::unix::fs::chown(w.socket(), None, Some(raw::GROUP)).unwrap();
+        let before = resident_kib(w.csid_pid());
+        let flooding = raw::peer(MEMBER, &w.socket()).await.unwrap();
+        let mut answers = MessageStream::from(&flooding);
+        // None of them ends before the test: there is no such plugin, and he waits for it.
+        let body =
+            ("no-such-plugin", "node", HashMap::from([("deadline-usec", Variant::from(600_000_000_u64))]));
+        let send = async {
+            for _ in 0..CALLS {
+                let call = zbus::Message::method_call(MANAGER_PATH, "WaitForPlugin").interface(MANAGER);
+                flooding.send(&call.destination(raw::NAME).build(&body).unwrap()).await.unwrap();
+            }
+        };
+        let refused = async {
+            let mut refused = 0;
+            while refused < CALLS - OPERATIONS {
+                let answer = answers.next().await.expect("an answer").unwrap();
+                if let Some(name) = answer.header().error_name() {
+                    assert_eq!(name.as_str(), "org.csid1.Error.RateLimited");
+                    refused += 1;
+                }
+            }
+            refused
+        };
+        let both = tokio::time::timeout(Duration::from_secs(60), futures_util::future::join(send, refused));
+        let ((), refused) = both.await.expect("all of them are answered");
+        count("calls refused of 10,000", refused);
+        count("KiB csid grew by", resident_kib(w.csid_pid()).saturating_sub(before));
+        // He may still look, and root's own calls go on.
+        raw::call(&flooding, MANAGER_PATH, MANAGER, "ListOperations", Vec::new()).await.unwrap();
+        mounted(&client, "job", inline("v")).await;
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}

@@ -1,0 +1,25 @@
+//! csid under load: many callers, many volumes, plugins that hang and die, a client that floods; and a secret that goes through
+//! everything and stays nowhere. Each test prints its figures.
+//! What is compared is measured in one run, alternately; nothing is held against a clock but what must not take for ever.
+
+mod beside;
+mod canary;
+mod floods;
+mod hung;
+mod killed;
+mod many;
+mod search;
+
+use std::sync::{Mutex, PoisonError};
+
+use csid_tests::world::{World, world};
+
+/// A world, and no other test of these beside it: they would be each other's load.
+fn alone<F>(test: F)
+where
+    F: for<'w> AsyncFnOnce(&'w mut World) + Send + 'static,
+{
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    world(test);
+}
