@@ -167,8 +167,10 @@ fn orphans_are_reported_and_only_the_empty_ones_removed() {
 
         let client = w.start().await;
         settled(&client).await;
-        let told = events(&client, before).await;
-        assert!(told.iter().any(|e| e.kind == "orphan"), "{told:?}");
+        eventually("the orphans are told of", async || {
+            events(&client, before).await.iter().any(|e| e.kind == "orphan")
+        })
+        .await;
         assert!(empty.exists() && canary.exists() && foreign.exists(), "a start removes nothing");
         let dry = ReconcileOptions { dry_run: Some(true), ..removing() };
         for options in [dry, ReconcileOptions::default()] {
