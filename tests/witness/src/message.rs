@@ -71,8 +71,8 @@ pub(crate) fn encode(message: &DynamicMessage) -> Bytes {
     body.freeze()
 }
 
-/// Hides values, and lets them be compared: the digest is keyed with what only this process knows, so equal values look
-/// alike in one log and nobody can search for a value with it.
+/// Hides values, and lets them be compared: the digest is keyed with what only this process knows, so equal values of a
+/// field look alike in one log and nobody can search for a value with it.
 #[derive(Default)]
 pub(crate) struct Mask(RandomState);
 
@@ -80,14 +80,17 @@ impl Mask {
     /// The fields that are set, in CSI's names; enums by name. A masked map or list is `{"bytes": …, "values": …}`.
     pub(crate) fn show(&self, message: &DynamicMessage) -> Json {
         let fields = message.fields().map(|(field, value)| {
-            let shown = if is_hidden(&field) { self.hide(value) } else { self.plain(&field, value) };
+            let shown = match is_hidden(&field) {
+                true => self.hide(field.name(), value),
+                false => self.plain(&field, value),
+            };
             (field.name().to_owned(), shown)
         });
         Json::Object(fields.collect())
     }
 
-    fn hide(&self, value: &Value) -> Json {
-        let digest = |text: &str| format!("{:016x}", self.0.hash_one(text));
+    fn hide(&self, field: &str, value: &Value) -> Json {
+        let digest = |text: &str| format!("{:016x}", self.0.hash_one((field, text)));
         match value {
             Value::Map(map) => {
                 let pairs = map.iter().filter_map(|(key, value)| Some((key.as_str()?, value.as_str()?)));

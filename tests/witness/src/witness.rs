@@ -53,9 +53,12 @@ pub struct Witness {
 impl Witness {
     pub fn start(setup: Setup) -> Result<Self, StartError> {
         let Setup { listen, plugin, log: path, script } = setup;
-        let log = Log::create(&path).map_err(|source| StartError::Log { path: path.clone(), source })?;
-        let judged = Mutex::new((Reader::open(&path)?, Checker::default()));
         let listener = bind(&listen).map_err(|source| StartError::Listen { path: listen.clone(), source })?;
+        let log = Log::create(&path).map_err(|source| {
+            let _ = std::fs::remove_file(&listen);
+            StartError::Log { path: path.clone(), source }
+        })?;
+        let judged = Mutex::new((Reader::open(&path)?, Checker::default()));
 
         let shared = Arc::new(Shared { plugin, log, script, mask: Mask::default() });
         let runtime =

@@ -38,6 +38,9 @@ impl Errors {
     }
 
     pub(super) fn end(&mut self, call: &Call, outcome: &Outcome) {
+        if call.request.is_null() {
+            return;
+        }
         let subject = subject(call).to_owned();
         match outcome {
             // What the plugin has is read anew.

@@ -37,10 +37,6 @@ impl Flight {
             self.flying.remove(&volume);
         }
     }
-
-    pub(super) fn reboot(&mut self) {
-        self.flying.clear();
-    }
 }
 
 fn key(call: &Call) -> Option<String> {

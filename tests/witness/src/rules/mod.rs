@@ -191,9 +191,7 @@ impl Checker {
             }
             Event::Closed { connection } => {
                 self.connections.remove(connection);
-                let lost: Vec<u64> =
-                    self.calls.values().filter(|c| c.connection == *connection).map(|c| c.id).collect();
-                lost.into_iter().for_each(|call| self.end(call, &Outcome::Unknown));
+                self.lose(|call| call.connection == *connection);
             }
             Event::Called { call, connection, rpc, request } => {
                 let peers = self.connections.get(connection).copied().unwrap_or_default();
@@ -210,8 +208,7 @@ impl Checker {
                 self.end(*call, &Outcome::new(code.as_deref(), response))
             }
             Event::Marked { mark: Mark::Reboot } => {
-                self.calls.clear();
-                self.flight.reboot();
+                self.lose(|_| true);
                 self.volumes.reboot();
             }
             Event::Marked { mark: Mark::Rest } => self.volumes.rest(&mut self.verdict),
@@ -225,11 +222,20 @@ impl Checker {
     fn begin(&mut self, call: Call) {
         let verdict = &mut self.verdict;
         self.flight.begin(&call, verdict);
-        self.fields.begin(&call, verdict);
         self.capabilities.begin(&call, verdict);
-        self.errors.begin(&call, verdict);
-        self.volumes.begin(&call, &self.capabilities, verdict);
+        // Of a stream, or of what the witness cannot read, nothing more is known.
+        if !call.request.is_null() {
+            self.fields.begin(&call, verdict);
+            self.errors.begin(&call, verdict);
+            self.volumes.begin(&call, &self.capabilities, verdict);
+        }
         self.calls.insert(call.id, call);
+    }
+
+    /// What is in flight there has no answer.
+    fn lose(&mut self, there: impl Fn(&Call) -> bool) {
+        let lost: Vec<u64> = self.calls.values().filter(|call| there(call)).map(|call| call.id).collect();
+        lost.into_iter().for_each(|call| self.end(call, &Outcome::Unknown));
     }
 
     /// A call that a reboot or a broken connection ended may be told to end once more.

@@ -12,7 +12,7 @@ use super::{Call, Outcome, Verdict};
 #[derive(Default)]
 pub(super) struct Volumes {
     volumes: BTreeMap<String, Volume>,
-    /// Whose staging or target path it is.
+    /// Whose staging or target path it is, or was.
     owners: BTreeMap<String, String>,
 }
 
@@ -153,7 +153,6 @@ impl Volumes {
     fn forget_if_empty(&mut self, id: &str) {
         if self.volumes.get(id).is_some_and(Volume::is_empty) {
             self.volumes.remove(id);
-            self.owners.retain(|_, owner| owner != id);
         }
     }
 
@@ -241,7 +240,7 @@ impl Volume {
         let leg = self.attachment(known);
         match (leg, self.attachments.iter().next()) {
             (Some(leg), _) => {
-                must_be_there(verdict, 20, leg, call);
+                must_be_there(verdict, 20, "attached", leg, call);
                 verdict.looked(27);
                 let is_known = leg.contexts.is_empty() || leg.contexts.contains(context);
                 verdict.check(31, is_known, &[leg.made, call.id], || {
@@ -252,7 +251,8 @@ impl Volume {
                 let own = known.node_id.as_deref().unwrap_or_default();
                 format!("{} on the node {own:?}, and the volume is attached to {node:?}", call.rpc)
             }),
-            (None, None) => verdict.check(20, false, &[call.id], || format!("{} before it", call.rpc)),
+            (None, None) => verdict
+                .check(20, false, &[call.id], || format!("{} of a volume that is not attached", call.rpc)),
         }
     }
 
@@ -274,8 +274,9 @@ impl Volume {
             return;
         }
         match self.staging.get(path) {
-            Some(leg) => must_be_there(verdict, 21, leg, call),
-            None => verdict.check(21, false, &[call.id], || format!("{} before it", call.rpc)),
+            Some(leg) => must_be_there(verdict, 21, "staged", leg, call),
+            None => verdict
+                .check(21, false, &[call.id], || format!("{} of a volume that is not staged", call.rpc)),
         }
     }
 
@@ -336,16 +337,16 @@ impl Volume {
     }
 }
 
-/// By `rule`; by 25 where no answer told.
-fn must_be_there(verdict: &mut Verdict, rule: u8, leg: &Leg, call: &Call) {
+/// Told as `rule`, or as 25 where no answer says whether it is.
+fn must_be_there(verdict: &mut Verdict, rule: u8, what: &str, leg: &Leg, call: &Call) {
     let evidence = [leg.made, leg.last, call.id];
     let is_known = leg.state != State::Making;
     verdict.check(25, is_known, &evidence, || {
-        format!("{}, and whether what it needs was made is not known", call.rpc)
+        format!("{} of a volume of which it is not known whether it is {what}", call.rpc)
     });
     if is_known {
         verdict.check(rule, leg.state == State::Present, &evidence, || {
-            format!("{}, and what it needs was asked away again", call.rpc)
+            format!("{} of a volume that was asked to be {what} no more", call.rpc)
         });
     }
 }
@@ -362,7 +363,7 @@ fn must_be_gone<'a>(
     for (name, leg) in legs {
         let rule = if leg.state == State::Making { 25 } else { rule };
         verdict.check(rule, false, &[leg.made, leg.last, call.id], || {
-            format!("{}, and the volume is not known to be gone from {name}", call.rpc)
+            format!("{} of a volume that is not known to be gone from {name}", call.rpc)
         });
     }
 }

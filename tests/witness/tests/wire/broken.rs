@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use csi_proto::csi::v1::NodeStageVolumeRequest;
 use csi_proto::csi::v1::node_client::NodeClient;
+use csi_proto::csi::v1::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -33,6 +33,7 @@ async fn a_plugin_that_dies_ends_its_calls_as_it_would_without_a_witness() {
     }
     assert_eq!(codes[0], codes[1]);
     world.until_log(r#""event":"closed","connection":1"#).await;
+    world.until_log(r#""event":"ended","call":1}"#).await;
 
     // It comes back, and so does the CO.
     world.start_plugin();
@@ -62,6 +63,24 @@ async fn a_co_that_gives_up_cancels_its_call_at_the_plugin() {
     // The connection stays.
     probe(&co).await.unwrap();
     assert!(!world.log().contains("closed"), "{}", world.log());
+}
+
+/// The log has the calls in the order in which the CO gave up one and sent the other.
+#[tokio::test]
+async fn a_call_that_was_given_up_is_not_in_flight_when_the_next_comes() {
+    let world = World::new("");
+    let mut node = NodeClient::new(world.co().await);
+    for round in 1..=100 {
+        let stage = node.node_stage_volume(endless());
+        tokio::select! {
+            _ = stage => panic!("it is never answered"),
+            () = world.until_staged(round) => {}
+        }
+        let unstage = NodeUnstageVolumeRequest { volume_id: ENDLESS.into(), ..Default::default() };
+        node.node_unstage_volume(unstage).await.unwrap();
+    }
+    let breaches = world.witness.verdict().unwrap().breaches;
+    assert!(breaches.iter().all(|breach| breach.rule != 18), "{breaches:?}");
 }
 
 #[tokio::test]
