@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use csid::store::{Health, Store};
-use csid_client::{Client, Error, Event, Kind, MountFilter, MountOptions, ReconcileOptions, Restore};
+use csid_client::{Client, Event, MountFilter, ReconcileOptions, Restore};
 use csid_tests::ask::*;
 use csid_tests::dice::Dice;
 use csid_tests::kernel;
@@ -20,47 +20,13 @@ use csid_tests::power::record::{self, Entry};
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, count, eventually, world};
 
+use crate::clients::{CLIENTS, Due, Dues, REFUSED, caller, dues, note, restore};
 use crate::rounds;
 
-const CLIENTS: u64 = 4;
-const VOLUMES: u64 = 6;
-/// What the plugin refuses to publish: csid undoes the mount, and syncs nothing of it.
-const REFUSED: &str = "refused";
 /// Power cuts with a reboot, in one world.
 const CUTS: usize = 30;
 /// Other moments of each kind, of the same record, at which only the journal is looked at.
 const MOMENTS: usize = 4;
-
-/// What must be true of a mount.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
-    Mounted,
-    Gone,
-    Either,
-}
-
-/// By volume and consumer.
-type Dues = BTreeMap<(String, String), Due>;
-
-/// What must be true at the end of `record`, by what the clients noted in it.
-fn dues(before: &Dues, record: &[Entry]) -> Dues {
-    let mut dues = before.clone();
-    for entry in record {
-        let Entry::Note(note) = entry else { continue };
-        let words: Vec<_> = note.split(' ').collect();
-        let [what, volume, consumer] = words[..] else { continue };
-        let due = dues.entry((volume.to_owned(), consumer.to_owned())).or_insert(Due::Gone);
-        *due = match (what, *due) {
-            ("mounted", _) => Due::Mounted,
-            ("unmounted", _) => Due::Gone,
-            // Asked for what is so already, it stays so.
-            ("mount", Due::Mounted) => Due::Mounted,
-            ("unmount", Due::Gone) => Due::Gone,
-            _ => Due::Either,
-        };
-    }
-    dues
-}
 
 /// The highest event sequence that a client was told in `record`.
 fn told(record: &[Entry]) -> u64 {
@@ -69,15 +35,6 @@ fn told(record: &[Entry]) -> u64 {
         _ => None,
     };
     record.iter().rev().find_map(sequence).unwrap_or(0)
-}
-
-/// A client's: even ones want their mounts back by themselves.
-fn restore(consumer: &str) -> Restore {
-    if consumer.ends_with(['0', '2']) { Restore::Auto } else { Restore::Hold }
-}
-
-fn options(volume: &str, consumer: &str) -> MountOptions {
-    MountOptions { restore: Some(restore(consumer)), ..shared(volume) }
 }
 
 /// The events that clients were told, by sequence.
@@ -89,33 +46,6 @@ fn tell(told: &Told, record: &File, event: Event) {
     let before = told.borrow_mut().insert(sequence, now.clone());
     assert!(before.is_none_or(|before| before == now), "event {sequence} was another before");
     note(record, &format!("event {sequence}"));
-}
-
-fn note(record: &File, text: &str) {
-    record::append(record, &format!("note {text}"), b"").expect("the record");
-}
-
-/// Mount and unmount, until the connection is gone.
-async fn caller(client: Client, record: File, consumer: String, mut dice: Dice) {
-    loop {
-        let refused = dice.once_in(10);
-        let volume = if refused { REFUSED.to_owned() } else { format!("v{}", dice.below(VOLUMES)) };
-        let mounts = dice.below(5) < 3;
-        let [ask, answer] = if mounts { ["mount", "mounted"] } else { ["unmount", "unmounted"] };
-        note(&record, &format!("{ask} {volume} {consumer}"));
-        let result = if mounts {
-            mount(&client, &consumer, options(&volume, &consumer)).await.map(drop)
-        } else {
-            unmount(&client, &volume, &consumer).await
-        };
-        match result {
-            Ok(()) => note(&record, &format!("{answer} {volume} {consumer}")),
-            Err(Error::Csid(error)) if refused && error.kind == Kind::PluginError => {}
-            Err(Error::Csid(error)) if error.kind == Kind::ShuttingDown => return,
-            Err(Error::Disconnected(_)) => return,
-            Err(other) => panic!("{ask} {volume} {consumer}: {other:?}"),
-        }
-    }
 }
 
 /// Read the events, until the connection is gone.
@@ -150,13 +80,14 @@ impl Run<'_> {
         let local = tokio::task::LocalSet::new();
         let record = self.record();
         let open = || record::open(&record).expect("the record");
-        let mut tasks = Vec::new();
+        let mut callers = Vec::new();
         // One alone has nobody whose sync is good for him too.
         for number in 0..self.dice.of(&[1, CLIENTS]) {
             let (client, dice) = (self.w.client().await, Dice::new(self.dice.bits(), number));
-            tasks.push(local.spawn_local(caller(client, open(), format!("c{number}"), dice)));
+            let caller = caller(client, open(), format!("c{number}"), dice, Rc::default());
+            callers.push(local.spawn_local(caller));
         }
-        tasks.push(local.spawn_local(listener(client, open(), self.told.clone())));
+        let listener = local.spawn_local(listener(client, open(), self.told.clone()));
         let lasts = Duration::from_millis(self.dice.below(300));
         local.run_until(tokio::time::sleep(lasts)).await;
         if self.dice.once_in(10) {
@@ -164,9 +95,10 @@ impl Run<'_> {
         } else {
             self.w.kill();
         }
-        for task in tasks {
-            local.run_until(task).await.expect("a client");
+        for caller in callers {
+            assert_eq!(local.run_until(caller).await.expect("a client"), 0, "there is space");
         }
+        local.run_until(listener).await.expect("the listener");
     }
 
     /// The power goes and comes back.

@@ -1,0 +1,94 @@
+//! Clients that mount and unmount at random, and what must be true by what they were answered. They note both in a record.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::rc::Rc;
+
+use csid_client::{Client, Error, Kind, MountOptions, Restore};
+use csid_tests::ask::*;
+use csid_tests::dice::Dice;
+use csid_tests::power::record::{self, Entry};
+
+pub const CLIENTS: u64 = 4;
+const VOLUMES: u64 = 6;
+/// What the plugin refuses to publish: csid undoes the mount, and syncs nothing of it.
+pub const REFUSED: &str = "refused";
+
+/// What must be true of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    Mounted,
+    Gone,
+    Either,
+}
+
+/// By volume and consumer.
+pub type Dues = BTreeMap<(String, String), Due>;
+
+/// What must be true at the end of `record`, by what the clients noted in it.
+pub fn dues(before: &Dues, record: &[Entry]) -> Dues {
+    let mut dues = before.clone();
+    for entry in record {
+        let Entry::Note(note) = entry else { continue };
+        let words: Vec<_> = note.split(' ').collect();
+        let [what, volume, consumer] = words[..] else { continue };
+        let due = dues.entry((volume.to_owned(), consumer.to_owned())).or_insert(Due::Gone);
+        *due = match (what, *due) {
+            ("mounted", _) => Due::Mounted,
+            ("unmounted", _) => Due::Gone,
+            // Asked for what is so already, it stays so.
+            ("mount", Due::Mounted) => Due::Mounted,
+            ("unmount", Due::Gone) => Due::Gone,
+            _ => Due::Either,
+        };
+    }
+    dues
+}
+
+/// A client's: even ones want their mounts back by themselves.
+pub fn restore(consumer: &str) -> Restore {
+    if consumer.ends_with(['0', '2']) { Restore::Auto } else { Restore::Hold }
+}
+
+pub fn note(record: &File, text: &str) {
+    record::append(record, &format!("note {text}"), b"").expect("the record");
+}
+
+/// Mount and unmount until `stop`, or until csid is gone. How often there was no space.
+pub async fn caller(
+    client: Client,
+    record: File,
+    consumer: String,
+    mut dice: Dice,
+    stop: Rc<Cell<bool>>,
+) -> usize {
+    let mut full = 0;
+    while !stop.get() {
+        let refused = dice.once_in(10);
+        let volume = if refused { REFUSED.to_owned() } else { format!("v{}", dice.below(VOLUMES)) };
+        let mounts = dice.below(5) < 3;
+        let [ask, answer] = if mounts { ["mount", "mounted"] } else { ["unmount", "unmounted"] };
+        note(&record, &format!("{ask} {volume} {consumer}"));
+        let result = if mounts {
+            let options = MountOptions { restore: Some(restore(&consumer)), ..shared(&volume) };
+            mount(&client, &consumer, options).await.map(drop)
+        } else {
+            unmount(&client, &volume, &consumer).await
+        };
+        match result {
+            Ok(()) => note(&record, &format!("{answer} {volume} {consumer}")),
+            Err(Error::Csid(error)) if refused && error.kind == Kind::PluginError => {}
+            Err(Error::Csid(error)) if error.message.contains("no space") => {
+                // Uncertain: it was done, and that could not be written.
+                assert!([Kind::Internal, Kind::Uncertain].contains(&error.kind), "{error:?}");
+                assert_eq!(error.details.retryable, Some(true), "{error:?}");
+                full += 1;
+            }
+            Err(Error::Csid(error)) if error.kind == Kind::ShuttingDown => break,
+            Err(Error::Disconnected(_)) => break,
+            Err(other) => panic!("{ask} {volume} {consumer}: {other:?}"),
+        }
+    }
+    full
+}

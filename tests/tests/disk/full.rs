@@ -1,0 +1,144 @@
+//! No space is left for the journal, now and then: calls fail, and nothing else comes of it.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use csid_client::{Client, MountFilter};
+use csid_tests::ask::*;
+use csid_tests::dice::Dice;
+use csid_tests::kernel;
+use csid_tests::power::record;
+use csid_tests::script::{Act, Rule};
+use csid_tests::world::{World, count, eventually, world};
+use rustix::mount::MountFlags;
+
+use crate::clients::{CLIENTS, Due, Dues, REFUSED, caller, dues};
+use crate::rounds;
+
+/// Times that the clients work, in one world.
+const SPELLS: usize = 15;
+
+/// A small file system, at `path`.
+pub fn small_disk(path: &Path, options: &str) {
+    fs::DirBuilder::new().mode(0o700).recursive(true).create(path).expect("a directory");
+    let options = std::ffi::CString::new(format!("mode=0700,{options}")).expect("options");
+    rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::empty(), options.as_c_str()).expect("a disk");
+}
+
+/// Whatever is written to `disk` from now on finds no space.
+pub fn fill(disk: &Path) {
+    let mut filler = File::options().create(true).append(true).open(disk.join("filler")).expect("a file");
+    for size in [65536, 512] {
+        while filler.write_all(&vec![0; size]).is_ok() {}
+    }
+}
+
+pub fn make_room(disk: &Path) {
+    fs::remove_file(disk.join("filler")).expect("the filler");
+}
+
+/// The disk fills up and is freed again, until `stop`.
+async fn filler(disk: PathBuf, mut dice: Dice, stop: Rc<Cell<bool>>) {
+    while !stop.get() {
+        tokio::time::sleep(Duration::from_millis(dice.below(30))).await;
+        fill(&disk);
+        tokio::time::sleep(Duration::from_millis(dice.below(60))).await;
+        make_room(&disk);
+    }
+}
+
+/// Clients work for a random while, with space and without; then csid is left alone, or killed and started again.
+async fn work(w: &mut World, dice: &mut Dice) -> usize {
+    let local = tokio::task::LocalSet::new();
+    let stop = Rc::<Cell<bool>>::default();
+    let record = w.path("record");
+    let mut callers = Vec::new();
+    for number in 0..CLIENTS {
+        let (client, dice) = (w.client().await, Dice::new(dice.bits(), number));
+        let record = record::open(&record).expect("the record");
+        callers.push(local.spawn_local(caller(client, record, format!("c{number}"), dice, stop.clone())));
+    }
+    let filler = filler(w.path("state/journal"), Dice::new(dice.bits(), 0), stop.clone());
+    let filler = local.spawn_local(filler);
+    local.run_until(tokio::time::sleep(Duration::from_millis(dice.below(600)))).await;
+    if dice.once_in(3) {
+        w.kill();
+    }
+    stop.set(true);
+    let mut full = 0;
+    for caller in callers {
+        full += local.run_until(caller).await.expect("a client");
+    }
+    local.run_until(filler).await.expect("the filler");
+    if w.dead() {
+        assert!(w.launch(&[]).await, "csid starts");
+    }
+    full
+}
+
+/// There is space again: csid comes to rest, and what was answered is so.
+async fn check(w: &mut World, client: &Client, dues: &mut Dues) {
+    settled(client).await;
+    let mut rows = Vec::new();
+    eventually("what was begun is done or undone", async || {
+        rows = client.list_mounts(MountFilter::default()).await.expect("the rows");
+        client.list_operations().await.expect("the operations").is_empty()
+            && rows.iter().all(|row| row.state == "mounted")
+    })
+    .await;
+    let published = kernel::below(&w.path("state/plugins/p/publish")).expect("the mount table");
+    assert_eq!(published.len(), rows.len(), "{published:#?} {rows:#?}");
+    let mut found: BTreeMap<_, _> =
+        rows.into_iter().map(|row| ((row.volume.clone(), row.consumer.clone()), row)).collect();
+    for (key, due) in dues {
+        let Some(row) = found.remove(key) else {
+            assert_ne!(*due, Due::Mounted, "{key:?} was answered and is gone");
+            *due = Due::Gone;
+            continue;
+        };
+        assert_ne!(*due, Due::Gone, "{key:?} was asked away and is {}", row.state);
+        *due = Due::Mounted;
+        assert_eq!(kernel::stacked(row.source.as_ref()).expect("the mount table"), 1, "{row:?}");
+    }
+    assert!(found.is_empty(), "nobody asked for {found:?}");
+}
+
+fn spells(seed: u64) {
+    world(async move |w| {
+        small_disk(&w.path("state/journal"), "size=16m");
+        let refuse = Rule::always("NodePublishVolume", Act::Fail(3)).of(REFUSED);
+        w.add_plugin("p").await.rules([refuse]);
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        let mut dice = Dice::new(seed, 1);
+        let (mut due, mut full) = (Dues::new(), 0);
+        for spell in 0..SPELLS {
+            full += work(w, &mut dice).await;
+            let client = w.client().await;
+            let record = record::read(&w.path("record")).expect("the record");
+            fs::remove_file(w.path("record")).expect("the record");
+            due = dues(&due, &record);
+            check(w, &client, &mut due).await;
+            eprintln!("CSID_SEED={seed}: spell {spell} was good");
+        }
+        let client = w.client().await;
+        for row in client.list_mounts(MountFilter::default()).await.expect("the rows") {
+            unmount(&client, &row.volume, &row.consumer).await.expect("an unmount");
+        }
+        w.nothing_left(&client).await;
+        assert!(full > 0, "the disk was full");
+        count("calls that found no space for the journal", full);
+        count("volume RPCs without a rule broken", w.plugin("p").assert_rules());
+    });
+}
+
+#[test]
+fn no_space_for_the_journal_is_an_error_and_no_more() {
+    rounds().for_each(spells);
+}
