@@ -4,6 +4,7 @@
 mod clients;
 mod full;
 mod power;
+mod volume;
 
 use csid_tests::dice::Dice;
 
