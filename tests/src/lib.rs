@@ -12,4 +12,5 @@ pub mod plugin;
 pub mod power;
 pub mod raw;
 pub mod script;
+pub mod search;
 pub mod world;

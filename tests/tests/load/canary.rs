@@ -12,12 +12,12 @@ use csid_tests::dbus::{Bus, Policy};
 use csid_tests::kernel;
 use csid_tests::raw::{self, MANAGER, MANAGER_PATH, NAME, ROOT, dict, value};
 use csid_tests::script::{Act, Rule};
+use csid_tests::search::Haystack;
 use csid_tests::world::{World, count, eventually};
 use futures_util::future::join;
 use zbus::{Connection, Variant};
 
 use crate::alone;
-use crate::search::Haystack;
 
 const SECRET: &str = "c4n4ry>?s3cr3t~4242";
 const CONTEXT: &str = "c4n4ry-c0nt3xt-4242";

@@ -8,7 +8,6 @@ mod floods;
 mod hung;
 mod killed;
 mod many;
-mod search;
 
 use std::sync::{Mutex, PoisonError};
 

@@ -79,6 +79,13 @@ impl Machine {
         text(&output.stdout)
     }
 
+    /// The bytes that a command writes.
+    pub fn bytes(&self, command: &str) -> Vec<u8> {
+        let output = self.try_run(command);
+        assert!(output.status.success(), "{command}: {}", text(&output.stderr));
+        output.stdout
+    }
+
     /// Poll for at most 30 seconds.
     pub fn until(&self, command: &str) {
         let poll = format!(

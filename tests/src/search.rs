@@ -54,20 +54,25 @@ fn base64(bytes: &[u8]) -> String {
         .collect()
 }
 
-#[test]
-fn what_is_there_is_found_however_it_is_spelled() {
-    const TEXT: &str = "c4n4ry>?secret~4242";
-    assert_eq!(base64(b"any carnal pleas"), "YW55IGNhcm5hbCBwbGVhcw");
-    for before in ["", "x", "xy", "xyz"] {
-        for after in ["", "x", "xy", "xyz"] {
-            let whole = format!("{before}{TEXT}{after}");
-            let hex: String = whole.bytes().map(|byte| format!("{byte:02x}")).collect();
-            let url = base64(whole.as_bytes()).replace('+', "-").replace('/', "_");
-            for said in [whole.clone(), hex.to_uppercase(), hex, base64(whole.as_bytes()), url] {
-                let mut haystack = Haystack::default();
-                haystack.add("here", &[b"\0\xff\xc3", said.as_bytes(), b"\xf0\n"].concat());
-                haystack.add("there", b"c4n4ry>?secret~424");
-                assert_eq!(haystack.hits(TEXT).into_iter().collect::<Vec<_>>(), ["here"], "{said}");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_found_however_it_is_spelled() {
+        const TEXT: &str = "c4n4ry>?secret~4242";
+        assert_eq!(base64(b"any carnal pleas"), "YW55IGNhcm5hbCBwbGVhcw");
+        for before in ["", "x", "xy", "xyz"] {
+            for after in ["", "x", "xy", "xyz"] {
+                let whole = format!("{before}{TEXT}{after}");
+                let hex: String = whole.bytes().map(|byte| format!("{byte:02x}")).collect();
+                let url = base64(whole.as_bytes()).replace('+', "-").replace('/', "_");
+                for said in [whole.clone(), hex.to_uppercase(), hex, base64(whole.as_bytes()), url] {
+                    let mut haystack = Haystack::default();
+                    haystack.add("here", &[b"\0\xff\xc3", said.as_bytes(), b"\xf0\n"].concat());
+                    haystack.add("there", b"c4n4ry>?secret~424");
+                    assert_eq!(haystack.hits(TEXT).into_iter().collect::<Vec<_>>(), ["here"], "{said}");
+                }
             }
         }
     }
