@@ -15,10 +15,13 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::world::World;
 
-/// Gives back what comes, while it comes, and ends it with trailers.
+/// Gives back what comes, while it comes, and ends it with trailers; resets the calls of one path.
 async fn echo(
     request: Request<Incoming>,
-) -> Result<Response<impl hyper::body::Body<Data = Bytes, Error = hyper::Error>>, Infallible> {
+) -> Result<Response<impl hyper::body::Body<Data = Bytes, Error = hyper::Error>>, Refused> {
+    if request.uri().path() == RESET {
+        return Err(Refused);
+    }
     let mut response = Response::builder();
     response.headers_mut().unwrap().clone_from(request.headers());
     let mut trailers = HeaderMap::new();
@@ -26,6 +29,19 @@ async fn echo(
     trailers.insert("x-end", "yes".parse().unwrap());
     Ok(response.body(request.into_body().with_trailers(async { Some(Ok(trailers)) })).unwrap())
 }
+
+const RESET: &str = "/example.Echo/Reset";
+
+#[derive(Debug)]
+struct Refused;
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("no")
+    }
+}
+
+impl std::error::Error for Refused {}
 
 #[tokio::test]
 async fn what_is_unknown_or_streams_goes_through_as_it_comes() {
@@ -41,6 +57,13 @@ async fn what_is_unknown_or_streams_goes_through_as_it_comes() {
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     tokio::spawn(connection);
+
+    // A reset of one call is that, and not the end of the connection.
+    let request = Request::post(format!("http://localhost{RESET}"));
+    let body = StreamBody::new(ReceiverStream::new(mpsc::channel(1).1));
+    let error = sender.send_request(request.body(body).unwrap()).await.unwrap_err();
+    let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<h2::Error>());
+    assert!(cause.is_some_and(h2::Error::is_reset), "{error:?}");
 
     for (path, rpc) in [
         ("/example.Echo/Any", "/example.Echo/Any"),
