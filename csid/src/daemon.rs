@@ -7,7 +7,6 @@
 //! With a damaged journal csid runs to be asked, and takes nothing over; when a new one was begun it starts again within
 //! the process, with all of its memory new.
 
-use std::io::IsTerminal;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -27,9 +26,10 @@ use crate::config::{Config, Directories};
 use crate::error::Error;
 use crate::fault;
 use crate::host::{self, Host, boot};
+use crate::log;
 use crate::plugin::{Plugins, files};
 use crate::store::rows::{EventDetails, NewEvent, Phase};
-use crate::store::{Change, Durability, Health, Store};
+use crate::store::{Change, Durability, Health, Loaded, Store, StoreError};
 use crate::volume::{Recovered, Volumes};
 
 const USAGE: &str = "csid: a CSI volume manager for a plain Linux host; started by csid.service
@@ -66,7 +66,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     }
-    log_to_journal();
+    log::begin();
     report(start(directories))
 }
 
@@ -76,23 +76,6 @@ fn report(result: anyhow::Result<()>) -> ExitCode {
         Err(error) => {
             eprintln!("csid: {error:#}");
             ExitCode::FAILURE
-        }
-    }
-}
-
-fn log_to_journal() {
-    use tracing_subscriber::prelude::*;
-    let filter = tracing_subscriber::EnvFilter::try_from_env("CSID_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let registry = tracing_subscriber::registry().with(filter);
-    // systemd sets JOURNAL_STREAM for a service whose output the journal takes: then fields are kept as fields.
-    match std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok()) {
-        Some(journal) => registry
-            .with(journal.with_syslog_identifier("csid".into()).with_field_prefix(Some("CSI".into())))
-            .init(),
-        None => {
-            let plain = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-            registry.with(plain.with_ansi(std::io::stderr().is_terminal())).init();
         }
     }
 }
@@ -187,6 +170,14 @@ struct Daemon {
     handles: Handles,
     state: watch::Sender<State>,
     restoration: Restoration,
+    /// The journal's rows, while its disk is too full to take them over; they are read all the same.
+    untaken: Option<Untaken>,
+}
+
+/// What is known of the rows that are to be taken over.
+struct Untaken {
+    boot: String,
+    same_boot: bool,
 }
 
 impl Handles {
@@ -249,14 +240,19 @@ impl Daemon {
         let plugins = Plugins::start(&directories, rpc, store.clone(), files, loaded.plugins);
         let volumes =
             Volumes::new(store.clone(), plugins.clone(), host, config_changes.clone(), directories.clone());
-        let recovered = match store.writable() {
-            Ok(()) => {
-                volumes.recover(loaded.volumes, loaded.mounts, boot.as_str().to_owned(), same_boot).await?
-            }
-            // Of what cannot be believed nothing is restored, settled or undone.
-            Err(_) => Recovered::default(),
+        let boot = boot.as_str().to_owned();
+        let taken = match store.writable() {
+            Ok(()) => volumes.recover(loaded.volumes, loaded.mounts, boot.clone(), same_boot).await,
+            Err(_) => Ok(Recovered::default()),
         };
-        let Recovered { adopted, waiting, lost, unsettled } = recovered;
+        let taken = match taken {
+            Err(StoreError::Full) => None,
+            // Of what cannot be believed nothing is restored, settled or undone.
+            Err(StoreError::Corrupt { .. }) => Some(Recovered::default()),
+            taken => Some(taken?),
+        };
+        let untaken = taken.is_none().then_some(Untaken { boot, same_boot });
+        let Recovered { adopted, waiting, lost, unsettled } = taken.unwrap_or_default();
         let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(
             adopted,
@@ -269,7 +265,7 @@ impl Daemon {
         );
         let restoration = Restoration { begun, mounts: (adopted + waiting) as u64, done: None };
         let handles = Handles { directories, config, store, plugins, volumes };
-        let mut daemon = Daemon { handles, state, restoration };
+        let mut daemon = Daemon { handles, state, restoration, untaken };
 
         let (reload, reloads) = mpsc::channel(1);
         let rooms = Rooms {
@@ -324,6 +320,8 @@ impl Daemon {
         let mut stale = true;
         let mut refresh = tokio::time::interval(Duration::from_millis(500));
         refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut again = tokio::time::interval(Duration::from_secs(1));
+        again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let ended = loop {
             tokio::select! {
                 _ = terminate.recv() => break Ended::Stopped,
@@ -344,6 +342,10 @@ impl Daemon {
                     self.show_unexplained().await;
                     stale = true;
                 }
+                _ = again.tick(), if self.untaken.is_some() => {
+                    self.take_over().await?;
+                    stale = true;
+                }
                 // Rare, and what a caller of WaitForPlugin sees next.
                 _ = changes.recv() => self.tell_status(false).await,
                 // Many changes make one status line.
@@ -355,6 +357,20 @@ impl Daemon {
         };
         watch.abort();
         Ok(ended)
+    }
+
+    /// What the full disk did not let happen at the start.
+    async fn take_over(&mut self) -> anyhow::Result<()> {
+        let Some(Untaken { boot, same_boot }) = &self.untaken else { return Ok(()) };
+        let Loaded { volumes, mounts, .. } = self.handles.store.rows().await?;
+        match self.handles.volumes.recover(volumes, mounts, boot.clone(), *same_boot).await {
+            Err(StoreError::Full | StoreError::Corrupt { .. }) => {}
+            taken => {
+                tracing::info!(taken = ?taken?, "there is room again, the journal's mounts were taken over");
+                self.untaken = None;
+            }
+        }
+        Ok(())
     }
 
     /// The journal is damaged: whoever lists the mounts sees also those whose rows cannot be read.
@@ -399,13 +415,15 @@ impl Daemon {
             [("waiting", waiting), ("lost", count(Phase::Lost)), ("uncertain", count(Phase::Uncertain))];
         let others: String =
             others.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!(", {n} {name}")).collect();
-        let restoring = (first && waiting > 0 && self.handles.store.writable().is_ok())
-            || self.handles.volumes.operations().iter().any(|operation| operation.kind == "restore");
+        let restoring =
+            (first && waiting > 0 && self.untaken.is_none() && self.handles.store.writable().is_ok())
+                || self.handles.volumes.operations().iter().any(|operation| operation.kind == "restore");
         let restored = self.restoration.tell(waiting, restoring);
         let plugins = plugins.len();
         let damaged = self.handles.store.writable().is_err();
         let damage = match damaged {
             true => "the journal is damaged, changes are refused until `csictl reconcile --new-journal`; ",
+            false if self.untaken.is_some() => "no space is left for the journal, changes are refused; ",
             false => "",
         };
         let status =
@@ -417,7 +435,12 @@ impl Daemon {
         notify(&states);
         let state = if restoring {
             State::Restoring
-        } else if damaged || healthy < plugins || waiting > 0 || count(Phase::Uncertain) > 0 {
+        } else if damaged
+            || self.untaken.is_some()
+            || healthy < plugins
+            || waiting > 0
+            || count(Phase::Uncertain) > 0
+        {
             State::Degraded
         } else {
             State::Ready

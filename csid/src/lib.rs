@@ -6,6 +6,7 @@ pub mod daemon;
 pub mod error;
 pub mod fault;
 pub mod host;
+mod log;
 pub mod plugin;
 pub mod secret;
 pub mod store;

@@ -16,7 +16,7 @@ use crate::volume::effects::{Failure, Surroundings, clear_the_way};
 use crate::volume::journalled::Journalled;
 use crate::volume::operations::Step;
 use crate::volume::state::{Abilities, Action, Effect, Event, Next, Outcome, Paths, Sight, Wanted};
-use crate::volume::{Authority, Mounted, Shared, admission, healthy, paths, record, say, there};
+use crate::volume::{Authority, Mounted, Shared, admission, healthy, paths, say, there};
 
 /// What the waiting callers ask of the operation while it runs.
 #[derive(Clone, Debug)]
@@ -136,7 +136,7 @@ impl Drive<'_> {
             self.force = !matches!(look, Look::Mounted { .. } | Look::Device { .. });
         }
         if row.phase == Phase::Mounted && !self.force {
-            self.refuse_while_shown(&row)?;
+            self.shared.refuse_while_shown(self.rows.volume(), &row)?;
             self.refuse_while_in_use(row).await?;
         }
         self.rows.remark(key, |row| row.operations = names);
@@ -204,22 +204,6 @@ impl Drive<'_> {
         self.rows.remark(key, |row| row.error.clone_from(&error.message));
         if let Err(failure) = self.persist(Durability::Process, None).await {
             tracing::warn!(error = %failure.error, "the journal could not be written");
-        }
-    }
-
-    /// Of a row that was recorded without its options nobody knows whether it had a target.
-    fn refuse_while_shown(&self, row: &MountRow) -> Result<()> {
-        if row.key.consumer != record::UNKNOWN || row.spec.target.is_some() {
-            return Ok(());
-        }
-        let volume = self.rows.volume();
-        let own = |path: &PathBuf| {
-            let rows = volume.mounts.iter().flat_map(|row| [Some(&row.source), row.spec.target.as_ref()]);
-            rows.flatten().chain([&volume.row.staging]).any(|own| path == Path::new(own))
-        };
-        match self.shared.host.copies(Path::new(&row.source))?.into_iter().find(|path| !own(path)) {
-            None => Ok(()),
-            Some(path) => Err(say::shown_elsewhere(&path)),
         }
     }
 

@@ -5,6 +5,7 @@
 //! lives while there is work; `directory` holds the rows of volumes at rest.
 
 mod admission;
+mod credential;
 mod directory;
 mod drive;
 mod effects;
@@ -35,7 +36,7 @@ use crate::host::{Host, Look};
 use crate::plugin::Plugins;
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, MountKey, MountRow, MountSpec, NewEvent, Phase, VolumeKey};
-use crate::store::{Change, Durability, MountFilter, Store};
+use crate::store::{Change, Durability, MountFilter, Store, StoreError};
 use directory::Directory;
 use journalled::Journalled;
 use operations::{Begin, Operations, Step};
@@ -142,6 +143,8 @@ struct Shared {
     directory: Directory,
     operations: Operations,
     stopping: AtomicBool,
+    /// The journal's rows could not be taken over yet: who asks would be told that he has nothing.
+    untaken: AtomicBool,
     /// Plugins that are being unregistered.
     leaving: Mutex<BTreeSet<String>>,
 }
@@ -188,6 +191,7 @@ impl Volumes {
             directory: Directory::default(),
             operations: Operations::default(),
             stopping: AtomicBool::new(false),
+            untaken: AtomicBool::new(false),
             leaving: Mutex::default(),
         };
         Volumes { shared: Arc::new(shared) }
@@ -207,6 +211,7 @@ impl Volumes {
 
     pub async fn unmount(&self, request: UnmountRequest) -> Result<()> {
         let UnmountRequest { key, authority, force, wait } = request;
+        self.shared.changeable()?;
         let Some(volume) = self.shared.directory.find(&key) else { return self.shared.synced().await };
         let (Authority::Own(uid) | Authority::Any(uid)) = authority;
         let answer = self.shared.ask(&volume, uid, Work::Unmount { key, authority, force }, wait)?;
@@ -316,6 +321,15 @@ impl Shared {
         self.stopping.load(Ordering::SeqCst)
     }
 
+    /// The journal takes changes, and its rows are here.
+    fn changeable(&self) -> Result<()> {
+        self.store.writable()?;
+        match self.untaken.load(Ordering::SeqCst) {
+            true => Err(StoreError::Full.into()),
+            false => Ok(()),
+        }
+    }
+
     /// Queue work at its volume's task.
     fn ask(
         self: &Arc<Self>,
@@ -327,7 +341,7 @@ impl Shared {
         if self.is_stopping() {
             return Err(shutting_down());
         }
-        self.store.writable()?;
+        self.changeable()?;
         if paths::lacks_id(volume) {
             return Err(say::unidentified(volume, work.key()));
         }
@@ -472,24 +486,6 @@ impl Shared {
             );
             Error::new(Kind::NotAuthorized, text)
         })
-    }
-
-    /// The secrets that a systemd credential of csid's holds.
-    fn credential(&self, name: &str) -> Result<Secrets> {
-        let required = |why: String| {
-            let text = format!(
-                "credential {name}: {why}; add LoadCredential={name}:PATH to csid.service and restart csid"
-            );
-            Error::new(Kind::SecretRequired, text)
-        };
-        if name.is_empty() || name.starts_with('.') || name.contains('/') {
-            return Err(Error::invalid(format!("`{name}` is no credential's name")));
-        }
-        let directory = std::env::var_os("CREDENTIALS_DIRECTORY")
-            .ok_or_else(|| required("csid was started without credentials".into()))?;
-        let document =
-            std::fs::read(Path::new(&directory).join(name)).map_err(|error| required(error.to_string()))?;
-        Secrets::from_json(&zeroize::Zeroizing::new(document))
     }
 }
 

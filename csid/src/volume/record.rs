@@ -22,7 +22,7 @@ use crate::store::{Change, Durability, Health, Loaded};
 use crate::volume::operations::now_usec;
 use crate::volume::reconcile::{entries, title};
 use crate::volume::state::Volume;
-use crate::volume::{ReconcileOptions, Report, Shared, Volumes, paths};
+use crate::volume::{ReconcileOptions, Report, Shared, Volumes, paths, say};
 
 /// Whose a mount is when nobody can be believed to have asked for it.
 pub(super) const UNKNOWN: &str = "unknown";
@@ -271,6 +271,21 @@ impl Shared {
             mounts.push(row);
         }
         Volume { row, mounts }
+    }
+
+    /// Of a row that was recorded without its options nobody knows whether it had a target.
+    pub(super) fn refuse_while_shown(&self, volume: &Volume, row: &MountRow) -> Result<()> {
+        if row.key.consumer != UNKNOWN || row.spec.target.is_some() {
+            return Ok(());
+        }
+        let own = |path: &PathBuf| {
+            let rows = volume.mounts.iter().flat_map(|row| [Some(&row.source), row.spec.target.as_ref()]);
+            rows.flatten().chain([&volume.row.staging]).any(|own| path == Path::new(own))
+        };
+        match self.host.copies(Path::new(&row.source))?.into_iter().find(|path| !own(path)) {
+            None => Ok(()),
+            Some(path) => Err(say::shown_elsewhere(&path)),
+        }
     }
 
     /// Give the volume that was recorded without its id the one that its directories are called by.

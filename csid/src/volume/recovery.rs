@@ -2,14 +2,14 @@
 //! rest becomes work for each volume's own task, so that a plugin that is not there delays only its own volumes.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use serde_json::Value;
 
-use crate::error::Result;
 use crate::fault;
 use crate::host::Look;
 use crate::store::rows::{EventDetails, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
-use crate::store::{Change, Durability};
+use crate::store::{Change, Durability, StoreError};
 use crate::volume::journalled::Journalled;
 use crate::volume::state::{Event, Sight, Volume};
 use crate::volume::{Volumes, healthy, say};
@@ -28,15 +28,16 @@ pub struct Recovered {
 }
 
 impl Volumes {
-    /// Take over the journal's rows. `boot`: the boot of now, to be journalled; `same_boot`: the rows are of it.
+    /// Take over the journal's rows; an error takes nothing, and can be tried again. `boot`: the boot of now, to be journalled; `same_boot`: the rows are of it.
     pub async fn recover(
         &self,
         volumes: Vec<VolumeRow>,
         mounts: Vec<MountRow>,
         boot: String,
         same_boot: bool,
-    ) -> Result<Recovered> {
+    ) -> Result<Recovered, StoreError> {
         let shared = &self.shared;
+        shared.untaken.store(true, Ordering::SeqCst);
         let called_mounted: Vec<&MountRow> =
             mounts.iter().filter(|row| row.phase == Phase::Mounted).collect();
         let looks = shared.looks(&called_mounted).await;
@@ -102,6 +103,7 @@ impl Volumes {
             let work = volume.mounts.iter().any(|row| !matches!(row.phase, Phase::Mounted | Phase::Lost));
             shared.directory.enter(shared, volume, work);
         }
+        shared.untaken.store(false, Ordering::SeqCst);
         Ok(found)
     }
 }

@@ -28,6 +28,36 @@ fn assert_full<T: std::fmt::Debug>(result: csid_client::Result<T>) {
     assert!(error.message.contains("no space is left"), "{error}");
 }
 
+/// csid starts on a full disk, is to be asked, and goes on when there is room.
+#[test]
+fn a_start_on_a_full_disk() {
+    world(async |w| {
+        on_a_small_disk(w);
+        let client = running(w).await;
+        mounted(&client, "job", inline("v")).await;
+        let (before, live) = (facts(&rows(&client).await), mounts(w));
+        // Without a log there is none to be emptied.
+        w.stop().await;
+        fill(w);
+        let client = w.start().await;
+        assert!(w.status().contains("no space is left"), "{}", w.status());
+        assert_eq!(facts(&rows(&client).await), before);
+        assert_eq!(state_of(&client).await, "degraded");
+        let calls = w.plugin("p").volume_calls().len();
+        assert_full(mount(&client, "job", inline("v")).await);
+        assert_full(unmount(&client, "v", "job").await);
+        assert_eq!((mounts(w), w.plugin("p").volume_calls().len()), (live, calls));
+
+        fs::remove_file(journal(w).join("filler")).unwrap();
+        healthy(&client, "p").await;
+        eventually("csid is ready", async || state_of(&client).await == "ready").await;
+        assert_eq!(facts(&rows(&client).await), before);
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
 /// csid makes room by emptying its log, which may be enough for a call or two more; each time the rest is filled again.
 #[test]
 fn a_full_disk_is_an_error_and_changes_nothing() {
