@@ -60,8 +60,10 @@ async fn converse(co: UnixStream, shared: Arc<Shared>) {
         let connection =
             Arc::new(Connection { shared: Arc::clone(&shared), number, sender, broken: Notify::new() });
         let service = service_fn(|request| Arc::clone(&connection).forward(request));
-        let downstream =
-            server::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(co), service);
+        let mut server = server::Builder::new(TokioExecutor::new());
+        // How many calls may be open is the plugin's to say.
+        server.max_concurrent_streams(None);
+        let downstream = server.serve_connection(TokioIo::new(co), service);
         let (mut upstream, mut downstream) = (pin!(upstream), pin!(downstream));
         let mut plugin_is_there = true;
         loop {

@@ -1,8 +1,11 @@
 //! Every rule, by a bad CO that breaks it and is caught, and a good one that does nearly the same and passes.
 
 mod alone;
+mod answers;
+mod arguments;
 mod history;
-mod together;
+mod order;
+mod unknown;
 
 use std::collections::BTreeSet;
 
@@ -18,7 +21,8 @@ pub struct Case {
 
 #[test]
 fn a_bad_co_is_caught_and_a_good_one_is_not() {
-    let cases: Vec<Case> = alone::cases().into_iter().chain(together::cases()).collect();
+    let all = [alone::cases(), order::cases(), unknown::cases(), arguments::cases(), answers::cases()];
+    let cases: Vec<Case> = all.into_iter().flatten().collect();
     for (number, case) in cases.iter().enumerate() {
         let Case { rule, bad, good } = case;
         let name = format!("case {number}, rule {rule}");

@@ -1,0 +1,261 @@
+//! Rules 18 and 20 to 24: what comes before what.
+
+use serde_json::json;
+
+use crate::Case;
+use crate::history::{attach, create, detach, publish, stage, staging, unpublish, unstage, with};
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        Case {
+            rule: 18,
+            bad: |co| {
+                co.up("v");
+                co.begins("NodePublishVolume", publish("v", "/t"));
+                co.ok("NodeGetVolumeStats", json!({"volume_id": "v", "staging_target_path": staging("v")}));
+            },
+            // Another volume, a call that was given up, a call that died with its CO.
+            good: |co| {
+                co.up("v");
+                co.up("w");
+                let first = co.begins("NodePublishVolume", publish("v", "/t"));
+                co.publish("w", "/u");
+                co.ok("Probe", json!({}));
+                co.ends(first, None, json!(null));
+                let second = co.begins("NodePublishVolume", publish("v", "/t"));
+                co.crash();
+                let third = co.begins("NodePublishVolume", publish("v", "/t"));
+                co.ends(second, None, json!(null));
+                co.ends(third, Some("OK"), json!(null));
+            },
+        },
+        Case {
+            rule: 18,
+            bad: |co| {
+                co.begins("CreateVolume", create("n"));
+                co.begins("CreateVolume", create("n"));
+            },
+            good: |co| {
+                co.begins("CreateVolume", create("n"));
+                co.begins("CreateVolume", create("m"));
+                co.reboot();
+                co.begins("CreateVolume", create("n"));
+            },
+        },
+        Case {
+            rule: 20,
+            bad: |co| co.stage("v"),
+            // It survives a reboot.
+            good: |co| {
+                co.up("v");
+                co.reboot();
+                co.stage("v");
+            },
+        },
+        Case {
+            rule: 20,
+            bad: |co| {
+                co.fails("ControllerPublishVolume", attach("v"), "RESOURCE_EXHAUSTED");
+                co.stage("v");
+            },
+            good: |co| {
+                co.fails("ControllerPublishVolume", attach("v"), "RESOURCE_EXHAUSTED");
+                co.up("v");
+            },
+        },
+        Case {
+            rule: 20,
+            bad: |co| {
+                co.attach("v");
+                co.lost("ControllerUnpublishVolume", detach("v"));
+                co.stage("v");
+            },
+            good: |co| {
+                co.attach("v");
+                co.fails("ControllerUnpublishVolume", detach("v"), "FAILED_PRECONDITION");
+                co.stage("v");
+            },
+        },
+        // No stage: publish is what needs the attachment. Nobody knows whether a plugin attaches whose controller was
+        // not asked here.
+        Case {
+            rule: 20,
+            bad: |co| {
+                co.node_can(&[]);
+                co.publish("v", "/t");
+            },
+            good: |co| {
+                co.node_can(&[]);
+                co.attach("v");
+                co.publish("v", "/t");
+            },
+        },
+        Case {
+            rule: 21,
+            bad: |co| {
+                co.attach("v");
+                co.publish("v", "/t");
+            },
+            good: |co| {
+                co.up("v");
+                co.stage("v");
+                co.crash();
+                co.stage("v");
+                co.publish("v", "/t");
+                co.publish("v", "/t");
+            },
+        },
+        Case {
+            rule: 21,
+            bad: |co| {
+                co.attach("v");
+                co.fails("NodeStageVolume", stage("v"), "NOT_FOUND");
+                co.publish("v", "/t");
+            },
+            good: |co| {
+                co.up("v");
+                co.fails("NodeUnstageVolume", unstage("v"), "FAILED_PRECONDITION");
+                co.publish("v", "/t");
+            },
+        },
+        Case {
+            rule: 21,
+            bad: |co| {
+                co.up("v");
+                co.reboot();
+                co.publish("v", "/t");
+            },
+            good: |co| {
+                co.up("v");
+                co.reboot();
+                co.stage("v");
+                co.publish("v", "/t");
+            },
+        },
+        Case {
+            rule: 21,
+            bad: |co| {
+                co.up("v");
+                co.lost("NodeUnstageVolume", unstage("v"));
+                co.publish("v", "/t");
+            },
+            good: |co| {
+                co.up("v");
+                co.lost("NodeUnstageVolume", unstage("v"));
+                co.stage("v");
+                co.publish("v", "/t");
+            },
+        },
+        Case {
+            rule: 22,
+            bad: |co| {
+                co.up("v");
+                co.publish("v", "/t");
+                co.publish("v", "/u");
+                co.unpublish("v", "/t");
+                co.unstage("v");
+            },
+            good: |co| {
+                co.up("v");
+                co.publish("v", "/t");
+                co.publish("v", "/u");
+                co.unpublish("v", "/t");
+                co.fails("NodeUnpublishVolume", unpublish("v", "/u"), "NOT_FOUND");
+                co.unstage("v");
+            },
+        },
+        Case {
+            rule: 22,
+            bad: |co| {
+                co.up("v");
+                co.publish("v", "/t");
+                co.fails("NodeUnpublishVolume", unpublish("v", "/t"), "INTERNAL");
+                co.unstage("v");
+            },
+            // A publish that was refused need not be taken back, but may.
+            good: |co| {
+                co.up("v");
+                co.fails("NodePublishVolume", publish("v", "/t"), "FAILED_PRECONDITION");
+                co.unstage("v");
+                co.unpublish("v", "/t");
+                co.unstage("v");
+            },
+        },
+        Case {
+            rule: 22,
+            bad: |co| {
+                co.up("v");
+                co.publish("v", "/t");
+                co.crash();
+                co.unstage("v");
+            },
+            good: |co| {
+                co.up("v");
+                co.publish("v", "/t");
+                co.reboot();
+                co.unstage("v");
+            },
+        },
+        Case {
+            rule: 23,
+            bad: |co| {
+                co.up("v");
+                co.detach("v");
+            },
+            // Another node may let go meanwhile.
+            good: |co| {
+                co.up("v");
+                co.ok("ControllerPublishVolume", with(attach("v"), json!({"node_id": "n2"})));
+                co.ok("ControllerUnpublishVolume", json!({"volume_id": "v", "node_id": "n2"}));
+                co.unstage("v");
+                co.detach("v");
+            },
+        },
+        Case {
+            rule: 23,
+            bad: |co| {
+                co.up("v");
+                co.fails("NodeUnstageVolume", unstage("v"), "UNAVAILABLE");
+                co.ok("ControllerUnpublishVolume", json!({"volume_id": "v"}));
+            },
+            good: |co| {
+                co.up("v");
+                co.fails("NodeUnstageVolume", unstage("v"), "UNAVAILABLE");
+                co.unstage("v");
+                co.ok("ControllerUnpublishVolume", json!({"volume_id": "v"}));
+                co.ok("ControllerUnpublishVolume", json!({"volume_id": "v"}));
+            },
+        },
+        Case {
+            rule: 24,
+            bad: |co| {
+                co.attach("v");
+                co.ok("DeleteVolume", json!({"volume_id": "v"}));
+            },
+            good: |co| {
+                co.up("v");
+                co.unstage("v");
+                co.detach("v");
+                co.ok("DeleteVolume", json!({"volume_id": "v"}));
+            },
+        },
+        Case {
+            rule: 24,
+            bad: |co| {
+                co.node_can(&[]);
+                co.attach("v");
+                co.publish("v", "/t");
+                co.unpublish("v", "/t");
+                co.rest();
+            },
+            good: |co| {
+                co.up("v");
+                co.publish("v", "/t");
+                co.unpublish("v", "/t");
+                co.unstage("v");
+                co.detach("v");
+                co.rest();
+            },
+        },
+    ]
+}
