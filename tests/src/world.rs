@@ -182,13 +182,6 @@ impl World {
         }
     }
 
-    /// Every call so far kept the rules that the plugins can see.
-    pub fn assert_rules(&self) {
-        for plugin in self.plugins.values() {
-            plugin.assert_rules();
-        }
-    }
-
     /// A block device for `volume` of plugin `id`, and its read-only twin.
     pub fn add_device(&mut self, id: &str, volume: &str) -> Device {
         let file = self.path("plugins").join(id).join(format!("image-{}", self.loops.len()));

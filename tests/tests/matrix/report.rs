@@ -12,6 +12,7 @@ pub enum Broken {
     LostMount,
     Leftover,
     WrongUnmount,
+    Breach,
     SecretHit,
 }
 
@@ -69,6 +70,7 @@ impl Report {
                 Broken::LostMount => &mut n.lost_mounts,
                 Broken::Leftover => &mut n.leftovers,
                 Broken::WrongUnmount => &mut n.wrong_unmounts,
+                Broken::Breach => &mut n.breaches,
                 Broken::SecretHit => &mut n.secret_hits,
             } += 1;
         });

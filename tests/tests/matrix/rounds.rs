@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use csi_witness::Mark;
 use csid_tests::script::Rule;
 use csid_tests::world::eventually;
 
@@ -63,6 +64,7 @@ impl Site<'_> {
         match ask {
             None => {
                 self.w.reboot().await;
+                self.witnesses.mark(Mark::Reboot);
                 self.happened(&What::Rebooted);
             }
             Some(ask) if cell.operation.begins_cut_off() => self.cut_off(cell, ask, slots).await,

@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use csi_witness::Mark;
 use csid_client::{Client, Target};
 use csid_tests::dice::Dice;
 use csid_tests::script::{Act, Rule};
@@ -15,7 +16,7 @@ use futures_util::future::join_all;
 use crate::model::{Ask, Entry, Told, What, after_all};
 use crate::plan::{self, Kind, Operation, Plugin};
 use crate::report::Report;
-use crate::site::{POLL, Site, arm, disarm};
+use crate::site::{POLL, Site, Witnesses, arm, disarm};
 use crate::slot::{Manner, Slot};
 
 const CLIENTS: usize = 4;
@@ -49,7 +50,13 @@ impl Site<'_> {
             join_all(clients).await;
             paused.set(true);
         };
-        let mut fate = Fate { w: self.w, slots: &self.slots, history: &history, report: &self.report };
+        let mut fate = Fate {
+            w: self.w,
+            slots: &self.slots,
+            witnesses: &self.witnesses,
+            history: &history,
+            report: &self.report,
+        };
         tokio::join!(clients, fate.until(&paused, &mut self.dice));
 
         for (slot, history) in self.slots.iter_mut().zip(history.into_inner()) {
@@ -114,6 +121,7 @@ async fn client(slots: &[Slot], socket: PathBuf, mut dice: Dice, history: &Histo
 struct Fate<'a> {
     w: &'a mut World,
     slots: &'a [Slot],
+    witnesses: &'a Witnesses,
     history: &'a History,
     report: &'a Report,
 }
@@ -153,6 +161,7 @@ impl Fate<'_> {
             6 => {
                 self.report.count("reboots in sequences".to_owned());
                 self.w.reboot().await;
+                self.witnesses.mark(Mark::Reboot);
                 self.start(What::Rebooted, begun).await;
             }
             7 => {

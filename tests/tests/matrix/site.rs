@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use csi_witness::rules::Breach;
+use csi_witness::{Mark, Setup, Witness};
 use csid_client::{Client, MountFilter, MountRow, Target};
 use csid_tests::dice::Dice;
 use csid_tests::kernel;
@@ -25,8 +27,25 @@ pub struct Site<'w> {
     pub w: &'w mut World,
     pub client: Client,
     pub slots: Vec<Slot>,
+    pub witnesses: Witnesses,
     pub dice: Dice,
     pub report: Arc<Report>,
+}
+
+/// One before each plugin; they outlive csid.
+#[derive(Default)]
+pub struct Witnesses(Vec<Witness>);
+
+impl Witnesses {
+    pub fn mark(&self, mark: Mark) {
+        for witness in &self.0 {
+            witness.mark(mark).expect("the witness' log");
+        }
+    }
+
+    pub fn breaches(&self) -> Vec<Breach> {
+        self.0.iter().flat_map(|witness| witness.verdict().expect("the witness' log").breaches).collect()
+    }
 }
 
 /// csid dies at the edge, until `disarm`.
@@ -43,8 +62,13 @@ pub fn disarm(w: &World) -> String {
 
 impl<'w> Site<'w> {
     pub async fn new(w: &'w mut World, kinds: &[Kind], dice: Dice, report: Arc<Report>) -> Self {
-        for plugin in kinds.iter().map(|kind| kind.plugin()).collect::<BTreeSet<_>>() {
-            w.add_plugin_with(plugin, "rpc-deadline = \"1s\"").await;
+        let mut witnesses = Witnesses::default();
+        for id in kinds.iter().map(|kind| kind.plugin()).collect::<BTreeSet<_>>() {
+            let plugin = w.add_plugin(id).await;
+            let [listen, log] = ["witness.sock", "witness.jsonl"].map(|name| plugin.directory.join(name));
+            let setup = Setup { listen: listen.clone(), plugin: plugin.socket(), log, ..Setup::default() };
+            witnesses.0.push(Witness::start(setup).expect("a witness"));
+            w.configure_plugin(id, &listen, "rpc-deadline = \"1s\"");
         }
         if kinds.contains(&Kind::Unstaged) {
             w.plugin("q").set(|script| script.capabilities.retain(|c| c != "STAGE_UNSTAGE_VOLUME"));
@@ -53,7 +77,7 @@ impl<'w> Site<'w> {
         let fault = w.path("fault").to_str().expect("UTF-8").to_owned();
         w.environment.insert("CSID_FAULT".to_owned(), fault);
         let client = w.start().await;
-        Site { w, client, slots, dice, report }
+        Site { w, client, slots, witnesses, dice, report }
     }
 
     /// The slots of a kind in random order.

@@ -4,11 +4,11 @@
 
 use std::error::Error;
 use std::os::unix::net::UnixListener as StdListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -26,6 +26,8 @@ use tokio::sync::Notify;
 use crate::message::{self, Mask, Method};
 use crate::record::{Event, Log};
 use crate::script::{Act, Code, Script};
+
+const RESTART: Duration = Duration::from_secs(1);
 
 type Payload = UnsyncBoxBody<Bytes, hyper::Error>;
 
@@ -53,8 +55,8 @@ pub(crate) async fn serve(listener: StdListener, shared: Arc<Shared>) -> std::io
 /// One connection of the CO, from its first byte to its last.
 async fn converse(co: UnixStream, shared: Arc<Shared>) {
     let pid = |stream: &UnixStream| stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(0);
-    // Nobody listens for the plugin: the CO's connection ends as soon as it was made.
-    let Ok(plugin) = UnixStream::connect(&shared.plugin).await else { return };
+    // Nobody listens for the plugin: the CO's connection ends.
+    let Some(plugin) = connected(&shared.plugin).await else { return };
     let number = shared.log.connected(pid(&co), pid(&plugin));
     if let Ok((sender, upstream)) = client::handshake(TokioExecutor::new(), TokioIo::new(plugin)).await {
         let connection =
@@ -79,6 +81,18 @@ async fn converse(co: UnixStream, shared: Arc<Shared>) {
         }
     }
     shared.log.write(Event::Closed { connection: number });
+}
+
+/// A plugin that starts again is waited for: a CO tries one that refuses connections soon again, and one that ends them late.
+async fn connected(plugin: &Path) -> Option<UnixStream> {
+    let end = Instant::now() + RESTART;
+    loop {
+        match UnixStream::connect(plugin).await {
+            Ok(stream) => return Some(stream),
+            Err(_) if Instant::now() < end => tokio::time::sleep(Duration::from_millis(5)).await,
+            Err(_) => return None,
+        }
+    }
 }
 
 struct Connection {
