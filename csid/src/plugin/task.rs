@@ -363,8 +363,8 @@ impl Task {
         }
     }
 
-    /// Probe, and if ready ask what the plugin can do; `whole`: also who it is. Answers the Probes that were
-    /// asked for.
+    /// Probe, and if ready ask what the plugin can do; `whole`: also who it is. Then the Probes that were asked for are
+    /// answered.
     async fn look(&mut self, whole: bool, deadline: Instant) -> Look {
         while let Ok(asked) = self.probes.try_recv() {
             self.asked.push(asked);
@@ -372,12 +372,16 @@ impl Task {
         // A connection that ended before is not the one that answers now.
         let _ = self.ended.notified().now_or_never();
         let probed = fingerprint::probe(&self.peer, deadline).await;
+        let look = match &probed {
+            Err(error) => failed(error.clone()),
+            Ok(false) => Look::Wait,
+            Ok(true) => self.fingerprint(whole, deadline).await,
+        };
         self.answer(|| probed.clone().map_err(Error::from));
-        match probed {
-            Err(error) => return failed(error),
-            Ok(false) => return Look::Wait,
-            Ok(true) => {}
-        }
+        look
+    }
+
+    async fn fingerprint(&mut self, whole: bool, deadline: Instant) -> Look {
         let known = self.print.as_ref().filter(|_| !whole).map(|print| &print.identity);
         match fingerprint::take(&self.peer, known, deadline).await {
             Ok(print) => {

@@ -12,24 +12,14 @@ use crate::plugin::{Ready, Service};
 use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phase};
+use crate::volume::control::{Backoff, Control, abandoned, hurried};
 use crate::volume::effects::{Failure, Surroundings, clear_the_way};
 use crate::volume::journalled::Journalled;
 use crate::volume::operations::Step;
 use crate::volume::state::{Abilities, Action, Effect, Event, Next, Outcome, Paths, Sight, Wanted};
 use crate::volume::{Authority, Mounted, Shared, admission, healthy, paths, say, there};
 
-/// What the waiting callers ask of the operation while it runs.
-#[derive(Clone, Debug)]
-pub(super) struct Control {
-    /// Nobody wants the mount any more, for this reason.
-    pub(super) abandon: Option<Kind>,
-    /// Nobody waits for this, and somebody for what comes next.
-    pub(super) hurry: bool,
-    /// When it is no longer tried.
-    pub(super) give_up: Instant,
-}
-
-/// How long the kernel is asked who holds a mount.
+/// How long the kernel is asked who holds a mount, and a plugin what it can do.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,6 +229,9 @@ impl Drive<'_> {
                             })?
                         }
                         Err(failure) => {
+                            if failure.unimplemented {
+                                self.ask_what_it_can().await;
+                            }
                             let (effect_action, makes) = (effect.action, effect.action.makes());
                             let (outcome, error) = (failure.outcome, failure.error.message.clone());
                             self.event(Event::Ended { effect, outcome, error })?;
@@ -382,6 +375,14 @@ impl Drive<'_> {
         }
     }
 
+    /// What the plugin says it does not have is asked again only after its capabilities (CSI rule 36).
+    async fn ask_what_it_can(&self) {
+        let plugin = &self.rows.volume().row.key.plugin;
+        if let Err(error) = self.shared.plugins.probe(plugin, Some(Instant::now() + PATIENCE)).await {
+            tracing::warn!(plugin, %error, "the plugin does not say what it can do");
+        }
+    }
+
     /// The plugin, waited for until the operation is given up.
     async fn ready(&mut self) -> Result<Ready> {
         let plugin = self.rows.volume().row.key.plugin.clone();
@@ -464,36 +465,5 @@ fn abilities(ready: &Ready) -> Abilities {
         stages: ready.stages(),
         single_node_multi_writer: ready.single_node_multi_writer(),
         mount_group: ready.mount_group(),
-    }
-}
-
-async fn abandoned(control: &mut watch::Receiver<Control>) -> Kind {
-    let kind = control.wait_for(|control| control.abandon.is_some()).await.map(|control| control.abandon);
-    match kind {
-        Ok(kind) => kind.unwrap_or(Kind::Cancelled),
-        // The task that gives orders is gone; so is the one that runs this.
-        Err(_) => std::future::pending().await,
-    }
-}
-
-/// Somebody else's turn, or nobody's wish.
-async fn hurried(control: &mut watch::Receiver<Control>) {
-    if control.wait_for(|control| control.hurry || control.abandon.is_some()).await.is_err() {
-        std::future::pending::<()>().await;
-    }
-}
-
-/// 100 ms, doubled up to 5 s.
-struct Backoff(Duration);
-
-impl Backoff {
-    fn new() -> Self {
-        Backoff(Duration::from_millis(100))
-    }
-
-    fn next(&mut self) -> Duration {
-        let wait = self.0;
-        self.0 = (wait * 2).min(Duration::from_secs(5));
-        wait
     }
 }

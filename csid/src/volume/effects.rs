@@ -27,22 +27,25 @@ pub(super) struct Failure {
     pub(super) orphan: bool,
     /// Somebody uses what was to be taken; nothing was taken.
     pub(super) in_use: bool,
+    /// The plugin says that it has no such call.
+    pub(super) unimplemented: bool,
 }
 
 impl Failure {
     pub(super) fn new(outcome: Outcome, error: Error) -> Self {
-        Failure { outcome, error, definite: false, broken: false, orphan: false, in_use: false }
-    }
-
-    fn definite(error: Error) -> Self {
         Failure {
-            outcome: Outcome::Failed,
+            outcome,
             error,
-            definite: true,
+            definite: false,
             broken: false,
             orphan: false,
             in_use: false,
+            unimplemented: false,
         }
+    }
+
+    fn definite(error: Error) -> Self {
+        Failure { definite: true, ..Failure::new(Outcome::Failed, error) }
     }
 }
 
@@ -64,7 +67,8 @@ impl From<RpcError> for Failure {
             Class::Unknown => (Outcome::Failed, false),
         };
         let broken = error.class == Class::Unknown && error.code == Code::Unavailable;
-        Failure { outcome, error: error.into(), definite, broken, orphan: false, in_use: false }
+        let unimplemented = error.class == Class::Unimplemented;
+        Failure { definite, broken, unimplemented, ..Failure::new(outcome, error.into()) }
     }
 }
 

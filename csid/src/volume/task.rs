@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
-use crate::volume::drive::Control;
+use crate::volume::control::Control;
 use crate::volume::journalled::Journalled;
 use crate::volume::state::{Volume, Wanted};
 use crate::volume::work::{Operation, Waiter, Work};

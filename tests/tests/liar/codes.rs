@@ -226,3 +226,34 @@ fn co_rule_36_every_code_at_unpublish_and_unstage() {
         count("volume RPCs in order", w.plugin("p").assert_rules());
     });
 }
+
+#[test]
+fn co_rule_36_what_is_not_implemented_is_asked_again_only_after_the_capabilities() {
+    world(async |w| {
+        let client = running(w).await;
+        let unimplemented = NAMES.iter().position(|name| *name == "UNIMPLEMENTED").unwrap() as i32;
+        let once = |rpc| [Rule::once(rpc, Act::Fail(unimplemented))];
+        w.plugin("p").rules(once("NodeStageVolume"));
+        mount(&client, "job", inline("v")).await.unwrap_err();
+        mount(&client, "job", inline("v")).await.unwrap();
+        w.plugin("p").rules(once("NodeUnpublishVolume"));
+        unmount(&client, "v", "job").await.unwrap_err();
+        // The background's try, or the caller's.
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        let mut unanswered = None;
+        let mut again = 0;
+        for call in w.plugin("p").calls() {
+            let rpc = call.call.rpc;
+            if rpc == "NodeGetCapabilities" {
+                unanswered = None;
+            } else if call.code == Some(unimplemented) {
+                unanswered = Some(rpc);
+                again += 1;
+            } else {
+                assert_ne!(unanswered, Some(rpc), "asked again as it was");
+            }
+        }
+        assert_eq!(again, 2);
+    });
+}
