@@ -80,6 +80,10 @@ impl Capabilities {
         self.has(Side::Node, "STAGE_UNSTAGE_VOLUME")
     }
 
+    pub(super) fn expands_offline_only(&self) -> bool {
+        self.has(Side::Plugin, "OFFLINE") && !self.has(Side::Plugin, "ONLINE")
+    }
+
     pub(super) fn begin(&self, call: &Call, verdict: &mut Verdict) {
         let mut check = |rule, side, capability: &str, what: &str| {
             verdict.check(rule, self.has(side, capability), &[call.id], || match self.side(side) {

@@ -1,6 +1,6 @@
 //! The rules for COs, as a fold over a log's events: no clock, no I/O. A rule accuses only where no correct CO could have
-//! sent the call, given the answers that it had; what cannot be known (a call without an answer, a capability never asked
-//! for by this route) speaks for the CO. README.md says of each rule what is looked at.
+//! sent the call, given the answers that it had; what cannot be known (what became of a call without an answer, what happens
+//! on another node) speaks for the CO. README.md says of each rule what is looked at.
 
 mod capabilities;
 mod errors;
@@ -35,6 +35,7 @@ pub const RULES: &[(u8, &str)] = &[
     (23, "unpublish and unstage succeed before ControllerUnpublishVolume"),
     (24, "what was published, staged, attached is taken down again"),
     (25, "only the negation ends a call whose outcome is unknown"),
+    (26, "offline expansion waits until the volume is down; NodeExpandVolume comes after stage"),
     (27, "ControllerPublishVolume gets the node_id of NodeGetInfo"),
     (28, "one staging path per volume, absolute"),
     (29, "one target_path per publish, absolute"),

@@ -1,4 +1,4 @@
-//! Rules 20 to 25, 27 to 29, 31 and 33 to 35: what a call may rely on, given how far its volume is up on this node.
+//! Rules 20 to 29, 31 and 33 to 35: what a call may rely on, given how far its volume is up on this node.
 
 use std::collections::BTreeMap;
 
@@ -77,8 +77,18 @@ impl Volumes {
                 let target = call.text("target_path");
                 volume.targets.negate(|name| name == target, call);
             }
-            "NodeGetVolumeStats" | "NodeGetVolumeHealth" | "NodeExpandVolume" => {
+            "NodeGetVolumeStats" | "NodeGetVolumeHealth" => {
                 volume.check_told_staging_path(call, known, verdict);
+            }
+            "NodeExpandVolume" => {
+                volume.check_told_staging_path(call, known, verdict);
+                if known.stages() {
+                    let leg = volume.staging.iter().next().map(|(_, leg)| leg);
+                    must_be_staged(verdict, 26, leg, call);
+                }
+            }
+            "ControllerExpandVolume" if known.expands_offline_only() => {
+                must_be_gone(verdict, 26, volume.staging.iter().chain(volume.targets.iter()), call);
             }
             "DeleteVolume" => {
                 let legs =
@@ -273,11 +283,7 @@ impl Volume {
         if !known.stages() || !self.check_staging_path(path, call, verdict) {
             return;
         }
-        match self.staging.get(path) {
-            Some(leg) => must_be_there(verdict, 21, "staged", leg, call),
-            None => verdict
-                .check(21, false, &[call.id], || format!("{} of a volume that is not staged", call.rpc)),
-        }
+        must_be_staged(verdict, 21, self.staging.get(path), call);
     }
 
     /// CO rule 34.
@@ -348,6 +354,15 @@ fn must_be_there(verdict: &mut Verdict, rule: u8, what: &str, leg: &Leg, call: &
         verdict.check(rule, leg.state == State::Present, &evidence, || {
             format!("{} of a volume that was asked to be {what} no more", call.rpc)
         });
+    }
+}
+
+fn must_be_staged(verdict: &mut Verdict, rule: u8, leg: Option<&Leg>, call: &Call) {
+    match leg {
+        Some(leg) => must_be_there(verdict, rule, "staged", leg, call),
+        None => {
+            verdict.check(rule, false, &[call.id], || format!("{} of a volume that is not staged", call.rpc))
+        }
     }
 }
 

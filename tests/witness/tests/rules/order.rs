@@ -1,9 +1,9 @@
-//! Rules 18 and 20 to 24: what comes before what.
+//! Rules 18, 20 to 24 and 26: what comes before what.
 
 use serde_json::json;
 
 use crate::Case;
-use crate::history::{attach, create, detach, publish, stage, staging, unpublish, unstage, with};
+use crate::history::{History, attach, create, detach, publish, stage, staging, unpublish, unstage, with};
 
 pub fn cases() -> Vec<Case> {
     vec![
@@ -255,6 +255,37 @@ pub fn cases() -> Vec<Case> {
                 co.unstage("v");
                 co.detach("v");
                 co.rest();
+            },
+        },
+        Case {
+            rule: 26,
+            bad: |co| {
+                co.plugin_can(&["CONTROLLER_SERVICE", "OFFLINE"]);
+                co.up("v");
+                co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
+            },
+            good: |co| {
+                co.plugin_can(&["CONTROLLER_SERVICE", "OFFLINE", "ONLINE"]);
+                co.up("v");
+                co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
+                co.unstage("v");
+                co.plugin_can(&["CONTROLLER_SERVICE", "OFFLINE"]);
+                co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
+            },
+        },
+        Case {
+            rule: 26,
+            bad: |co| {
+                co.ok("NodeExpandVolume", json!({"volume_id": "v", "staging_target_path": staging("v")}));
+            },
+            good: |co| {
+                co.up("v");
+                co.ok("NodeExpandVolume", json!({"volume_id": "v", "staging_target_path": staging("v")}));
+                *co = History::new();
+                co.node_can(&["EXPAND_VOLUME"]);
+                co.ok("NodeExpandVolume", json!({"volume_id": "v", "volume_path": "/t"}));
+                co.plugin_can(&["OFFLINE"]);
+                co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
             },
         },
     ]

@@ -202,6 +202,13 @@ async fn up(world: &World) -> (Co, Volume, Map, String) {
         staging_target_path: staging(&volume),
     };
     co.node.node_get_volume_stats(stats).await.unwrap();
+    let expand = NodeExpandVolumeRequest {
+        volume_id: volume.volume_id.clone(),
+        volume_path: "/t/1".into(),
+        staging_target_path: staging(&volume),
+        ..Default::default()
+    };
+    co.node.node_expand_volume(expand).await.unwrap();
     (co, volume, context, node_id)
 }
 
