@@ -4,11 +4,12 @@
 //! without reading costs a bounded amount, and that for a bounded time; a call that was begun is not ended by the loss of its connection.
 
 use std::collections::HashMap;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -101,10 +102,10 @@ pub(super) async fn serve_peers(
         let accepted = tokio::select! {
             () = stopping(&rooms) => break,
             Some(_) = peers.join_next() => continue,
-            accepted = listener.accept() => accepted,
+            accepted = accept(&listener, &rooms) => accepted,
         };
         let stream = match accepted {
-            Ok((stream, _)) => stream,
+            Ok(stream) => stream,
             Err(error) => {
                 // Out of descriptors, mostly: the peer waits in the queue until some are free.
                 warn!(%error, "cannot accept on the private socket");
@@ -126,6 +127,15 @@ pub(super) async fn serve_peers(
     }
     while peers.join_next().await.is_some() {}
     Ok(())
+}
+
+/// The next peer. While one is taken csid cannot begin to stop: who connects after that waits for the next csid.
+async fn accept(listener: &UnixListener, rooms: &Rooms) -> std::io::Result<UnixStream> {
+    let accepted = poll_fn(|context| match *rooms.state.borrow() {
+        State::Stopping => Poll::Pending,
+        _ => listener.poll_accept(context),
+    });
+    Ok(accepted.await?.0)
 }
 
 async fn serve_peer(
