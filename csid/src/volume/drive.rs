@@ -89,6 +89,12 @@ impl Drive<'_> {
         let ready = self.ready().await?;
         self.refuse_missing_target(wanted).await?;
         let paths = self.paths(&ready, key);
+        // A mount that a new journal recorded is nobody's, and at the path of whose it was.
+        let holder = |row: &&MountRow| row.key != *key && row.source == paths.source;
+        if let Some(holder) = self.rows.volume().mounts.iter().find(holder) {
+            let holders = vec![holder.key.consumer.clone()];
+            return Err(say::refusal(admission::Refusal::Conflict { what: "the path", holders }, wanted));
+        }
         if self.row(key).is_none_or(|row| row.publish == Leg::Absent) {
             self.step.set("verify");
             let base = self.shared.base(ready.host_root());

@@ -61,8 +61,10 @@ fn what_is_mounted_is_recorded_for_the_consumer_unknown() {
             assert!(client.has_mount(&row.source).await.unwrap());
         }
         // Its consumer is told who has it; nothing of it is mounted a second time.
-        let (kind, error) = refusal(mount(&client, "job", inline("v")).await);
-        assert!(kind == Kind::ClaimConflict && error.message.contains("unknown"), "{error}");
+        for (consumer, options) in [("job", inline("v")), ("one", shared("s"))] {
+            let (kind, error) = refusal(mount(&client, consumer, options).await);
+            assert!(kind == Kind::ClaimConflict && error.message.contains("unknown"), "{error}");
+        }
 
         // It goes on as ever, over another end of csid.
         w.kill();
