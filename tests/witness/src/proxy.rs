@@ -27,6 +27,7 @@ use crate::message::{self, Mask, Method};
 use crate::record::{Event, Log};
 use crate::script::{Act, Code, Script};
 
+/// How long a connection of the CO waits for a plugin that starts again.
 const RESTART: Duration = Duration::from_secs(1);
 
 type Payload = UnsyncBoxBody<Bytes, hyper::Error>;
@@ -55,7 +56,6 @@ pub(crate) async fn serve(listener: StdListener, shared: Arc<Shared>) -> std::io
 /// One connection of the CO, from its first byte to its last.
 async fn converse(co: UnixStream, shared: Arc<Shared>) {
     let pid = |stream: &UnixStream| stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(0);
-    // Nobody listens for the plugin: the CO's connection ends.
     let Some(plugin) = connected(&shared.plugin).await else { return };
     let number = shared.log.connected(pid(&co), pid(&plugin));
     if let Ok((sender, upstream)) = client::handshake(TokioExecutor::new(), TokioIo::new(plugin)).await {
@@ -83,7 +83,8 @@ async fn converse(co: UnixStream, shared: Arc<Shared>) {
     shared.log.write(Event::Closed { connection: number });
 }
 
-/// A plugin that starts again is waited for: a CO tries one that refuses connections soon again, and one that ends them late.
+/// The CO's connection cannot be refused any more, only ended, and a CO may take that for more than a plugin that is not
+/// there yet. So one that comes soon is waited for.
 async fn connected(plugin: &Path) -> Option<UnixStream> {
     let end = Instant::now() + RESTART;
     loop {
