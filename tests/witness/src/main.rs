@@ -39,12 +39,18 @@ enum Command {
     },
     /// Check a log, of a witness that runs or of one that ran; exits with 1 when a rule was broken
     Report {
+        /// As `run` writes it
         log: PathBuf,
+        /// For programs
         #[arg(long)]
         json: bool,
     },
     /// Tell a log what cannot be seen on the wire
-    Mark { mark: What, log: PathBuf },
+    Mark {
+        mark: What,
+        /// As `run` writes it
+        log: PathBuf,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
