@@ -224,7 +224,7 @@ impl Drive<'_> {
         loop {
             match next {
                 Next::Run(effect) => {
-                    self.persist(Durability::Process, None).await?;
+                    fault::around("intent", self.rows.intend(&self.shared.store, &effect)).await?;
                     next = match self.perform(&effect).await {
                         Ok(device) => {
                             delay = Backoff::new();
@@ -344,8 +344,8 @@ impl Drive<'_> {
 
     async fn persist(&mut self, durability: Durability, event: Option<NewEvent>) -> Result<(), Failure> {
         let name = if durability == Durability::Disk { "outcome" } else { "intent" };
-        let rows = &mut *self.rows;
-        fault::around(name, self.shared.persist(rows, durability, event)).await.map_err(Failure::from)
+        let persisted = self.rows.persist(&self.shared.store, durability, event);
+        fault::around(name, persisted).await.map_err(Failure::from)
     }
 
     async fn perform(&mut self, effect: &Effect) -> Result<Option<u64>, Failure> {
@@ -456,10 +456,10 @@ impl Drive<'_> {
         let source = self.rows.written(key).map(|row| row.source.as_str());
         let staging = Some(volume.row.staging.as_str()).filter(|path| idle && !path.is_empty());
         for path in source.into_iter().chain(staging).map(Path::new) {
-            // …/ROOT/staging/HASH and …/ROOT/publish/HASH/HASH
+            // …/ROOT/staging/HASH and …/ROOT/publish/HASH/HASH: `staging` and `publish` stay, the next mount needs them again.
             let below = path.ancestors().find(|a| a.ends_with(paths::STAGING) || a.ends_with(paths::PUBLISH));
-            let Some(root) = below.and_then(Path::parent) else { continue };
-            if let Err(error) = self.shared.host.remove(self.shared.base(root), path) {
+            let Some(below) = below else { continue };
+            if let Err(error) = self.shared.host.remove(below, path) {
                 tracing::warn!(path = %path.display(), %error, "cannot remove a directory that is no longer used");
             }
         }

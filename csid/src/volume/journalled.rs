@@ -1,20 +1,24 @@
 //! A volume's rows beside what the journal holds of them: what differs is the next commit.
 
-use crate::store::Change;
-use crate::store::rows::{MountKey, MountRow};
+use crate::error::Result;
+use crate::store::rows::{MountKey, MountRow, NewEvent};
+use crate::store::{Change, Durability, Store};
 use crate::volume::admission::Refusal;
+use crate::volume::intents::{cover, foreseen};
 use crate::volume::operations::now_usec;
-use crate::volume::state::{self, Event, Next, Volume};
+use crate::volume::state::{self, Effect, Event, Next, Volume};
 
 pub(super) struct Journalled {
     now: Volume,
     written: Volume,
+    /// What the commit under way writes.
+    writing: Option<Volume>,
 }
 
 impl Journalled {
     /// Rows as the journal holds them.
     pub(super) fn new(volume: Volume) -> Self {
-        Journalled { written: volume.clone(), now: volume }
+        Journalled { written: volume.clone(), now: volume, writing: None }
     }
 
     pub(super) fn volume(&self) -> &Volume {
@@ -50,36 +54,84 @@ impl Journalled {
 
     /// What has to be written so that the journal holds the rows of now.
     pub(super) fn changes(&mut self) -> Vec<Change> {
+        self.date();
+        let now = self.now.clone();
+        self.write(now)
+    }
+
+    /// What has to be written so that the journal holds the intent of `effect`: nothing, when an earlier one foresaw it.
+    fn intent(&mut self, effect: &Effect) -> Vec<Change> {
+        self.date();
+        let ahead = foreseen(&self.now, effect);
+        if cover(&self.written, &ahead) { Vec::new() } else { self.write(ahead) }
+    }
+
+    fn date(&mut self) {
+        for mount in &mut self.now.mounts {
+            if self.written.mount(&mount.key).is_none_or(|before| before.phase != mount.phase) {
+                mount.since_usec = now_usec();
+            }
+        }
+    }
+
+    fn write(&mut self, new: Volume) -> Vec<Change> {
         let mut changes = Vec::new();
         let written = &self.written;
-        if self.now.mounts.is_empty() {
+        if new.mounts.is_empty() {
             if !written.mounts.is_empty() {
                 changes.push(Change::DeleteVolume(written.row.key.clone()));
             }
-        } else if self.now.row != written.row || written.mounts.is_empty() {
-            changes.push(Change::PutVolume(self.now.row.clone()));
+        } else if new.row != written.row || written.mounts.is_empty() {
+            changes.push(Change::PutVolume(new.row.clone()));
         }
-        for mount in &mut self.now.mounts {
-            let before = written.mount(&mount.key);
-            if before.is_none_or(|before| before.phase != mount.phase) {
-                mount.since_usec = now_usec();
-            }
-            if before != Some(mount) {
-                changes.push(Change::PutMount(mount.clone()));
-            }
-        }
-        let gone = written.mounts.iter().filter(|mount| self.now.mount(&mount.key).is_none());
+        let differ = new.mounts.iter().filter(|mount| written.mount(&mount.key) != Some(mount));
+        changes.extend(differ.map(|mount| Change::PutMount(mount.clone())));
+        let gone = written.mounts.iter().filter(|mount| new.mount(&mount.key).is_none());
         changes.extend(gone.map(|mount| Change::DeleteMount(mount.key.clone())));
+        self.writing = Some(new);
         changes
     }
 
-    /// The commit of [`Self::changes`] is done.
+    /// The commit of those changes is done.
     pub(super) fn committed(&mut self) {
-        self.written.clone_from(&self.now);
+        if let Some(written) = self.writing.take() {
+            self.written = written;
+        }
     }
 
-    /// The commit failed: the intent that is written is what is true of an effect whose outcome is not.
-    pub(super) fn revert(&mut self) {
-        self.now.clone_from(&self.written);
+    /// Make the journal hold the rows of now, with `event`.
+    pub(super) async fn persist(
+        &mut self,
+        store: &Store,
+        durability: Durability,
+        event: Option<NewEvent>,
+    ) -> Result<()> {
+        let mut changes = self.changes();
+        changes.extend(event.map(Change::Event));
+        self.commit(store, changes, durability).await
+    }
+
+    /// Make the journal hold the intent of `effect`, which has to outlive csid, not the host.
+    pub(super) async fn intend(&mut self, store: &Store, effect: &Effect) -> Result<()> {
+        let changes = self.intent(effect);
+        self.commit(store, changes, Durability::Process).await
+    }
+
+    async fn commit(&mut self, store: &Store, changes: Vec<Change>, durability: Durability) -> Result<()> {
+        if changes.is_empty() && durability == Durability::Process {
+            return Ok(());
+        }
+        match store.commit(changes, durability).await {
+            Ok(()) => {
+                self.committed();
+                Ok(())
+            }
+            Err(error) => {
+                // The intent that is written is what is true of an effect whose outcome is not.
+                self.writing = None;
+                self.now.clone_from(&self.written);
+                Err(error.into())
+            }
+        }
     }
 }

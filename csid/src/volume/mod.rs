@@ -10,6 +10,7 @@ mod credential;
 mod directory;
 mod drive;
 mod effects;
+mod intents;
 mod journalled;
 mod operations;
 mod paths;
@@ -36,10 +37,9 @@ use crate::error::{Error, Kind, Result};
 use crate::host::{Host, Look};
 use crate::plugin::Plugins;
 use crate::secret::Secrets;
-use crate::store::rows::{AttachmentMode, MountKey, MountRow, MountSpec, NewEvent, Phase, VolumeKey};
-use crate::store::{Change, Durability, MountFilter, Store, StoreError};
+use crate::store::rows::{AttachmentMode, MountKey, MountRow, MountSpec, Phase, VolumeKey};
+use crate::store::{Durability, MountFilter, Store, StoreError};
 use directory::Directory;
-use journalled::Journalled;
 use operations::{Begin, Operations, Step};
 pub use recovery::Recovered;
 use state::{Sight, Wanted};
@@ -358,30 +358,6 @@ impl Shared {
         let waiter = Waiter { ticket, deadline: wait.deadline, hold: wait.hold, reply };
         self.directory.ask(self, volume, work, waiter)?;
         Ok(answer)
-    }
-
-    /// Make what memory says of a volume what the journal says.
-    async fn persist(
-        &self,
-        rows: &mut Journalled,
-        durability: Durability,
-        event: Option<NewEvent>,
-    ) -> Result<()> {
-        let mut changes = rows.changes();
-        changes.extend(event.map(Change::Event));
-        if changes.is_empty() && durability == Durability::Process {
-            return Ok(());
-        }
-        match self.store.commit(changes, durability).await {
-            Ok(()) => {
-                rows.committed();
-                Ok(())
-            }
-            Err(error) => {
-                rows.revert();
-                Err(error.into())
-            }
-        }
     }
 
     /// An answer that repeats an earlier one is as durable as that was to be.

@@ -177,7 +177,7 @@ impl Volume {
     }
 
     /// Whether another mount's publish, or a target that shows it, may be there, so that the volume must stay staged.
-    fn published_elsewhere(&self, key: &MountKey) -> bool {
+    pub(super) fn published_elsewhere(&self, key: &MountKey) -> bool {
         let used = |mount: &MountRow| mount.publish != Leg::Absent || mount.target != Leg::Absent;
         self.mounts.iter().any(|mount| mount.key != *key && used(mount))
     }
@@ -385,7 +385,7 @@ fn rest(mount: &MountRow) -> Phase {
 }
 
 /// Write the intent of `action` into its leg.
-fn run(volume: &mut Volume, action: Action, key: &MountKey, goal: &MountKey) -> Next {
+pub(super) fn run(volume: &mut Volume, action: Action, key: &MountKey, goal: &MountKey) -> Next {
     let Some(leg) = leg_mut(volume, action, key) else { return Next::Gone };
     let from = *leg;
     *leg = if action.makes() { Leg::Making } else { Leg::Removing };

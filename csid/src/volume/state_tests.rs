@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::rows::{AccessMode, AttachmentMode, Propagation, Usage};
+use crate::volume::intents::{cover, foreseen};
 
 fn key(consumer: u8) -> MountKey {
     MountKey {
@@ -188,6 +189,8 @@ impl Run {
 
     /// Drive as the task does: failures are undone or given up, at most `tries` effects.
     fn drive(&mut self, key: &MountKey, mut next: Next, tries: usize) -> bool {
+        // What the journal holds: an intent that an earlier one foresaw is not written again.
+        let mut written = self.volume.clone();
         for _ in 0..tries {
             let effect = match next {
                 Next::Run(effect) => effect,
@@ -206,12 +209,17 @@ impl Run {
                     return true;
                 }
             };
+            let ahead = foreseen(&self.volume, &effect);
+            if !cover(&written, &ahead) {
+                written = ahead;
+            }
             let end = self.ends.next().unwrap_or(End { happened: true, told: 7 });
             let outcome = match end.told {
                 0 => {
                     if end.happened {
                         self.world.happen(&effect, self.stages);
                     }
+                    self.volume = written;
                     self.crash(true);
                     return false;
                 }
@@ -325,6 +333,32 @@ proptest! {
         prop_assert!(run.volume.mounts.is_empty());
         prop_assert!(!run.world.staged && run.world.published.is_empty() && run.world.bound.is_empty());
     }
+}
+
+#[test]
+fn one_intent_serves_the_effects_of_a_mount_and_one_those_of_an_unmount() {
+    let commits = |mut volume: Volume, event: Event| {
+        let (mut written, mut commits) = (volume.clone(), 0);
+        let (after, mut next) = step(&volume, event).ok().unwrap();
+        volume = after;
+        while let Next::Run(effect) = next {
+            let ahead = foreseen(&volume, &effect);
+            if !cover(&written, &ahead) {
+                (written, commits) = (ahead, commits + 1);
+            }
+            let outcome = Outcome::Done { device: Some(1) };
+            (volume, next) =
+                step(&volume, Event::Ended { effect, outcome, error: String::new() }).ok().unwrap();
+        }
+        (volume, commits)
+    };
+    let mut wanted = wanted(0);
+    wanted.spec.target = None;
+    let key = wanted.key.clone();
+    let (mounted, commits_up) = commits(volume(), Event::Mount { wanted, paths: paths(0), abilities: ABLE });
+    assert_eq!((mounted.mounts[0].phase, commits_up), (Phase::Mounted, 1));
+    let (gone, commits_down) = commits(mounted, Event::Unmount { key });
+    assert_eq!((gone.mounts.len(), commits_down), (0, 1));
 }
 
 #[test]
