@@ -105,6 +105,11 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, HostError> {
     std::fs::read_link(link).map_err(|source| HostError::Os { step: "name", path: directory.into(), source })
 }
 
+/// Give memory back to the host, after something that needed much for a moment.
+pub fn trim_memory() {
+    raw::trim();
+}
+
 #[derive(Clone, Default)]
 pub struct Host {
     gates: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
@@ -119,6 +124,14 @@ impl Host {
     pub async fn look(&self, plugin: &str, path: &Path) -> Look {
         let own = path.to_owned();
         self.apart(plugin, move |_| mount::look(&own)).await.unwrap_or(Look::Hung)
+    }
+
+    /// What is at `path`, below `root`. Known at once where nothing is mounted: nobody is asked there who could hang.
+    pub async fn look_below(&self, plugin: &str, root: &Path, path: &Path) -> Look {
+        match path::look_unmounted(root, path) {
+            Some(look) => look,
+            None => self.look(plugin, path).await,
+        }
     }
 
     /// What is at each of `paths`, in one go. One that hangs costs the deadline once: it and those after it
@@ -163,8 +176,8 @@ impl Host {
         path::remove(root, path)
     }
 
-    /// Add flags to the mount at `path`, to that one alone.
-    pub async fn restrict(&self, plugin: &str, path: &Path, how: Restrict) -> Result<(), HostError> {
+    /// What is at `path`; a mounted directory is given the flags, that mount alone.
+    pub async fn restrict(&self, plugin: &str, path: &Path, how: Restrict) -> Result<Look, HostError> {
         let own = path.to_owned();
         self.within(plugin, path, move |abandoned| mount::restrict(&own, how, abandoned)).await
     }

@@ -34,18 +34,25 @@ impl Abandoned {
 }
 
 pub(super) fn look(path: &Path) -> Look {
+    path::find(path).map_or_else(missing, |file| look_at(&file))
+}
+
+/// What is at a path that cannot be opened.
+fn missing(error: Errno) -> Look {
+    match error {
+        Errno::NOENT | Errno::NOTDIR => Look::Missing,
+        error => Look::Dead(error.raw_os_error()),
+    }
+}
+
+fn look_at(file: &OwnedFd) -> Look {
     let dead = |error: Errno| Look::Dead(error.raw_os_error());
-    let file = match path::find(path) {
-        Ok(file) => file,
-        Err(Errno::NOENT | Errno::NOTDIR) => return Look::Missing,
-        Err(error) => return dead(error),
-    };
-    match Sight::of(&file) {
+    match Sight::of(file) {
         Err(error) => dead(error),
         Ok(Sight { kind: FileType::BlockDevice, rdev, .. }) => Look::Device { rdev },
         // Attributes may be cached; this asks the server, if there is one.
         Ok(Sight { kind: FileType::Directory, is_mount: true, device, .. }) => {
-            match rustix::fs::fstatfs(&file) {
+            match rustix::fs::fstatfs(file) {
                 Ok(_) => Look::Mounted { device },
                 Err(error) => dead(error),
             }
@@ -74,14 +81,17 @@ fn set(mount: impl AsFd, set: u64, peers: Peers, path: &Path) -> Result<(), Host
     })
 }
 
-pub(super) fn restrict(path: &Path, how: Restrict, abandoned: &Abandoned) -> Result<(), HostError> {
-    let mount = path::find(path).map_err(at("open", path))?;
-    let sight = Sight::of(&mount).map_err(at("look at", path))?;
-    if !sight.is_mount || sight.kind != FileType::Directory {
-        return Err(HostError::WrongKind { path: path.into(), wanted: "a mounted directory" });
+pub(super) fn restrict(path: &Path, how: Restrict, abandoned: &Abandoned) -> Result<Look, HostError> {
+    let mount = match path::find(path) {
+        Ok(mount) => mount,
+        Err(error) => return Ok(missing(error)),
+    };
+    let look = look_at(&mount);
+    if matches!(look, Look::Mounted { .. }) {
+        abandoned.check(path)?;
+        set(mount, attributes(how.nosuid, how.nodev, how.read_only), Peers::Unchanged, path)?;
     }
-    abandoned.check(path)?;
-    set(mount, attributes(how.nosuid, how.nodev, how.read_only), Peers::Unchanged, path)
+    Ok(look)
 }
 
 pub(super) fn bind(

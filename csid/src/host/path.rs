@@ -2,14 +2,14 @@
 //! Everything is done through the parent's descriptor, so that no path is walked twice.
 
 use std::ffi::OsStr;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
-use super::Access;
 use super::error::{HostError, at};
+use super::{Access, Look};
 
 impl Access {
     fn mode(self) -> Mode {
@@ -117,6 +117,21 @@ pub(super) fn find_below(root: &Path, path: &Path) -> Result<OwnedFd, HostError>
     })
 }
 
+/// What lies at `path`, if no mount is met on the way to it from `root` nor at it.
+pub(super) fn look_unmounted(root: &Path, path: &Path) -> Option<Look> {
+    let relative = path.strip_prefix(root).ok()?;
+    let root = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty()).ok()?;
+    match openat2(root, relative, OFlags::PATH, ResolveFlags::BENEATH | ResolveFlags::NO_XDEV) {
+        Ok(file) => match Sight::of(file).ok()? {
+            Sight { is_mount: true, .. } => None,
+            Sight { kind: FileType::BlockDevice, rdev, .. } => Some(Look::Device { rdev }),
+            _ => Some(Look::Plain),
+        },
+        Err(Errno::NOENT | Errno::NOTDIR) => Some(Look::Missing),
+        Err(_) => None,
+    }
+}
+
 /// The plain names of a relative path.
 fn names(relative: &Path) -> Option<Vec<&OsStr>> {
     let name = |component| match component {
@@ -141,6 +156,9 @@ pub(super) fn make_directory(root: &Path, relative: &Path, access: Access) -> Re
     let path = root.join(relative);
     let names =
         names(relative).ok_or_else(|| HostError::Outside { path: path.clone(), root: root.into() })?;
+    if make_last(root, &names, access) == Ok(true) {
+        return Ok(());
+    }
     let mut tries = TRIES;
     loop {
         match make(open_root(root)?, &names, &path, access) {
@@ -149,6 +167,24 @@ pub(super) fn make_directory(root: &Path, relative: &Path, access: Access) -> Re
             other => return other,
         }
     }
+}
+
+/// The common case, in few calls: only the last directory is missing. Anything else is left to [`make`], and so are its errors.
+fn make_last(root: &Path, names: &[&OsStr], access: Access) -> rustix::io::Result<bool> {
+    let Some((name, parents)) = names.split_last().filter(|(_, parents)| !parents.is_empty()) else {
+        return Ok(false);
+    };
+    let root = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty())?;
+    let parents: PathBuf = parents.iter().collect();
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
+    let parent = openat2(root, &parents, OFlags::PATH | OFlags::DIRECTORY, resolve)?;
+    let own = rustix::process::geteuid().as_raw();
+    if rustix::fs::fstat(&parent)?.st_uid != own {
+        return Ok(false);
+    }
+    rustix::fs::mkdirat(&parent, *name, access.mode())?;
+    let made = rustix::fs::statat(&parent, *name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(made.st_uid == own && Mode::from_raw_mode(made.st_mode) == access.mode())
 }
 
 fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<(), HostError> {

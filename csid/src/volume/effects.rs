@@ -91,7 +91,7 @@ pub(super) async fn clear_the_way(
     base: &Path,
     source: &Path,
 ) -> Result<(), Error> {
-    let is_free = match host.look(plugin, source).await {
+    let is_free = match host.look_below(plugin, base, source).await {
         Look::Missing => true,
         Look::Plain | Look::Device { .. } => host.remove(base, source)?,
         Look::Mounted { .. } | Look::Dead(_) | Look::Hung => false,
@@ -161,9 +161,11 @@ impl Surroundings<'_> {
 
     async fn stage(&self) -> Effect {
         let staging = Path::new(&self.volume.row.staging);
-        for path in [staging.parent().unwrap_or(self.base), staging] {
-            self.make_directory(path, Access::Private)?;
+        let parent = staging.parent().unwrap_or(self.base);
+        if self.host.look_below(self.plugin(), self.base, parent).await == Look::Missing {
+            self.make_directory(parent, Access::Private)?;
         }
+        self.make_directory(staging, Access::Private)?;
         fault::around("NodeStageVolume", self.ready.stage(self.call())).await?;
         Ok(None)
     }
@@ -192,11 +194,18 @@ impl Surroundings<'_> {
             let text = format!("NodePublishVolume: OK, but {what} at {}", self.mount.source);
             Failure::definite(Error::new(Kind::PluginError, text).with(|d| d.rpc = Some("NodePublishVolume")))
         };
-        let look = self.host.look(self.plugin(), self.source()).await;
+        let look = match spec.usage.attachment_mode {
+            AttachmentMode::FileSystem => {
+                let how = Restrict { nosuid: !spec.suid, nodev: !spec.dev, read_only: spec.read_only };
+                match self.host.restrict(self.plugin(), self.source(), how).await {
+                    Err(HostError::Hung(_)) => Look::Hung,
+                    look => look?,
+                }
+            }
+            AttachmentMode::BlockDevice => self.host.look(self.plugin(), self.source()).await,
+        };
         match (spec.usage.attachment_mode, look) {
             (AttachmentMode::FileSystem, Look::Mounted { device }) => {
-                let restrict = Restrict { nosuid: !spec.suid, nodev: !spec.dev, read_only: spec.read_only };
-                self.host.restrict(self.plugin(), self.source(), restrict).await?;
                 if spec.read_only && !self.host.is_read_only(self.plugin(), self.source()).await? {
                     return Err(lie("a writable mount for a read-only one is"));
                 }
@@ -289,7 +298,7 @@ impl Surroundings<'_> {
             }
         }
         fault::around("NodeUnpublishVolume", self.ready.unpublish(self.call())).await?;
-        match self.host.look(self.plugin(), self.source()).await {
+        match self.host.look_below(self.plugin(), self.base, self.source()).await {
             Look::Missing => Ok(None),
             // The plugin is to delete its target (CSI rule 29); some leave it.
             Look::Plain | Look::Device { .. } => match self.host.remove(self.base, self.source())? {
@@ -313,7 +322,7 @@ impl Surroundings<'_> {
         }
         fault::around("NodeUnstageVolume", self.ready.unstage(self.call())).await?;
         let staging = Path::new(&self.volume.row.staging);
-        match self.host.look(self.plugin(), staging).await {
+        match self.host.look_below(self.plugin(), self.base, staging).await {
             Look::Missing | Look::Plain | Look::Device { .. } => Ok(None),
             Look::Mounted { .. } | Look::Dead(_) | Look::Hung => {
                 Err(self.still_there("NodeUnstageVolume", &self.volume.row.staging))
@@ -335,7 +344,10 @@ impl Surroundings<'_> {
             directories.into_iter().filter_map(|directory| std::fs::read_dir(directory).ok()).flatten();
         let paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         for path in paths {
-            if !matches!(self.host.look(self.plugin(), &path).await, Look::Missing | Look::Plain) {
+            if !matches!(
+                self.host.look_below(self.plugin(), self.base, &path).await,
+                Look::Missing | Look::Plain
+            ) {
                 return Some(path);
             }
         }

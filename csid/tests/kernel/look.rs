@@ -13,7 +13,11 @@ const P: &str = "plugin";
 fn what_is_there() {
     apart_async("look::what_is_there", |root| async move {
         let host = Host::new();
-        let look = async |name: &str| host.look(P, &root.join(name)).await;
+        let look = async |name: &str| {
+            let look = host.look(P, &root.join(name)).await;
+            assert_eq!(host.look_below(P, &root, &root.join(name)).await, look, "{name}");
+            look
+        };
         directory(root.join("dir"));
         fs::write(root.join("file"), "").unwrap();
         assert_eq!(look("nothing").await, Look::Missing);
