@@ -115,7 +115,7 @@ fn start(directories: Directories) -> anyhow::Result<()> {
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let mut listener = None;
     loop {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let ended = runtime.block_on(Daemon::run(directories.clone(), &mut listener));
         // A thread that hangs in the kernel on a dead file system does not hold csid's end.
         runtime.shutdown_background();
@@ -312,6 +312,8 @@ impl Daemon {
             self.show_unexplained().await;
         }
         self.tell_status(true).await;
+        // The journal was read as a whole.
+        host::trim_memory();
         if !damaged && let Err(error) = self.handles.volumes.report_orphans().await {
             tracing::warn!(%error, "what no row explains could not be looked for");
         }

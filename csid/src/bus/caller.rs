@@ -117,7 +117,9 @@ impl Senders {
             }
         };
         let interactive = header.primary().flags().contains(Flags::ALLOW_INTERACTIVE_AUTH);
-        Ok(Caller::on_bus(&credentials, csid_group(&self.group_file), sender, interactive))
+        // Root needs no group, and is who calls most.
+        let group = if credentials.uid == 0 { None } else { csid_group(&self.group_file) };
+        Ok(Caller::on_bus(&credentials, group, sender, interactive))
     }
 
     async fn ask(&self, sender: &str) -> Result<Credentials, String> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::host::Look;
+use crate::host::{Look, trim_memory};
 use crate::plugin::PluginChange;
 use crate::store::rows::{MountKey, NewEvent, Phase};
 use crate::store::{Change, Durability, MountFilter};
@@ -46,6 +46,7 @@ impl Volumes {
             {
                 tracing::warn!(%error, "the mounts could not be looked at");
             }
+            trim_memory();
         }
     }
 
