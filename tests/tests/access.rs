@@ -395,6 +395,11 @@ fn a_uids_place_is_taken_until_its_operation_has_ended() {
         ] {
             w.plugin("p").rules(rpcs.into_iter().map(hang));
             assert_eq!(ask(member, volume, 300_000).await, told("TimedOut"), "{member}");
+            let listed = client.list_operations().await.unwrap();
+            assert!(
+                listed.iter().any(|operation| operation.subject == format!("{NAMESPACE}/{volume}")),
+                "what goes on is listed: {listed:?}"
+            );
             // The plugin is still at it.
             for volume in ["v", "kept", "w"] {
                 assert_eq!(

@@ -36,6 +36,7 @@ struct Entry {
     step: Step,
     since_usec: u64,
     deadline_usec: Option<u64>,
+    is_waited_for: bool,
 }
 
 #[derive(Default)]
@@ -54,6 +55,15 @@ pub(crate) struct Ticket {
     /// The caller named it: its name is kept across csid's restart.
     pub(crate) named: bool,
     table: Operations,
+}
+
+impl Ticket {
+    /// Its caller waits no more; what he asked for goes on.
+    pub(crate) fn left(&self) {
+        if let Some(entry) = self.table.lock().entries.get_mut(&self.number) {
+            entry.is_waited_for = false;
+        }
+    }
 }
 
 impl Drop for Ticket {
@@ -112,6 +122,7 @@ impl Operations {
                 now_usec()
                     + u64::try_from(at.saturating_duration_since(Instant::now()).as_micros()).unwrap_or(0)
             }),
+            is_waited_for: true,
         };
         table.entries.insert(number, entry);
         Ok(Ticket { number, id, named, table: self.clone() })
@@ -157,7 +168,8 @@ impl Operations {
 
     /// Whether callers wait, not only csid itself.
     pub(crate) fn are_waited_for(&self) -> bool {
-        self.lock().entries.values().any(|entry| matches!(entry.kind, "mount" | "unmount"))
+        let table = self.lock();
+        table.entries.values().any(|entry| entry.is_waited_for && matches!(entry.kind, "mount" | "unmount"))
     }
 }
 

@@ -50,6 +50,8 @@ pub(super) struct Operation {
     pub(super) step: Step,
     /// What callers gave to be held until the end, also of those who wait no more.
     holds: Vec<Arc<dyn Send + Sync>>,
+    /// Of the last caller who left before the end: what goes on without callers is listed under his name.
+    left: Option<Ticket>,
 }
 
 impl Work {
@@ -164,7 +166,7 @@ impl Work {
 
 impl Operation {
     pub(super) fn new(work: Work) -> Self {
-        Operation { work, waiters: Vec::new(), step: Step::new(), holds: Vec::new() }
+        Operation { work, waiters: Vec::new(), step: Step::new(), holds: Vec::new(), left: None }
     }
 
     /// The work goes to the job; what the task compares with stays here, without the secrets.
@@ -193,6 +195,7 @@ impl Operation {
 
     pub(super) fn join(&mut self, shared: &Shared, waiter: Waiter) {
         shared.operations.follow(&waiter.ticket, &self.step);
+        self.left = None;
         self.holds.extend(waiter.hold.clone());
         self.waiters.push(waiter);
     }
@@ -204,7 +207,7 @@ impl Operation {
         volume: &VolumeKey,
         rows: &Volume,
     ) -> Option<Ticket> {
-        if !self.waiters.is_empty() {
+        if !self.waiters.is_empty() || self.left.is_some() {
             return None;
         }
         let row = rows.mount(self.work.key())?;
@@ -235,7 +238,7 @@ impl Operation {
                 "the deadline passed at `{step}`; the operation goes on, ask again or see ListOperations"
             ),
         };
-        self.reply(late, volume, &Err(Error::new(Kind::TimedOut, text)));
+        self.part(late, volume, &Error::new(Kind::TimedOut, text));
     }
 
     /// Answer the one caller who cancelled; whether he was one of this operation's.
@@ -244,8 +247,17 @@ impl Operation {
             std::mem::take(&mut self.waiters).into_iter().partition(|waiter| waiter.ticket.number == number);
         self.waiters = rest;
         let found = !gone.is_empty();
-        self.reply(gone, volume, &Err(Error::new(Kind::Cancelled, "cancelled by CancelOperation")));
+        self.part(gone, volume, &Error::new(Kind::Cancelled, "cancelled by CancelOperation"));
         found
+    }
+
+    /// Answer those who leave while the work goes on.
+    fn part(&mut self, leaving: Vec<Waiter>, volume: &VolumeKey, error: &Error) {
+        let last = self.reply(leaving, volume, &Err(error.clone()));
+        if let Some(last) = last.filter(|_| self.waiters.is_empty()) {
+            last.left();
+            self.left = Some(last);
+        }
     }
 
     pub(super) fn fail(&mut self, volume: &VolumeKey, error: &Error) {
@@ -258,13 +270,22 @@ impl Operation {
         self.reply(waiters, volume, &result);
     }
 
-    pub(super) fn reply(&self, waiters: Vec<Waiter>, volume: &VolumeKey, result: &Result<Option<Mounted>>) {
+    /// The last one's ticket.
+    fn reply(
+        &self,
+        waiters: Vec<Waiter>,
+        volume: &VolumeKey,
+        result: &Result<Option<Mounted>>,
+    ) -> Option<Ticket> {
+        let mut last = None;
         for Waiter { ticket, reply, .. } in waiters {
             let result = result
                 .clone()
                 .map_err(|error| say::located(error, self.work.key(), volume, &ticket.id, self.step.get()));
             // A caller who has gone is answered when he asks again.
             let _ = reply.send(result);
+            last = Some(ticket);
         }
+        last
     }
 }
