@@ -105,8 +105,12 @@ impl Volumes {
         let mut changes = Vec::new();
         for Volume { row, mounts } in self.shared.recorded(&old).await? {
             let is_known = old.mounts.iter().any(|mount| mount.volume == row.key);
-            for mount in mounts {
+            for mut mount in mounts {
                 let known = old.mounts.iter().find(|known| known.source == mount.source);
+                // Also an earlier new journal recorded what was nobody's.
+                if known.is_none() && old.mounts.iter().any(|known| known.key == mount.key) {
+                    mount.key.tag = file_name(Path::new(&mount.source));
+                }
                 match known {
                     None if mount.phase != Phase::Mounted && is_known => {}
                     None => {

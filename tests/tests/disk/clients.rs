@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::rc::Rc;
 
-use csid_client::{Client, Error, Kind, MountOptions, Restore};
+use csid_client::{Client, Error, Kind, MountFilter, MountOptions, Restore};
 use csid_tests::ask::*;
 use csid_tests::dice::Dice;
+use csid_tests::kernel;
 use csid_tests::power::record::{self, Entry};
+use csid_tests::world::{World, eventually};
 
 pub const CLIENTS: u64 = 4;
-const VOLUMES: u64 = 6;
+pub const VOLUMES: u64 = 6;
 /// What the plugin refuses to publish: csid undoes the mount, and syncs nothing of it.
 pub const REFUSED: &str = "refused";
 
@@ -91,4 +93,31 @@ pub async fn caller(
         }
     }
     full
+}
+
+/// csid comes to rest by itself, and what was answered is so.
+pub async fn check(w: &mut World, client: &Client, dues: &mut Dues) {
+    settled(client).await;
+    let mut rows = Vec::new();
+    eventually("what was begun is done or undone", async || {
+        rows = client.list_mounts(MountFilter::default()).await.expect("the rows");
+        client.list_operations().await.expect("the operations").is_empty()
+            && rows.iter().all(|row| row.state == "mounted")
+    })
+    .await;
+    let published = kernel::below(&w.path("state/plugins/p/publish")).expect("the mount table");
+    assert_eq!(published.len(), rows.len(), "{published:#?} {rows:#?}");
+    let mut found: BTreeMap<_, _> =
+        rows.into_iter().map(|row| ((row.volume.clone(), row.consumer.clone()), row)).collect();
+    for (key, due) in dues {
+        let Some(row) = found.remove(key) else {
+            assert_ne!(*due, Due::Mounted, "{key:?} was answered and is gone");
+            *due = Due::Gone;
+            continue;
+        };
+        assert_ne!(*due, Due::Gone, "{key:?} was asked away and is {}", row.state);
+        *due = Due::Mounted;
+        assert_eq!(kernel::stacked(row.source.as_ref()).expect("the mount table"), 1, "{row:?}");
+    }
+    assert!(found.is_empty(), "nobody asked for {found:?}");
 }

@@ -1,7 +1,6 @@
 //! No space is left for the journal, now and then: calls fail, and nothing else comes of it.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
@@ -9,16 +8,15 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use csid_client::{Client, MountFilter};
+use csid_client::MountFilter;
 use csid_tests::ask::*;
 use csid_tests::dice::Dice;
-use csid_tests::kernel;
 use csid_tests::power::record;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{World, count, eventually, world};
+use csid_tests::world::{World, count, world};
 use rustix::mount::MountFlags;
 
-use crate::clients::{CLIENTS, Due, Dues, REFUSED, caller, dues};
+use crate::clients::{CLIENTS, Dues, REFUSED, caller, check, dues};
 use crate::rounds;
 
 /// Times that the clients work, in one world.
@@ -80,33 +78,6 @@ async fn work(w: &mut World, dice: &mut Dice) -> usize {
         assert!(w.launch(&[]).await, "csid starts");
     }
     full
-}
-
-/// There is space again: csid comes to rest, and what was answered is so.
-async fn check(w: &mut World, client: &Client, dues: &mut Dues) {
-    settled(client).await;
-    let mut rows = Vec::new();
-    eventually("what was begun is done or undone", async || {
-        rows = client.list_mounts(MountFilter::default()).await.expect("the rows");
-        client.list_operations().await.expect("the operations").is_empty()
-            && rows.iter().all(|row| row.state == "mounted")
-    })
-    .await;
-    let published = kernel::below(&w.path("state/plugins/p/publish")).expect("the mount table");
-    assert_eq!(published.len(), rows.len(), "{published:#?} {rows:#?}");
-    let mut found: BTreeMap<_, _> =
-        rows.into_iter().map(|row| ((row.volume.clone(), row.consumer.clone()), row)).collect();
-    for (key, due) in dues {
-        let Some(row) = found.remove(key) else {
-            assert_ne!(*due, Due::Mounted, "{key:?} was answered and is gone");
-            *due = Due::Gone;
-            continue;
-        };
-        assert_ne!(*due, Due::Gone, "{key:?} was asked away and is {}", row.state);
-        *due = Due::Mounted;
-        assert_eq!(kernel::stacked(row.source.as_ref()).expect("the mount table"), 1, "{row:?}");
-    }
-    assert!(found.is_empty(), "nobody asked for {found:?}");
 }
 
 fn spells(seed: u64) {

@@ -1,7 +1,8 @@
-//! The disk under csid: power cuts, and no space left. `CSID_SEED` repeats a run, `CSID_ROUNDS` makes it longer. Needs
+//! The disk under csid: power cuts, no space left, damaged files. `CSID_SEED` repeats a run, `CSID_ROUNDS` makes it longer. Needs
 //! csi-local to be built, as a test of the workspace has it.
 
 mod clients;
+mod damage;
 mod full;
 mod power;
 mod volume;
