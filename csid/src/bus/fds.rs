@@ -191,7 +191,7 @@ mod tests {
         let (reader, _open) = pipe().unwrap();
         let begun = Instant::now();
         assert!(refusal(reader.into()).contains("not written and closed"));
-        assert!(begun.elapsed() < Duration::from_secs(3));
+        assert!(begun.elapsed() < Duration::from_secs(20));
     }
 
     #[test]

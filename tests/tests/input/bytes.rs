@@ -63,7 +63,7 @@ fn bytes_that_are_no_message_drop_that_client_alone() {
         let begun = Instant::now();
         let fresh = w.client().await;
         assert_eq!(state(&fresh, "in-use", "job").await, "mounted");
-        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
         count("kinds of noise, before and after the handshake", number);
         assert_eq!(everything(w, &client).await, before, "nothing is changed");
     });
@@ -100,7 +100,7 @@ fn a_peer_that_calls_without_reading_is_bounded() {
         count("calls taken from a peer that never reads", sent);
         count("KiB csid grew by", grown);
         assert!(grown < 64 * 1024, "csid grew by {grown} KiB");
-        assert!(slowest < Duration::from_secs(2), "another peer waited {slowest:?}");
+        assert!(slowest < Duration::from_secs(10), "another peer waited {slowest:?}");
         drop(stream);
         assert_eq!(state(&client, "in-use", "job").await, "mounted");
     });

@@ -111,7 +111,7 @@ async fn polkits_word_counts_and_only_a_plain_yes_is_one() {
             }
         }
         assert_eq!(authority.asked.load(Ordering::Relaxed), 1, "{script:?}");
-        assert!(begun.elapsed() < Duration::from_secs(3), "{script:?}");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{script:?}");
         authority.connection.close().await.ok();
         // The name is free before the next one asks for it.
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -246,7 +246,7 @@ async fn a_deadline_leaves_it_unknown_and_is_told_to_the_plugin() {
         let error = ready.stage(call(&usage, deadline)).await.unwrap_err();
         assert_eq!((error.class, error.code), (Class::Unknown, Code::DeadlineExceeded), "{error}");
         let took = start.elapsed();
-        assert!(took < Duration::from_millis(at_most + 500), "{took:?}");
+        assert!(took < Duration::from_millis(at_most) + LONG / 2, "{took:?}");
     }
     cancelled(&fake).await;
     // tonic writes a time this long in microseconds.

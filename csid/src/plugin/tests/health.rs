@@ -247,7 +247,7 @@ async fn the_last_probe_of_a_hung_plugin_is_bounded() {
     host.plugins.register("hung", external(&hung), 0).await.unwrap();
     let start = Instant::now();
     host.plugins.shutdown().await;
-    assert!(start.elapsed() < PACE.last * 2 + Duration::from_millis(500), "{:?}", start.elapsed());
+    assert!(start.elapsed() < PACE.last * 2 + Duration::from_secs(5), "{:?}", start.elapsed());
     assert_eq!(host.plugins.view("hung").unwrap().state, "unhealthy");
 }
 
