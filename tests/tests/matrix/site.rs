@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use csi_witness::rules::Breach;
 use csi_witness::{Mark, Setup, Witness};
-use csid_client::{Client, MountFilter, MountRow, Target};
+use csid_client::{Client, Kind as ErrorKind, MountFilter, MountRow, Target};
 use csid_tests::dice::Dice;
 use csid_tests::kernel;
 use csid_tests::world::{World, eventually};
@@ -131,10 +131,21 @@ impl<'w> Site<'w> {
         all
     }
 
+    /// What an honest plugin does; one that a busy machine held up beyond its deadline is asked again.
     pub async fn must(&mut self, ask: Ask, slots: &[usize]) {
-        let told = self.ask(ask, slots).await;
-        let wrong: Vec<_> = slots.iter().zip(&told).filter(|(_, told)| **told != Told::Done).collect();
-        assert!(wrong.is_empty(), "{ask:?} of {wrong:?}");
+        let mut left = slots.to_vec();
+        for last in [false, false, true] {
+            let told = self.ask(ask, &left).await;
+            let wrong: Vec<_> = left.into_iter().zip(told).filter(|(_, told)| *told != Told::Done).collect();
+            let slow = |(slot, told): &(usize, Told)| {
+                *told == Told::Refused(ErrorKind::PluginError) && self.slots[*slot].allowed.len() == 1
+            };
+            assert!(!last && wrong.iter().all(slow) || wrong.is_empty(), "{ask:?} of {wrong:?}");
+            left = wrong.into_iter().map(|(slot, _)| slot).collect();
+            if left.is_empty() {
+                return;
+            }
+        }
     }
 
     /// This has happened to all mounts.
