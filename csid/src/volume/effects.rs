@@ -91,7 +91,8 @@ pub(super) async fn clear_the_way(
     base: &Path,
     source: &Path,
 ) -> Result<(), Error> {
-    let is_free = match host.look_below(plugin, base, source).await {
+    let look = host.look_below(plugin, base, source).await;
+    let is_free = match look {
         Look::Missing => true,
         Look::Plain | Look::Device { .. } => host.remove(base, source)?,
         Look::Mounted { .. } | Look::Dead(_) | Look::Hung => false,
@@ -99,9 +100,14 @@ pub(super) async fn clear_the_way(
     if is_free {
         return Ok(());
     }
+    let ill = match look {
+        Look::Dead(code) => format!(" (to look at it fails: {})", std::io::Error::from_raw_os_error(code)),
+        Look::Hung => " (to look at it hangs)".to_owned(),
+        _ => String::new(),
+    };
     let text = format!(
-        "something that no row explains is at {}; look at it with `csictl reconcile --dry-run`, then remove it with \
-         `csictl reconcile --remove-orphans`",
+        "something that no row explains is at {}{ill}; look at it with `csictl reconcile --dry-run`, then remove it \
+         with `csictl reconcile --remove-orphans`",
         source.display()
     );
     Err(Error::new(Kind::Busy, text))
