@@ -41,6 +41,11 @@ fn copied(place: &Place, copy: &Path) -> Result<(), StoreError> {
         _ => {}
     }
     for name in [NAME, LOG] {
+        // A log that an earlier copy left would be taken for this file's.
+        match std::fs::remove_file(copy.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
         if place.length(name)?.is_some() {
             std::fs::copy(place.path(name), copy.join(name)).map_err(failed)?;
         }

@@ -48,7 +48,10 @@ impl Drive<'_> {
                 && row.uid == wanted.uid
                 && matches!(row.phase, Phase::Mounting | Phase::Unmounting | Phase::Uncertain)
             {
+                // These secrets are not those that it was made with.
+                let secrets = self.secrets.take();
                 self.settle(key).await.map_err(say::unsettled)?;
+                self.secrets = secrets;
             }
             admission::admit(self.rows.volume(), wanted, None)
                 .map_err(|refusal| say::refusal(refusal, wanted))?;

@@ -159,12 +159,19 @@ impl Shared {
         for (root, plugin) in roots {
             let points = self.host.mounts_below(&root)?;
             let device = |path: &Path| Some(points.iter().find(|point| point.path == path)?.device);
-            let directories = [paths::PUBLISH, paths::STAGING].map(|kind| names_in(&root.join(kind)));
-            for name in directories.into_iter().flatten().collect::<BTreeSet<String>>() {
-                let published = root.join(paths::PUBLISH).join(&name);
-                let published: Vec<_> = names_in(&published).map(|name| published.join(name)).collect();
-                let looks = self.host.looks(&plugin, published.clone()).await;
-                let published = published.into_iter().zip(looks).filter_map(|(path, look)| match look {
+            let [published, staged] = [paths::PUBLISH, paths::STAGING]
+                .map(|kind| names_in(&root.join(kind)).collect::<BTreeSet<String>>());
+            let below = |name: &String| {
+                let directory = root.join(paths::PUBLISH).join(name);
+                names_in(&directory).map(|name| directory.join(name)).collect::<Vec<_>>()
+            };
+            let all_paths: Vec<PathBuf> = published.iter().flat_map(below).collect();
+            let looks = self.host.looks(&plugin, all_paths.clone()).await;
+            let mut looked: BTreeMap<PathBuf, Look> = all_paths.into_iter().zip(looks).collect();
+            for name in published.union(&staged).cloned() {
+                let own = root.join(paths::PUBLISH).join(&name);
+                let own: Vec<_> = looked.extract_if(.., |path, _| path.starts_with(&own)).collect();
+                let published = own.into_iter().filter_map(|(path, look)| match look {
                     Look::Missing => None,
                     Look::Plain => Some((path, look, None)),
                     // Whether a node is left over from an earlier boot only the old rows could say: it is kept.
@@ -177,9 +184,9 @@ impl Shared {
                     }
                 });
                 let published: Vec<_> = published.collect();
-                // It is there from before the plugin was asked to stage until it was asked to unstage.
-                let staging = root.join(paths::STAGING).join(&name);
-                let staging = Some(staging.clone()).filter(|_| std::fs::symlink_metadata(&staging).is_ok());
+                // It is there from before the plugin was asked to stage until it was asked to unstage. It is not looked
+                // at: a staging may hang.
+                let staging = staged.contains(&name).then(|| root.join(paths::STAGING).join(&name));
                 if !published.is_empty() || staging.is_some() {
                     all.push(Found { plugin: plugin.clone(), root: root.clone(), name, published, staging });
                 }
@@ -258,8 +265,10 @@ impl Shared {
                 row.publish = Leg::Removing;
             }
             if let Some(target) = row.spec.target.take() {
-                let bound = self.host.is_bound(&key.plugin, &path, Path::new(&target)).await;
-                if bound.unwrap_or(true) {
+                // What hangs or is dead is not asked once more.
+                let bound = matches!(look, Look::Dead(_) | Look::Hung)
+                    || self.host.is_bound(&key.plugin, &path, Path::new(&target)).await.unwrap_or(true);
+                if bound {
                     row.target = Leg::Present;
                     row.spec.target = Some(target);
                 }

@@ -123,21 +123,11 @@ impl Job {
                 restored.map(Some)
             }
             Job::Unmount { key, authority, force, names } => {
-                drive.secrets = recalled(shared, drive.rows, &key);
                 drive.unmount(&key, authority, force, names).await.map(|()| None)
             }
-            Job::Settle(key) => {
-                drive.secrets = recalled(shared, drive.rows, &key);
-                drive.settle(&key).await.map(|()| None)
-            }
+            Job::Settle(key) => drive.settle(&key).await.map(|()| None),
         }
     }
-}
-
-/// A removal sends no secrets, but what the plugin says of it is told without those that a credential still has.
-fn recalled(shared: &Shared, rows: &Journalled, key: &MountKey) -> Option<Secrets> {
-    let credential = rows.volume().mount(key)?.spec.credential.as_ref()?;
-    shared.credential(credential).ok()
 }
 
 impl Work {

@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -78,7 +79,7 @@ pub(crate) struct Log {
 impl Log {
     /// A log is of one run: digests of two runs do not compare, and what happened between them nobody saw.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().append(true).create_new(true).open(path)?;
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
         Ok(Log { file: Mutex::new(file), connections: AtomicU64::new(0), calls: AtomicU64::new(0) })
     }
 

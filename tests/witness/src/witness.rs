@@ -1,6 +1,7 @@
 //! A witness that runs: in a program of its own, or in a test beside the CO that it watches.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -103,10 +104,16 @@ impl Drop for Witness {
     }
 }
 
-/// What a witness that was killed left is no obstacle; one that lives is.
+fn is_left_over(path: &Path) -> io::Result<bool> {
+    let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    Ok(is_socket && UnixStream::connect(path).is_err_and(refused))
+}
+
+/// What a witness that was killed left is no obstacle; one that lives is, and so is anything else.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() => {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path)? => {
             std::fs::remove_file(path)?;
             UnixListener::bind(path)
         }
