@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use sd_notify::NotifyState;
 use serde_json::Value;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::bus::{self, Limits, Rooms, State};
@@ -113,16 +113,31 @@ fn load_config(directories: &Directories) -> anyhow::Result<Config> {
 fn start(directories: Directories) -> anyhow::Result<()> {
     // Secrets pass through this process: no core dump of it, and nobody's debugger.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
-    let mut listener = None;
+    let (mut listener, mut signals) = (None, None);
     loop {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let ended = runtime.block_on(Daemon::run(directories.clone(), &mut listener));
+        let ended = runtime.block_on(Daemon::run(directories.clone(), &mut listener, &mut signals));
         // A thread that hangs in the kernel on a dead file system does not hold csid's end.
         runtime.shutdown_background();
         match ended? {
             Ended::Stopped => return Ok(()),
             Ended::Replaced => tracing::info!("csid begins anew with the new journal"),
         }
+    }
+}
+
+/// One that comes while csid begins anew is not lost.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        let [terminate, interrupt, hangup] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        Ok(Signals { terminate: terminate?, interrupt: interrupt?, hangup: hangup? })
     }
 }
 
@@ -214,9 +229,17 @@ impl Handles {
 }
 
 impl Daemon {
-    /// `listener`: the private socket, kept over csid's beginning anew.
-    async fn run(directories: Directories, listener: &mut Option<UnixListener>) -> anyhow::Result<Ended> {
+    /// `listener`, the private socket, and `signals` are kept over csid's beginning anew.
+    async fn run(
+        directories: Directories,
+        listener: &mut Option<UnixListener>,
+        signals: &mut Option<Signals>,
+    ) -> anyhow::Result<Ended> {
         let begun = Instant::now();
+        let signals = match signals {
+            Some(signals) => signals,
+            None => signals.insert(Signals::new()?),
+        };
         let config = load_config(&directories)?;
         let mut files = Vec::new();
         for file in files::load_each(&directories.configuration.join("plugins.d"))? {
@@ -283,7 +306,7 @@ impl Daemon {
         };
         let socket = tokio::spawn(bus::serve_socket(listener.try_clone()?, rooms.clone()));
         let system_bus = tokio::spawn(bus::serve_bus(rooms));
-        let result = daemon.serve(reloads).await;
+        let result = daemon.serve(reloads, signals).await;
         if !matches!(result, Ok(Ended::Replaced)) {
             notify(&[NotifyState::Stopping, NotifyState::Status("stopping; every mount stays")]);
         }
@@ -298,10 +321,8 @@ impl Daemon {
     async fn serve(
         &mut self,
         mut reloads: mpsc::Receiver<oneshot::Sender<crate::Result<()>>>,
+        signals: &mut Signals,
     ) -> anyhow::Result<Ended> {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut hangup = signal(SignalKind::hangup())?;
         let mut events = self.handles.store.subscribe();
         let mut changes = self.handles.plugins.subscribe();
         let mut health = self.handles.store.health();
@@ -326,9 +347,9 @@ impl Daemon {
         again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let ended = loop {
             tokio::select! {
-                _ = terminate.recv() => break Ended::Stopped,
-                _ = interrupt.recv() => break Ended::Stopped,
-                _ = hangup.recv() => self.begin_reload(None),
+                _ = signals.terminate.recv() => break Ended::Stopped,
+                _ = signals.interrupt.recv() => break Ended::Stopped,
+                _ = signals.hangup.recv() => self.begin_reload(None),
                 Some(reply) = reloads.recv() => self.begin_reload(Some(reply)),
                 _ = watchdog.tick() => self.ping_watchdog().await,
                 event = events.recv() => {
@@ -366,7 +387,9 @@ impl Daemon {
         let Some(Untaken { boot, same_boot }) = &self.untaken else { return Ok(()) };
         let Loaded { volumes, mounts, .. } = self.handles.store.rows().await?;
         match self.handles.volumes.recover(volumes, mounts, boot.clone(), *same_boot).await {
-            Err(StoreError::Full | StoreError::Corrupt { .. }) => {}
+            Err(StoreError::Full) => {}
+            // Nothing is taken over from it any more.
+            Err(StoreError::Corrupt { .. }) => self.untaken = None,
             taken => {
                 tracing::info!(taken = ?taken?, "there is room again, the journal's mounts were taken over");
                 self.untaken = None;

@@ -239,11 +239,12 @@ fn mounts_that_timed_out_do_not_stay() {
     world(async |w| {
         let client = running(w).await;
         mounted(&client, "a", shared("warm")).await;
+        w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Delay(2))]);
         let mut timed = 0;
         let mut names = Vec::new();
         for n in 0..400_u64 {
             let volume = format!("v{n}");
-            let deadline = Duration::from_micros(3000 + (n % 80) * 150);
+            let deadline = Duration::from_micros(300 + (n % 80) * 150);
             if let Err(error) = mount(&client, "a", within(deadline, shared(&volume))).await
                 && format!("{error:?}").contains("TimedOut")
             {

@@ -125,6 +125,8 @@ impl Journal {
     pub fn leave(&mut self, why: String) -> Result<(), StoreError> {
         let memory = remains::of(&self.file.db)?;
         self.file.leave(memory)?;
+        // What is shown from now on is no commit of the file's.
+        self.mark = None;
         self.damage = Some(why);
         self.full = true;
         Ok(())

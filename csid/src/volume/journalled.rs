@@ -1,6 +1,6 @@
 //! A volume's rows beside what the journal holds of them: what differs is the next commit.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::rows::{MountKey, MountRow, NewEvent};
 use crate::store::{Change, Durability, Store};
 use crate::volume::admission::Refusal;
@@ -118,10 +118,13 @@ impl Journalled {
     }
 
     async fn commit(&mut self, store: &Store, changes: Vec<Change>, durability: Durability) -> Result<()> {
-        if changes.is_empty() && durability == Durability::Process {
-            return Ok(());
-        }
-        match store.commit(changes, durability).await {
+        let committed = if changes.is_empty() && durability == Durability::Process {
+            // An intent that was foreseen is no leave to go on when the journal was found damaged since.
+            store.writable()
+        } else {
+            store.commit(changes, durability).await.map_err(Error::from)
+        };
+        match committed {
             Ok(()) => {
                 self.committed();
                 Ok(())
@@ -130,7 +133,7 @@ impl Journalled {
                 // The intent that is written is what is true of an effect whose outcome is not.
                 self.writing = None;
                 self.now.clone_from(&self.written);
-                Err(error.into())
+                Err(error)
             }
         }
     }

@@ -142,6 +142,9 @@ impl Shared {
 
     /// The directories that csid made for volumes, with something published or staged in them.
     async fn found(&self, rows: &Loaded) -> Result<Vec<Found>> {
+        // What another boot left is neither staged nor published, and a device node of it is not trusted.
+        let boot = boot::current(&self.directories.runtime)?;
+        let left_over = rows.boot.as_deref().is_some_and(|of_rows| !boot.same(of_rows));
         let mut roots: BTreeMap<PathBuf, String> =
             self.plugins.roots().into_iter().map(|(id, root)| (root, id)).collect();
         for root in entries(&self.directories.state.join("plugins")) {
@@ -173,6 +176,7 @@ impl Shared {
                 let own: Vec<_> = looked.extract_if(.., |path, _| path.starts_with(&own)).collect();
                 let published = own.into_iter().filter_map(|(path, look)| match look {
                     Look::Missing => None,
+                    Look::Plain | Look::Device { .. } if left_over => None,
                     Look::Plain => Some((path, look, None)),
                     // Whether a node is left over from an earlier boot only the old rows could say: it is kept.
                     Look::Mounted { device } | Look::Device { rdev: device } => {
@@ -186,7 +190,8 @@ impl Shared {
                 let published: Vec<_> = published.collect();
                 // It is there from before the plugin was asked to stage until it was asked to unstage. It is not looked
                 // at: a staging may hang.
-                let staging = staged.contains(&name).then(|| root.join(paths::STAGING).join(&name));
+                let is_staged = staged.contains(&name) && !(left_over && published.is_empty());
+                let staging = is_staged.then(|| root.join(paths::STAGING).join(&name));
                 if !published.is_empty() || staging.is_some() {
                     all.push(Found { plugin: plugin.clone(), root: root.clone(), name, published, staging });
                 }
