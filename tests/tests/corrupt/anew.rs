@@ -158,3 +158,33 @@ fn what_is_only_staged_is_recorded_and_can_be_ended() {
         w.nothing_left(&client).await;
     });
 }
+
+/// After a boot nothing is mounted: no leftover directory keeps a volume from its consumer.
+#[test]
+fn what_another_boot_left_is_nobodys() {
+    world(async |w| {
+        let client = populated(w).await;
+        let before = rows(&client).await;
+        w.stop().await;
+        let mut damaged = files(&journal(w));
+        let end = damaged["csid.db"].len();
+        damaged.get_mut("csid.db").unwrap().truncate(end - 4096);
+        put(&journal(w), &damaged);
+        w.reboot().await;
+
+        let client = w.start().await;
+        let (report, client) = begin_anew(w, &client).await;
+        assert_eq!(report.adopted, Vec::<String>::new());
+        assert_eq!(report.undone.len(), before.len(), "what is forgotten is named: {report:?}");
+        assert_eq!(rows(&client).await.len(), 0);
+        for row in &before {
+            mounted(&client, &row.consumer, of_plugin(&row.plugin, &row.external_id)).await;
+            client
+                .unmount(NAMESPACE, &row.external_id, &row.consumer, UnmountOptions::default())
+                .await
+                .unwrap();
+        }
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
