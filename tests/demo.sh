@@ -68,7 +68,7 @@ run 'findmnt /srv/data || echo not mounted'
 run 'ls -A /srv/data /var/lib/csi-local'
 left=$(
     quietly 'grep -e /var/lib/csid/ -e /srv/data /proc/self/mountinfo
-        find /var/lib/csid -name publish -o -name staging'
+        find /var/lib/csid/plugins -mindepth 3'
     ./container loops "$machine"
 )
 [[ -z $left ]] || die "something is left: $left"
