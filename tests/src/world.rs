@@ -204,8 +204,40 @@ impl World {
         self.client().await
     }
 
+    /// Start csid, which is to end with an error; what it says of it.
+    pub async fn refuses_to_start(&mut self) -> String {
+        let mut said = 0;
+        if let Ok(log) = fs::metadata(self.path("csid.log")) {
+            said = usize::try_from(log.len()).expect("a length");
+        }
+        self.spawn(&[]);
+        let mut csid = self.csid.take().expect("csid was started");
+        let mut status = None;
+        eventually("csid ends", async || {
+            status = csid.try_wait().expect("csid's status");
+            status.is_some()
+        })
+        .await;
+        assert_eq!(status.and_then(|status| status.code()), Some(1));
+        assert!(!self.told("READY=1"));
+        fs::read_to_string(self.path("csid.log")).expect("csid's log").split_off(said)
+    }
+
     /// Start csid; false when it ended before it was ready, as a fault makes it.
     pub async fn launch(&mut self, environment: &[(&str, &str)]) -> bool {
+        self.spawn(environment);
+        let end = Instant::now() + SOON;
+        while !self.told("READY=1") {
+            if self.dead() {
+                return false;
+            }
+            assert!(Instant::now() < end, "csid was not ready in {SOON:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        true
+    }
+
+    fn spawn(&mut self, environment: &[(&str, &str)]) {
         assert!(self.csid.is_none(), "csid runs already");
         let notify = self.path("notify");
         let _ = fs::remove_file(&notify);
@@ -238,15 +270,6 @@ impl World {
             .stdout(log.try_clone().expect("a log"))
             .stderr(log);
         self.csid = Some(command.spawn().expect("csid starts"));
-        let end = Instant::now() + SOON;
-        while !self.told("READY=1") {
-            if self.dead() {
-                return false;
-            }
-            assert!(Instant::now() < end, "csid was not ready in {SOON:?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        true
     }
 
     /// Whether csid told systemd this since it was started.

@@ -14,9 +14,12 @@ pub enum StoreError {
     )]
     Corrupt { path: PathBuf, why: String },
     #[error(
-        "the journal's schema is {found}, this csid knows up to {known}; install the newer version again"
+        "the journal {} is of schema version {found}, this csid knows up to {known}: it is left as it is, and csid \
+         does not start. Install the newer csid again, or restore the backup of the journal from before it (if none \
+         was ever here, the file is damaged: move it aside, then start csid)",
+        path.display()
     )]
-    Newer { found: u32, known: u32 },
+    Newer { path: PathBuf, found: u32, known: u32 },
     #[error("{} is not safe to keep the journal in: {why}", path.display())]
     Unsafe { path: PathBuf, why: String },
     #[error("another process holds the journal in {}; is a second csid running?", path.display())]
@@ -72,9 +75,6 @@ impl StoreError {
                 ) =>
             {
                 StoreError::Corrupt { path: path.into(), why: format!("cannot {step}: {source}") }
-            }
-            newer @ StoreError::Newer { .. } => {
-                StoreError::Corrupt { path: path.into(), why: newer.to_string() }
             }
             other => other,
         }

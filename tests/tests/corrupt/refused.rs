@@ -5,6 +5,7 @@ use csid_client::{
 };
 use csid_tests::world::{refusal, world};
 
+use super::damage::SCHEMA_VERSION;
 use super::*;
 
 /// The ways a file can be damaged that need no chance.
@@ -117,5 +118,36 @@ fn a_sound_journal_is_not_replaced() {
             assert_eq!(kind, Kind::InvalidArgument, "{error}");
         }
         unmount(&client, "v", "job").await.unwrap();
+    });
+}
+
+/// After a downgrade: nothing is wrong with the journal, so no other one may take its place.
+#[test]
+fn a_newer_journal_is_left_to_its_csid() {
+    world(async |w| {
+        let client = populated(w).await;
+        let before = rows(&client).await;
+        w.stop().await;
+        let (good, live) = (files(&journal(w)), mounts(w));
+        let mut newer = good.clone();
+        newer.get_mut("csid.db").unwrap()[SCHEMA_VERSION].copy_from_slice(&99_u32.to_be_bytes());
+        put(&journal(w), &newer);
+        for again in ["first", "again"] {
+            let said = w.refuses_to_start().await;
+            for words in ["schema version 99", "knows up to", "Install the newer csid again", "backup"] {
+                assert!(said.contains(words), "{words}: {said}");
+            }
+            assert!(!said.contains("new-journal"), "{said}");
+            assert_untouched(w, &newer, again);
+            assert_eq!(mounts(w), live, "{again}");
+        }
+        put(&journal(w), &good);
+        let client = w.start().await;
+        settled(&client).await;
+        assert_eq!(facts(&rows(&client).await), facts(&before), "its csid goes on with it");
+        for (volume, consumer) in [("v", "job"), ("s", "one"), ("s", "two"), ("b", "disk")] {
+            unmount(&client, volume, consumer).await.unwrap();
+        }
+        w.nothing_left(&client).await;
     });
 }

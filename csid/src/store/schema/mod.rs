@@ -4,7 +4,7 @@
 //! - A file that was released is never edited again; a change is a new file, with a fixture of the one before
 //!   it in `tests/fixtures` that a test opens.
 //! - A file does not know the types in `rows.rs`, which change: it says what it needs in SQL.
-//! - A journal of a newer version is not touched.
+//! - A journal of a newer version is not touched, and not called damaged: its csid is wanted back.
 
 use rusqlite::{Connection, TransactionBehavior};
 
@@ -19,7 +19,11 @@ pub(super) const KNOWN: u32 = VERSIONS.len() as u32;
 /// The version of the file; 0 is an empty one. Changes nothing.
 pub(super) fn version(db: &Connection) -> Result<u32, StoreError> {
     let found = db.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(at("read its version"))?;
-    if found > KNOWN { Err(StoreError::Newer { found, known: KNOWN }) } else { Ok(found) }
+    if found > KNOWN {
+        let path = db.path().unwrap_or_default().into();
+        return Err(StoreError::Newer { path, found, known: KNOWN });
+    }
+    Ok(found)
 }
 
 pub(super) fn migrate(db: &mut Connection) -> Result<(), StoreError> {
