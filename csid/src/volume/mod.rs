@@ -206,7 +206,7 @@ impl Volumes {
         self.shared.identify(&volume).await?;
         let wanted = Wanted { key, uid, spec, operations: Vec::new() };
         let answer = self.shared.ask(&volume, uid, Work::Mount { wanted, secrets }, wait)?;
-        let mounted = answer.await.unwrap_or_else(|_| Err(shutting_down()))?;
+        let mounted = self.shared.answered(answer).await?;
         mounted.ok_or_else(|| Error::internal("a mount was answered without its path"))
     }
 
@@ -216,7 +216,7 @@ impl Volumes {
         let Some(volume) = self.shared.directory.find(&key) else { return self.shared.synced().await };
         let (Authority::Own(uid) | Authority::Any(uid)) = authority;
         let answer = self.shared.ask(&volume, uid, Work::Unmount { key, authority, force }, wait)?;
-        answer.await.unwrap_or_else(|_| Err(shutting_down())).map(|_| ())
+        self.shared.answered(answer).await.map(drop)
     }
 
     /// The uid that owns a mount, for the choice of the action to authorise.
@@ -313,6 +313,8 @@ impl Volumes {
     }
 }
 
+type Answer = oneshot::Receiver<Result<Option<Mounted>>>;
+
 fn shutting_down() -> Error {
     Error::new(Kind::ShuttingDown, "csid is stopping; ask again when it is back, the answer is kept")
 }
@@ -332,13 +334,7 @@ impl Shared {
     }
 
     /// Queue work at its volume's task.
-    fn ask(
-        self: &Arc<Self>,
-        volume: &VolumeKey,
-        uid: u32,
-        work: Work,
-        wait: Wait,
-    ) -> Result<oneshot::Receiver<Result<Option<Mounted>>>> {
+    fn ask(self: &Arc<Self>, volume: &VolumeKey, uid: u32, work: Work, wait: Wait) -> Result<Answer> {
         if self.is_stopping() {
             return Err(shutting_down());
         }
@@ -358,6 +354,11 @@ impl Shared {
         let waiter = Waiter { ticket, deadline: wait.deadline, hold: wait.hold, reply };
         self.directory.ask(self, volume, work, waiter)?;
         Ok(answer)
+    }
+
+    /// What the task answers. One that has ended without an answer did so because csid stops or the journal is damaged.
+    async fn answered(&self, answer: Answer) -> Result<Option<Mounted>> {
+        answer.await.unwrap_or_else(|_| Err(self.store.writable().err().unwrap_or_else(shutting_down)))
     }
 
     /// An answer that repeats an earlier one is as durable as that was to be.

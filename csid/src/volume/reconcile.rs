@@ -11,7 +11,7 @@ use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase};
 use crate::store::{Change, Durability, MountFilter};
 use crate::volume::state::{Sight, Wanted};
 use crate::volume::work::Work;
-use crate::volume::{ReconcileOptions, Report, Volumes, Wait, healthy, paths, shutting_down};
+use crate::volume::{ReconcileOptions, Report, Volumes, Wait, healthy, paths};
 
 impl Volumes {
     pub async fn reconcile(&self, options: ReconcileOptions) -> Result<Report> {
@@ -63,7 +63,7 @@ impl Volumes {
             }
             let answer = self.shared.ask(&row.volume, row.uid, work, Wait::default());
             let done = match answer {
-                Ok(answer) => answer.await.unwrap_or_else(|_| Err(shutting_down())),
+                Ok(answer) => self.shared.answered(answer).await,
                 Err(error) => Err(error),
             };
             match done {

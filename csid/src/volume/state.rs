@@ -504,4 +504,4 @@ fn recovered(volume: &mut Volume, same_boot: bool, sights: &[Sight]) {
 
 #[cfg(test)]
 #[path = "state_tests.rs"]
-mod tests;
+pub(super) mod tests;

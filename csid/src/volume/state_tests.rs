@@ -55,6 +55,12 @@ fn volume() -> Volume {
     Volume::new(VolumeKey { plugin: "p".into(), external_id: "x".into() }, "ns", "vol")
 }
 
+/// A volume whose one mount is under way.
+pub fn begun() -> Volume {
+    let event = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    step(&volume(), event).unwrap_or_else(|refusal| panic!("{refusal:?}")).0
+}
+
 fn with(wanted: &Wanted, edit: impl FnOnce(&mut Wanted)) -> Wanted {
     let mut other = wanted.clone();
     edit(&mut other);

@@ -334,3 +334,57 @@ fn refuse(work: Work, waiter: Waiter, volume: &VolumeKey, error: Error) {
     refused.waiters.push(waiter);
     refused.answer(volume, Err(error));
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::config::{Config, Directories};
+    use crate::host::Host;
+    use crate::plugin::Plugins;
+    use crate::store::Store;
+    use crate::volume::Volumes;
+    use crate::volume::operations::{Begin, Step};
+    use crate::volume::state::tests::begun;
+
+    /// Who asked just before, and is read by nobody any more, is told of the damage.
+    #[tokio::test]
+    async fn a_task_that_a_damaged_journal_ended_is_not_called_a_stop() {
+        let root = tempfile::tempdir().unwrap();
+        let journal = root.path().join("journal");
+        Store::open(&journal, root.path()).unwrap().0.close().await.unwrap();
+        std::fs::write(journal.join("csid.db"), "no database").unwrap();
+        let (store, loaded) = Store::open(&journal, root.path()).unwrap();
+        let (_config, config) = watch::channel(Arc::new(Config::default()));
+        let directories = Directories {
+            state: root.path().join("state"),
+            runtime: root.path().join("run"),
+            configuration: root.path().join("etc"),
+        };
+        let plugins = Plugins::start(&directories, SETTLE.0, store.clone(), Vec::new(), loaded.plugins);
+        let shared = Volumes::new(store, plugins, Host::new(), config, directories).shared;
+        let volume = begun();
+        let (volume_key, key) = (volume.row.key.clone(), volume.mounts[0].key.clone());
+        shared.directory.enter(&shared, volume, true);
+        tokio::task::yield_now().await;
+
+        let work = Work::Unmount { key: key.clone(), authority: Authority::Any(0), force: false };
+        let begin = Begin {
+            kind: work.kind(),
+            key: &key,
+            volume: &volume_key,
+            uid: 0,
+            id: None,
+            deadline: None,
+            step: Step::new(),
+        };
+        let ticket = shared.operations.begin(begin).unwrap();
+        let (reply, answer) = oneshot::channel();
+        let waiter = Waiter { ticket, deadline: None, hold: None, reply };
+        shared.directory.ask(&shared, &volume_key, work, waiter).unwrap();
+        let error = shared.answered(answer).await.err().unwrap();
+        assert_eq!(error.kind, Kind::StateCorrupt, "{error}");
+        assert!(error.message.contains("csictl reconcile --new-journal"), "{error}");
+    }
+}
