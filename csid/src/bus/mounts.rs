@@ -150,6 +150,7 @@ fn mount_spec(options: &mut Options) -> Result<MountSpec> {
         restore: options.word("restore")?.unwrap_or(Restore::Hold),
         credential: options.checked("credential", |_, text| names::credential(text))?,
         secrets_given: false,
+        secrets_beside: false,
     })
 }
 

@@ -53,7 +53,7 @@ pub struct Call<'a> {
     /// Whose mount it is, and so whose secrets.
     pub uid: u32,
     pub secrets: Option<&'a Secrets>,
-    /// The mount was made with secrets, and these are not at hand: a removal needs none.
+    /// The volume is or was used with secrets that are not at hand: a removal needs none, and others have their own.
     pub secrets_forgotten: bool,
     pub deadline: Instant,
 }

@@ -158,8 +158,7 @@ pub(super) struct Hidden {
 }
 
 /// What stands for a plugin's words when any of them may be a secret.
-const WITHHELD: &str =
-    "[the plugin's words may repeat this mount's secrets, which csid has no more: see the plugin's log]";
+const WITHHELD: &str = "[the plugin's words may repeat secrets of this volume that csid does not have here: see the plugin's log]";
 
 impl Hidden {
     /// Hide everything: what is secret is not known.

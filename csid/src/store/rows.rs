@@ -95,6 +95,9 @@ pub struct MountSpec {
     pub credential: Option<String>,
     /// The mount was made with secrets that csid does not keep.
     pub secrets_given: bool,
+    /// Another user of the volume, who has left it, may have had secrets: the plugin may still repeat them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub secrets_beside: bool,
 }
 
 impl MountRow {
@@ -107,8 +110,16 @@ impl MountRow {
 impl MountSpec {
     /// The options that make two calls the same: all but those for the secrets, which are common keys of the contract.
     pub fn same_call(&self, other: &MountSpec) -> bool {
-        let MountSpec { credential, secrets_given, .. } = self;
-        *self == MountSpec { credential: credential.clone(), secrets_given: *secrets_given, ..other.clone() }
+        let MountSpec { credential, secrets_given, secrets_beside, .. } = self.clone();
+        *self == MountSpec { credential, secrets_given, secrets_beside, ..other.clone() }
+    }
+
+    /// From now on it comes back with the secrets that were given last, if any were.
+    pub fn remember_secrets(&mut self, given: &MountSpec) {
+        if given.secrets_given || given.credential.is_some() {
+            self.secrets_given = given.secrets_given;
+            self.credential.clone_from(&given.credential);
+        }
     }
 
     /// It cannot be staged again without secrets from a caller.

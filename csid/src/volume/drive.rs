@@ -68,6 +68,7 @@ impl Drive<'_> {
                     };
                     self.find_secrets(wanted)?;
                     self.ready().await?;
+                    self.rows.remark(key, |row| row.spec.remember_secrets(&wanted.spec));
                     self.event(Event::Seen { key: key.clone(), sights })?
                 }
                 None => Next::Rest,

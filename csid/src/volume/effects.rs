@@ -13,7 +13,6 @@ use crate::host::{Access, Bind, Host, HostError, Look, Restrict};
 use crate::plugin::{Call, Class, Ready, RpcError};
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow};
-use crate::volume::record::UNKNOWN;
 use crate::volume::state::{Action, Outcome, Volume};
 
 /// Why an effect did not come to be.
@@ -161,15 +160,9 @@ impl Surroundings<'_> {
             read_only: spec.read_only,
             uid: self.mount.uid,
             secrets: self.secrets,
-            secrets_forgotten: self.secrets.is_none() && self.may_have_had_secrets(),
+            secrets_forgotten: self.volume.has_forgotten_secrets(&self.mount.key, self.secrets.is_some()),
             deadline: self.deadline,
         }
-    }
-
-    /// What was recorded from the kernel alone may have been made with any.
-    fn may_have_had_secrets(&self) -> bool {
-        let MountRow { spec, key, .. } = self.mount;
-        spec.secrets_given || spec.credential.is_some() || key.consumer == UNKNOWN
     }
 
     async fn stage(&self) -> Effect {

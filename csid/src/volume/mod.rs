@@ -6,7 +6,6 @@
 
 mod admission;
 mod control;
-mod credential;
 mod directory;
 mod drive;
 mod effects;
@@ -18,6 +17,7 @@ mod reconcile;
 mod record;
 mod recovery;
 mod say;
+mod secrets;
 pub mod state;
 mod task;
 mod watch;

@@ -342,6 +342,7 @@ fn unread(attachment_mode: AttachmentMode) -> MountSpec {
         restore: Restore::Hold,
         credential: None,
         secrets_given: false,
+        secrets_beside: false,
     }
 }
 

@@ -22,6 +22,7 @@
 
 use crate::store::rows::{Leg, MountKey, MountRow, MountSpec, Phase, Restore, VolumeKey, VolumeRow};
 use crate::volume::admission::{Refusal, admit};
+use crate::volume::secrets::may_have_had_secrets;
 
 /// A volume's rows: all that decides what may happen to it.
 #[derive(Clone, PartialEq, Eq)]
@@ -266,11 +267,7 @@ fn begin(volume: &mut Volume, wanted: &Wanted, paths: Paths, abilities: Abilitie
         volume.row.staging = paths.staging;
     }
     if let Some(mount) = volume.mount_mut(&wanted.key) {
-        // From now on it comes back with what was given last.
-        if wanted.spec.secrets_given || wanted.spec.credential.is_some() {
-            mount.spec.secrets_given = wanted.spec.secrets_given;
-            mount.spec.credential.clone_from(&wanted.spec.credential);
-        }
+        mount.spec.remember_secrets(&wanted.spec);
         if mount.phase != Phase::Mounted {
             mount.phase = Phase::Mounting;
             mount.error.clear();
@@ -370,7 +367,11 @@ fn downwards(volume: &mut Volume, key: &MountKey) -> Next {
             Next::Rest
         }
         _ => {
+            let had_secrets = volume.mount(key).is_some_and(may_have_had_secrets);
             volume.mounts.retain(|mount| mount.key != *key);
+            for other in volume.mounts.iter_mut().filter(|_| had_secrets) {
+                other.spec.secrets_beside = true;
+            }
             Next::Gone
         }
     }

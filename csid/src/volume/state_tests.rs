@@ -41,6 +41,7 @@ fn wanted(consumer: u8) -> Wanted {
         restore: if consumer == 1 { Restore::Hold } else { Restore::Auto },
         credential: None,
         secrets_given: false,
+        secrets_beside: false,
     };
     Wanted { key: key(consumer), uid: 0, spec, operations: Vec::new() }
 }

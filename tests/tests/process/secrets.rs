@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use csid_client::{Kind, MountOptions, Restore};
 use csid_tests::ask::*;
+use csid_tests::script::{Act, Rule};
 use csid_tests::world::{eventually, refusal, world};
 
 const CANARY: &str = "c4n4ry-s3cr3t-4242";
@@ -78,6 +79,81 @@ fn with_a_credential_it_comes_back() {
         }
         let both = MountOptions { secrets: Some(secrets(&[("a", "b")])), ..options() };
         assert_eq!(refusal(mount(&client, "job", both).await).0, Kind::InvalidArgument);
+        w.nothing_left(&client).await;
+    });
+}
+
+/// Users of one volume may have other secrets, or none. The plugin knows them all, csid at each call only the caller's.
+#[test]
+fn nobody_is_told_the_secrets_of_the_users_beside_him() {
+    world(async |w| {
+        let words = format!("cannot log in with {CANARY}");
+        let says = |rpc: &str| Rule::always(rpc, Act::Say(3, words.clone()));
+        let with =
+            |value: &str| MountOptions { secrets: Some(secrets(&[("password", value)])), ..shared("v") };
+        // Whoever is refused is told that something is withheld, and nothing else.
+        let silent = |error: &csid_client::CsidError| {
+            let told = format!("{error:?}");
+            assert!(!told.contains(CANARY) && told.contains("the plugin's words may repeat"), "{told}");
+        };
+        let client = running(w).await;
+        mounted(&client, "secret", with(CANARY)).await;
+        mounted(&client, "open", shared("v")).await;
+
+        w.plugin("p").rules([says("NodePublishVolume")]);
+        silent(&refusal(mount(&client, "late", shared("v")).await).1);
+        silent(&refusal(mount(&client, "other", with("another-secret")).await).1);
+        w.plugin("p").honest();
+        unmount(&client, "v", "secret").await.unwrap();
+
+        // His row is gone; what the plugin knows is not, and is handed on from user to user.
+        w.plugin("p").rules([says("NodePublishVolume"), says("NodeUnpublishVolume")]);
+        silent(&refusal(mount(&client, "other", with("another-secret")).await).1);
+        silent(&refusal(unmount(&client, "v", "open").await).1);
+        w.plugin("p").honest();
+        mounted(&client, "last", shared("v")).await;
+        unmount(&client, "v", "open").await.unwrap();
+        w.kill();
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        w.plugin("p").rules([says("NodeUnstageVolume")]);
+        silent(&refusal(unmount(&client, "v", "last").await).1);
+        let kept = row(&client, "v", "last").await.expect("its row").error;
+        assert!(kept.contains("the plugin's words may repeat"), "{kept}");
+        w.plugin("p").honest();
+        unmount(&client, "v", "last").await.unwrap();
+        w.nothing_left(&client).await;
+        let told = format!("{:?}", events(&client, 0).await);
+        let log = fs::read_to_string(w.path("csid.log")).unwrap();
+        assert!(!told.contains(CANARY) && !log.contains(CANARY));
+
+        // Nobody of it is left: a plugin's words are the user's own again.
+        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Say(3, "no such share".to_owned()))]);
+        let (_, error) = refusal(mount(&client, "new", shared("v")).await);
+        assert!(error.message.contains("no such share"), "{error}");
+        w.plugin("p").honest();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+/// A mount without secrets that is gone, and comes back with some.
+#[test]
+fn secrets_of_a_repair_are_forgotten_like_those_of_a_mount() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        rustix::mount::unmount(&source, rustix::mount::UnmountFlags::DETACH).unwrap();
+        let again = MountOptions { secrets: Some(secrets(&[("password", CANARY)])), ..inline("v") };
+        mounted(&client, "job", again).await;
+        let sent = w.plugin("p").volume_calls();
+        assert!(sent.iter().any(|call| !call.call.secrets.is_empty()), "{sent:?}");
+        let says = Act::Say(3, format!("cannot log in with {CANARY}"));
+        w.plugin("p").rules([Rule::always("NodeUnpublishVolume", says)]);
+        let (_, error) = refusal(unmount(&client, "v", "job").await);
+        assert!(!format!("{error:?}").contains(CANARY), "{error:?}");
+        w.plugin("p").honest();
+        unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
     });
 }

@@ -73,6 +73,7 @@ fn mount(volume: &str, consumer: &str) -> MountRow {
             restore: Restore::Hold,
             credential: Some("csid.default.vol".into()),
             secrets_given: false,
+            secrets_beside: false,
         },
         phase: Phase::Mounted,
         kept: true,
