@@ -18,20 +18,21 @@ const MOST: u32 = 1_000_000;
 
 /// The rows of a file that could not be opened as a journal. A copy is read: to open a damaged file may change it.
 pub(super) fn of_file(place: &Place) -> Result<Connection, StoreError> {
-    let copy = place.runtime.join("journal-copy");
-    let read = copied(place, &copy).and_then(|()| alone(&copy.join(NAME)));
-    let memory = match read {
-        Ok(from) => of(&from),
-        Err(error) => {
-            tracing::warn!(%error, "nothing of the damaged journal could be read");
-            in_memory()
+    // The runtime directory may be too small for it; then the journal's own disk has to hold it for the while.
+    for base in [&place.runtime, &place.directory] {
+        let copy = base.join("journal-copy");
+        let read = copied(place, &copy).and_then(|()| of(&alone(&copy.join(NAME))?));
+        for name in [NAME, LOG] {
+            let _ = std::fs::remove_file(copy.join(name));
         }
-    };
-    for name in [NAME, LOG] {
-        let _ = std::fs::remove_file(copy.join(name));
+        let _ = std::fs::remove_dir(&copy);
+        match read {
+            Ok(memory) => return Ok(memory),
+            Err(error) => tracing::warn!(%error, "the damaged journal cannot be read from a copy"),
+        }
     }
-    let _ = std::fs::remove_dir(&copy);
-    memory
+    tracing::warn!("nothing of the damaged journal could be read");
+    in_memory()
 }
 
 fn copied(place: &Place, copy: &Path) -> Result<(), StoreError> {

@@ -1,7 +1,8 @@
 //! A new journal in place of a damaged one.
 
-use csid_client::{Kind, UnmountOptions};
+use csid_client::{Kind, PluginSpec, Supervision, UnmountOptions, UnregisterOptions};
 use csid_tests::world::{eventually, refusal, world};
+use rustix::mount::MountFlags;
 
 use super::*;
 
@@ -77,6 +78,40 @@ fn what_is_mounted_is_recorded_for_the_consumer_unknown() {
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
         w.plugin("p").assert_rules();
+    });
+}
+
+/// The copy that is read of a damaged journal may be larger than what is left of `/run`.
+#[test]
+fn a_full_run_hides_nothing() {
+    world(async |w| {
+        let client = populated(w).await;
+        let before = rows(&client).await;
+        let spec = PluginSpec {
+            supervision: Some(Supervision::External),
+            socket: Some(w.path("run/q.sock").to_str().unwrap().to_owned()),
+            ..PluginSpec::default()
+        };
+        client.register_plugin("q", spec).await.unwrap();
+        w.stop().await;
+        let mut damaged = files(&journal(w));
+        let end = damaged["csid.db"].len();
+        damaged.get_mut("csid.db").unwrap().truncate(end - 4096);
+        put(&journal(w), &damaged);
+        assert!(end > 24 << 10, "{end}");
+        rustix::mount::mount_remount(w.path("run"), MountFlags::empty(), c"mode=0755,size=24k").unwrap();
+
+        let client = w.start().await;
+        assert!(w.status().contains("damaged"), "{}", w.status());
+        assert_eq!(facts(&rows(&client).await), facts(&before));
+        assert_untouched(w, &damaged, "it was copied");
+        assert!(!w.path("run/journal-copy").exists());
+        let (_, client) = begin_anew(w, &client).await;
+        let plugins = client.list_plugins().await.unwrap();
+        assert!(plugins.iter().any(|plugin| plugin.id == "q"), "{plugins:?}");
+        client.unregister_plugin("q", UnregisterOptions::default()).await.unwrap();
+        unmount_all(&client).await;
+        w.nothing_left(&client).await;
     });
 }
 
