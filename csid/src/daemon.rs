@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use sd_notify::NotifyState;
 use serde_json::Value;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::bus::{self, Limits, Rooms, State};
@@ -30,6 +29,7 @@ use crate::log;
 use crate::plugin::{Plugins, files};
 use crate::store::rows::{EventDetails, NewEvent, Phase};
 use crate::store::{Change, Durability, Health, Loaded, Store, StoreError};
+use crate::unix_signals::{Order, UnixSignals};
 use crate::volume::{Recovered, Volumes};
 
 const USAGE: &str = "csid: a CSI volume manager for a plain Linux host; started by csid.service
@@ -126,21 +126,6 @@ fn start(directories: Directories) -> anyhow::Result<()> {
     }
 }
 
-/// One that comes while csid begins anew is not lost.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        let [terminate, interrupt, hangup] =
-            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
-        Ok(Signals { terminate: terminate?, interrupt: interrupt?, hangup: hangup? })
-    }
-}
-
 /// Why csid has come to an end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
@@ -233,12 +218,12 @@ impl Daemon {
     async fn run(
         directories: Directories,
         listener: &mut Option<UnixListener>,
-        signals: &mut Option<Signals>,
+        signals: &mut Option<UnixSignals>,
     ) -> anyhow::Result<Ended> {
         let begun = Instant::now();
         let signals = match signals {
             Some(signals) => signals,
-            None => signals.insert(Signals::new()?),
+            None => signals.insert(UnixSignals::listen()?),
         };
         let config = load_config(&directories)?;
         let mut files = Vec::new();
@@ -321,7 +306,7 @@ impl Daemon {
     async fn serve(
         &mut self,
         mut reloads: mpsc::Receiver<oneshot::Sender<crate::Result<()>>>,
-        signals: &mut Signals,
+        signals: &mut UnixSignals,
     ) -> anyhow::Result<Ended> {
         let mut events = self.handles.store.subscribe();
         let mut changes = self.handles.plugins.subscribe();
@@ -347,9 +332,10 @@ impl Daemon {
         again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let ended = loop {
             tokio::select! {
-                _ = signals.terminate.recv() => break Ended::Stopped,
-                _ = signals.interrupt.recv() => break Ended::Stopped,
-                _ = signals.hangup.recv() => self.begin_reload(None),
+                order = signals.next() => match order {
+                    Order::Stop => break Ended::Stopped,
+                    Order::Reload => self.begin_reload(None),
+                },
                 Some(reply) = reloads.recv() => self.begin_reload(Some(reply)),
                 _ = watchdog.tick() => self.ping_watchdog().await,
                 event = events.recv() => {

@@ -10,6 +10,7 @@ mod log;
 pub mod plugin;
 pub mod secret;
 pub mod store;
+mod unix_signals;
 pub mod volume;
 
 pub use error::{Error, Kind, Result};

@@ -81,6 +81,24 @@ fn what_is_mounted_is_recorded_for_the_consumer_unknown() {
     });
 }
 
+/// `systemctl stop` may come at any moment.
+#[test]
+fn a_stop_while_it_begins_anew_is_not_lost() {
+    world(async |w| {
+        let client = running(w).await;
+        mounted(&client, "job", inline("v")).await;
+        let live = mounts(w);
+        w.stop().await;
+        for _ in 0..5 {
+            put(&journal(w), &Files::from([("csid.db".to_owned(), vec![7; 9999])]));
+            let client = w.start().await;
+            client.reconcile(new_journal(false)).await.expect("a new journal");
+            w.stop().await;
+            assert_eq!(mounts(w), live);
+        }
+    });
+}
+
 /// The copy that is read of a damaged journal may be larger than what is left of `/run`.
 #[test]
 fn a_full_run_hides_nothing() {

@@ -1,0 +1,66 @@
+//! What csid is told by signals of the kernel: SIGTERM and SIGINT to stop, SIGHUP to reload.
+//!
+//! They are kept over csid's beginning anew, which ends one runtime and starts another: one that comes in between is given to
+//! whoever listens next.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+pub(crate) struct UnixSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Stop,
+    Reload,
+}
+
+impl UnixSignals {
+    /// From here on none of them has its default effect. To be called in a runtime.
+    pub fn listen() -> std::io::Result<Self> {
+        let [terminate, interrupt, hangup] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        Ok(UnixSignals { terminate: terminate?, interrupt: interrupt?, hangup: hangup? })
+    }
+
+    /// The next order; dropping the future loses none.
+    pub async fn next(&mut self) -> Order {
+        tokio::select! {
+            _ = self.terminate.recv() => Order::Stop,
+            _ = self.interrupt.recv() => Order::Stop,
+            _ = self.hangup.recv() => Order::Reload,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::process::{Signal, getpid, kill_process};
+    use tokio::runtime::Runtime;
+
+    use super::*;
+
+    #[test]
+    fn one_that_comes_while_nobody_listens_is_given_to_who_listens_next() {
+        for (signal, order) in
+            [(Signal::TERM, Order::Stop), (Signal::INT, Order::Stop), (Signal::HUP, Order::Reload)]
+        {
+            let before = Runtime::new().unwrap();
+            let mut signals = before.block_on(async { UnixSignals::listen() }).unwrap();
+            before
+                .block_on(async { tokio::time::timeout(Duration::ZERO, signals.next()).await })
+                .unwrap_err();
+            before.shutdown_background();
+            // Its handler outlives the runtime; else this would end the tests.
+            kill_process(getpid(), signal).unwrap();
+            let next = Runtime::new().unwrap();
+            let told =
+                next.block_on(async { tokio::time::timeout(Duration::from_secs(10), signals.next()).await });
+            assert_eq!(told.unwrap(), order);
+        }
+    }
+}
