@@ -2,31 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use csi_witness::GRPC_CODES;
 use csid_client::{Client, Error, Kind, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, count, world};
 
-const NAMES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
 /// RESOURCE_EXHAUSTED, ABORTED, UNAVAILABLE: tried again with backoff.
 const RETRIED: [i32; 3] = [8, 10, 14];
 /// As they are, tried once: INVALID_ARGUMENT, NOT_FOUND (making), ALREADY_EXISTS, OUT_OF_RANGE, UNIMPLEMENTED.
@@ -134,7 +116,7 @@ fn co_rule_36_every_code_at_stage_and_publish() {
             };
             assert!(due.contains(&error.kind), "{case:?}: {error}");
             if error.kind == Kind::PluginError {
-                let start = format!("{}: {}: ", case.rpc, NAMES[case.code as usize]);
+                let start = format!("{}: {}: ", case.rpc, GRPC_CODES[case.code as usize]);
                 assert!(error.message.starts_with(&start), "{case:?}: {error}");
                 assert_eq!(error.details.grpc_code, Some(case.code as u32), "{case:?}");
                 assert_eq!(error.details.rpc.as_deref(), Some(case.rpc), "{case:?}");
@@ -231,7 +213,7 @@ fn co_rule_36_every_code_at_unpublish_and_unstage() {
 fn co_rule_36_what_is_not_implemented_is_asked_again_only_after_the_capabilities() {
     world(async |w| {
         let client = running(w).await;
-        let unimplemented = NAMES.iter().position(|name| *name == "UNIMPLEMENTED").unwrap() as i32;
+        let unimplemented = GRPC_CODES.iter().position(|name| *name == "UNIMPLEMENTED").unwrap() as i32;
         let once = |rpc| [Rule::once(rpc, Act::Fail(unimplemented))];
         w.plugin("p").rules(once("NodeStageVolume"));
         mount(&client, "job", inline("v")).await.unwrap_err();

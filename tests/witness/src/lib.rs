@@ -15,5 +15,5 @@ mod witness;
 pub use log::{LogError, Reader};
 pub use message::Alteration;
 pub use record::{Event, Mark, Record, mark};
-pub use script::{Script, ScriptError};
+pub use script::{GRPC_CODES, Script, ScriptError};
 pub use witness::{Setup, StartError, Witness};

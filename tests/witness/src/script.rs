@@ -46,7 +46,7 @@ pub(crate) enum Act {
 }
 
 /// Names of the gRPC codes by number.
-const CODES: [&str; 17] = [
+pub const GRPC_CODES: [&str; 17] = [
     "OK",
     "CANCELLED",
     "UNKNOWN",
@@ -75,11 +75,11 @@ impl Code {
     /// What `grpc-status` says; a number that gRPC does not know means UNKNOWN.
     pub(crate) fn from_wire(status: &[u8]) -> Self {
         let number = std::str::from_utf8(status).ok().and_then(|text| text.parse().ok());
-        Code(number.filter(|number| *number < CODES.len()).unwrap_or(2))
+        Code(number.filter(|number| *number < GRPC_CODES.len()).unwrap_or(2))
     }
 
     pub(crate) fn name(self) -> &'static str {
-        CODES[self.0]
+        GRPC_CODES[self.0]
     }
 }
 
@@ -87,8 +87,10 @@ impl TryFrom<String> for Code {
     type Error = String;
 
     fn try_from(name: String) -> Result<Self, String> {
-        let number = CODES.iter().position(|code| **code == name);
-        number.map(Code).ok_or_else(|| format!("{name} is no gRPC code; the codes are {}", CODES.join(", ")))
+        let number = GRPC_CODES.iter().position(|code| **code == name);
+        number
+            .map(Code)
+            .ok_or_else(|| format!("{name} is no gRPC code; the codes are {}", GRPC_CODES.join(", ")))
     }
 }
 
