@@ -38,9 +38,17 @@ pub enum Ask {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
     Done,
-    Refused(Kind),
+    /// Because of what, and the name of the plugin's gRPC code if it was that.
+    Refused(Kind, Option<&'static str>),
     /// csid ended before the answer.
     CutOff,
+}
+
+impl Told {
+    /// The plugin did not answer in time, which a busy machine does to an honest one, too.
+    pub fn is_held_up(&self) -> bool {
+        *self == Told::Refused(Kind::PluginError, Some("DEADLINE_EXCEEDED"))
+    }
 }
 
 /// Something that may have changed a mount.
@@ -78,18 +86,18 @@ pub fn after(before: State, what: &What, restores: Restores) -> BTreeSet<State> 
     use State::*;
     let states: &[State] = match (what, before) {
         (What::Asked(Ask::Mount, Told::Done), _) => &[Mounted],
-        (What::Asked(Ask::Mount, Told::CutOff | Told::Refused(Kind::ShuttingDown)), _) => {
+        (What::Asked(Ask::Mount, Told::CutOff | Told::Refused(Kind::ShuttingDown, _)), _) => {
             &[before, Mounted, after_loss(before, restores)]
         }
         // A mount that failed is undone; one that was answered before is not.
-        (What::Asked(Ask::Mount, Told::Refused(_)), Absent | Mounted) => &[before],
-        (What::Asked(Ask::Mount, Told::Refused(_)), Lost | Waiting | Taken) => {
+        (What::Asked(Ask::Mount, Told::Refused(..)), Absent | Mounted) => &[before],
+        (What::Asked(Ask::Mount, Told::Refused(..)), Lost | Waiting | Taken) => {
             &[before, Mounted, after_loss(before, restores)]
         }
         (What::Asked(Ask::Unmount, Told::Done), _) => &[Absent],
-        (What::Asked(Ask::Unmount, Told::Refused(Kind::Busy)), _) => &[before],
+        (What::Asked(Ask::Unmount, Told::Refused(Kind::Busy, _)), _) => &[before],
         // It goes on without its caller, once it has begun.
-        (What::Asked(Ask::Unmount, Told::Refused(_) | Told::CutOff), _) => &[before, Absent],
+        (What::Asked(Ask::Unmount, Told::Refused(..) | Told::CutOff), _) => &[before, Absent],
         (What::Restarted, _) => &[after_loss(before, restores)],
         (What::Rebooted, Mounted) => &[restores.rests()],
         (What::Rebooted, _) => &[after_loss(before, restores)],
@@ -140,6 +148,8 @@ pub fn after_all(before: State, history: &[Entry], restores: Restores) -> BTreeS
 mod tests {
     use std::time::Duration;
 
+    use csi_witness::GRPC_CODES;
+
     use super::*;
 
     /// What may be true of an absent mount after calls at these times.
@@ -155,6 +165,15 @@ mod tests {
     }
 
     #[test]
+    fn of_what_a_plugin_says_only_silence_is_forgiven() {
+        for code in GRPC_CODES {
+            let told = Told::Refused(Kind::PluginError, Some(code));
+            assert_eq!(told.is_held_up(), code == GRPC_CODES[4], "{code}");
+        }
+        assert!(!Told::Refused(Kind::TimedOut, None).is_held_up());
+    }
+
+    #[test]
     fn the_last_answer_holds_and_what_overlaps_is_open() {
         use Ask::*;
         use State::*;
@@ -163,7 +182,7 @@ mod tests {
         assert_eq!(allowed(&[(Unmount, Done, 2, 3), (Mount, Done, 4, 5), (Mount, Done, 0, 1)]), [Mounted]);
         assert_eq!(allowed(&[(Mount, Done, 0, 2), (Unmount, Done, 1, 3)]), [Absent, Mounted]);
         assert_eq!(allowed(&[(Mount, Done, 0, 1), (Unmount, CutOff, 2, 3)]), [Absent, Mounted]);
-        assert_eq!(allowed(&[(Mount, Refused(Kind::TimedOut), 0, 1)]), [Absent]);
+        assert_eq!(allowed(&[(Mount, Refused(Kind::TimedOut, None), 0, 1)]), [Absent]);
         assert_eq!(allowed(&[(Mount, CutOff, 0, 1), (Unmount, Done, 2, 3)]), [Absent]);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use csi_witness::rules::Breach;
 use csi_witness::{Mark, Setup, Witness};
-use csid_client::{Client, Kind as ErrorKind, MountFilter, MountRow, Target};
+use csid_client::{Client, MountFilter, MountRow, Target};
 use csid_tests::dice::Dice;
 use csid_tests::kernel;
 use csid_tests::world::{World, eventually};
@@ -137,9 +137,8 @@ impl<'w> Site<'w> {
         for last in [false, false, true] {
             let told = self.ask(ask, &left).await;
             let wrong: Vec<_> = left.into_iter().zip(told).filter(|(_, told)| *told != Told::Done).collect();
-            let slow = |(slot, told): &(usize, Told)| {
-                *told == Told::Refused(ErrorKind::PluginError) && self.slots[*slot].allowed.len() == 1
-            };
+            let slow =
+                |(slot, told): &(usize, Told)| told.is_held_up() && self.slots[*slot].allowed.len() == 1;
             assert!(!last && wrong.iter().all(slow) || wrong.is_empty(), "{ask:?} of {wrong:?}");
             left = wrong.into_iter().map(|(slot, _)| slot).collect();
             if left.is_empty() {

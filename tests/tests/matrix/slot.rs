@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use csi_witness::GRPC_CODES;
 use csid_client::{Client, Error, MountOptions, Restore, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::kernel;
@@ -144,7 +145,8 @@ impl Slot {
                 Ok(source) => (Told::Done, source),
                 Err(Error::Csid(error)) => {
                     assert_ne!(error.kind, csid_client::Kind::Internal, "{error}");
-                    (Told::Refused(error.kind), None)
+                    let code = error.details.grpc_code.map(|code| GRPC_CODES[code as usize]);
+                    (Told::Refused(error.kind, code), None)
                 }
                 Err(Error::Disconnected(_)) => (Told::CutOff, None),
                 Err(other) => panic!("{ask:?} {volume} {consumer}: {other}"),
