@@ -67,6 +67,13 @@ impl Site<'_> {
                 }
             }
         }
+        for slot in self.slots.iter().filter(|slot| slot.is_exclusive()) {
+            let has = |other: &&Slot| other.volume == slot.volume && !other.must(State::Absent);
+            let users: Vec<_> = self.slots.iter().filter(has).map(|slot| slot.consumer).collect();
+            if users.len() > 1 {
+                wrong.push((Broken::Breach, format!("{} is for one, and {users:?} have it", slot.volume)));
+            }
+        }
         for mount in &table {
             let stacked = table.iter().filter(|other| other.point == mount.point).count();
             if stacked != 1 || !(points.contains(&mount.point) || staged.contains(&mount.point)) {

@@ -12,6 +12,7 @@ mod rounds;
 mod sequences;
 mod site;
 mod slot;
+mod traffic;
 
 use std::collections::BTreeSet;
 use std::process::Command;

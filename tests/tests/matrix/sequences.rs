@@ -1,23 +1,26 @@
 //! Several clients at once who mount, unmount, repeat, give up and cancel, while csid is killed, stopped and started, its
-//! plugins misbehave and die, mounts are taken away and the host reboots. From time to time all pause; then what is there is
-//! held against what may be after these calls and events, in any order that their times leave open.
+//! plugins misbehave and die, mounts are taken away and the host reboots. An answer is held against the kernel at once, where
+//! nothing else was under way at its mount. From time to time all pause; then what is there is held against what may be after
+//! these calls and events, in any order that their times leave open.
 
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use csi_witness::Mark;
 use csid_client::{Client, Target};
 use csid_tests::dice::Dice;
+use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::World;
 use futures_util::future::join_all;
 
 use crate::model::{Ask, Entry, Told, What, after_all};
 use crate::plan::{self, Kind, Operation, Plugin};
-use crate::report::Report;
+use crate::report::{Broken, Report};
 use crate::site::{POLL, Site, Witnesses, arm, disarm};
 use crate::slot::{Manner, Slot};
+use crate::traffic::Traffics;
 
 const CLIENTS: usize = 4;
 /// Calls of a client between two pauses, at most.
@@ -32,6 +35,9 @@ impl Site<'_> {
         // Few, so that they meet: two consumers of a volume, what rests as lost, what waits for its secrets, each kind.
         let few = ["FileSystem-0", "FileSystem-18", "FileSystem-17", "Block-0", "Unstaged-18"];
         self.slots.retain(|slot| few.contains(&slot.volume.as_str()));
+        // And two who want what only one may have.
+        let rivals: Vec<_> = self.slots.iter().filter(|slot| slot.is_exclusive()).map(Slot::rival).collect();
+        self.slots.extend(rivals);
         for _ in 0..epochs {
             self.epoch().await;
         }
@@ -39,24 +45,23 @@ impl Site<'_> {
 
     async fn epoch(&mut self) {
         let history = RefCell::new(vec![Vec::new(); self.slots.len()]);
-        let clients: Vec<_> = (0..CLIENTS)
-            .map(|_| {
-                let dice = Dice::new(self.dice.bits(), 0);
-                client(&self.slots, self.w.socket(), dice, &history, &self.report)
-            })
-            .collect();
+        let traffic = Traffics::new(self.slots.len());
+        let host = Host {
+            dir: &self.w.dir.clone(),
+            socket: self.w.socket(),
+            slots: &self.slots,
+            history: &history,
+            traffic: &traffic,
+            report: &self.report,
+        };
+        let dice: Vec<_> = (0..CLIENTS).map(|_| Dice::new(self.dice.bits(), 0)).collect();
+        let clients = dice.into_iter().map(|dice| host.client(dice));
         let paused = Cell::new(false);
         let clients = async {
             join_all(clients).await;
             paused.set(true);
         };
-        let mut fate = Fate {
-            w: self.w,
-            slots: &self.slots,
-            witnesses: &self.witnesses,
-            history: &history,
-            report: &self.report,
-        };
+        let mut fate = Fate { w: self.w, host: &host, witnesses: &self.witnesses };
         tokio::join!(clients, fate.until(&paused, &mut self.dice));
 
         for (slot, history) in self.slots.iter_mut().zip(history.into_inner()) {
@@ -86,44 +91,79 @@ impl Site<'_> {
     }
 }
 
-/// One caller's calls, one after the other.
-async fn client(slots: &[Slot], socket: PathBuf, mut dice: Dice, history: &History, report: &Report) {
-    let mut connection = None;
-    let mut left = 1 + dice.below(CALLS);
-    while left > 0 {
-        let Some(client) = &connection else {
-            tokio::time::sleep(POLL).await;
-            connection = Client::connect(&Target::Socket(socket.clone())).await.ok();
-            continue;
-        };
-        left -= 1;
-        let slot = dice.below(slots.len() as u64) as usize;
-        let ask = dice.of(&[Ask::Mount, Ask::Unmount]);
-        let mut pause = |most| Duration::from_millis(dice.below(most));
-        let (wait, patience, regret) = (pause(40), pause(400), pause(100));
-        let manner = Manner {
-            deadline: dice.once_in(3).then_some(patience + POLL),
-            cancel: dice.once_in(6).then(|| (format!("{:x}", dice.bits()), regret)),
-        };
-        let begun = Instant::now();
-        let (told, _) = slots[slot].ask(client, ask, manner).await;
-        if told == Told::CutOff {
-            connection = None;
+/// What the clients share.
+struct Host<'a> {
+    dir: &'a Path,
+    socket: PathBuf,
+    slots: &'a [Slot],
+    history: &'a History,
+    traffic: &'a Traffics,
+    report: &'a Report,
+}
+
+impl Host<'_> {
+    /// One caller's calls, one after the other.
+    async fn client(&self, mut dice: Dice) {
+        let mut connection = None;
+        let mut left = 1 + dice.below(CALLS);
+        while left > 0 {
+            let Some(client) = &connection else {
+                tokio::time::sleep(POLL).await;
+                connection = Client::connect(&Target::Socket(self.socket.clone())).await.ok();
+                continue;
+            };
+            left -= 1;
+            let slot = dice.below(self.slots.len() as u64) as usize;
+            let ask = dice.of(&[Ask::Mount, Ask::Unmount]);
+            let mut pause = |most| Duration::from_millis(dice.below(most));
+            let (wait, patience, regret) = (pause(40), pause(400), pause(100));
+            let manner = Manner {
+                deadline: dice.once_in(3).then_some(patience + POLL),
+                cancel: dice.once_in(6).then(|| (format!("{:x}", dice.bits()), regret)),
+            };
+            let begun = Instant::now();
+            let ride = self.traffic.enter(slot);
+            let (told, source) = self.slots[slot].ask(client, ask, manner).await;
+            if self.traffic.leave(slot, &ride) && told == Told::Done {
+                self.report.count(format!("answers looked at in sequences: {ask:?}"));
+                self.look(&self.slots[slot], source.as_deref());
+            }
+            if told == Told::CutOff {
+                connection = None;
+            }
+            self.report.count(format!("calls in sequences: {ask:?} {told:?}"));
+            let entry = Entry { what: What::Asked(ask, told), begun, ended: Instant::now() };
+            self.history.borrow_mut()[slot].push(entry);
+            tokio::time::sleep(wait).await;
         }
-        report.count(format!("calls in sequences: {ask:?} {told:?}"));
-        let entry = Entry { what: What::Asked(ask, told), begun, ended: Instant::now() };
-        history.borrow_mut()[slot].push(entry);
-        tokio::time::sleep(wait).await;
+    }
+
+    /// What was answered is there at once, and what was asked away is gone.
+    fn look(&self, slot: &Slot, source: Option<&Path>) {
+        let table = kernel::below(self.dir).expect("the mount table");
+        let Slot { volume, consumer, .. } = slot;
+        match source {
+            Some(source) if slot.mounts(&table, source).is_none() => {
+                self.report.wrong(Broken::LostMount);
+                panic!("{volume} {consumer} was answered, and is not there: {table:#?}");
+            }
+            Some(_) => {}
+            None => {
+                // Where it was published is not told, and the volume may have other users.
+                if let Some(left) = table.iter().find(|mount| slot.target.as_ref() == Some(&mount.point)) {
+                    self.report.wrong(Broken::Leftover);
+                    panic!("{volume} {consumer} was answered to be gone, and is there: {left:?}");
+                }
+            }
+        }
     }
 }
 
 /// What befalls the host while the clients call.
 struct Fate<'a> {
     w: &'a mut World,
-    slots: &'a [Slot],
+    host: &'a Host<'a>,
     witnesses: &'a Witnesses,
-    history: &'a History,
-    report: &'a Report,
 }
 
 impl Fate<'_> {
@@ -135,7 +175,7 @@ impl Fate<'_> {
             self.w.revive().await;
             if self.w.dead() {
                 let edge = disarm(self.w);
-                self.report.kill(&edge, CELL);
+                self.host.report.kill(&edge, CELL);
                 self.start(What::Restarted, alive).await;
             } else if alive >= next {
                 self.strike(dice).await;
@@ -149,31 +189,44 @@ impl Fate<'_> {
         match dice.below(12) {
             0..4 => arm(self.w, &format!("any:{}", 1 + dice.below(40))),
             4 => {
-                self.report.kill("at any time", CELL);
+                self.host.report.kill("at any time", CELL);
                 self.w.kill();
                 self.start(What::Restarted, begun).await;
             }
             5 => {
-                self.report.count("stops in sequences".to_owned());
+                self.host.report.count("stops in sequences".to_owned());
                 self.w.stop().await;
                 self.start(What::Restarted, begun).await;
             }
             6 => {
-                self.report.count("reboots in sequences".to_owned());
+                self.host.report.count("reboots in sequences".to_owned());
+                let slots = 0..self.host.slots.len();
+                let rides: Vec<_> = slots.map(|slot| self.host.traffic.enter(slot)).collect();
                 self.w.reboot().await;
                 self.witnesses.mark(Mark::Reboot);
                 self.start(What::Rebooted, begun).await;
+                for (slot, ride) in rides.iter().enumerate() {
+                    self.host.traffic.leave(slot, ride);
+                }
             }
             7 => {
-                let slot = dice.below(self.slots.len() as u64) as usize;
-                if self.slots[slot].take_away() {
-                    self.report.count("mounts taken away in sequences".to_owned());
+                // One that is there, as far as that is known.
+                let held = |slot: &usize| !self.host.slots[*slot].holds.is_empty();
+                let held: Vec<_> = (0..self.host.slots.len()).filter(held).collect();
+                if held.is_empty() {
+                    return;
+                }
+                let slot = dice.of(&held);
+                let ride = self.host.traffic.enter(slot);
+                if self.host.slots[slot].take_away() {
+                    self.host.report.count("mounts taken away in sequences".to_owned());
                     self.note(slot, What::Taken, begun);
                 }
+                self.host.traffic.leave(slot, &ride);
             }
             8 => {
                 let plugin = self.w.plugin(dice.of(&Kind::ALL).plugin());
-                self.report.count("kills of the plugin in sequences".to_owned());
+                self.host.report.count("kills of the plugin in sequences".to_owned());
                 plugin.kill();
                 plugin.start().await;
             }
@@ -197,12 +250,12 @@ impl Fate<'_> {
     async fn start(&mut self, what: What, begun: Instant) {
         disarm(self.w);
         assert!(self.w.launch(&[]).await, "csid ended without a fault");
-        for slot in 0..self.slots.len() {
+        for slot in 0..self.host.slots.len() {
             self.note(slot, what.clone(), begun);
         }
     }
 
     fn note(&self, slot: usize, what: What, begun: Instant) {
-        self.history.borrow_mut()[slot].push(Entry { what, begun, ended: Instant::now() });
+        self.host.history.borrow_mut()[slot].push(Entry { what, begun, ended: Instant::now() });
     }
 }

@@ -87,6 +87,19 @@ impl Slot {
         slots
     }
 
+    /// Somebody else who wants this volume.
+    pub fn rival(&self) -> Slot {
+        let (volume, shows) = (self.volume.clone(), self.shows.clone());
+        let Slot { kind, restores, credential, .. } = *self;
+        let (allowed, holds) = ([State::Absent].into(), Vec::new());
+        Slot { kind, volume, consumer: "rival", target: None, restores, credential, shows, allowed, holds }
+    }
+
+    /// Only one may have the volume.
+    pub fn is_exclusive(&self) -> bool {
+        self.kind != Kind::FileSystem
+    }
+
     /// The one state it is in, at rest.
     pub fn state(&self) -> State {
         assert_eq!(self.allowed.len(), 1, "{} {} was not looked at", self.volume, self.consumer);
