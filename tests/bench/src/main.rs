@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use host::Host;
-use report::Report;
+use report::{Report, WAYS};
 
 #[derive(Parser)]
 #[command(about = "csid against the bare RPCs of a mount, in one table (root)")]
@@ -25,6 +25,12 @@ struct Args {
     /// Only these parts, in one list.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
+    /// Of the cycles only these ways to a mount, in one list: floor, floor-commit, private, bus.
+    #[arg(long, value_delimiter = ',', value_parser = WAYS.map(|(way, _)| way))]
+    ways: Vec<String>,
+    /// Of the cycles only these numbers of callers, in one list: 1, 16, 64.
+    #[arg(long, value_delimiter = ',')]
+    callers: Vec<u32>,
     /// Interleaved rounds of each measurement.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -107,7 +113,13 @@ async fn inside(args: &Args, directory: &Path) -> Result<()> {
             continue;
         }
         match part {
-            Part::Cycles => parts::cycles(&host, &mut report, rounds, time).await,
+            Part::Cycles => {
+                let chosen = |way: &str, callers| {
+                    (args.ways.is_empty() || args.ways.iter().any(|chosen| chosen == way))
+                        && (args.callers.is_empty() || args.callers.contains(&callers))
+                };
+                parts::cycles(&host, &mut report, rounds, time, chosen).await
+            }
             Part::Start => parts::start(&host, &mut report, rounds).await,
             Part::Adopt => parts::adopt(&host, &mut report, rounds).await,
             Part::Remount => parts::remount(&host, &mut report, rounds).await,
