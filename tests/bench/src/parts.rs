@@ -132,16 +132,24 @@ pub async fn remount(host: &Host, report: &mut Report, rounds: usize) -> Result<
 pub async fn foreign(host: &Host, report: &mut Report, rounds: usize, time: Duration) -> Result<()> {
     let _plugin = host.plugin("bench")?;
     let csid = host.start()?;
-    let way = Way::Csid(host.client(&host.private(), "bench").await?);
+    let floor = Floor::new(&host.socket("bench"), &host.path("floor"));
+    floor.prepare(1)?;
+    // The floor shows what of it is the kernel's own: one more mount among many.
+    let ways = [
+        ("foreign", Way::Csid(host.client(&host.private(), "bench").await?)),
+        ("foreign_floor", Way::Floor(floor)),
+    ];
     for _ in 0..rounds {
-        let mut alone = 0.0;
+        let mut alone = [0.0; 2];
         for count in [0, 10, 1_000, 5_000] {
             host.foreign(count)?;
-            let cost = load::cycle(&way, 1, time).await?.mount_p50_us;
-            if count == 0 {
-                alone = cost;
-            } else {
-                report.add(&format!("foreign_{count}_ratio"), cost / alone);
+            for ((name, way), alone) in ways.iter().zip(&mut alone) {
+                let cost = load::cycle(way, 1, time).await?.mount_p50_us;
+                if count == 0 {
+                    *alone = cost;
+                } else {
+                    report.add(&format!("{name}_{count}_ratio"), cost / *alone);
+                }
             }
         }
         host.foreign(0)?;

@@ -21,7 +21,14 @@ pub const WAYS: [(&str, &str); 4] = [
 pub const CALLERS: [u32; 3] = [1, 16, 64];
 
 /// Printed, but no key of report.json.
-const ASIDE: [&str; 3] = ["adopt_1000_ms", "foreign_10_ratio", "foreign_1000_ratio"];
+const ASIDE: [&str; 6] = [
+    "adopt_1000_ms",
+    "foreign_10_ratio",
+    "foreign_1000_ratio",
+    "foreign_floor_10_ratio",
+    "foreign_floor_1000_ratio",
+    "foreign_floor_5000_ratio",
+];
 
 enum Bound {
     AtMost(f64),
