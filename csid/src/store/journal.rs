@@ -73,8 +73,7 @@ impl Journal {
             }
             let loaded = load(&file.db).map_err(at("read its rows"))?;
             let id: String = meta(&file.db, "journal_id").map_err(at("read its id"))?;
-            let newest =
-                meta::<i64>(&file.db, "modify_index").map_err(at("read its counters"))?.cast_unsigned();
+            let newest = newest_commit(&file.db).map_err(at("read its counters"))?;
             if let Some(known) = &known {
                 whole(known, &id, newest, &path)?;
             }
@@ -206,7 +205,13 @@ impl Journal {
             .db
             .transaction_with_behavior(TransactionBehavior::Immediate)
             .map_err(at("begin a transaction"))?;
-        put_meta(&tx, "modify_index", counters.modify_index).map_err(at("count a commit"))?;
+        // The row of a mount that stays says it, too: that saves a page of the log.
+        let all = || groups.iter().copied().flatten();
+        let said = all().any(|change| matches!(change, Change::PutMount(_)))
+            && !all().any(|change| matches!(change, Change::DeleteMount(_)));
+        if !said {
+            put_meta(&tx, "modify_index", counters.modify_index).map_err(at("count a commit"))?;
+        }
         if reserve {
             counters.reserved = counters.sequence + new + EVENT_BLOCK;
             put_meta(&tx, "events_reserved", counters.reserved)
@@ -353,6 +358,13 @@ fn sound(db: &Connection, path: &Path) -> Result<(), StoreError> {
     if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt { path: path.into(), why: found }) }
 }
 
+/// The index of the newest commit: in the newest mount's row, or, of one that wrote none, in `meta`.
+fn newest_commit(db: &Connection) -> rusqlite::Result<u64> {
+    let of_mounts =
+        db.query_row("SELECT coalesce(max(modify_index), 0) FROM mounts", [], |row| from_bits(row, 0))?;
+    Ok(meta::<i64>(db, "modify_index")?.cast_unsigned().max(of_mounts))
+}
+
 fn counters(db: &Connection, boot: &str) -> rusqlite::Result<Counters> {
     let number = |key| meta::<i64>(db, key).map(|value| value as u64);
     let (newest, events) =
@@ -360,7 +372,7 @@ fn counters(db: &Connection, boot: &str) -> rusqlite::Result<Counters> {
             Ok((from_bits(row, 0)?, from_bits(row, 1)?))
         })?;
     let mut counters = Counters {
-        modify_index: number("modify_index")?,
+        modify_index: newest_commit(db)?,
         reserved: number("events_reserved")?,
         dropped: number("events_dropped")?,
         sequence: newest,

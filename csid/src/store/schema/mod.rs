@@ -11,7 +11,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use super::StoreError;
 use super::error::at;
 
-const VERSIONS: &[&str] = &[include_str!("1.sql"), include_str!("2.sql")];
+const VERSIONS: &[&str] = &[include_str!("1.sql"), include_str!("2.sql"), include_str!("3.sql")];
 
 /// The version that this csid writes.
 pub(super) const KNOWN: u32 = VERSIONS.len() as u32;

@@ -21,8 +21,8 @@ use super::journal::Journal;
 use super::rows::*;
 use super::*;
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/schema-1.db")
+fn fixture(version: u32) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/schema-{version}.db"))
 }
 
 fn temporary() -> (TempDir, PathBuf) {
@@ -168,36 +168,70 @@ fn assert_representative(loaded: &Loaded, modify_index: u64) {
     assert!(loaded.plugins == plugins && loaded.volumes == volumes && loaded.mounts == mounts);
 }
 
-/// Makes the fixture: `cargo test -p csid --lib make_schema_1 -- --ignored`. Never again, once schema 2
-/// exists.
+/// Makes the newest version's fixture, before there is a next one: `cargo test -p csid --lib make_fixture -- --ignored`.
 #[tokio::test]
 #[ignore = "writes the fixture"]
-async fn make_schema_1() {
+async fn make_fixture() {
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
     store.commit(representative(), Durability::Disk).await.unwrap();
     store.close().await.unwrap();
-    std::fs::copy(database(&directory), fixture()).unwrap();
+    std::fs::copy(database(&directory), fixture(schema::KNOWN)).unwrap();
 }
 
 #[tokio::test]
-async fn opens_schema_1() {
+async fn opens_every_older_schema() {
+    for version in 1..schema::KNOWN {
+        let (_root, directory) = temporary();
+        std::fs::DirBuilder::new().create(&directory).unwrap();
+        std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o700)).unwrap();
+        std::fs::copy(fixture(version), database(&directory)).unwrap();
+        std::fs::set_permissions(database(&directory), PermissionsExt::from_mode(0o600)).unwrap();
+        let (store, loaded) = opened(&directory).unwrap();
+        assert_representative(&loaded, loaded.mounts[0].modify_index);
+        let (events, gap) = store.events(0, 10).await.unwrap();
+        assert_eq!(
+            events.iter().map(|e| (e.sequence, e.subject.as_str())).collect::<Vec<_>>(),
+            [(1, "default/data"), (2, "")],
+            "version {version}"
+        );
+        assert_eq!(events[0].details["uid"], json!(7));
+        assert!(!gap, "the fixture was closed in order");
+        store.commit(vec![event("x")], Durability::Disk).await.unwrap();
+        assert_eq!(store.event_sequence(), 3);
+    }
+}
+
+#[tokio::test]
+async fn no_index_is_given_twice_whichever_row_said_it() {
     let (_root, directory) = temporary();
-    std::fs::DirBuilder::new().create(&directory).unwrap();
-    std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o700)).unwrap();
-    std::fs::copy(fixture(), database(&directory)).unwrap();
-    std::fs::set_permissions(database(&directory), PermissionsExt::from_mode(0o600)).unwrap();
-    let (store, loaded) = opened(&directory).unwrap();
-    assert_representative(&loaded, loaded.mounts[0].modify_index);
-    let (events, gap) = store.events(0, 10).await.unwrap();
-    assert_eq!(
-        events.iter().map(|e| (e.sequence, e.subject.as_str())).collect::<Vec<_>>(),
-        [(1, "default/data"), (2, "")]
-    );
-    assert_eq!(events[0].details["uid"], json!(7));
-    assert!(!gap, "the fixture was closed in order");
-    store.commit(vec![event("x")], Durability::Disk).await.unwrap();
-    assert_eq!(store.event_sequence(), 3);
+    let (store, _) = opened(&directory).unwrap();
+    let rows = representative();
+    let Some(row) = rows.iter().find_map(|change| match change {
+        Change::PutMount(row) => Some(row.clone()),
+        _ => None,
+    }) else {
+        panic!("no mount")
+    };
+    let delete = || Change::DeleteMount(row.key.clone());
+    for changes in [
+        rows,
+        vec![event("x")],
+        vec![Change::PutMount(row.clone())],
+        vec![Change::PutMount(row.clone()), delete()],
+        vec![delete()],
+        vec![],
+    ] {
+        store.commit(changes, Durability::Disk).await.unwrap();
+        let index = store.modify_index();
+        let copy = directory.parent().unwrap().join(format!("copy-{index}/journal"));
+        std::fs::DirBuilder::new().recursive(true).create(&copy).unwrap();
+        std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o700)).unwrap();
+        for name in ["csid.db", "csid.db-wal"] {
+            std::fs::copy(directory.join(name), copy.join(name)).unwrap();
+        }
+        assert_eq!(opened(&copy).unwrap().0.modify_index(), index);
+    }
 }
 
 #[tokio::test]
