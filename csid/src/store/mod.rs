@@ -57,7 +57,7 @@ pub enum Durability {
 pub enum Change {
     PutVolume(VolumeRow),
     DeleteVolume(VolumeKey),
-    PutMount(MountRow),
+    PutMount(Arc<MountRow>),
     DeleteMount(MountKey),
     PutPlugin(PluginRow),
     DeletePlugin(String),

@@ -1,6 +1,8 @@
 //! Whether a mount may be had: whose an identity is, what the users of one volume share, what the plugin can do. Pure, as
 //! `state`, which asks it before it enters a row.
 
+use std::sync::Arc;
+
 use crate::store::rows::{AccessMode, MountRow, Phase};
 use crate::volume::state::{Abilities, Volume, Wanted};
 
@@ -66,7 +68,8 @@ pub fn admit(volume: &Volume, wanted: &Wanted, abilities: Option<Abilities>) -> 
 
 /// The rules for a second user of a volume (CSI rules 28, 34).
 fn compatible(volume: &Volume, wanted: &Wanted) -> Result<(), Refusal> {
-    let others: Vec<&MountRow> = volume.mounts.iter().filter(|mount| mount.key != wanted.key).collect();
+    let others: Vec<&MountRow> =
+        volume.mounts.iter().map(Arc::as_ref).filter(|mount| mount.key != wanted.key).collect();
     let names = |rows: &[&MountRow]| rows.iter().map(|row| row.key.consumer.clone()).collect::<Vec<_>>();
     if others.is_empty() {
         return Ok(());

@@ -1,6 +1,7 @@
 //! One operation on one volume, driven to its end: step, persist, run the effect, feed its outcome back.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -94,7 +95,7 @@ impl Drive<'_> {
         self.refuse_missing_target(wanted).await?;
         let paths = self.paths(&ready, key);
         // A mount that a new journal recorded is nobody's, and at the path of whose it was.
-        let holder = |row: &&MountRow| row.key != *key && row.source == paths.source;
+        let holder = |row: &&Arc<MountRow>| row.key != *key && row.source == paths.source;
         if let Some(holder) = self.rows.volume().mounts.iter().find(holder) {
             let holders = vec![holder.key.consumer.clone()];
             return Err(say::refusal(admission::Refusal::Conflict { what: "the path", holders }, wanted));

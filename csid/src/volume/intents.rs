@@ -34,8 +34,9 @@ pub(super) fn cover(written: &Volume, ahead: &Volume) -> bool {
         && written.mounts.len() == ahead.mounts.len()
         && written.mounts.iter().zip(&ahead.mounts).all(|(written, now)| {
             let (publish, target) = (written.publish, written.target);
-            *written == MountRow { publish, target, ..now.clone() }
-                && covers(publish, now.publish)
-                && covers(target, now.target)
+            written == now
+                || (**written == MountRow { publish, target, ..MountRow::clone(now) }
+                    && covers(publish, now.publish)
+                    && covers(target, now.target))
         })
 }

@@ -1,5 +1,7 @@
 //! A volume's rows beside what the journal holds of them: what differs is the next commit.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result};
 use crate::store::rows::{MountKey, MountRow, NewEvent};
 use crate::store::{Change, Durability, Store};
@@ -42,7 +44,7 @@ impl Journalled {
 
     /// Write a remark into a row: it decides nothing.
     pub(super) fn remark(&mut self, key: &MountKey, remark: impl FnOnce(&mut MountRow)) {
-        if let Some(mount) = self.now.mounts.iter_mut().find(|mount| mount.key == *key) {
+        if let Some(mount) = self.now.mount_mut(key) {
             remark(mount);
         }
     }
@@ -69,7 +71,7 @@ impl Journalled {
     fn date(&mut self) {
         for mount in &mut self.now.mounts {
             if self.written.mount(&mount.key).is_none_or(|before| before.phase != mount.phase) {
-                mount.since_usec = now_usec();
+                Arc::make_mut(mount).since_usec = now_usec();
             }
         }
     }
@@ -84,8 +86,8 @@ impl Journalled {
         } else if new.row != written.row || written.mounts.is_empty() {
             changes.push(Change::PutVolume(new.row.clone()));
         }
-        let differ = new.mounts.iter().filter(|mount| written.mount(&mount.key) != Some(mount));
-        changes.extend(differ.map(|mount| Change::PutMount(mount.clone())));
+        let differ = new.mounts.iter().filter(|mount| !written.mounts.contains(mount));
+        changes.extend(differ.map(|mount| Change::PutMount(Arc::clone(mount))));
         let gone = written.mounts.iter().filter(|mount| new.mount(&mount.key).is_none());
         changes.extend(gone.map(|mount| Change::DeleteMount(mount.key.clone())));
         self.writing = Some(new);

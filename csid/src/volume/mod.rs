@@ -373,8 +373,8 @@ impl Shared {
     }
 
     /// Each row's mount, looked at now.
-    async fn sights(&self, rows: &[MountRow]) -> Vec<Sight> {
-        let rows: Vec<&MountRow> = rows.iter().collect();
+    async fn sights(&self, rows: &[Arc<MountRow>]) -> Vec<Sight> {
+        let rows: Vec<&MountRow> = rows.iter().map(Arc::as_ref).collect();
         let looks = self.looks(&rows).await;
         self.sights_of(&rows, &looks).await
     }

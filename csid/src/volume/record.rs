@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -105,7 +106,7 @@ impl Volumes {
         let mut changes = Vec::new();
         for Volume { row, mounts } in self.shared.recorded(&old).await? {
             let is_known = old.mounts.iter().any(|mount| mount.volume == row.key);
-            for mut mount in mounts {
+            for mut mount in mounts.into_iter().map(Arc::unwrap_or_clone) {
                 let known = old.mounts.iter().find(|known| known.source == mount.source);
                 // Also an earlier new journal recorded what was nobody's.
                 if known.is_none() && old.mounts.iter().any(|known| known.key == mount.key) {
@@ -115,11 +116,12 @@ impl Volumes {
                     None if mount.phase != Phase::Mounted && is_known => {}
                     None => {
                         changes.push(Change::PutVolume(row.clone()));
-                        changes.push(Change::PutMount(mount));
+                        changes.push(Change::PutMount(mount.into()));
                     }
                     Some(known) if mount.phase == Phase::Mounted && !known.shows() => {
                         let MountRow { phase, publish, device, .. } = mount;
-                        changes.push(Change::PutMount(MountRow { phase, publish, device, ..known.clone() }));
+                        let shown = MountRow { phase, publish, device, ..known.clone() };
+                        changes.push(Change::PutMount(shown.into()));
                     }
                     Some(_) => {}
                 }
@@ -278,7 +280,7 @@ impl Shared {
                     row.spec.target = Some(target);
                 }
             }
-            mounts.push(row);
+            mounts.push(Arc::new(row));
         }
         if mounts.is_empty() {
             let mut row = mount(String::new());
@@ -286,7 +288,7 @@ impl Shared {
             row.publish = Leg::Absent;
             row.source = root.join(paths::publish(&key, &row.key)).to_string_lossy().into_owned();
             row.error = "recorded when the journal was begun anew; only its staging was there".to_owned();
-            mounts.push(row);
+            mounts.push(Arc::new(row));
         }
         Volume { row, mounts }
     }
@@ -313,8 +315,8 @@ impl Shared {
         volume.row.key = key.clone();
         let mut changes = vec![Change::DeleteVolume(nameless.clone()), Change::PutVolume(volume.row.clone())];
         for mount in &mut volume.mounts {
-            mount.volume = key.clone();
-            changes.push(Change::PutMount(mount.clone()));
+            Arc::make_mut(mount).volume = key.clone();
+            changes.push(Change::PutMount(Arc::clone(mount)));
         }
         self.store.commit(changes, Durability::Disk).await?;
         self.directory.identify(&nameless, volume);

@@ -2,6 +2,7 @@
 //! rest becomes work for each volume's own task, so that a plugin that is not there delays only its own volumes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde_json::Value;
@@ -68,7 +69,7 @@ impl Volumes {
             for (row, sight, look) in &mounts {
                 changes.extend(tell(row, *sight, look.as_ref(), same_boot).into_iter().map(Change::Event));
             }
-            let mounts = mounts.into_iter().map(|(row, _, _)| row).collect();
+            let mounts = mounts.into_iter().map(|(row, _, _)| Arc::new(row)).collect();
             let mut rows = Journalled::new(Volume { row, mounts });
             if let Err(refusal) = rows.step(Event::Recovered { same_boot, sights }) {
                 tracing::error!(?refusal, "a row could not be recovered");

@@ -20,6 +20,8 @@
 //! * The volume is unstaged only when no row has a publish that is not known to be gone (rule 22), and staged before any
 //!   publish (rule 21).
 
+use std::sync::Arc;
+
 use crate::store::rows::{Leg, MountKey, MountRow, MountSpec, Phase, Restore, VolumeKey, VolumeRow};
 use crate::volume::admission::{Refusal, admit};
 use crate::volume::secrets::may_have_had_secrets;
@@ -28,7 +30,8 @@ use crate::volume::secrets::may_have_had_secrets;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Volume {
     pub row: VolumeRow,
-    pub mounts: Vec<MountRow>,
+    /// Shared with what the journal holds of them: most steps change one.
+    pub mounts: Vec<Arc<MountRow>>,
 }
 
 /// What a plugin's node service can do, as far as it decides anything here.
@@ -170,11 +173,11 @@ impl Volume {
     }
 
     pub fn mount(&self, key: &MountKey) -> Option<&MountRow> {
-        self.mounts.iter().find(|mount| mount.key == *key)
+        self.mounts.iter().find(|mount| mount.key == *key).map(Arc::as_ref)
     }
 
-    fn mount_mut(&mut self, key: &MountKey) -> Option<&mut MountRow> {
-        self.mounts.iter_mut().find(|mount| mount.key == *key)
+    pub(super) fn mount_mut(&mut self, key: &MountKey) -> Option<&mut MountRow> {
+        self.mounts.iter_mut().find(|mount| mount.key == *key).map(Arc::make_mut)
     }
 
     /// Whether another mount's publish, or a target that shows it, may be there, so that the volume must stay staged.
@@ -276,7 +279,7 @@ fn begin(volume: &mut Volume, wanted: &Wanted, paths: Paths, abilities: Abilitie
         return;
     }
     let volume_key = volume.row.key.clone();
-    volume.mounts.push(MountRow {
+    volume.mounts.push(Arc::new(MountRow {
         key: wanted.key.clone(),
         volume: volume_key,
         uid: wanted.uid,
@@ -291,7 +294,7 @@ fn begin(volume: &mut Volume, wanted: &Wanted, paths: Paths, abilities: Abilitie
         operations: wanted.operations.clone(),
         since_usec: 0,
         modify_index: 0,
-    });
+    }));
 }
 
 /// The one next effect towards what the row wants; its intent is in the state when it is returned.
@@ -370,7 +373,7 @@ fn downwards(volume: &mut Volume, key: &MountKey) -> Next {
             let had_secrets = volume.mount(key).is_some_and(may_have_had_secrets);
             volume.mounts.retain(|mount| mount.key != *key);
             for other in volume.mounts.iter_mut().filter(|_| had_secrets) {
-                other.spec.secrets_beside = true;
+                Arc::make_mut(other).spec.secrets_beside = true;
             }
             Next::Gone
         }

@@ -402,7 +402,7 @@ fn every_state_takes_every_event() {
             before.row.staging = "/staging".into();
             before.row.stage = stage;
             let wanted = wanted(0);
-            before.mounts.push(MountRow {
+            before.mounts.push(Arc::new(MountRow {
                 key: wanted.key.clone(),
                 volume: before.row.key.clone(),
                 uid: 0,
@@ -417,7 +417,7 @@ fn every_state_takes_every_event() {
                 operations: Vec::new(),
                 since_usec: 0,
                 modify_index: 0,
-            });
+            }));
             for event in events(&wanted) {
                 combinations += 1;
                 let reboot = matches!(event, Event::Recovered { same_boot: false, .. });
@@ -573,7 +573,7 @@ fn secrets_make_no_other_call_and_are_asked_for_again_at_rest() {
     let event = Event::Mount { wanted: given.clone(), paths: paths(0), abilities: ABLE };
     let (mut volume, _) = step(&volume(), event).ok().unwrap();
     assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Ok(()), "the same call, under way");
-    volume.mounts[0].phase = Phase::Waiting;
+    Arc::make_mut(&mut volume.mounts[0]).phase = Phase::Waiting;
     assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Err(Refusal::SecretRequired));
     assert_eq!(admit(&volume, &given, Some(ABLE)), Ok(()));
     let named = with(&wanted(0), |w| w.spec.credential = Some("csid.ns.vol".into()));

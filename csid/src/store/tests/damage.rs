@@ -70,7 +70,7 @@ async fn what_can_be_read_is_read() {
     assert_eq!(store.events(0, 10).await.unwrap().0.len(), 2);
     store.ping().await.unwrap();
     // What is mounted besides is shown, and nowhere written.
-    store.show(vec![Change::PutMount(mount("data", "unknown"))]).await.unwrap();
+    store.show(vec![Change::PutMount(mount("data", "unknown").into())]).await.unwrap();
     assert_eq!(store.mounts(MountFilter::default()).await.unwrap().len(), 6);
     store.close().await.unwrap();
     assert_eq!(opened(&directory).unwrap().1.mounts.len(), 5);
@@ -81,7 +81,7 @@ async fn what_can_be_read_is_read() {
 async fn commits_that_are_missing_are_damage() {
     let (_root, directory) = temporary();
     let store = filled(&directory).await;
-    store.commit(vec![Change::PutMount(mount("data", "last"))], Durability::Process).await.unwrap();
+    store.commit(vec![Change::PutMount(mount("data", "last").into())], Durability::Process).await.unwrap();
     let log = directory.join(LOG);
     let good = (std::fs::read(database(&directory)).unwrap(), std::fs::read(&log).unwrap());
     store.close().await.unwrap();
@@ -158,8 +158,11 @@ async fn another_journal_takes_its_place() {
     std::fs::set_permissions(directory.join(LOG), PermissionsExt::from_mode(0o600)).unwrap();
 
     let (store, _) = opened(&directory).unwrap();
-    let changes =
-        vec![Change::PutVolume(volume("data")), Change::PutMount(mount("data", "unknown")), event("x")];
+    let changes = vec![
+        Change::PutVolume(volume("data")),
+        Change::PutMount(mount("data", "unknown").into()),
+        event("x"),
+    ];
     let kept = store.replace(changes).await.unwrap();
     assert_eq!(*store.health().borrow(), Health::Replaced);
     assert!(store.replace(Vec::new()).await.is_err() && store.writable().is_err(), "this one is read only");
@@ -185,7 +188,7 @@ async fn a_replacement_that_was_begun_is_finished() {
         filled(&directory).await.close().await.unwrap();
         std::fs::write(database(&directory), [7; 5000]).unwrap();
         let (store, _) = opened(&directory).unwrap();
-        store.replace(vec![Change::PutMount(mount("data", "unknown"))]).await.unwrap();
+        store.replace(vec![Change::PutMount(mount("data", "unknown").into())]).await.unwrap();
         store.close().await.unwrap();
         // Back to when it had its other name.
         let aside = kept_aside(&directory);

@@ -59,7 +59,7 @@ fn is_private() {
 fn damaged_or_newer_is_left_alone() {
     let (_root, directory) = temporary();
     let (mut journal, _) = open_journal(&directory).unwrap();
-    let rows: Vec<_> = (0..200).map(|n| Change::PutMount(mount("data", &n.to_string()))).collect();
+    let rows: Vec<_> = (0..200).map(|n| Change::PutMount(mount("data", &n.to_string()).into())).collect();
     journal.commit(&[&rows], Durability::Disk).unwrap();
     journal.close().unwrap();
     let file = database(&directory);
@@ -140,7 +140,7 @@ fn full_disk_loses_nothing() {
     journal.commit(&[&representative()], Durability::Disk).unwrap();
     let before = journal.counters;
     journal.limit_pages(Some(1));
-    let many: Vec<_> = (0..500).map(|n| Change::PutMount(mount("more", &n.to_string()))).collect();
+    let many: Vec<_> = (0..500).map(|n| Change::PutMount(mount("more", &n.to_string()).into())).collect();
     let found = journal.commit(&[&many, &[event("lost")]], Durability::Disk).map(drop);
     assert!(matches!(&found, Err(error @ StoreError::Full) if error.is_retryable()), "{found:?}");
     assert_eq!(journal.counters, before);

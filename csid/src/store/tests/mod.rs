@@ -136,7 +136,7 @@ fn representative() -> Vec<Change> {
         row.spec.usage.access_mode = mode;
         row.spec.propagation = [Propagation::Private, Propagation::Bidirectional][n % 2];
         row.spec.restore = [Restore::Auto, Restore::Hold][n % 2];
-        Change::PutMount(row)
+        Change::PutMount(row.into())
     });
     let mut changes = vec![
         Change::Boot("b007 marker".into()),
@@ -144,7 +144,7 @@ fn representative() -> Vec<Change> {
         Change::PutPlugin(plugin("nfs.example")),
         Change::PutVolume(volume("data")),
         Change::PutVolume(VolumeRow { stage: Leg::Absent, staging: String::new(), ..volume("vol[0]") }),
-        Change::PutMount(block),
+        Change::PutMount(block.into()),
         event("default/data"),
         event(""),
     ];
@@ -159,7 +159,7 @@ fn assert_representative(loaded: &Loaded, modify_index: u64) {
         match change {
             Change::PutPlugin(row) => plugins.push(row),
             Change::PutVolume(row) => volumes.push(row),
-            Change::PutMount(row) => mounts.push(MountRow { modify_index, ..row }),
+            Change::PutMount(row) => mounts.push(MountRow { modify_index, ..Arc::unwrap_or_clone(row) }),
             _ => {}
         }
     }
@@ -339,7 +339,10 @@ async fn many_writers() {
                 let row = mount(&format!("v{writer}"), &n.to_string());
                 let durability = if n % 2 == 0 { Durability::Disk } else { Durability::Process };
                 let volume = Change::PutVolume(volume(&format!("v{writer}")));
-                store.commit(vec![volume, Change::PutMount(row), event("e")], durability).await.unwrap();
+                store
+                    .commit(vec![volume, Change::PutMount(row.into()), event("e")], durability)
+                    .await
+                    .unwrap();
                 let own = MountFilter { volume: Some(format!("v{writer}")), ..Default::default() };
                 assert_eq!(store.mounts(own).await.unwrap().len(), n + 1, "an answered commit is seen");
             }
@@ -417,7 +420,7 @@ async fn commit_for_ever() {
     let (store, loaded) = opened(Path::new(&directory)).unwrap();
     for n in loaded.mounts.len().. {
         let durability = if n % 3 == 0 { Durability::Disk } else { Durability::Process };
-        let changes = vec![Change::PutMount(mount("v", &format!("{n:06}"))), event("e")];
+        let changes = vec![Change::PutMount(mount("v", &format!("{n:06}")).into()), event("e")];
         store.commit(changes, durability).await.unwrap();
         println!("\nanswered {n} {}", store.event_sequence());
     }
@@ -469,7 +472,7 @@ fn measure() {
     println!("create {:?}", start.elapsed());
     for n in 0..20 {
         let group: Vec<_> =
-            (0..500).map(|m| Change::PutMount(mount(&format!("v{n}"), &m.to_string()))).collect();
+            (0..500).map(|m| Change::PutMount(mount(&format!("v{n}"), &m.to_string()).into())).collect();
         let volumes = Change::PutVolume(volume(&format!("v{n}")));
         journal.commit(&[&group, &[volumes]], Durability::Process).unwrap();
     }
@@ -482,7 +485,7 @@ fn measure() {
         let start = clock();
         for n in 0..2000 {
             let row = MountRow { since_usec: n, ..mount("v3", &(n % 500).to_string()) };
-            journal.commit(&[&[Change::PutMount(row), event("e")]], durability).unwrap();
+            journal.commit(&[&[Change::PutMount(row.into()), event("e")]], durability).unwrap();
         }
         println!("commit, {durability:?}: {:?}", start.elapsed() / 2000);
     }
