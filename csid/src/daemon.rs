@@ -338,7 +338,8 @@ impl Daemon {
                 },
                 Some(reply) = reloads.recv() => self.begin_reload(Some(reply)),
                 _ = watchdog.tick() => self.ping_watchdog().await,
-                event = events.recv() => {
+                // One is enough until the next look: not woken by each of a thousand.
+                event = events.recv(), if !stale => {
                     stale = true;
                     if matches!(event, Err(tokio::sync::broadcast::error::RecvError::Closed)) {
                         anyhow::bail!("the journal's thread has ended");
