@@ -361,6 +361,8 @@ impl Daemon {
                 // Many changes make one status line.
                 _ = refresh.tick(), if stale => {
                     stale = false;
+                    // Those up to now are in this look.
+                    events = events.resubscribe();
                     self.tell_status(false).await;
                 }
             }

@@ -277,6 +277,11 @@ impl World {
         self.told.lock().expect("what was told").iter().any(|told| told == line)
     }
 
+    /// How many status lines there were since csid was started.
+    pub fn status_lines(&self) -> usize {
+        self.told.lock().expect("what was told").iter().filter(|told| told.starts_with("STATUS=")).count()
+    }
+
     /// The last status line.
     pub fn status(&self) -> String {
         let told = self.told.lock().expect("what was told");

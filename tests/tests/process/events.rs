@@ -246,6 +246,23 @@ fn systemd_is_told() {
     });
 }
 
+/// What many calls change is told soon, and then csid rests.
+#[test]
+fn systemd_is_told_no_more_when_nothing_happens() {
+    world(async |w| {
+        let client = running(w).await;
+        for _ in 0..20 {
+            mounted(&client, "job", inline("v")).await;
+            unmount(&client, "v", "job").await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let before = w.status_lines();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let more = w.status_lines() - before;
+        assert!(more < 2, "{more} status lines while nothing happened");
+    });
+}
+
 #[test]
 fn a_plugin_without_a_name_or_node_is_not_healthy() {
     world(async |w| {
