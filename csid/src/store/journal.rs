@@ -68,7 +68,7 @@ impl Journal {
                 return Err(StoreError::Corrupt { path: path.clone(), why });
             }
             sound(&file.db, &path)?;
-            if schema::version(&file.db)? < schema::KNOWN {
+            if schema::version(&file.db)? < schema::READ {
                 file.adopt()?;
             }
             let loaded = load(&file.db).map_err(at("read its rows"))?;

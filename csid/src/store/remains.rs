@@ -70,7 +70,7 @@ fn whole_length(path: &Path) -> std::io::Result<()> {
 /// The rows that this connection still reads.
 pub(super) fn of(from: &Connection) -> Result<Connection, StoreError> {
     let memory = in_memory()?;
-    if schema::version(from).is_ok_and(|version| version == schema::KNOWN) {
+    if schema::version(from).is_ok_and(|version| version >= schema::READ) {
         take(from, &memory, "meta", META, "key", whole);
         take(from, &memory, "plugins", PLUGIN, "id", plugin);
         take(from, &memory, "volumes", VOLUME, "plugin {}, external_id", volume);

@@ -5,7 +5,7 @@ use rusqlite::Connection;
 
 use super::super::place::{LOG, NAME};
 use super::super::*;
-use super::{database, event, mount, opened, plugin, representative, temporary, volume};
+use super::{database, event, mount, of_schema, opened, plugin, representative, temporary, volume};
 
 async fn filled(directory: &Path) -> Store {
     let (store, _) = opened(directory).unwrap();
@@ -74,6 +74,34 @@ async fn what_can_be_read_is_read() {
     assert_eq!(store.mounts(MountFilter::default()).await.unwrap().len(), 6);
     store.close().await.unwrap();
     assert_eq!(opened(&directory).unwrap().1.mounts.len(), 5);
+}
+
+/// Damage is often noticed by the start that follows an upgrade.
+#[tokio::test]
+async fn a_damaged_journal_of_an_older_csid_is_read_and_left_alone() {
+    for version in schema::READ..schema::KNOWN {
+        for (what, mounts) in [("a row", 5), ("an index", 6)] {
+            let (_root, directory) = of_schema(version);
+            let db = Connection::open(database(&directory)).unwrap();
+            if what == "a row" {
+                db.execute("UPDATE mounts SET uid = 7 WHERE tag = 'second'", []).unwrap();
+                drop(db);
+            } else {
+                let index = "SELECT rootpage FROM sqlite_schema WHERE name = 'mounts_of_source'";
+                let page: u32 = db.query_row(index, [], |row| row.get(0)).unwrap();
+                drop(db);
+                let file = std::fs::OpenOptions::new().write(true).open(database(&directory)).unwrap();
+                file.write_all_at(&[7; 4096], u64::from(page - 1) * 4096).unwrap();
+            }
+            let bytes = std::fs::read(database(&directory)).unwrap();
+            let (store, loaded) = opened(&directory).unwrap();
+            assert!(is_damaged(&store, ""), "{what}");
+            let found = (loaded.plugins.len(), loaded.volumes.len(), loaded.mounts.len());
+            assert_eq!(found, (2, 2, mounts), "{what} of version {version}");
+            store.close().await.unwrap();
+            assert!(std::fs::read(database(&directory)).unwrap() == bytes, "{what}: it was written");
+        }
+    }
 }
 
 /// SQLite drops what comes after a damaged frame of the log, and does not say so.

@@ -31,6 +31,16 @@ fn temporary() -> (TempDir, PathBuf) {
     (root, journal)
 }
 
+/// A journal that an older csid left.
+fn of_schema(version: u32) -> (TempDir, PathBuf) {
+    let (root, directory) = temporary();
+    std::fs::DirBuilder::new().create(&directory).unwrap();
+    std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::copy(fixture(version), database(&directory)).unwrap();
+    std::fs::set_permissions(database(&directory), PermissionsExt::from_mode(0o600)).unwrap();
+    (root, directory)
+}
+
 fn database(directory: &Path) -> PathBuf {
     directory.join("csid.db")
 }
@@ -182,11 +192,7 @@ async fn make_fixture() {
 #[tokio::test]
 async fn opens_every_older_schema() {
     for version in 1..schema::KNOWN {
-        let (_root, directory) = temporary();
-        std::fs::DirBuilder::new().create(&directory).unwrap();
-        std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o700)).unwrap();
-        std::fs::copy(fixture(version), database(&directory)).unwrap();
-        std::fs::set_permissions(database(&directory), PermissionsExt::from_mode(0o600)).unwrap();
+        let (_root, directory) = of_schema(version);
         let (store, loaded) = opened(&directory).unwrap();
         assert_representative(&loaded, loaded.mounts[0].modify_index);
         let (events, gap) = store.events(0, 10).await.unwrap();
