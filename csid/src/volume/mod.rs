@@ -5,6 +5,7 @@
 //! lives while there is work; `directory` holds the rows of volumes at rest.
 
 mod admission;
+pub mod claims;
 mod control;
 mod directory;
 mod drive;

@@ -1,0 +1,328 @@
+//! Claims: who may have a volume beside those who have it ([`admit`]), and the way of a claim from the first call of the controller
+//! to its last. Pure, as `state`: the caller persists what [`step`] returns, does the effect, and feeds its outcome back.
+//!
+//! ```text
+//!             Attach                NodeDetach             Detach
+//!   Pending ─────────▶ Taken ─────────────▶ NodeDetached ─────────▶ ControllerDetached ──▶ free: the row is gone
+//! ```
+//!
+//! * A node's attachment is a leg that all claims of that node share, as all mounts of a volume share its staging: it is made
+//!   for the first of them and taken away after the last, once (CSI rules 20, 23).
+//! * The controller is told to detach only when no claim on that node is left whose node has not let go: never before, and
+//!   with another live claim on the node not at all.
+//! * `Making` and `Removing` are written before the call; what is not known is `Removing`, and only an acknowledged
+//!   ControllerUnpublish ends that (rule 25).
+
+use crate::store::rows::{AccessMode, AttachmentMode, Leg};
+
+/// A claim's state, in the contract's words (`org.csid1`, claim states). A claim that is free has no row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimState {
+    Pending,
+    Taken,
+    NodeDetached,
+    ControllerDetached,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimMode {
+    Read,
+    Write,
+}
+
+/// What a claim asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    pub mode: ClaimMode,
+    pub access_mode: AccessMode,
+    pub attachment_mode: AttachmentMode,
+}
+
+/// A claim of the volume; its namespace and volume are the volume's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub consumer: String,
+    pub node: String,
+    pub uid: u32,
+    pub usage: Use,
+    pub state: ClaimState,
+    /// It is let go: there is no way back.
+    pub releasing: bool,
+    /// Why it does not go on, for a person. Empty: it goes on.
+    pub parked: String,
+}
+
+/// A volume's attachment to one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    pub node: String,
+    pub leg: Leg,
+}
+
+/// All that decides what may happen to a volume's claims.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// The plugin has a controller, and it attaches.
+    pub attaches: bool,
+    /// What the volume was registered with.
+    pub capabilities: Vec<(AccessMode, AttachmentMode)>,
+    pub claims: Vec<Claim>,
+    /// Those that are not known to be absent.
+    pub attachments: Vec<Attachment>,
+}
+
+/// Why a claim cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The claim is another uid's.
+    NotOwner,
+    /// The consumer has the volume with other options.
+    OtherOptions,
+    /// The consumer's earlier claim is still being let go.
+    Releasing,
+    /// The volume was not registered with it.
+    NoCapability,
+    /// To write with a reader-only access mode.
+    ReaderOnly,
+    /// Somebody has what cannot be had twice.
+    Conflict { what: &'static str, holders: Vec<String> },
+    /// There is no such claim.
+    NoSuchClaim,
+}
+
+/// Whether a claim may be had beside the volume's others. The first one sets the modes, until the last one is free.
+pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
+    let Use { mode, access_mode, attachment_mode } = wanted.usage;
+    if let Some(present) = volume.claim(&wanted.consumer) {
+        if present.uid != wanted.uid {
+            return Err(Refusal::NotOwner);
+        }
+        if present.releasing {
+            return Err(Refusal::Releasing);
+        }
+        let same = (present.usage, &present.node) == (wanted.usage, &wanted.node);
+        return if same { Ok(()) } else { Err(Refusal::OtherOptions) };
+    }
+    if !volume.capabilities.contains(&(access_mode, attachment_mode)) {
+        return Err(Refusal::NoCapability);
+    }
+    if reader_only(access_mode) && mode == ClaimMode::Write {
+        return Err(Refusal::ReaderOnly);
+    }
+    let conflict = |what, held: fn(&Claim, &Claim) -> bool| {
+        let holders = volume.claims.iter().filter(|other| held(other, wanted));
+        let holders: Vec<String> = holders.map(|other| other.consumer.clone()).collect();
+        if holders.is_empty() { Ok(()) } else { Err(Refusal::Conflict { what, holders }) }
+    };
+    conflict("the attachment mode", |a, b| a.usage.attachment_mode != b.usage.attachment_mode)?;
+    conflict("the access mode", |a, b| a.usage.access_mode != b.usage.access_mode)?;
+    match access_mode {
+        // A second consumer is a second target (CSI rule 34).
+        AccessMode::SingleNodeWriter
+        | AccessMode::SingleNodeReaderOnly
+        | AccessMode::SingleNodeSingleWriter => conflict("a single-node volume", |_, _| true),
+        AccessMode::SingleNodeMultiWriter => conflict("a single-node volume", |a, b| a.node != b.node),
+        AccessMode::MultiNodeSingleWriter if mode == ClaimMode::Write => {
+            conflict("the one writer", |a, _| a.usage.mode == ClaimMode::Write)
+        }
+        AccessMode::MultiNodeSingleWriter
+        | AccessMode::MultiNodeReaderOnly
+        | AccessMode::MultiNodeMultiWriter => Ok(()),
+    }
+}
+
+fn reader_only(mode: AccessMode) -> bool {
+    matches!(mode, AccessMode::SingleNodeReaderOnly | AccessMode::MultiNodeReaderOnly)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A consumer wants the volume: `Pending`, nothing of it done.
+    Claim(Claim),
+    /// It is let go: by its consumer, or because it could not be had.
+    Release { consumer: String },
+    /// The next try of what is under way or parked.
+    Continue { consumer: String },
+    /// The effect's outcome.
+    Ended { effect: Effect, outcome: Outcome },
+    /// An operator knows that the consumer, and what it had on its node, is gone: the claim is dropped as it is, and the node's
+    /// attachment with the last claim there.
+    Forget { consumer: String },
+    /// csid has started: nobody was told of what was pending.
+    Recovered,
+}
+
+/// One thing to do outside, for `consumer`'s claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Effect {
+    pub action: Action,
+    pub consumer: String,
+    pub node: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// ControllerPublishVolume.
+    Attach,
+    /// Every mount of the consumer's on the node is unmounted.
+    NodeDetach,
+    /// ControllerUnpublishVolume.
+    Detach,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// It never reached whom it was for, or can be tried again as it is.
+    Again,
+    /// Not done, or nobody knows; there will be other tries.
+    Unknown,
+    /// The same again will end the same: an attach is undone, what is let go is parked with the reason.
+    Hopeless(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Persist the state for good, then do it.
+    Run(Effect),
+    /// The claim is the consumer's: persist for good, then answer.
+    Taken,
+    /// The claim's row is gone: persist for good, then answer.
+    Free,
+    /// Nothing now: its reason is in the row, or another try comes.
+    Rest,
+}
+
+impl Claims {
+    pub fn claim(&self, consumer: &str) -> Option<&Claim> {
+        self.claims.iter().find(|claim| claim.consumer == consumer)
+    }
+
+    fn claim_mut(&mut self, consumer: &str) -> Result<&mut Claim, Refusal> {
+        self.claims.iter_mut().find(|claim| claim.consumer == consumer).ok_or(Refusal::NoSuchClaim)
+    }
+
+    pub fn leg(&self, node: &str) -> Leg {
+        self.attachments.iter().find(|at| at.node == node).map_or(Leg::Absent, |at| at.leg)
+    }
+
+    fn set_leg(&mut self, node: &str, leg: Leg) {
+        self.attachments.retain(|at| at.node != node);
+        if leg != Leg::Absent {
+            self.attachments.push(Attachment { node: node.to_owned(), leg });
+        }
+    }
+
+    /// Whether another claim's node may still have the volume.
+    fn held_elsewhere(&self, claim: &Claim) -> bool {
+        self.claims.iter().any(|other| {
+            (other.consumer != claim.consumer && other.node == claim.node)
+                && matches!(other.state, ClaimState::Pending | ClaimState::Taken)
+        })
+    }
+}
+
+/// The next state and what to do, or why nothing changes.
+pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
+    let mut volume = volume.clone();
+    let next = match event {
+        Event::Claim(wanted) => {
+            admit(&volume, &wanted)?;
+            let consumer = wanted.consumer.clone();
+            if volume.claim(&consumer).is_none() {
+                volume.claims.push(wanted);
+            }
+            advance(&mut volume, &consumer)
+        }
+        Event::Release { consumer } => {
+            volume.claim_mut(&consumer)?.releasing = true;
+            advance(&mut volume, &consumer)
+        }
+        Event::Continue { consumer } => {
+            volume.claim_mut(&consumer)?.parked.clear();
+            advance(&mut volume, &consumer)
+        }
+        Event::Ended { effect, outcome } => ended(&mut volume, &effect, outcome)?,
+        Event::Forget { consumer } => {
+            let node = volume.claim_mut(&consumer)?.node.clone();
+            volume.claims.retain(|claim| claim.consumer != consumer);
+            if volume.claims.iter().all(|claim| claim.node != node) {
+                volume.set_leg(&node, Leg::Absent);
+            }
+            Next::Free
+        }
+        Event::Recovered => {
+            for claim in volume.claims.iter_mut().filter(|claim| claim.state == ClaimState::Pending) {
+                claim.releasing = true;
+            }
+            for at in volume.attachments.iter_mut().filter(|at| at.leg == Leg::Making) {
+                at.leg = Leg::Removing;
+            }
+            Next::Rest
+        }
+    };
+    Ok((volume, next))
+}
+
+fn ended(volume: &mut Claims, effect: &Effect, outcome: Outcome) -> Result<Next, Refusal> {
+    let Effect { action, consumer, node } = effect;
+    match (action, &outcome) {
+        (_, Outcome::Again) | (Action::NodeDetach, _) => {}
+        (Action::Attach, Outcome::Done) => volume.set_leg(node, Leg::Present),
+        (Action::Detach, Outcome::Done) => volume.set_leg(node, Leg::Absent),
+        // What was refused may have been done in part: it is negated before it is forgotten.
+        (Action::Attach | Action::Detach, _) => volume.set_leg(node, Leg::Removing),
+    }
+    let claim = volume.claim_mut(consumer)?;
+    match (outcome, action) {
+        (Outcome::Done, Action::NodeDetach) => claim.state = ClaimState::NodeDetached,
+        (Outcome::Done, _) => {}
+        (Outcome::Again | Outcome::Unknown, _) => return Ok(Next::Rest),
+        (Outcome::Hopeless(_), Action::Attach) => claim.releasing = true,
+        (Outcome::Hopeless(why), _) => {
+            claim.parked = why;
+            return Ok(Next::Rest);
+        }
+    }
+    Ok(advance(volume, consumer))
+}
+
+/// The one next effect of a claim; its intent is in the state when it is returned.
+fn advance(volume: &mut Claims, consumer: &str) -> Next {
+    loop {
+        let Some(claim) = volume.claim(consumer).cloned() else { return Next::Free };
+        let leg = volume.leg(&claim.node);
+        let run =
+            |action| Next::Run(Effect { action, consumer: claim.consumer.clone(), node: claim.node.clone() });
+        let state = match (claim.state, claim.releasing) {
+            (ClaimState::Pending, false) if !volume.attaches || leg == Leg::Present => ClaimState::Taken,
+            (ClaimState::Pending, false) if leg == Leg::Removing => return run(Action::Detach),
+            (ClaimState::Pending, false) => {
+                volume.set_leg(&claim.node, Leg::Making);
+                return run(Action::Attach);
+            }
+            (ClaimState::Taken, false) => return Next::Taken,
+            // Nothing of it was ever on the node.
+            (ClaimState::Pending, true) => ClaimState::NodeDetached,
+            (ClaimState::Taken, true) => return run(Action::NodeDetach),
+            (ClaimState::NodeDetached, _) if leg == Leg::Absent || volume.held_elsewhere(&claim) => {
+                ClaimState::ControllerDetached
+            }
+            (ClaimState::NodeDetached, _) => {
+                volume.set_leg(&claim.node, Leg::Removing);
+                return run(Action::Detach);
+            }
+            (ClaimState::ControllerDetached, _) => {
+                volume.claims.retain(|other| other.consumer != consumer);
+                return Next::Free;
+            }
+        };
+        if let Ok(claim) = volume.claim_mut(consumer) {
+            claim.state = state;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "claims_tests.rs"]
+mod tests;

@@ -1,0 +1,319 @@
+//! The rules as a table, and `step` against a small model of the world: whatever the events and however the effects end, the
+//! controller is never told to detach what a node still has, and nothing stays attached that no row explains.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use AccessMode::*;
+use AttachmentMode::{BlockDevice, FileSystem};
+use ClaimMode::{Read, Write};
+
+const MODES: [AccessMode; 7] = [
+    SingleNodeWriter,
+    SingleNodeReaderOnly,
+    SingleNodeSingleWriter,
+    SingleNodeMultiWriter,
+    MultiNodeReaderOnly,
+    MultiNodeSingleWriter,
+    MultiNodeMultiWriter,
+];
+
+fn volume(attaches: bool) -> Claims {
+    let capabilities = MODES.into_iter().flat_map(|mode| [(mode, FileSystem), (mode, BlockDevice)]).collect();
+    Claims { attaches, capabilities, ..Claims::default() }
+}
+
+fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -> Claim {
+    Claim {
+        consumer: consumer.to_owned(),
+        node: node.to_owned(),
+        uid: 7,
+        usage: Use { mode, access_mode, attachment_mode: FileSystem },
+        state: ClaimState::Pending,
+        releasing: false,
+        parked: String::new(),
+    }
+}
+
+fn holding(held: &[Claim]) -> Claims {
+    let claims = held.iter().map(|claim| Claim { state: ClaimState::Taken, ..claim.clone() }).collect();
+    Claims { claims, ..volume(false) }
+}
+
+#[test]
+fn a_second_claim_by_access_mode() {
+    // What may join a writer on the same node, a writer on another one, a reader on the same one: (mode, read or write,
+    // the same node) of the second.
+    let table: [(AccessMode, ClaimMode, [bool; 4]); 9] = [
+        // second: write here, write there, read here, read there
+        (SingleNodeWriter, Write, [false; 4]),
+        (SingleNodeReaderOnly, Read, [false; 4]),
+        (SingleNodeSingleWriter, Write, [false; 4]),
+        (SingleNodeMultiWriter, Write, [true, false, true, false]),
+        (SingleNodeMultiWriter, Read, [true, false, true, false]),
+        (MultiNodeReaderOnly, Read, [false, false, true, true]),
+        (MultiNodeSingleWriter, Write, [false, false, true, true]),
+        (MultiNodeSingleWriter, Read, [true; 4]),
+        (MultiNodeMultiWriter, Write, [true; 4]),
+    ];
+    for (access_mode, first, allowed) in table {
+        let held = holding(&[claim("a", "here", first, access_mode)]);
+        let seconds = [(Write, "here"), (Write, "there"), (Read, "here"), (Read, "there")];
+        for ((mode, node), allowed) in seconds.into_iter().zip(allowed) {
+            let answer = admit(&held, &claim("b", node, mode, access_mode));
+            assert_eq!(
+                answer.is_ok(),
+                allowed,
+                "{access_mode:?}: {first:?} here, then {mode:?} {node}: {answer:?}"
+            );
+            if let Err(Refusal::Conflict { holders, .. }) = answer {
+                assert_eq!(holders, ["a"], "the refusal names the holder");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_claim_sets_the_modes_and_the_last_one_clears_them() {
+    let held = holding(&[claim("a", "here", Write, MultiNodeMultiWriter)]);
+    let other = claim("b", "here", Read, MultiNodeReaderOnly);
+    let conflict = |what| Err(Refusal::Conflict { what, holders: vec!["a".to_owned()] });
+    assert_eq!(admit(&held, &other), conflict("the access mode"));
+    let mut block = claim("b", "here", Write, MultiNodeMultiWriter);
+    block.usage.attachment_mode = BlockDevice;
+    assert_eq!(admit(&held, &block), conflict("the attachment mode"));
+    assert_eq!(admit(&volume(false), &other), Ok(()));
+    assert_eq!(admit(&volume(false), &block), Ok(()));
+}
+
+#[test]
+fn an_identity_is_its_owners_and_keeps_its_options() {
+    let mine = claim("a", "here", Write, MultiNodeMultiWriter);
+    let held = holding(std::slice::from_ref(&mine));
+    assert_eq!(admit(&held, &mine), Ok(()), "the same claim again");
+    assert_eq!(admit(&held, &Claim { uid: 8, ..mine.clone() }), Err(Refusal::NotOwner));
+    assert_eq!(admit(&held, &Claim { node: "there".into(), ..mine.clone() }), Err(Refusal::OtherOptions));
+    let reader = Use { mode: Read, ..mine.usage };
+    assert_eq!(admit(&held, &Claim { usage: reader, ..mine.clone() }), Err(Refusal::OtherOptions));
+    let mut leaving = held;
+    leaving.claims[0].releasing = true;
+    assert_eq!(admit(&leaving, &mine), Err(Refusal::Releasing));
+}
+
+#[test]
+fn what_a_volume_was_not_registered_with_is_not_claimed() {
+    let narrow = Claims { capabilities: vec![(SingleNodeWriter, FileSystem)], ..Claims::default() };
+    assert_eq!(admit(&narrow, &claim("a", "here", Write, SingleNodeWriter)), Ok(()));
+    let wide = claim("a", "here", Write, MultiNodeMultiWriter);
+    assert_eq!(admit(&narrow, &wide), Err(Refusal::NoCapability));
+    let writer = claim("a", "here", Write, MultiNodeReaderOnly);
+    assert_eq!(admit(&volume(false), &writer), Err(Refusal::ReaderOnly));
+}
+
+/// What is really there.
+#[derive(Clone, Default)]
+struct World {
+    attached: BTreeSet<String>,
+    /// Detached by a call whose answer was written; no attach was asked for since.
+    detached: BTreeSet<String>,
+    /// Where nobody knows what an attach or a detach did.
+    unknown: BTreeSet<String>,
+    /// Whose mounts may be on which node.
+    mounted: BTreeMap<String, String>,
+}
+
+impl World {
+    /// The effect happens, and that is known or not. What the specification forbids must never be asked for.
+    fn does(&mut self, effect: &Effect, known: bool) {
+        let node = effect.node.clone();
+        match effect.action {
+            Action::Attach => {
+                self.attached.insert(node);
+            }
+            Action::NodeDetach => drop(self.mounted.remove(&effect.consumer)),
+            Action::Detach => {
+                let users: Vec<_> = self.mounted.iter().filter(|(_, at)| **at == node).collect();
+                assert!(users.is_empty(), "detached from {node} while {users:?} have it (CSI rule 23)");
+                assert!(!self.detached.contains(&node), "detached twice from {node}");
+                self.attached.remove(&node);
+                if known {
+                    self.detached.insert(node);
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Turn {
+    Claim { consumer: u8, node: u8, mode: ClaimMode, access_mode: AccessMode },
+    Release(u8),
+    Continue(u8),
+    Restart,
+}
+
+/// How an effect ends, and whether it happened.
+fn endings() -> impl Strategy<Value = (Outcome, bool)> {
+    prop_oneof![
+        4 => Just((Outcome::Done, true)),
+        1 => Just((Outcome::Again, false)),
+        2 => any::<bool>().prop_map(|happened| (Outcome::Unknown, happened)),
+        1 => Just((Outcome::Hopeless("no".to_owned()), false)),
+    ]
+}
+
+fn turns() -> impl Strategy<Value = Turn> {
+    let mode = prop_oneof![Just(Read), Just(Write)];
+    let access_mode = prop_oneof![
+        4 => Just(MultiNodeMultiWriter),
+        1 => proptest::sample::select(MODES.to_vec()),
+    ];
+    prop_oneof![
+        4 => (0..4_u8, 0..2_u8, mode, access_mode).prop_map(|(consumer, node, mode, access_mode)| {
+            Turn::Claim { consumer, node, mode, access_mode }
+        }),
+        3 => (0..4_u8).prop_map(Turn::Release),
+        2 => (0..4_u8).prop_map(Turn::Continue),
+        1 => Just(Turn::Restart),
+    ]
+}
+
+struct Run {
+    volume: Claims,
+    world: World,
+    endings: std::vec::IntoIter<(Outcome, bool)>,
+}
+
+impl Run {
+    /// One event and its effects to their end; `die`: csid is killed at the first effect, whose intent is written.
+    fn turn(&mut self, event: Event, die: bool) {
+        let Ok((volume, mut next)) = step(&self.volume, event) else { return };
+        self.volume = volume;
+        while let Next::Run(effect) = next {
+            let (outcome, happened) = self.endings.next().unwrap_or((Outcome::Done, true));
+            // Once it was asked for it may be there, whatever was answered.
+            if effect.action == Action::Attach {
+                self.world.detached.remove(&effect.node);
+                assert!(
+                    !self.world.unknown.contains(&effect.node),
+                    "attached what is not known (CSI rule 25)"
+                );
+            }
+            if die || matches!(outcome, Outcome::Unknown | Outcome::Hopeless(_)) {
+                if effect.action != Action::NodeDetach {
+                    self.world.unknown.insert(effect.node.clone());
+                }
+            } else if (effect.action, &outcome) == (Action::Detach, &Outcome::Done) {
+                self.world.unknown.remove(&effect.node);
+            }
+            if happened {
+                self.world.does(&effect, outcome == Outcome::Done && !die);
+            }
+            if die {
+                return;
+            }
+            let claimed = step(&self.volume, Event::Ended { effect, outcome });
+            let Ok((volume, following)) = claimed else { panic!("an effect's outcome was refused") };
+            self.volume = volume;
+            next = following;
+        }
+        for claim in self.volume.claims.iter().filter(|claim| claim.state == ClaimState::Taken) {
+            self.world.mounted.entry(claim.consumer.clone()).or_insert_with(|| claim.node.clone());
+        }
+    }
+
+    fn check(&self) {
+        for claim in self.volume.claims.iter().filter(|claim| claim.state == ClaimState::Taken) {
+            let attached = self.world.attached.contains(&claim.node);
+            assert!(attached || !self.volume.attaches, "{} has what is not attached", claim.consumer);
+        }
+        for node in &self.world.attached {
+            assert_ne!(self.volume.leg(node), Leg::Absent, "no row explains the attachment to {node}");
+        }
+        for at in &self.volume.attachments {
+            let claimed = self.volume.claims.iter().any(|claim| claim.node == at.node);
+            assert!(claimed, "nobody will detach {}", at.node);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_detached_too_early_or_twice_and_nothing_stays(
+        attaches: bool,
+        turns in proptest::collection::vec((turns(), any::<bool>()), 1..24),
+        endings in proptest::collection::vec(endings(), 0..48),
+    ) {
+        let mut run = Run { volume: volume(attaches), world: World::default(), endings: endings.into_iter() };
+        for (turn, die) in turns {
+            let name = |consumer: u8| format!("c{consumer}");
+            let event = match turn {
+                Turn::Claim { consumer, node, mode, access_mode } => {
+                    Event::Claim(claim(&name(consumer), &format!("n{node}"), mode, access_mode))
+                }
+                Turn::Release(consumer) => Event::Release { consumer: name(consumer) },
+                Turn::Continue(consumer) => Event::Continue { consumer: name(consumer) },
+                Turn::Restart => Event::Recovered,
+            };
+            run.turn(event, die);
+            if die {
+                run.turn(Event::Recovered, false);
+            }
+            run.check();
+        }
+        run.endings = Vec::new().into_iter();
+        for claim in run.volume.claims.clone() {
+            run.turn(Event::Release { consumer: claim.consumer }, false);
+            run.check();
+        }
+        prop_assert!(run.volume.claims.is_empty() && run.volume.attachments.is_empty());
+        prop_assert!(run.world.attached.is_empty() && run.world.mounted.is_empty());
+    }
+}
+
+#[test]
+fn a_claim_whose_attach_is_refused_for_good_is_let_go() {
+    let wanted = claim("a", "here", Write, SingleNodeWriter);
+    let (volume, next) = step(&volume(true), Event::Claim(wanted)).unwrap();
+    let Next::Run(attach) = next else { panic!("{next:?}") };
+    assert_eq!((attach.action, volume.leg("here")), (Action::Attach, Leg::Making));
+    let refused = Event::Ended { effect: attach, outcome: Outcome::Hopeless("INVALID_ARGUMENT".into()) };
+    let (volume, next) = step(&volume, refused).unwrap();
+    // It may have been done in part.
+    let Next::Run(detach) = next else { panic!("{next:?}") };
+    assert_eq!((detach.action, volume.leg("here")), (Action::Detach, Leg::Removing));
+    let (volume, next) = step(&volume, Event::Ended { effect: detach, outcome: Outcome::Done }).unwrap();
+    assert_eq!((next, volume.claims.len(), volume.attachments.len()), (Next::Free, 0, 0));
+}
+
+#[test]
+fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
+    let mut held = holding(&[claim("a", "here", Write, SingleNodeWriter)]);
+    held.attaches = true;
+    held.attachments.push(Attachment { node: "here".into(), leg: Leg::Present });
+    let (held, next) = step(&held, Event::Release { consumer: "a".into() }).unwrap();
+    let Next::Run(unmount) = next else { panic!("{next:?}") };
+    let (held, next) = step(&held, Event::Ended { effect: unmount, outcome: Outcome::Done }).unwrap();
+    let Next::Run(detach) = next else { panic!("{next:?}") };
+    let hopeless = Outcome::Hopeless("SecretRequired".into());
+    let (parked, next) = step(&held, Event::Ended { effect: detach.clone(), outcome: hopeless }).unwrap();
+    assert_eq!((next, parked.claims[0].parked.as_str()), (Next::Rest, "SecretRequired"));
+    assert_eq!(parked.claims[0].state, ClaimState::NodeDetached);
+    let (again, next) = step(&parked, Event::Continue { consumer: "a".into() }).unwrap();
+    assert_eq!((next, again.claims[0].parked.as_str()), (Next::Run(detach), ""));
+}
+
+#[test]
+fn what_an_operator_knows_is_gone_is_forgotten_with_its_attachment() {
+    let two =
+        [claim("a", "here", Write, MultiNodeMultiWriter), claim("b", "here", Write, MultiNodeMultiWriter)];
+    let mut held = Claims { attaches: true, ..holding(&two) };
+    held.attachments.push(Attachment { node: "here".into(), leg: Leg::Present });
+    let (held, next) = step(&held, Event::Forget { consumer: "a".into() }).unwrap();
+    assert_eq!((next, held.leg("here")), (Next::Free, Leg::Present), "the other one has it");
+    let (held, _) = step(&held, Event::Forget { consumer: "b".into() }).unwrap();
+    assert_eq!((held.leg("here"), held.claims.len()), (Leg::Absent, 0));
+    assert_eq!(step(&held, Event::Forget { consumer: "b".into() }), Err(Refusal::NoSuchClaim));
+}
