@@ -318,11 +318,11 @@ impl Daemon {
             self.show_unexplained().await;
         }
         self.tell_status(true).await;
-        // The journal was read as a whole.
-        host::trim_memory();
         if !damaged && let Err(error) = self.handles.volumes.report_orphans().await {
             tracing::warn!(%error, "what no row explains could not be looked for");
         }
+        // The journal and the mount table were read as a whole.
+        host::trim_memory();
         let volumes = self.handles.volumes.clone();
         let watch = tokio::spawn(async move { volumes.watch().await });
         let mut stale = true;

@@ -44,7 +44,8 @@ impl Volumes {
         let looks = shared.looks(&called_mounted).await;
         let sights = shared.sights_of(&called_mounted, &looks).await;
         let mut looked = looks.into_iter().zip(sights);
-        let mut seen: BTreeMap<VolumeKey, Vec<(MountRow, Sight, Option<Look>)>> = BTreeMap::new();
+        // The rows and the looks apart: the rows stay, and with them the memory they were collected in.
+        let mut seen: BTreeMap<VolumeKey, (Vec<Arc<MountRow>>, Vec<(Sight, Option<Look>)>)> = BTreeMap::new();
         for row in mounts {
             let (look, sight) = match row.phase {
                 Phase::Mounted => looked.next().unzip(),
@@ -53,23 +54,24 @@ impl Volumes {
             // A device node outlives a boot; its number does not.
             let left_over = !same_boot && matches!(look, Some(Look::Device { .. }));
             let sight = sight.filter(|_| !left_over).unwrap_or(Sight::Gone);
-            seen.entry(row.volume.clone()).or_default().push((row, sight, look));
+            let (rows, looks) = seen.entry(row.volume.clone()).or_default();
+            rows.push(Arc::new(row));
+            looks.push((sight, look));
         }
 
         let mut changes = vec![Change::Boot(boot)];
         let mut found = Recovered::default();
         let mut recovered = Vec::new();
         for row in volumes {
-            let Some(mounts) = seen.remove(&row.key) else {
+            let Some((mounts, looks)) = seen.remove(&row.key) else {
                 // A volume without users explains nothing.
                 changes.push(Change::DeleteVolume(row.key));
                 continue;
             };
-            let sights = mounts.iter().map(|(_, sight, _)| *sight).collect();
-            for (row, sight, look) in &mounts {
+            let sights = looks.iter().map(|(sight, _)| *sight).collect();
+            for (row, (sight, look)) in mounts.iter().zip(&looks) {
                 changes.extend(tell(row, *sight, look.as_ref(), same_boot).into_iter().map(Change::Event));
             }
-            let mounts = mounts.into_iter().map(|(row, _, _)| Arc::new(row)).collect();
             let mut rows = Journalled::new(Volume { row, mounts });
             if let Err(refusal) = rows.step(Event::Recovered { same_boot, sights }) {
                 tracing::error!(?refusal, "a row could not be recovered");
@@ -78,7 +80,7 @@ impl Volumes {
             rows.committed();
             recovered.push(rows.into_volume());
         }
-        for (key, mounts) in seen {
+        for (key, (mounts, _)) in seen {
             tracing::error!(
                 plugin = key.plugin,
                 mounts = mounts.len(),

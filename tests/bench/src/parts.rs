@@ -79,7 +79,8 @@ pub async fn adopt(host: &Host, report: &mut Report, rounds: usize) -> Result<()
             let csid = host.start()?;
             report.add(&format!("adopt_{count}_ms"), milliseconds(csid.ready));
             let client = host.client(&host.private(), "bench").await?;
-            // Before they are listed: a list of ten thousand is a burst.
+            // At rest, and before they are listed: a list of ten thousand is a burst.
+            tokio::time::sleep(Duration::from_secs(1)).await;
             rss.push(csid.rss()?);
             let adopted = mounted(&client).await?;
             ensure!(adopted == count as usize, "{adopted} of {count} mounts were adopted");
