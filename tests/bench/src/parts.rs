@@ -41,8 +41,19 @@ pub async fn cycles(
                 // Another one is first in each round.
                 let place = (turn + round) % ways.len();
                 let way = WAYS[place].0;
-                if chosen(way, callers) {
-                    report.add_round(way, callers, load::cycle(&ways[place], callers, time).await?);
+                if !chosen(way, callers) {
+                    continue;
+                }
+                let before = csid.cpu()?;
+                let seen = load::cycle(&ways[place], callers, time).await?;
+                report.add_round(way, callers, seen);
+                if let (Way::Csid(_), MANY) = (&ways[place], callers) {
+                    // The cycles before those that count are a tenth.
+                    let cycles = seen.cycles_per_s * time.as_secs_f64() * 1.1;
+                    report.add(
+                        &format!("{way}.csid_cpu_us"),
+                        (csid.cpu()? - before).as_micros() as f64 / cycles,
+                    );
                 }
             }
         }

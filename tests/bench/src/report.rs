@@ -21,7 +21,9 @@ pub const WAYS: [(&str, &str); 4] = [
 pub const CALLERS: [u32; 3] = [1, 16, 64];
 
 /// Printed, but no key of report.json.
-const ASIDE: [&str; 6] = [
+const ASIDE: [&str; 8] = [
+    "private.csid_cpu_us",
+    "bus.csid_cpu_us",
     "adopt_1000_ms",
     "foreign_10_ratio",
     "foreign_1000_ratio",
