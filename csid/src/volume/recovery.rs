@@ -28,6 +28,13 @@ pub struct Recovered {
     pub unsettled: usize,
 }
 
+/// A volume's rows, and what was seen of each. Apart: the rows stay, and with them the memory they were collected in.
+#[derive(Default)]
+struct Seen {
+    mounts: Vec<Arc<MountRow>>,
+    looks: Vec<(Sight, Option<Look>)>,
+}
+
 impl Volumes {
     /// Take over the journal's rows; an error takes nothing, and can be tried again. `boot`: the boot of now, to be journalled; `same_boot`: the rows are of it.
     pub async fn recover(
@@ -44,8 +51,7 @@ impl Volumes {
         let looks = shared.looks(&called_mounted).await;
         let sights = shared.sights_of(&called_mounted, &looks).await;
         let mut looked = looks.into_iter().zip(sights);
-        // The rows and the looks apart: the rows stay, and with them the memory they were collected in.
-        let mut seen: BTreeMap<VolumeKey, (Vec<Arc<MountRow>>, Vec<(Sight, Option<Look>)>)> = BTreeMap::new();
+        let mut seen: BTreeMap<VolumeKey, Seen> = BTreeMap::new();
         for row in mounts {
             let (look, sight) = match row.phase {
                 Phase::Mounted => looked.next().unzip(),
@@ -54,16 +60,16 @@ impl Volumes {
             // A device node outlives a boot; its number does not.
             let left_over = !same_boot && matches!(look, Some(Look::Device { .. }));
             let sight = sight.filter(|_| !left_over).unwrap_or(Sight::Gone);
-            let (rows, looks) = seen.entry(row.volume.clone()).or_default();
-            rows.push(Arc::new(row));
-            looks.push((sight, look));
+            let seen = seen.entry(row.volume.clone()).or_default();
+            seen.mounts.push(Arc::new(row));
+            seen.looks.push((sight, look));
         }
 
         let mut changes = vec![Change::Boot(boot)];
         let mut found = Recovered::default();
         let mut recovered = Vec::new();
         for row in volumes {
-            let Some((mounts, looks)) = seen.remove(&row.key) else {
+            let Some(Seen { mounts, looks }) = seen.remove(&row.key) else {
                 // A volume without users explains nothing.
                 changes.push(Change::DeleteVolume(row.key));
                 continue;
@@ -80,7 +86,7 @@ impl Volumes {
             rows.committed();
             recovered.push(rows.into_volume());
         }
-        for (key, (mounts, _)) in seen {
+        for (key, Seen { mounts, .. }) in seen {
             tracing::error!(
                 plugin = key.plugin,
                 mounts = mounts.len(),
