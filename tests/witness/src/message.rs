@@ -138,12 +138,18 @@ fn coarse(bytes: usize) -> usize {
 }
 
 /// CO rule 17: secrets by their option; mount flags, the opaque contexts and parameters by name, as drivers put
-/// credentials into them.
+/// credentials into them; and a plugin's own words, which may repeat any of it.
 fn is_hidden(field: &FieldDescriptor) -> bool {
     field.options().get_extension(&SECRET).as_bool() == Some(true)
         || matches!(
             field.name(),
-            "mount_flags" | "volume_context" | "publish_context" | "parameters" | "mutable_parameters"
+            "mount_flags"
+                | "volume_context"
+                | "publish_context"
+                | "parameters"
+                | "mutable_parameters"
+                | "message"
+                | "reason"
         )
 }
 
@@ -191,7 +197,9 @@ impl Alteration {
 
 #[cfg(test)]
 mod tests {
-    use csi_proto::csi::v1::{ControllerPublishVolumeRequest, DeleteVolumeRequest};
+    use csi_proto::csi::v1::{
+        ControllerPublishVolumeRequest, DeleteVolumeRequest, NodeGetVolumeStatsResponse, VolumeCondition,
+    };
 
     use super::*;
 
@@ -212,6 +220,17 @@ mod tests {
             assert!(shown["secrets"]["values"]["k"].is_string());
             assert!(!shown.to_string().contains("ss"), "{shown}");
         }
+    }
+
+    #[test]
+    fn a_plugins_words_are_not_shown() {
+        let condition = VolumeCondition { abnormal: true, message: "no login with hunter2".into() };
+        let answer = NodeGetVolumeStatsResponse { volume_condition: Some(condition), ..Default::default() };
+        let output = method("/csi.v1.Node/NodeGetVolumeStats").unwrap().output.clone();
+        let answer = DynamicMessage::decode(output, answer.encode_to_vec().as_slice()).unwrap();
+        let shown = Mask::default().show(&answer);
+        assert_eq!(shown["volume_condition"]["abnormal"], true);
+        assert!(!shown.to_string().contains("hunter2"), "{shown}");
     }
 
     #[test]
