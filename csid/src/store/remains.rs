@@ -19,13 +19,12 @@ const MOST: u32 = 1_000_000;
 /// The rows of a file that could not be opened as a journal. A copy is read: to open a damaged file may change it.
 pub(super) fn of_file(place: &Place) -> Result<Connection, StoreError> {
     // The runtime directory may be too small for it; then the journal's own disk has to hold it for the while.
-    for base in [&place.runtime, &place.directory] {
-        let copy = base.join("journal-copy");
-        let read = copied(place, &copy).and_then(|()| of(&alone(&copy.join(NAME))?));
-        for name in [NAME, LOG] {
-            let _ = std::fs::remove_file(copy.join(name));
-        }
-        let _ = std::fs::remove_dir(&copy);
+    let copies = [&place.runtime, &place.directory].map(|base| base.join("journal-copy"));
+    // What a csid that was killed over it left: a log of another moment, and space of the disk.
+    copies.iter().for_each(|copy| clear(copy));
+    for copy in &copies {
+        let read = copied(place, copy).and_then(|()| of(&alone(&copy.join(NAME))?));
+        clear(copy);
         match read {
             Ok(memory) => return Ok(memory),
             Err(error) => tracing::warn!(%error, "the damaged journal cannot be read from a copy"),
@@ -35,18 +34,22 @@ pub(super) fn of_file(place: &Place) -> Result<Connection, StoreError> {
     in_memory()
 }
 
-fn copied(place: &Place, copy: &Path) -> Result<(), StoreError> {
-    let failed = |source| StoreError::File { step: "copy the damaged journal to", path: copy.into(), source };
-    match std::fs::DirBuilder::new().mode(0o700).create(copy) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(error)),
-        _ => {}
+fn clear(copy: &Path) {
+    // Not what a link leads to.
+    if !copy.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+        return;
     }
     for name in [NAME, LOG] {
-        // A log that an earlier copy left would be taken for this file's.
-        match std::fs::remove_file(copy.join(name)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
+        let _ = std::fs::remove_file(copy.join(name));
+    }
+    let _ = std::fs::remove_dir(copy);
+}
+
+/// Into a directory that nobody else has made.
+fn copied(place: &Place, copy: &Path) -> Result<(), StoreError> {
+    let failed = |source| StoreError::File { step: "copy the damaged journal to", path: copy.into(), source };
+    std::fs::DirBuilder::new().mode(0o700).create(copy).map_err(failed)?;
+    for name in [NAME, LOG] {
         if place.length(name)?.is_some() {
             std::fs::copy(place.path(name), copy.join(name)).map_err(failed)?;
         }

@@ -104,6 +104,41 @@ async fn a_damaged_journal_of_an_older_csid_is_read_and_left_alone() {
     }
 }
 
+/// The copy that is read is made anew, where nobody else has anything, and nothing stays of it.
+#[tokio::test]
+async fn what_lies_in_the_way_of_the_copy_is_not_read() {
+    let (root, directory) = temporary();
+    filled(&directory).await.close().await.unwrap();
+    let another = std::fs::read(database(&directory)).unwrap();
+    let db = Connection::open(database(&directory)).unwrap();
+    db.execute("UPDATE mounts SET uid = 7 WHERE tag = 'second'", []).unwrap();
+    drop(db);
+    let copies = [root.path(), &directory].map(|base| base.join("journal-copy"));
+    let reads = async || {
+        let (store, loaded) = opened(&directory).unwrap();
+        assert!(is_damaged(&store, "checksum"));
+        assert_eq!(loaded.mounts.len(), 5);
+        store.close().await.unwrap();
+    };
+    // A csid was killed over it.
+    for copy in &copies {
+        std::fs::create_dir(copy).unwrap();
+        std::fs::write(copy.join(NAME), &another).unwrap();
+        std::fs::write(copy.join(LOG), "another log").unwrap();
+    }
+    reads().await;
+    assert!(copies.iter().all(|copy| !copy.exists()));
+
+    let elsewhere = root.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::write(elsewhere.join(NAME), &another).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &copies[0]).unwrap();
+    reads().await;
+    assert!(std::fs::read(elsewhere.join(NAME)).unwrap() == another);
+    assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 1);
+    assert!(!copies[1].exists());
+}
+
 /// SQLite drops what comes after a damaged frame of the log, and does not say so.
 #[tokio::test]
 async fn commits_that_are_missing_are_damage() {
