@@ -83,8 +83,8 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                 .to_owned()
         }
         Kind::ClaimConflict => {
-            "Unmount it there first; or give all of them the same options and an access mode that \
-                                lets several in, such as single-node-multi-writer."
+            "Unmount it there first; or give all of them the same name of the volume, the same options and \
+                                an access mode that lets several in, such as single-node-multi-writer."
                 .to_owned()
         }
         Kind::PluginUnavailable => {
