@@ -44,7 +44,8 @@ deb: $(CARGO_DEB) ## target/csid.deb (PROFILE=dev: fast to build, slower to run)
 	$$csictl completions bash >target/completions/csictl.bash
 	$$csictl completions zsh >target/completions/_csictl
 	$$csictl completions fish >target/completions/csictl.fish
-	$(CARGO_DEB) --quiet --package csid --no-build --no-strip --profile $(PROFILE) --output target/csid.deb
+	$(CARGO_DEB) --quiet --package csid --no-build --no-strip --profile $(PROFILE) \
+		$(if $(filter dev,$(PROFILE)),--fast) --output target/csid.deb
 
 debian-packages:
 	@missing=$$(for p in $(DEBIAN_PACKAGES); do
