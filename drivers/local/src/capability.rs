@@ -1,6 +1,6 @@
 //! What a caller wants of a volume, checked: the one place that reads `VolumeCapability`.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 
 use csi_proto::csi::v1::VolumeCapability;
 use csi_proto::csi::v1::volume_capability::AccessType;
@@ -22,6 +22,16 @@ pub struct MountOptions {
     pub flags: MountFlags,
     /// For the file-system; may hold what must not be logged (CO rule 17).
     pub data: Option<CString>,
+}
+
+impl MountOptions {
+    pub fn add_data(&mut self, option: &CStr) {
+        let joined = match &self.data {
+            Some(data) => [data.as_bytes(), b",", option.to_bytes()].concat(),
+            None => option.to_bytes().to_vec(),
+        };
+        self.data = CString::new(joined).ok(); // neither part holds a NUL
+    }
 }
 
 impl Wanted {
@@ -86,15 +96,18 @@ impl Wanted {
     }
 }
 
-/// What a new volume is to hold so that all of these can be had of it.
-pub fn content_for(capabilities: &[VolumeCapability]) -> Result<Content> {
+/// What a new volume is to hold so that all of these can be had of it; one with a source holds what that does.
+pub fn content_for(capabilities: &[VolumeCapability], source: Option<Content>) -> Result<Content> {
     if capabilities.is_empty() {
         return Err(Error::Invalid("volume_capabilities is empty".into()));
     }
     let wanted = capabilities.iter().map(|c| Wanted::parse(Some(c))).collect::<Result<Vec<_>>>()?;
-    let content = wanted.iter().find_map(|w| w.content).unwrap_or(Content::Ext4);
+    let content = source.or_else(|| wanted.iter().find_map(|w| w.content)).unwrap_or(Content::Ext4);
     match wanted.iter().try_for_each(|w| w.fits(content)) {
         Ok(()) => Ok(content),
+        Err(_) if source.is_some() => {
+            Err(Error::Invalid(format!("the source is {}, and something else is asked for", content.name())))
+        }
         Err(_) => Err(Error::Invalid("one volume holds one file-system, or is one block device".into())),
     }
 }

@@ -7,9 +7,11 @@ use csi_proto::csi::v1::*;
 use tonic::{Request, Response, Status};
 
 use crate::capability::{Wanted, content_for};
+use crate::dirs::Listed;
 use crate::error::{Error, Result};
 use crate::serve::{blocking, required};
-use crate::store::{Range, Store};
+use crate::snapshots::Snapshot as Taken;
+use crate::store::{Meta, Range, Source, Store, id_of};
 
 type Answer<T> = std::result::Result<Response<T>, Status>;
 
@@ -30,26 +32,91 @@ pub fn topology(node_id: &str) -> Topology {
     Topology { segments: [(format!("{}/node", crate::identity::NAME), node_id.to_owned())].into() }
 }
 
+fn check_name(name: &str) -> Result<()> {
+    required("name", name)?;
+    if name.len() > 128 || name.chars().any(char::is_control) {
+        return Err(Error::Invalid("a name has at most 128 bytes and no control characters".into()));
+    }
+    Ok(())
+}
+
+fn source(request: &CreateVolumeRequest) -> Result<Option<Source>> {
+    use volume_content_source::Type;
+    let Some(source) = &request.volume_content_source else { return Ok(None) };
+    Ok(Some(match &source.r#type {
+        None => return Err(Error::Invalid("volume_content_source names nothing".into())),
+        Some(Type::Snapshot(s)) => Source::Snapshot(required("snapshot_id", &s.snapshot_id)?.to_owned()),
+        Some(Type::Volume(v)) => Source::Volume(required("volume_id", &v.volume_id)?.to_owned()),
+    }))
+}
+
+fn content_source(source: Source) -> VolumeContentSource {
+    use volume_content_source::{SnapshotSource, Type, VolumeSource};
+    let source = match source {
+        Source::Snapshot(snapshot_id) => Type::Snapshot(SnapshotSource { snapshot_id }),
+        Source::Volume(volume_id) => Type::Volume(VolumeSource { volume_id }),
+    };
+    VolumeContentSource { r#type: Some(source) }
+}
+
+fn snapshot(taken: Taken) -> Snapshot {
+    Snapshot {
+        size_bytes: taken.capacity as i64, // a file's length is an i64
+        snapshot_id: taken.id,
+        source_volume_id: taken.meta.volume,
+        creation_time: Some(taken.meta.created.into()),
+        ready_to_use: true, // one that is not is not shown
+        ..Default::default()
+    }
+}
+
+/// One page of what is sorted by id, and the token of the next. A token names the last one that was shown, so that it
+/// stays good when that is deleted.
+fn page<M>(mut all: Vec<Listed<M>>, max_entries: i32, token: &str) -> Result<(Vec<Listed<M>>, String)> {
+    let max = usize::try_from(max_entries).map_err(|_| Error::Invalid("max_entries is negative".into()))?;
+    if !token.is_empty() {
+        let after = token.strip_prefix(TOKEN).ok_or(Error::Token)?;
+        all.retain(|l| l.id.as_str() > after);
+    }
+    if max == 0 || all.len() <= max {
+        return Ok((all, String::new()));
+    }
+    all.truncate(max);
+    let next = format!("{TOKEN}{}", all[max - 1].id);
+    Ok((all, next))
+}
+
 impl Volumes {
-    fn volume(&self, id: String, capacity: u64) -> Volume {
+    fn volume(&self, id: String, capacity: u64, source: Option<Source>) -> Volume {
         Volume {
             volume_id: id,
             capacity_bytes: capacity as i64, // a file's length is an i64
             accessible_topology: vec![topology(&self.node_id)],
+            content_source: source.map(content_source),
             ..Default::default()
         }
     }
 
+    fn create(&self, request: &CreateVolumeRequest) -> Result<CreateVolumeResponse> {
+        self.check_create(request)?;
+        let source = source(request)?;
+        let holds = match &source {
+            None => None,
+            // Its source may have gone since it was made.
+            Some(source) => Some(match self.store.read(&id_of(&request.name)) {
+                Ok((there, _)) => there.content,
+                Err(Error::NoVolume(_)) => self.store.content_of(source)?,
+                Err(e) => return Err(e),
+            }),
+        };
+        let content = content_for(&request.volume_capabilities, holds)?;
+        let range = range(request.capacity_range)?;
+        let (id, capacity) = self.store.create(&request.name, content, range, source.clone())?;
+        Ok(CreateVolumeResponse { volume: Some(self.volume(id, capacity, source)) })
+    }
+
     fn check_create(&self, request: &CreateVolumeRequest) -> Result<()> {
-        required("name", &request.name)?;
-        if request.name.len() > 128 || request.name.chars().any(char::is_control) {
-            return Err(Error::Invalid("a name has at most 128 bytes and no control characters".into()));
-        }
-        if request.volume_content_source.is_some() {
-            return Err(Error::Invalid(
-                "volumes start empty: this driver has no snapshots and no clones".into(),
-            ));
-        }
+        check_name(&request.name)?;
         if !request.parameters.is_empty() || !request.mutable_parameters.is_empty() {
             return Err(Error::Invalid("this driver has no parameters".into()));
         }
@@ -63,29 +130,23 @@ impl Volumes {
     }
 
     fn list(&self, request: &ListVolumesRequest) -> Result<ListVolumesResponse> {
-        let max = usize::try_from(request.max_entries)
-            .map_err(|_| Error::Invalid("max_entries is negative".into()))?;
-        let max = if max == 0 { usize::MAX } else { max };
-        // A token names the last volume that was shown, so that it stays good when that is deleted.
-        let after = match request.starting_token.as_str() {
-            "" => "",
-            token => token.strip_prefix(TOKEN).ok_or(Error::Token)?,
+        let (page, next_token) = page(self.store.list()?, request.max_entries, &request.starting_token)?;
+        let entry = |listed: Listed<Meta>| list_volumes_response::Entry {
+            status: None,
+            volume: Some(self.volume(listed.id, listed.capacity, listed.meta.source)),
         };
-        let mut rest = self.store.list()?.into_iter().filter(|v| v.id.as_str() > after).peekable();
-        let mut entries = Vec::new();
-        let mut next_token = String::new();
-        while let Some(listed) = rest.next() {
-            let last = listed.id.clone();
-            entries.push(list_volumes_response::Entry {
-                volume: Some(self.volume(listed.id, listed.capacity)),
-                status: None,
-            });
-            if entries.len() >= max && rest.peek().is_some() {
-                next_token = format!("{TOKEN}{last}");
-                break;
-            }
-        }
-        Ok(ListVolumesResponse { entries, next_token })
+        Ok(ListVolumesResponse { entries: page.into_iter().map(entry).collect(), next_token })
+    }
+
+    fn list_snapshots(&self, request: &ListSnapshotsRequest) -> Result<ListSnapshotsResponse> {
+        let wanted = |wish: &str, is: &str| wish.is_empty() || wish == is;
+        let mut all = self.store.snapshots()?;
+        all.retain(|s| {
+            wanted(&request.snapshot_id, &s.id) && wanted(&request.source_volume_id, &s.meta.volume)
+        });
+        let (page, next_token) = page(all, request.max_entries, &request.starting_token)?;
+        let entry = |taken| list_snapshots_response::Entry { snapshot: Some(snapshot(taken)) };
+        Ok(ListSnapshotsResponse { entries: page.into_iter().map(entry).collect(), next_token })
     }
 
     fn validate(
@@ -122,13 +183,7 @@ impl Volumes {
 impl Controller for Volumes {
     async fn create_volume(&self, request: Request<CreateVolumeRequest>) -> Answer<CreateVolumeResponse> {
         let (this, request) = (self.clone(), request.into_inner());
-        blocking("CreateVolume", request.name.clone(), move || {
-            this.check_create(&request)?;
-            let content = content_for(&request.volume_capabilities)?;
-            let (id, capacity) = this.store.create(&request.name, content, range(request.capacity_range)?)?;
-            Ok(CreateVolumeResponse { volume: Some(this.volume(id, capacity)) })
-        })
-        .await
+        blocking("CreateVolume", request.name.clone(), move || this.create(&request)).await
     }
 
     async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Answer<DeleteVolumeResponse> {
@@ -158,8 +213,8 @@ impl Controller for Volumes {
         let (this, request) = (self.clone(), request.into_inner());
         blocking("GetCapacity", String::new(), move || {
             let elsewhere = request.accessible_topology.is_some_and(|t| t != topology(&this.node_id));
-            let fits =
-                request.volume_capabilities.is_empty() || content_for(&request.volume_capabilities).is_ok();
+            let fits = request.volume_capabilities.is_empty()
+                || content_for(&request.volume_capabilities, None).is_ok();
             let none = elsewhere || !fits || !request.parameters.is_empty();
             let bytes = if none { 0 } else { this.store.available()? };
             let available_capacity = i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -176,6 +231,9 @@ impl Controller for Volumes {
             rpc::Type::CreateDeleteVolume,
             rpc::Type::ListVolumes,
             rpc::Type::GetCapacity,
+            rpc::Type::CreateDeleteSnapshot,
+            rpc::Type::ListSnapshots,
+            rpc::Type::CloneVolume,
             rpc::Type::ExpandVolume,
             rpc::Type::SingleNodeMultiWriter,
         ];
@@ -199,6 +257,40 @@ impl Controller for Volumes {
             Ok(ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required: true })
         })
         .await
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> Answer<CreateSnapshotResponse> {
+        let (this, request) = (self.clone(), request.into_inner());
+        blocking("CreateSnapshot", request.source_volume_id.clone(), move || {
+            check_name(&request.name)?;
+            let volume = required("source_volume_id", &request.source_volume_id)?;
+            if !request.parameters.is_empty() {
+                return Err(Error::Invalid("this driver has no parameters".into()));
+            }
+            let taken = this.store.snapshot(&request.name, volume)?;
+            Ok(CreateSnapshotResponse { snapshot: Some(snapshot(taken)) })
+        })
+        .await
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> Answer<DeleteSnapshotResponse> {
+        let (this, id) = (self.clone(), request.into_inner().snapshot_id);
+        blocking("DeleteSnapshot", id.clone(), move || {
+            this.store.delete_snapshot(required("snapshot_id", &id)?)?;
+            Ok(DeleteSnapshotResponse {})
+        })
+        .await
+    }
+
+    async fn list_snapshots(&self, request: Request<ListSnapshotsRequest>) -> Answer<ListSnapshotsResponse> {
+        let (this, request) = (self.clone(), request.into_inner());
+        blocking("ListSnapshots", String::new(), move || this.list_snapshots(&request)).await
     }
 
     // What the capabilities above do not name.
@@ -225,15 +317,6 @@ impl Controller for Volumes {
         &self,
         _: Request<ControllerGetVolumeHealthRequest>,
     ) -> Answer<ControllerGetVolumeHealthResponse> {
-        Err(not_here())
-    }
-    async fn create_snapshot(&self, _: Request<CreateSnapshotRequest>) -> Answer<CreateSnapshotResponse> {
-        Err(not_here())
-    }
-    async fn delete_snapshot(&self, _: Request<DeleteSnapshotRequest>) -> Answer<DeleteSnapshotResponse> {
-        Err(not_here())
-    }
-    async fn list_snapshots(&self, _: Request<ListSnapshotsRequest>) -> Answer<ListSnapshotsResponse> {
         Err(not_here())
     }
     async fn get_snapshot(&self, _: Request<GetSnapshotRequest>) -> Answer<GetSnapshotResponse> {

@@ -13,6 +13,8 @@ pub enum Error {
     Invalid(String),
     #[error("there is no volume {0:?}; `csi-local list` shows those that are")]
     NoVolume(String),
+    #[error("there is no snapshot {0:?}; `csi-local list` shows those that are")]
+    NoSnapshot(String),
     #[error("volume {id} is not at {path}")]
     NotThere { id: String, path: PathBuf },
     #[error("{0}")]
@@ -21,6 +23,8 @@ pub enum Error {
     OutOfRange(String),
     #[error("{0}")]
     NotOnThisNode(String),
+    #[error("{0}")]
+    Full(String),
     #[error("{0}")]
     Precondition(String),
     #[error("another call for volume {0} is still at work; try again when it has ended")]
@@ -41,12 +45,15 @@ impl Error {
     fn code(&self) -> Code {
         match self {
             Error::Invalid(_) => Code::InvalidArgument,
-            Error::NoVolume(_) | Error::NotThere { .. } => Code::NotFound,
+            Error::NoVolume(_) | Error::NoSnapshot(_) | Error::NotThere { .. } => Code::NotFound,
             Error::Exists(_) => Code::AlreadyExists,
             Error::OutOfRange(_) => Code::OutOfRange,
-            Error::NotOnThisNode(_) => Code::ResourceExhausted,
+            Error::NotOnThisNode(_) | Error::Full(_) => Code::ResourceExhausted,
             Error::Precondition(_) | Error::NoTool { .. } => Code::FailedPrecondition,
             Error::Busy(_) | Error::Token => Code::Aborted,
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                Code::ResourceExhausted
+            }
             Error::Io { .. } | Error::Meta { .. } | Error::Tool { .. } => Code::Internal,
         }
     }

@@ -5,6 +5,8 @@
 
 mod capability;
 mod controller;
+mod copy;
+mod dirs;
 mod error;
 mod format;
 mod identity;
@@ -12,6 +14,7 @@ mod loops;
 mod mounts;
 mod node;
 mod serve;
+mod snapshots;
 mod store;
 mod sys;
 
@@ -61,7 +64,9 @@ enum Command {
     },
     /// Delete a volume and all that is in it; one that is in use is refused
     Delete { id: String },
-    /// List the volumes
+    /// Delete a snapshot; volumes that were made from it stay
+    DeleteSnapshot { id: String },
+    /// List the volumes and their snapshots
     List,
 }
 
@@ -113,7 +118,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
                 Filesystem::Ext4 => Content::Ext4,
                 Filesystem::Xfs => Content::Xfs,
             };
-            let (id, _) = store.create(&name, content, Range::exactly(size)?)?;
+            let (id, _) = store.create(&name, content, Range::exactly(size)?, None)?;
             println!("{id}");
             Ok(())
         }
@@ -123,11 +128,25 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             }
             Ok(store.delete(&id)?)
         }
+        Command::DeleteSnapshot { id } => {
+            if let Err(error::Error::NoSnapshot(_)) = store.read_snapshot(&id) {
+                eprintln!("csi-local: there is no snapshot {id:?}");
+            }
+            Ok(store.delete_snapshot(&id)?)
+        }
         Command::List => {
             println!("{:<40} {:>15} {:>15} {:<6} NAME", "ID", "CAPACITY", "ON DISK", "HOLDS");
             for v in store.list()? {
                 let holds = v.meta.content.name();
                 println!("{:<40} {:>15} {:>15} {holds:<6} {}", v.id, v.capacity, v.used, v.meta.name);
+            }
+            let snapshots = store.snapshots()?;
+            if !snapshots.is_empty() {
+                println!("\n{:<40} {:>15} {:>15} {:<6} OF", "SNAPSHOT", "CAPACITY", "ON DISK", "HOLDS");
+            }
+            for s in snapshots {
+                let holds = s.meta.content.name();
+                println!("{:<40} {:>15} {:>15} {holds:<6} {}", s.id, s.capacity, s.used, s.meta.volume);
             }
             Ok(())
         }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, statvfs, statx};
+use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, statvfs, statx, syncfs};
 use rustix::mount::{
     MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, move_mount, open_tree, unmount,
 };
@@ -64,6 +64,22 @@ pub fn mount_filesystem(content: Content, attached: &Loop, at: &Path, options: &
         }
         mounted => mounted.at("mount the volume on", at),
     }
+}
+
+/// Has the image hold what the volume's users have written so far.
+pub fn flush(volume: &Volume) -> Result<()> {
+    for attached in loops::of_image(&volume.image())? {
+        for user in users(&attached, Path::new(""))? {
+            // A mount below another one cannot be reached by its path.
+            if volume.meta.content != Content::Block && matches!(look(&user, volume)?, There::Volume(_)) {
+                let mounted = File::open(&user).at("open", &user)?;
+                syncfs(mounted).at("sync", &user)?;
+                break;
+            }
+        }
+        attached.device.sync_all().at("sync", &attached.node())?;
+    }
+    Ok(())
 }
 
 /// Makes `target` the same mount as `source`. A read-only one is never seen writable.

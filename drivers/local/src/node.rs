@@ -39,7 +39,7 @@ fn path(what: &str, path: &str) -> Result<PathBuf> {
 fn stage(store: &Store, request: &NodeStageVolumeRequest) -> Result<()> {
     let id = required("volume_id", &request.volume_id)?;
     let staging = path("staging_target_path", &request.staging_target_path)?;
-    let wanted = Wanted::parse(request.volume_capability.as_ref())?;
+    let mut wanted = Wanted::parse(request.volume_capability.as_ref())?;
     let mut volume = store.volume(id)?;
     wanted.fits(volume.meta.content)?;
     match volume.meta.content {
@@ -47,7 +47,9 @@ fn stage(store: &Store, request: &NodeStageVolumeRequest) -> Result<()> {
         content => {
             let read_only = wanted.options.flags.contains(MountFlags::RDONLY);
             match look(&staging, &volume)? {
-                There::Volume(_) if mounts::is_read_only(&staging)? == read_only => return Ok(()),
+                There::Volume(attached) if mounts::is_read_only(&staging)? == read_only => {
+                    return fill(&volume, &staging, &attached, read_only);
+                }
                 There::Volume(_) => {
                     return Err(Error::Exists(format!(
                         "volume {id} is staged and differs in being read-only"
@@ -69,9 +71,22 @@ fn stage(store: &Store, request: &NodeStageVolumeRequest) -> Result<()> {
                     loops::attach(&volume.image(), false, true)?
                 }
             };
-            mounts::mount_filesystem(content, &attached, &staging, &wanted.options)
+            if content == Content::Xfs && volume.meta.source.is_some() {
+                // The copy has the UUID of what it was copied from, which may be mounted too.
+                wanted.options.add_data(c"nouuid");
+            }
+            mounts::mount_filesystem(content, &attached, &staging, &wanted.options)?;
+            fill(&volume, &staging, &attached, read_only)
         }
     }
+}
+
+/// A volume may be larger than what it was copied from, and nobody else grows the file-system of a new one.
+fn fill(volume: &Volume, staging: &Path, attached: &Loop, read_only: bool) -> Result<()> {
+    if volume.meta.source.is_none() || read_only {
+        return Ok(());
+    }
+    format::grow(volume, staging, attached)
 }
 
 /// A block volume is staged when a device is attached for good; nothing opens a raw device, so it cannot be autoclear.

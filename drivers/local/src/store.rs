@@ -1,27 +1,25 @@
-//! The volumes on disk. Owns the state directory: `volumes/ID/{image,meta.json}`.
+//! The volumes on disk. Owns the state directory: `volumes/ID/{image,meta.json}`, and `snapshots/ID` with the same files.
 //!
-//! What always holds: a directory `volumes/ID` is a whole volume; it is made aside as `.new-ID` and renamed into place,
-//! and renamed to `.gone-ID` before anything of it is removed, so both of these are rubbish and `sweep` may remove
-//! them. The image's length is the volume's capacity; nothing else records it. Whoever changes a volume or its mounts
-//! holds the lock on its directory, and whoever makes, removes or grows one the lock on `volumes` before it; both are
-//! flocks, so that the command line and the server exclude each other, and go with the process that held them.
+//! What always holds: a directory of either is a whole volume or snapshot (see `dirs`). The image's length is the
+//! volume's capacity; nothing else records it. Whoever changes a volume or its mounts holds the lock on its directory,
+//! and whoever begins to make, removes or grows one the lock on `volumes` before it; both are flocks, so that the
+//! command line and the server exclude each other, and go with the process that held them. A copy that takes long
+//! holds only the locks of its two ends.
 
+use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::dirs::{self, Origin};
 use crate::error::{At, Error, Result};
-use crate::loops;
+use crate::{loops, mounts, snapshots};
 
-/// How long a call waits for another one of the same volume.
-const PATIENCE: Duration = Duration::from_secs(10);
 const BLOCK: u64 = 4096;
 const DEFAULT_CAPACITY: u64 = 1 << 30;
 
@@ -69,6 +67,29 @@ pub struct Meta {
     pub name: String,
     pub content: Content,
     pub format: Format,
+    /// What it was copied from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// The copy has its blocks in common with others: it may yet need as many of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    shared: bool,
+}
+
+/// The id of what a volume starts from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    Snapshot(String),
+    Volume(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Snapshot(id) => write!(f, "snapshot {id}"),
+            Source::Volume(id) => write!(f, "volume {id}"),
+        }
+    }
 }
 
 /// How large a volume is to be, as the caller bounds it.
@@ -100,10 +121,10 @@ impl Range {
         self.required <= capacity && self.limit.is_none_or(|limit| capacity <= limit)
     }
 
-    fn pick(&self, least: u64) -> Result<u64> {
+    fn pick(&self, least: u64, default: u64) -> Result<u64> {
         let wish = match (self.required, self.limit) {
-            (0, None) => DEFAULT_CAPACITY,
-            (0, Some(limit)) => DEFAULT_CAPACITY.min(limit / BLOCK * BLOCK),
+            (0, None) => default,
+            (0, Some(limit)) => default.min(limit / BLOCK * BLOCK),
             (required, _) => required,
         };
         wish.max(least).checked_next_multiple_of(BLOCK).filter(|c| self.holds(*c)).ok_or_else(|| {
@@ -114,7 +135,7 @@ impl Range {
     }
 }
 
-/// The id of the volume with this name: the name itself where that is safe as a file name, else its hash.
+/// The id of the volume or snapshot with this name: the name itself where that is safe as a file name, else its hash.
 pub fn id_of(name: &str) -> String {
     if is_id(name) && !name.starts_with("sha256-") {
         return name.to_owned();
@@ -124,7 +145,7 @@ pub fn id_of(name: &str) -> String {
     format!("sha256-{hex}")
 }
 
-fn is_id(s: &str) -> bool {
+pub fn is_id(s: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric();
     s.len() <= 64
         && s.bytes().next().is_some_and(plain)
@@ -134,6 +155,7 @@ fn is_id(s: &str) -> bool {
 #[derive(Clone, Debug)]
 pub struct Store {
     volumes: PathBuf,
+    pub snapshots: PathBuf,
 }
 
 /// A volume with its lock. `lock` is handed to mkfs too: a killed driver's mkfs keeps the volume locked until it ends.
@@ -144,67 +166,36 @@ pub struct Volume {
     pub lock: File,
 }
 
-pub struct Listed {
-    pub id: String,
-    pub meta: Meta,
-    pub capacity: u64,
-    pub used: u64,
-}
+pub type Listed = dirs::Listed<Meta>;
 
 impl Store {
     pub fn open(state_dir: &Path) -> Result<Store> {
-        let volumes = state_dir.join("volumes");
-        DirBuilder::new().recursive(true).mode(0o700).create(&volumes).at("make", &volumes)?;
-        // Images are found again by this path, whatever the working directory is.
-        let volumes = std::path::absolute(&volumes).at("resolve", &volumes)?;
-        let store = Store { volumes };
+        let make = |name| {
+            let dir = state_dir.join(name);
+            DirBuilder::new().recursive(true).mode(0o700).create(&dir).at("make", &dir)?;
+            // Images are found again by this path, whatever the working directory is.
+            std::path::absolute(&dir).at("resolve", &dir)
+        };
+        let store = Store { volumes: make("volumes")?, snapshots: make("snapshots")? };
         let _lock = store.lock()?;
         store.sweep()?;
         Ok(store)
     }
 
-    fn lock(&self) -> Result<File> {
+    pub fn lock(&self) -> Result<File> {
         let dir = File::open(&self.volumes).at("open", &self.volumes)?;
-        lock(&dir, "of another name").map(|()| dir)
+        dirs::lock(&dir, "of another name").map(|()| dir)
     }
 
     /// Removes what an interrupted create or delete left. The lock must be held.
-    fn sweep(&self) -> Result<()> {
-        for name in self.names()? {
-            if name.starts_with(".new-") || name.starts_with(".gone-") {
-                tracing::info!(leftover = name, "removing what an interrupted call left");
-                remove(&self.volumes.join(&name))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn names(&self) -> Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in self.volumes.read_dir().at("list", &self.volumes)? {
-            names.push(entry.at("list", &self.volumes)?.file_name().to_string_lossy().into_owned());
-        }
-        names.sort();
-        Ok(names)
+    pub fn sweep(&self) -> Result<()> {
+        dirs::sweep(&self.volumes)?;
+        dirs::sweep(&self.snapshots)
     }
 
     /// Every volume, by id. One that goes meanwhile is left out.
     pub fn list(&self) -> Result<Vec<Listed>> {
-        let mut listed = Vec::new();
-        for id in self.names()?.into_iter().filter(|name| is_id(name)) {
-            let dir = self.volumes.join(&id);
-            let stat = match dir.join("image").metadata() {
-                Ok(stat) => stat,
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                Err(e) => return Err(e).at("look at", &dir.join("image")),
-            };
-            match read_meta(&dir) {
-                Ok(meta) => listed.push(Listed { id, meta, capacity: stat.len(), used: stat.blocks() * 512 }),
-                Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(listed)
+        dirs::list(&self.volumes)
     }
 
     /// The bytes that may still be promised: images are sparse, and what they may yet take is taken off, so that
@@ -212,8 +203,11 @@ impl Store {
     pub fn available(&self) -> Result<u64> {
         let stat = rustix::fs::statvfs(&self.volumes).at("look at", &self.volumes)?;
         let mut promised = 0;
-        for volume in self.list()? {
-            promised += volume.capacity.saturating_sub(volume.used);
+        for volume in dirs::list_all::<Meta>(&self.volumes)? {
+            promised += volume.capacity.saturating_sub(if volume.meta.shared { 0 } else { volume.used });
+        }
+        for snapshot in dirs::list_all::<snapshots::Meta>(&self.snapshots)? {
+            promised += snapshot.meta.promised(snapshot.used);
         }
         Ok((stat.f_bavail * stat.f_frsize).saturating_sub(promised))
     }
@@ -230,37 +224,87 @@ impl Store {
     }
 
     /// Makes the volume, or finds that it is there already.
-    pub fn create(&self, name: &str, content: Content, range: Range) -> Result<(String, u64)> {
+    pub fn create(
+        &self,
+        name: &str,
+        content: Content,
+        range: Range,
+        source: Option<Source>,
+    ) -> Result<(String, u64)> {
         let id = id_of(name);
-        let _lock = self.lock()?;
+        if let Some(Source::Volume(id)) = &source {
+            self.flush(id)?;
+        }
+        let store_lock = self.lock()?;
         match self.read(&id) {
             Ok((meta, capacity)) => {
-                return if meta.name == name && meta.content == content && range.holds(capacity) {
+                let same = meta.name == name && meta.content == content && meta.source == source;
+                return if same && range.holds(capacity) {
                     Ok((id, capacity))
                 } else {
                     Err(Error::Exists(format!(
-                        "volume {id} is there with {capacity} bytes of {}; delete it or ask for the same",
-                        meta.content.name()
+                        "volume {id} is there with {capacity} bytes of {} from {}; delete it or ask for the same",
+                        meta.content.name(),
+                        meta.source.map_or("nothing".into(), |s| s.to_string())
                     )))
                 };
             }
             Err(Error::NoVolume(_)) => {}
             Err(e) => return Err(e),
         }
-        let capacity = range.pick(content.least())?;
+        let origin = source.as_ref().map(|s| self.origin(s)).transpose()?;
+        let (least, default, format) = match &origin {
+            Some(origin) if origin.content != content => {
+                return Err(Error::Invalid(format!("the source is {}", origin.content.name())));
+            }
+            Some(origin) => (origin.stat()?.len(), 0, origin.format),
+            None => (content.least(), DEFAULT_CAPACITY, Format::None),
+        };
+        let capacity = range.pick(least, default)?;
         self.sweep()?;
         self.reserve(capacity)?;
-
-        let new = self.volumes.join(format!(".new-{id}"));
-        DirBuilder::new().mode(0o700).create(&new).at("make", &new)?;
-        let path = new.join("image");
-        let image = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-        let image = image.at("make", &path)?;
-        image.set_len(capacity).at("set the size of", &path)?;
-        image.sync_all().at("sync", &path)?;
-        write_meta(&new, &Meta { version: 1, name: name.to_owned(), content, format: Format::None })?;
-        self.rename(&new, &self.volumes.join(&id))?;
+        let meta = |shared| {
+            let name = name.to_owned();
+            Meta { version: 1, name, content, format, source, shared }
+        };
+        dirs::make(store_lock, &self.volumes, &id, capacity, origin, meta)?;
         Ok((id, capacity))
+    }
+
+    /// Before a copy, without the store's lock because it may take long: the disk gets what users have written so far.
+    pub fn flush(&self, id: &str) -> Result<()> {
+        match self.volume(id) {
+            Ok(volume) => mounts::flush(&volume),
+            Err(Error::NoVolume(_)) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn origin(&self, source: &Source) -> Result<Origin> {
+        match source {
+            Source::Snapshot(id) => self.snapshot_origin(id),
+            Source::Volume(id) => self.volume_origin(id),
+        }
+    }
+
+    pub fn volume_origin(&self, id: &str) -> Result<Origin> {
+        let volume = self.volume(id)?;
+        let image = File::open(volume.image()).at("open", &volume.image())?;
+        Ok(Origin {
+            image,
+            content: volume.meta.content,
+            format: volume.meta.format,
+            in_use: loops::of_image(&volume.image())?.first().map(loops::Loop::node),
+            _volume: Some(volume),
+        })
+    }
+
+    /// What the source holds.
+    pub fn content_of(&self, source: &Source) -> Result<Content> {
+        match source {
+            Source::Snapshot(id) => Ok(self.read_snapshot(id)?.meta.content),
+            Source::Volume(id) => Ok(self.read(id)?.0.content),
+        }
     }
 
     /// Removes the volume; one that is not there is removed already.
@@ -281,9 +325,7 @@ impl Store {
                 attached.node().display()
             )));
         }
-        let gone = self.volumes.join(format!(".gone-{id}"));
-        self.rename(&volume.dir, &gone)?;
-        remove(&gone)
+        dirs::remove(&self.volumes, id)
     }
 
     /// Makes the volume at least as large as asked; answers its capacity. The node must follow.
@@ -313,7 +355,7 @@ impl Store {
         let dir = self.volumes.join(id);
         let image = dir.join("image");
         match image.metadata() {
-            Ok(stat) => Ok((read_meta(&dir)?, stat.len())),
+            Ok(stat) => Ok((dirs::read_meta(&dir)?, stat.len())),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::NoVolume(id.to_owned())),
             Err(e) => Err(e).at("look at", &image),
         }
@@ -331,7 +373,7 @@ impl Store {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(none()),
             Err(e) => return Err(e).at("open", &dir),
         };
-        lock(&locked, id)?;
+        dirs::lock(&locked, id)?;
         // While this waited the volume may have been deleted, and even made again.
         let held = locked.metadata().at("look at", &dir)?.ino();
         match dir.metadata() {
@@ -340,13 +382,7 @@ impl Store {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(none()),
             Err(e) => return Err(e).at("look at", &dir),
         }
-        Ok(Volume { id: id.to_owned(), meta: read_meta(&dir)?, dir, lock: locked })
-    }
-
-    /// The rename is what makes or ends a volume; it is on disk before the answer.
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        std::fs::rename(from, to).at("rename", from)?;
-        sync_dir(&self.volumes)
+        Ok(Volume { id: id.to_owned(), meta: dirs::read_meta(&dir)?, dir, lock: locked })
     }
 }
 
@@ -361,7 +397,7 @@ impl Volume {
 
     pub fn set_format(&mut self, format: Format) -> Result<()> {
         self.meta.format = format;
-        write_meta(&self.dir, &self.meta)
+        dirs::write_meta(&self.dir, &self.meta)
     }
 
     /// The lock once more, for a child process to hold.
@@ -370,53 +406,10 @@ impl Volume {
     }
 }
 
-fn lock(dir: &File, id: &str) -> Result<()> {
-    let give_up = Instant::now() + PATIENCE;
-    loop {
-        match flock(dir, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::Busy(id.to_owned())),
-            Err(e) => return Err(e).at("lock the volume", Path::new(id)),
-        }
-    }
-}
-
-/// Removes a volume's directory that has another name by now.
-fn remove(dir: &Path) -> Result<()> {
-    for file in ["image", "meta.json", ".meta.json"].map(|name| dir.join(name)) {
-        match std::fs::remove_file(&file) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            removed => removed.at("remove", &file)?,
-        }
-    }
-    std::fs::remove_dir(dir).at("remove", dir)
-}
-
-fn read_meta(dir: &Path) -> Result<Meta> {
-    let path = dir.join("meta.json");
-    let bytes = std::fs::read(&path).at("read", &path)?;
-    serde_json::from_slice(&bytes).map_err(|source| Error::Meta { path, source })
-}
-
-fn write_meta(dir: &Path, meta: &Meta) -> Result<()> {
-    let (temp, path) = (dir.join(".meta.json"), dir.join("meta.json"));
-    let text = serde_json::to_vec(meta).map_err(|source| Error::Meta { path: path.clone(), source })?;
-    let mut file = File::create(&temp).at("make", &temp)?;
-    file.write_all(&text).at("write", &temp)?;
-    file.sync_all().at("sync", &temp)?;
-    std::fs::rename(&temp, &path).at("rename", &temp)?;
-    sync_dir(dir)
-}
-
-fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|d| d.sync_all()).at("sync", dir)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -432,7 +425,9 @@ mod tests {
 
     #[test]
     fn capacities_keep_to_the_range() {
-        let pick = |required, limit| Range::new(required, limit).and_then(|r| r.pick(1 << 20)).ok();
+        let pick = |required, limit| {
+            Range::new(required, limit).and_then(|r| r.pick(1 << 20, DEFAULT_CAPACITY)).ok()
+        };
         assert_eq!(pick(0, 0), Some(DEFAULT_CAPACITY));
         assert_eq!(pick(1, 0), Some(1 << 20));
         assert_eq!(pick((1 << 20) + 1, 0), Some((1 << 20) + 4096));
@@ -449,10 +444,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let range = Range::new(1 << 20, 1 << 20).unwrap();
-        let (id, capacity) = store.create("one", Content::Block, range).unwrap();
+        let (id, capacity) = store.create("one", Content::Block, range, None).unwrap();
         assert_eq!((id.as_str(), capacity), ("one", 1 << 20));
-        assert_eq!(store.create("one", Content::Block, range).unwrap(), (id, capacity));
-        assert!(matches!(store.create("one", Content::Ext4, range), Err(Error::Exists(_))));
+        assert_eq!(store.create("one", Content::Block, range, None).unwrap(), (id, capacity));
+        assert!(matches!(store.create("one", Content::Ext4, range, None), Err(Error::Exists(_))));
 
         // What a create and a delete that were killed leave.
         let volumes = dir.path().join("volumes");
@@ -461,7 +456,7 @@ mod tests {
         std::fs::rename(volumes.join("one"), volumes.join(".gone-one")).unwrap();
         assert!(matches!(store.read("one"), Err(Error::NoVolume(_))));
         store.delete("one").unwrap();
-        assert_eq!(store.names().unwrap(), Vec::<String>::new());
+        assert_eq!(dirs::names(&volumes).unwrap(), Vec::<String>::new());
     }
 
     #[test]
@@ -469,9 +464,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let free = i64::try_from(store.available().unwrap()).unwrap();
-        store.create("half", Content::Block, Range::new(free / 2, 0).unwrap()).unwrap();
+        store.create("half", Content::Block, Range::new(free / 2, 0).unwrap(), None).unwrap();
         let more = Range::new(free / 4 * 3, 0).unwrap();
-        assert!(matches!(store.create("more", Content::Block, more), Err(Error::OutOfRange(_))));
+        assert!(matches!(store.create("more", Content::Block, more, None), Err(Error::OutOfRange(_))));
         assert!(matches!(store.expand("half", Range::new(free * 2, 0).unwrap()), Err(Error::OutOfRange(_))));
     }
 
@@ -479,7 +474,7 @@ mod tests {
     fn two_calls_for_one_volume_take_turns() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        store.create("v", Content::Block, Range::default()).unwrap();
+        store.create("v", Content::Block, Range::default(), None).unwrap();
         let held = store.volume("v").unwrap();
         let other = store.clone();
         let (send, done) = std::sync::mpsc::channel();

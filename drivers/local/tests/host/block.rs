@@ -39,7 +39,7 @@ async fn a_block_volume_is_a_device_of_its_size() {
 
     assert_eq!(code(host.unstage("v").await), Code::FailedPrecondition, "still published");
     assert_eq!(code(host.delete("v").await), Code::FailedPrecondition, "still staged");
-    host.unpublish("v", "t").await.unwrap();
+    host.unpublish_closed("v", "t").await;
     host.unstage("v").await.unwrap();
     host.assert_clean();
     let image = std::fs::File::open(host.image("v")).unwrap();
@@ -74,7 +74,7 @@ async fn a_read_only_block_publish_cannot_be_written() {
     }
     assert_eq!(code(host.publish("v", &wanted, "ro", false).await), Code::AlreadyExists);
     for target in ["ro", "rw"] {
-        host.unpublish("v", target).await.unwrap();
+        host.unpublish_closed("v", target).await;
     }
     host.unstage("v").await.unwrap();
     host.assert_clean();
@@ -83,7 +83,7 @@ async fn a_read_only_block_publish_cannot_be_written() {
     host.stage("v", &reader).await.unwrap();
     host.publish("v", &reader, "t", false).await.unwrap();
     assert!(cannot_be_written(&host.seen("publish/t")));
-    host.unpublish("v", "t").await.unwrap();
+    host.unpublish_closed("v", "t").await;
     host.unstage("v").await.unwrap();
     host.assert_clean();
 }
@@ -114,7 +114,7 @@ async fn an_open_device_is_said_and_not_attached_twice() {
     assert_eq!(code(host.unpublish("v", "t").await), Code::FailedPrecondition, "open there");
     drop(user);
     let user = std::fs::File::open(format!("/dev/{}", host.loops()[0])).unwrap();
-    host.unpublish("v", "t").await.unwrap();
+    host.unpublish_closed("v", "t").await;
     assert_eq!(code(host.unstage("v").await), Code::FailedPrecondition);
     assert_eq!(code(host.stage("v", &wanted).await), Code::FailedPrecondition);
     assert_eq!(host.loops().len(), 1);

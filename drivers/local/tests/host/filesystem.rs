@@ -164,11 +164,6 @@ async fn volumes_grow_while_they_are_used() {
     }
 }
 
-fn has_cap_sys_resource() -> bool {
-    let sets = rustix::thread::capabilities(None).unwrap();
-    sets.effective.contains(rustix::thread::CapabilitySet::SYS_RESOURCE)
-}
-
 #[tokio::test]
 async fn what_is_not_the_volume_is_left_alone() {
     let host = Host::new();

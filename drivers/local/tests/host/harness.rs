@@ -62,7 +62,8 @@ impl Host {
         let is_cat = |pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "cat\n");
         wait_for("the namespace", || is_cat(holder.id()) && ns(holder.id()) != own);
         let path = std::env::var("PATH").unwrap();
-        let mut host = Host { dir: tempfile::tempdir().unwrap(), holder, driver: None, path };
+        let dir = tempfile::tempdir().unwrap();
+        let mut host = Host { dir, holder, driver: None, path };
         std::fs::create_dir(host.path("staging")).unwrap();
         std::fs::create_dir(host.path("publish")).unwrap();
         host.start();
@@ -189,6 +190,46 @@ impl Host {
         Ok(self.controller().await.create_volume(request).await?.into_inner())
     }
 
+    /// A volume of any file-system, `size` 0 for as large as its source.
+    pub async fn create_from(
+        &self,
+        name: &str,
+        source: volume_content_source::Type,
+        fs: &str,
+        size: i64,
+    ) -> Result<Volume, Status> {
+        let request = CreateVolumeRequest {
+            name: name.to_owned(),
+            capacity_range: Some(CapacityRange { required_bytes: size, limit_bytes: size }),
+            volume_capabilities: vec![capability(fs, Mode::SingleNodeWriter)],
+            volume_content_source: Some(VolumeContentSource { r#type: Some(source) }),
+            ..Default::default()
+        };
+        let answer = self.controller().await.create_volume(request).await?.into_inner();
+        Ok(answer.volume.unwrap())
+    }
+
+    pub async fn snapshot(&self, name: &str, volume: &str) -> Result<Snapshot, Status> {
+        let request = CreateSnapshotRequest {
+            name: name.to_owned(),
+            source_volume_id: volume.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.controller().await.create_snapshot(request).await?.into_inner();
+        Ok(answer.snapshot.unwrap())
+    }
+
+    pub async fn delete_snapshot(&self, snapshot: &str) -> Result<(), Status> {
+        let request = DeleteSnapshotRequest { snapshot_id: snapshot.to_owned(), ..Default::default() };
+        self.controller().await.delete_snapshot(request).await.map(drop)
+    }
+
+    pub async fn snapshots(&self, request: ListSnapshotsRequest) -> Result<(Vec<String>, String), Status> {
+        let answer = self.controller().await.list_snapshots(request).await?.into_inner();
+        let ids = answer.entries.into_iter().map(|e| e.snapshot.unwrap().snapshot_id);
+        Ok((ids.collect(), answer.next_token))
+    }
+
     pub async fn delete(&self, volume: &str) -> Result<(), Status> {
         let request = DeleteVolumeRequest { volume_id: volume.to_owned(), ..Default::default() };
         self.controller().await.delete_volume(request).await.map(drop)
@@ -243,6 +284,20 @@ impl Host {
         self.node().await.node_unpublish_volume(request).await.map(drop)
     }
 
+    /// Unpublishes what this process had open: a program that another test is just starting may have it for an instant
+    /// yet.
+    pub async fn unpublish_closed(&self, volume: &str, target: &str) {
+        for _ in 0..1000 {
+            match self.unpublish(volume, target).await {
+                Err(status) if status.code() == Code::FailedPrecondition => {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                unpublished => return unpublished.unwrap(),
+            }
+        }
+        panic!("{target} stays open");
+    }
+
     pub async fn expand(&self, volume: &str, size: i64) -> Result<i64, Status> {
         let request = ControllerExpandVolumeRequest {
             volume_id: volume.to_owned(),
@@ -270,6 +325,22 @@ impl Host {
         table.lines().filter(|line| line.contains(&dir)).map(str::to_owned).collect()
     }
 
+    /// Has the driver's state on a file-system of its own.
+    pub fn mount_state(&mut self, mount: &str) {
+        self.kill();
+        self.shell(&format!("{mount} {}", self.text("state")));
+        self.start();
+    }
+
+    /// The end of a test with one.
+    pub fn unmount_state(&mut self) {
+        self.assert_no_halves();
+        self.kill();
+        // The kernel may let go of a detached image an instant later.
+        wait_for("umount", || self.command("umount").arg(self.path("state")).status().unwrap().success());
+        assert_eq!(self.mounts(), Vec::<String>::new());
+    }
+
     /// The numbers of the loop devices that carry images of the test.
     pub fn loops(&self) -> Vec<String> {
         let mut loops = Vec::new();
@@ -288,8 +359,15 @@ impl Host {
         wait_for("autoclear", || self.loops().is_empty());
         let targets: Vec<_> = self.path("publish").read_dir().unwrap().flatten().collect();
         assert!(targets.is_empty(), "{targets:?}");
-        for entry in self.path("state/volumes").read_dir().unwrap().flatten() {
-            assert!(!entry.file_name().to_string_lossy().starts_with('.'), "{entry:?}");
+        self.assert_no_halves();
+    }
+
+    /// Nothing is left of what was cut short.
+    pub fn assert_no_halves(&self) {
+        for kind in ["state/volumes", "state/snapshots"] {
+            for entry in self.seen(kind).read_dir().unwrap().flatten() {
+                assert!(!entry.file_name().to_string_lossy().starts_with('.'), "{entry:?}");
+            }
         }
     }
 }
@@ -309,6 +387,22 @@ impl Drop for Host {
             let _ = Command::new("losetup").arg("-d").arg(format!("/dev/{device}")).status();
         }
     }
+}
+
+pub fn of_volume(id: &str) -> volume_content_source::Type {
+    let volume_id = id.to_owned();
+    volume_content_source::Type::Volume(volume_content_source::VolumeSource { volume_id })
+}
+
+pub fn of_snapshot(id: &str) -> volume_content_source::Type {
+    let snapshot_id = id.to_owned();
+    volume_content_source::Type::Snapshot(volume_content_source::SnapshotSource { snapshot_id })
+}
+
+/// Without it the kernel lets no mounted ext4 grow.
+pub fn has_cap_sys_resource() -> bool {
+    let sets = rustix::thread::capabilities(None).unwrap();
+    sets.effective.contains(rustix::thread::CapabilitySet::SYS_RESOURCE)
 }
 
 pub fn is_missing(path: &Path) -> bool {
