@@ -1,5 +1,7 @@
 //! The Controller service: decodes, calls the store, encodes.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use csi_proto::csi::v1::controller_server::Controller;
 use csi_proto::csi::v1::controller_service_capability::{Rpc, Type, rpc};
 use csi_proto::csi::v1::validate_volume_capabilities_response::Confirmed;
@@ -9,18 +11,23 @@ use tonic::{Request, Response, Status};
 use crate::capability::{Wanted, content_for};
 use crate::dirs::Listed;
 use crate::error::{Error, Result};
+use crate::loops;
 use crate::serve::{blocking, required};
 use crate::snapshots::Snapshot as Taken;
-use crate::store::{Meta, Range, Source, Store, id_of};
+use crate::store::{Attachment, Meta, Range, Source, Store, id_of};
 
 type Answer<T> = std::result::Result<Response<T>, Status>;
 
 const TOKEN: &str = "after:";
+/// In publish_context: which attachment it is.
+pub const CONTEXT: &str = "attachment";
 
 #[derive(Clone, Debug)]
 pub struct Volumes {
     pub store: Store,
     pub node_id: String,
+    /// Whether volumes are attached before they are staged.
+    pub attach: bool,
 }
 
 fn range(range: Option<CapacityRange>) -> Result<Range> {
@@ -131,9 +138,15 @@ impl Volumes {
 
     fn list(&self, request: &ListVolumesRequest) -> Result<ListVolumesResponse> {
         let (page, next_token) = page(self.store.list()?, request.max_entries, &request.starting_token)?;
-        let entry = |listed: Listed<Meta>| list_volumes_response::Entry {
-            status: None,
-            volume: Some(self.volume(listed.id, listed.capacity, listed.meta.source)),
+        let entry = |listed: Listed<Meta>| {
+            let nodes = |attached: Option<Attachment>| list_volumes_response::VolumeStatus {
+                published_node_ids: attached.into_iter().map(|a| a.node).collect(),
+                ..Default::default()
+            };
+            list_volumes_response::Entry {
+                status: self.attach.then(|| nodes(listed.meta.attached)),
+                volume: Some(self.volume(listed.id, listed.capacity, listed.meta.source)),
+            }
         };
         Ok(ListVolumesResponse { entries: page.into_iter().map(entry).collect(), next_token })
     }
@@ -147,6 +160,58 @@ impl Volumes {
         let (page, next_token) = page(all, request.max_entries, &request.starting_token)?;
         let entry = |taken| list_snapshots_response::Entry { snapshot: Some(snapshot(taken)) };
         Ok(ListSnapshotsResponse { entries: page.into_iter().map(entry).collect(), next_token })
+    }
+
+    fn attach(&self, request: &ControllerPublishVolumeRequest) -> Result<String> {
+        let id = required("volume_id", &request.volume_id)?;
+        let node = required("node_id", &request.node_id)?;
+        let wanted = Wanted::parse(request.volume_capability.as_ref())?;
+        let mut volume = self.store.volume(id)?;
+        if node != self.node_id {
+            return Err(Error::NoNode(node.to_owned(), self.node_id.clone()));
+        }
+        wanted.fits(volume.meta.content)?;
+        match &volume.meta.attached {
+            // By this driver under another name, which is the same host for all that is known.
+            Some(a) if a.node != node => Err(Error::Precondition(format!(
+                "volume {id} is attached to node {}; detach it there first",
+                a.node
+            ))),
+            Some(a) if a.read_only != request.readonly => {
+                Err(Error::Exists(format!("volume {id} is attached and differs in being read-only")))
+            }
+            Some(a) => Ok(a.context.clone()),
+            None => {
+                let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let context = format!("{:x}", since_epoch.as_nanos());
+                volume.set_attached(Some(Attachment {
+                    node: node.to_owned(),
+                    read_only: request.readonly,
+                    context: context.clone(),
+                }))?;
+                Ok(context)
+            }
+        }
+    }
+
+    /// What is not there, or not attached to that node, is detached already.
+    fn detach(&self, request: &ControllerUnpublishVolumeRequest) -> Result<()> {
+        let id = required("volume_id", &request.volume_id)?;
+        let mut volume = match self.store.volume(id) {
+            Err(Error::NoVolume(_)) => return Ok(()),
+            volume => volume?,
+        };
+        let node = &request.node_id; // empty: from every node
+        if volume.meta.attached.as_ref().is_none_or(|a| !node.is_empty() && a.node != *node) {
+            return Ok(());
+        }
+        if let Some(attached) = loops::of_image(&volume.image())?.first() {
+            return Err(Error::Precondition(format!(
+                "volume {id} is in use on {}; unpublish and unstage it first",
+                attached.node().display()
+            )));
+        }
+        volume.set_attached(None)
     }
 
     fn validate(
@@ -189,7 +254,7 @@ impl Controller for Volumes {
     async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Answer<DeleteVolumeResponse> {
         let (this, id) = (self.clone(), request.into_inner().volume_id);
         blocking("DeleteVolume", id.clone(), move || {
-            this.store.delete(required("volume_id", &id)?)?;
+            this.store.delete(required("volume_id", &id)?, this.attach)?;
             Ok(DeleteVolumeResponse {})
         })
         .await
@@ -227,7 +292,7 @@ impl Controller for Volumes {
         &self,
         _: Request<ControllerGetCapabilitiesRequest>,
     ) -> Answer<ControllerGetCapabilitiesResponse> {
-        let capabilities = [
+        let always = [
             rpc::Type::CreateDeleteVolume,
             rpc::Type::ListVolumes,
             rpc::Type::GetCapacity,
@@ -237,9 +302,15 @@ impl Controller for Volumes {
             rpc::Type::ExpandVolume,
             rpc::Type::SingleNodeMultiWriter,
         ];
+        let attaching = [
+            rpc::Type::PublishUnpublishVolume,
+            rpc::Type::PublishReadonly,
+            rpc::Type::ListVolumesPublishedNodes,
+        ];
+        let capabilities = always.iter().chain(attaching.iter().filter(|_| self.attach));
         let capabilities = capabilities
-            .map(|c| ControllerServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: c.into() })) });
-        Ok(Response::new(ControllerGetCapabilitiesResponse { capabilities: capabilities.into() }))
+            .map(|c| ControllerServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: (*c).into() })) });
+        Ok(Response::new(ControllerGetCapabilitiesResponse { capabilities: capabilities.collect() }))
     }
 
     async fn controller_expand_volume(
@@ -293,20 +364,37 @@ impl Controller for Volumes {
         blocking("ListSnapshots", String::new(), move || this.list_snapshots(&request)).await
     }
 
-    // What the capabilities above do not name.
-
     async fn controller_publish_volume(
         &self,
-        _: Request<ControllerPublishVolumeRequest>,
+        request: Request<ControllerPublishVolumeRequest>,
     ) -> Answer<ControllerPublishVolumeResponse> {
-        Err(not_here())
+        if !self.attach {
+            return Err(not_here());
+        }
+        let (this, request) = (self.clone(), request.into_inner());
+        blocking("ControllerPublishVolume", request.volume_id.clone(), move || {
+            let publish_context = [(CONTEXT.to_owned(), this.attach(&request)?)].into();
+            Ok(ControllerPublishVolumeResponse { publish_context })
+        })
+        .await
     }
+
     async fn controller_unpublish_volume(
         &self,
-        _: Request<ControllerUnpublishVolumeRequest>,
+        request: Request<ControllerUnpublishVolumeRequest>,
     ) -> Answer<ControllerUnpublishVolumeResponse> {
-        Err(not_here())
+        if !self.attach {
+            return Err(not_here());
+        }
+        let (this, request) = (self.clone(), request.into_inner());
+        blocking("ControllerUnpublishVolume", request.volume_id.clone(), move || {
+            this.detach(&request).map(|()| ControllerUnpublishVolumeResponse {})
+        })
+        .await
     }
+
+    // What the capabilities above do not name.
+
     async fn controller_list_volume_health(
         &self,
         _: Request<ControllerListVolumeHealthRequest>,

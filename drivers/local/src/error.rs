@@ -15,6 +15,8 @@ pub enum Error {
     NoVolume(String),
     #[error("there is no snapshot {0:?}; `csi-local list` shows those that are")]
     NoSnapshot(String),
+    #[error("there is no node {0:?}: volumes of this driver are attached only where it runs, on {1:?}")]
+    NoNode(String, String),
     #[error("volume {id} is not at {path}")]
     NotThere { id: String, path: PathBuf },
     #[error("{0}")]
@@ -45,7 +47,9 @@ impl Error {
     fn code(&self) -> Code {
         match self {
             Error::Invalid(_) => Code::InvalidArgument,
-            Error::NoVolume(_) | Error::NoSnapshot(_) | Error::NotThere { .. } => Code::NotFound,
+            Error::NoVolume(_) | Error::NoSnapshot(_) | Error::NoNode(..) | Error::NotThere { .. } => {
+                Code::NotFound
+            }
             Error::Exists(_) => Code::AlreadyExists,
             Error::OutOfRange(_) => Code::OutOfRange,
             Error::NotOnThisNode(_) | Error::Full(_) => Code::ResourceExhausted,

@@ -48,6 +48,10 @@ enum Command {
         /// This node's id [default: the host's name]
         #[arg(long)]
         node_id: Option<String>,
+        /// Have volumes attached to this node before they are staged (PUBLISH_UNPUBLISH_VOLUME); change this only
+        /// while none is in use
+        #[arg(long)]
+        attach: bool,
     },
     /// Create a volume and print its id; one that is there already is left as it is
     Create {
@@ -106,11 +110,11 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> anyhow::Result<()> {
     let store = Store::open(&arguments.state_dir)?;
     match arguments.command {
-        Command::Serve { endpoint, node_id } => {
+        Command::Serve { endpoint, node_id, attach } => {
             let node_id = node_id.unwrap_or_else(hostname);
             // Dropping the runtime waits for calls whose callers have gone.
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-            runtime.context("starting")?.block_on(serve::serve(store, &endpoint, node_id))
+            runtime.context("starting")?.block_on(serve::serve(store, &endpoint, node_id, attach))
         }
         Command::Create { name, size, fs, block } => {
             let content = match fs {
@@ -126,7 +130,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             if let Err(error::Error::NoVolume(_)) = store.read(&id) {
                 eprintln!("csi-local: there is no volume {id:?}");
             }
-            Ok(store.delete(&id)?)
+            Ok(store.delete(&id, false)?)
         }
         Command::DeleteSnapshot { id } => {
             if let Err(error::Error::NoSnapshot(_)) = store.read_snapshot(&id) {

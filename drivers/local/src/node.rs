@@ -2,6 +2,7 @@
 //! it may be repeated, or continue what a killed driver began. It owns no state: volumes are the store's, mounts and
 //! devices the kernel's.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use csi_proto::csi::v1::node_server::Node;
@@ -12,7 +13,7 @@ use rustix::mount::MountFlags;
 use tonic::{Request, Response, Status};
 
 use crate::capability::Wanted;
-use crate::controller::topology;
+use crate::controller::{CONTEXT, topology};
 use crate::error::{At, Error, Result};
 use crate::format;
 use crate::loops::{self, Loop};
@@ -26,6 +27,29 @@ type Answer<T> = std::result::Result<Response<T>, Status>;
 pub struct Host {
     pub store: Store,
     pub node_id: String,
+    /// Whether volumes are attached through the controller first.
+    pub attach: bool,
+}
+
+impl Host {
+    /// Whether the volume is attached for reading only; an error where it is not attached at all, or not so.
+    fn attached_read_only(&self, volume: &Volume, context: &BTreeMap<String, String>) -> Result<bool> {
+        if !self.attach {
+            return Ok(false);
+        }
+        match &volume.meta.attached {
+            Some(a) if a.node == self.node_id && context.get(CONTEXT) == Some(&a.context) => Ok(a.read_only),
+            Some(a) if a.node == self.node_id => Err(Error::Precondition(format!(
+                "publish_context is not that of the attachment of volume {}; hand on what ControllerPublishVolume \
+                 answers",
+                volume.id
+            ))),
+            _ => Err(Error::Precondition(format!(
+                "volume {} is not attached to node {}; ControllerPublishVolume comes first",
+                volume.id, self.node_id
+            ))),
+        }
+    }
 }
 
 fn path(what: &str, path: &str) -> Result<PathBuf> {
@@ -36,14 +60,17 @@ fn path(what: &str, path: &str) -> Result<PathBuf> {
     }
 }
 
-fn stage(store: &Store, request: &NodeStageVolumeRequest) -> Result<()> {
+fn stage(host: &Host, request: &NodeStageVolumeRequest) -> Result<()> {
     let id = required("volume_id", &request.volume_id)?;
     let staging = path("staging_target_path", &request.staging_target_path)?;
     let mut wanted = Wanted::parse(request.volume_capability.as_ref())?;
-    let mut volume = store.volume(id)?;
+    let mut volume = host.store.volume(id)?;
     wanted.fits(volume.meta.content)?;
+    if host.attached_read_only(&volume, &request.publish_context)? {
+        wanted.options.flags |= MountFlags::RDONLY;
+    }
     match volume.meta.content {
-        Content::Block => stage_block(&volume, wanted.reader_only()),
+        Content::Block => stage_block(&volume, wanted.options.flags.contains(MountFlags::RDONLY)),
         content => {
             let read_only = wanted.options.flags.contains(MountFlags::RDONLY);
             match look(&staging, &volume)? {
@@ -130,13 +157,14 @@ fn unstage(store: &Store, request: &NodeUnstageVolumeRequest) -> Result<()> {
     }
 }
 
-fn publish(store: &Store, request: &NodePublishVolumeRequest) -> Result<()> {
+fn publish(host: &Host, request: &NodePublishVolumeRequest) -> Result<()> {
     let id = required("volume_id", &request.volume_id)?;
     let target = path("target_path", &request.target_path)?;
     let wanted = Wanted::parse(request.volume_capability.as_ref())?;
-    let volume = store.volume(id)?;
+    let volume = host.store.volume(id)?;
     wanted.fits(volume.meta.content)?;
-    let read_only = request.readonly || wanted.reader_only();
+    let attached_read_only = host.attached_read_only(&volume, &request.publish_context)?;
+    let read_only = request.readonly || wanted.reader_only() || attached_read_only;
     let staging = Path::new(&request.staging_target_path);
     match volume.meta.content {
         Content::Block => publish_block(&volume, &target, read_only, wanted.mode),
@@ -309,7 +337,7 @@ impl Node for Host {
     ) -> Answer<NodeStageVolumeResponse> {
         let (this, request) = (self.clone(), request.into_inner());
         blocking("NodeStageVolume", request.volume_id.clone(), move || {
-            stage(&this.store, &request).map(|()| NodeStageVolumeResponse {})
+            stage(&this, &request).map(|()| NodeStageVolumeResponse {})
         })
         .await
     }
@@ -331,7 +359,7 @@ impl Node for Host {
     ) -> Answer<NodePublishVolumeResponse> {
         let (this, request) = (self.clone(), request.into_inner());
         blocking("NodePublishVolume", request.volume_id.clone(), move || {
-            publish(&this.store, &request).map(|()| NodePublishVolumeResponse {})
+            publish(&this, &request).map(|()| NodePublishVolumeResponse {})
         })
         .await
     }

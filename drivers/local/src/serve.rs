@@ -22,7 +22,7 @@ use crate::identity::Plugin;
 use crate::node::Host;
 use crate::store::Store;
 
-pub async fn serve(store: Store, endpoint: &str, node_id: String) -> anyhow::Result<()> {
+pub async fn serve(store: Store, endpoint: &str, node_id: String, attach: bool) -> anyhow::Result<()> {
     // Before the socket: whoever sees that may end us.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -31,8 +31,12 @@ pub async fn serve(store: Store, endpoint: &str, node_id: String) -> anyhow::Res
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = tonic::transport::Server::builder()
         .add_service(IdentityServer::new(Plugin))
-        .add_service(ControllerServer::new(Volumes { store: store.clone(), node_id: node_id.clone() }))
-        .add_service(NodeServer::new(Host { store, node_id }))
+        .add_service(ControllerServer::new(Volumes {
+            store: store.clone(),
+            node_id: node_id.clone(),
+            attach,
+        }))
+        .add_service(NodeServer::new(Host { store, node_id, attach }))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
             // A sender that is dropped ends the wait too.
             let _ = stopped.await;

@@ -73,6 +73,8 @@ pub struct Meta {
     /// The copy has its blocks in common with others: it may yet need as many of its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     shared: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attached: Option<Attachment>,
 }
 
 /// The id of what a volume starts from.
@@ -90,6 +92,16 @@ impl fmt::Display for Source {
             Source::Volume(id) => write!(f, "volume {id}"),
         }
     }
+}
+
+/// Where a volume is attached, when the driver attaches at all.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attachment {
+    pub node: String,
+    pub read_only: bool,
+    /// Which attachment it is: another one has another.
+    pub context: String,
 }
 
 /// How large a volume is to be, as the caller bounds it.
@@ -265,7 +277,7 @@ impl Store {
         self.reserve(capacity)?;
         let meta = |shared| {
             let name = name.to_owned();
-            Meta { version: 1, name, content, format, source, shared }
+            Meta { version: 1, name, content, format, source, shared, attached: None }
         };
         dirs::make(store_lock, &self.volumes, &id, capacity, origin, meta)?;
         Ok((id, capacity))
@@ -307,8 +319,8 @@ impl Store {
         }
     }
 
-    /// Removes the volume; one that is not there is removed already.
-    pub fn delete(&self, id: &str) -> Result<()> {
+    /// Removes the volume; one that is not there is removed already. Who attaches does not want an attached one removed.
+    pub fn delete(&self, id: &str, attaches: bool) -> Result<()> {
         let _lock = self.lock()?;
         self.sweep()?;
         let volume = match self.volume(id) {
@@ -323,6 +335,12 @@ impl Store {
             return Err(Error::Precondition(format!(
                 "volume {id} is in use on {}; unpublish and unstage it first",
                 attached.node().display()
+            )));
+        }
+        if let Some(attached) = volume.meta.attached.as_ref().filter(|_| attaches) {
+            let node = &attached.node;
+            return Err(Error::Precondition(format!(
+                "volume {id} is attached to node {node}; detach it first"
             )));
         }
         dirs::remove(&self.volumes, id)
@@ -400,6 +418,11 @@ impl Volume {
         dirs::write_meta(&self.dir, &self.meta)
     }
 
+    pub fn set_attached(&mut self, attached: Option<Attachment>) -> Result<()> {
+        self.meta.attached = attached;
+        dirs::write_meta(&self.dir, &self.meta)
+    }
+
     /// The lock once more, for a child process to hold.
     pub fn share_lock(&self) -> Result<OwnedFd> {
         Ok(self.lock.try_clone().at("share the lock of", &self.dir)?.into())
@@ -455,7 +478,7 @@ mod tests {
         std::fs::write(volumes.join(".new-two/image"), "x").unwrap();
         std::fs::rename(volumes.join("one"), volumes.join(".gone-one")).unwrap();
         assert!(matches!(store.read("one"), Err(Error::NoVolume(_))));
-        store.delete("one").unwrap();
+        store.delete("one", true).unwrap();
         assert_eq!(dirs::names(&volumes).unwrap(), Vec::<String>::new());
     }
 

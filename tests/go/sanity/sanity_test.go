@@ -19,28 +19,38 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-var access = flag.String("access", "mount", "mount or block")
+var (
+	access = flag.String("access", "mount", "mount or block")
+	attach = flag.Bool("attach", false, "serve --attach")
+)
 
 // Why a test may be skipped, by the suite's own words. Another skip fails the run, and so does one that is listed here
 // and not seen: the list is what it says.
 var reasons = map[string]string{
-	"ControllerPublishVolume not supported":             controller,
-	"ControllerUnpublishVolume not supported":           controller,
-	"Controller Publish, UnpublishVolume not supported": controller,
-	"GetSnapshot not supported":                         "alpha; ListSnapshots tells the same",
-	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":  "alpha; there is one node",
-	"GroupControllerService not supported":              "no snapshots of several volumes at once",
-	"Modify volume not supported":                       parameters,
-	"Modify Volume not supported":                       parameters,
-	"ControllerModifyVolume not supported":              parameters,
-	"ControllerGetVolumeHealth not supported":           health,
-	"ControllerListVolumeHealth not supported":          health,
-	"NodeGetVolumeHealth not supported":                 health,
-	"NodeGetStorageHealth not supported":                health,
+	"GetSnapshot not supported":                        "alpha; ListSnapshots tells the same",
+	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported": "alpha; there is one node",
+	"GroupControllerService not supported":             "no snapshots of several volumes at once",
+	"Modify volume not supported":                      parameters,
+	"Modify Volume not supported":                      parameters,
+	"ControllerModifyVolume not supported":             parameters,
+	"ControllerGetVolumeHealth not supported":          health,
+	"ControllerListVolumeHealth not supported":         health,
+	"NodeGetVolumeHealth not supported":                health,
+	"NodeGetStorageHealth not supported":               health,
+}
+
+// And with -attach, or without.
+var attachReasons = map[bool]map[string]string{
+	true: {"testnodevolumeattachlimit not enabled": "a node has as many volumes as it likes"},
+	false: {
+		"ControllerPublishVolume not supported":             controller,
+		"ControllerUnpublishVolume not supported":           controller,
+		"Controller Publish, UnpublishVolume not supported": controller,
+	},
 }
 
 const (
-	controller = "nothing is attached through a controller: the volumes are on the node"
+	controller = "nothing is attached without --attach"
 	parameters = "volumes have no parameters to modify"
 	health     = "alpha; the driver does not watch health"
 )
@@ -56,7 +66,12 @@ func TestSanity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	serve := exec.Command(driver, "--state-dir", state, "serve", "--node-id", "sanity", "--endpoint", "unix://"+socket)
+	maps.Copy(reasons, attachReasons[*attach])
+	arguments := []string{"--state-dir", state, "serve", "--node-id", "sanity", "--endpoint", "unix://" + socket}
+	if *attach {
+		arguments = append(arguments, "--attach")
+	}
+	serve := exec.Command(driver, arguments...)
 	serve.Stderr = log
 	if err := serve.Start(); err != nil {
 		t.Fatal(err)
@@ -101,7 +116,7 @@ func TestSanity(t *testing.T) {
 	}
 
 	// "pending" is what the suite itself has switched off.
-	fmt.Printf("\ncsi-sanity v5.6.0, %s volumes: %v\n", *access, counts)
+	fmt.Printf("\ncsi-sanity v5.6.0, %s volumes, attach %t: %v\n", *access, *attach, counts)
 	for _, message := range slices.Sorted(maps.Keys(skipped)) {
 		reason, known := reasons[message]
 		if !known {

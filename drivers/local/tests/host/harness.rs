@@ -1,6 +1,7 @@
 //! A mount namespace with a driver in it. The namespace is held by a `cat` whose input is this process: when a test
 //! dies the namespace and its mounts go with it. The test looks into it through /proc/PID/root.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,10 @@ pub struct Host {
     holder: Child,
     driver: Option<Child>,
     pub path: String,
+    /// What the drivers started from here on get after `serve`.
+    pub flags: Vec<&'static str>,
+    /// The publish_context of stage and publish.
+    pub context: BTreeMap<String, String>,
 }
 
 /// What a volume is to be, in most tests.
@@ -63,7 +68,14 @@ impl Host {
         wait_for("the namespace", || is_cat(holder.id()) && ns(holder.id()) != own);
         let path = std::env::var("PATH").unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let mut host = Host { dir, holder, driver: None, path };
+        let mut host = Host {
+            dir,
+            holder,
+            driver: None,
+            path,
+            flags: vec!["--node-id", "here"],
+            context: BTreeMap::new(),
+        };
         std::fs::create_dir(host.path("staging")).unwrap();
         std::fs::create_dir(host.path("publish")).unwrap();
         host.start();
@@ -116,7 +128,7 @@ impl Host {
     pub fn spawn(&self) -> Child {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
         let mut command = self.command(env!("CARGO_BIN_EXE_csi-local"));
-        command.args(["--state-dir", &self.text("state"), "serve", "--node-id", "here"]);
+        command.args(["--state-dir", &self.text("state"), "serve"]).args(&self.flags);
         let endpoint = format!("unix://{}", self.text("csi.sock"));
         command.env("CSI_ENDPOINT", endpoint).stderr(log).spawn().unwrap()
     }
@@ -241,6 +253,7 @@ impl Host {
             volume_id: volume.to_owned(),
             staging_target_path: self.text("staging"),
             volume_capability: Some(wanted.clone()),
+            publish_context: self.context.clone(),
             ..Default::default()
         }
     }
@@ -270,6 +283,7 @@ impl Host {
             staging_target_path: self.text("staging"),
             target_path: self.text(&format!("publish/{target}")),
             volume_capability: Some(wanted.clone()),
+            publish_context: self.context.clone(),
             readonly,
             ..Default::default()
         };
