@@ -394,12 +394,12 @@ impl Drop for Host {
         if self.driver.is_some() {
             self.kill();
         }
-        // Autoclear devices go with the mounts of the namespace; raw block ones do not.
-        drop(self.holder.stdin.take());
-        let _ = self.holder.wait();
+        // Those in use go with the mounts of the namespace. Before that: later an image's path does not tell whose it is.
         for device in self.loops() {
             let _ = Command::new("losetup").arg("-d").arg(format!("/dev/{device}")).status();
         }
+        drop(self.holder.stdin.take());
+        let _ = self.holder.wait();
     }
 }
 
