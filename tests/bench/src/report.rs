@@ -84,7 +84,9 @@ impl Report {
             row.push(text(of_floor, 2));
             table.add_row(row);
         }
-        println!("{table}\n");
+        if !table.is_empty() {
+            println!("{table}\n");
+        }
         let mut table = new_table(["target", "measured", "", ""]);
         for (what, value, unit, bound) in self.targets() {
             let Some(value) = value else { continue };
