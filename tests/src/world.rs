@@ -21,7 +21,7 @@ use crate::plugin::TestPlugin;
 use crate::script::Device;
 
 /// No test takes longer.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(600);
 /// What is to come by itself comes within this.
 pub const SOON: Duration = Duration::from_secs(15);
 
