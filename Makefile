@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .ONESHELL:
-.PHONY: help demo test soak check bench deb debian-packages
+.PHONY: help demo test soak check bench count count-renew deb debian-packages
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
@@ -14,7 +14,7 @@ DEBIAN_PACKAGES := build-essential dbus e2fsprogs polkitd procps systemd-contain
 PROFILE ?= release
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: debian-packages ## a volume mounted, csid killed, a machine rebooted, the file still there (root)
 	$(MAKE) --no-print-directory deb PROFILE=dev
@@ -23,6 +23,7 @@ demo: debian-packages ## a volume mounted, csid killed, a machine rebooted, the 
 test: debian-packages ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 	$(MAKE) --no-print-directory deb PROFILE=dev
 	tests/run
+	$(MAKE) --no-print-directory count
 
 soak: debian-packages ## csid killed 10,000 times, and more that takes long (root)
 	tests/soak
@@ -35,6 +36,14 @@ check: $(CARGO_DENY) ## format, clippy, dependencies
 bench: debian-packages ## what a durable mount costs against the bare RPCs, and the targets: one table (root)
 	cargo build --locked --release -p csid -p csid-bench
 	target/release/csid-bench
+
+count: debian-packages ## the instructions and system calls of one mount, against tests/bench/count.toml (root)
+	cargo build --locked --release -p csid -p csid-bench
+	target/release/csid-bench count
+
+count-renew: debian-packages ## keep what one mount executes now, in tests/bench/count.toml (root)
+	cargo build --locked --release -p csid -p csid-bench
+	target/release/csid-bench count --renew
 
 deb: $(CARGO_DEB) ## target/csid.deb (PROFILE=dev: fast to build, slower to run)
 	cargo build --locked -p csid -p csictl -p csi-local --profile $(PROFILE)

@@ -49,6 +49,10 @@ pub struct Csid {
 }
 
 impl Csid {
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// Resident memory, KiB.
     pub fn rss(&self) -> Result<f64> {
         let text = fs::read_to_string(format!("/proc/{}/status", self.process.pid()))?;

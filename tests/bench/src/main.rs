@@ -2,14 +2,18 @@
 //! plugin whose publish makes one bind mount, and the journal on a real disk. It prints the medians of interleaved rounds and
 //! the targets, and writes `report.json`. Absolute times mean little; ratios within one run hold.
 
+#[cfg(target_arch = "x86_64")]
+mod count;
 mod host;
 mod load;
 mod parts;
 mod paths;
 mod plugin;
 mod report;
+#[cfg(target_arch = "x86_64")]
+mod trace;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -37,12 +41,15 @@ struct Args {
     /// Of one measurement of cycles.
     #[arg(long, default_value_t = 1000)]
     milliseconds: u64,
-    /// Where the journal lies while it is measured, and report.json afterwards: on a real disk.
+    /// Where the journal lies while it is measured, and report.json afterwards: on a real disk. Not of `count`.
     #[arg(long, default_value = "target/bench")]
     directory: PathBuf,
     /// The csid to be measured [default: beside this program].
     #[arg(long)]
     csid: Option<PathBuf>,
+    /// In the mount namespace that this program made for itself.
+    #[arg(long, hide = true, global = true)]
+    inside: Option<PathBuf>,
     #[command(subcommand)]
     role: Option<Role>,
 }
@@ -57,13 +64,17 @@ enum Part {
     Idle,
 }
 
-/// What this program is for itself.
 #[derive(Subcommand)]
 enum Role {
+    /// Count the instructions and the system calls of a mount and an unmount, against the kept figures
+    Count {
+        /// Keep what is counted now.
+        #[arg(long)]
+        renew: bool,
+    },
+    /// What this program is for itself.
     #[command(hide = true)]
     ServePlugin { socket: PathBuf },
-    #[command(hide = true)]
-    Inside { host: PathBuf },
 }
 
 fn main() -> ExitCode {
@@ -77,24 +88,33 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<ExitCode> {
-    match &args.role {
-        None => outside(args),
-        Some(Role::ServePlugin { socket }) => plugin::serve(socket).map(|()| ExitCode::SUCCESS),
-        Some(Role::Inside { host }) => inside(args, host).map(|()| ExitCode::SUCCESS),
+    if let Some(Role::ServePlugin { socket }) = &args.role {
+        return plugin::serve(socket).map(|()| ExitCode::SUCCESS);
+    }
+    let Some(directory) = &args.inside else { return outside(args) };
+    let beside = std::env::current_exe()?.with_file_name("csid");
+    let host = Host::new(directory, args.csid.as_ref().unwrap_or(&beside))?;
+    match args.role {
+        Some(Role::Count { renew }) => count(&host, renew),
+        _ => measure(args, &host).map(|()| ExitCode::SUCCESS),
     }
 }
 
 /// Run this once more in a mount namespace of its own: whatever it mounts ends with it.
 fn outside(args: &Args) -> Result<ExitCode> {
     ensure!(rustix::process::geteuid().is_root(), "mounting needs root");
-    std::fs::create_dir_all(&args.directory)?;
-    let directory = std::path::absolute(&args.directory)?;
+    let directory = match args.role {
+        // The same on each machine: no disk, and paths of one length, for they are in messages.
+        Some(Role::Count { .. }) => PathBuf::from("/dev/shm"),
+        _ => std::path::absolute(&args.directory)?,
+    };
+    std::fs::create_dir_all(&directory)?;
     let host = tempfile::Builder::new().prefix("host-").tempdir_in(directory)?;
     let status = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "--"])
         .arg(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
-        .arg("inside")
+        .arg("--inside")
         .arg(host.path())
         .env("DBUS_SYSTEM_BUS_ADDRESS", host::bus_address(host.path()))
         .status()
@@ -102,10 +122,17 @@ fn outside(args: &Args) -> Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+#[cfg(target_arch = "x86_64")]
+use count::run as count;
+
+#[cfg(not(target_arch = "x86_64"))]
+fn count(_: &Host, _: bool) -> Result<ExitCode> {
+    println!("not counted: instructions are counted on x86-64 only");
+    Ok(ExitCode::SUCCESS)
+}
+
 #[tokio::main(worker_threads = 2)]
-async fn inside(args: &Args, directory: &Path) -> Result<()> {
-    let beside = std::env::current_exe()?.with_file_name("csid");
-    let host = Host::new(directory, args.csid.as_ref().unwrap_or(&beside))?;
+async fn measure(args: &Args, host: &Host) -> Result<()> {
     let (rounds, time) = (args.rounds, Duration::from_millis(args.milliseconds));
     let mut report = Report::default();
     for part in Part::value_variants() {
@@ -118,13 +145,13 @@ async fn inside(args: &Args, directory: &Path) -> Result<()> {
                     (args.ways.is_empty() || args.ways.iter().any(|chosen| chosen == way))
                         && (args.callers.is_empty() || args.callers.contains(&callers))
                 };
-                parts::cycles(&host, &mut report, rounds, time, chosen).await
+                parts::cycles(host, &mut report, rounds, time, chosen).await
             }
-            Part::Start => parts::start(&host, &mut report, rounds).await,
-            Part::Adopt => parts::adopt(&host, &mut report, rounds).await,
-            Part::Remount => parts::remount(&host, &mut report, rounds).await,
-            Part::Foreign => parts::foreign(&host, &mut report, rounds, time).await,
-            Part::Idle => parts::idle(&host, &mut report).await,
+            Part::Start => parts::start(host, &mut report, rounds).await,
+            Part::Adopt => parts::adopt(host, &mut report, rounds).await,
+            Part::Remount => parts::remount(host, &mut report, rounds).await,
+            Part::Foreign => parts::foreign(host, &mut report, rounds, time).await,
+            Part::Idle => parts::idle(host, &mut report).await,
         }?;
     }
     report.print();
