@@ -105,6 +105,11 @@ impl MountRow {
     pub fn shows(&self) -> bool {
         self.publish == Leg::Present && matches!(self.phase, Phase::Mounted | Phase::Lost | Phase::Waiting)
     }
+
+    /// It cannot be mounted again without secrets from a caller. What is published needs none to be bound.
+    pub fn lacks_secrets(&self) -> bool {
+        self.spec.needs_secrets() && self.publish != Leg::Present
+    }
 }
 
 impl MountSpec {

@@ -44,7 +44,7 @@ pub fn admit(volume: &Volume, wanted: &Wanted, abilities: Option<Abilities>) -> 
             return Err(Refusal::OtherOptions);
         }
         let given = wanted.spec.secrets_given || wanted.spec.credential.is_some();
-        if matches!(present.phase, Phase::Lost | Phase::Waiting) && present.spec.needs_secrets() && !given {
+        if matches!(present.phase, Phase::Lost | Phase::Waiting) && present.lacks_secrets() && !given {
             return Err(Refusal::SecretRequired);
         }
     }

@@ -67,7 +67,9 @@ impl Drive<'_> {
                         Sight::There if row.phase == Phase::Mounted => return self.answer(key),
                         _ => self.shared.sights(&self.rows.volume().mounts).await,
                     };
-                    self.find_secrets(wanted)?;
+                    if !there(&row, &look) {
+                        self.find_secrets(wanted)?;
+                    }
                     self.ready().await?;
                     self.rows.remark(key, |row| row.spec.remember_secrets(&wanted.spec));
                     self.event(Event::Seen { key: key.clone(), sights })?
@@ -90,7 +92,9 @@ impl Drive<'_> {
     async fn begin(&mut self, wanted: &Wanted) -> Result<Next> {
         let key = &wanted.key;
         self.refuse_unknown_plugin(key)?;
-        self.find_secrets(wanted)?;
+        if self.row(key).is_none_or(|row| row.publish != Leg::Present) {
+            self.find_secrets(wanted)?;
+        }
         let ready = self.ready().await?;
         self.refuse_missing_target(wanted).await?;
         let paths = self.paths(&ready, key);

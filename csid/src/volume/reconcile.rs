@@ -46,7 +46,7 @@ impl Volumes {
                     report.failed.push(format!("{name}: lost; ask for it with Mount, or Unmount it"));
                     continue;
                 }
-                Phase::Waiting if row.spec.needs_secrets() => {
+                Phase::Waiting if row.lacks_secrets() => {
                     report.failed.push(format!("{name}: waits for its secrets; repeat Mount with them"));
                     continue;
                 }

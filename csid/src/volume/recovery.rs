@@ -99,7 +99,7 @@ impl Volumes {
                 Phase::Lost => found.lost += 1,
                 Phase::Waiting => {
                     found.waiting += 1;
-                    if mount.spec.needs_secrets() {
+                    if mount.lacks_secrets() {
                         changes.push(Change::Event(secret_required(mount)));
                     }
                 }

@@ -480,6 +480,10 @@ fn recovered(volume: &mut Volume, same_boot: bool, sights: &[Sight]) {
         }
         let rest = rest(mount);
         match phase {
+            // It was answered once, and is published: all that was under way is its target, which is bound by itself.
+            Phase::Mounting if same_boot && mount.kept && mount.publish == Leg::Present => {
+                mount.phase = Phase::Waiting;
+            }
             // Nobody was told of it: undone.
             Phase::Mounting => {
                 mount.phase = Phase::Unmounting;

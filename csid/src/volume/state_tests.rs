@@ -392,6 +392,28 @@ const LEGS: [Leg; 4] = [Leg::Absent, Leg::Making, Leg::Present, Leg::Removing];
 
 /// Every state of a row beside every state of the volume, with every event: what comes out explains what may be there.
 #[test]
+fn killed_while_a_target_is_bound_again_takes_nothing_down() {
+    for (target, restore) in [Leg::Making, Leg::Removing]
+        .into_iter()
+        .flat_map(|leg| [Restore::Auto, Restore::Hold].map(|restore| (leg, restore)))
+    {
+        let mut volume = begun();
+        volume.row.stage = Leg::Present;
+        let row = Arc::make_mut(&mut volume.mounts[0]);
+        (row.kept, row.publish, row.target, row.spec.restore) = (true, Leg::Present, target, restore);
+        (row.spec.secrets_given, row.spec.credential) = (true, None);
+        let (again, _) =
+            step(&volume, Event::Recovered { same_boot: true, sights: vec![Sight::Gone] }).unwrap();
+        let row = &again.mounts[0];
+        assert_eq!((row.phase, row.publish, again.row.stage), (Phase::Waiting, Leg::Present, Leg::Present));
+        assert!(!row.lacks_secrets(), "to bind it needs none");
+        let (after, _) =
+            step(&volume, Event::Recovered { same_boot: false, sights: vec![Sight::Gone] }).unwrap();
+        assert_eq!(after.mounts[0].publish, Leg::Absent, "no mount outlives a boot");
+    }
+}
+
+#[test]
 fn every_state_takes_every_event() {
     let mut combinations = 0;
     for (phase, stage, publish, target) in PHASES.into_iter().flat_map(|phase| {

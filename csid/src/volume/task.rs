@@ -317,7 +317,7 @@ fn unsettled(volume: &Volume) -> VecDeque<MountKey> {
 fn work_of(row: &MountRow) -> Option<Work> {
     match row.phase {
         Phase::Mounting | Phase::Unmounting | Phase::Uncertain => Some(Work::Settle { key: row.key.clone() }),
-        Phase::Waiting if !row.spec.needs_secrets() => Some(Work::Restore {
+        Phase::Waiting if !row.lacks_secrets() => Some(Work::Restore {
             wanted: Wanted {
                 key: row.key.clone(),
                 uid: row.uid,
