@@ -20,7 +20,7 @@ const WARM: usize = 20;
 const COUNTED: usize = 7;
 
 /// Instructions may be more by this part. One machine repeats them within 1 %; a processor without AVX-512, for which the C
-/// library has other string functions, needs 3 % more.
+/// library has other string functions, needs 3 % more; and which ones there are is not known.
 const TOLERANCE: f64 = 0.10;
 /// Of these there may be one more, by how csid's threads happen to meet; all others repeat exactly.
 const WAKING: [&str; 3] = ["epoll_wait", "futex", "write"];
