@@ -77,7 +77,7 @@ impl Journal {
             if let Some(known) = &known {
                 whole(known, &id, newest, &path)?;
             }
-            let counters = counters(&file.db, &boot).map_err(at("read its counters"))?;
+            let counters = counters(&file.db, &boot, newest).map_err(at("read its counters"))?;
             Ok((loaded, id, counters, newest))
         };
         let (loaded, id, counters, newest) = read(&mut file).map_err(|error| error.of_unknown(&path))?;
@@ -110,7 +110,9 @@ impl Journal {
     fn over(file: File) -> Result<Journal, StoreError> {
         let boot = boot();
         let id = meta(&file.db, "journal_id").map_err(at("read its id"))?;
-        let counters = counters(&file.db, &boot).map_err(at("read its counters"))?;
+        let counters = newest_commit(&file.db)
+            .and_then(|newest| counters(&file.db, &boot, newest))
+            .map_err(at("read its counters"))?;
         Ok(Journal { file, id, counters, boot, full: true, mark: None, damage: None, replaced: false })
     }
 
@@ -365,14 +367,15 @@ fn newest_commit(db: &Connection) -> rusqlite::Result<u64> {
     Ok(meta::<i64>(db, "modify_index")?.cast_unsigned().max(of_mounts))
 }
 
-fn counters(db: &Connection, boot: &str) -> rusqlite::Result<Counters> {
+/// `modify_index`: the newest commit's.
+fn counters(db: &Connection, boot: &str, modify_index: u64) -> rusqlite::Result<Counters> {
     let number = |key| meta::<i64>(db, key).map(|value| value as u64);
     let (newest, events) =
         db.query_row("SELECT coalesce(max(sequence), 0), count(*) FROM events", [], |row| {
             Ok((from_bits(row, 0)?, from_bits(row, 1)?))
         })?;
     let mut counters = Counters {
-        modify_index: newest_commit(db)?,
+        modify_index,
         reserved: number("events_reserved")?,
         dropped: number("events_dropped")?,
         sequence: newest,

@@ -390,7 +390,6 @@ const PHASES: [Phase; 6] =
     [Phase::Mounting, Phase::Mounted, Phase::Unmounting, Phase::Uncertain, Phase::Lost, Phase::Waiting];
 const LEGS: [Leg; 4] = [Leg::Absent, Leg::Making, Leg::Present, Leg::Removing];
 
-/// Every state of a row beside every state of the volume, with every event: what comes out explains what may be there.
 #[test]
 fn killed_while_a_target_is_bound_again_takes_nothing_down() {
     for (target, restore) in [Leg::Making, Leg::Removing]
@@ -413,6 +412,7 @@ fn killed_while_a_target_is_bound_again_takes_nothing_down() {
     }
 }
 
+/// Every state of a row beside every state of the volume, with every event: what comes out explains what may be there.
 #[test]
 fn every_state_takes_every_event() {
     let mut combinations = 0;
