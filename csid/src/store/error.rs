@@ -28,6 +28,9 @@ pub enum StoreError {
         "no space is left on the disk of csid's journal; nothing was changed. Make room there, then ask again"
     )]
     Full,
+    /// What was to be changed has changed since it was read.
+    #[error("the volume's record has changed meanwhile; ask again")]
+    Stale,
     #[error("cannot {step} {}", path.display())]
     File { step: &'static str, path: PathBuf, source: std::io::Error },
     #[error("the journal could not {step}")]
@@ -37,7 +40,7 @@ pub enum StoreError {
 impl StoreError {
     /// The same request may succeed later without a change by the caller.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, StoreError::Full)
+        matches!(self, StoreError::Full | StoreError::Stale)
     }
 
     /// Name the file in an error that only the file's owner can tell apart: SQLite's codes for a damaged

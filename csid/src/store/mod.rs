@@ -20,6 +20,7 @@ mod file;
 mod journal;
 mod mark;
 mod place;
+pub mod registry;
 mod remains;
 pub mod rows;
 mod schema;

@@ -13,51 +13,8 @@
 //! * `Making` and `Removing` are written before the call; what is not known is `Removing`, and only an acknowledged
 //!   ControllerUnpublish ends that (rule 25).
 
-use crate::store::rows::{AccessMode, AttachmentMode, Leg};
-
-/// A claim's state, in the contract's words (`org.csid1`, claim states). A claim that is free has no row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimState {
-    Pending,
-    Taken,
-    NodeDetached,
-    ControllerDetached,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimMode {
-    Read,
-    Write,
-}
-
-/// What a claim asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Use {
-    pub mode: ClaimMode,
-    pub access_mode: AccessMode,
-    pub attachment_mode: AttachmentMode,
-}
-
-/// A claim of the volume; its namespace and volume are the volume's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    pub consumer: String,
-    pub node: String,
-    pub uid: u32,
-    pub usage: Use,
-    pub state: ClaimState,
-    /// It is let go: there is no way back.
-    pub releasing: bool,
-    /// Why it does not go on, for a person. Empty: it goes on.
-    pub parked: String,
-}
-
-/// A volume's attachment to one node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attachment {
-    pub node: String,
-    pub leg: Leg,
-}
+use crate::store::registry::{Attachment, Capability, Claim, ClaimMode, ClaimState};
+use crate::store::rows::{AccessMode, Leg};
 
 /// All that decides what may happen to a volume's claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,10 +22,12 @@ pub struct Claims {
     /// The plugin has a controller, and it attaches.
     pub attaches: bool,
     /// What the volume was registered with.
-    pub capabilities: Vec<(AccessMode, AttachmentMode)>,
+    pub capabilities: Vec<Capability>,
     pub claims: Vec<Claim>,
     /// Those that are not known to be absent.
     pub attachments: Vec<Attachment>,
+    /// The boot of now: what was attached in another one is attached again before it is used.
+    pub boot: String,
 }
 
 /// Why a claim cannot be had.
@@ -92,7 +51,8 @@ pub enum Refusal {
 
 /// Whether a claim may be had beside the volume's others. The first one sets the modes, until the last one is free.
 pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
-    let Use { mode, access_mode, attachment_mode } = wanted.usage;
+    let (mode, capability) = (wanted.usage.mode, wanted.usage.capability);
+    let access_mode = capability.access_mode;
     if let Some(present) = volume.claim(&wanted.consumer) {
         if present.uid != wanted.uid {
             return Err(Refusal::NotOwner);
@@ -103,7 +63,7 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
         let same = (present.usage, &present.node) == (wanted.usage, &wanted.node);
         return if same { Ok(()) } else { Err(Refusal::OtherOptions) };
     }
-    if !volume.capabilities.contains(&(access_mode, attachment_mode)) {
+    if !volume.capabilities.contains(&capability) {
         return Err(Refusal::NoCapability);
     }
     if reader_only(access_mode) && mode == ClaimMode::Write {
@@ -114,8 +74,13 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
         let holders: Vec<String> = holders.map(|other| other.consumer.clone()).collect();
         if holders.is_empty() { Ok(()) } else { Err(Refusal::Conflict { what, holders }) }
     };
-    conflict("the attachment mode", |a, b| a.usage.attachment_mode != b.usage.attachment_mode)?;
-    conflict("the access mode", |a, b| a.usage.access_mode != b.usage.access_mode)?;
+    if volume.attachments.iter().any(|at| at.by_call.is_some()) {
+        return Err(Refusal::Conflict { what: "an attachment by AttachVolume", holders: Vec::new() });
+    }
+    conflict("the attachment mode", |a, b| {
+        a.usage.capability.attachment_mode != b.usage.capability.attachment_mode
+    })?;
+    conflict("the access mode", |a, b| a.usage.capability.access_mode != b.usage.capability.access_mode)?;
     match access_mode {
         // A second consumer is a second target (CSI rule 34).
         AccessMode::SingleNodeWriter
@@ -207,10 +172,23 @@ impl Claims {
     }
 
     fn set_leg(&mut self, node: &str, leg: Leg) {
-        self.attachments.retain(|at| at.node != node);
-        if leg != Leg::Absent {
-            self.attachments.push(Attachment { node: node.to_owned(), leg });
+        if leg == Leg::Absent {
+            return self.attachments.retain(|at| at.node != node);
         }
+        match self.attachments.iter_mut().find(|at| at.node == node) {
+            Some(at) => at.leg = leg,
+            None => self.attachments.push(Attachment::new(node, leg)),
+        }
+        let boot = self.boot.clone();
+        if let Some(at) = self.attachments.iter_mut().find(|at| at.node == node && leg == Leg::Present) {
+            at.boot = boot;
+        }
+    }
+
+    /// Whether what has to be attached is.
+    fn is_attached(&self, node: &str) -> bool {
+        let attached = |at: &Attachment| at.node == node && at.leg == Leg::Present && at.boot == self.boot;
+        !self.attaches || self.attachments.iter().any(attached)
     }
 
     /// Whether another claim's node may still have the volume.
@@ -278,7 +256,11 @@ fn ended(volume: &mut Claims, effect: &Effect, outcome: Outcome) -> Result<Next,
         (Outcome::Done, Action::NodeDetach) => claim.state = ClaimState::NodeDetached,
         (Outcome::Done, _) => {}
         (Outcome::Again | Outcome::Unknown, _) => return Ok(Next::Rest),
-        (Outcome::Hopeless(_), Action::Attach) => claim.releasing = true,
+        // Nobody was told of it. One that was answered ends only by Release.
+        (Outcome::Hopeless(_), Action::Attach) if claim.state == ClaimState::Pending => {
+            claim.releasing = true
+        }
+        (Outcome::Hopeless(_), Action::Attach) => return Ok(Next::Rest),
         (Outcome::Hopeless(why), _) => {
             claim.parked = why;
             return Ok(Next::Rest);
@@ -295,13 +277,15 @@ fn advance(volume: &mut Claims, consumer: &str) -> Next {
         let run =
             |action| Next::Run(Effect { action, consumer: claim.consumer.clone(), node: claim.node.clone() });
         let state = match (claim.state, claim.releasing) {
-            (ClaimState::Pending, false) if !volume.attaches || leg == Leg::Present => ClaimState::Taken,
-            (ClaimState::Pending, false) if leg == Leg::Removing => return run(Action::Detach),
-            (ClaimState::Pending, false) => {
+            (ClaimState::Pending, false) if volume.is_attached(&claim.node) => ClaimState::Taken,
+            (ClaimState::Taken, false) if volume.is_attached(&claim.node) => return Next::Taken,
+            (ClaimState::Pending | ClaimState::Taken, false) if leg == Leg::Removing => {
+                return run(Action::Detach);
+            }
+            (ClaimState::Pending | ClaimState::Taken, false) => {
                 volume.set_leg(&claim.node, Leg::Making);
                 return run(Action::Attach);
             }
-            (ClaimState::Taken, false) => return Next::Taken,
             // Nothing of it was ever on the node.
             (ClaimState::Pending, true) => ClaimState::NodeDetached,
             (ClaimState::Taken, true) => return run(Action::NodeDetach),

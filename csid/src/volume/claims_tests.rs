@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
+use crate::store::registry::{AttachCall, Use};
+use crate::store::rows::AttachmentMode;
 use AccessMode::*;
 use AttachmentMode::{BlockDevice, FileSystem};
 use ClaimMode::{Read, Write};
@@ -20,8 +22,13 @@ const MODES: [AccessMode; 7] = [
     MultiNodeMultiWriter,
 ];
 
+fn capability(access_mode: AccessMode, attachment_mode: AttachmentMode) -> Capability {
+    Capability { access_mode, attachment_mode }
+}
+
 fn volume(attaches: bool) -> Claims {
-    let capabilities = MODES.into_iter().flat_map(|mode| [(mode, FileSystem), (mode, BlockDevice)]).collect();
+    let both = |mode| [capability(mode, FileSystem), capability(mode, BlockDevice)];
+    let capabilities = MODES.into_iter().flat_map(both).collect();
     Claims { attaches, capabilities, ..Claims::default() }
 }
 
@@ -30,10 +37,16 @@ fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -
         consumer: consumer.to_owned(),
         node: node.to_owned(),
         uid: 7,
-        usage: Use { mode, access_mode, attachment_mode: FileSystem },
+        usage: Use { mode, capability: capability(access_mode, FileSystem) },
         state: ClaimState::Pending,
         releasing: false,
         parked: String::new(),
+        by_mount: false,
+        bound: None,
+        secrets_given: false,
+        error: String::new(),
+        since_usec: 0,
+        modify_index: 0,
     }
 }
 
@@ -82,7 +95,7 @@ fn the_first_claim_sets_the_modes_and_the_last_one_clears_them() {
     let conflict = |what| Err(Refusal::Conflict { what, holders: vec!["a".to_owned()] });
     assert_eq!(admit(&held, &other), conflict("the access mode"));
     let mut block = claim("b", "here", Write, MultiNodeMultiWriter);
-    block.usage.attachment_mode = BlockDevice;
+    block.usage.capability.attachment_mode = BlockDevice;
     assert_eq!(admit(&held, &block), conflict("the attachment mode"));
     assert_eq!(admit(&volume(false), &other), Ok(()));
     assert_eq!(admit(&volume(false), &block), Ok(()));
@@ -104,7 +117,7 @@ fn an_identity_is_its_owners_and_keeps_its_options() {
 
 #[test]
 fn what_a_volume_was_not_registered_with_is_not_claimed() {
-    let narrow = Claims { capabilities: vec![(SingleNodeWriter, FileSystem)], ..Claims::default() };
+    let narrow = Claims { capabilities: vec![capability(SingleNodeWriter, FileSystem)], ..Claims::default() };
     assert_eq!(admit(&narrow, &claim("a", "here", Write, SingleNodeWriter)), Ok(()));
     let wide = claim("a", "here", Write, MultiNodeMultiWriter);
     assert_eq!(admit(&narrow, &wide), Err(Refusal::NoCapability));
@@ -292,7 +305,7 @@ fn a_claim_whose_attach_is_refused_for_good_is_let_go() {
 fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
     let mut held = holding(&[claim("a", "here", Write, SingleNodeWriter)]);
     held.attaches = true;
-    held.attachments.push(Attachment { node: "here".into(), leg: Leg::Present });
+    held.attachments.push(Attachment::new("here", Leg::Present));
     let (held, next) = step(&held, Event::Release { consumer: "a".into() }).unwrap();
     let Next::Run(unmount) = next else { panic!("{next:?}") };
     let (held, next) = step(&held, Event::Ended { effect: unmount, outcome: Outcome::Done }).unwrap();
@@ -310,10 +323,40 @@ fn what_an_operator_knows_is_gone_is_forgotten_with_its_attachment() {
     let two =
         [claim("a", "here", Write, MultiNodeMultiWriter), claim("b", "here", Write, MultiNodeMultiWriter)];
     let mut held = Claims { attaches: true, ..holding(&two) };
-    held.attachments.push(Attachment { node: "here".into(), leg: Leg::Present });
+    held.attachments.push(Attachment::new("here", Leg::Present));
     let (held, next) = step(&held, Event::Forget { consumer: "a".into() }).unwrap();
     assert_eq!((next, held.leg("here")), (Next::Free, Leg::Present), "the other one has it");
     let (held, _) = step(&held, Event::Forget { consumer: "b".into() }).unwrap();
     assert_eq!((held.leg("here"), held.claims.len()), (Leg::Absent, 0));
     assert_eq!(step(&held, Event::Forget { consumer: "b".into() }), Err(Refusal::NoSuchClaim));
+}
+
+#[test]
+fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
+    let wanted = claim("a", "here", Write, SingleNodeWriter);
+    let mut held = Claims { attaches: true, boot: "now".into(), ..holding(std::slice::from_ref(&wanted)) };
+    held.attachments.push(Attachment { boot: "before".into(), ..Attachment::new("here", Leg::Present) });
+    let attach = Effect { action: Action::Attach, consumer: "a".into(), node: "here".into() };
+    let (making, next) = step(&held, Event::Claim(wanted.clone())).unwrap();
+    assert_eq!((next, making.leg("here")), (Next::Run(attach.clone()), Leg::Making));
+
+    let refused = Outcome::Hopeless("gone".into());
+    let (still, next) = step(&making, Event::Ended { effect: attach.clone(), outcome: refused }).unwrap();
+    assert_eq!(next, Next::Rest);
+    assert!(still.claims[0].state == ClaimState::Taken && !still.claims[0].releasing);
+
+    let (done, next) = step(&making, Event::Ended { effect: attach, outcome: Outcome::Done }).unwrap();
+    assert_eq!((next, done.attachments[0].boot.as_str()), (Next::Taken, "now"));
+    assert_eq!(step(&done, Event::Claim(wanted)).unwrap(), (done, Next::Taken), "the same claim again");
+}
+
+#[test]
+fn what_attach_volume_attached_is_not_claimed() {
+    let mut held = volume(true);
+    let by_call =
+        AttachCall { uid: 7, read_only: false, capability: capability(SingleNodeWriter, FileSystem) };
+    held.attachments
+        .push(Attachment { by_call: Some(by_call), ..Attachment::new("elsewhere", Leg::Present) });
+    let answer = admit(&held, &claim("a", "here", Write, MultiNodeMultiWriter));
+    assert!(matches!(answer, Err(Refusal::Conflict { .. })), "{answer:?}");
 }
