@@ -307,6 +307,9 @@ pub struct ClaimFilter {
     pub past: bool,
 }
 
+/// What a list answers: the rows, and the index they were read at.
+pub type Listed<T> = Result<(Vec<T>, u64), StoreError>;
+
 /// Volumes, their claims and attachments. Every change is a compare-and-swap on a record's revision; what is read comes with
 /// the index it was read at, and what changes after an index can be waited for.
 pub trait Registry: Send + Sync {
@@ -317,13 +320,10 @@ pub trait Registry: Send + Sync {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// By name.
-    fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Result<(Vec<Record>, u64), StoreError>>;
+    fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>>;
 
     /// By volume and consumer; past ones in the order of their end.
-    fn claims(
-        &self,
-        filter: ClaimFilter,
-    ) -> BoxFuture<'_, Result<(Vec<(VolumeName, Claim)>, u64), StoreError>>;
+    fn claims(&self, filter: ClaimFilter) -> BoxFuture<'_, Listed<(VolumeName, Claim)>>;
 
     /// The index of a change after `index`, as soon as there is one.
     fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, StoreError>>;
