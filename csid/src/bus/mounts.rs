@@ -17,10 +17,10 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::plugin::validate_id;
 use crate::store::MountFilter;
-use crate::store::rows::{
-    AccessMode, AttachmentMode, MountKey, MountSpec, Phase, Propagation, Restore, Usage, VolumeKey,
+use crate::store::rows::{AccessMode, AttachmentMode, MountKey, Phase, Propagation, VolumeKey};
+use crate::volume::{
+    Authority, MountOptions, MountRequest, MountView, ReconcileOptions, UnmountRequest, Wait,
 };
-use crate::volume::{Authority, MountRequest, MountView, ReconcileOptions, UnmountRequest, Wait};
 
 const MOUNT: Keys = &[
     ("read-only", "b"),
@@ -59,31 +59,22 @@ pub(super) async fn mount(call: Call) -> Answer {
     let (namespace, volume, consumer, options): Identified = call.arguments()?;
     let mut options = Options::check(options, MOUNT)?;
     let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
-    let volume = volume_key(&mut options)?.ok_or_else(|| {
-        Error::not_found(format!(
-            "volume {:?} of namespace {:?} is not registered, and this csid cannot register volumes yet: \
-             give the options plugin and external-id",
-            key.volume, key.namespace
-        ))
-        .with(|details| {
-            details.namespace = Some(key.namespace.clone());
-            details.volume = Some(key.volume.clone());
-        })
-    })?;
-    let permit = call.server.authoriser.also(&call.permit, Action::Inline).await?;
+    let inline = volume_key(&mut options)?;
+    if inline.is_some() {
+        call.server.authoriser.also(&call.permit, Action::Inline).await?;
+    }
     let wait = options.wait(call.arrived)?;
-    let mut spec = mount_spec(&mut options)?;
-    authorise_spec(&permit, &call.server.rooms.config.borrow().clone(), &key, &spec)?;
+    let of_mount = mount_options(&mut options)?;
+    authorise_options(&call.permit, &call.server.rooms.config.borrow().clone(), &key, &of_mount)?;
     let secrets = match options.secrets() {
         None => None,
-        Some(_) if spec.credential.is_some() => {
+        Some(_) if of_mount.credential.is_some() => {
             return Err(Failure::Ours(Error::invalid("give secrets or credential, not both")));
         }
         Some(fd) => Some(fds::read_secrets(fd).await?),
     };
-    spec.secrets_given = secrets.is_some();
     let wait = Wait { hold: Some(Arc::new(call.slot.clone())), ..wait };
-    let request = MountRequest { key, volume, uid: permit.uid(), spec, secrets, wait };
+    let request = MountRequest { key, inline, uid: call.permit.uid(), options: of_mount, secrets, wait };
     let mounted = call.server.rooms.volumes.mount(request).await?;
     call.reply(&(mounted.source, mounted.is_device))
 }
@@ -100,7 +91,7 @@ fn volume_key(options: &mut Options) -> Result<Option<VolumeKey>> {
     }
 }
 
-fn mount_spec(options: &mut Options) -> Result<MountSpec> {
+fn mount_options(options: &mut Options) -> Result<MountOptions> {
     for key in ["bind", "grace-usec"] {
         if options.has(key) {
             return Err(Error::new(
@@ -109,48 +100,36 @@ fn mount_spec(options: &mut Options) -> Result<MountSpec> {
             ));
         }
     }
-    let access_mode = options.word("access-mode")?.unwrap_or(AccessMode::SingleNodeWriter);
-    let attachment_mode = options.word("attachment-mode")?.unwrap_or(AttachmentMode::FileSystem);
-    let block = attachment_mode == AttachmentMode::BlockDevice;
-    for key in ["fs-type", "mount-flags", "mount-group"] {
-        if block && options.has(key) {
-            return Err(Error::invalid(format!("{key} means nothing for a block-device")));
-        }
-    }
+    let (access_mode, attachment_mode) = (options.word("access-mode")?, options.word("attachment-mode")?);
     if let Some(capabilities) = options.maps("capabilities") {
-        among(&capabilities, access_mode, attachment_mode)?;
+        among(
+            &capabilities,
+            access_mode.unwrap_or(AccessMode::SingleNodeWriter),
+            attachment_mode.unwrap_or(AttachmentMode::FileSystem),
+        )?;
     }
     let mut context = |key: &str| -> Result<_> {
         let map = options.map(key).unwrap_or_default();
         names::context(key, &map).map(|()| map)
     };
-    let (volume_context, publish_context) = (context("volume-context")?, context("publish-context")?);
-    let mount_flags = options.texts("mount-flags").unwrap_or_default();
-    names::mount_flags(&mount_flags)?;
-    let read_only = options.flag("read-only");
-    let propagation = options.word("propagation")?.unwrap_or(Propagation::Private);
-    if propagation == Propagation::Bidirectional && read_only {
-        return Err(Error::invalid("propagation bidirectional needs a mount that is not read-only"));
-    }
-    Ok(MountSpec {
-        usage: Usage {
-            access_mode,
-            attachment_mode,
-            fs_type: options.checked("fs-type", |_, text| names::fs_type(text))?.unwrap_or_default(),
-            mount_flags,
-            mount_group: options.checked("mount-group", names::optional_name)?.unwrap_or_default(),
-            context: volume_context,
-            publish_context,
-        },
-        read_only,
+    let (context, publish_context) = (context("volume-context")?, context("publish-context")?);
+    let mount_flags = options.texts("mount-flags");
+    names::mount_flags(mount_flags.as_deref().unwrap_or_default())?;
+    Ok(MountOptions {
+        access_mode,
+        attachment_mode,
+        fs_type: options.checked("fs-type", |_, text| names::fs_type(text))?,
+        mount_flags,
+        mount_group: options.checked("mount-group", names::optional_name)?,
+        read_only: options.flag("read-only"),
         target: options.checked("target", names::path)?,
-        propagation,
-        suid: options.flag("suid"),
-        dev: options.flag("dev"),
-        restore: options.word("restore")?.unwrap_or(Restore::Hold),
+        propagation: options.word("propagation")?.unwrap_or_default(),
+        suid: options.optional_flag("suid"),
+        dev: options.optional_flag("dev"),
+        restore: options.word("restore")?,
         credential: options.checked("credential", |_, text| names::credential(text))?,
-        secrets_given: false,
-        secrets_beside: false,
+        context,
+        publish_context,
     })
 }
 
@@ -182,14 +161,16 @@ fn among(
 
 /// What a caller other than root may name: a target below the configured directories, a credential of his namespace; and
 /// nothing that gives what is on a volume power over the host: he may control what is on it.
-fn authorise_spec(permit: &Permit, config: &Config, key: &MountKey, spec: &MountSpec) -> Result<()> {
+fn authorise_options(permit: &Permit, config: &Config, key: &MountKey, options: &MountOptions) -> Result<()> {
     if permit.caller().is_root() {
         return Ok(());
     }
-    let bidirectional = spec.propagation == Propagation::Bidirectional;
-    for (asked, what) in
-        [(spec.suid, "suid"), (spec.dev, "dev"), (bidirectional, "propagation bidirectional")]
-    {
+    let bidirectional = options.propagation == Propagation::Bidirectional;
+    for (asked, what) in [
+        (options.suid == Some(true), "suid"),
+        (options.dev == Some(true), "dev"),
+        (bidirectional, "propagation bidirectional"),
+    ] {
         if asked {
             return Err(Error::new(
                 Kind::NotAuthorized,
@@ -197,7 +178,7 @@ fn authorise_spec(permit: &Permit, config: &Config, key: &MountKey, spec: &Mount
             ));
         }
     }
-    if let Some(target) = &spec.target {
+    if let Some(target) = &options.target {
         let target = Path::new(target);
         if !config.target_roots.iter().any(|root| target.starts_with(root) && target != root) {
             return Err(Error::new(
@@ -206,7 +187,7 @@ fn authorise_spec(permit: &Permit, config: &Config, key: &MountKey, spec: &Mount
             ));
         }
     }
-    if let Some(credential) = &spec.credential
+    if let Some(credential) = &options.credential
         && credential_namespace(credential) != Some(&key.namespace)
     {
         return Err(Error::new(
@@ -364,13 +345,18 @@ mod tests {
     use crate::bus::authorise::Authoriser;
     use crate::bus::caller::Caller;
     use crate::bus::socket::Credentials;
+    use crate::store::rows::{MountSpec, Restore};
 
     fn spec(entries: Vec<(&str, Variant<'static>)>) -> Result<MountSpec> {
+        options(entries)?.spec(None)
+    }
+
+    fn options(entries: Vec<(&str, Variant<'static>)>) -> Result<MountOptions> {
         let map = entries
             .into_iter()
             .map(|(key, value)| (key.to_owned(), OwnedVariant::try_from(value).unwrap()))
             .collect();
-        mount_spec(&mut Options::check(map, MOUNT)?)
+        mount_options(&mut Options::check(map, MOUNT)?)
     }
 
     fn capability(access: &str) -> Variant<'static> {
@@ -447,17 +433,17 @@ mod tests {
             ("propagation", "host-to-task", true),
             ("propagation", "bidirectional", false),
         ] {
-            let spec = spec(vec![(name, text.to_owned().into())]).unwrap();
-            let allowed = authorise_spec(&permit(1000).await, &config, &key, &spec);
+            let options = options(vec![(name, text.to_owned().into())]).unwrap();
+            let allowed = authorise_options(&permit(1000).await, &config, &key, &options);
             assert_eq!(allowed.is_ok(), may, "{name} {text}");
-            assert!(authorise_spec(&permit(0).await, &config, &key, &spec).is_ok());
+            assert!(authorise_options(&permit(0).await, &config, &key, &options).is_ok());
         }
         for flag in ["suid", "dev"] {
-            let spec = spec(vec![(flag, true.into())]).unwrap();
-            let refused = authorise_spec(&permit(1000).await, &config, &key, &spec).unwrap_err();
+            let options = options(vec![(flag, true.into())]).unwrap();
+            let refused = authorise_options(&permit(1000).await, &config, &key, &options).unwrap_err();
             assert_eq!(refused.kind, Kind::NotAuthorized);
             assert!(refused.message.starts_with(&format!("{flag} is root's")), "{refused}");
-            assert!(authorise_spec(&permit(0).await, &config, &key, &spec).is_ok());
+            assert!(authorise_options(&permit(0).await, &config, &key, &options).is_ok());
         }
     }
 

@@ -36,6 +36,10 @@ impl Options {
         self.take(key).unwrap_or(false)
     }
 
+    pub fn optional_flag(&mut self, key: &str) -> Option<bool> {
+        self.take(key)
+    }
+
     pub fn uid(&mut self, key: &str) -> Option<u32> {
         self.take(key)
     }

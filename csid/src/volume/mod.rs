@@ -13,6 +13,7 @@ mod effects;
 mod intents;
 mod journalled;
 mod operations;
+mod options;
 mod paths;
 mod reconcile;
 mod record;
@@ -38,10 +39,11 @@ use crate::error::{Error, Kind, Result};
 use crate::host::{Host, Look};
 use crate::plugin::Plugins;
 use crate::secret::Secrets;
-use crate::store::rows::{AttachmentMode, MountKey, MountRow, MountSpec, Phase, VolumeKey};
+use crate::store::rows::{AttachmentMode, MountKey, MountRow, Phase, VolumeKey};
 use crate::store::{Durability, MountFilter, Store, StoreError};
 use directory::Directory;
 use operations::{Begin, Operations, Step};
+pub use options::MountOptions;
 pub use recovery::Recovered;
 use state::{Sight, Wanted};
 use task::Message;
@@ -65,9 +67,10 @@ pub enum Authority {
 
 pub struct MountRequest {
     pub key: MountKey,
-    pub volume: VolumeKey,
+    /// The volume as the plugin knows it, when it is given with the call; absent: it is registered.
+    pub inline: Option<VolumeKey>,
     pub uid: u32,
-    pub spec: MountSpec,
+    pub options: MountOptions,
     pub secrets: Option<Secrets>,
     pub wait: Wait,
 }
@@ -200,7 +203,10 @@ impl Volumes {
     }
 
     pub async fn mount(&self, request: MountRequest) -> Result<Mounted> {
-        let MountRequest { key, volume, uid, spec, secrets, wait } = request;
+        let MountRequest { key, inline, uid, options, secrets, wait } = request;
+        let volume = inline.ok_or_else(|| say::not_registered(&key))?;
+        let mut spec = options.spec(None)?;
+        spec.secrets_given = secrets.is_some();
         if let Some(target) = &spec.target {
             self.shared.refuse_own_target(Path::new(target))?;
         }

@@ -69,6 +69,18 @@ pub(super) fn refusal(refusal: Refusal, wanted: &Wanted) -> Error {
     }
 }
 
+pub(super) fn not_registered(key: &MountKey) -> Error {
+    let text = format!(
+        "volume {:?} of namespace {:?} is not registered, and this csid cannot register volumes yet: \
+         give the options plugin and external-id",
+        key.volume, key.namespace
+    );
+    Error::not_found(text).with(|details| {
+        details.namespace = Some(key.namespace.clone());
+        details.volume = Some(key.volume.clone());
+    })
+}
+
 pub(super) fn secret_required(key: &MountKey) -> Error {
     let text =
         format!("{} needs its secrets again: repeat Mount with `secrets`, or use a `credential`", name(key));
