@@ -18,6 +18,7 @@ mod paths;
 mod reconcile;
 mod record;
 mod recovery;
+pub mod registered;
 mod say;
 mod secrets;
 pub mod state;
