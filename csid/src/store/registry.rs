@@ -168,6 +168,9 @@ pub struct Claim {
     #[serde(flatten)]
     pub usage: Use,
     pub state: ClaimState,
+    /// It was answered once: it ends only by Release.
+    #[serde(default)]
+    pub kept: bool,
     /// It is let go: there is no way back.
     pub releasing: bool,
     /// Why it does not go on, for a person. Empty: it goes on.

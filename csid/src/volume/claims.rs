@@ -113,8 +113,8 @@ pub enum Event {
     /// An operator knows that the consumer, and what it had on its node, is gone: the claim is dropped as it is, and the node's
     /// attachment with the last claim there.
     Forget { consumer: String },
-    /// csid has started: nobody was told of what was pending.
-    Recovered,
+    /// The node's csid has started: nobody was told of what was pending there.
+    Recovered { node: String },
 }
 
 /// One thing to do outside, for `consumer`'s claim.
@@ -229,11 +229,10 @@ pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
             }
             Next::Free
         }
-        Event::Recovered => {
-            for claim in volume.claims.iter_mut().filter(|claim| claim.state == ClaimState::Pending) {
-                claim.releasing = true;
-            }
-            for at in volume.attachments.iter_mut().filter(|at| at.leg == Leg::Making) {
+        Event::Recovered { node } => {
+            let pending = |claim: &&mut Claim| claim.node == node && claim.state == ClaimState::Pending;
+            volume.claims.iter_mut().filter(pending).for_each(|claim| claim.releasing = true);
+            for at in volume.attachments.iter_mut().filter(|at| at.node == node && at.leg == Leg::Making) {
                 at.leg = Leg::Removing;
             }
             Next::Rest
@@ -303,6 +302,7 @@ fn advance(volume: &mut Claims, consumer: &str) -> Next {
         };
         if let Ok(claim) = volume.claim_mut(consumer) {
             claim.state = state;
+            claim.kept |= state == ClaimState::Taken;
         }
     }
 }

@@ -39,6 +39,7 @@ fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -
         uid: 7,
         usage: Use { mode, capability: capability(access_mode, FileSystem) },
         state: ClaimState::Pending,
+        kept: false,
         releasing: false,
         parked: String::new(),
         by_mount: false,
@@ -51,7 +52,8 @@ fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -
 }
 
 fn holding(held: &[Claim]) -> Claims {
-    let claims = held.iter().map(|claim| Claim { state: ClaimState::Taken, ..claim.clone() }).collect();
+    let claims =
+        held.iter().map(|claim| Claim { state: ClaimState::Taken, kept: true, ..claim.clone() }).collect();
     Claims { claims, ..volume(false) }
 }
 
@@ -161,10 +163,17 @@ impl World {
 
 #[derive(Clone, Debug)]
 enum Turn {
-    Claim { consumer: u8, node: u8, mode: ClaimMode, access_mode: AccessMode },
+    Claim {
+        consumer: u8,
+        node: u8,
+        mode: ClaimMode,
+        access_mode: AccessMode,
+    },
     Release(u8),
     Continue(u8),
     Restart,
+    /// Nothing is mounted after it; what is attached is.
+    Reboot,
 }
 
 /// How an effect ends, and whether it happened.
@@ -190,6 +199,7 @@ fn turns() -> impl Strategy<Value = Turn> {
         3 => (0..4_u8).prop_map(Turn::Release),
         2 => (0..4_u8).prop_map(Turn::Continue),
         1 => Just(Turn::Restart),
+        1 => Just(Turn::Reboot),
     ]
 }
 
@@ -200,6 +210,13 @@ struct Run {
 }
 
 impl Run {
+    /// Both nodes' csid start anew.
+    fn restart(&mut self) {
+        for node in ["n0", "n1"] {
+            self.turn(Event::Recovered { node: node.to_owned() }, false);
+        }
+    }
+
     /// One event and its effects to their end; `die`: csid is killed at the first effect, whose intent is written.
     fn turn(&mut self, event: Event, die: bool) {
         let Ok((volume, mut next)) = step(&self.volume, event) else { return };
@@ -232,7 +249,9 @@ impl Run {
             self.volume = volume;
             next = following;
         }
-        for claim in self.volume.claims.iter().filter(|claim| claim.state == ClaimState::Taken) {
+        let usable =
+            |claim: &&Claim| claim.state == ClaimState::Taken && self.volume.is_attached(&claim.node);
+        for claim in self.volume.claims.iter().filter(usable) {
             self.world.mounted.entry(claim.consumer.clone()).or_insert_with(|| claim.node.clone());
         }
     }
@@ -240,7 +259,8 @@ impl Run {
     fn check(&self) {
         for claim in self.volume.claims.iter().filter(|claim| claim.state == ClaimState::Taken) {
             let attached = self.world.attached.contains(&claim.node);
-            assert!(attached || !self.volume.attaches, "{} has what is not attached", claim.consumer);
+            let said = self.volume.attaches && self.volume.is_attached(&claim.node);
+            assert!(attached || !said, "{} has what is not attached", claim.consumer);
         }
         for node in &self.world.attached {
             assert_ne!(self.volume.leg(node), Leg::Absent, "no row explains the attachment to {node}");
@@ -262,17 +282,27 @@ proptest! {
         let mut run = Run { volume: volume(attaches), world: World::default(), endings: endings.into_iter() };
         for (turn, die) in turns {
             let name = |consumer: u8| format!("c{consumer}");
+
             let event = match turn {
                 Turn::Claim { consumer, node, mode, access_mode } => {
                     Event::Claim(claim(&name(consumer), &format!("n{node}"), mode, access_mode))
                 }
                 Turn::Release(consumer) => Event::Release { consumer: name(consumer) },
                 Turn::Continue(consumer) => Event::Continue { consumer: name(consumer) },
-                Turn::Restart => Event::Recovered,
+                Turn::Restart => {
+                    run.restart();
+                    continue;
+                }
+                Turn::Reboot => {
+                    run.volume.boot.push('+');
+                    run.world.mounted.clear();
+                    run.restart();
+                    continue;
+                }
             };
             run.turn(event, die);
             if die {
-                run.turn(Event::Recovered, false);
+                run.restart();
             }
             run.check();
         }
