@@ -5,6 +5,7 @@
 //! die, and with the last of them the namespace and every mount in it. Nothing is ever deleted by path.
 
 pub mod ask;
+pub mod backend;
 pub mod dbus;
 pub mod dice;
 pub mod kernel;

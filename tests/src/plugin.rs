@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
+use crate::backend::{Backend, Volume};
 use crate::script::{self, Call, Line, Rule, Script};
 use crate::world::{child, eventually, program};
 
@@ -13,6 +14,8 @@ const LATE_NEWS: u64 = 100_000;
 
 pub struct TestPlugin {
     pub directory: PathBuf,
+    /// Whose backend it has: its own, or the one's that it is another instance of.
+    state: PathBuf,
     script: Script,
     process: Option<Child>,
 }
@@ -36,10 +39,30 @@ impl fmt::Display for Recorded {
 
 impl TestPlugin {
     pub fn new(directory: PathBuf) -> Self {
+        Self::with(directory.clone(), directory, Script::default())
+    }
+
+    /// Another instance: with the script, but its own copy of it, and with the volumes of this one.
+    pub fn another(&self, directory: PathBuf) -> Self {
+        Self::with(directory, self.state.clone(), self.script.clone())
+    }
+
+    fn with(directory: PathBuf, state: PathBuf, script: Script) -> Self {
         std::fs::create_dir_all(&directory).expect("the plugin's directory");
-        let script = Script::default();
         script.write(&directory).expect("the script");
-        TestPlugin { directory, script, process: None }
+        TestPlugin { directory, state, script, process: None }
+    }
+
+    /// What exists and is attached now, whether the plugin runs or not.
+    pub fn backend(&self) -> Backend {
+        Backend::new(&self.state)
+    }
+
+    /// A volume that an operator made, for every use.
+    pub fn provision(&self, volume: &str) {
+        let backend = self.backend();
+        let _lock = backend.lock().expect("the backend");
+        backend.put(&Volume::provisioned(volume, 4 << 20)).expect("a volume");
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -51,7 +74,7 @@ impl TestPlugin {
         let _ = std::fs::remove_file(self.socket());
         let log = std::fs::File::create(self.directory.join("log")).expect("a log");
         let mut command = child(&program("test-plugin"));
-        command.arg(&self.directory).stdout(log.try_clone().expect("a log")).stderr(log);
+        command.args([&self.directory, &self.state]).stdout(log.try_clone().expect("a log")).stderr(log);
         self.process = Some(command.spawn().expect("the plugin starts"));
         let socket = self.socket();
         eventually("the plugin listens", async || std::os::unix::net::UnixStream::connect(&socket).is_ok())

@@ -1,6 +1,7 @@
 //! What a test tells the test plugin, and what the plugin tells the test: two files in the plugin's directory. The script
 //! is read again at each call; the record is only appended to.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -8,20 +9,60 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tonic::Code;
 
-/// How the plugin behaves. The default is an honest plugin with every capability.
+/// How the plugin behaves. The default is an honest node plugin without a controller; `control` gives it one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Script {
     /// Another one: the calls are counted from the beginning.
     pub generation: u64,
     pub name: String,
     pub node_id: String,
+    /// What this process serves beside Identity; the other half may be another process, with the same backend.
+    pub serves: Vec<Half>,
+    /// Names of `PluginCapability`, `ONLINE` and `OFFLINE` among them.
+    pub plugin: Vec<String>,
     /// Names of `NodeServiceCapability`.
     pub capabilities: Vec<String>,
+    /// Names of `ControllerServiceCapability`. The node half goes by them, too: with PUBLISH_UNPUBLISH_VOLUME it takes only
+    /// what is attached.
+    pub controller: Vec<String>,
     pub probe: Probe,
     /// The block devices that back a block volume, by its id: read-write, and the same read-only.
     pub devices: Vec<Device>,
+    /// Of the node; 0 is none.
+    pub max_volumes: i64,
+    /// Where the node is, and with VOLUME_ACCESSIBILITY_CONSTRAINTS every volume that is created.
+    pub topology: BTreeMap<String, String>,
+    /// Bytes for all volumes together.
+    pub capacity: i64,
+    /// The CreateSnapshot, counted from 1, that finds the snapshot ready to use.
+    pub snapshot_ready_at: u64,
+    /// No list has more entries in an answer, whatever is asked for.
+    pub page: usize,
+    /// Every RPC that can have secrets wants this one.
+    pub secret: Option<(String, String)>,
     pub rules: Vec<Rule>,
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Half {
+    Node,
+    Controller,
+}
+
+/// Every capability that the controller can have.
+pub const CONTROLLER: [&str; 11] = [
+    "CREATE_DELETE_VOLUME",
+    "PUBLISH_UNPUBLISH_VOLUME",
+    "PUBLISH_READONLY",
+    "LIST_VOLUMES",
+    "LIST_VOLUMES_PUBLISHED_NODES",
+    "GET_CAPACITY",
+    "CREATE_DELETE_SNAPSHOT",
+    "LIST_SNAPSHOTS",
+    "CLONE_VOLUME",
+    "EXPAND_VOLUME",
+    "SINGLE_NODE_MULTI_WRITER",
+];
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Device {
@@ -69,7 +110,7 @@ pub enum Act {
     Lie(Lie),
 }
 
-/// A publish or stage that answers OK.
+/// A call that answers OK. Of a controller's, `Nothing` has not been done, and what the answer is about is not in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lie {
     /// Nothing is there.
@@ -98,11 +139,20 @@ impl Default for Script {
             generation: 0,
             name: "test.csid".to_owned(),
             node_id: "node-1".to_owned(),
+            serves: vec![Half::Node],
+            plugin: Vec::new(),
             capabilities: ["STAGE_UNSTAGE_VOLUME", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP"]
                 .map(str::to_owned)
                 .to_vec(),
+            controller: Vec::new(),
             probe: Probe::Ready,
             devices: Vec::new(),
+            max_volumes: 0,
+            topology: BTreeMap::new(),
+            capacity: 1 << 40,
+            snapshot_ready_at: 1,
+            page: usize::MAX,
+            secret: None,
             rules: Vec::new(),
         }
     }
@@ -125,6 +175,17 @@ impl Rule {
 }
 
 impl Script {
+    /// Serve a controller that can do this, beside the node's half.
+    pub fn control(&mut self, can: &[&str]) {
+        self.serves = vec![Half::Node, Half::Controller];
+        self.plugin = vec!["CONTROLLER_SERVICE".to_owned()];
+        self.controller = can.iter().copied().map(str::to_owned).collect();
+    }
+
+    pub fn attaches(&self) -> bool {
+        has(&self.controller, "PUBLISH_UNPUBLISH_VOLUME")
+    }
+
     pub fn read(directory: &Path) -> io::Result<Self> {
         let text = std::fs::read(directory.join("script.json"))?;
         serde_json::from_slice(&text).map_err(io::Error::from)
@@ -136,6 +197,11 @@ impl Script {
         std::fs::write(&new, serde_json::to_vec(self)?)?;
         std::fs::rename(new, directory.join("script.json"))
     }
+}
+
+/// Whether a capability is among these.
+pub fn has(capabilities: &[String], capability: &str) -> bool {
+    capabilities.iter().any(|name| name == capability)
 }
 
 const RECORD: &str = "calls.jsonl";
@@ -159,8 +225,15 @@ pub struct Call {
     /// Unique in the record.
     pub id: u64,
     pub rpc: String,
+    /// Its id; of CreateVolume the name.
     pub volume: String,
+    /// The id; of CreateSnapshot the name.
+    pub snapshot: String,
+    pub node: String,
+    pub required_bytes: i64,
+    pub limit_bytes: i64,
     pub staging: String,
+    /// Of NodeGetVolumeStats and NodeExpandVolume the `volume_path`.
     pub target: String,
     pub read_only: bool,
     pub block: bool,
@@ -168,6 +241,7 @@ pub struct Call {
     pub fs_type: String,
     pub mount_flags: Vec<String>,
     pub mount_group: String,
+    pub parameters: Vec<(String, String)>,
     pub context: Vec<(String, String)>,
     pub publish_context: Vec<(String, String)>,
     pub secrets: Vec<(String, String)>,

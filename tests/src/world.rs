@@ -158,6 +158,17 @@ impl World {
         plugin
     }
 
+    /// Another running instance of `id`, with the same volumes and its own script; it goes by `ID.INSTANCE` here.
+    pub async fn add_instance(&mut self, id: &str, instance: &str) -> &mut TestPlugin {
+        let name = format!("{id}.{instance}");
+        let plugin = self.plugin(id);
+        let plugin = plugin.another(plugin.directory.with_file_name(&name));
+        self.plugins.insert(name.clone(), plugin);
+        let plugin = self.plugin(&name);
+        plugin.start().await;
+        plugin
+    }
+
     pub fn configure_plugin(&self, id: &str, socket: &Path, more: &str) {
         let text = format!("supervision = \"external\"\nsocket = {socket:?}\n{more}");
         fs::write(self.path("etc/plugins.d").join(format!("{id}.toml")), text).expect("a plugin's file");
@@ -393,7 +404,7 @@ impl World {
         }
     }
 
-    /// What a volume has left on the host: mounts, paths, target mounts.
+    /// What a volume has left: mounts, paths, target mounts, and its attachments at the plugins.
     pub fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
         let own = [self.path("run"), self.path("state/journal")];
@@ -409,10 +420,18 @@ impl World {
                 left.push(format!("path {}", path.display()));
             }
         }
+        for plugin in self.plugins.values() {
+            for made in plugin.backend().made().expect("the backend") {
+                // Two instances have the same.
+                if made.starts_with("attachment ") && !left.contains(&made) {
+                    left.push(made);
+                }
+            }
+        }
         left
     }
 
-    /// No row, no operation, no mount, no path, no loop device but the test's own. What is being undone may come to its end.
+    /// No row, no operation, no mount, no path, no attachment, no loop device but the test's own. What is being undone may come to its end.
     pub async fn nothing_left(&self, client: &Client) {
         let mut busy = String::new();
         eventually("no row and no operation is left", async || {

@@ -5,18 +5,18 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use csid_tests::script::{Call, Device, Lie};
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use csi_proto::csi::v1::{VolumeUsage, volume_usage::Unit};
+use csid_tests::backend::{Backend, Volume};
+use csid_tests::script::{Call, Lie, Script, has};
+use rustix::fs::{CWD, Mode, OFlags, openat, statvfs};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 use tonic::Status;
 
 use crate::fuse::{self, Life};
 
-/// Where a volume's data is: it outlives every mount.
-fn data(directory: &Path, volume: &str) -> io::Result<PathBuf> {
-    let name: String = volume.bytes().map(|byte| format!("{byte:02x}")).collect();
-    let path = directory.join("data").join(name);
-    fs::create_dir_all(&path)?;
+fn data(backend: &Backend, volume: &str) -> Result<PathBuf, Status> {
+    let path = backend.data(volume);
+    fs::create_dir_all(&path).map_err(internal)?;
     Ok(path)
 }
 
@@ -39,11 +39,11 @@ fn mounted(path: &Path) -> Result<bool, Status> {
     }
 }
 
-fn internal(error: io::Error) -> Status {
+pub fn internal(error: io::Error) -> Status {
     Status::internal(error.to_string())
 }
 
-pub fn stage(directory: &Path, call: &Call, lie: Option<Lie>) -> Result<(), Status> {
+pub fn stage(backend: &Backend, call: &Call, lie: Option<Lie>) -> Result<(), Status> {
     let staging = Path::new(&call.staging);
     if !staging.is_dir() {
         return Err(Status::failed_precondition("the staging path is no directory (CO rule 28)"));
@@ -52,7 +52,7 @@ pub fn stage(directory: &Path, call: &Call, lie: Option<Lie>) -> Result<(), Stat
     if call.block || lie == Some(Lie::Nothing) || mounted(staging)? {
         return Ok(());
     }
-    let data = data(directory, &call.volume).map_err(internal)?;
+    let data = data(backend, &call.volume)?;
     mount_bind(&data, staging).map_err(|error| internal(error.into()))
 }
 
@@ -60,13 +60,7 @@ pub fn unstage(call: &Call) -> Result<(), Status> {
     unmount_all(Path::new(&call.staging))
 }
 
-pub fn publish(
-    directory: &Path,
-    devices: &[Device],
-    staged: bool,
-    call: &Call,
-    lie: Option<Lie>,
-) -> Result<(), Status> {
+pub fn publish(backend: &Backend, script: &Script, call: &Call, lie: Option<Lie>) -> Result<(), Status> {
     let target = Path::new(&call.target);
     if !target.parent().is_some_and(Path::is_dir) {
         return Err(Status::internal("the target's parent is not there (CO rule 29)"));
@@ -79,25 +73,25 @@ pub fn publish(
     }
     let source = match lie {
         Some(Lie::File) => {
-            let file = directory.join("a-regular-file");
+            let file = backend.directory.join("a-regular-file");
             fs::write(&file, "not what was asked for").map_err(internal)?;
             file
         }
-        Some(Lie::Directory) => data(directory, &call.volume).map_err(internal)?,
+        Some(Lie::Directory) => data(backend, &call.volume)?,
         Some(Lie::Character) => PathBuf::from("/dev/null"),
         _ if call.block => {
-            let device = devices.iter().find(|d| d.volume == call.volume);
+            let device = script.devices.iter().find(|d| d.volume == call.volume);
             let device = device.ok_or_else(|| Status::not_found("no device of that volume"))?;
             let writable = !call.read_only || lie == Some(Lie::Writable);
             if writable { device.writable.clone() } else { device.read_only.clone() }
         }
-        _ if staged => {
+        _ if has(&script.capabilities, "STAGE_UNSTAGE_VOLUME") => {
             if !mounted(Path::new(&call.staging))? {
                 return Err(Status::failed_precondition("the volume is not staged here"));
             }
             PathBuf::from(&call.staging)
         }
-        _ => data(directory, &call.volume).map_err(internal)?,
+        _ => data(backend, &call.volume)?,
     };
     let life = match lie {
         Some(Lie::Fuse) => Some(Life::Alive),
@@ -150,4 +144,47 @@ fn unmount_all(path: &Path) -> Result<(), Status> {
         unmount(path, UnmountFlags::NOFOLLOW).map_err(|error| internal(error.into()))?;
     }
     Ok(())
+}
+
+fn must_be_there(call: &Call) -> Result<(), Status> {
+    let path = Path::new(&call.target);
+    match if path.is_dir() { mounted(path)? } else { path.exists() } {
+        true => Ok(()),
+        false => Err(Status::not_found("the volume is not at the volume_path")),
+    }
+}
+
+/// What a mounted volume has, in bytes and inodes; of a block volume what the controller knows.
+pub fn usage(backend: &Backend, call: &Call) -> Result<Vec<VolumeUsage>, Status> {
+    must_be_there(call)?;
+    let path = Path::new(&call.target);
+    if !path.is_dir() {
+        let volume = backend.get::<Volume>(&call.volume).map_err(internal)?;
+        let total = volume.map_or(0, |volume| volume.bytes);
+        return Ok(vec![VolumeUsage { total, unit: Unit::Bytes.into(), ..Default::default() }]);
+    }
+    let fs = statvfs(path).map_err(|error| internal(error.into()))?;
+    let usage = |total: u64, free: u64, unit: Unit| VolumeUsage {
+        available: free.cast_signed(),
+        total: total.cast_signed(),
+        used: total.saturating_sub(free).cast_signed(),
+        unit: unit.into(),
+    };
+    let bytes = usage(fs.f_blocks * fs.f_frsize, fs.f_bavail * fs.f_frsize, Unit::Bytes);
+    Ok(vec![bytes, usage(fs.f_files, fs.f_favail, Unit::Inodes)])
+}
+
+/// Grow into what the controller has made larger. The new size.
+pub fn grow(backend: &Backend, call: &Call) -> Result<i64, Status> {
+    must_be_there(call)?;
+    let _lock = backend.lock().map_err(internal)?;
+    let Some(mut volume) = backend.get::<Volume>(&call.volume).map_err(internal)? else {
+        return Ok(call.required_bytes);
+    };
+    if volume.bytes < call.required_bytes {
+        return Err(Status::out_of_range("the volume is smaller: ControllerExpandVolume comes first"));
+    }
+    volume.node_bytes = volume.bytes;
+    backend.put(&volume).map_err(internal)?;
+    Ok(volume.bytes)
 }

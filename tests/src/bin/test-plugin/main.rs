@@ -1,15 +1,22 @@
-//! `test-plugin DIRECTORY`: a CSI node plugin that makes real bind mounts and obeys the script in its directory. It serves
-//! on `DIRECTORY/csi.sock`, keeps the volumes' data in `DIRECTORY/data` and records each call in `DIRECTORY/calls.jsonl`.
+//! `test-plugin DIRECTORY [BACKEND]`: a CSI plugin that makes real bind mounts and obeys the script in its directory. It serves
+//! on `DIRECTORY/csi.sock` and records each call in `DIRECTORY/calls.jsonl`. The volumes are in the directory BACKEND, which
+//! several instances may have in common, and which is DIRECTORY by default.
 
+mod controller;
 mod effects;
 mod fuse;
+mod node;
 mod service;
+mod volumes;
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use csi_proto::csi::v1::{identity_server::IdentityServer, node_server::NodeServer};
+use csi_proto::csi::v1::controller_server::ControllerServer;
+use csi_proto::csi::v1::identity_server::IdentityServer;
+use csi_proto::csi::v1::node_server::NodeServer;
+use csid_tests::backend::Backend;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -17,7 +24,9 @@ use tonic::transport::Server;
 // One thread: a call's cancellation is seen before the next call that came after it.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let directory = PathBuf::from(std::env::args_os().nth(1).ok_or("usage: test-plugin DIRECTORY")?);
+    let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
+    let directory = arguments.next().ok_or("usage: test-plugin DIRECTORY [BACKEND]")?;
+    let backend = Backend::new(&arguments.next().unwrap_or_else(|| directory.clone()));
     // A managed one is told by csid where to listen.
     let socket = match std::env::var("CSI_ENDPOINT") {
         Ok(endpoint) => PathBuf::from(endpoint.strip_prefix("unix://").ok_or("CSI_ENDPOINT is no unix://")?),
@@ -26,10 +35,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if socket.exists() {
         std::fs::remove_file(&socket)?;
     }
-    let plugin = Arc::new(service::Plugin::new(directory)?);
+    let plugin = Arc::new(service::Plugin::new(directory, backend)?);
     let listener = UnixListener::bind(&socket)?;
     Server::builder()
         .add_service(IdentityServer::from_arc(Arc::clone(&plugin)))
+        .add_service(ControllerServer::from_arc(Arc::clone(&plugin)))
         .add_service(NodeServer::from_arc(plugin))
         .serve_with_incoming(UnixListenerStream::new(listener))
         .await?;

@@ -1,4 +1,4 @@
-//! The CSI services: each call is recorded, held against the script and then done.
+//! What all services have in common: each call is recorded, held against the script and then done. And Identity.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use csi_proto::csi::v1::volume_capability::AccessType;
 use csi_proto::csi::v1::volume_capability::access_mode::Mode;
 use csi_proto::csi::v1::*;
-use csid_tests::script::{self, Act, Call, End, Lie, Line, Probe, Script};
+use csid_tests::backend::Backend;
+use csid_tests::script::{self, Act, Call, End, Half, Lie, Line, Probe, Script};
 use tonic::{Request, Response, Status, async_trait};
 
-use crate::effects;
-
-type Answer<T> = Result<Response<T>, Status>;
+pub type Answer<T> = Result<Response<T>, Status>;
 
 pub struct Plugin {
+    /// Its script's and record's.
     directory: PathBuf,
+    pub backend: Backend,
     shared: Arc<Shared>,
 }
 
@@ -86,7 +87,7 @@ impl Drop for Open {
 }
 
 impl Plugin {
-    pub fn new(directory: PathBuf) -> std::io::Result<Self> {
+    pub fn new(directory: PathBuf, backend: Backend) -> std::io::Result<Self> {
         let record = script::record(&directory)?;
         // Larger than any before: each call is a line of more than one byte.
         let next_id = script::size(&directory)? as u64;
@@ -97,7 +98,7 @@ impl Plugin {
             busy: Mutex::default(),
         };
         script::append(&shared.record, &Line::Started)?;
-        Ok(Plugin { directory, shared: Arc::new(shared) })
+        Ok(Plugin { directory, backend, shared: Arc::new(shared) })
     }
 
     /// The script, and what it says about this call.
@@ -125,12 +126,16 @@ impl Plugin {
         Ok((script, plan))
     }
 
-    async fn run<T: Default + Send + 'static>(
+    pub async fn run<T: Default + Send + 'static>(
         &self,
         mut call: Call,
-        effect: impl FnOnce(Script, &Call, Option<Lie>) -> Result<T, Status> + Send + 'static,
+        effect: impl FnOnce(&Script, &Call, Option<Lie>) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
         let (script, act) = self.plan(&mut call)?;
+        let effect = move |call: &Call, lie| {
+            gate(&script, call)?;
+            effect(&script, call, lie)
+        };
         call.at = self.shared.now();
         self.shared.write(&Line::Start(Box::new(call.clone())));
         let mut open = Open { shared: Arc::clone(&self.shared), id: call.id, ended: false };
@@ -142,19 +147,19 @@ impl Plugin {
         }
         let sleep = |milliseconds| tokio::time::sleep(Duration::from_millis(milliseconds));
         let result = match act {
-            None => effect(script, &call, None),
-            Some(Act::Lie(lie)) => effect(script, &call, Some(lie)),
+            None => effect(&call, None),
+            Some(Act::Lie(lie)) => effect(&call, Some(lie)),
             Some(Act::Fail(code)) => Err(Status::new(script::code(code), "the script says so")),
             Some(Act::Say(code, words)) => Err(Status::new(script::code(code), words)),
             Some(Act::FailAfter(code)) => {
-                effect(script, &call, None).and(Err(Status::new(script::code(code), "done, and denied")))
+                effect(&call, None).and(Err(Status::new(script::code(code), "done, and denied")))
             }
             Some(Act::Delay(milliseconds)) => {
                 sleep(milliseconds).await;
-                effect(script, &call, None)
+                effect(&call, None)
             }
             Some(Act::DelayAfter(milliseconds)) => {
-                let result = effect(script, &call, None);
+                let result = effect(&call, None);
                 sleep(milliseconds).await;
                 result
             }
@@ -162,7 +167,7 @@ impl Plugin {
                 shared.busy().insert(call.volume.clone());
                 let work = tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
-                    let result = effect(script, &call, None);
+                    let result = effect(&call, None);
                     shared.busy().remove(&call.volume);
                     result
                 });
@@ -170,7 +175,7 @@ impl Plugin {
             }
             Some(Act::DieBefore) => std::process::exit(9),
             Some(Act::DieAfter) => {
-                let _ = effect(script, &call, None);
+                let _ = effect(&call, None);
                 std::process::exit(9)
             }
         };
@@ -179,16 +184,72 @@ impl Plugin {
     }
 }
 
-fn pairs(map: BTreeMap<String, String>) -> Vec<(String, String)> {
+/// The service that an RPC belongs to and the capability that it needs, "" where it needs none.
+fn needs(rpc: &str) -> Option<(Half, &'static str)> {
+    use Half::{Controller, Node};
+    Some(match rpc {
+        "NodeGetVolumeStats" => (Node, "GET_VOLUME_STATS"),
+        "NodeExpandVolume" => (Node, "EXPAND_VOLUME"),
+        "CreateVolume" | "DeleteVolume" => (Controller, "CREATE_DELETE_VOLUME"),
+        "ControllerPublishVolume" | "ControllerUnpublishVolume" => (Controller, "PUBLISH_UNPUBLISH_VOLUME"),
+        "ListVolumes" => (Controller, "LIST_VOLUMES"),
+        "GetCapacity" => (Controller, "GET_CAPACITY"),
+        "CreateSnapshot" | "DeleteSnapshot" => (Controller, "CREATE_DELETE_SNAPSHOT"),
+        "ListSnapshots" => (Controller, "LIST_SNAPSHOTS"),
+        "ControllerExpandVolume" => (Controller, "EXPAND_VOLUME"),
+        "ControllerGetCapabilities" | "ValidateVolumeCapabilities" => (Controller, ""),
+        "NodeStageVolume"
+        | "NodeUnstageVolume"
+        | "NodePublishVolume"
+        | "NodeUnpublishVolume"
+        | "NodeGetCapabilities"
+        | "NodeGetInfo" => (Node, ""),
+        _ => return None,
+    })
+}
+
+const SECRET: [&str; 12] = [
+    "CreateVolume",
+    "DeleteVolume",
+    "ControllerPublishVolume",
+    "ControllerUnpublishVolume",
+    "ValidateVolumeCapabilities",
+    "CreateSnapshot",
+    "DeleteSnapshot",
+    "ListSnapshots",
+    "ControllerExpandVolume",
+    "NodeStageVolume",
+    "NodePublishVolume",
+    "NodeExpandVolume",
+];
+
+/// Whether this process does such a thing, and for this caller.
+fn gate(script: &Script, call: &Call) -> Result<(), Status> {
+    if let Some((half, capability)) = needs(&call.rpc) {
+        let capabilities = if half == Half::Node { &script.capabilities } else { &script.controller };
+        if !script.serves.contains(&half) || !(capability.is_empty() || script::has(capabilities, capability))
+        {
+            return Err(Status::unimplemented("not this plugin"));
+        }
+    }
+    match &script.secret {
+        Some(secret) if SECRET.contains(&call.rpc.as_str()) && !call.secrets.contains(secret) => {
+            Err(Status::unauthenticated("the secret is not given, or another"))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub fn pairs(map: BTreeMap<String, String>) -> Vec<(String, String)> {
     map.into_iter().collect()
 }
 
-fn call(rpc: &str, volume: String) -> Call {
+pub fn call(rpc: &str, volume: String) -> Call {
     Call { rpc: rpc.to_owned(), volume, ..Call::default() }
 }
 
-/// What stage and publish have in common.
-fn with_capability(call: Call, capability: Option<VolumeCapability>) -> Call {
+/// What all that makes use of a volume has in common.
+pub fn with_capability(call: Call, capability: Option<VolumeCapability>) -> Call {
     let Some(capability) = capability else { return call };
     let mode = capability.access_mode.map(|m| m.mode()).unwrap_or(Mode::Unknown);
     let access_mode = mode.as_str_name().to_owned();
@@ -210,7 +271,7 @@ impl identity_server::Identity for Plugin {
     async fn get_plugin_info(&self, _: Request<GetPluginInfoRequest>) -> Answer<GetPluginInfoResponse> {
         self.run(call("GetPluginInfo", String::new()), |script, _, _| {
             Ok(GetPluginInfoResponse {
-                name: script.name,
+                name: script.name.clone(),
                 vendor_version: "1.0".to_owned(),
                 ..Default::default()
             })
@@ -222,7 +283,22 @@ impl identity_server::Identity for Plugin {
         &self,
         _: Request<GetPluginCapabilitiesRequest>,
     ) -> Answer<GetPluginCapabilitiesResponse> {
-        self.run(call("GetPluginCapabilities", String::new()), |_, _, _| Ok(Default::default())).await
+        use plugin_capability::{Service, Type, VolumeExpansion, service, volume_expansion};
+        self.run(call("GetPluginCapabilities", String::new()), |script, _, _| {
+            let capability = |name: &String| {
+                let known = match volume_expansion::Type::from_str_name(name) {
+                    Some(known) => Type::VolumeExpansion(VolumeExpansion { r#type: known.into() }),
+                    None => {
+                        let known = service::Type::from_str_name(name).unwrap_or(service::Type::Unknown);
+                        Type::Service(Service { r#type: known.into() })
+                    }
+                };
+                PluginCapability { r#type: Some(known) }
+            };
+            let capabilities = script.plugin.iter().map(capability).collect();
+            Ok(GetPluginCapabilitiesResponse { capabilities })
+        })
+        .await
     }
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Answer<ProbeResponse> {
@@ -233,128 +309,5 @@ impl identity_server::Identity for Plugin {
             Probe::Fails => Err(Status::internal("the script says so")),
         })
         .await
-    }
-}
-
-#[async_trait]
-impl node_server::Node for Plugin {
-    async fn node_stage_volume(
-        &self,
-        request: Request<NodeStageVolumeRequest>,
-    ) -> Answer<NodeStageVolumeResponse> {
-        let r = request.into_inner();
-        let call = Call {
-            staging: r.staging_target_path,
-            context: pairs(r.volume_context),
-            publish_context: pairs(r.publish_context),
-            secrets: pairs(r.secrets),
-            ..call("NodeStageVolume", r.volume_id)
-        };
-        let directory = self.directory.clone();
-        self.run(with_capability(call, r.volume_capability), move |_, call, lie| {
-            effects::stage(&directory, call, lie).map(|()| NodeStageVolumeResponse {})
-        })
-        .await
-    }
-
-    async fn node_unstage_volume(
-        &self,
-        request: Request<NodeUnstageVolumeRequest>,
-    ) -> Answer<NodeUnstageVolumeResponse> {
-        let r = request.into_inner();
-        let call = Call { staging: r.staging_target_path, ..call("NodeUnstageVolume", r.volume_id) };
-        self.run(call, |_, call, lie| match lie {
-            Some(_) => Ok(NodeUnstageVolumeResponse {}),
-            None => effects::unstage(call).map(|()| NodeUnstageVolumeResponse {}),
-        })
-        .await
-    }
-
-    async fn node_publish_volume(
-        &self,
-        request: Request<NodePublishVolumeRequest>,
-    ) -> Answer<NodePublishVolumeResponse> {
-        let r = request.into_inner();
-        let call = Call {
-            staging: r.staging_target_path,
-            target: r.target_path,
-            read_only: r.readonly,
-            context: pairs(r.volume_context),
-            publish_context: pairs(r.publish_context),
-            secrets: pairs(r.secrets),
-            ..call("NodePublishVolume", r.volume_id)
-        };
-        let directory = self.directory.clone();
-        self.run(with_capability(call, r.volume_capability), move |script, call, lie| {
-            let staged = script.capabilities.iter().any(|c| c == "STAGE_UNSTAGE_VOLUME");
-            effects::publish(&directory, &script.devices, staged, call, lie)
-                .map(|()| NodePublishVolumeResponse {})
-        })
-        .await
-    }
-
-    async fn node_unpublish_volume(
-        &self,
-        request: Request<NodeUnpublishVolumeRequest>,
-    ) -> Answer<NodeUnpublishVolumeResponse> {
-        let r = request.into_inner();
-        let call = Call { target: r.target_path, ..call("NodeUnpublishVolume", r.volume_id) };
-        self.run(call, |_, call, lie| match lie {
-            Some(_) => Ok(NodeUnpublishVolumeResponse {}),
-            None => effects::unpublish(call).map(|()| NodeUnpublishVolumeResponse {}),
-        })
-        .await
-    }
-
-    async fn node_get_capabilities(
-        &self,
-        _: Request<NodeGetCapabilitiesRequest>,
-    ) -> Answer<NodeGetCapabilitiesResponse> {
-        use node_service_capability::{Rpc, Type, rpc};
-        self.run(call("NodeGetCapabilities", String::new()), |script, _, _| {
-            let capability = |name: &String| {
-                let known = rpc::Type::from_str_name(name).unwrap_or(rpc::Type::Unknown);
-                NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: known.into() })) }
-            };
-            Ok(NodeGetCapabilitiesResponse {
-                capabilities: script.capabilities.iter().map(capability).collect(),
-            })
-        })
-        .await
-    }
-
-    async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Answer<NodeGetInfoResponse> {
-        self.run(call("NodeGetInfo", String::new()), |script, _, _| {
-            Ok(NodeGetInfoResponse { node_id: script.node_id, ..Default::default() })
-        })
-        .await
-    }
-
-    async fn node_get_volume_stats(
-        &self,
-        _: Request<NodeGetVolumeStatsRequest>,
-    ) -> Answer<NodeGetVolumeStatsResponse> {
-        Err(Status::unimplemented("not this plugin"))
-    }
-
-    async fn node_expand_volume(
-        &self,
-        _: Request<NodeExpandVolumeRequest>,
-    ) -> Answer<NodeExpandVolumeResponse> {
-        Err(Status::unimplemented("not this plugin"))
-    }
-
-    async fn node_get_volume_health(
-        &self,
-        _: Request<NodeGetVolumeHealthRequest>,
-    ) -> Answer<NodeGetVolumeHealthResponse> {
-        Err(Status::unimplemented("not this plugin"))
-    }
-
-    async fn node_get_storage_health(
-        &self,
-        _: Request<NodeGetStorageHealthRequest>,
-    ) -> Answer<NodeGetStorageHealthResponse> {
-        Err(Status::unimplemented("not this plugin"))
     }
 }

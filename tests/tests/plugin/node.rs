@@ -1,18 +1,19 @@
-//! The test plugin itself: a test against a plugin that does nothing would prove nothing.
+//! What it mounts, and its script.
 
 use csi_proto::csi::v1::identity_client::IdentityClient;
 use csi_proto::csi::v1::node_client::NodeClient;
-use csi_proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode};
+use csi_proto::csi::v1::volume_capability::access_mode::Mode;
 use csi_proto::csi::v1::*;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Lie, Probe, Rule};
 use csid_tests::world::{World, eventually, world};
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
+
+use crate::{capability as of_mode, connect};
 
 async fn channel(w: &mut World) -> Channel {
-    let socket = w.add_plugin("p").await.socket();
-    Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap().connect().await.unwrap()
+    connect(w.add_plugin("p").await).await
 }
 
 struct Paths {
@@ -27,12 +28,7 @@ fn paths(w: &World) -> Paths {
 }
 
 fn capability(block: bool) -> Option<VolumeCapability> {
-    let access_type = match block {
-        true => AccessType::Block(volume_capability::BlockVolume {}),
-        false => AccessType::Mount(MountVolume { fs_type: "ext4".to_owned(), ..Default::default() }),
-    };
-    let mode = AccessMode { mode: Mode::SingleNodeWriter.into() };
-    Some(VolumeCapability { access_mode: Some(mode), access_type: Some(access_type) })
+    Some(of_mode(Mode::SingleNodeWriter, block))
 }
 
 fn stage(p: &Paths) -> NodeStageVolumeRequest {

@@ -1,0 +1,176 @@
+//! The storage behind the test plugin: volumes, what they are attached to, snapshots. It is files of a directory, so that it
+//! outlives the plugin, several instances of a plugin can have the same, and a test can look. What is read is whole; who
+//! changes something holds the lock from the look to the write.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug)]
+pub struct Backend {
+    pub directory: PathBuf,
+}
+
+/// What the backend holds by an id.
+pub trait Kept: Serialize + DeserializeOwned {
+    /// Its directory.
+    const KIND: &str;
+    fn id(&self) -> &str;
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Volume {
+    pub id: String,
+    /// What the controller was asked for; absent where an operator made the volume.
+    pub order: Option<Order>,
+    pub bytes: i64,
+    /// How far the node's file system has grown into it.
+    pub node_bytes: i64,
+    pub topology: BTreeMap<String, String>,
+    /// Its `volume_context`.
+    pub context: BTreeMap<String, String>,
+    /// By node id.
+    pub attachments: BTreeMap<String, Attachment>,
+}
+
+/// What makes two requests for one name the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    pub uses: Vec<Use>,
+    pub parameters: BTreeMap<String, String>,
+    /// The id of a snapshot or volume.
+    pub source: Option<String>,
+}
+
+/// A volume capability.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Use {
+    pub block: bool,
+    pub mode: String,
+    pub fs_type: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    pub usage: Use,
+    pub read_only: bool,
+    /// The value in its `publish_context`: another one with each attachment.
+    pub token: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Snapshot {
+    pub id: String,
+    pub volume: String,
+    pub bytes: i64,
+    /// How often it was asked for.
+    pub asked: u64,
+}
+
+impl Kept for Volume {
+    const KIND: &str = "volumes";
+    fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+impl Kept for Snapshot {
+    const KIND: &str = "snapshots";
+    fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+impl Volume {
+    /// One that an operator made: for every use.
+    pub fn provisioned(id: &str, bytes: i64) -> Self {
+        Volume {
+            id: id.to_owned(),
+            order: None,
+            bytes,
+            node_bytes: bytes,
+            topology: BTreeMap::new(),
+            context: BTreeMap::new(),
+            attachments: BTreeMap::new(),
+        }
+    }
+
+    pub fn can(&self, usage: &Use) -> bool {
+        self.order.as_ref().is_none_or(|order| order.uses.contains(usage))
+    }
+}
+
+fn file_name(id: &str) -> String {
+    id.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Backend {
+    pub fn new(directory: &Path) -> Self {
+        Backend { directory: directory.to_owned() }
+    }
+
+    /// Held until it is dropped, or its holder dies.
+    pub fn lock(&self) -> io::Result<File> {
+        let file = File::create(self.directory.join("lock"))?;
+        file.lock()?;
+        Ok(file)
+    }
+
+    pub fn get<T: Kept>(&self, id: &str) -> io::Result<Option<T>> {
+        match fs::read(self.directory.join(T::KIND).join(file_name(id))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            text => Ok(Some(serde_json::from_slice(&text?)?)),
+        }
+    }
+
+    /// By id.
+    pub fn all<T: Kept>(&self) -> io::Result<Vec<T>> {
+        let entries = match fs::read_dir(self.directory.join(T::KIND)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut all: Vec<T> = Vec::new();
+        for entry in entries {
+            match fs::read(entry?.path()) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                text => all.push(serde_json::from_slice(&text?)?),
+            }
+        }
+        all.sort_by(|one, other| one.id().cmp(other.id()));
+        Ok(all)
+    }
+
+    pub fn put<T: Kept>(&self, kept: &T) -> io::Result<()> {
+        let (new, directory) = (self.directory.join("new"), self.directory.join(T::KIND));
+        fs::create_dir_all(&directory)?;
+        fs::write(&new, serde_json::to_vec(kept)?)?;
+        fs::rename(new, directory.join(file_name(kept.id())))
+    }
+
+    pub fn remove<T: Kept>(&self, id: &str) -> io::Result<()> {
+        match fs::remove_file(self.directory.join(T::KIND).join(file_name(id))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where a volume's data is: it outlives every mount.
+    pub fn data(&self, volume: &str) -> PathBuf {
+        self.directory.join("data").join(file_name(volume))
+    }
+
+    /// What the calls to the controller have made and not taken away: `volume ID`, `attachment ID NODE`, `snapshot ID`.
+    pub fn made(&self) -> io::Result<Vec<String>> {
+        let mut made = Vec::new();
+        for Volume { id, order, attachments, .. } in self.all()? {
+            made.extend(order.map(|_| format!("volume {id}")));
+            made.extend(attachments.keys().map(|node| format!("attachment {id} {node}")));
+        }
+        made.extend(self.all()?.iter().map(|Snapshot { id, .. }| format!("snapshot {id}")));
+        Ok(made)
+    }
+}
