@@ -16,6 +16,7 @@ mod channel;
 mod events;
 pub mod files;
 mod fingerprint;
+mod lookup;
 mod node;
 mod registry;
 mod rpc;
