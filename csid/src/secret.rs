@@ -1,7 +1,7 @@
 //! Secrets of one call: they live in the request's frame and are wiped with it. The type has no Debug, no Display and no
 //! Serialize, so that no log line, event or row can hold one by accident.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use zeroize::Zeroizing;
 
@@ -37,7 +37,7 @@ impl Secrets {
     }
 
     /// The map as an RPC carries it.
-    pub fn for_rpc(&self) -> HashMap<String, String> {
+    pub fn for_rpc(&self) -> BTreeMap<String, String> {
         self.0.iter().map(|(key, value)| (key.clone(), value.to_string())).collect()
     }
 }

@@ -15,12 +15,9 @@ use v1::plugin_capability::{
     Type as PluginType, service::Type as Service, volume_expansion::Type as Expansion,
 };
 
-use super::node::Abilities;
-use super::rpc::{Class, Hidden, Peer, RpcError};
+use super::rpc::{Class, Hidden, MAP_BYTES, Peer, RpcError, STRING_BYTES, map_bytes};
 
 /// CSI rule 11.
-const STRING_BYTES: usize = 128;
-const MAP_BYTES: usize = 4096;
 const NODE_ID_BYTES: usize = 256;
 
 /// What does not change while the plugin's process lives.
@@ -77,7 +74,7 @@ pub(super) async fn take(
             if info.name.is_empty() {
                 return Err(Failure::NoName);
             }
-            warn_if_long(peer, "manifest", map_bytes(&info.manifest), MAP_BYTES);
+            peer.warn_if_long("manifest", map_bytes(&info.manifest), MAP_BYTES);
             Some((info.name, info.vendor_version))
         }
     };
@@ -124,9 +121,9 @@ pub(super) async fn take(
             if node.is_some() {
                 node_info(peer, deadline, &mut identity).await?;
             }
-            warn_if_long(peer, "name", identity.name.len(), STRING_BYTES);
-            warn_if_long(peer, "vendor_version", identity.version.len(), STRING_BYTES);
-            warn_if_long(peer, "node_id", identity.node_id.len(), NODE_ID_BYTES);
+            peer.warn_if_long("name", identity.name.len(), STRING_BYTES);
+            peer.warn_if_long("vendor_version", identity.version.len(), STRING_BYTES);
+            peer.warn_if_long("node_id", identity.node_id.len(), NODE_ID_BYTES);
             identity
         }
     };
@@ -143,27 +140,15 @@ async fn node_info(peer: &Peer, deadline: Instant, identity: &mut Identity) -> R
         return Err(Failure::NoNodeId);
     }
     identity.node_id = info.node_id;
-    identity.max_volumes = info.max_volumes_per_node;
+    // CSI allows no negative one; no limit is what it can mean.
+    identity.max_volumes = info.max_volumes_per_node.max(0);
     let topology = info.accessible_topology.unwrap_or_default().segments;
-    warn_if_long(peer, "accessible_topology", map_bytes(&topology), MAP_BYTES);
-    // It goes to everybody who listens to the plugin's properties.
+    peer.warn_if_long("accessible_topology", map_bytes(&topology), MAP_BYTES);
+    // It goes to everybody who listens to the plugin's properties: no over-long one is taken.
     if map_bytes(&topology) <= MAP_BYTES {
         identity.topology = topology;
     }
     Ok(())
-}
-
-impl Fingerprint {
-    pub fn abilities(&self) -> Abilities {
-        let node = |kind: NodeRpc| self.node.contains(&kind.as_str_name());
-        Abilities {
-            node: self.services.contains(&"node"),
-            controller: self.services.contains(&"controller"),
-            stages: node(NodeRpc::StageUnstageVolume),
-            single_node_multi_writer: node(NodeRpc::SingleNodeMultiWriter),
-            mount_group: node(NodeRpc::VolumeMountGroup),
-        }
-    }
 }
 
 /// `None` for a service that the plugin does not have.
@@ -194,16 +179,4 @@ fn node_name(capability: &v1::NodeServiceCapability) -> Option<&'static str> {
 fn controller_name(capability: &v1::ControllerServiceCapability) -> Option<&'static str> {
     let Some(ControllerType::Rpc(rpc)) = &capability.r#type else { return None };
     ControllerRpc::try_from(rpc.r#type).ok().filter(|t| *t != ControllerRpc::Unknown).map(|t| t.as_str_name())
-}
-
-fn map_bytes(map: &BTreeMap<String, String>) -> usize {
-    map.iter().map(|(key, value)| key.len() + value.len()).sum()
-}
-
-/// Over-long answers are taken as they are (CSI rule 11 binds the plugin, not csid), but for the topology, which
-/// is dropped.
-fn warn_if_long(peer: &Peer, field: &str, bytes: usize, limit: usize) {
-    if bytes > limit {
-        tracing::warn!(plugin = %peer.id, field, bytes, limit, "the answer is longer than CSI allows");
-    }
 }

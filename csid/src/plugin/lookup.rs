@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::{broadcast, oneshot};
 
+use super::controller::Controller;
 use super::node::Ready;
 use super::registry::{Entry, Plugins};
 use super::spec::Place;
@@ -55,6 +56,24 @@ impl Plugins {
         }
     }
 
+    /// The healthy controller of a plugin with the fewest calls in flight, waited for till `deadline`; PluginUnavailable
+    /// after it.
+    pub async fn controller(&self, id: &str, deadline: Instant) -> Result<Controller> {
+        let Ready(instance) = self.ready(id, Service::Controller, deadline).await?;
+        Ok(Controller(instance))
+    }
+
+    /// Whether volumes of this plugin are attached: a controller of it says PUBLISH_UNPUBLISH_VOLUME. `None`: that is not
+    /// known yet, for the plugin was not seen, or names a controller service and none was seen.
+    pub fn attaches(&self, id: &str) -> Option<bool> {
+        let view = self.view(id).filter(|view| !view.provider.is_empty())?;
+        let has = |names: &[String], name: &str| names.iter().any(|found| found == name);
+        match has(&view.services, Service::Controller.name()) {
+            true => Some(has(&view.controller_capabilities, "PUBLISH_UNPUBLISH_VOLUME")),
+            false => (!has(&view.plugin_capabilities, "CONTROLLER_SERVICE")).then_some(false),
+        }
+    }
+
     /// Probe now; what it finds is also the plugin's health.
     pub async fn probe(&self, id: &str, deadline: Option<Instant>) -> Result<bool> {
         let unknown =
@@ -90,7 +109,7 @@ impl Plugins {
                 continue;
             };
             let ready = state.borrow_and_update().ready.clone();
-            if let Some(ready) = ready.filter(|ready| ready.offers(service)) {
+            if let Some(ready) = ready.filter(|ready| ready.0.offers(service)) {
                 return Ok(ready);
             }
             tokio::select! {

@@ -13,9 +13,11 @@
 //! a secret, a context's value or a mount flag.
 
 mod channel;
+mod controller;
 mod events;
 pub mod files;
 mod fingerprint;
+mod instance;
 mod lookup;
 mod node;
 mod registry;
@@ -29,7 +31,8 @@ mod trust;
 
 use std::collections::BTreeMap;
 
-pub use node::{Call, Ready};
+pub use controller::{Controller, Create, Created, External, Request, Snapshot, Source};
+pub use node::{Call, Measure, Ready, Stats};
 pub use registry::{Applied, Plugins};
 pub use rpc::{Class, RpcError, code_name};
 pub use spec::{LATER_KEYS, Log, PluginSpec, Supervision, validate_id};

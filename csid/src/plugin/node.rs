@@ -1,45 +1,24 @@
-//! A healthy plugin as `volume` sees it: what it can do, and the four node calls of a mount. One call is one
-//! RPC; paths are given as the plugin sees them (CSI rule 30).
+//! A healthy plugin as `volume` sees it: what its node service can do, the four calls of a mount, and those of what is
+//! mounted. One call is one RPC; paths are given as the plugin sees them (CSI rule 30).
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::node_client::NodeClient;
-use csi_proto::csi::v1::volume_capability::{
-    AccessMode as Mode, AccessType, BlockVolume, MountVolume, access_mode,
-};
-use tonic::Code;
+use csi_proto::csi::v1::volume_usage::Unit;
 
-use super::Service;
-use super::rpc::{Class, Hidden, Peer, RpcError};
+use super::instance::{Instance, capability, condition, gone, opaque};
+use super::rpc::{Class, Hidden, RpcError, sent};
 use crate::secret::Secrets;
-use crate::store::rows::{AccessMode, AttachmentMode, Usage};
+use crate::store::rows::Usage;
 
 /// A plugin that was healthy when it was asked for: a snapshot, cheap to clone. Its calls fail with
 /// [`Class::NotSent`](super::Class::NotSent) when the plugin is gone since.
 #[derive(Clone)]
-pub struct Ready(Arc<Inner>);
-
-struct Inner {
-    peer: Peer,
-    owner: u32,
-    abilities: Abilities,
-    root: PathBuf,
-    view: PathBuf,
-}
-
-/// What the fingerprint found that matters to a mount.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Abilities {
-    pub node: bool,
-    pub controller: bool,
-    pub stages: bool,
-    pub single_node_multi_writer: bool,
-    pub mount_group: bool,
-}
+pub struct Ready(pub(super) Arc<Instance>);
 
 /// One node call: what the RPCs of a mount have in common. Secrets live in the caller's frame.
 pub struct Call<'a> {
@@ -58,18 +37,25 @@ pub struct Call<'a> {
     pub deadline: Instant,
 }
 
+/// How a published volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stats {
+    pub usage: Vec<Measure>,
+    /// Whether the plugin calls it abnormal, and its words; only of plugins with VOLUME_CONDITION.
+    pub abnormal: Option<(bool, String)>,
+}
+
+/// One measure of a published volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Measure {
+    /// `BYTES` or `INODES`.
+    pub unit: &'static str,
+    pub available: u64,
+    pub total: u64,
+    pub used: u64,
+}
+
 impl Ready {
-    pub(super) fn new(peer: Peer, owner: u32, abilities: Abilities, root: PathBuf, view: PathBuf) -> Self {
-        Ready(Arc::new(Inner { peer, owner, abilities, root, view }))
-    }
-
-    pub(super) fn offers(&self, service: Service) -> bool {
-        match service {
-            Service::Node => self.0.abilities.node,
-            Service::Controller => self.0.abilities.controller,
-        }
-    }
-
     pub fn id(&self) -> &str {
         &self.0.peer.id
     }
@@ -79,19 +65,36 @@ impl Ready {
         self.0.owner
     }
 
-    /// STAGE_UNSTAGE_VOLUME.
+    /// A NodeServiceCapability by CSI's name for it.
+    pub fn can(&self, capability: &str) -> bool {
+        self.0.print.node.contains(&capability)
+    }
+
     pub fn stages(&self) -> bool {
-        self.0.abilities.stages
+        self.can("STAGE_UNSTAGE_VOLUME")
     }
 
-    /// SINGLE_NODE_MULTI_WRITER.
     pub fn single_node_multi_writer(&self) -> bool {
-        self.0.abilities.single_node_multi_writer
+        self.can("SINGLE_NODE_MULTI_WRITER")
     }
 
-    /// VOLUME_MOUNT_GROUP.
     pub fn mount_group(&self) -> bool {
-        self.0.abilities.mount_group
+        self.can("VOLUME_MOUNT_GROUP")
+    }
+
+    /// This node as the plugin calls it, verbatim (CSI rule 27); empty where it gives none.
+    pub fn node_id(&self) -> &str {
+        &self.0.print.identity.node_id
+    }
+
+    /// How many volumes may be attached to this node; 0: no limit given (CSI rule 38).
+    pub fn max_volumes(&self) -> i64 {
+        self.0.print.identity.max_volumes
+    }
+
+    /// Where this node is.
+    pub fn topology(&self) -> &BTreeMap<String, String> {
+        &self.0.print.identity.topology
     }
 
     /// The host directory below which this plugin's staging and published paths are made.
@@ -100,13 +103,13 @@ impl Ready {
     }
 
     pub async fn stage(&self, call: Call<'_>) -> Result<(), RpcError> {
-        self.may_read_secrets("NodeStageVolume", &call)?;
+        self.0.may_read_secrets("NodeStageVolume", call.uid, call.secrets)?;
         let request = v1::NodeStageVolumeRequest {
             volume_id: call.external_id.to_owned(),
             publish_context: call.usage.publish_context.clone(),
             staging_target_path: self.seen(call.staging),
-            volume_capability: Some(self.capability(call.usage)),
-            secrets: secrets(&call),
+            volume_capability: Some(capability(call.usage, &self.0.print.node)),
+            secrets: sent(call.secrets),
             volume_context: call.usage.context.clone(),
         };
         let send = async |channel, request| NodeClient::new(channel).node_stage_volume(request).await;
@@ -114,15 +117,15 @@ impl Ready {
     }
 
     pub async fn publish(&self, call: Call<'_>) -> Result<(), RpcError> {
-        self.may_read_secrets("NodePublishVolume", &call)?;
+        self.0.may_read_secrets("NodePublishVolume", call.uid, call.secrets)?;
         let request = v1::NodePublishVolumeRequest {
             volume_id: call.external_id.to_owned(),
             publish_context: call.usage.publish_context.clone(),
-            staging_target_path: if self.stages() { self.seen(call.staging) } else { String::new() },
+            staging_target_path: self.staged(&call),
             target_path: self.seen(call.target),
-            volume_capability: Some(self.capability(call.usage)),
+            volume_capability: Some(capability(call.usage, &self.0.print.node)),
             readonly: call.read_only,
-            secrets: secrets(&call),
+            secrets: sent(call.secrets),
             volume_context: call.usage.context.clone(),
         };
         let send = async |channel, request| NodeClient::new(channel).node_publish_volume(request).await;
@@ -149,18 +152,55 @@ impl Ready {
         gone(self.0.peer.call("NodeUnstageVolume", call.deadline, request, || hidden(&call), send).await)
     }
 
-    /// The plugin's owner reads what it is sent: a secret goes to root's plugins and to those of its own user.
-    fn may_read_secrets(&self, rpc: &'static str, call: &Call<'_>) -> Result<(), RpcError> {
-        let (owner, uid) = (self.owner(), call.uid);
-        if call.secrets.is_none() || owner == 0 || owner == uid {
-            return Ok(());
+    /// The file-system of an expanded volume grows; its capacity now, 0: the plugin does not say. `call.target` may be the
+    /// staging path of a volume that is not published.
+    pub async fn expand(&self, call: Call<'_>, required: u64, limit: u64) -> Result<u64, RpcError> {
+        const RPC: &str = "NodeExpandVolume";
+        self.0.gate(RPC, "EXPAND_VOLUME", self.can("EXPAND_VOLUME"))?;
+        self.0.may_read_secrets(RPC, call.uid, call.secrets)?;
+        let request = v1::NodeExpandVolumeRequest {
+            volume_id: call.external_id.to_owned(),
+            volume_path: self.seen(call.target),
+            capacity_range: self.0.range(RPC, required, limit)?,
+            staging_target_path: self.staged(&call),
+            volume_capability: Some(capability(call.usage, &self.0.print.node)),
+            secrets: sent(call.secrets),
+        };
+        let send = async |channel, request| NodeClient::new(channel).node_expand_volume(request).await;
+        let answer = self.0.peer.call(RPC, call.deadline, request, || hidden(&call), send).await?;
+        self.0.size(RPC, Class::Unknown, "capacity_bytes", answer.capacity_bytes)
+    }
+
+    /// How full a published volume is, and how it is.
+    pub async fn stats(&self, call: Call<'_>) -> Result<Stats, RpcError> {
+        const RPC: &str = "NodeGetVolumeStats";
+        self.0.gate(RPC, "GET_VOLUME_STATS", self.can("GET_VOLUME_STATS"))?;
+        let request = v1::NodeGetVolumeStatsRequest {
+            volume_id: call.external_id.to_owned(),
+            volume_path: self.seen(call.target),
+            staging_target_path: self.staged(&call),
+        };
+        let send = async |channel, request| NodeClient::new(channel).node_get_volume_stats(request).await;
+        let answer = self.0.peer.call(RPC, call.deadline, request, || hidden(&call), send).await?;
+        let size = |field, size| self.0.size(RPC, Class::Refused, field, size);
+        let mut usage = Vec::new();
+        for measure in answer.usage {
+            // As with capabilities: a number that csid does not know is left out.
+            let Ok(unit @ (Unit::Bytes | Unit::Inodes)) = Unit::try_from(measure.unit) else { continue };
+            usage.push(Measure {
+                unit: unit.as_str_name(),
+                available: size("available", measure.available)?,
+                total: size("total", measure.total)?,
+                used: size("used", measure.used)?,
+            });
         }
-        let message = format!(
-            "the plugin belongs to uid {owner}, so it is sent no secrets of uid {uid}; mount without secrets, or \
-             have root register the plugin"
-        );
-        let plugin = self.0.peer.id.clone();
-        Err(RpcError { plugin, rpc, code: Code::PermissionDenied, message, class: Class::Forbidden })
+        let told = answer.volume_condition.filter(|_| self.can("VOLUME_CONDITION"));
+        Ok(Stats { usage, abnormal: condition(told, &hidden(&call)) })
+    }
+
+    /// The staging path as the plugin sees it, if it stages (CSI rule 33).
+    fn staged(&self, call: &Call<'_>) -> String {
+        if self.stages() { self.seen(call.staging) } else { String::new() }
     }
 
     /// A host path in the plugin's own file-system. One outside its root was journalled under another spec,
@@ -171,62 +211,8 @@ impl Ready {
             Err(_) => path.to_owned(),
         }
     }
-
-    fn capability(&self, usage: &Usage) -> v1::VolumeCapability {
-        let access_type = match usage.attachment_mode {
-            AttachmentMode::BlockDevice => AccessType::Block(BlockVolume {}),
-            AttachmentMode::FileSystem => AccessType::Mount(MountVolume {
-                fs_type: usage.fs_type.clone(),
-                mount_flags: usage.mount_flags.clone(),
-                // The field belongs to the capability (CSI rule 19).
-                volume_mount_group: if self.mount_group() {
-                    usage.mount_group.clone()
-                } else {
-                    String::new()
-                },
-            }),
-        };
-        let mode = self.mode(usage.access_mode).into();
-        v1::VolumeCapability { access_mode: Some(Mode { mode }), access_type: Some(access_type) }
-    }
-
-    /// Without SINGLE_NODE_MULTI_WRITER a plugin knows only the older word for one writer; several it is
-    /// never asked for.
-    fn mode(&self, mode: AccessMode) -> access_mode::Mode {
-        match mode {
-            AccessMode::SingleNodeSingleWriter if !self.single_node_multi_writer() => {
-                access_mode::Mode::SingleNodeWriter
-            }
-            AccessMode::SingleNodeWriter => access_mode::Mode::SingleNodeWriter,
-            AccessMode::SingleNodeReaderOnly => access_mode::Mode::SingleNodeReaderOnly,
-            AccessMode::SingleNodeSingleWriter => access_mode::Mode::SingleNodeSingleWriter,
-            AccessMode::SingleNodeMultiWriter => access_mode::Mode::SingleNodeMultiWriter,
-            AccessMode::MultiNodeReaderOnly => access_mode::Mode::MultiNodeReaderOnly,
-            AccessMode::MultiNodeSingleWriter => access_mode::Mode::MultiNodeSingleWriter,
-            AccessMode::MultiNodeMultiWriter => access_mode::Mode::MultiNodeMultiWriter,
-        }
-    }
-}
-
-fn secrets(call: &Call<'_>) -> BTreeMap<String, String> {
-    call.secrets.map(|secrets| secrets.for_rpc().into_iter().collect()).unwrap_or_default()
 }
 
 fn hidden(call: &Call<'_>) -> Hidden {
-    let mut hidden = Hidden::default();
-    if call.secrets_forgotten {
-        hidden.all();
-    }
-    secrets(call).values().for_each(|value| hidden.secret(value));
-    let usage = call.usage;
-    let opaque = usage.context.values().chain(usage.publish_context.values()).chain(&usage.mount_flags);
-    opaque.for_each(|value| hidden.opaque(value));
-    hidden
-}
-
-fn gone<T>(answer: Result<T, RpcError>) -> Result<(), RpcError> {
-    match answer {
-        Err(error) if error.code != Code::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    Hidden::of(call.secrets, call.secrets_forgotten).and(opaque(call.usage))
 }

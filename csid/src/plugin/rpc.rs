@@ -1,6 +1,7 @@
 //! One RPC to a plugin: its deadline, what its failure means for the state of the volume (CSI rule 36), and
 //! its message without secrets.
 
+use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::fmt;
 use std::future::Future;
@@ -13,9 +14,13 @@ use tonic::{Code, Request, Response, Status};
 
 use super::channel::NotConnected;
 use crate::error::{Error, Kind};
+use crate::secret::Secrets;
 
 /// The longest message of a plugin that csid passes on.
 const MESSAGE_LIMIT: usize = 2048;
+/// CSI rule 11.
+pub(super) const STRING_BYTES: usize = 128;
+pub(super) const MAP_BYTES: usize = 4096;
 
 /// What a failed RPC says about its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +87,12 @@ impl RpcError {
     fn new(peer: &Peer, rpc: &'static str, status: &Status, hidden: Hidden) -> Self {
         let class = class(status);
         let message = match (class, first_cause(status)) {
-            (Class::Unknown, Some(cause)) => format!("the connection to the plugin broke: {cause}"),
-            _ => hidden.scrub(status.message()),
+            (Class::Unknown, Some(cause)) => {
+                presentable(&format!("the connection to the plugin broke: {cause}"))
+            }
+            _ => hidden.clean(status.message()),
         };
-        RpcError { plugin: peer.id.clone(), rpc, code: status.code(), message: presentable(&message), class }
+        peer.error(rpc, status.code(), message, class)
     }
 }
 
@@ -161,13 +168,20 @@ pub(super) struct Hidden {
 const WITHHELD: &str = "[the plugin's words may repeat secrets of this volume that csid does not have here: see the plugin's log]";
 
 impl Hidden {
-    /// Hide everything: what is secret is not known.
-    pub fn all(&mut self) {
-        self.all = true;
+    /// The secrets of a call; `forgotten`: there may be others, which are not at hand, so that everything is hidden.
+    pub fn of(secrets: Option<&Secrets>, forgotten: bool) -> Self {
+        let mut hidden = Hidden { all: forgotten, ..Hidden::default() };
+        sent(secrets).values().for_each(|value| hidden.secret(value));
+        hidden
+    }
+
+    pub fn and<'a>(mut self, opaque: impl IntoIterator<Item = &'a String>) -> Self {
+        opaque.into_iter().for_each(|value| self.opaque(value));
+        self
     }
 
     /// Hide a secret, however short.
-    pub fn secret(&mut self, value: &str) {
+    fn secret(&mut self, value: &str) {
         // A file's value may be repeated without its last newline.
         for value in [value, value.trim()].into_iter().filter(|value| !value.is_empty()) {
             self.as_spelled(value);
@@ -177,7 +191,7 @@ impl Hidden {
 
     /// Hide what may hold a secret: a context's value or a mount flag, and what follows a `=` in it, of `a=b,c=d`
     /// each.
-    pub fn opaque(&mut self, value: &str) {
+    fn opaque(&mut self, value: &str) {
         let whole = [value].into_iter().chain(value.lines().map(str::trim));
         let tails =
             [value].into_iter().chain(value.split(',')).filter_map(|part| Some(part.split_once('=')?.1));
@@ -195,6 +209,11 @@ impl Hidden {
         let json = &json[1..json.len() - 1];
         let html = json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
         self.values.extend([value, json, &html].map(str::to_owned));
+    }
+
+    /// A plugin's text that may be shown.
+    pub fn clean(&self, text: &str) -> String {
+        presentable(&self.scrub(text))
     }
 
     /// All that is hidden is found in the text as it came, so that overlapping values leave no rest of each
@@ -221,6 +240,11 @@ impl Hidden {
         clean.push_str(&text[done..]);
         clean
     }
+}
+
+/// Secrets as an RPC carries them.
+pub(super) fn sent(secrets: Option<&Secrets>) -> BTreeMap<String, String> {
+    secrets.map(Secrets::for_rpc).unwrap_or_default()
 }
 
 /// A plugin's text on one line, bounded: it goes to a terminal, a log and D-Bus, which takes no NUL.
@@ -263,7 +287,22 @@ pub(super) struct Peer {
     pub closed: Arc<AtomicBool>,
 }
 
+pub(super) fn map_bytes(map: &BTreeMap<String, String>) -> usize {
+    map.iter().map(|(key, value)| key.len() + value.len()).sum()
+}
+
 impl Peer {
+    /// An answer that is too long is taken all the same: CSI rule 11 binds the plugin, not csid.
+    pub fn warn_if_long(&self, field: &str, bytes: usize, limit: usize) {
+        if bytes > limit {
+            tracing::warn!(plugin = %self.id, field, bytes, limit, "the answer is longer than CSI allows");
+        }
+    }
+
+    pub fn error(&self, rpc: &'static str, code: Code, message: String, class: Class) -> RpcError {
+        RpcError { plugin: self.id.clone(), rpc, code, message, class }
+    }
+
     /// Send one request; an answer in time, or why not. Dropping the future resets the stream, which cancels
     /// the RPC at the plugin.
     pub async fn call<Q, R, F>(
@@ -277,8 +316,7 @@ impl Peer {
     where
         F: Future<Output = Result<Response<R>, Status>>,
     {
-        let error =
-            |code, message: String, class| RpcError { plugin: self.id.clone(), rpc, code, message, class };
+        let error = |code, message: String, class| self.error(rpc, code, message, class);
         if self.closed.load(Ordering::Acquire) {
             return Err(error(
                 Code::Cancelled,

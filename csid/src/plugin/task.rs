@@ -20,6 +20,7 @@ use futures_util::FutureExt;
 use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
 
 use super::fingerprint::{self, Failure, Fingerprint};
+use super::instance::{Instance, Load};
 use super::node::Ready;
 use super::rpc::{Class, Limit, Peer, RpcError, presentable};
 use super::spec::{Log, Place, PluginSpec, Supervision};
@@ -111,6 +112,7 @@ pub(super) struct Task {
     asked: Vec<Asked>,
     view: PluginView,
     print: Option<Fingerprint>,
+    load: Arc<Load>,
 }
 
 /// Why the supervisor has something to do.
@@ -159,8 +161,8 @@ impl Task {
             ..PluginView::default()
         };
         let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
-        let asked = Vec::new();
-        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print: None };
+        let (asked, print, load) = (Vec::new(), None, Arc::default());
+        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print, load };
         (task, seen)
     }
 
@@ -417,7 +419,15 @@ impl Task {
             events::fingerprint(&store, &self.view).await;
         }
         let (root, view) = (self.place.root.clone(), self.place.view.clone());
-        let ready = Ready::new(self.peer.clone(), self.view.owner, print.abilities(), root, view);
+        let (peer, owner) = (self.peer.clone(), self.view.owner);
+        let ready = Ready(Arc::new(Instance {
+            peer,
+            owner,
+            print: print.clone(),
+            root,
+            view,
+            load: self.load.clone(),
+        }));
         self.print = Some(print);
         self.set("ready", "", Some(ready)).await;
     }

@@ -65,9 +65,8 @@ async fn a_mount_is_two_calls_with_all_that_csi_asks_for() {
     ready.unpublish(with()).await.unwrap();
     ready.unstage(with()).await.unwrap();
 
-    let script = fake.script();
-    let stage = script.stage.as_ref().unwrap();
-    let publish = script.publish.as_ref().unwrap();
+    let stage: v1::NodeStageVolumeRequest = fake.got();
+    let publish: v1::NodePublishVolumeRequest = fake.got();
     // Rule 30: paths are as the plugin sees them.
     assert_eq!((stage.volume_id.as_str(), stage.staging_target_path.as_str()), ("vol-1", "/csi/staging/x"));
     assert_eq!(publish.staging_target_path, "/csi/staging/x");
@@ -85,7 +84,8 @@ async fn a_mount_is_two_calls_with_all_that_csi_asks_for() {
         assert_eq!((mount.fs_type.as_str(), mount.volume_mount_group.as_str()), ("ext4", "100"));
         assert_eq!(mount.mount_flags, usage.mount_flags);
     }
-    let (unpublish, unstage) = (script.unpublish.as_ref().unwrap(), script.unstage.as_ref().unwrap());
+    let unpublish: v1::NodeUnpublishVolumeRequest = fake.got();
+    let unstage: v1::NodeUnstageVolumeRequest = fake.got();
     assert_eq!((unpublish.volume_id.as_str(), unpublish.target_path.as_str()), ("vol-1", "/csi/publish/x/y"));
     assert_eq!(
         (unstage.volume_id.as_str(), unstage.staging_target_path.as_str()),
@@ -99,23 +99,19 @@ async fn co_rule_19_what_the_plugin_cannot_do_is_not_sent() {
     assert!(!ready.stages() && !ready.single_node_multi_writer() && !ready.mount_group());
     let usage = Usage { attachment_mode: AttachmentMode::FileSystem, ..usage() };
     ready.publish(call(&usage, soon(LONG))).await.unwrap();
-    {
-        let script = fake.script();
-        let publish = script.publish.as_ref().unwrap();
-        assert_eq!(publish.staging_target_path, "");
-        let capability = publish.volume_capability.as_ref().unwrap();
-        assert_eq!(capability.access_mode.unwrap().mode(), Mode::SingleNodeWriter);
-        let Some(AccessType::Mount(mount)) = &capability.access_type else { panic!("{capability:?}") };
-        assert_eq!(mount.volume_mount_group, "");
-    }
+    let publish: v1::NodePublishVolumeRequest = fake.got();
+    assert_eq!(publish.staging_target_path, "");
+    let capability = publish.volume_capability.unwrap();
+    assert_eq!(capability.access_mode.unwrap().mode(), Mode::SingleNodeWriter);
+    let Some(AccessType::Mount(mount)) = &capability.access_type else { panic!("{capability:?}") };
+    assert_eq!(mount.volume_mount_group, "");
     let block = Usage {
         attachment_mode: AttachmentMode::BlockDevice,
         access_mode: AccessMode::MultiNodeReaderOnly,
         ..usage.clone()
     };
     ready.publish(call(&block, soon(LONG))).await.unwrap();
-    let script = fake.script();
-    let capability = script.publish.as_ref().unwrap().volume_capability.as_ref().unwrap();
+    let capability = fake.got::<v1::NodePublishVolumeRequest>().volume_capability.unwrap();
     assert!(matches!(capability.access_type, Some(AccessType::Block(_))));
     assert_eq!(capability.access_mode.unwrap().mode(), Mode::MultiNodeReaderOnly);
 }

@@ -1,7 +1,8 @@
 //! A plugin of the tests: a real gRPC server on a Unix socket that does what its script says, in a runtime of
 //! its own, so that it can die as a process does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::any::{Any, TypeId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,18 +29,19 @@ pub struct Script {
     pub topology: BTreeMap<String, String>,
     pub plugin_capabilities: Vec<v1::PluginCapability>,
     pub node_capabilities: Vec<i32>,
-    /// The answer of the four calls of a mount; `None`: never.
+    pub controller_capabilities: Vec<i32>,
+    /// The answer of all but the calls about the plugin itself; `None`: never.
     pub answer: Option<Result<(), (Code, String)>>,
+    /// What an OK says, by its type; else the default.
+    answers: HashMap<TypeId, Box<dyn Any + Send>>,
+    /// The last request of a type.
+    requests: HashMap<TypeId, Box<dyn Any + Send>>,
     /// The RPCs that came, in order.
     pub calls: Vec<&'static str>,
     /// RPCs that were cancelled before they were answered.
     pub cancelled: Vec<&'static str>,
     pub authorities: BTreeSet<String>,
     pub timeouts: Vec<String>,
-    pub stage: Option<v1::NodeStageVolumeRequest>,
-    pub publish: Option<v1::NodePublishVolumeRequest>,
-    pub unpublish: Option<v1::NodeUnpublishVolumeRequest>,
-    pub unstage: Option<v1::NodeUnstageVolumeRequest>,
 }
 
 /// What survives a plugin's restart in a test: its script and its socket.
@@ -62,15 +64,14 @@ impl Fake {
             topology: [("zone".to_owned(), "z1".to_owned())].into(),
             plugin_capabilities: Vec::new(),
             node_capabilities: vec![1],
+            controller_capabilities: vec![1, 2, 999],
             answer: Some(Ok(())),
+            answers: HashMap::new(),
+            requests: HashMap::new(),
             calls: Vec::new(),
             cancelled: Vec::new(),
             authorities: BTreeSet::new(),
             timeouts: Vec::new(),
-            stage: None,
-            publish: None,
-            unpublish: None,
-            unstage: None,
         };
         Fake {
             socket: directory.join("csi.sock"),
@@ -91,6 +92,18 @@ impl Fake {
 
     pub fn calls(&self, rpc: &str) -> usize {
         self.script().calls.iter().filter(|call| **call == rpc).count()
+    }
+
+    /// Answer so from now on.
+    pub fn says<R: Any + Send>(&self, answer: R) {
+        self.script().answers.insert(TypeId::of::<R>(), Box::new(answer));
+    }
+
+    /// The last request of this type.
+    pub fn got<Q: Any + Clone>(&self) -> Q {
+        let script = self.script();
+        let request = script.requests.get(&TypeId::of::<Q>()).expect("no such request came");
+        request.downcast_ref::<Q>().unwrap().clone()
     }
 
     pub fn start(&mut self) {
@@ -171,10 +184,20 @@ impl Plugin {
         script
     }
 
-    async fn mount<T: Default>(&self, rpc: &'static str) -> Result<Response<T>, Status> {
-        let answer = self.0.lock().unwrap().answer.clone();
+    async fn serve<Q: Any + Send, R: Any + Clone + Default>(
+        &self,
+        rpc: &'static str,
+        request: Request<Q>,
+    ) -> Result<Response<R>, Status> {
+        let answer = {
+            let mut script = self.came(rpc, &request);
+            script.requests.insert(TypeId::of::<Q>(), Box::new(request.into_inner()));
+            let ok = script.answers.get(&TypeId::of::<R>()).and_then(|ok| ok.downcast_ref::<R>());
+            let ok = ok.cloned().unwrap_or_default();
+            script.answer.clone().map(|answer| answer.map(|()| ok))
+        };
         match answer {
-            Some(Ok(())) => Ok(Response::new(T::default())),
+            Some(Ok(ok)) => Ok(Response::new(ok)),
             Some(Err((code, message))) => Err(Status::new(code, message)),
             None => {
                 let _told = Dropped(self.0.clone(), rpc);
@@ -229,52 +252,20 @@ pub struct Authority(pub String);
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = Answer<T>> + Send + 'a>>;
 
 // As async_trait writes a method: it does not see what a macro makes.
-macro_rules! not_here {
-    ($($rpc:ident($request:ident) -> $response:ident),* $(,)?) => {
-        $(fn $rpc<'a, 'b>(&'a self, _: Request<v1::$request>) -> Boxed<'b, v1::$response>
+macro_rules! served {
+    ($($rpc:ident $name:literal $request:ident -> $response:ident),* $(,)?) => {
+        $(fn $rpc<'a, 'b>(&'a self, request: Request<v1::$request>) -> Boxed<'b, v1::$response>
         where
             'a: 'b,
             Self: 'b,
         {
-            Box::pin(async { Err(Status::unimplemented("not of this test")) })
+            Box::pin(self.serve($name, request))
         })*
     };
 }
 
 #[tonic::async_trait]
 impl Node for Plugin {
-    async fn node_stage_volume(
-        &self,
-        r: Request<v1::NodeStageVolumeRequest>,
-    ) -> Answer<v1::NodeStageVolumeResponse> {
-        self.came("NodeStageVolume", &r).stage = Some(r.get_ref().clone());
-        self.mount("NodeStageVolume").await
-    }
-
-    async fn node_unstage_volume(
-        &self,
-        r: Request<v1::NodeUnstageVolumeRequest>,
-    ) -> Answer<v1::NodeUnstageVolumeResponse> {
-        self.came("NodeUnstageVolume", &r).unstage = Some(r.get_ref().clone());
-        self.mount("NodeUnstageVolume").await
-    }
-
-    async fn node_publish_volume(
-        &self,
-        r: Request<v1::NodePublishVolumeRequest>,
-    ) -> Answer<v1::NodePublishVolumeResponse> {
-        self.came("NodePublishVolume", &r).publish = Some(r.get_ref().clone());
-        self.mount("NodePublishVolume").await
-    }
-
-    async fn node_unpublish_volume(
-        &self,
-        r: Request<v1::NodeUnpublishVolumeRequest>,
-    ) -> Answer<v1::NodeUnpublishVolumeResponse> {
-        self.came("NodeUnpublishVolume", &r).unpublish = Some(r.get_ref().clone());
-        self.mount("NodeUnpublishVolume").await
-    }
-
     async fn node_get_capabilities(
         &self,
         r: Request<v1::NodeGetCapabilitiesRequest>,
@@ -296,11 +287,15 @@ impl Node for Plugin {
         }))
     }
 
-    not_here! {
-        node_get_volume_stats(NodeGetVolumeStatsRequest) -> NodeGetVolumeStatsResponse,
-        node_get_volume_health(NodeGetVolumeHealthRequest) -> NodeGetVolumeHealthResponse,
-        node_get_storage_health(NodeGetStorageHealthRequest) -> NodeGetStorageHealthResponse,
-        node_expand_volume(NodeExpandVolumeRequest) -> NodeExpandVolumeResponse,
+    served! {
+        node_stage_volume "NodeStageVolume" NodeStageVolumeRequest -> NodeStageVolumeResponse,
+        node_unstage_volume "NodeUnstageVolume" NodeUnstageVolumeRequest -> NodeUnstageVolumeResponse,
+        node_publish_volume "NodePublishVolume" NodePublishVolumeRequest -> NodePublishVolumeResponse,
+        node_unpublish_volume "NodeUnpublishVolume" NodeUnpublishVolumeRequest -> NodeUnpublishVolumeResponse,
+        node_get_volume_stats "NodeGetVolumeStats" NodeGetVolumeStatsRequest -> NodeGetVolumeStatsResponse,
+        node_get_volume_health "NodeGetVolumeHealth" NodeGetVolumeHealthRequest -> NodeGetVolumeHealthResponse,
+        node_get_storage_health "NodeGetStorageHealth" NodeGetStorageHealthRequest -> NodeGetStorageHealthResponse,
+        node_expand_volume "NodeExpandVolume" NodeExpandVolumeRequest -> NodeExpandVolumeResponse,
     }
 }
 
@@ -311,28 +306,35 @@ impl Controller for Plugin {
         r: Request<v1::ControllerGetCapabilitiesRequest>,
     ) -> Answer<v1::ControllerGetCapabilitiesResponse> {
         use v1::controller_service_capability::{Rpc, Type};
-        drop(self.came("ControllerGetCapabilities", &r));
+        let kinds = self.came("ControllerGetCapabilities", &r).controller_capabilities.clone();
         let capability = |r#type| v1::ControllerServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type })) };
-        let capabilities = [1, 2, 999].map(capability).to_vec();
+        let capabilities = kinds.into_iter().map(capability).collect();
         Ok(Response::new(v1::ControllerGetCapabilitiesResponse { capabilities }))
     }
 
-    not_here! {
-        create_volume(CreateVolumeRequest) -> CreateVolumeResponse,
-        delete_volume(DeleteVolumeRequest) -> DeleteVolumeResponse,
-        controller_publish_volume(ControllerPublishVolumeRequest) -> ControllerPublishVolumeResponse,
-        controller_unpublish_volume(ControllerUnpublishVolumeRequest) -> ControllerUnpublishVolumeResponse,
-        validate_volume_capabilities(ValidateVolumeCapabilitiesRequest) -> ValidateVolumeCapabilitiesResponse,
-        list_volumes(ListVolumesRequest) -> ListVolumesResponse,
-        controller_list_volume_health(ControllerListVolumeHealthRequest) -> ControllerListVolumeHealthResponse,
-        controller_get_volume_health(ControllerGetVolumeHealthRequest) -> ControllerGetVolumeHealthResponse,
-        get_capacity(GetCapacityRequest) -> GetCapacityResponse,
-        create_snapshot(CreateSnapshotRequest) -> CreateSnapshotResponse,
-        delete_snapshot(DeleteSnapshotRequest) -> DeleteSnapshotResponse,
-        list_snapshots(ListSnapshotsRequest) -> ListSnapshotsResponse,
-        get_snapshot(GetSnapshotRequest) -> GetSnapshotResponse,
-        controller_expand_volume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse,
-        controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse,
-        controller_modify_volume(ControllerModifyVolumeRequest) -> ControllerModifyVolumeResponse,
+    served! {
+        create_volume "CreateVolume" CreateVolumeRequest -> CreateVolumeResponse,
+        delete_volume "DeleteVolume" DeleteVolumeRequest -> DeleteVolumeResponse,
+        controller_publish_volume "ControllerPublishVolume" ControllerPublishVolumeRequest
+            -> ControllerPublishVolumeResponse,
+        controller_unpublish_volume "ControllerUnpublishVolume" ControllerUnpublishVolumeRequest
+            -> ControllerUnpublishVolumeResponse,
+        validate_volume_capabilities "ValidateVolumeCapabilities" ValidateVolumeCapabilitiesRequest
+            -> ValidateVolumeCapabilitiesResponse,
+        list_volumes "ListVolumes" ListVolumesRequest -> ListVolumesResponse,
+        controller_list_volume_health "ControllerListVolumeHealth" ControllerListVolumeHealthRequest
+            -> ControllerListVolumeHealthResponse,
+        controller_get_volume_health "ControllerGetVolumeHealth" ControllerGetVolumeHealthRequest
+            -> ControllerGetVolumeHealthResponse,
+        get_capacity "GetCapacity" GetCapacityRequest -> GetCapacityResponse,
+        create_snapshot "CreateSnapshot" CreateSnapshotRequest -> CreateSnapshotResponse,
+        delete_snapshot "DeleteSnapshot" DeleteSnapshotRequest -> DeleteSnapshotResponse,
+        list_snapshots "ListSnapshots" ListSnapshotsRequest -> ListSnapshotsResponse,
+        get_snapshot "GetSnapshot" GetSnapshotRequest -> GetSnapshotResponse,
+        controller_expand_volume "ControllerExpandVolume" ControllerExpandVolumeRequest
+            -> ControllerExpandVolumeResponse,
+        controller_get_volume "ControllerGetVolume" ControllerGetVolumeRequest -> ControllerGetVolumeResponse,
+        controller_modify_volume "ControllerModifyVolume" ControllerModifyVolumeRequest
+            -> ControllerModifyVolumeResponse,
     }
 }

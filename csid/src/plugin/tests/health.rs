@@ -29,6 +29,9 @@ async fn a_plugin_is_known_by_its_answers() {
     host.register(&fake).await;
     let ready = host.ready().await;
     assert!(ready.stages() && ready.single_node_multi_writer() && ready.mount_group());
+    assert!(ready.can("STAGE_UNSTAGE_VOLUME") && !ready.can("EXPAND_VOLUME"));
+    assert_eq!((ready.node_id(), ready.max_volumes()), ("node-1", 7));
+    assert_eq!(ready.topology().get("zone").map(String::as_str), Some("z1"));
     assert_eq!(ready.host_root(), host.directory.path().join("state/plugins/p"));
 
     let view = host.plugins.view("p").unwrap();

@@ -1,6 +1,8 @@
 //! The room against a real gRPC server on a socket: a scripted plugin.
 
+mod answers;
 mod calls;
+mod controller;
 mod fake;
 mod health;
 mod registry;

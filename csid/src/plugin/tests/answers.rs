@@ -1,0 +1,152 @@
+//! What a controller answers and must not, what of it is not repeated, and who may be sent what.
+
+use csi_proto::csi::v1;
+use tonic::Code;
+
+use super::calls::usage;
+use super::controller::{ALL, create, made, map, request, secrets, services, snapshot, with};
+use super::*;
+use crate::Kind;
+use crate::plugin::{Class, Create, Request};
+
+/// What may have had an effect is not called a failure.
+#[tokio::test]
+async fn an_answer_that_breaks_csi_is_an_error_of_its_own() {
+    let (_host, fake, controller) = with(&ALL, &[]).await;
+    let (usages, none, r) = ([usage()], BTreeMap::new(), request(None));
+    let mut seen = Vec::new();
+    for volume in [
+        None,
+        Some(v1::Volume { capacity_bytes: 1, ..v1::Volume::default() }),
+        Some(v1::Volume { volume_id: "v".into(), capacity_bytes: -1, ..v1::Volume::default() }),
+    ] {
+        fake.says(v1::CreateVolumeResponse { volume });
+        seen.push((controller.create(create(&usages), r).await.err().unwrap(), Class::Unknown));
+    }
+    fake.says(v1::ControllerExpandVolumeResponse { capacity_bytes: -1, node_expansion_required: false });
+    seen.push((controller.expand("v", 1, 0, &usages[0], r).await.unwrap_err(), Class::Unknown));
+    let before_1970 = std::time::SystemTime::UNIX_EPOCH - Duration::from_secs(5);
+    for snapshot in [
+        None,
+        Some(v1::Snapshot { snapshot_id: String::new(), ..snapshot() }),
+        Some(v1::Snapshot { source_volume_id: String::new(), ..snapshot() }),
+        Some(v1::Snapshot { size_bytes: -1, ..snapshot() }),
+        Some(v1::Snapshot { creation_time: Some(before_1970.into()), ..snapshot() }),
+    ] {
+        fake.says(v1::CreateSnapshotResponse { snapshot: snapshot.clone() });
+        seen.push((controller.snapshot("v", "s", &none, r).await.unwrap_err(), Class::Unknown));
+        let entries = vec![v1::list_snapshots_response::Entry { snapshot }];
+        fake.says(v1::ListSnapshotsResponse { entries, next_token: String::new() });
+        seen.push((controller.snapshots("", "", "", 0, r).await.unwrap_err(), Class::Refused));
+    }
+    fake.says(v1::ListVolumesResponse { entries: vec![Default::default()], next_token: String::new() });
+    seen.push((controller.volumes("", 0, soon(LONG)).await.unwrap_err(), Class::Refused));
+    fake.says(v1::GetCapacityResponse { available_capacity: -1, ..v1::GetCapacityResponse::default() });
+    seen.push((controller.capacity(&usages, &none, &none, soon(LONG)).await.unwrap_err(), Class::Refused));
+    for (error, class) in seen {
+        assert_eq!((error.class, error.code), (class, Code::Ok), "{error}");
+        assert!(error.to_string().contains(": OK: the answer breaks CSI: "), "{error}");
+    }
+}
+
+/// CSI rule 11 binds the plugin, not csid.
+#[tokio::test]
+async fn co_rule_11_a_long_answer_is_taken_as_it_is() {
+    let (_host, fake, controller) = with(&[1, 2], &[]).await;
+    let (id, context) = ("v".repeat(500), map("key", &"x".repeat(5000)));
+    fake.says(v1::ControllerPublishVolumeResponse { publish_context: context.clone() });
+    assert_eq!(controller.publish("v", "n", &usage(), false, request(None)).await.unwrap(), context);
+    let volume =
+        v1::Volume { volume_id: id.clone(), volume_context: context.clone(), ..v1::Volume::default() };
+    fake.says(made(volume));
+    let created = controller.create(create(&[usage()]), request(None)).await.ok().unwrap();
+    assert_eq!((created.external_id, created.context), (id, context));
+}
+
+#[tokio::test]
+async fn a_controllers_words_repeat_nothing_hidden_and_secrets_go_to_whom_they_may() {
+    let (_host, fake, controller) = with(&ALL, &[]).await;
+    let text = "tier opensesame ctx-value /dev/pub-value hunter2 fast";
+    fake.script().answer = Some(Err((Code::Internal, text.into())));
+    let (usages, parameters, secrets) = ([usage()], map("tier", "fast"), secrets());
+    let r = request(Some(&secrets));
+    let asked = Create { parameters: &parameters, ..create(&usages) };
+    let errors = [
+        controller.create(asked, r).await.err().unwrap(),
+        controller.validate("v", &usages, &parameters, r).await.unwrap_err(),
+        controller.publish("v", "n", &usages[0], false, r).await.unwrap_err(),
+        controller.expand("v", 1, 0, &usages[0], r).await.unwrap_err(),
+        controller.snapshot("v", "s", &parameters, r).await.unwrap_err(),
+        controller.unpublish("v", "n", r).await.unwrap_err(),
+        controller.delete("v", r).await.unwrap_err(),
+        controller.delete_snapshot("s", r).await.unwrap_err(),
+        controller.snapshots("", "", "", 0, r).await.unwrap_err(),
+    ];
+    for (n, error) in errors.iter().enumerate() {
+        // Each hides what it was sent.
+        let hidden: &[&str] = match n {
+            0 | 1 => &["hunter2", "opensesame", "ctx-value", "pub-value", "fast"],
+            2 | 3 => &["hunter2", "opensesame", "ctx-value", "pub-value"],
+            4 => &["hunter2", "fast"],
+            _ => &["hunter2"],
+        };
+        let message = &error.message;
+        assert!(hidden.iter().all(|word| !message.contains(word)) && message.contains("tier"), "{error}");
+    }
+    let forgotten = Request { secrets_forgotten: true, ..request(None) };
+    let error = controller.delete("v", forgotten).await.unwrap_err();
+    assert!(error.message.starts_with("[the plugin's words may repeat"), "{error}");
+
+    let host = Host::new();
+    let mut fake = host.fake();
+    fake.script().plugin_capabilities = services(&[]);
+    fake.script().controller_capabilities = ALL.to_vec();
+    fake.start_as(OTHER);
+    host.plugins.register("p", external(&fake.socket), OTHER).await.unwrap();
+    let controller = host.plugins.controller("p", soon(LONG)).await.unwrap();
+    let before = fake.script().calls.len();
+    let refused = [
+        controller.create(asked, r).await.err(),
+        controller.validate("v", &usages, &parameters, r).await.err(),
+        controller.publish("v", "n", &usages[0], false, r).await.err(),
+        controller.unpublish("v", "n", r).await.err(),
+        controller.delete("v", r).await.err(),
+        controller.expand("v", 1, 0, &usages[0], r).await.err(),
+        controller.snapshot("v", "s", &parameters, r).await.err(),
+        controller.delete_snapshot("s", r).await.err(),
+        controller.snapshots("", "", "", 0, r).await.err(),
+    ];
+    for error in refused {
+        assert_eq!(error.unwrap().class, Class::Forbidden);
+    }
+    assert_eq!(fake.script().calls[before..], [] as [&str; 0]);
+    controller.delete("v", Request { uid: OTHER, ..r }).await.unwrap();
+    controller.delete("v", request(None)).await.unwrap();
+}
+
+#[tokio::test]
+async fn whether_volumes_are_attached_is_known_when_a_controller_was_seen() {
+    for (serves, capabilities, says, expected) in [
+        (true, vec![1, 2], true, Some(true)),
+        (true, vec![1], true, Some(false)),
+        (true, vec![1, 2], false, Some(false)),
+        (false, vec![], true, None),
+    ] {
+        let host = Host::new();
+        let mut fake = host.fake().serving(true, serves);
+        fake.script().plugin_capabilities = if says { services(&[]) } else { Vec::new() };
+        fake.script().controller_capabilities = capabilities;
+        assert_eq!(host.plugins.attaches("p"), None, "there is none");
+        host.register(&fake).await;
+        assert_eq!(host.plugins.attaches("p"), None, "none was seen");
+        fake.start();
+        host.ready().await;
+        assert_eq!(host.plugins.attaches("p"), expected);
+        fake.kill();
+        host.state(&["unhealthy"]).await;
+        assert_eq!(host.plugins.attaches("p"), expected, "what was seen is known");
+    }
+    let host = Host::new();
+    let error = host.plugins.controller("p", soon(Duration::from_millis(30))).await.err().unwrap();
+    assert_eq!(error.kind, Kind::PluginUnavailable);
+}
