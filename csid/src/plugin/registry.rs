@@ -151,7 +151,7 @@ impl Plugins {
         spec.check_program()?;
         let text = serde_json::to_string(&spec)
             .map_err(|error| Error::internal(format!("the spec cannot be written: {error}")))?;
-        let row = PluginRow { id: id.to_owned(), uid, spec: text };
+        let row = PluginRow { id: id.to_owned(), instance: spec.instance().to_owned(), uid, spec: text };
         self.commit(vec![Change::PutPlugin(row), Change::Event(events::registered(id, uid))]).await?;
         self.add(id, spec, uid, Origin::Bus);
         Ok(())
@@ -187,7 +187,10 @@ impl Plugins {
         };
         stop(&stops, How::Unit).await?;
         self.remove(id);
-        let gone = vec![Change::DeletePlugin(id.to_owned()), Change::Event(events::deregistered(id))];
+        let gone = vec![
+            Change::DeletePlugin(id.to_owned(), spec.instance().to_owned()),
+            Change::Event(events::deregistered(id)),
+        ];
         let committed = self.commit(gone).await;
         if committed.is_err() {
             // What the journal still says comes back, so that the call can be repeated.

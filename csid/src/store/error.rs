@@ -2,6 +2,8 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
+use super::registry::VolumeName;
+
 /// Why the journal did not do what was asked. Whatever it says, nothing of the request is kept.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -31,6 +33,9 @@ pub enum StoreError {
     /// What was to be changed has changed since it was read.
     #[error("the volume's record has changed meanwhile; ask again")]
     Stale,
+    /// The plugin's volume is known under this name, and has no second one.
+    #[error("the plugin's volume is known as {}/{} already", .0.namespace, .0.volume)]
+    Taken(VolumeName),
     #[error("cannot {step} {}", path.display())]
     File { step: &'static str, path: PathBuf, source: std::io::Error },
     #[error("the journal could not {step}")]
@@ -41,6 +46,11 @@ impl StoreError {
     /// The same request may succeed later without a change by the caller.
     pub fn is_retryable(&self) -> bool {
         matches!(self, StoreError::Full | StoreError::Stale)
+    }
+
+    /// The journal has looked and written nothing, and what was asked beside it goes on.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, StoreError::Stale | StoreError::Taken(_))
     }
 
     /// Name the file in an error that only the file's owner can tell apart: SQLite's codes for a damaged
@@ -109,6 +119,7 @@ impl From<StoreError> for crate::Error {
         let kind = match error {
             StoreError::Corrupt { .. } => Kind::StateCorrupt,
             StoreError::Gone => Kind::ShuttingDown,
+            StoreError::Taken(_) => Kind::AlreadyExists,
             _ => Kind::Internal,
         };
         let retryable = error.is_retryable();

@@ -31,7 +31,7 @@ impl File {
             None if known => return corrupt("it is gone".into()),
             None => place.create(|born| {
                 let mut db = connect(born)?;
-                schema::migrate(&mut db)?;
+                schema::migrate(&mut db, schema::KNOWN)?;
                 db.close().map_err(|(_, error)| at("create")(error))
             })?,
         }
@@ -49,7 +49,7 @@ impl File {
         self.db
             .pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))
             .map_err(at("use a write-ahead log"))?;
-        schema::migrate(&mut self.db)
+        schema::migrate(&mut self.db, schema::KNOWN)
     }
 
     /// Go on with rows in memory; the file is not written any more.
@@ -82,10 +82,10 @@ pub(super) fn connect(path: &Path) -> Result<Connection, StoreError> {
     prepared(db)
 }
 
-/// An empty journal that is nowhere on the disk.
-pub(super) fn in_memory() -> Result<Connection, StoreError> {
+/// An empty journal of this version that is nowhere on the disk.
+pub(super) fn in_memory(version: u32) -> Result<Connection, StoreError> {
     let mut db = prepared(Connection::open_in_memory().map_err(at("open"))?)?;
-    schema::migrate(&mut db)?;
+    schema::migrate(&mut db, version)?;
     Ok(db)
 }
 

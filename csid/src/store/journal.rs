@@ -5,18 +5,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rusqlite::{Connection, ToSql, TransactionBehavior, params, params_from_iter};
+use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::error::{StoreError, at};
 use super::file::{File, connect};
 use super::mark::{self, Mark};
 use super::place::Place;
-use super::rows::{Event, MountRow, Phase};
+use super::rows::{Event, MountRow, NewEvent, Phase};
+use super::schema::Table;
 use super::tables::{
-    EVENT, MOUNT, checked, event, load, meta, mount, put_event, put_meta, put_mount, put_plugin, put_volume,
+    EVENT, checked, event, load, meta, put_event, put_meta, put_mount, put_plugin, put_volume, read_mounts,
 };
-use super::words::{from_bits, from_word, word};
-use super::{Change, Durability, Loaded, MountFilter, remains, schema};
+use super::thread::Work;
+use super::words::{from_bits, from_word};
+use super::{Change, Durability, Loaded, MountFilter, records, remains, schema};
 
 /// Sequences that one synced commit sets aside.
 const EVENT_BLOCK: u64 = 10_000;
@@ -41,6 +43,14 @@ pub(super) struct Counters {
     events: u64,
 }
 
+/// What a transaction came to.
+pub(super) struct Done {
+    /// The events it holds, as they were numbered.
+    pub events: Vec<Arc<Event>>,
+    /// Of each request: it is done, or refused and nothing of it is.
+    pub answers: Vec<Result<(), StoreError>>,
+}
+
 pub(super) struct Journal {
     file: File,
     pub id: String,
@@ -63,20 +73,25 @@ impl Journal {
         let mut file = File::open(place, known.is_some())?;
         let path = file.path();
         let read = |file: &mut File| {
-            if schema::version(&file.db)? == 0 {
+            let version = schema::version(&file.db)?;
+            if version == 0 {
                 let why = "it is a database, but not csid's".into();
                 return Err(StoreError::Corrupt { path: path.clone(), why });
             }
             sound(&file.db, &path)?;
-            if schema::version(&file.db)? < schema::READ {
+            if version < schema::SUMMED {
                 file.adopt()?;
             }
-            let loaded = load(&file.db).map_err(at("read its rows"))?;
             let id: String = meta(&file.db, "journal_id").map_err(at("read its id"))?;
             let newest = newest_commit(&file.db).map_err(at("read its counters"))?;
             if let Some(known) = &known {
                 whole(known, &id, newest, &path)?;
             }
+            as_written(&file.db, version, &path)?;
+            if version < schema::KNOWN {
+                file.adopt()?;
+            }
+            let loaded = load(&file.db).map_err(at("read its rows"))?;
             let counters = counters(&file.db, &boot, newest).map_err(at("read its counters"))?;
             Ok((loaded, id, counters, newest))
         };
@@ -134,50 +149,62 @@ impl Journal {
     }
 
     /// Enter rows beside those that could be read of a damaged journal; nothing is written.
-    pub fn show(&mut self, changes: &[Change]) -> Result<(), StoreError> {
+    pub fn show(&mut self, changes: Vec<Change>) -> Result<(), StoreError> {
         match self.damage {
-            Some(_) => self.transaction(&[changes], Durability::Process).map(drop),
+            Some(_) => self.transaction(&[&Work::Changes(changes)], Durability::Process).map(drop),
             None => Ok(()),
         }
     }
 
-    /// Begin a new journal with `changes` and the plugins that could be read; where the damaged one is kept.
+    /// Begin a new journal with `changes`, and the plugins and the registry that could be read; where the damaged one is
+    /// kept.
     pub fn replace(&mut self, mut changes: Vec<Change>) -> Result<PathBuf, StoreError> {
         if self.damage.is_none() || self.replaced {
             return Err(StoreError::Gone);
         }
         changes.extend(self.rows()?.plugins.into_iter().map(Change::PutPlugin));
+        let registry = self.ask("read the registry", records::anew)?;
+        let work: Vec<Work> = std::iter::once(Work::Changes(changes))
+            .chain(registry.into_iter().map(|swap| Work::Swap(Box::new(swap))))
+            .collect();
         let place = Arc::clone(&self.file.place);
         let kept = place.replace(|born| {
             let mut db = connect(born)?;
-            schema::migrate(&mut db)?;
+            schema::migrate(&mut db, schema::KNOWN)?;
             let mut journal = Journal::over(File { db, place: Arc::clone(&place) })?;
-            journal.transaction(&[&changes], Durability::Disk)?;
+            let done = journal.transaction(&work.iter().collect::<Vec<_>>(), Durability::Disk)?;
+            for error in done.answers.into_iter().filter_map(Result::err) {
+                tracing::error!(%error, "a volume of the damaged journal is not in the new one");
+            }
             journal.close()
         })?;
         self.replaced = true;
         Ok(kept)
     }
 
-    /// All rows.
-    pub fn rows(&self) -> Result<Loaded, StoreError> {
-        load(&self.file.db).map_err(at("read its rows")).map_err(|error| error.of(&self.path()))
+    /// Read of the file, or of what is left of it.
+    pub fn ask<T>(
+        &self,
+        step: &'static str,
+        read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        read(&self.file.db).map_err(at(step)).map_err(|error| error.of(&self.path()))
     }
 
-    /// Commit all groups of changes as one transaction, or none of them; the events it holds, as they were
-    /// numbered.
-    pub fn commit(
-        &mut self,
-        groups: &[&[Change]],
-        durability: Durability,
-    ) -> Result<Vec<Arc<Event>>, StoreError> {
+    /// All rows but the registry's.
+    pub fn rows(&self) -> Result<Loaded, StoreError> {
+        self.ask("read its rows", load)
+    }
+
+    /// Commit all requests but those that are refused as one transaction, or none of them.
+    pub fn commit(&mut self, requests: &[&Work], durability: Durability) -> Result<Done, StoreError> {
         if let Some(damage) = self.damage() {
             return Err(damage);
         }
         let path = self.path();
-        let done = match self.transaction(groups, durability) {
+        let done = match self.transaction(requests, durability) {
             // The log itself may be what fills the disk.
-            Err(StoreError::Full) if self.empty_log() => self.transaction(groups, durability),
+            Err(StoreError::Full) if self.empty_log() => self.transaction(requests, durability),
             done => done,
         };
         done.map_err(|error| error.of(&path))
@@ -189,13 +216,8 @@ impl Journal {
         matches!(busy, Ok(0))
     }
 
-    fn transaction(
-        &mut self,
-        groups: &[&[Change]],
-        durability: Durability,
-    ) -> Result<Vec<Arc<Event>>, StoreError> {
-        let new = groups.iter().copied().flatten().filter(|change| matches!(change, Change::Event(_))).count()
-            as u64;
+    fn transaction(&mut self, requests: &[&Work], durability: Durability) -> Result<Done, StoreError> {
+        let new: u64 = requests.iter().map(|work| events_of(work)).sum();
         let mut counters = self.counters;
         let reserve = counters.sequence + new > counters.reserved;
         // Within a transaction it cannot be switched.
@@ -207,11 +229,7 @@ impl Journal {
             .db
             .transaction_with_behavior(TransactionBehavior::Immediate)
             .map_err(at("begin a transaction"))?;
-        // The row of a mount that stays says it, too: that saves a page of the log.
-        let all = || groups.iter().copied().flatten();
-        let said = all().any(|change| matches!(change, Change::PutMount(_)))
-            && !all().any(|change| matches!(change, Change::DeleteMount(_)));
-        if !said {
+        if !is_said(requests) {
             put_meta(&tx, "modify_index", counters.modify_index).map_err(at("count a commit"))?;
         }
         if reserve {
@@ -221,9 +239,16 @@ impl Journal {
                 .and_then(|()| put_meta(&tx, "events_dropped", counters.dropped))
                 .map_err(at("reserve event numbers"))?;
         }
-        let mut events = Vec::with_capacity(new as usize);
-        for change in groups.iter().copied().flatten() {
-            apply(&tx, change, &mut counters, &mut events)?;
+        let mut done = Done { events: Vec::with_capacity(new as usize), answers: Vec::new() };
+        for work in requests {
+            let answer = match apply(&tx, work, &mut counters, &mut done.events) {
+                Err(error) if !error.is_refusal() => return Err(error),
+                answer => answer,
+            };
+            done.answers.push(answer);
+        }
+        if !requests.is_empty() && done.answers.iter().all(Result::is_err) {
+            return Ok(done);
         }
         if counters.events >= EVENTS_KEPT + EVENTS_TRIMMED {
             trim(&tx, &mut counters).map_err(at("delete old events"))?;
@@ -233,7 +258,7 @@ impl Journal {
         if let Some(mark) = &self.mark {
             mark.set(counters.modify_index);
         }
-        Ok(events)
+        Ok(done)
     }
 
     fn synchronous(&mut self, full: bool) -> Result<(), StoreError> {
@@ -246,63 +271,29 @@ impl Journal {
     }
 
     pub fn mounts(&self, filter: &MountFilter) -> Result<Vec<(MountRow, String)>, StoreError> {
-        self.read_mounts(filter).map_err(at("read the mounts")).map_err(|error| error.of(&self.path()))
-    }
-
-    fn read_mounts(&self, filter: &MountFilter) -> rusqlite::Result<Vec<(MountRow, String)>> {
-        let phase = filter.phase.as_ref().map(word).transpose()?;
-        let wanted: [(&str, Option<&dyn ToSql>); 8] = [
-            ("namespace", filter.namespace.as_ref().map(|v| v as _)),
-            ("volume", filter.volume.as_ref().map(|v| v as _)),
-            ("consumer", filter.consumer.as_ref().map(|v| v as _)),
-            ("tag", filter.tag.as_ref().map(|v| v as _)),
-            ("plugin", filter.plugin.as_ref().map(|v| v as _)),
-            ("source", filter.source.as_ref().map(|v| v as _)),
-            ("phase", phase.as_ref().map(|v| v as _)),
-            ("uid", filter.uid.as_ref().map(|v| v as _)),
-        ];
-        let wanted: Vec<_> =
-            wanted.into_iter().filter_map(|(column, value)| Some((column, value?))).collect();
-        let conditions: String = wanted.iter().map(|(column, _)| format!(" AND m.{column} = ?")).collect();
-        let columns = checked(&format!("m.{MOUNT}").replace(", ", ", m.")).replace(" sum ", " m.sum ");
-        let sql = format!(
-            "SELECT {columns}, coalesce(v.staging, '') FROM mounts m \
-             LEFT JOIN volumes v ON v.plugin = m.plugin AND v.external_id = m.external_id \
-             WHERE true{conditions} ORDER BY m.namespace, m.volume, m.consumer, m.tag"
-        );
-        let mut statement = self.file.db.prepare(&sql)?;
-        let values = params_from_iter(wanted.into_iter().map(|(_, value)| value));
-        statement.query_map(values, |row| Ok((mount(row)?, row.get(19)?)))?.collect()
+        self.ask("read the mounts", |db| read_mounts(db, filter))
     }
 
     pub fn phases(&self) -> Result<BTreeMap<Phase, u64>, StoreError> {
-        let read = || -> rusqlite::Result<_> {
-            let mut statement =
-                self.file.db.prepare_cached("SELECT phase, count(*) FROM mounts GROUP BY phase")?;
+        self.ask("count the mounts", |db| {
+            let mut statement = db.prepare_cached("SELECT phase, count(*) FROM mounts GROUP BY phase")?;
             statement.query_map([], |row| Ok((from_word(row, 0)?, from_bits(row, 1)?)))?.collect()
-        };
-        read().map_err(at("count the mounts")).map_err(|error| error.of(&self.path()))
+        })
     }
 
     pub fn events(&self, since: u64, max: u32) -> Result<(Vec<Event>, bool), StoreError> {
         let Counters { sequence, dropped, .. } = self.counters;
-        let read = || {
+        let events = self.ask("read the events", |db| {
             let columns = checked(EVENT);
             let sql = format!("SELECT {columns} FROM events WHERE sequence > ?1 ORDER BY sequence LIMIT ?2");
-            let mut statement = self.file.db.prepare_cached(&sql)?;
-            statement
-                .query_map(params![since.min(sequence) as i64, max], event)?
-                .collect::<rusqlite::Result<_>>()
-        };
-        let events = read().map_err(at("read the events")).map_err(|error| error.of(&self.path()))?;
+            let mut statement = db.prepare_cached(&sql)?;
+            statement.query_map(params![since.min(sequence) as i64, max], event)?.collect()
+        })?;
         Ok((events, since < dropped || since > sequence))
     }
 
     pub fn ping(&self) -> Result<(), StoreError> {
-        meta::<String>(&self.file.db, "journal_id")
-            .map(drop)
-            .map_err(at("read its id"))
-            .map_err(|error| error.of(&self.path()))
+        self.ask("read its id", |db| meta::<String>(db, "journal_id")).map(drop)
     }
 
     /// Give unused event numbers back, move the log into the file and sync it. After that nothing can be
@@ -360,6 +351,22 @@ fn sound(db: &Connection, path: &Path) -> Result<(), StoreError> {
     if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt { path: path.into(), why: found }) }
 }
 
+/// Rows that are not read before the file is changed, or not as what they were written, are what was written.
+fn as_written(db: &Connection, version: u32, path: &Path) -> Result<(), StoreError> {
+    for Table { name, columns, .. } in schema::tables(db)? {
+        if version == schema::KNOWN && !matches!(name.as_str(), "registry" | "claims") {
+            continue;
+        }
+        let sql = format!("SELECT count(*) FROM {name} WHERE sum <> checksum({})", columns.join(", "));
+        let wrong: u64 = db.query_row(&sql, [], |row| from_bits(row, 0)).map_err(at("read its rows"))?;
+        if wrong > 0 {
+            let why = format!("rows of `{name}` are not what was written, {wrong}: their checksum is wrong");
+            return Err(StoreError::Corrupt { path: path.into(), why });
+        }
+    }
+    Ok(())
+}
+
 /// The index of the newest commit: in the newest mount's row, or, of one that wrote none, in `meta`.
 fn newest_commit(db: &Connection) -> rusqlite::Result<u64> {
     let of_mounts =
@@ -395,7 +402,57 @@ fn counters(db: &Connection, boot: &str, modify_index: u64) -> rusqlite::Result<
     Ok(counters)
 }
 
+/// A row of a mount that stays says the commit's index, too: that saves a page of the log.
+fn is_said(requests: &[&Work]) -> bool {
+    let changes = || {
+        requests.iter().flat_map(|work| match work {
+            Work::Changes(changes) => changes.as_slice(),
+            Work::Swap(_) => &[],
+        })
+    };
+    changes().any(|change| matches!(change, Change::PutMount(_)))
+        && !changes().any(|change| matches!(change, Change::DeleteMount(_)))
+}
+
+fn events_of(work: &Work) -> u64 {
+    let events = match work {
+        Work::Changes(changes) => changes.iter().filter(|change| matches!(change, Change::Event(_))).count(),
+        Work::Swap(swap) => swap.events.len(),
+    };
+    events as u64
+}
+
 fn apply(
+    db: &Connection,
+    work: &Work,
+    counters: &mut Counters,
+    events: &mut Vec<Arc<Event>>,
+) -> Result<(), StoreError> {
+    match work {
+        Work::Changes(changes) => {
+            changes.iter().try_for_each(|change| apply_change(db, change, counters, events))
+        }
+        Work::Swap(swap) => {
+            records::swap(db, swap, counters.modify_index)?;
+            swap.events.iter().try_for_each(|event| append(db, event, counters, events))
+        }
+    }
+}
+
+fn append(
+    db: &Connection,
+    new: &NewEvent,
+    counters: &mut Counters,
+    events: &mut Vec<Arc<Event>>,
+) -> Result<(), StoreError> {
+    let event = put_event(db, new, counters.sequence + 1).map_err(at("keep an event"))?;
+    counters.sequence += 1;
+    counters.events += 1;
+    events.push(Arc::new(event));
+    Ok(())
+}
+
+fn apply_change(
     db: &Connection,
     change: &Change,
     counters: &mut Counters,
@@ -419,18 +476,12 @@ fn apply(
             .map(drop)
             .map_err(at("delete a mount")),
         Change::PutPlugin(row) => put_plugin(db, row).map_err(at("keep a plugin")),
-        Change::DeletePlugin(id) => db
-            .prepare_cached("DELETE FROM plugins WHERE id = ?1")
-            .and_then(|mut statement| statement.execute([id]))
+        Change::DeletePlugin(id, instance) => db
+            .prepare_cached("DELETE FROM plugins WHERE id = ?1 AND instance = ?2")
+            .and_then(|mut statement| statement.execute([id, instance]))
             .map(drop)
             .map_err(at("delete a plugin")),
-        Change::Event(new) => {
-            let event = put_event(db, new, counters.sequence + 1).map_err(at("keep an event"))?;
-            counters.sequence += 1;
-            counters.events += 1;
-            events.push(Arc::new(event));
-            Ok(())
-        }
+        Change::Event(new) => append(db, new, counters, events),
         Change::Boot(boot) => put_meta(db, "boot", boot).map_err(at("keep the boot")),
     }
 }

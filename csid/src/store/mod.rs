@@ -5,7 +5,8 @@
 //! - A commit is answered after it happened, and is as durable as the strictest request in its group asked.
 //!   Every commit changes a row (`modify_index`): SQLite syncs nothing for a transaction that changed
 //!   nothing, and then earlier unsynced commits would stay so.
-//! - A request is done whole or not at all, and fails alone.
+//! - A request is done whole or not at all, and fails alone. A swap of a record that is another one by now is refused
+//!   before it writes anything, so that it costs those beside it nothing.
 //! - Nothing is written before all was read and found sound. A damaged file is left as it is, whenever that is
 //!   noticed: what can be read of it is read, every change is refused ([`StoreError::Corrupt`]), until
 //!   [`Store::replace`] keeps it aside.
@@ -20,6 +21,7 @@ mod file;
 mod journal;
 mod mark;
 mod place;
+mod records;
 pub mod registry;
 mod remains;
 pub mod rows;
@@ -42,7 +44,7 @@ pub use error::StoreError;
 use journal::Journal;
 use place::Place;
 use rows::{Event, MountKey, MountRow, NewEvent, Phase, PluginRow, VolumeKey, VolumeRow};
-use thread::{Answer, Ask, Commit, Request};
+use thread::{Answer, Ask, Commit, Request, Work};
 
 /// What a commit has to survive before it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +63,8 @@ pub enum Change {
     PutMount(Arc<MountRow>),
     DeleteMount(MountKey),
     PutPlugin(PluginRow),
-    DeletePlugin(String),
+    /// By id and instance.
+    DeletePlugin(String, String),
     Event(NewEvent),
     /// The boot in which the mounts that the rows tell of were made.
     Boot(String),
@@ -119,6 +122,8 @@ struct Shared {
     sequence: AtomicU64,
     events: broadcast::Sender<Arc<Event>>,
     health: watch::Sender<Health>,
+    /// The index of the registry's newest change; its sender is the thread's.
+    registry: watch::Receiver<u64>,
 }
 
 /// What the journal's file is found to be.
@@ -144,19 +149,21 @@ impl Store {
             Err(StoreError::Corrupt { why, .. }) => Journal::remains(&place, why)?,
             opened => opened?,
         };
+        let (registry, changes) = watch::channel(journal.counters.modify_index);
         let shared = Arc::new(Shared {
             journal_id: journal.id.clone(),
             modify_index: AtomicU64::new(journal.counters.modify_index),
             sequence: AtomicU64::new(journal.counters.sequence),
             events: broadcast::channel(EVENTS_QUEUED).0,
             health: watch::Sender::default(),
+            registry: changes,
         });
         thread::tell_health(&journal, &shared);
         let (requests, inbox) = mpsc::channel();
         let told = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("journal".into())
-            .spawn(move || thread::run(journal, inbox, &told))
+            .spawn(move || thread::run(journal, inbox, &told, &registry))
             .map_err(|source| StoreError::File {
                 step: "start the thread of",
                 path: directory.into(),
@@ -168,7 +175,8 @@ impl Store {
     /// Commit `changes` as one transaction, answered when it is as durable as asked. No changes and `Disk`:
     /// what was committed before is synced. A future that is dropped withdraws nothing.
     pub async fn commit(&self, changes: Vec<Change>, durability: Durability) -> Result<(), StoreError> {
-        self.request(|answer| Request::Commit(Commit { changes, durability, answer })).await
+        let work = Work::Changes(changes);
+        self.request(|answer| Request::Commit(Commit { work, durability, answer })).await.map(drop)
     }
 
     /// What the journal's file is found to be, and its changes.

@@ -10,8 +10,9 @@ use rusqlite::{Connection, Row, params_from_iter};
 use super::error::StoreError;
 use super::file::{alone, in_memory};
 use super::place::{LOG, NAME, Place};
-use super::schema;
-use super::tables::{EVENT, META, MOUNT, PLUGIN, VOLUME, checked, event, mount, plugin, volume, whole};
+use super::records::{claim, record};
+use super::schema::{self, Table};
+use super::tables::{checked, event, mount, plugin, volume, whole};
 
 /// No journal has more rows of a kind; a damaged one may seem to have them without end.
 const MOST: u32 = 1_000_000;
@@ -31,7 +32,7 @@ pub(super) fn of_file(place: &Place) -> Result<Connection, StoreError> {
         }
     }
     tracing::warn!("nothing of the damaged journal could be read");
-    in_memory()
+    in_memory(schema::KNOWN)
 }
 
 fn clear(copy: &Path) {
@@ -72,52 +73,66 @@ fn whole_length(path: &Path) -> std::io::Result<()> {
 
 /// The rows that this connection still reads.
 pub(super) fn of(from: &Connection) -> Result<Connection, StoreError> {
-    let memory = in_memory()?;
-    if schema::version(from).is_ok_and(|version| version >= schema::READ) {
-        take(from, &memory, "meta", META, "key", whole);
-        take(from, &memory, "plugins", PLUGIN, "id", plugin);
-        take(from, &memory, "volumes", VOLUME, "plugin {}, external_id", volume);
-        take(from, &memory, "mounts", MOUNT, "namespace {}, volume {}, consumer {}, tag", mount);
-        take(from, &memory, "events", EVENT, "sequence", event);
+    let memory = in_memory(schema::KNOWN)?;
+    match schema::version(from) {
+        Ok(schema::KNOWN) => take(from, &memory, is_legible)?,
+        Ok(version @ schema::SUMMED..) => {
+            let mut older = in_memory(version)?;
+            take(from, &older, |_, row| whole(row).is_ok())?;
+            schema::migrate(&mut older, schema::KNOWN)?;
+            take(&older, &memory, is_legible)?;
+        }
+        _ => {}
     }
     Ok(memory)
 }
 
-/// The rows that can be read and are what was written, from both ends towards what cannot be read.
-fn take<T>(
-    from: &Connection,
-    to: &Connection,
-    table: &str,
-    columns: &str,
-    order: &str,
-    decode: fn(&Row<'_>) -> rusqlite::Result<T>,
-) {
-    for direction in ["ASC", "DESC"] {
-        let order = format!("{} {direction}", order.replace("{}", direction));
-        let select = format!("SELECT {} FROM {table} ORDER BY {order} LIMIT {MOST}", checked(columns));
-        let marks = vec!["?"; columns.split(", ").count()].join(", ");
-        let insert = format!("INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})");
-        let all = || -> rusqlite::Result<()> {
-            let mut statement = from.prepare(&select)?;
-            let mut rows = statement.query([])?;
-            while let Some(row) = rows.next()? {
-                if decode(row).is_ok() {
-                    let values = columns.split(", ").enumerate().map(|(place, _)| row.get::<_, Value>(place));
-                    let values = values.collect::<rusqlite::Result<Vec<_>>>()?;
-                    to.prepare_cached(&insert)?.execute(params_from_iter(values))?;
+/// It is what was written, and says something to this csid.
+fn is_legible(table: &str, row: &Row<'_>) -> bool {
+    match table {
+        "plugins" => plugin(row).is_ok(),
+        "volumes" => volume(row).is_ok(),
+        "mounts" => mount(row).is_ok(),
+        "events" => event(row).is_ok(),
+        "registry" => record(row).is_ok(),
+        "claims" | "past_claims" => claim(row).is_ok(),
+        _ => whole(row).is_ok(),
+    }
+}
+
+/// The rows of every table of `to` that can be read and are wanted, from both ends towards what cannot be read.
+fn take(from: &Connection, to: &Connection, wanted: fn(&str, &Row<'_>) -> bool) -> Result<(), StoreError> {
+    for Table { name: table, columns, order } in schema::tables(to)? {
+        let (marks, count) = (vec!["?"; columns.len()].join(", "), columns.len());
+        let columns = columns.join(", ");
+        let insert = format!("INSERT OR REPLACE INTO {table} ({columns}, sum) VALUES ({marks}, 0)");
+        for direction in ["ASC", "DESC"] {
+            let order =
+                order.iter().map(|column| format!("{column} {direction}")).collect::<Vec<_>>().join(", ");
+            let select = format!("SELECT {} FROM {table} ORDER BY {order} LIMIT {MOST}", checked(&columns));
+            let all = || -> rusqlite::Result<()> {
+                let mut statement = from.prepare(&select)?;
+                let mut rows = statement.query([])?;
+                while let Some(row) = rows.next()? {
+                    if wanted(&table, row) {
+                        let values = (0..count).map(|place| row.get::<_, Value>(place));
+                        let values = values.collect::<rusqlite::Result<Vec<_>>>()?;
+                        to.prepare_cached(&insert)?.execute(params_from_iter(values))?;
+                    }
+                }
+                Ok(())
+            };
+            match all() {
+                Ok(()) => break,
+                Err(error) => {
+                    tracing::warn!(%error, table, direction, "not all rows of the damaged journal can be read");
                 }
             }
-            Ok(())
-        };
-        match all() {
-            Ok(()) => break,
-            Err(error) => {
-                tracing::warn!(%error, table, direction, "not all rows of the damaged journal can be read");
-            }
+        }
+        let sums = format!("UPDATE {table} SET sum = checksum({columns})");
+        if let Err(error) = to.execute(&sums, []) {
+            tracing::warn!(%error, table, "the rows of the damaged journal cannot be shown");
         }
     }
-    let sums = format!("UPDATE {table} SET sum = checksum({columns})");
-    if let Err(error) = to.execute(&sums, []) {
-        tracing::warn!(%error, table, "the rows of the damaged journal cannot be shown");
-    }
+    Ok(())
 }

@@ -189,6 +189,7 @@ pub struct MountRow {
 #[derive(Clone, PartialEq, Eq)]
 pub struct PluginRow {
     pub id: String,
+    pub instance: String,
     pub uid: u32,
     /// RegisterPlugin's spec, as JSON.
     pub spec: String,

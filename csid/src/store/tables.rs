@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::types::{Type, Value};
-use rusqlite::{Connection, OptionalExtension, Row, Statement, params};
+use rusqlite::{Connection, OptionalExtension, Row, Statement, ToSql, params, params_from_iter};
 
-use super::Loaded;
 use super::rows::{Event, MountKey, MountRow, NewEvent, PluginRow, VolumeKey, VolumeRow};
 use super::words::{from_bits, from_json, from_word, json, word};
+use super::{Loaded, MountFilter};
 
 /// A table's columns, but for their checksum.
 pub(super) const META: &str = "key, value";
 pub(super) const MOUNT: &str = "namespace, volume, consumer, tag, plugin, external_id, uid, spec, phase, kept, \
                                 source, publish, target, device, error, operations, since_usec, modify_index";
 pub(super) const VOLUME: &str = "plugin, external_id, namespace, volume, staging, stage";
-pub(super) const PLUGIN: &str = "id, uid, spec";
+pub(super) const PLUGIN: &str = "id, instance, uid, spec";
 pub(super) const EVENT: &str = "sequence, realtime_usec, kind, subject, details";
 
 pub(super) fn meta<T: rusqlite::types::FromSql>(db: &Connection, key: &str) -> rusqlite::Result<T> {
@@ -49,7 +49,7 @@ impl From<&String> for MetaValue {
 pub(super) fn load(db: &Connection) -> rusqlite::Result<Loaded> {
     let boot = meta(db, "boot").optional()?;
     let plugins = db
-        .prepare(&format!("SELECT {} FROM plugins ORDER BY id", checked(PLUGIN)))?
+        .prepare(&format!("SELECT {} FROM plugins ORDER BY id, instance", checked(PLUGIN)))?
         .query_map([], plugin)?
         .collect::<rusqlite::Result<_>>()?;
     let volumes = db
@@ -83,7 +83,7 @@ pub(super) fn whole(row: &Row<'_>) -> rusqlite::Result<()> {
 /// A row of the [`checked`] columns in [`PLUGIN`], and so on.
 pub(super) fn plugin(row: &Row<'_>) -> rusqlite::Result<PluginRow> {
     whole(row)?;
-    Ok(PluginRow { id: row.get(0)?, uid: row.get(1)?, spec: row.get(2)? })
+    Ok(PluginRow { id: row.get(0)?, instance: row.get(1)?, uid: row.get(2)?, spec: row.get(3)? })
 }
 
 pub(super) fn volume(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
@@ -131,6 +131,35 @@ pub(super) fn event(row: &Row<'_>) -> rusqlite::Result<Event> {
         subject: row.get(3)?,
         details: from_json::<BTreeMap<_, _>>(row, 4)?,
     })
+}
+
+/// Each with its volume's staging path.
+pub(super) fn read_mounts(
+    db: &Connection,
+    filter: &MountFilter,
+) -> rusqlite::Result<Vec<(MountRow, String)>> {
+    let phase = filter.phase.as_ref().map(word).transpose()?;
+    let wanted: [(&str, Option<&dyn ToSql>); 8] = [
+        ("namespace", filter.namespace.as_ref().map(|v| v as _)),
+        ("volume", filter.volume.as_ref().map(|v| v as _)),
+        ("consumer", filter.consumer.as_ref().map(|v| v as _)),
+        ("tag", filter.tag.as_ref().map(|v| v as _)),
+        ("plugin", filter.plugin.as_ref().map(|v| v as _)),
+        ("source", filter.source.as_ref().map(|v| v as _)),
+        ("phase", phase.as_ref().map(|v| v as _)),
+        ("uid", filter.uid.as_ref().map(|v| v as _)),
+    ];
+    let wanted: Vec<_> = wanted.into_iter().filter_map(|(column, value)| Some((column, value?))).collect();
+    let conditions: String = wanted.iter().map(|(column, _)| format!(" AND m.{column} = ?")).collect();
+    let columns = checked(&format!("m.{MOUNT}").replace(", ", ", m.")).replace(" sum ", " m.sum ");
+    let sql = format!(
+        "SELECT {columns}, coalesce(v.staging, '') FROM mounts m \
+         LEFT JOIN volumes v ON v.plugin = m.plugin AND v.external_id = m.external_id \
+         WHERE true{conditions} ORDER BY m.namespace, m.volume, m.consumer, m.tag"
+    );
+    let mut statement = db.prepare(&sql)?;
+    let values = params_from_iter(wanted.into_iter().map(|(_, value)| value));
+    statement.query_map(values, |row| Ok((mount(row)?, row.get(19)?)))?.collect()
 }
 
 pub(super) fn put_volume(db: &Connection, row: &VolumeRow) -> rusqlite::Result<()> {
@@ -181,9 +210,10 @@ pub(super) fn put_mount(db: &Connection, row: &MountRow, modify_index: u64) -> r
 }
 
 pub(super) fn put_plugin(db: &Connection, row: &PluginRow) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO plugins (id, uid, spec, sum) VALUES (?1, ?2, ?3, checksum(?1, ?2, ?3)) \
-               ON CONFLICT (id) DO UPDATE SET uid = excluded.uid, spec = excluded.spec, sum = excluded.sum";
-    db.prepare_cached(sql)?.execute(params![row.id, row.uid, row.spec]).map(drop)
+    let sql = "INSERT INTO plugins (id, instance, uid, spec, sum) \
+               VALUES (?1, ?2, ?3, ?4, checksum(?1, ?2, ?3, ?4)) ON CONFLICT DO UPDATE SET \
+               uid = excluded.uid, spec = excluded.spec, sum = excluded.sum";
+    db.prepare_cached(sql)?.execute(params![row.id, row.instance, row.uid, row.spec]).map(drop)
 }
 
 pub(super) fn put_event(db: &Connection, new: &NewEvent, sequence: u64) -> rusqlite::Result<Event> {

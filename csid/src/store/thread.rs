@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
-use super::journal::Journal;
+use super::journal::{Done, Journal};
+use super::registry::{Claim, ClaimFilter, Record, RecordFilter, Swap, VolumeName};
 use super::rows::{Event, MountRow, Phase};
-use super::{Change, Durability, Health, Loaded, MountFilter, Shared, StoreError};
+use super::{Change, Durability, Health, Loaded, MountFilter, Shared, StoreError, records};
 
 /// Commits in one transaction at most; a bound on how long the first of them waits.
 const GROUP: usize = 512;
@@ -23,16 +24,27 @@ pub(super) enum Request {
     Ask(Ask),
 }
 
+/// Answered with the index of the commit it was part of.
 pub(super) struct Commit {
-    pub changes: Vec<Change>,
+    pub work: Work,
     pub durability: Durability,
-    pub answer: Answer<()>,
+    pub answer: Answer<u64>,
+}
+
+/// What is done whole or not at all.
+pub(super) enum Work {
+    Changes(Vec<Change>),
+    /// Refused if it is asked of what is not so any more.
+    Swap(Box<Swap>),
 }
 
 pub(super) enum Ask {
     Mounts(MountFilter, Answer<Vec<(MountRow, String)>>),
     Phases(Answer<BTreeMap<Phase, u64>>),
     Events(u64, u32, Answer<(Vec<Event>, bool)>),
+    Record(VolumeName, Answer<Record>),
+    Records(RecordFilter, Answer<(Vec<Record>, u64)>),
+    Claims(ClaimFilter, Answer<(Vec<(VolumeName, Claim)>, u64)>),
     Rows(Answer<Loaded>),
     Show(Vec<Change>, Answer<()>),
     Replace(Vec<Change>, Answer<PathBuf>),
@@ -41,8 +53,13 @@ pub(super) enum Ask {
 }
 
 /// Serve until `Close`, or until the last handle is gone. An answer that nobody waits for any more is
-/// dropped: the commit stands.
-pub(super) fn run(mut journal: Journal, requests: Receiver<Request>, shared: &Shared) {
+/// dropped: the commit stands. `registry` is the index of the newest change of the registry; it ends with the thread.
+pub(super) fn run(
+    mut journal: Journal,
+    requests: Receiver<Request>,
+    shared: &Shared,
+    registry: &watch::Sender<u64>,
+) {
     while let Ok(first) = requests.recv() {
         let (mut group, mut asks) = (Vec::new(), Vec::new());
         let mut next = Some(first);
@@ -54,7 +71,7 @@ pub(super) fn run(mut journal: Journal, requests: Receiver<Request>, shared: &Sh
             next = if group.len() < GROUP { requests.try_recv().ok() } else { None };
         }
         if !group.is_empty() {
-            settle(&mut journal, group, shared);
+            settle(&mut journal, group, shared, registry);
         }
         for ask in asks {
             match ask {
@@ -65,8 +82,19 @@ pub(super) fn run(mut journal: Journal, requests: Receiver<Request>, shared: &Sh
                 Ask::Events(since, max, answer) => {
                     read(&mut journal, shared, answer, |from| from.events(since, max));
                 }
+                Ask::Record(name, answer) => read(&mut journal, shared, answer, |from| {
+                    from.ask("read a volume's record", |db| records::read_record(db, &name))
+                }),
+                Ask::Records(filter, answer) => read(&mut journal, shared, answer, |from| {
+                    let found = from.ask("read the registry", |db| records::read_records(db, &filter))?;
+                    Ok((found, from.counters.modify_index))
+                }),
+                Ask::Claims(filter, answer) => read(&mut journal, shared, answer, |from| {
+                    let found = from.ask("read the claims", |db| records::read_claims(db, &filter))?;
+                    Ok((found, from.counters.modify_index))
+                }),
                 Ask::Rows(answer) => read(&mut journal, shared, answer, Journal::rows),
-                Ask::Show(changes, answer) => drop(answer.send(journal.show(&changes))),
+                Ask::Show(changes, answer) => drop(answer.send(journal.show(changes))),
                 Ask::Replace(changes, answer) => {
                     let replaced = journal.replace(changes);
                     if replaced.is_ok() {
@@ -124,16 +152,22 @@ pub(super) fn tell_health(journal: &Journal, shared: &Shared) {
     }
 }
 
-fn settle(journal: &mut Journal, group: Vec<Commit>, shared: &Shared) {
+fn settle(journal: &mut Journal, group: Vec<Commit>, shared: &Shared, registry: &watch::Sender<u64>) {
     let disk = group.iter().any(|commit| commit.durability == Durability::Disk);
     let durability = if disk { Durability::Disk } else { Durability::Process };
-    let changes: Vec<&[Change]> = group.iter().map(|commit| commit.changes.as_slice()).collect();
-    match journal.commit(&changes, durability) {
-        Ok(events) => {
-            shared.modify_index.store(journal.counters.modify_index, Ordering::Release);
+    let work: Vec<&Work> = group.iter().map(|commit| &commit.work).collect();
+    match journal.commit(&work, durability) {
+        Ok(Done { events, answers }) => {
+            let index = journal.counters.modify_index;
+            shared.modify_index.store(index, Ordering::Release);
             shared.sequence.store(journal.counters.sequence, Ordering::Release);
-            for commit in group {
-                drop(commit.answer.send(Ok(())));
+            let mut swapped = false;
+            for (commit, done) in group.into_iter().zip(answers) {
+                swapped |= done.is_ok() && matches!(commit.work, Work::Swap(_));
+                drop(commit.answer.send(done.map(|()| index)));
+            }
+            if swapped {
+                registry.send_replace(index);
             }
             for event in events {
                 // Nobody listening is no error.
@@ -146,7 +180,9 @@ fn settle(journal: &mut Journal, group: Vec<Commit>, shared: &Shared) {
                 drop(alone.answer.send(Err(error)));
             }
             // One bad request must not fail its neighbours.
-            Err(group) => group.into_iter().for_each(|commit| settle(journal, vec![commit], shared)),
+            Err(group) => {
+                group.into_iter().for_each(|commit| settle(journal, vec![commit], shared, registry));
+            }
         },
     }
 }

@@ -16,7 +16,10 @@ fn name(n: usize) -> String {
 fn plugin(n: usize) -> Vec<Change> {
     let spec = format!("{{\"argv\":[\"{}\"]}}", "x".repeat(3000));
     let event = NewEvent { kind: "plugin-registered", subject: name(n), details: EventDetails::new() };
-    vec![Change::PutPlugin(PluginRow { id: name(n), uid: 0, spec }), Change::Event(event)]
+    vec![
+        Change::PutPlugin(PluginRow { id: name(n), instance: "default".into(), uid: 0, spec }),
+        Change::Event(event),
+    ]
 }
 
 fn fill(disk: &Path) {

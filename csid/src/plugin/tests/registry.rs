@@ -88,7 +88,12 @@ async fn the_journal_remembers_until_it_is_unregistered() {
 async fn a_file_wins_over_a_registered_plugin_and_is_not_touched_from_the_bus() {
     let directory = tempfile::tempdir().unwrap();
     let (store, _) = open(directory.path());
-    let row = |id: &str, spec: &str| PluginRow { id: id.into(), uid: 7, spec: spec.into() };
+    let row = |id: &str, spec: &str| PluginRow {
+        id: id.into(),
+        instance: "default".into(),
+        uid: 7,
+        spec: spec.into(),
+    };
     let rows = vec![
         row("a", r#"{"supervision":"external","socket":"/run/row.sock"}"#),
         row("b", r#"{"supervision":"external","socket":"/run/row.sock"}"#),

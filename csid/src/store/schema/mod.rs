@@ -4,6 +4,7 @@
 //! - A file that was released is never edited again; a change is a new file, with a fixture of the one before
 //!   it in `tests/fixtures` that a test opens.
 //! - A file does not know the types in `rows.rs`, which change: it says what it needs in SQL.
+//! - A table's last column is `sum`, the checksum of all others in their order.
 //! - A journal of a newer version is not touched, and not called damaged: its csid is wanted back.
 
 use rusqlite::{Connection, TransactionBehavior};
@@ -11,14 +12,15 @@ use rusqlite::{Connection, TransactionBehavior};
 use super::StoreError;
 use super::error::at;
 
-const VERSIONS: &[&str] = &[include_str!("1.sql"), include_str!("2.sql"), include_str!("3.sql")];
+const VERSIONS: &[&str] =
+    &[include_str!("1.sql"), include_str!("2.sql"), include_str!("3.sql"), include_str!("4.sql")];
 
 /// The version that this csid writes.
 pub(super) const KNOWN: u32 = VERSIONS.len() as u32;
 
-/// From this version on rows are read as this csid reads its own, before anything is changed. An older one's have no
-/// checksums; a version with other columns moves this on.
-pub(super) const READ: u32 = 2;
+/// From this version on rows have checksums: whether they are what was written is seen before anything is changed,
+/// and of a damaged file what can be read is read, in the columns that its version has.
+pub(super) const SUMMED: u32 = 2;
 
 /// The version of the file; 0 is an empty one. Changes nothing.
 pub(super) fn version(db: &Connection) -> Result<u32, StoreError> {
@@ -30,8 +32,10 @@ pub(super) fn version(db: &Connection) -> Result<u32, StoreError> {
     Ok(found)
 }
 
-pub(super) fn migrate(db: &mut Connection) -> Result<(), StoreError> {
-    for (sql, next) in VERSIONS.iter().zip(1_u32..).skip(version(db)? as usize) {
+/// From the version that the file has to this one.
+pub(super) fn migrate(db: &mut Connection, version: u32) -> Result<(), StoreError> {
+    let found = self::version(db)?;
+    for (sql, next) in VERSIONS.iter().zip(1..=version).skip(found as usize) {
         let mut migration = || {
             let tx = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
             tx.execute_batch(sql)?;
@@ -41,4 +45,41 @@ pub(super) fn migrate(db: &mut Connection) -> Result<(), StoreError> {
         migration().map_err(at("migrate"))?;
     }
     Ok(())
+}
+
+/// A table of a file that has checksums.
+pub(super) struct Table {
+    pub name: String,
+    /// But for the checksum.
+    pub columns: Vec<String>,
+    /// What its own tree is ordered by: no index is needed to read it so.
+    pub order: Vec<String>,
+}
+
+/// The tables, as this file's version has them.
+pub(super) fn tables(db: &Connection) -> Result<Vec<Table>, StoreError> {
+    let read = || {
+        let sql = "SELECT t.name, t.wr, c.name, c.pk FROM pragma_table_list t, pragma_table_info(t.name) c \
+                   WHERE t.schema = 'main' AND t.name NOT LIKE 'sqlite_%' AND c.name <> 'sum' \
+                   ORDER BY t.name, c.cid";
+        let mut statement = db.prepare(sql)?;
+        let mut rows = statement.query([])?;
+        let mut tables: Vec<Table> = Vec::new();
+        while let Some(row) = rows.next()? {
+            let (name, by_key, column): (String, bool, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            if tables.last().is_none_or(|table| table.name != name) {
+                let order = Vec::from_iter((!by_key).then(|| "rowid".to_owned()));
+                tables.push(Table { name, columns: Vec::new(), order });
+            }
+            if let Some(table) = tables.last_mut() {
+                // A key's columns stand in the table as they do in the key.
+                if by_key && row.get::<_, u32>(3)? > 0 {
+                    table.order.push(column.clone());
+                }
+                table.columns.push(column);
+            }
+        }
+        Ok(tables)
+    };
+    read().map_err(at("read its tables"))
 }

@@ -4,12 +4,17 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 
 use super::super::place::{LOG, NAME};
+use super::super::registry::{ClaimFilter, Record, RecordFilter, Registry};
 use super::super::*;
+use super::records::{name, new, record, representative_swaps, swap};
 use super::{database, event, mount, of_schema, opened, plugin, representative, temporary, volume};
 
 async fn filled(directory: &Path) -> Store {
     let (store, _) = opened(directory).unwrap();
     store.commit(representative(), Durability::Disk).await.unwrap();
+    for swap in representative_swaps() {
+        store.swap(swap).await.unwrap();
+    }
     store
 }
 
@@ -38,8 +43,15 @@ async fn a_row_that_is_not_what_was_written_is_damage() {
         ("mounts", "phase", "'dancing'"),
         ("volumes", "external_id", "external_id || 'x'"),
         ("volumes", "stage", "'absent'"),
+        ("plugins", "instance", "instance || 'x'"),
         ("plugins", "spec", "'{}'"),
         ("meta", "value", "value || 'x'"),
+        ("registry", "external_id", "external_id || 'x'"),
+        ("registry", "registration", "NULL"),
+        ("registry", "restless", "1 - restless"),
+        ("registry", "modify_index", "modify_index + 1"),
+        ("claims", "consumer", "consumer || 'x'"),
+        ("claims", "claim", "replace(claim, 'taken', 'pending')"),
     ] {
         let db = Connection::open(database(&directory)).unwrap();
         db.execute(&format!("UPDATE {table} SET {column} = {value}"), []).unwrap();
@@ -48,6 +60,8 @@ async fn a_row_that_is_not_what_was_written_is_damage() {
         let (store, _) = opened(&directory).unwrap();
         assert!(is_damaged(&store, "checksum"), "{table}.{column}");
         let refused = store.commit(vec![event("x")], Durability::Disk).await;
+        assert!(matches!(refused, Err(StoreError::Corrupt { .. })), "{refused:?}");
+        let refused = store.swap(new(record("x", &[]))).await;
         assert!(matches!(refused, Err(StoreError::Corrupt { .. })), "{refused:?}");
         store.close().await.unwrap();
         assert!(std::fs::read(database(&directory)).unwrap() == bytes, "{table}.{column}: it was written");
@@ -67,7 +81,7 @@ async fn what_can_be_read_is_read() {
     assert_eq!((loaded.plugins.len(), loaded.volumes.len(), loaded.mounts.len()), (2, 2, 5));
     assert_eq!(loaded.boot.as_deref(), Some("b007 marker"));
     assert_eq!(store.mounts(MountFilter::default()).await.unwrap().len(), 5);
-    assert_eq!(store.events(0, 10).await.unwrap().0.len(), 2);
+    assert_eq!(store.events(0, 10).await.unwrap().0.len(), 5);
     store.ping().await.unwrap();
     // What is mounted besides is shown, and nowhere written.
     store.show(vec![Change::PutMount(mount("data", "unknown").into())]).await.unwrap();
@@ -79,7 +93,7 @@ async fn what_can_be_read_is_read() {
 /// Damage is often noticed by the start that follows an upgrade.
 #[tokio::test]
 async fn a_damaged_journal_of_an_older_csid_is_read_and_left_alone() {
-    for version in schema::READ..schema::KNOWN {
+    for version in schema::SUMMED..schema::KNOWN {
         for (what, mounts) in [("a row", 5), ("an index", 6)] {
             let (_root, directory) = of_schema(version);
             let db = Connection::open(database(&directory)).unwrap();
@@ -101,6 +115,55 @@ async fn a_damaged_journal_of_an_older_csid_is_read_and_left_alone() {
             store.close().await.unwrap();
             assert!(std::fs::read(database(&directory)).unwrap() == bytes, "{what}: it was written");
         }
+    }
+}
+
+/// What could be read of the registry is in the new journal; a claim is not lost with its volume's row.
+#[tokio::test]
+async fn the_registry_outlives_a_damaged_row() {
+    for (table, lost) in [("registry", "volume = 'data'"), ("claims", "consumer = 'job/1'"), ("meta", "true")]
+    {
+        let (_root, directory) = temporary();
+        filled(&directory).await.close().await.unwrap();
+        let db = Connection::open(database(&directory)).unwrap();
+        db.execute(&format!("UPDATE {table} SET sum = sum + 1 WHERE {lost}"), []).unwrap();
+        drop(db);
+        let (store, _) = opened(&directory).unwrap();
+        assert!(is_damaged(&store, "checksum"), "{table}");
+        let listed = async |store: &Store| {
+            let (records, _) = store.records(RecordFilter::default()).await.unwrap();
+            let claims = async |past| {
+                let (found, _) = store.claims(ClaimFilter { past, ..ClaimFilter::default() }).await.unwrap();
+                found.into_iter().map(|(name, claim)| (name.volume, claim.consumer)).collect::<Vec<_>>()
+            };
+            let records =
+                records.into_iter().map(|record| (record.name.volume, record.registration.is_some()));
+            (records.collect::<Vec<_>>(), claims(false).await, claims(true).await)
+        };
+        let (records, claims, past) = listed(&store).await;
+        let due = match table {
+            "registry" => (2, 2, 1),
+            "claims" => (3, 1, 1),
+            _ => (3, 2, 1),
+        };
+        assert_eq!((records.len(), claims.len(), past.len()), due, "{table}");
+        store.replace(Vec::new()).await.unwrap();
+        store.close().await.unwrap();
+
+        let (store, _) = opened(&directory).unwrap();
+        assert_eq!(*store.health().borrow(), Health::Sound);
+        let (new_records, new_claims, new_past) = listed(&store).await;
+        assert_eq!((&new_claims, &new_past), (&claims, &past), "{table}");
+        let registered = |found: &[(String, bool)]| found.iter().filter(|(_, is)| *is).count();
+        assert_eq!(registered(&new_records), registered(&records));
+        // Whoever registers the volume again finds it claimed.
+        let found = store.record(name("data")).await.unwrap();
+        assert_eq!(found.claims.len(), claims.len());
+        assert_eq!(found.registration.is_some(), table != "registry");
+        let registered = Record { claims: found.claims.clone(), ..record("data", &[]) };
+        let revision = store.swap(swap(&found, registered)).await.unwrap();
+        assert!(revision > found.revision && found.revision > 0);
+        store.close().await.unwrap();
     }
 }
 

@@ -6,18 +6,19 @@
 
 mod damage;
 mod file;
+mod kill;
+mod records;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use rusqlite::Connection;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::journal::Journal;
+use super::journal::{Done, Journal};
+use super::registry::Registry;
 use super::rows::*;
 use super::*;
 
@@ -52,6 +53,10 @@ fn opened(directory: &Path) -> Result<(Store, Loaded), StoreError> {
 
 fn open_journal(directory: &Path) -> Result<(Journal, Loaded), StoreError> {
     Journal::open(&Arc::new(Place::take(directory, directory.parent().unwrap())?))
+}
+
+fn commit(journal: &mut Journal, changes: Vec<Change>, durability: Durability) -> Result<Done, StoreError> {
+    journal.commit(&[&Work::Changes(changes)], durability)
 }
 
 fn mount(volume: &str, consumer: &str) -> MountRow {
@@ -109,7 +114,12 @@ fn volume(name: &str) -> VolumeRow {
 }
 
 fn plugin(id: &str) -> PluginRow {
-    PluginRow { id: id.into(), uid: 0, spec: r#"{"supervision":"external","socket":"/run/x.sock"}"#.into() }
+    PluginRow {
+        id: id.into(),
+        instance: "default".into(),
+        uid: 0,
+        spec: r#"{"supervision":"external","socket":"/run/x.sock"}"#.into(),
+    }
 }
 
 fn event(subject: &str) -> Change {
@@ -185,6 +195,9 @@ async fn make_fixture() {
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
     store.commit(representative(), Durability::Disk).await.unwrap();
+    for swap in records::representative_swaps() {
+        store.swap(swap).await.unwrap();
+    }
     store.close().await.unwrap();
     std::fs::copy(database(&directory), fixture(schema::KNOWN)).unwrap();
 }
@@ -195,7 +208,10 @@ async fn opens_every_older_schema() {
         let (_root, directory) = of_schema(version);
         let (store, loaded) = opened(&directory).unwrap();
         assert_representative(&loaded, loaded.mounts[0].modify_index);
-        let (events, gap) = store.events(0, 10).await.unwrap();
+        if version >= 4 {
+            records::assert_representative_swaps(&store).await;
+        }
+        let (events, gap) = store.events(0, 2).await.unwrap();
         assert_eq!(
             events.iter().map(|e| (e.sequence, e.subject.as_str())).collect::<Vec<_>>(),
             [(1, "default/data"), (2, "")],
@@ -203,9 +219,29 @@ async fn opens_every_older_schema() {
         );
         assert_eq!(events[0].details["uid"], json!(7));
         assert!(!gap, "the fixture was closed in order");
+        let sequence = store.event_sequence();
         store.commit(vec![event("x")], Durability::Disk).await.unwrap();
-        assert_eq!(store.event_sequence(), 3);
+        assert_eq!(store.event_sequence(), sequence + 1);
     }
+}
+
+/// Of an older csid a plugin's instance is in its spec alone.
+#[test]
+fn a_plugin_is_of_the_instance_that_its_spec_says() {
+    let (_root, directory) = of_schema(3);
+    let db = Connection::open(database(&directory)).unwrap();
+    checksum::add(&db).unwrap();
+    for (id, spec) in [("some", r#"{"instance":"b"}"#), ("none", r#"{"argv":["/x"]}"#), ("wrong", "not JSON")]
+    {
+        let sql = "INSERT INTO plugins VALUES (?1, 7, ?2, checksum(?1, 7, ?2))";
+        db.execute(sql, [id, spec]).unwrap();
+    }
+    drop(db);
+    let (_, loaded) = open_journal(&directory).unwrap();
+    let found =
+        |id: &str| loaded.plugins.iter().find(|row| row.id == id).map(|row| (&*row.instance, row.uid));
+    assert_eq!(found("some"), Some(("b", 7)));
+    assert_eq!([found("none"), found("wrong")], [Some(("default", 7)); 2]);
 }
 
 #[tokio::test]
@@ -221,14 +257,18 @@ async fn no_index_is_given_twice_whichever_row_said_it() {
     };
     let delete = || Change::DeleteMount(row.key.clone());
     for changes in [
-        rows,
-        vec![event("x")],
-        vec![Change::PutMount(row.clone())],
-        vec![Change::PutMount(row.clone()), delete()],
-        vec![delete()],
-        vec![],
+        Some(rows),
+        Some(vec![event("x")]),
+        Some(vec![Change::PutMount(row.clone())]),
+        Some(vec![Change::PutMount(row.clone()), delete()]),
+        None,
+        Some(vec![delete()]),
+        Some(vec![]),
     ] {
-        store.commit(changes, Durability::Disk).await.unwrap();
+        match changes {
+            Some(changes) => store.commit(changes, Durability::Disk).await.unwrap(),
+            None => drop(store.swap(records::new(records::record("data", &["job"]))).await.unwrap()),
+        }
         let index = store.modify_index();
         let copy = directory.parent().unwrap().join(format!("copy-{index}/journal"));
         std::fs::DirBuilder::new().recursive(true).create(&copy).unwrap();
@@ -268,8 +308,8 @@ async fn keeps_rows_and_identity() {
     let gone = vec![
         Change::DeleteMount(key.clone()),
         Change::DeleteVolume(lost[0].0.volume.clone()),
-        Change::DeletePlugin("local".into()),
-        Change::DeletePlugin("never there".into()),
+        Change::DeletePlugin("local".into(), "default".into()),
+        Change::DeletePlugin("local".into(), "never there".into()),
     ];
     store.commit(gone, Durability::Disk).await.unwrap();
     assert!(store.modify_index() > index);
@@ -294,9 +334,9 @@ fn reopen(directory: &Path) -> (Store, Loaded) {
 fn syncs_what_is_asked() {
     let (_root, directory) = temporary();
     let (mut journal, _) = open_journal(&directory).unwrap();
-    journal.commit(&[&[event("reserves a block")]], Durability::Process).unwrap();
+    commit(&mut journal, vec![event("reserves a block")], Durability::Process).unwrap();
     assert_eq!(journal.synchronous_now(), 2, "a reservation is synced");
-    journal.commit(&[&[event("within the block")]], Durability::Process).unwrap();
+    commit(&mut journal, vec![event("within the block")], Durability::Process).unwrap();
     assert_eq!(journal.synchronous_now(), 1);
     let size = |path: &str| std::fs::metadata(directory.join(path)).unwrap().len();
     let (index, log) = (journal.counters.modify_index, size("csid.db-wal"));
@@ -376,7 +416,7 @@ fn events_are_bounded_and_never_renumbered() {
     assert!(journal.events(1, 9).unwrap().1, "1 was not given out yet");
     for _ in 0..27 {
         let group: Vec<_> = (0..400).map(|_| event("e")).collect();
-        journal.commit(&[&group], Durability::Process).unwrap();
+        commit(&mut journal, group, Durability::Process).unwrap();
     }
     assert_eq!(journal.counters.sequence, 10_800);
     let (events, gap) = journal.events(0, u32::MAX).unwrap();
@@ -399,7 +439,7 @@ fn events_are_bounded_and_never_renumbered() {
     assert!(journal.counters.modify_index > counters.modify_index);
     assert!(journal.counters.sequence >= 20_000, "{:?}", journal.counters);
     assert!(journal.events(10_800, 1).unwrap().1 && journal.events(12_345, 1).unwrap().1);
-    let first = journal.commit(&[&[event("after")]], Durability::Process).unwrap()[0].sequence;
+    let first = commit(&mut journal, vec![event("after")], Durability::Process).unwrap().events[0].sequence;
     assert!(first > 20_000);
     assert!(!journal.events(first - 1, 1).unwrap().1 && journal.events(first - 2, 1).unwrap().1);
 
@@ -408,7 +448,10 @@ fn events_are_bounded_and_never_renumbered() {
     other_boot(&directory);
     let (mut journal, _) = open_journal(&directory).unwrap();
     assert_eq!(journal.events(first, 1).unwrap(), (vec![], false));
-    assert_eq!(journal.commit(&[&[event("next")]], Durability::Process).unwrap()[0].sequence, first + 1);
+    assert_eq!(
+        commit(&mut journal, vec![event("next")], Durability::Process).unwrap().events[0].sequence,
+        first + 1
+    );
 }
 
 fn other_boot(directory: &Path) {
@@ -416,55 +459,6 @@ fn other_boot(directory: &Path) {
     checksum::add(&db).unwrap();
     let sql = "UPDATE meta SET value = 'other', sum = checksum(key, 'other') WHERE key = 'events_boot'";
     db.execute(sql, []).unwrap();
-}
-
-/// The child of [`kill_loses_nothing_answered`]: commits for ever, and says what was answered.
-#[tokio::test]
-#[ignore = "a child process"]
-async fn commit_for_ever() {
-    let Some(directory) = std::env::var_os("CSID_TEST_JOURNAL") else { return };
-    let (store, loaded) = opened(Path::new(&directory)).unwrap();
-    for n in loaded.mounts.len().. {
-        let durability = if n % 3 == 0 { Durability::Disk } else { Durability::Process };
-        let changes = vec![Change::PutMount(mount("v", &format!("{n:06}")).into()), event("e")];
-        store.commit(changes, durability).await.unwrap();
-        println!("\nanswered {n} {}", store.event_sequence());
-    }
-}
-
-#[test]
-fn kill_loses_nothing_answered() {
-    let (_root, directory) = temporary();
-    let mut total = 0;
-    for round in 1..=5 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "store::tests::commit_for_ever"])
-            .env("CSID_TEST_JOURNAL", &directory)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut answered = (0, 0);
-        let mut seen = 0;
-        while let Some(Ok(line)) = lines.next() {
-            let Some(numbers) = line.strip_prefix("answered ") else { continue };
-            let (n, sequence) = numbers.split_once(' ').unwrap();
-            answered = (n.parse::<usize>().unwrap(), sequence.parse::<u64>().unwrap());
-            seen += 1;
-            if seen == 150 * round {
-                child.kill().unwrap();
-            }
-        }
-        child.wait().unwrap();
-        assert!(seen >= 150 * round);
-        let (journal, loaded) = open_journal(&directory).unwrap();
-        // One commit at most was done and not yet told.
-        assert!((answered.0 + 1..=answered.0 + 2).contains(&loaded.mounts.len()));
-        assert!((answered.1..=answered.1 + 1).contains(&journal.counters.sequence));
-        assert!(loaded.mounts.iter().enumerate().all(|(n, row)| row.key.consumer == format!("{n:06}")));
-        total = loaded.mounts.len();
-    }
-    assert!(total > 2000);
 }
 
 /// Times for a person: `cargo test --release -p csid --lib measure -- --ignored --nocapture`.
@@ -477,21 +471,21 @@ fn measure() {
     let (mut journal, _) = open_journal(&directory).unwrap();
     println!("create {:?}", start.elapsed());
     for n in 0..20 {
-        let group: Vec<_> =
+        let mut group: Vec<_> =
             (0..500).map(|m| Change::PutMount(mount(&format!("v{n}"), &m.to_string()).into())).collect();
-        let volumes = Change::PutVolume(volume(&format!("v{n}")));
-        journal.commit(&[&group, &[volumes]], Durability::Process).unwrap();
+        group.push(Change::PutVolume(volume(&format!("v{n}"))));
+        commit(&mut journal, group, Durability::Process).unwrap();
     }
     journal.close().unwrap();
     let start = clock();
     let (mut journal, loaded) = open_journal(&directory).unwrap();
     println!("open with {} mounts {:?}", loaded.mounts.len(), start.elapsed());
-    journal.commit(&[&[event("reserve")]], Durability::Disk).unwrap();
+    commit(&mut journal, vec![event("reserve")], Durability::Disk).unwrap();
     for durability in [Durability::Process, Durability::Disk] {
         let start = clock();
         for n in 0..2000 {
             let row = MountRow { since_usec: n, ..mount("v3", &(n % 500).to_string()) };
-            journal.commit(&[&[Change::PutMount(row.into()), event("e")]], durability).unwrap();
+            commit(&mut journal, vec![Change::PutMount(row.into()), event("e")], durability).unwrap();
         }
         println!("commit, {durability:?}: {:?}", start.elapsed() / 2000);
     }

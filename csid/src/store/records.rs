@@ -1,0 +1,348 @@
+//! The registry in the journal: one row for each record, one for each of its claims, and a few for the last ones that
+//! ended. A swap looks first and writes then: one that is refused has changed nothing.
+
+use std::collections::BTreeMap;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
+
+use super::error::{StoreError, at};
+use super::registry::{Claim, ClaimFilter, Listed, Record, RecordFilter, Registry, Swap, VolumeName};
+use super::rows::VolumeKey;
+use super::tables::{checked, whole};
+use super::thread::{Ask, Commit, Request, Work};
+use super::words::{from_bits, from_json, json};
+use super::{Durability, Store};
+
+const REGISTRY: &str =
+    "namespace, volume, plugin, external_id, registration, attachments, restless, modify_index";
+const CLAIM: &str = "namespace, volume, consumer, node, claim, modify_index";
+const PAST_CLAIM: &str = "namespace, volume, consumer, node, claim, modify_index, number";
+
+/// Past claims kept of each volume; they go with its record.
+const PAST: i64 = 16;
+
+impl Registry for Store {
+    fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, StoreError>> {
+        self.request(|answer| Request::Ask(Ask::Record(name, answer))).boxed()
+    }
+
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<u64, StoreError>> {
+        let durability = swap.durability;
+        let work = Work::Swap(Box::new(swap));
+        self.request(move |answer| Request::Commit(Commit { work, durability, answer })).boxed()
+    }
+
+    fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>> {
+        self.request(|answer| Request::Ask(Ask::Records(filter, answer))).boxed()
+    }
+
+    fn claims(&self, filter: ClaimFilter) -> BoxFuture<'_, Listed<(VolumeName, Claim)>> {
+        self.request(|answer| Request::Ask(Ask::Claims(filter, answer))).boxed()
+    }
+
+    fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, StoreError>> {
+        let mut newest = self.shared.registry.clone();
+        async move {
+            newest
+                .wait_for(|newest| *newest > index)
+                .await
+                .map(|newest| *newest)
+                .map_err(|_| StoreError::Gone)
+        }
+        .boxed()
+    }
+}
+
+/// A row of the [`checked`] columns of the registry; the claims are rows of their own.
+pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
+    whole(row)?;
+    Ok(Record {
+        name: VolumeName { namespace: row.get(0)?, volume: row.get(1)? },
+        volume: VolumeKey {
+            plugin: row.get(2)?,
+            external_id: row.get::<_, Option<String>>(3)?.unwrap_or_default(),
+        },
+        registration: match row.get_ref(4)? {
+            ValueRef::Null => None,
+            _ => Some(from_json(row, 4)?),
+        },
+        claims: Vec::new(),
+        attachments: from_json(row, 5)?,
+        revision: from_bits(row, 7)?,
+    })
+}
+
+/// A row of the [`checked`] columns of a table of claims.
+pub(super) fn claim(row: &Row<'_>) -> rusqlite::Result<(VolumeName, Claim)> {
+    whole(row)?;
+    let name = VolumeName { namespace: row.get(0)?, volume: row.get(1)? };
+    Ok((name, Claim { modify_index: from_bits(row, 5)?, ..from_json(row, 4)? }))
+}
+
+pub(super) fn read_record(db: &Connection, name: &VolumeName) -> rusqlite::Result<Record> {
+    let key = [&name.namespace, &name.volume];
+    let sql = format!("SELECT {} FROM registry WHERE namespace = ?1 AND volume = ?2", checked(REGISTRY));
+    let found = db.prepare_cached(&sql)?.query_row(key, record).optional()?;
+    let sql = format!(
+        "SELECT {} FROM claims WHERE namespace = ?1 AND volume = ?2 ORDER BY consumer",
+        checked(CLAIM)
+    );
+    let mut statement = db.prepare_cached(&sql)?;
+    let claims = statement.query_map(key, |row| claim(row).map(|(_, claim)| claim))?;
+    Ok(Record {
+        claims: claims.collect::<rusqlite::Result<_>>()?,
+        ..found.unwrap_or_else(|| Record::none(name.clone()))
+    })
+}
+
+pub(super) fn read_records(db: &Connection, filter: &RecordFilter) -> rusqlite::Result<Vec<Record>> {
+    let ([records, claims], values) = records_sql(filter);
+    let mut records: Vec<Record> = db
+        .prepare(&records)?
+        .query_map(params_from_iter(&values), record)?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut statement = db.prepare(&claims)?;
+    let mut claims = statement.query_map(params_from_iter(&values), claim)?;
+    let mut next = claims.next().transpose()?;
+    for record in &mut records {
+        while let Some((_, claim)) = next.take_if(|(name, _)| *name == record.name) {
+            record.claims.push(claim);
+            next = claims.next().transpose()?;
+        }
+    }
+    Ok(records)
+}
+
+/// Of the records and of all their claims, both by name, with the values of the marks in both.
+pub(super) fn records_sql(filter: &RecordFilter) -> ([String; 2], Vec<String>) {
+    let of_node = "? IN (SELECT c.node FROM claims c WHERE c.namespace = r.namespace AND c.volume = r.volume \
+                   UNION ALL SELECT a.value ->> 'node' FROM json_each(r.attachments) a)";
+    let (mut conditions, values) = joined([
+        ("r.namespace = ?", filter.namespace.clone()),
+        ("r.volume = ?", filter.volume.clone()),
+        ("r.plugin = ?", filter.plugin.clone()),
+        ("r.external_id = ?", filter.external_id.clone()),
+        (of_node, filter.node.clone()),
+        ("r.volume GLOB ?", filter.prefix.as_deref().map(begins_with)),
+    ]);
+    if filter.restless {
+        conditions += " AND r.restless";
+    }
+    let rows = format!("registry r WHERE true{conditions}");
+    let records = format!("SELECT {} FROM {rows} ORDER BY namespace, volume", checked(REGISTRY));
+    let claims = format!(
+        "SELECT {} FROM claims WHERE (namespace, volume) IN (SELECT r.namespace, r.volume FROM {rows}) \
+         ORDER BY namespace, volume, consumer",
+        checked(CLAIM)
+    );
+    ([records, claims], values)
+}
+
+pub(super) fn read_claims(
+    db: &Connection,
+    filter: &ClaimFilter,
+) -> rusqlite::Result<Vec<(VolumeName, Claim)>> {
+    let (sql, values) = claims_sql(filter);
+    db.prepare(&sql)?.query_map(params_from_iter(values), claim)?.collect()
+}
+
+pub(super) fn claims_sql(filter: &ClaimFilter) -> (String, Vec<String>) {
+    let (conditions, values) = joined([
+        ("namespace = ?", filter.namespace.clone()),
+        ("volume = ?", filter.volume.clone()),
+        ("consumer = ?", filter.consumer.clone()),
+        ("node = ?", filter.node.clone()),
+    ]);
+    let (columns, table, order) = match filter.past {
+        true => (PAST_CLAIM, "past_claims", "modify_index, namespace, volume, number"),
+        false => (CLAIM, "claims", "namespace, volume, consumer"),
+    };
+    let columns = checked(columns);
+    (format!("SELECT {columns} FROM {table} WHERE true{conditions} ORDER BY {order}"), values)
+}
+
+/// The conditions that have a value, and the values of their marks.
+fn joined<const N: usize>(wanted: [(&str, Option<String>); N]) -> (String, Vec<String>) {
+    let given = wanted.into_iter().filter_map(|(condition, value)| Some((condition, value?)));
+    let (conditions, values): (Vec<_>, Vec<_>) = given.unzip();
+    (conditions.iter().map(|condition| format!(" AND {condition}")).collect(), values)
+}
+
+/// The pattern of GLOB for what begins with this.
+fn begins_with(prefix: &str) -> String {
+    let letter = |letter| match letter {
+        '*' | '?' | '[' => format!("[{letter}]"),
+        plain => plain.to_string(),
+    };
+    prefix.chars().map(letter).chain(["*".to_owned()]).collect()
+}
+
+/// Do what is asked, if the record is still the one that it was asked of. [`StoreError::Stale`] and
+/// [`StoreError::Taken`] refuse it, with nothing written.
+pub(super) fn swap(db: &Connection, swap: &Swap, modify_index: u64) -> Result<(), StoreError> {
+    let Swap { before, after, past, .. } = swap;
+    debug_assert_eq!(before.name, after.name);
+    let found = revision(db, &before.name).map_err(at("read a volume's record"))?;
+    if found != before.revision {
+        return Err(StoreError::Stale);
+    }
+    if after.is_empty() {
+        return forget(db, &before.name).map_err(at("delete a volume's record"));
+    }
+    if (found == 0 || after.volume != before.volume)
+        && let Some(name) = other_name(db, after).map_err(at("look for a volume's other name"))?
+    {
+        return Err(StoreError::Taken(name));
+    }
+    put_record(db, after, modify_index)
+        .and_then(|()| put_claims(db, before, after, modify_index))
+        .and_then(|()| put_past(db, &after.name, past, modify_index))
+        .map_err(at("keep a volume's record"))
+}
+
+/// 0: it is not there.
+fn revision(db: &Connection, name: &VolumeName) -> rusqlite::Result<u64> {
+    let sql = format!("SELECT {} FROM registry WHERE namespace = ?1 AND volume = ?2", checked(REGISTRY));
+    let found = db.prepare_cached(&sql)?.query_row([&name.namespace, &name.volume], |row| {
+        whole(row)?;
+        from_bits(row, 7)
+    });
+    Ok(found.optional()?.unwrap_or(0))
+}
+
+/// Another name that the plugin's volume has.
+fn other_name(db: &Connection, record: &Record) -> rusqlite::Result<Option<VolumeName>> {
+    let sql = "SELECT namespace, volume FROM registry WHERE plugin = ?1 AND external_id = ?2 \
+               AND (namespace, volume) <> (?3, ?4)";
+    let values =
+        [&record.volume.plugin, &record.volume.external_id, &record.name.namespace, &record.name.volume];
+    let name = |row: &Row<'_>| Ok(VolumeName { namespace: row.get(0)?, volume: row.get(1)? });
+    db.prepare_cached(sql)?.query_row(values, name).optional()
+}
+
+fn forget(db: &Connection, name: &VolumeName) -> rusqlite::Result<()> {
+    for sql in [
+        "DELETE FROM registry WHERE namespace = ?1 AND volume = ?2",
+        "DELETE FROM claims WHERE namespace = ?1 AND volume = ?2",
+        "DELETE FROM past_claims WHERE namespace = ?1 AND volume = ?2",
+    ] {
+        db.prepare_cached(sql)?.execute([&name.namespace, &name.volume])?;
+    }
+    Ok(())
+}
+
+/// A record mostly changes in columns that no index of names holds; an upsert would write the indexes' pages as well.
+fn put_record(db: &Connection, record: &Record, modify_index: u64) -> rusqlite::Result<()> {
+    let update = "UPDATE registry SET registration = ?5, attachments = ?6, restless = ?7, modify_index = ?8, \
+                  sum = checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) \
+                  WHERE namespace = ?1 AND volume = ?2 AND plugin = ?3 AND external_id IS ?4";
+    let insert = "INSERT INTO registry (namespace, volume, plugin, external_id, registration, attachments, \
+                  restless, modify_index, sum) \
+                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)) \
+                  ON CONFLICT (namespace, volume) DO UPDATE SET \
+                  plugin = excluded.plugin, external_id = excluded.external_id, \
+                  registration = excluded.registration, attachments = excluded.attachments, \
+                  restless = excluded.restless, modify_index = excluded.modify_index, sum = excluded.sum";
+    let values = params![
+        record.name.namespace,
+        record.name.volume,
+        record.volume.plugin,
+        Some(&record.volume.external_id).filter(|id| !id.is_empty()),
+        record.registration.as_ref().map(json).transpose()?,
+        json(&record.attachments)?,
+        record.is_restless(),
+        modify_index as i64,
+    ];
+    if db.prepare_cached(update)?.execute(values)? == 0 {
+        db.prepare_cached(insert)?.execute(values)?;
+    }
+    Ok(())
+}
+
+/// Only those that are others than before.
+fn put_claims(db: &Connection, before: &Record, after: &Record, modify_index: u64) -> rusqlite::Result<()> {
+    let name = &after.name;
+    let mut gone: BTreeMap<&str, &Claim> =
+        before.claims.iter().map(|claim| (claim.consumer.as_str(), claim)).collect();
+    for claim in &after.claims {
+        let same = |had: &Claim| Claim { modify_index: claim.modify_index, ..had.clone() } == *claim;
+        if gone.remove(claim.consumer.as_str()).is_some_and(same) {
+            continue;
+        }
+        let sql = "INSERT INTO claims (namespace, volume, consumer, node, claim, modify_index, sum) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, checksum(?1, ?2, ?3, ?4, ?5, ?6)) ON CONFLICT DO UPDATE SET \
+                   node = excluded.node, claim = excluded.claim, modify_index = excluded.modify_index, \
+                   sum = excluded.sum";
+        let values = params![
+            name.namespace,
+            name.volume,
+            claim.consumer,
+            claim.node,
+            json(claim)?,
+            modify_index as i64
+        ];
+        db.prepare_cached(sql)?.execute(values)?;
+    }
+    for consumer in gone.keys() {
+        let sql = "DELETE FROM claims WHERE namespace = ?1 AND volume = ?2 AND consumer = ?3";
+        db.prepare_cached(sql)?.execute([&name.namespace, &name.volume, *consumer])?;
+    }
+    Ok(())
+}
+
+fn put_past(db: &Connection, name: &VolumeName, past: &[Claim], modify_index: u64) -> rusqlite::Result<()> {
+    if past.is_empty() {
+        return Ok(());
+    }
+    let sql = "SELECT coalesce(max(number), 0) FROM past_claims WHERE namespace = ?1 AND volume = ?2";
+    let mut number: i64 =
+        db.prepare_cached(sql)?.query_row([&name.namespace, &name.volume], |row| row.get(0))?;
+    for claim in past {
+        number += 1;
+        let sql = "INSERT INTO past_claims (namespace, volume, consumer, node, claim, modify_index, number, sum) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7))";
+        let values = params![
+            name.namespace,
+            name.volume,
+            claim.consumer,
+            claim.node,
+            json(claim)?,
+            modify_index as i64,
+            number
+        ];
+        db.prepare_cached(sql)?.execute(values)?;
+    }
+    let sql = "DELETE FROM past_claims WHERE namespace = ?1 AND volume = ?2 AND number <= ?3";
+    db.prepare_cached(sql)?.execute(params![name.namespace, name.volume, number - PAST]).map(drop)
+}
+
+/// What makes the same records in an empty journal. A claim whose volume's row is lost has a record of its own: whoever
+/// registers the volume again finds it claimed.
+pub(super) fn anew(db: &Connection) -> rusqlite::Result<Vec<Swap>> {
+    let mut swaps: BTreeMap<VolumeName, Swap> = BTreeMap::new();
+    let new = |after: Record| Swap {
+        before: Record::none(after.name.clone()),
+        after,
+        past: Vec::new(),
+        events: Vec::new(),
+        durability: Durability::Disk,
+    };
+    for record in read_records(db, &RecordFilter::default())? {
+        swaps.insert(record.name.clone(), new(record));
+    }
+    for (name, claim) in read_claims(db, &ClaimFilter::default())? {
+        let swap = swaps.entry(name.clone()).or_insert_with(|| new(Record::none(name)));
+        if !swap.after.claims.contains(&claim) {
+            swap.after.claims.push(claim);
+        }
+    }
+    for (name, claim) in read_claims(db, &ClaimFilter { past: true, ..ClaimFilter::default() })? {
+        if let Some(swap) = swaps.get_mut(&name) {
+            swap.past.push(claim);
+        }
+    }
+    Ok(swaps.into_values().collect())
+}

@@ -1,0 +1,506 @@
+use proptest::prelude::*;
+use rusqlite::StatementStatus;
+
+use super::super::records;
+use super::*;
+use crate::store::registry::*;
+
+pub(super) fn name(volume: &str) -> VolumeName {
+    VolumeName { namespace: "default".into(), volume: volume.into() }
+}
+
+fn claim(consumer: &str, node: &str) -> Claim {
+    let capability = Capability {
+        access_mode: AccessMode::MultiNodeMultiWriter,
+        attachment_mode: AttachmentMode::BlockDevice,
+    };
+    Claim {
+        consumer: consumer.into(),
+        node: node.into(),
+        uid: 1000,
+        usage: Use { mode: ClaimMode::Write, capability },
+        state: ClaimState::Taken,
+        releasing: false,
+        parked: String::new(),
+        by_mount: true,
+        kept: true,
+        bound: Some(Bound { to: BoundTo::Unit("db ä.service".into()), grace_usec: 5 }),
+        secrets_given: true,
+        error: "\"quoted\"".into(),
+        since_usec: 1_700_000_000_000_000,
+        modify_index: 0,
+    }
+}
+
+/// A registered volume with a claim of each of these consumers, nothing left to do.
+pub(super) fn record(volume: &str, consumers: &[&str]) -> Record {
+    let spec = VolumeSpec {
+        name: "a name".into(),
+        fs_type: "ext4".into(),
+        context: BTreeMap::from([("share".into(), "ä".into())]),
+        credential: Some("csid.vol".into()),
+        heal: Heal::Remount,
+        ..VolumeSpec::default()
+    };
+    let registration = Registration {
+        uid: 7,
+        spec,
+        standing: Standing::Registered,
+        origin: Origin::File,
+        capacity: 0,
+        pending_expansion: Some(Expansion { required: 1 << 40, limit: 0 }),
+        parked: String::new(),
+    };
+    let mut attachment = Attachment::new("n1", Leg::Present);
+    attachment.publish_context.insert("device".into(), "/dev/x".into());
+    Record {
+        volume: VolumeKey { plugin: "local".into(), external_id: format!("ext-{volume}") },
+        registration: Some(registration),
+        claims: consumers.iter().map(|consumer| claim(consumer, "n1")).collect(),
+        attachments: vec![attachment],
+        ..Record::none(name(volume))
+    }
+}
+
+pub(super) fn swap(before: &Record, after: Record) -> Swap {
+    let details = EventDetails::from([("success", json!(true))]);
+    let event = NewEvent { kind: "volume-changed", subject: after.name.volume.clone(), details };
+    Swap {
+        before: before.clone(),
+        after,
+        past: Vec::new(),
+        events: vec![event],
+        durability: Durability::Disk,
+    }
+}
+
+/// One of a volume that was not there.
+pub(super) fn new(after: Record) -> Swap {
+    swap(&Record::none(after.name.clone()), after)
+}
+
+/// What the fixtures of the versions that have a registry hold beside the other rows.
+pub(super) fn representative_swaps() -> Vec<Swap> {
+    let mut creating = record("new", &[]);
+    creating.volume.external_id.clear();
+    let creation = Creation { capacity_min: 1, capacity_max: 2, register: true, secrets_given: true };
+    creating.registration.as_mut().unwrap().standing = Standing::Creating(creation);
+    let mut attached = record("attached", &[]);
+    attached.registration = None;
+    let with_past = Swap { past: vec![claim("job/0", "n1")], ..new(record("data", &["job/1", "job/2"])) };
+    vec![with_past, new(creating), new(attached)]
+}
+
+/// The records of [`representative_swaps`], but for their indexes, are there.
+pub(super) async fn assert_representative_swaps(store: &Store) {
+    let (found, _) = store.records(RecordFilter::default()).await.unwrap();
+    let mut due: Vec<_> = representative_swaps().into_iter().map(|swap| swap.after).collect();
+    due.sort_by(|a, b| a.name.cmp(&b.name));
+    assert!(found.into_iter().map(bare).eq(due));
+    let (past, _) = store.claims(ClaimFilter { past: true, ..ClaimFilter::default() }).await.unwrap();
+    assert_eq!(
+        past.iter().map(|(name, claim)| (&*name.volume, &*claim.consumer)).collect::<Vec<_>>(),
+        [("data", "job/0")]
+    );
+}
+
+/// Without what the store sets.
+fn bare(mut record: Record) -> Record {
+    record.revision = 0;
+    record.claims.iter_mut().for_each(|claim| claim.modify_index = 0);
+    record
+}
+
+#[tokio::test]
+async fn a_record_is_what_was_swapped_in_and_keeps_over_a_restart() {
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    assert!(store.record(name("data")).await.unwrap() == Record::none(name("data")));
+    for swap in representative_swaps() {
+        let (due, revision) = (swap.after.clone(), store.swap(swap).await.unwrap());
+        assert_eq!(revision, store.modify_index());
+        let found = store.record(due.name.clone()).await.unwrap();
+        assert_eq!(found.revision, revision);
+        assert!(found.claims.iter().all(|claim| claim.modify_index == revision));
+        assert!(bare(found) == due);
+    }
+    assert_eq!(store.event_sequence(), 3);
+
+    // Only the claim that changed gets the new index.
+    let before = store.record(name("data")).await.unwrap();
+    let mut after = before.clone();
+    after.claims[1].releasing = true;
+    let revision = store.swap(swap(&before, after.clone())).await.unwrap();
+    let found = store.record(name("data")).await.unwrap();
+    assert_eq!(
+        found.claims.iter().map(|claim| claim.modify_index).collect::<Vec<_>>(),
+        [before.revision, revision]
+    );
+    assert!(bare(found.clone()) == bare(after));
+    store.swap(swap(&found, before)).await.unwrap();
+
+    store.close().await.unwrap();
+    let (store, _) = opened(&directory).unwrap();
+    assert_representative_swaps(&store).await;
+    store.close().await.unwrap();
+    assert!(matches!(store.record(name("data")).await, Err(StoreError::Gone)));
+    assert!(matches!(store.swap(new(record("x", &[]))).await, Err(StoreError::Gone)));
+}
+
+#[tokio::test]
+async fn a_refused_swap_leaves_nothing_and_costs_its_neighbours_nothing() {
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    store.swap(new(record("data", &["job"]))).await.unwrap();
+    let current = store.record(name("data")).await.unwrap();
+    let older = Record { revision: current.revision - 1, ..current.clone() };
+    let claimed = record("data", &["job", "thief"]);
+    let past = |swap: Swap| Swap { past: vec![claim("job", "n1")], ..swap };
+    let mut second_name = record("other", &["job"]);
+    second_name.volume = current.volume.clone();
+    let mut renamed = record("data", &[]);
+    renamed.volume.external_id = "ext-neighbour".into();
+    store.swap(new(record("neighbour", &[]))).await.unwrap();
+    let taken_by = |volume| Some(name(volume));
+    let refused = [
+        (past(swap(&older, claimed.clone())), None),
+        (past(new(claimed.clone())), None),
+        (swap(&Record { revision: 9, ..Record::none(name("nowhere")) }, record("nowhere", &[])), None),
+        (swap(&older, Record::none(name("data"))), None),
+        (past(new(second_name)), taken_by("data")),
+        (swap(&current, renamed), taken_by("neighbour")),
+    ];
+    let (index, sequence) = (store.modify_index(), store.event_sequence());
+    for (swap, holder) in refused {
+        match (store.swap(swap).await, holder) {
+            (Err(StoreError::Stale), None) => {}
+            (Err(StoreError::Taken(found)), Some(holder)) => assert_eq!(found, holder),
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((store.modify_index(), store.event_sequence()), (index, sequence));
+    assert!(store.record(name("data")).await.unwrap() == current);
+    let all_claims = store.claims(ClaimFilter::default()).await.unwrap().0;
+    let past_claims = store.claims(ClaimFilter { past: true, ..ClaimFilter::default() }).await.unwrap().0;
+    assert!(all_claims.len() == 1 && past_claims.is_empty());
+
+    // In one transaction with others: those are done, and it is not tried again alone.
+    store.close().await.unwrap();
+    let (mut journal, _) = open_journal(&directory).unwrap();
+    let index = journal.counters.modify_index;
+    let group = [
+        Work::Changes(vec![event("a")]),
+        Work::Swap(swap(&older, claimed.clone()).into()),
+        Work::Swap(swap(&current, claimed.clone()).into()),
+        Work::Swap(swap(&current, claimed).into()),
+        Work::Changes(vec![event("b")]),
+    ];
+    let done = journal.commit(&group.iter().collect::<Vec<_>>(), Durability::Disk).unwrap();
+    let answers: Vec<_> = done.answers.iter().map(Result::is_ok).collect();
+    assert_eq!(answers, [true, false, true, false, true]);
+    assert_eq!(done.events.iter().map(|event| &*event.subject).collect::<Vec<_>>(), ["a", "data", "b"]);
+    assert_eq!(done.events.last().unwrap().sequence, sequence + 3);
+    assert_eq!(journal.counters.modify_index, index + 1);
+    assert_eq!(journal.synchronous_now(), 2);
+}
+
+/// Each takes the record as it finds it and adds one, again until it is still so.
+#[tokio::test(flavor = "multi_thread")]
+async fn writers_that_race_for_a_record_lose_nothing() {
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    store.swap(new(record("data", &[]))).await.unwrap();
+    let writers = (0..64).map(|writer| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let mut stale = 0;
+            for n in 0..4 {
+                loop {
+                    let before = store.record(name("data")).await.unwrap();
+                    let mut after = before.clone();
+                    after.registration.as_mut().unwrap().capacity += 1;
+                    after.claims = vec![claim(&format!("{writer} {n}"), "n1")];
+                    match store.swap(swap(&before, after)).await {
+                        Ok(_) => break,
+                        Err(StoreError::Stale) => stale += 1,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                store.commit(vec![event("beside")], Durability::Process).await.unwrap();
+            }
+            stale
+        })
+    });
+    let mut stale = 0;
+    for writer in futures_util::future::join_all(writers).await {
+        stale += writer.unwrap();
+    }
+    assert!(stale > 0, "nobody raced");
+    store.close().await.unwrap();
+    let (store, _) = opened(&directory).unwrap();
+    let found = store.record(name("data")).await.unwrap();
+    assert_eq!((found.registration.unwrap().capacity, found.claims.len()), (256, 1));
+    assert_eq!(store.event_sequence(), 1 + 2 * 256);
+}
+
+#[tokio::test]
+async fn lists_are_filtered() {
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    let mut rows = vec![
+        record("a*b", &["job", "other"]),
+        record("a*c", &["job"]),
+        record("axb", &[]),
+        record("b", &[]),
+        Record { name: VolumeName { namespace: "prod".into(), ..name("b") }, ..record("c", &["job"]) },
+    ];
+    rows[1].claims[0].node = "n2".into();
+    rows[1].claims[0].releasing = true;
+    rows[2].volume.plugin = "nfs".into();
+    rows[3].attachments = vec![Attachment::new("n2", Leg::Removing)];
+    rows[4].attachments.clear();
+    for row in rows {
+        store.swap(Swap { past: row.claims.clone(), ..new(row) }).await.unwrap();
+    }
+    let text = |text: &str| Some(text.to_owned());
+    type Found<'a> = &'a [&'a str];
+    let by = RecordFilter::default;
+    let records: [(RecordFilter, Found<'_>); 10] = [
+        (by(), &["default/a*b", "default/a*c", "default/axb", "default/b", "prod/b"]),
+        (RecordFilter { namespace: text("prod"), ..by() }, &["prod/b"]),
+        (RecordFilter { volume: text("b"), ..by() }, &["default/b", "prod/b"]),
+        (RecordFilter { plugin: text("nfs"), ..by() }, &["default/axb"]),
+        (RecordFilter { plugin: text("local"), external_id: text("ext-c"), ..by() }, &["prod/b"]),
+        (RecordFilter { node: text("n2"), ..by() }, &["default/a*c", "default/b"]),
+        (RecordFilter { prefix: text("a*"), ..by() }, &["default/a*b", "default/a*c"]),
+        (RecordFilter { restless: true, ..by() }, &["default/a*c", "default/b"]),
+        (RecordFilter { restless: true, prefix: text("b"), node: text("n2"), ..by() }, &["default/b"]),
+        (RecordFilter { namespace: text("' OR 1 --"), ..by() }, &[]),
+    ];
+    for (filter, due) in records {
+        let (found, index) = store.records(filter.clone()).await.unwrap();
+        assert_eq!(index, store.modify_index());
+        let names: Vec<_> =
+            found.iter().map(|row| format!("{}/{}", row.name.namespace, row.name.volume)).collect();
+        assert_eq!(names, due, "{filter:?}");
+        for row in found {
+            assert!(store.record(row.name.clone()).await.unwrap() == row, "with its claims");
+        }
+    }
+    let by = ClaimFilter::default;
+    let claims: [(ClaimFilter, Found<'_>); 5] = [
+        (by(), &["default/a*b/job", "default/a*b/other", "default/a*c/job", "prod/b/job"]),
+        (ClaimFilter { namespace: text("default"), volume: text("a*c"), ..by() }, &["default/a*c/job"]),
+        (ClaimFilter { consumer: text("other"), ..by() }, &["default/a*b/other"]),
+        (ClaimFilter { node: text("n2"), ..by() }, &["default/a*c/job"]),
+        (ClaimFilter { consumer: text("other"), node: text("n2"), ..by() }, &[]),
+    ];
+    for (filter, due) in claims {
+        for past in [false, true] {
+            let (found, index) = store.claims(ClaimFilter { past, ..filter.clone() }).await.unwrap();
+            assert_eq!(index, store.modify_index());
+            let names = found.iter().map(|(name, claim)| {
+                assert!(claim.modify_index > 0);
+                format!("{}/{}/{}", name.namespace, name.volume, claim.consumer)
+            });
+            assert_eq!(names.collect::<Vec<_>>(), due, "{filter:?}, past: {past}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn past_claims_are_few_and_go_with_the_record() {
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    for volume in ["data", "other"] {
+        store.swap(new(record(volume, &[]))).await.unwrap();
+        for n in 0..10 {
+            let before = store.record(name(volume)).await.unwrap();
+            let past = ["a", "b"].map(|half| claim(&format!("{n}{half}"), "n1")).into();
+            store.swap(Swap { past, ..swap(&before, before.clone()) }).await.unwrap();
+        }
+    }
+    let past = async |volume: &str| {
+        let filter = ClaimFilter { volume: Some(volume.into()), past: true, ..ClaimFilter::default() };
+        let (found, _) = store.claims(filter).await.unwrap();
+        found.into_iter().map(|(_, claim)| claim.consumer).collect::<Vec<_>>()
+    };
+    let due: Vec<_> = (2..10).flat_map(|n| ["a", "b"].map(|half| format!("{n}{half}"))).collect();
+    assert_eq!(past("data").await, due);
+    let before = store.record(name("data")).await.unwrap();
+    let gone = Swap { past: vec![claim("last", "n1")], ..swap(&before, Record::none(name("data"))) };
+    store.swap(gone).await.unwrap();
+    assert!(store.record(name("data")).await.unwrap() == Record::none(name("data")));
+    assert!(past("data").await.is_empty());
+    assert_eq!(past("other").await, due);
+}
+
+#[tokio::test]
+async fn a_change_is_waited_for() {
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    let (_, index) = store.records(RecordFilter::default()).await.unwrap();
+    let waits = || {
+        let store = store.clone();
+        tokio::spawn(async move { store.changed(index).await })
+    };
+    let (waiting, short) = (waits(), std::time::Duration::from_millis(50));
+    store.commit(representative(), Durability::Disk).await.unwrap();
+    let stale = Record { revision: 1, ..record("data", &[]) };
+    assert!(store.swap(swap(&stale, stale.clone())).await.is_err());
+    assert!(tokio::time::timeout(short, store.changed(index)).await.is_err(), "no change of the registry");
+    assert!(!waiting.is_finished());
+    let revision = store.swap(new(record("data", &[]))).await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), revision);
+    assert_eq!(store.changed(index).await.unwrap(), revision, "one that was before is told at once");
+
+    let beyond = store.clone();
+    let waiting = tokio::spawn(async move { beyond.changed(revision).await });
+    assert!(tokio::time::timeout(short, store.changed(revision)).await.is_err());
+    store.close().await.unwrap();
+    assert!(matches!(waiting.await.unwrap(), Err(StoreError::Gone)));
+}
+
+/// Steps of SQLite's machine, and the rows it finds.
+fn steps(journal: &Journal, filter: &ClaimFilter) -> (i32, usize) {
+    let count = |db: &Connection| {
+        let (sql, values) = records::claims_sql(filter);
+        let mut statement = db.prepare(&sql)?;
+        let mut rows = statement.query(rusqlite::params_from_iter(values))?;
+        let mut found = 0;
+        while rows.next()?.is_some() {
+            found += 1;
+        }
+        drop(rows);
+        Ok((statement.get_status(StatementStatus::VmStep), found))
+    };
+    journal.ask("count", count).unwrap()
+}
+
+#[test]
+fn a_volume_of_ten_thousand_is_listed_as_one_of_ten() {
+    let filter = |past| ClaimFilter {
+        namespace: Some("default".into()),
+        volume: Some("v7".into()),
+        past,
+        ..ClaimFilter::default()
+    };
+    let steps_among = |volumes: u32| {
+        let (_root, directory) = temporary();
+        let (mut journal, _) = open_journal(&directory).unwrap();
+        let swap = Swap { past: vec![claim("job/0", "n1")], ..new(record("v7", &["job/1", "job/2"])) };
+        journal.commit(&[&Work::Swap(swap.into())], Durability::Process).unwrap();
+        for (table, columns) in [("claims", "modify_index"), ("past_claims", "modify_index, number")] {
+            let sql = format!(
+                "WITH RECURSIVE n (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < {volumes} - 1) \
+                 INSERT INTO {table} SELECT namespace, 'v7' || n, consumer, node, claim, {columns}, sum \
+                 FROM {table}, n"
+            );
+            journal.ask("fill", |db| db.execute(&sql, [])).unwrap();
+        }
+        let found = [false, true].map(|past| steps(&journal, &filter(past)));
+        assert_eq!(found.map(|(_, rows)| rows), [2, 1]);
+        let all = steps(&journal, &ClaimFilter::default());
+        assert!(all.0 > volumes as i32 && all.1 == 2 * volumes as usize);
+        found
+    };
+    assert_eq!(steps_among(10), steps_among(10_000));
+}
+
+/// What is asked for by name, and what recovery asks for, is looked up and not looked for.
+#[test]
+fn no_table_is_scanned_for_a_few_records() {
+    let (_root, directory) = temporary();
+    let (journal, _) = open_journal(&directory).unwrap();
+    let text = || Some("x".to_owned());
+    let by = RecordFilter::default;
+    let filters = [
+        (
+            RecordFilter { namespace: text(), volume: text(), ..by() },
+            "r USING INDEX sqlite_autoindex_registry_1",
+        ),
+        (
+            RecordFilter { plugin: text(), external_id: text(), ..by() },
+            "r USING INDEX registry_of_external_id",
+        ),
+        (RecordFilter { restless: true, ..by() }, "r USING INDEX registry_restless"),
+    ];
+    for (filter, due) in filters {
+        let ([records, claims], values) = records::records_sql(&filter);
+        let plan = |sql: &str| {
+            let read = |db: &Connection| {
+                let mut statement = db.prepare(&format!("EXPLAIN QUERY PLAN {sql}"))?;
+                let plan = statement.query_map(rusqlite::params_from_iter(&values), |row| row.get(3))?;
+                plan.collect::<rusqlite::Result<Vec<String>>>()
+            };
+            journal.ask("plan", read).unwrap().join("; ")
+        };
+        assert!(plan(&records).contains(due), "{filter:?}: {}", plan(&records));
+        let claims = plan(&claims);
+        assert!(claims.contains("SEARCH claims USING PRIMARY KEY (namespace=? AND volume=?)"), "{claims}");
+    }
+}
+
+/// Claims of a volume as a few letters say them: who, on which node, releasing or not.
+fn claims() -> impl Strategy<Value = Vec<Claim>> {
+    let states = prop::collection::btree_map(0..5_u8, (0..2_u8, any::<bool>()), 0..5);
+    states.prop_map(|states| {
+        let claims = states.into_iter().map(|(consumer, (node, releasing))| Claim {
+            releasing,
+            ..claim(&format!("job/{consumer}"), &format!("n{node}"))
+        });
+        claims.collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// What is read after each swap is what was given to it, whatever was there: the difference that is written makes
+    /// what writing everything anew would. A claim that stays as it is keeps its index.
+    #[test]
+    fn the_difference_makes_the_whole(
+        steps in prop::collection::vec((0..3_u8, prop::option::of(claims()), claims()), 1..20),
+    ) {
+        let (_root, directory) = temporary();
+        let (mut journal, _) = open_journal(&directory).unwrap();
+        let read = |journal: &Journal, name: &VolumeName| {
+            journal.ask("read", |db| records::read_record(db, name)).unwrap()
+        };
+        let mut model: BTreeMap<VolumeName, (Record, Vec<Claim>)> = BTreeMap::new();
+        for (volume, claims, past) in steps {
+            let name = name(&format!("v{volume}"));
+            let before = read(&journal, &name);
+            let after = match claims {
+                Some(claims) => Record { claims, ..record(&name.volume, &[]) },
+                None => Record::none(name.clone()),
+            };
+            let swap = Swap { past: past.clone(), ..swap(&before, after.clone()) };
+            journal.commit(&[&Work::Swap(swap.into())], Durability::Process).unwrap();
+            let found = read(&journal, &name);
+            let index = journal.counters.modify_index;
+            for claim in &found.claims {
+                let had = before.claims.iter().find(|had| had.consumer == claim.consumer);
+                let same = had.filter(|had| Claim { modify_index: claim.modify_index, ..(*had).clone() } == *claim);
+                prop_assert_eq!(claim.modify_index, same.map_or(index, |had| had.modify_index));
+            }
+            if after.is_empty() {
+                model.remove(&name);
+            } else {
+                prop_assert_eq!(found.revision, index);
+                let (now, ended) = model.entry(name).or_insert_with(|| (after.clone(), Vec::new()));
+                *now = after;
+                ended.extend(past);
+                ended.drain(..ended.len().saturating_sub(16));
+            }
+        }
+        let all = journal.ask("read", |db| records::read_records(db, &RecordFilter::default())).unwrap();
+        prop_assert!(all.into_iter().map(bare).eq(model.values().map(|(record, _)| record.clone())));
+        for (name, (_, ended)) in &model {
+            let filter = ClaimFilter { volume: Some(name.volume.clone()), past: true, ..ClaimFilter::default() };
+            let found = journal.ask("read", |db| records::read_claims(db, &filter)).unwrap();
+            let found = found.into_iter().map(|(_, claim)| Claim { modify_index: 0, ..claim });
+            prop_assert!(found.eq(ended.iter().cloned()));
+        }
+    }
+}
