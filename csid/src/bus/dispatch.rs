@@ -15,8 +15,10 @@ use zbus::{DynamicType, Message, Type, Variant};
 use super::authorise::{Action, Authoriser, Permit};
 use super::caller::{Caller, Who};
 use super::limits::{Class, Slot};
+use super::options::Options;
 use super::{Rooms, manager, mounts, plugin, standard};
 use crate::error::{Details, Error};
+use crate::volume::Wait;
 
 /// A map of the contract.
 pub(super) type Map = BTreeMap<&'static str, Variant<'static>>;
@@ -253,6 +255,12 @@ impl Call {
         let body = self.message.body();
         body.deserialize()
             .map_err(|error| Failure::Bus("InvalidArgs", format!("the arguments are malformed: {error}")))
+    }
+
+    /// When this caller stops waiting; the work that he waits for holds his slot until it has ended.
+    pub fn wait(&self, options: &mut Options) -> Result<Wait, Error> {
+        let wait = options.wait(self.arrived)?;
+        Ok(Wait { hold: Some(Arc::new(self.slot.clone())), ..wait })
     }
 
     pub fn reply<B: Serialize + DynamicType>(&self, body: &B) -> Answer {

@@ -10,6 +10,7 @@ mod authorise;
 mod caller;
 mod dispatch;
 mod fds;
+mod given;
 mod introspect;
 mod limits;
 mod manager;

@@ -2,32 +2,28 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use zbus::OwnedVariant;
 
 use super::State;
 use super::authorise::{Action, Permit};
 use super::dispatch::{Answer, Call, Failure, Map};
-use super::fds;
+use super::given::{self, INLINE};
 use super::manager::within;
-use super::names::{self, Word, word};
-use super::options::{Keys, Options, check_types};
+use super::names::{self, word};
+use super::options::{Keys, Options};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::plugin::validate_id;
 use crate::store::MountFilter;
-use crate::store::rows::{AccessMode, AttachmentMode, MountKey, Phase, Propagation, VolumeKey};
-use crate::volume::{
-    Authority, MountOptions, MountRequest, MountView, ReconcileOptions, UnmountRequest, Wait,
-};
+use crate::store::registry::Capability;
+use crate::store::rows::{AttachmentMode, MountKey, Phase, Propagation};
+use crate::volume::{Authority, MountOptions, MountRequest, MountView, ReconcileOptions, UnmountRequest};
 
 const MOUNT: Keys = &[
     ("read-only", "b"),
     ("access-mode", "s"),
     ("attachment-mode", "s"),
-    ("fs-type", "s"),
-    ("mount-flags", "as"),
     ("mount-group", "s"),
     ("tag", "s"),
     ("target", "s"),
@@ -37,14 +33,8 @@ const MOUNT: Keys = &[
     ("restore", "s"),
     ("bind", "s"),
     ("grace-usec", "t"),
-    ("plugin", "s"),
-    ("external-id", "s"),
-    ("volume-context", "a{ss}"),
     ("publish-context", "a{ss}"),
-    ("capabilities", "aa{sv}"),
 ];
-
-const CAPABILITY: Keys = &[("access-mode", "s"), ("attachment-mode", "s")];
 
 type Identified = (String, String, String, HashMap<String, OwnedVariant>);
 
@@ -57,64 +47,32 @@ fn identity(namespace: String, volume: String, consumer: String, tag: Option<Str
 
 pub(super) async fn mount(call: Call) -> Answer {
     let (namespace, volume, consumer, options): Identified = call.arguments()?;
-    let mut options = Options::check(options, MOUNT)?;
+    let mut options = Options::check_all(options, &[MOUNT, INLINE])?;
     let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
-    let inline = volume_key(&mut options)?;
+    let inline = given::volume_key(&mut options)?;
     if inline.is_some() {
         call.server.authoriser.also(&call.permit, Action::Inline).await?;
+    } else {
+        given::only_inline(&options, &["volume-context", "publish-context", "capabilities"])?;
     }
-    let wait = options.wait(call.arrived)?;
+    let wait = call.wait(&mut options)?;
     let of_mount = mount_options(&mut options)?;
     authorise_options(&call.permit, &call.server.rooms.config.borrow().clone(), &key, &of_mount)?;
-    let secrets = match options.secrets() {
-        None => None,
-        Some(_) if of_mount.credential.is_some() => {
-            return Err(Failure::Ours(Error::invalid("give secrets or credential, not both")));
-        }
-        Some(fd) => Some(fds::read_secrets(fd).await?),
-    };
-    let wait = Wait { hold: Some(Arc::new(call.slot.clone())), ..wait };
+    let secrets = given::secrets(&mut options, &of_mount.credential).await?;
     let request = MountRequest { key, inline, uid: call.permit.uid(), options: of_mount, secrets, wait };
     let mounted = call.server.rooms.volumes.mount(request).await?;
     call.reply(&(mounted.source, mounted.is_device))
 }
 
-/// The volume as the plugin knows it, when it is given inline.
-fn volume_key(options: &mut Options) -> Result<Option<VolumeKey>> {
-    let plugin = options.checked("plugin", |_, id| validate_id(id))?;
-    let external_id = options.checked("external-id", names::name)?;
-    match (plugin, external_id) {
-        (Some(plugin), Some(external_id)) => Ok(Some(VolumeKey { plugin, external_id })),
-        (None, None) => Ok(None),
-        (Some(_), None) => Err(Error::invalid("plugin is given without external-id")),
-        (None, Some(_)) => Err(Error::invalid("external-id is given without plugin")),
-    }
-}
-
 fn mount_options(options: &mut Options) -> Result<MountOptions> {
-    for key in ["bind", "grace-usec"] {
-        if options.has(key) {
-            return Err(Error::new(
-                Kind::NotSupported,
-                format!("this csid has no claims yet: leave {key} out"),
-            ));
-        }
-    }
+    given::not_yet(options, &["bind", "grace-usec"])?;
     let (access_mode, attachment_mode) = (options.word("access-mode")?, options.word("attachment-mode")?);
-    if let Some(capabilities) = options.maps("capabilities") {
-        among(
-            &capabilities,
-            access_mode.unwrap_or(AccessMode::SingleNodeWriter),
-            attachment_mode.unwrap_or(AttachmentMode::FileSystem),
-        )?;
+    if let Some(capabilities) = given::capabilities(options)? {
+        among(&capabilities, given::capability(access_mode, attachment_mode))?;
     }
-    let mut context = |key: &str| -> Result<_> {
-        let map = options.map(key).unwrap_or_default();
-        names::context(key, &map).map(|()| map)
-    };
-    let (context, publish_context) = (context("volume-context")?, context("publish-context")?);
-    let mount_flags = options.texts("mount-flags");
-    names::mount_flags(mount_flags.as_deref().unwrap_or_default())?;
+    let (context, publish_context) =
+        (given::map(options, "volume-context")?, given::map(options, "publish-context")?);
+    let mount_flags = given::mount_flags(options)?;
     Ok(MountOptions {
         access_mode,
         attachment_mode,
@@ -134,27 +92,13 @@ fn mount_options(options: &mut Options) -> Result<MountOptions> {
 }
 
 /// The mount's modes must be one of the volume's capabilities, where the caller says what they are.
-fn among(
-    capabilities: &[HashMap<String, OwnedVariant>],
-    access: AccessMode,
-    attachment: AttachmentMode,
-) -> Result<()> {
-    let mut found = false;
-    for capability in capabilities {
-        check_types(capability, CAPABILITY.iter())?;
-        let text = |key: &str| capability.get(key).and_then(|value| <&str>::try_from(&**value).ok());
-        let of_access = text("access-mode").map(|text| AccessMode::read("access-mode", text)).transpose()?;
-        let of_attachment =
-            text("attachment-mode").map(|text| AttachmentMode::read("attachment-mode", text)).transpose()?;
-        found |= of_access.unwrap_or(AccessMode::SingleNodeWriter) == access
-            && of_attachment.unwrap_or(AttachmentMode::FileSystem) == attachment;
-    }
-    match found {
+fn among(capabilities: &[Capability], wanted: Capability) -> Result<()> {
+    match capabilities.contains(&wanted) {
         true => Ok(()),
         false => Err(Error::invalid(format!(
             "{} {} is none of the volume's capabilities",
-            word(access),
-            word(attachment)
+            word(wanted.access_mode),
+            word(wanted.attachment_mode)
         ))),
     }
 }
@@ -162,23 +106,17 @@ fn among(
 /// What a caller other than root may name: a target below the configured directories, a credential of his namespace; and
 /// nothing that gives what is on a volume power over the host: he may control what is on it.
 fn authorise_options(permit: &Permit, config: &Config, key: &MountKey, options: &MountOptions) -> Result<()> {
-    if permit.caller().is_root() {
-        return Ok(());
-    }
-    let bidirectional = options.propagation == Propagation::Bidirectional;
-    for (asked, what) in [
-        (options.suid == Some(true), "suid"),
-        (options.dev == Some(true), "dev"),
-        (bidirectional, "propagation bidirectional"),
-    ] {
-        if asked {
-            return Err(Error::new(
-                Kind::NotAuthorized,
-                format!("{what} is root's alone: leave it out, or ask as root"),
-            ));
-        }
-    }
-    if let Some(target) = &options.target {
+    given::roots_alone(
+        permit,
+        [
+            (options.suid == Some(true), "suid"),
+            (options.dev == Some(true), "dev"),
+            (options.propagation == Propagation::Bidirectional, "propagation bidirectional"),
+        ],
+    )?;
+    if let Some(target) = &options.target
+        && !permit.caller().is_root()
+    {
         let target = Path::new(target);
         if !config.target_roots.iter().any(|root| target.starts_with(root) && target != root) {
             return Err(Error::new(
@@ -187,35 +125,17 @@ fn authorise_options(permit: &Permit, config: &Config, key: &MountKey, options: 
             ));
         }
     }
-    if let Some(credential) = &options.credential
-        && credential_namespace(credential) != Some(&key.namespace)
-    {
-        return Err(Error::new(
-            Kind::NotAuthorized,
-            format!(
-                "a caller other than root may only name credentials csid.{}.NAME, NAME without a dot",
-                key.namespace
-            ),
-        ));
-    }
-    Ok(())
-}
-
-/// The one namespace whose credential this is: what stands between `csid.` and the last dot. Namespaces may have dots,
-/// names may not, so `csid.a.b.key` is `a.b`'s and never `a`'s, and no two namespaces share a credential.
-fn credential_namespace(credential: &str) -> Option<&str> {
-    credential.strip_prefix("csid.")?.rsplit_once('.').map(|(namespace, _)| namespace)
+    given::authorise_credential(permit, &key.namespace, options.credential.as_deref())
 }
 
 pub(super) async fn unmount(call: Call) -> Answer {
     let (namespace, volume, consumer, options): Identified = call.arguments()?;
     let mut options = Options::check(options, &[("tag", "s"), ("force", "b")])?;
     let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
-    let wait = options.wait(call.arrived)?;
+    let wait = call.wait(&mut options)?;
     let force = options.flag("force");
     let volumes = &call.server.rooms.volumes;
     let uid = call.permit.uid();
-    let wait = Wait { hold: Some(Arc::new(call.slot.clone())), ..wait };
     let is_root = call.permit.caller().is_root();
     let more = force || is_root || volumes.owner(&key).await?.is_some_and(|owner| owner != uid);
     let authority = match more {
@@ -345,7 +265,7 @@ mod tests {
     use crate::bus::authorise::Authoriser;
     use crate::bus::caller::Caller;
     use crate::bus::socket::Credentials;
-    use crate::store::rows::{MountSpec, Restore};
+    use crate::store::rows::{AccessMode, MountSpec, Restore};
 
     fn spec(entries: Vec<(&str, Variant<'static>)>) -> Result<MountSpec> {
         options(entries)?.spec(None)
@@ -356,7 +276,7 @@ mod tests {
             .into_iter()
             .map(|(key, value)| (key.to_owned(), OwnedVariant::try_from(value).unwrap()))
             .collect();
-        mount_options(&mut Options::check(map, MOUNT)?)
+        mount_options(&mut Options::check_all(map, &[MOUNT, INLINE])?)
     }
 
     fn capability(access: &str) -> Variant<'static> {
@@ -444,18 +364,6 @@ mod tests {
             assert_eq!(refused.kind, Kind::NotAuthorized);
             assert!(refused.message.starts_with(&format!("{flag} is root's")), "{refused}");
             assert!(authorise_options(&permit(0).await, &config, &key, &options).is_ok());
-        }
-    }
-
-    #[test]
-    fn a_credential_is_of_one_namespace() {
-        for (credential, namespace) in [
-            ("csid.a.key", Some("a")),
-            ("csid.a.b.key", Some("a.b")),
-            ("csid.key", None),
-            ("csida.key", None),
-        ] {
-            assert_eq!(credential_namespace(credential), namespace, "{credential}");
         }
     }
 }

@@ -20,7 +20,11 @@ pub(super) struct Options(HashMap<String, OwnedVariant>);
 
 impl Options {
     pub fn check(map: HashMap<String, OwnedVariant>, known: Keys) -> Result<Self> {
-        check_types(&map, known.iter().chain(COMMON))?;
+        Self::check_all(map, &[known])
+    }
+
+    pub fn check_all(map: HashMap<String, OwnedVariant>, known: &[Keys]) -> Result<Self> {
+        check_types(&map, known.iter().copied().flatten().chain(COMMON))?;
         // Checked also where it has no use.
         if let Some(name) = map.get("credential").and_then(|value| value.downcast_ref::<&str>().ok()) {
             names::credential(name)?;

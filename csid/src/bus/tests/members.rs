@@ -62,6 +62,11 @@ async fn options_are_read_strictly_and_refusals_carry_details() {
         (format!("{OURS}InvalidArgument"), "option read-only is of type s; it must be b")
     );
 
+    let context = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
+    let (name, text) = mount(Options::from([("volume-context", context.into())])).await;
+    assert_eq!(name, format!("{OURS}InvalidArgument"));
+    assert!(text.contains("volume-context is for a volume that is not registered here"), "{text}");
+
     let (name, text) = mount(Options::new()).await;
     assert_eq!(name, format!("{OURS}NotFound"));
     assert!(text.contains("give the options plugin and external-id"), "{text}");

@@ -1,0 +1,195 @@
+//! What several members take alike: a volume that is not registered here, capabilities, secrets; and what of it is root's alone.
+
+use std::collections::{BTreeMap, HashMap};
+
+use zbus::OwnedVariant;
+
+use super::authorise::Permit;
+use super::fds;
+use super::names::{self, Word};
+use super::options::{Keys, Options, check_types};
+use crate::error::{Error, Kind, Result};
+use crate::plugin::validate_id;
+use crate::secret::Secrets;
+use crate::store::registry::Capability;
+use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
+
+/// What a member that the contract marks (inline) takes of a volume that is not registered here.
+pub(super) const INLINE: Keys = &[
+    ("plugin", "s"),
+    ("external-id", "s"),
+    ("volume-context", "a{ss}"),
+    ("capabilities", "aa{sv}"),
+    ("fs-type", "s"),
+    ("mount-flags", "as"),
+];
+
+const CAPABILITY: Keys = &[("access-mode", "s"), ("attachment-mode", "s")];
+
+/// The volume as the plugin knows it, when it is given inline.
+pub(super) fn volume_key(options: &mut Options) -> Result<Option<VolumeKey>> {
+    let plugin = options.checked("plugin", |_, id| validate_id(id))?;
+    let external_id = options.checked("external-id", names::name)?;
+    match (plugin, external_id) {
+        (Some(plugin), Some(external_id)) => Ok(Some(VolumeKey { plugin, external_id })),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(Error::invalid("plugin is given without external-id")),
+        (None, Some(_)) => Err(Error::invalid("external-id is given without plugin")),
+    }
+}
+
+/// A registered volume's own cannot be given with a call.
+pub(super) fn only_inline(options: &Options, keys: &[&str]) -> Result<()> {
+    match keys.iter().find(|key| options.has(key)) {
+        None => Ok(()),
+        Some(key) => Err(Error::invalid(format!(
+            "{key} is for a volume that is not registered here: give plugin and external-id too, or leave it out"
+        ))),
+    }
+}
+
+pub(super) fn capability(access: Option<AccessMode>, attachment: Option<AttachmentMode>) -> Capability {
+    Capability {
+        access_mode: access.unwrap_or(AccessMode::SingleNodeWriter),
+        attachment_mode: attachment.unwrap_or(AttachmentMode::FileSystem),
+    }
+}
+
+/// What a volume can be used as, where that is said: at least one capability, none twice.
+pub(super) fn capabilities(options: &mut Options) -> Result<Option<Vec<Capability>>> {
+    let Some(maps) = options.maps("capabilities") else { return Ok(None) };
+    let mut read: Vec<Capability> = Vec::new();
+    for map in &maps {
+        check_types(map, CAPABILITY.iter())?;
+        let capability = capability(word(map, "access-mode")?, word(map, "attachment-mode")?);
+        if read.contains(&capability) {
+            return Err(Error::invalid("capabilities has a capability twice"));
+        }
+        read.push(capability);
+    }
+    match read.is_empty() {
+        true => Err(Error::invalid("capabilities is empty; at least one is needed")),
+        false => Ok(Some(read)),
+    }
+}
+
+fn word<W: Word>(map: &HashMap<String, OwnedVariant>, key: &str) -> Result<Option<W>> {
+    let text = map.get(key).and_then(|value| <&str>::try_from(&**value).ok());
+    text.map(|text| W::read(key, text)).transpose()
+}
+
+pub(super) fn map(options: &mut Options, key: &str) -> Result<BTreeMap<String, String>> {
+    let map = options.map(key).unwrap_or_default();
+    names::context(key, &map).map(|()| map)
+}
+
+pub(super) fn mount_flags(options: &mut Options) -> Result<Option<Vec<String>>> {
+    let flags = options.texts("mount-flags");
+    names::mount_flags(flags.as_deref().unwrap_or_default()).map(|()| flags)
+}
+
+pub(super) fn not_yet(options: &Options, keys: &[&str]) -> Result<()> {
+    match keys.iter().find(|key| options.has(key)) {
+        None => Ok(()),
+        Some(key) => {
+            Err(Error::new(Kind::NotSupported, format!("this csid does not know {key} yet: leave it out")))
+        }
+    }
+}
+
+pub(super) fn authorise_credential(permit: &Permit, namespace: &str, credential: Option<&str>) -> Result<()> {
+    let own = credential.is_none_or(|name| credential_namespace(name) == Some(namespace));
+    match own || permit.caller().is_root() {
+        true => Ok(()),
+        false => Err(Error::new(
+            Kind::NotAuthorized,
+            format!(
+                "a caller other than root may only name credentials csid.{namespace}.NAME, NAME without a dot"
+            ),
+        )),
+    }
+}
+
+/// The one namespace whose credential this is: what stands between `csid.` and the last dot. Namespaces may have dots,
+/// names may not, so `csid.a.b.key` is `a.b`'s and never `a`'s, and no two namespaces share a credential.
+fn credential_namespace(credential: &str) -> Option<&str> {
+    credential.strip_prefix("csid.")?.rsplit_once('.').map(|(namespace, _)| namespace)
+}
+
+/// The secrets of the call, read now. `credential`: what the call names instead.
+pub(super) async fn secrets(options: &mut Options, credential: &Option<String>) -> Result<Option<Secrets>> {
+    match options.secrets() {
+        None => Ok(None),
+        Some(_) if credential.is_some() => Err(Error::invalid("give secrets or credential, not both")),
+        Some(fd) => fds::read_secrets(fd).await.map(Some),
+    }
+}
+
+/// What gives a volume's content power over the host; who is not root may control that content.
+pub(super) fn roots_alone<const N: usize>(permit: &Permit, asked: [(bool, &str); N]) -> Result<()> {
+    match asked.into_iter().find(|(asked, _)| *asked) {
+        Some((_, what)) if !permit.caller().is_root() => Err(Error::new(
+            Kind::NotAuthorized,
+            format!("{what} is root's alone: leave it out, or ask as root"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbus::Variant;
+
+    use super::*;
+
+    fn options(entries: Vec<(&str, Variant<'static>)>) -> Options {
+        let map = entries
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), OwnedVariant::try_from(value).unwrap()))
+            .collect();
+        Options::check(map, INLINE).unwrap()
+    }
+
+    fn capability_map(access: &str, attachment: &str) -> HashMap<String, Variant<'static>> {
+        HashMap::from([
+            ("access-mode".to_owned(), access.to_owned().into()),
+            ("attachment-mode".to_owned(), attachment.to_owned().into()),
+        ])
+    }
+
+    #[test]
+    fn capabilities_are_at_least_one_and_none_twice() {
+        let read = |maps: Vec<HashMap<String, Variant<'static>>>| {
+            capabilities(&mut options(vec![("capabilities", maps.into())]))
+        };
+        assert!(capabilities(&mut options(vec![])).unwrap().is_none());
+        let block = capability_map("multi-node-multi-writer", "block-device");
+        let both = read(vec![block, HashMap::new()]).unwrap().unwrap();
+        let (access_mode, attachment_mode) = (AccessMode::MultiNodeMultiWriter, AttachmentMode::BlockDevice);
+        assert_eq!(both, [Capability { access_mode, attachment_mode }, capability(None, None)]);
+        for (wrong, why) in [
+            (vec![], "empty"),
+            (vec![HashMap::new(), capability_map("single-node-writer", "file-system")], "twice"),
+            (vec![capability_map("rw", "file-system")], "access-mode is none of"),
+            (vec![capability_map("single-node-writer", "disk")], "attachment-mode is none of"),
+            (vec![HashMap::from([("mode".to_owned(), Variant::from("x"))])], "unknown option"),
+            (vec![HashMap::from([("access-mode".to_owned(), Variant::from(true))])], "of type b"),
+        ] {
+            let error = read(wrong).unwrap_err();
+            assert_eq!(error.kind, Kind::InvalidArgument);
+            assert!(error.message.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_credential_is_of_one_namespace() {
+        for (credential, namespace) in [
+            ("csid.a.key", Some("a")),
+            ("csid.a.b.key", Some("a.b")),
+            ("csid.key", None),
+            ("csida.key", None),
+        ] {
+            assert_eq!(credential_namespace(credential), namespace, "{credential}");
+        }
+    }
+}
