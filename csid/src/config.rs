@@ -44,6 +44,8 @@ impl Directories {
 pub struct Config {
     /// Directories below which callers other than root may name a mount's `target`.
     pub target_roots: Vec<PathBuf>,
+    /// This host's name in claims, from the next start on; else the host name that csid found at its first start.
+    pub node: Option<String>,
     /// How many operations of one uid may be under way; more is RateLimited.
     pub operations_per_uid: usize,
     pub deadlines: Deadlines,
@@ -62,7 +64,12 @@ pub struct Deadlines {
 
 impl Default for Config {
     fn default() -> Self {
-        Config { target_roots: Vec::new(), operations_per_uid: 256, deadlines: Deadlines::default() }
+        Config {
+            target_roots: Vec::new(),
+            node: None,
+            operations_per_uid: 256,
+            deadlines: Deadlines::default(),
+        }
     }
 }
 
@@ -81,6 +88,8 @@ pub enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{path}: target-roots: {root} is not an absolute path without `..`")]
     TargetRoot { path: PathBuf, root: PathBuf },
+    #[error("{path}: node is not 1 to 128 bytes without control characters")]
+    Node { path: PathBuf },
 }
 
 impl Config {
@@ -98,6 +107,10 @@ impl Config {
             if !root.is_absolute() || !plain {
                 return Err(ConfigError::TargetRoot { path: path.into(), root: root.clone() });
             }
+        }
+        let plain = |node: &str| (1..=128).contains(&node.len()) && !node.chars().any(char::is_control);
+        if !config.node.as_deref().is_none_or(plain) {
+            return Err(ConfigError::Node { path: path.into() });
         }
         Ok(config)
     }

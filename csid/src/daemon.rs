@@ -237,7 +237,8 @@ impl Daemon {
             }
         }
         let directories = made_and_resolved(directories)?;
-        let (store, loaded) = Store::open(&directories.journal(), &directories.runtime)?;
+        let (store, loaded) =
+            Store::open(&directories.journal(), &directories.runtime, config.node.as_deref())?;
         let boot = boot::current(&directories.runtime)?;
         let same_boot = loaded.boot.as_deref().is_some_and(|journalled| boot.same(journalled));
 

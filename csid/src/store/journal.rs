@@ -10,11 +10,12 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use super::error::{StoreError, at};
 use super::file::{File, connect};
 use super::mark::{self, Mark};
+use super::node::Node;
 use super::place::Place;
 use super::rows::{Event, MountRow, NewEvent, Phase};
-use super::schema::Table;
 use super::tables::{
-    EVENT, checked, event, load, meta, put_event, put_meta, put_mount, put_plugin, put_volume, read_mounts,
+    EVENT, as_written, checked, event, load, meta, put_event, put_meta, put_mount, put_plugin, put_volume,
+    read_mounts,
 };
 use super::thread::Work;
 use super::words::{from_bits, from_word};
@@ -55,6 +56,7 @@ pub(super) struct Journal {
     file: File,
     pub id: String,
     pub counters: Counters,
+    pub node: Node,
     boot: String,
     /// What `PRAGMA synchronous` is: FULL, or NORMAL.
     full: bool,
@@ -66,8 +68,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Open the journal and read all of it before a byte is written.
-    pub fn open(place: &Arc<Place>) -> Result<(Journal, Loaded), StoreError> {
+    /// Open the journal and read all of it before a byte is written. `node`: this host's name in claims.
+    pub fn open(place: &Arc<Place>, node: Option<&str>) -> Result<(Journal, Loaded), StoreError> {
         let boot = boot();
         let known = mark::known(&place.runtime, &boot);
         let mut file = File::open(place, known.is_some())?;
@@ -93,15 +95,18 @@ impl Journal {
             }
             let loaded = load(&file.db).map_err(at("read its rows"))?;
             let counters = counters(&file.db, &boot, newest).map_err(at("read its counters"))?;
-            Ok((loaded, id, counters, newest))
+            let node = Node::named(&file.db, node)?;
+            Ok((loaded, id, counters, newest, node))
         };
-        let (loaded, id, counters, newest) = read(&mut file).map_err(|error| error.of_unknown(&path))?;
+        let (loaded, id, counters, newest, node) =
+            read(&mut file).map_err(|error| error.of_unknown(&path))?;
         file.adopt().map_err(|error| error.of(&path))?;
         let mark = Mark::begin(&place.runtime, &boot, &id, newest);
         let mut journal = Journal {
             file,
             id,
             counters,
+            node,
             boot,
             full: false,
             mark: Some(mark),
@@ -113,22 +118,27 @@ impl Journal {
     }
 
     /// What can be read of a journal that could not be opened, because of `why`.
-    pub fn remains(place: &Arc<Place>, why: String) -> Result<(Journal, Loaded), StoreError> {
+    pub fn remains(
+        place: &Arc<Place>,
+        why: String,
+        node: Option<&str>,
+    ) -> Result<(Journal, Loaded), StoreError> {
         let file = File { db: remains::of_file(place)?, place: Arc::clone(place) };
-        let mut journal = Journal::over(file)?;
+        let mut journal = Journal::over(file, node)?;
         journal.damage = Some(why);
         let loaded = journal.rows()?;
         Ok((journal, loaded))
     }
 
     /// A journal that nobody else has seen.
-    fn over(file: File) -> Result<Journal, StoreError> {
+    fn over(file: File, node: Option<&str>) -> Result<Journal, StoreError> {
+        let node = Node::named(&file.db, node)?;
         let boot = boot();
         let id = meta(&file.db, "journal_id").map_err(at("read its id"))?;
         let counters = newest_commit(&file.db)
             .and_then(|newest| counters(&file.db, &boot, newest))
             .map_err(at("read its counters"))?;
-        Ok(Journal { file, id, counters, boot, full: true, mark: None, damage: None, replaced: false })
+        Ok(Journal { file, id, counters, node, boot, full: true, mark: None, damage: None, replaced: false })
     }
 
     /// Why nothing is written any more.
@@ -171,7 +181,7 @@ impl Journal {
         let kept = place.replace(|born| {
             let mut db = connect(born)?;
             schema::migrate(&mut db, schema::KNOWN)?;
-            let mut journal = Journal::over(File { db, place: Arc::clone(&place) })?;
+            let mut journal = Journal::over(File { db, place: Arc::clone(&place) }, Some(&self.node.name))?;
             let done = journal.transaction(&work.iter().collect::<Vec<_>>(), Durability::Disk)?;
             for error in done.answers.into_iter().filter_map(Result::err) {
                 tracing::error!(%error, "a volume of the damaged journal is not in the new one");
@@ -232,6 +242,7 @@ impl Journal {
         if !is_said(requests) {
             put_meta(&tx, "modify_index", counters.modify_index).map_err(at("count a commit"))?;
         }
+        self.node.keep(&tx)?;
         if reserve {
             counters.reserved = counters.sequence + new + EVENT_BLOCK;
             put_meta(&tx, "events_reserved", counters.reserved)
@@ -255,6 +266,7 @@ impl Journal {
         }
         tx.commit().map_err(at("commit"))?;
         self.counters = counters;
+        self.node.kept = true;
         if let Some(mark) = &self.mark {
             mark.set(counters.modify_index);
         }
@@ -349,22 +361,6 @@ fn sound(db: &Connection, path: &Path) -> Result<(), StoreError> {
     let found: String =
         db.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0)).map_err(at("check its pages"))?;
     if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt { path: path.into(), why: found }) }
-}
-
-/// Rows that are not read before the file is changed, or not as what they were written, are what was written.
-fn as_written(db: &Connection, version: u32, path: &Path) -> Result<(), StoreError> {
-    for Table { name, columns, .. } in schema::tables(db)? {
-        if version == schema::KNOWN && !matches!(name.as_str(), "registry" | "claims") {
-            continue;
-        }
-        let sql = format!("SELECT count(*) FROM {name} WHERE sum <> checksum({})", columns.join(", "));
-        let wrong: u64 = db.query_row(&sql, [], |row| from_bits(row, 0)).map_err(at("read its rows"))?;
-        if wrong > 0 {
-            let why = format!("rows of `{name}` are not what was written, {wrong}: their checksum is wrong");
-            return Err(StoreError::Corrupt { path: path.into(), why });
-        }
-    }
-    Ok(())
 }
 
 /// The index of the newest commit: in the newest mount's row, or, of one that wrote none, in `meta`.

@@ -20,6 +20,7 @@ mod error;
 mod file;
 mod journal;
 mod mark;
+mod node;
 mod place;
 mod records;
 pub mod registry;
@@ -118,6 +119,7 @@ pub struct Store {
 /// What the thread tells without being asked.
 struct Shared {
     journal_id: String,
+    node: String,
     modify_index: AtomicU64,
     sequence: AtomicU64,
     events: broadcast::Sender<Arc<Event>>,
@@ -139,19 +141,21 @@ pub enum Health {
 
 impl Store {
     /// Open or create the journal in `directory`, which is made 0700 if it is not there; blocking, at start. In
-    /// `runtime`, which a boot empties, is noted how far it came. A damaged journal is opened to be read.
-    pub fn open(directory: &Path, runtime: &Path) -> Result<(Store, Loaded), StoreError> {
+    /// `runtime`, which a boot empties, is noted how far it came. A damaged journal is opened to be read. `node`: another
+    /// name of this host in claims than the one of its first start.
+    pub fn open(directory: &Path, runtime: &Path, node: Option<&str>) -> Result<(Store, Loaded), StoreError> {
         let place = Arc::new(Place::take(directory, runtime)?);
         if let Some(kept) = place.finish()? {
             tracing::warn!(kept = %kept.display(), "a new journal took the place of a damaged one");
         }
-        let (journal, loaded) = match Journal::open(&place) {
-            Err(StoreError::Corrupt { why, .. }) => Journal::remains(&place, why)?,
+        let (journal, loaded) = match Journal::open(&place, node) {
+            Err(StoreError::Corrupt { why, .. }) => Journal::remains(&place, why, node)?,
             opened => opened?,
         };
         let (registry, changes) = watch::channel(journal.counters.modify_index);
         let shared = Arc::new(Shared {
             journal_id: journal.id.clone(),
+            node: journal.node.name.clone(),
             modify_index: AtomicU64::new(journal.counters.modify_index),
             sequence: AtomicU64::new(journal.counters.sequence),
             events: broadcast::channel(EVENTS_QUEUED).0,
@@ -247,6 +251,11 @@ impl Store {
     /// Random, made with the journal: another one makes every cursor void.
     pub fn journal_id(&self) -> &str {
         &self.shared.journal_id
+    }
+
+    /// This host's name in claims.
+    pub fn node(&self) -> &str {
+        &self.shared.node
     }
 
     /// The newest event's sequence.

@@ -1,12 +1,15 @@
 //! The tables: each row's columns, read with their checksum and written with it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::types::{Type, Value};
 use rusqlite::{Connection, OptionalExtension, Row, Statement, ToSql, params, params_from_iter};
 
+use super::error::{StoreError, at};
 use super::rows::{Event, MountKey, MountRow, NewEvent, PluginRow, VolumeKey, VolumeRow};
+use super::schema::{self, Table};
 use super::words::{from_bits, from_json, from_word, json, word};
 use super::{Loaded, MountFilter};
 
@@ -78,6 +81,22 @@ pub(super) fn whole(row: &Row<'_>) -> rusqlite::Result<()> {
             Err(rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, why.into()))
         }
     }
+}
+
+/// Rows that are not read before the file is changed, or not as what they were written, are what was written.
+pub(super) fn as_written(db: &Connection, version: u32, path: &Path) -> Result<(), StoreError> {
+    for Table { name, columns, .. } in schema::tables(db)? {
+        if version == schema::KNOWN && !matches!(name.as_str(), "registry" | "claims") {
+            continue;
+        }
+        let sql = format!("SELECT count(*) FROM {name} WHERE sum <> checksum({})", columns.join(", "));
+        let wrong: u64 = db.query_row(&sql, [], |row| from_bits(row, 0)).map_err(at("read its rows"))?;
+        if wrong > 0 {
+            let why = format!("rows of `{name}` are not what was written, {wrong}: their checksum is wrong");
+            return Err(StoreError::Corrupt { path: path.into(), why });
+        }
+    }
+    Ok(())
 }
 
 /// A row of the [`checked`] columns in [`PLUGIN`], and so on.

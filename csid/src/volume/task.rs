@@ -353,9 +353,9 @@ mod tests {
     async fn a_task_that_a_damaged_journal_ended_is_not_called_a_stop() {
         let root = tempfile::tempdir().unwrap();
         let journal = root.path().join("journal");
-        Store::open(&journal, root.path()).unwrap().0.close().await.unwrap();
+        Store::open(&journal, root.path(), None).unwrap().0.close().await.unwrap();
         std::fs::write(journal.join("csid.db"), "no database").unwrap();
-        let (store, loaded) = Store::open(&journal, root.path()).unwrap();
+        let (store, loaded) = Store::open(&journal, root.path(), None).unwrap();
         let (_config, config) = watch::channel(Arc::new(Config::default()));
         let directories = Directories {
             state: root.path().join("state"),

@@ -48,7 +48,7 @@ async fn until_full(store: &Store, first: usize) -> (u64, usize) {
 
 async fn open(journal: &Path) -> (Store, Vec<String>) {
     loop {
-        match Store::open(journal, journal.parent().unwrap()) {
+        match Store::open(journal, journal.parent().unwrap(), None) {
             Ok((store, loaded)) => {
                 return (store, loaded.plugins.into_iter().map(|plugin| plugin.id).collect());
             }

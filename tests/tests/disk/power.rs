@@ -145,7 +145,7 @@ impl Run<'_> {
         let mut opened = None;
         // A process that another test has begun to start holds what was open here, until it is another program.
         eventually("nobody holds the journal", async || {
-            let result = Store::open(&directory, &self.w.path("another-run"));
+            let result = Store::open(&directory, &self.w.path("another-run"), None);
             let held = matches!(result, Err(StoreError::Held { .. }));
             opened = Some(result);
             !held

@@ -93,6 +93,8 @@ fn a_reload_with_an_error_changes_nothing() {
             "no-such-key = 1",
             "target-roots = [\"relative\"]",
             "target-roots = [\"/a/../b\"]",
+            "node = \"\"",
+            "node = \"a\\nb\"",
             "[deadlines]\nrpc = \"soon\"",
             "not toml at all [",
         ];

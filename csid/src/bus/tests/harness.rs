@@ -38,7 +38,7 @@ pub struct World {
 impl World {
     pub fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (store, loaded) = Store::open(&directory.path().join("journal"), directory.path()).unwrap();
+        let (store, loaded) = Store::open(&directory.path().join("journal"), directory.path(), None).unwrap();
         let (state, states) = watch::channel(State::Ready);
         let (config, configs) = watch::channel(Arc::new(Config::default()));
         let (reload, mut reloads) = mpsc::channel::<oneshot::Sender<Result<()>>>(1);

@@ -88,7 +88,7 @@ impl Host {
 }
 
 fn open(directory: &Path) -> (Store, Vec<PluginRow>) {
-    let (store, loaded) = Store::open(&directory.join("journal"), directory).unwrap();
+    let (store, loaded) = Store::open(&directory.join("journal"), directory, None).unwrap();
     (store, loaded.plugins)
 }
 

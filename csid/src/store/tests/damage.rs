@@ -6,7 +6,7 @@ use rusqlite::Connection;
 use super::super::place::{LOG, NAME};
 use super::super::registry::{ClaimFilter, Record, RecordFilter, Registry};
 use super::super::*;
-use super::records::{name, new, record, representative_swaps, swap};
+use super::samples::{name, new, record, representative_swaps, swap};
 use super::{database, event, mount, of_schema, opened, plugin, representative, temporary, volume};
 
 async fn filled(directory: &Path) -> Store {

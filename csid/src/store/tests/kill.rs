@@ -65,14 +65,14 @@ async fn swap_for_ever() {
     let Some(directory) = std::env::var_os("CSID_TEST_JOURNAL") else { return };
     let (store, _) = opened(Path::new(&directory)).unwrap();
     loop {
-        let before = store.record(records::name("data")).await.unwrap();
+        let before = store.record(samples::name("data")).await.unwrap();
         let n = before.claims.len();
         let consumers: Vec<_> = (0..=n).map(|n| format!("{n:06}")).collect();
         let consumers: Vec<_> = consumers.iter().map(String::as_str).collect();
-        let mut after = records::record("data", &consumers);
+        let mut after = samples::record("data", &consumers);
         after.registration.as_mut().unwrap().capacity = n as u64 + 1;
         let durability = if n % 3 == 0 { Durability::Disk } else { Durability::Process };
-        store.swap(Swap { durability, ..records::swap(&before, after) }).await.unwrap();
+        store.swap(Swap { durability, ..samples::swap(&before, after) }).await.unwrap();
         println!("\nanswered {n} {}", store.event_sequence());
     }
 }

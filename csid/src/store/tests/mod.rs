@@ -7,7 +7,9 @@
 mod damage;
 mod file;
 mod kill;
+mod node;
 mod records;
+mod samples;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -48,11 +50,11 @@ fn database(directory: &Path) -> PathBuf {
 
 /// The runtime directory is beside the journal's.
 fn opened(directory: &Path) -> Result<(Store, Loaded), StoreError> {
-    Store::open(directory, directory.parent().unwrap())
+    Store::open(directory, directory.parent().unwrap(), None)
 }
 
 fn open_journal(directory: &Path) -> Result<(Journal, Loaded), StoreError> {
-    Journal::open(&Arc::new(Place::take(directory, directory.parent().unwrap())?))
+    Journal::open(&Arc::new(Place::take(directory, directory.parent().unwrap())?), None)
 }
 
 fn commit(journal: &mut Journal, changes: Vec<Change>, durability: Durability) -> Result<Done, StoreError> {
@@ -195,7 +197,7 @@ async fn make_fixture() {
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
     store.commit(representative(), Durability::Disk).await.unwrap();
-    for swap in records::representative_swaps() {
+    for swap in samples::representative_swaps() {
         store.swap(swap).await.unwrap();
     }
     store.close().await.unwrap();
@@ -209,7 +211,7 @@ async fn opens_every_older_schema() {
         let (store, loaded) = opened(&directory).unwrap();
         assert_representative(&loaded, loaded.mounts[0].modify_index);
         if version >= 4 {
-            records::assert_representative_swaps(&store).await;
+            samples::assert_representative_swaps(&store).await;
         }
         let (events, gap) = store.events(0, 2).await.unwrap();
         assert_eq!(
@@ -267,7 +269,7 @@ async fn no_index_is_given_twice_whichever_row_said_it() {
     ] {
         match changes {
             Some(changes) => store.commit(changes, Durability::Disk).await.unwrap(),
-            None => drop(store.swap(records::new(records::record("data", &["job"]))).await.unwrap()),
+            None => drop(store.swap(samples::new(samples::record("data", &["job"]))).await.unwrap()),
         }
         let index = store.modify_index();
         let copy = directory.parent().unwrap().join(format!("copy-{index}/journal"));

@@ -1,0 +1,60 @@
+use super::*;
+use crate::store::registry::Registry;
+
+fn named(directory: &Path, node: Option<&str>) -> Store {
+    Store::open(directory, directory.parent().unwrap(), node).unwrap().0
+}
+
+fn called(directory: &Path, name: &str) {
+    let db = Connection::open(database(directory)).unwrap();
+    checksum::add(&db).unwrap();
+    db.execute("UPDATE meta SET value = ?1, sum = checksum('node', ?1) WHERE key = 'node'", [name]).unwrap();
+}
+
+/// What is in the file; the first commit of any kind has it.
+fn kept(directory: &Path) -> Option<String> {
+    let db = Connection::open(database(directory)).unwrap();
+    let mut statement = db.prepare("SELECT value FROM meta WHERE key = 'node'").unwrap();
+    statement.query_map([], |row| row.get(0)).unwrap().next().transpose().unwrap()
+}
+
+#[tokio::test]
+async fn a_host_that_is_called_otherwise_keeps_its_name_in_claims() {
+    let (_root, directory) = temporary();
+    let store = named(&directory, None);
+    let host = rustix::system::uname().nodename().to_str().unwrap().to_owned();
+    assert_eq!(store.node(), host);
+    store.close().await.unwrap();
+    assert_eq!(kept(&directory), None);
+    let store = named(&directory, None);
+    store.swap(samples::new(samples::record("data", &[]))).await.unwrap();
+    store.close().await.unwrap();
+    assert_eq!(kept(&directory), Some(host.clone()));
+
+    // As if the host had had another name then.
+    called(&directory, "earlier");
+    let store = named(&directory, None);
+    assert_eq!(store.node(), "earlier");
+    store.close().await.unwrap();
+
+    // What is configured is kept, too.
+    let store = named(&directory, Some("configured"));
+    assert_eq!(store.node(), "configured");
+    store.commit(vec![event("x")], Durability::Disk).await.unwrap();
+    store.close().await.unwrap();
+    let store = named(&directory, None);
+    assert_eq!(store.node(), "configured");
+    store.close().await.unwrap();
+
+    // A new journal has it from the damaged one.
+    let db = Connection::open(database(&directory)).unwrap();
+    db.execute("UPDATE meta SET sum = sum + 1 WHERE key = 'boot' OR key = 'modify_index'", []).unwrap();
+    drop(db);
+    let store = named(&directory, None);
+    assert!(store.writable().is_err());
+    assert_eq!(store.node(), "configured");
+    store.replace(Vec::new()).await.unwrap();
+    store.close().await.unwrap();
+    assert_eq!(kept(&directory).as_deref(), Some("configured"));
+    assert_eq!(named(&directory, None).node(), "configured");
+}

@@ -1,0 +1,110 @@
+//! Records and swaps of the tests.
+
+use super::*;
+use crate::store::registry::*;
+
+pub(super) fn name(volume: &str) -> VolumeName {
+    VolumeName { namespace: "default".into(), volume: volume.into() }
+}
+
+pub(super) fn claim(consumer: &str, node: &str) -> Claim {
+    let capability = Capability {
+        access_mode: AccessMode::MultiNodeMultiWriter,
+        attachment_mode: AttachmentMode::BlockDevice,
+    };
+    Claim {
+        consumer: consumer.into(),
+        node: node.into(),
+        uid: 1000,
+        usage: Use { mode: ClaimMode::Write, capability },
+        state: ClaimState::Taken,
+        releasing: false,
+        parked: String::new(),
+        by_mount: true,
+        kept: true,
+        bound: Some(Bound { to: BoundTo::Unit("db ä.service".into()), grace_usec: 5 }),
+        secrets_given: true,
+        error: "\"quoted\"".into(),
+        since_usec: 1_700_000_000_000_000,
+        modify_index: 0,
+    }
+}
+
+/// A registered volume with a claim of each of these consumers, nothing left to do.
+pub(super) fn record(volume: &str, consumers: &[&str]) -> Record {
+    let spec = VolumeSpec {
+        name: "a name".into(),
+        fs_type: "ext4".into(),
+        context: BTreeMap::from([("share".into(), "ä".into())]),
+        credential: Some("csid.vol".into()),
+        heal: Heal::Remount,
+        ..VolumeSpec::default()
+    };
+    let registration = Registration {
+        uid: 7,
+        spec,
+        standing: Standing::Registered,
+        origin: Origin::File,
+        capacity: 0,
+        pending_expansion: Some(Expansion { required: 1 << 40, limit: 0 }),
+        parked: String::new(),
+    };
+    let mut attachment = Attachment::new("n1", Leg::Present);
+    attachment.publish_context.insert("device".into(), "/dev/x".into());
+    Record {
+        volume: VolumeKey { plugin: "local".into(), external_id: format!("ext-{volume}") },
+        registration: Some(registration),
+        claims: consumers.iter().map(|consumer| claim(consumer, "n1")).collect(),
+        attachments: vec![attachment],
+        ..Record::none(name(volume))
+    }
+}
+
+pub(super) fn swap(before: &Record, after: Record) -> Swap {
+    let details = EventDetails::from([("success", json!(true))]);
+    let event = NewEvent { kind: "volume-changed", subject: after.name.volume.clone(), details };
+    Swap {
+        before: before.clone(),
+        after,
+        past: Vec::new(),
+        events: vec![event],
+        durability: Durability::Disk,
+    }
+}
+
+/// One of a volume that was not there.
+pub(super) fn new(after: Record) -> Swap {
+    swap(&Record::none(after.name.clone()), after)
+}
+
+/// What the fixtures of the versions that have a registry hold beside the other rows.
+pub(super) fn representative_swaps() -> Vec<Swap> {
+    let mut creating = record("new", &[]);
+    creating.volume.external_id.clear();
+    let creation = Creation { capacity_min: 1, capacity_max: 2, register: true, secrets_given: true };
+    creating.registration.as_mut().unwrap().standing = Standing::Creating(creation);
+    let mut attached = record("attached", &[]);
+    attached.registration = None;
+    let with_past = Swap { past: vec![claim("job/0", "n1")], ..new(record("data", &["job/1", "job/2"])) };
+    vec![with_past, new(creating), new(attached)]
+}
+
+/// The records of [`representative_swaps`], but for their indexes, are there.
+pub(super) async fn assert_representative_swaps(store: &Store) {
+    let (found, _) = store.records(RecordFilter::default()).await.unwrap();
+    let mut due: Vec<_> = representative_swaps().into_iter().map(|swap| swap.after).collect();
+    due.sort_by(|a, b| a.name.cmp(&b.name));
+    assert!(found.into_iter().map(bare).eq(due));
+    let (past, _) = store.claims(ClaimFilter { past: true, ..ClaimFilter::default() }).await.unwrap();
+    assert_eq!(
+        past.iter().map(|(name, claim)| (&*name.volume, &*claim.consumer)).collect::<Vec<_>>(),
+        [("data", "job/0")]
+    );
+}
+
+/// Without what the store sets.
+pub(super) fn bare(mut record: Record) -> Record {
+    record.revision = 0;
+    record.claims.iter_mut().for_each(|claim| claim.modify_index = 0);
+    record
+}
