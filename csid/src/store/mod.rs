@@ -35,7 +35,7 @@ mod words;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
@@ -126,6 +126,8 @@ struct Shared {
     health: watch::Sender<Health>,
     /// The index of the registry's newest change; its sender is the thread's.
     registry: watch::Receiver<u64>,
+    /// There is or was a record since the journal was opened.
+    has_records: AtomicBool,
 }
 
 /// What the journal's file is found to be.
@@ -161,6 +163,7 @@ impl Store {
             events: broadcast::channel(EVENTS_QUEUED).0,
             health: watch::Sender::default(),
             registry: changes,
+            has_records: AtomicBool::new(journal.ask("look for records", records::any)?),
         });
         thread::tell_health(&journal, &shared);
         let (requests, inbox) = mpsc::channel();

@@ -2,6 +2,7 @@
 //! ended. A swap looks first and writes then: one that is refused has changed nothing.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -25,6 +26,10 @@ const PAST_CLAIM: &str = "namespace, volume, consumer, node, claim, modify_index
 const PAST: i64 = 16;
 
 impl Registry for Store {
+    fn is_empty(&self) -> bool {
+        !self.shared.has_records.load(Ordering::Acquire)
+    }
+
     fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, StoreError>> {
         self.request(|answer| Request::Ask(Ask::Record(name, answer))).boxed()
     }
@@ -80,6 +85,10 @@ pub(super) fn claim(row: &Row<'_>) -> rusqlite::Result<(VolumeName, Claim)> {
     whole(row)?;
     let name = VolumeName { namespace: row.get(0)?, volume: row.get(1)? };
     Ok((name, Claim { modify_index: from_bits(row, 5)?, ..from_json(row, 4)? }))
+}
+
+pub(super) fn any(db: &Connection) -> rusqlite::Result<bool> {
+    db.query_row("SELECT EXISTS (SELECT 1 FROM registry)", [], |row| row.get(0))
 }
 
 pub(super) fn read_record(db: &Connection, name: &VolumeName) -> rusqlite::Result<Record> {

@@ -2,11 +2,12 @@
 //! may have a volume; today's one node keeps it in its journal, and asks for it through [`Registry`] only.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use super::rows::{AccessMode, AttachmentMode, Leg, NewEvent, VolumeKey};
+use super::rows::{AccessMode, AttachmentMode, Leg, MountKey, NewEvent, Usage, VolumeKey};
 use super::{Durability, StoreError};
 
 /// A volume's name in the contract.
@@ -14,6 +15,28 @@ use super::{Durability, StoreError};
 pub struct VolumeName {
     pub namespace: String,
     pub volume: String,
+}
+
+impl VolumeName {
+    pub fn of(key: &MountKey) -> Self {
+        VolumeName { namespace: key.namespace.clone(), volume: key.volume.clone() }
+    }
+
+    /// The identity of `consumer`'s claim, or of his one mount without a tag.
+    pub fn key(&self, consumer: &str) -> MountKey {
+        MountKey {
+            namespace: self.namespace.clone(),
+            volume: self.volume.clone(),
+            consumer: consumer.to_owned(),
+            tag: String::new(),
+        }
+    }
+}
+
+impl fmt::Display for VolumeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.volume)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,13 +111,15 @@ pub enum Origin {
     File,
 }
 
-/// What a node still has to be told of an expansion that the controller has done.
+/// An expansion that has not come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Expansion {
     pub required: u64,
     /// 0: none given.
     pub limit: u64,
+    /// The controller has done its part.
+    pub by_controller: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +138,25 @@ pub struct Registration {
     /// Why a creation or deletion does not go on, for a person. Empty: it goes on.
     #[serde(default)]
     pub parked: String,
+}
+
+impl Registration {
+    /// What the plugin is told of a use of the volume; its publish context comes with an attachment.
+    pub fn usage(&self, capability: Capability) -> Usage {
+        let Capability { access_mode, attachment_mode } = capability;
+        let VolumeSpec { fs_type, mount_flags, mount_group, context, .. } = self.spec.clone();
+        let is_mount = attachment_mode == AttachmentMode::FileSystem;
+        let text = |text: String| if is_mount { text } else { String::new() };
+        Usage {
+            access_mode,
+            attachment_mode,
+            fs_type: text(fs_type),
+            mount_flags: if is_mount { mount_flags } else { Vec::new() },
+            mount_group: text(mount_group),
+            context,
+            publish_context: BTreeMap::new(),
+        }
+    }
 }
 
 /// A claim's state, in the contract's words (`org.csid1`, claim states). A claim that is free has no row.
@@ -180,6 +224,9 @@ pub struct Claim {
     pub by_mount: bool,
     #[serde(default)]
     pub bound: Option<Bound>,
+    /// The name of a systemd credential that the claim gave, in place of the volume's own.
+    #[serde(default)]
+    pub credential: Option<String>,
     /// The attach had secrets that csid does not keep.
     #[serde(default)]
     pub secrets_given: bool,
@@ -219,9 +266,16 @@ pub struct AttachCall {
     pub read_only: bool,
     #[serde(flatten)]
     pub capability: Capability,
+    /// It had secrets that csid does not keep.
+    pub secrets_given: bool,
 }
 
 impl Attachment {
+    /// It is what AttachVolume made for this node id.
+    pub fn is_by_call(&self, node_id: &str) -> bool {
+        self.by_call.is_some() && self.node_id == node_id
+    }
+
     /// One that a claim wants, nothing known of it but its leg.
     pub fn new(node: &str, leg: Leg) -> Self {
         Attachment {
@@ -232,6 +286,13 @@ impl Attachment {
             boot: String::new(),
             by_call: None,
         }
+    }
+}
+
+impl AttachCall {
+    /// The same options, but for the secrets.
+    pub fn same_call(&self, other: &AttachCall) -> bool {
+        (self.read_only, self.capability) == (other.read_only, other.capability)
     }
 }
 
@@ -260,6 +321,14 @@ impl Record {
             attachments: Vec::new(),
             revision: 0,
         }
+    }
+
+    pub fn claim(&self, consumer: &str) -> Option<&Claim> {
+        self.claims.iter().find(|claim| claim.consumer == consumer)
+    }
+
+    pub fn attachment(&self, node: &str) -> Option<&Attachment> {
+        self.attachments.iter().find(|at| at.node == node)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -316,6 +385,9 @@ pub type Listed<T> = Result<(Vec<T>, u64), StoreError>;
 /// Volumes, their claims and attachments. Every change is a compare-and-swap on a record's revision; what is read comes with
 /// the index it was read at, and what changes after an index can be waited for.
 pub trait Registry: Send + Sync {
+    /// Nothing has been known of any volume since csid's start: that spares a mount its question.
+    fn is_empty(&self) -> bool;
+
     /// A volume's record; [`Record::none`] when there is none.
     fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, StoreError>>;
 

@@ -91,6 +91,9 @@ pub struct MountSpec {
     pub suid: bool,
     pub dev: bool,
     pub restore: Restore,
+    /// The volume is registered: its publish context comes with its claim.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub registered: bool,
     /// The name of a systemd credential that holds the volume's secrets.
     pub credential: Option<String>,
     /// The mount was made with secrets that csid does not keep.
@@ -113,10 +116,15 @@ impl MountRow {
 }
 
 impl MountSpec {
-    /// The options that make two calls the same: all but those for the secrets, which are common keys of the contract.
+    /// The options that make two calls the same: all but those for the secrets, which are common keys of the contract, and
+    /// what no caller of a registered volume gives.
     pub fn same_call(&self, other: &MountSpec) -> bool {
         let MountSpec { credential, secrets_given, secrets_beside, .. } = self.clone();
-        *self == MountSpec { credential, secrets_given, secrets_beside, ..other.clone() }
+        let mut other = MountSpec { credential, secrets_given, secrets_beside, ..other.clone() };
+        if self.registered && other.registered {
+            other.usage.publish_context.clone_from(&self.usage.publish_context);
+        }
+        *self == other
     }
 
     /// From now on it comes back with the secrets that were given last, if any were.

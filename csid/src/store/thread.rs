@@ -164,6 +164,7 @@ fn settle(journal: &mut Journal, group: Vec<Commit>, shared: &Shared, registry: 
             let mut swapped = false;
             for (commit, done) in group.into_iter().zip(answers) {
                 swapped |= done.is_ok() && matches!(commit.work, Work::Swap(_));
+                shared.has_records.fetch_or(swapped, Ordering::AcqRel);
                 drop(commit.answer.send(done.map(|()| index)));
             }
             if swapped {

@@ -96,7 +96,7 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
     }
 }
 
-fn reader_only(mode: AccessMode) -> bool {
+pub(super) fn reader_only(mode: AccessMode) -> bool {
     matches!(mode, AccessMode::SingleNodeReaderOnly | AccessMode::MultiNodeReaderOnly)
 }
 

@@ -44,6 +44,7 @@ fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -
         parked: String::new(),
         by_mount: false,
         bound: None,
+        credential: None,
         secrets_given: false,
         error: String::new(),
         since_usec: 0,
@@ -383,8 +384,12 @@ fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
 #[test]
 fn what_attach_volume_attached_is_not_claimed() {
     let mut held = volume(true);
-    let by_call =
-        AttachCall { uid: 7, read_only: false, capability: capability(SingleNodeWriter, FileSystem) };
+    let by_call = AttachCall {
+        uid: 7,
+        read_only: false,
+        secrets_given: false,
+        capability: capability(SingleNodeWriter, FileSystem),
+    };
     held.attachments
         .push(Attachment { by_call: Some(by_call), ..Attachment::new("elsewhere", Leg::Present) });
     let answer = admit(&held, &claim("a", "here", Write, MultiNodeMultiWriter));

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
 use crate::error::{Error, Kind, Result};
+use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::Shared;
 use crate::volume::journalled::Journalled;
@@ -64,6 +65,26 @@ impl Directory {
         self.lock().names.get(&(key.namespace.clone(), key.volume.clone())).cloned()
     }
 
+    /// What is in the way of this name for this volume, if it is in use under another one.
+    pub(super) fn in_use(&self, name: &VolumeName, key: &VolumeKey) -> Option<String> {
+        let table = self.lock();
+        let own = (name.namespace.clone(), name.volume.clone());
+        match table.names.get(&own) {
+            Some(other) if other != key => {
+                return Some(format!(
+                    "{name} is external id `{}` of plugin {}",
+                    other.external_id, other.plugin
+                ));
+            }
+            _ => {}
+        }
+        let other = table.names.iter().find(|(other, volume)| *volume == key && **other != own)?;
+        Some(format!(
+            "external id `{}` of plugin {} is {}/{}",
+            key.external_id, key.plugin, other.0.0, other.0.1
+        ))
+    }
+
     /// Give work to a volume's task, which is started when there is none. A name means one volume while it is in use.
     pub(super) fn ask(
         &self,
@@ -102,6 +123,16 @@ impl Directory {
         // The task leaves its slot before its inbox, under this lock: the message is read.
         let _ = task.send(Message::Ask(work, waiter));
         Ok(())
+    }
+
+    /// Have a volume's task go on with a claim.
+    pub(super) fn go_on(&self, shared: &Arc<Shared>, key: &VolumeKey, claim: MountKey, uid: u32) {
+        let mut table = self.lock();
+        let name = (claim.namespace.clone(), claim.volume.clone());
+        table.names.entry(name.clone()).or_insert_with(|| key.clone());
+        let (task, taken) = table.task(shared, key, &name);
+        taken.names.push(name);
+        let _ = task.send(Message::Continue(claim, uid));
     }
 
     /// The rows of a volume at rest.

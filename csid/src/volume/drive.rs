@@ -195,10 +195,7 @@ impl Drive<'_> {
         if self.row(key).is_some() || self.shared.plugins.view(plugin).is_some() {
             return Ok(());
         }
-        let text = format!(
-            "no plugin `{plugin}` is registered; see `csictl plugin list`, or wait with WaitForPlugin"
-        );
-        Err(Error::not_found(text))
+        Err(say::unknown_plugin(plugin))
     }
 
     /// Say in the row why it still waits, for ListMounts.
@@ -213,7 +210,7 @@ impl Drive<'_> {
     }
 
     /// Busy, before anything is touched, while processes use the mount.
-    async fn refuse_while_in_use(&mut self, row: MountRow) -> Result<()> {
+    pub(super) async fn refuse_while_in_use(&mut self, row: MountRow) -> Result<()> {
         self.step.set("verify");
         let paths = [Some(row.source.as_str()), row.spec.target.as_deref()];
         for path in paths.into_iter().flatten().map(Path::new) {
@@ -399,7 +396,7 @@ impl Drive<'_> {
     }
 
     /// The plugin, waited for until the operation is given up.
-    async fn ready(&mut self) -> Result<Ready> {
+    pub(super) async fn ready(&mut self) -> Result<Ready> {
         let plugin = self.rows.volume().row.key.plugin.clone();
         let step = self.step.get();
         self.step.set("waiting for plugin");
@@ -424,7 +421,7 @@ impl Drive<'_> {
     }
 
     /// Wait before the next try. False when there is none: the time is over, or nobody wants it any more.
-    async fn pause(&mut self, delay: &mut Backoff, makes: bool) -> bool {
+    pub(super) async fn pause(&mut self, delay: &mut Backoff, makes: bool) -> bool {
         let wait = delay.next();
         let mut control = self.control.clone();
         if Instant::now() + wait >= control.borrow().give_up {
@@ -447,7 +444,7 @@ impl Drive<'_> {
         }
     }
 
-    fn row(&self, key: &MountKey) -> Option<&MountRow> {
+    pub(super) fn row(&self, key: &MountKey) -> Option<&MountRow> {
         self.rows.volume().mount(key)
     }
 

@@ -1,5 +1,6 @@
 //! A volume's rows beside what the journal holds of them: what differs is the next commit.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -15,12 +16,20 @@ pub(super) struct Journalled {
     written: Volume,
     /// What the commit under way writes.
     writing: Option<Volume>,
+    /// Claims of this node that are on their way out; their rows are the registry's.
+    unfinished: BTreeMap<MountKey, Unfinished>,
+}
+
+pub(super) struct Unfinished {
+    pub(super) uid: u32,
+    /// It is tried again only when somebody asks, or by the sweep.
+    pub(super) parked: bool,
 }
 
 impl Journalled {
     /// Rows as the journal holds them.
     pub(super) fn new(volume: Volume) -> Self {
-        Journalled { written: volume.clone(), now: volume, writing: None }
+        Journalled { written: volume.clone(), now: volume, writing: None, unfinished: BTreeMap::new() }
     }
 
     pub(super) fn volume(&self) -> &Volume {
@@ -30,6 +39,17 @@ impl Journalled {
     /// A row as it was last written: also of a mount that has just been dropped.
     pub(super) fn written(&self, key: &MountKey) -> Option<&MountRow> {
         self.written.mount(key)
+    }
+
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = (&MountKey, &Unfinished)> {
+        self.unfinished.iter()
+    }
+
+    pub(super) fn set_unfinished(&mut self, key: MountKey, claim: Option<Unfinished>) {
+        match claim {
+            Some(claim) => drop(self.unfinished.insert(key, claim)),
+            None => drop(self.unfinished.remove(&key)),
+        }
     }
 
     pub(super) fn into_volume(self) -> Volume {

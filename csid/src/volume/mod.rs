@@ -5,8 +5,11 @@
 //! lives while there is work; `directory` holds the rows of volumes at rest.
 
 mod admission;
+mod claim_words;
+mod claiming;
 pub mod claims;
 mod control;
+mod controlling;
 mod directory;
 mod drive;
 mod effects;
@@ -19,6 +22,7 @@ mod reconcile;
 mod record;
 mod recovery;
 pub mod registered;
+mod registering;
 mod say;
 mod secrets;
 pub mod state;
@@ -40,15 +44,17 @@ use crate::error::{Error, Kind, Result};
 use crate::host::{Host, Look};
 use crate::plugin::Plugins;
 use crate::secret::Secrets;
+use crate::store::registry::Registry;
 use crate::store::rows::{AttachmentMode, MountKey, MountRow, Phase, VolumeKey};
 use crate::store::{Durability, MountFilter, Store, StoreError};
 use directory::Directory;
 use operations::{Begin, Operations, Step};
 pub use options::MountOptions;
 pub use recovery::Recovered;
+use registered::MountOf;
 use state::{Sight, Wanted};
 use task::Message;
-use work::{Waiter, Work};
+use work::{Done, Waiter, Work};
 
 /// How long a caller waits, and what he calls the operation.
 #[derive(Clone, Default)]
@@ -148,6 +154,11 @@ struct Shared {
     directories: Directories,
     directory: Directory,
     operations: Operations,
+    registry: Arc<dyn Registry>,
+    /// This host, in claims.
+    node: String,
+    /// The boot of now; empty until the rows were taken over.
+    boot: Mutex<String>,
     stopping: AtomicBool,
     /// The journal's rows could not be taken over yet: who asks would be told that he has nothing.
     untaken: AtomicBool,
@@ -189,6 +200,9 @@ impl Volumes {
         directories: Directories,
     ) -> Self {
         let shared = Shared {
+            registry: Arc::new(store.clone()),
+            node: store.node().to_owned(),
+            boot: Mutex::default(),
             store,
             plugins,
             host,
@@ -205,23 +219,27 @@ impl Volumes {
 
     pub async fn mount(&self, request: MountRequest) -> Result<Mounted> {
         let MountRequest { key, inline, uid, options, secrets, wait } = request;
-        let volume = inline.ok_or_else(|| say::not_registered(&key))?;
-        let mut spec = options.spec(None)?;
+        let MountOf { volume, mut spec, claim } = match inline {
+            Some(volume) => self.shared.mount_inline(&key, volume, options).await?,
+            None => self.shared.mount_registered(&key, uid, options, secrets.is_some()).await?,
+        };
         spec.secrets_given = secrets.is_some();
         if let Some(target) = &spec.target {
             self.shared.refuse_own_target(Path::new(target))?;
         }
         self.shared.identify(&volume).await?;
         let wanted = Wanted { key, uid, spec, operations: Vec::new() };
-        let answer = self.shared.ask(&volume, uid, Work::Mount { wanted, secrets }, wait)?;
-        let mounted = self.shared.answered(answer).await?;
-        mounted.ok_or_else(|| Error::internal("a mount was answered without its path"))
+        let answer = self.shared.ask(&volume, uid, Work::Mount { wanted, claim, secrets }, wait)?;
+        match self.shared.answered(answer).await? {
+            Done::Mounted(mounted) => Ok(mounted),
+            _ => Err(Error::internal("a mount was answered without its path")),
+        }
     }
 
     pub async fn unmount(&self, request: UnmountRequest) -> Result<()> {
         let UnmountRequest { key, authority, force, wait } = request;
         self.shared.changeable()?;
-        let Some(volume) = self.shared.directory.find(&key) else { return self.shared.synced().await };
+        let Some(volume) = self.shared.volume_of(&key).await? else { return self.shared.synced().await };
         let (Authority::Own(uid) | Authority::Any(uid)) = authority;
         let answer = self.shared.ask(&volume, uid, Work::Unmount { key, authority, force }, wait)?;
         self.shared.answered(answer).await.map(drop)
@@ -276,7 +294,8 @@ impl Volumes {
     pub async fn plugins_in_use(&self) -> Result<BTreeSet<String>> {
         let under_way = self.shared.operations.mounting();
         let rows = self.shared.store.mounts(MountFilter::default()).await?;
-        Ok(rows.into_iter().map(|(row, _)| row.volume.plugin).chain(under_way).collect())
+        let claimed = self.shared.claimed_here(None).await?.into_iter().map(|record| record.volume.plugin);
+        Ok(rows.into_iter().map(|(row, _)| row.volume.plugin).chain(under_way).chain(claimed).collect())
     }
 
     /// Unregister a plugin for `uid`; one with mounts only by `force`.
@@ -305,6 +324,20 @@ impl Volumes {
                     details.holders = holders;
                 }));
             }
+            let claimed = self.shared.claimed_here(Some(id)).await?;
+            if !claimed.is_empty() {
+                let volumes: Vec<String> = claimed.iter().map(|record| record.name.to_string()).collect();
+                let text =
+                    format!("{} of plugin {id} are claimed; release them, or use force", volumes.join(", "));
+                return Err(Error::new(Kind::Busy, text).with(|details| {
+                    details.plugin = Some(id.to_owned());
+                    details.holders = claimed
+                        .iter()
+                        .flat_map(|record| &record.claims)
+                        .map(|claim| claim.consumer.clone())
+                        .collect();
+                }));
+            }
         }
         self.shared.plugins.unregister(id, instance, uid).await
     }
@@ -321,7 +354,7 @@ impl Volumes {
     }
 }
 
-type Answer = oneshot::Receiver<Result<Option<Mounted>>>;
+type Answer = oneshot::Receiver<Result<Done>>;
 
 fn shutting_down() -> Error {
     Error::new(Kind::ShuttingDown, "csid is stopping; ask again when it is back, the answer is kept")
@@ -365,8 +398,12 @@ impl Shared {
     }
 
     /// What the task answers. One that has ended without an answer did so because csid stops or the journal is damaged.
-    async fn answered(&self, answer: Answer) -> Result<Option<Mounted>> {
+    async fn answered(&self, answer: Answer) -> Result<Done> {
         answer.await.unwrap_or_else(|_| Err(self.store.writable().err().unwrap_or_else(shutting_down)))
+    }
+
+    fn boot(&self) -> String {
+        self.boot.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// An answer that repeats an earlier one is as durable as that was to be.

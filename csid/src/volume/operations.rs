@@ -9,6 +9,9 @@ use crate::error::{Error, Kind, Result};
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::{Authority, OperationView};
 
+/// What csid does without being asked.
+const OWN: [&str; 3] = ["settle", "restore", "continue"];
+
 /// What an operation is doing now, written by the task and read by listings.
 #[derive(Clone)]
 pub(crate) struct Step(Arc<Mutex<&'static str>>);
@@ -93,7 +96,7 @@ impl Operations {
         let mut table = self.lock();
         if let Some(id) = &begin.id {
             // What csid itself does for an earlier call of that name is no other call.
-            let own = |kind| matches!(kind, "settle" | "restore");
+            let own = |kind| OWN.contains(&kind);
             let same = |entry: &Entry| {
                 entry.key == *begin.key && (entry.kind == begin.kind || own(entry.kind) || own(begin.kind))
             };
@@ -169,7 +172,7 @@ impl Operations {
     /// Whether callers wait, not only csid itself.
     pub(crate) fn are_waited_for(&self) -> bool {
         let table = self.lock();
-        table.entries.values().any(|entry| entry.is_waited_for && matches!(entry.kind, "mount" | "unmount"))
+        table.entries.values().any(|entry| entry.is_waited_for && !OWN.contains(&entry.kind))
     }
 }
 

@@ -68,6 +68,7 @@ impl MountOptions {
             suid: self.suid.or(volume.map(|volume| volume.suid)).unwrap_or(false),
             dev: self.dev.or(volume.map(|volume| volume.dev)).unwrap_or(false),
             restore: self.restore.unwrap_or(if volume.is_some() { Restore::Auto } else { Restore::Hold }),
+            registered: volume.is_some(),
             credential: self.credential,
             secrets_given: false,
             secrets_beside: false,

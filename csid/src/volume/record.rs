@@ -342,6 +342,7 @@ fn unread(attachment_mode: AttachmentMode) -> MountSpec {
         suid: false,
         dev: false,
         restore: Restore::Hold,
+        registered: false,
         credential: None,
         secrets_given: false,
         secrets_beside: false,

@@ -1,15 +1,16 @@
 //! Recovery at start: what the journal says, against what the kernel shows. What is mounted is adopted without an RPC; the
 //! rest becomes work for each volume's own task, so that a plugin that is not there delays only its own volumes.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use serde_json::Value;
 
 use crate::fault;
 use crate::host::Look;
-use crate::store::rows::{EventDetails, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
+use crate::store::registry::{Claim, ClaimFilter, ClaimState, RecordFilter, VolumeName};
+use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
 use crate::store::{Change, Durability, StoreError};
 use crate::volume::journalled::Journalled;
 use crate::volume::state::{Event, Sight, Volume};
@@ -65,6 +66,8 @@ impl Volumes {
             seen.looks.push((sight, look));
         }
 
+        *shared.boot.lock().unwrap_or_else(PoisonError::into_inner) = boot.clone();
+        let left = self.claims_left(&seen).await?;
         let mut changes = vec![Change::Boot(boot)];
         let mut found = Recovered::default();
         let mut recovered = Vec::new();
@@ -112,8 +115,52 @@ impl Volumes {
             let work = volume.mounts.iter().any(|row| !matches!(row.phase, Phase::Mounted | Phase::Lost));
             shared.directory.enter(shared, volume, work);
         }
+        for (volume, key, uid) in left {
+            shared.directory.go_on(shared, &volume, key, uid);
+        }
         shared.untaken.store(false, Ordering::SeqCst);
         Ok(found)
+    }
+
+    /// This node's claims that an earlier csid left between two states, or without the mount that they were taken for.
+    async fn claims_left(
+        &self,
+        seen: &BTreeMap<VolumeKey, Seen>,
+    ) -> Result<Vec<(VolumeKey, MountKey, u32)>, StoreError> {
+        let shared = &self.shared;
+        let mut left = self.unfinished_claims().await?;
+        let mounts = seen.values().flat_map(|seen| &seen.mounts);
+        let users: BTreeSet<_> = mounts.map(|row| VolumeName::of(&row.key).key(&row.key.consumer)).collect();
+        let filter = ClaimFilter { node: Some(shared.node.clone()), ..ClaimFilter::default() };
+        for (name, claim) in shared.registry.claims(filter).await?.0 {
+            let key = name.key(&claim.consumer);
+            if claim.by_mount && !users.contains(&key) && !left.iter().any(|(_, other, _)| *other == key) {
+                left.push((shared.registry.record(name).await?.volume, key, claim.uid));
+            }
+        }
+        Ok(left)
+    }
+
+    async fn unfinished_claims(&self) -> Result<Vec<(VolumeKey, MountKey, u32)>, StoreError> {
+        let node = &self.shared.node;
+        let filter = RecordFilter { node: Some(node.clone()), restless: true, ..RecordFilter::default() };
+        let (records, _) = self.shared.registry.records(filter).await?;
+        let left = records.iter().flat_map(|record| {
+            let unfinished =
+                |claim: &&Claim| claim.node == *node && (claim.releasing || claim.state != ClaimState::Taken);
+            let left =
+                move |claim: &Claim| (record.volume.clone(), record.name.key(&claim.consumer), claim.uid);
+            record.claims.iter().filter(unfinished).map(left)
+        });
+        Ok(left.collect())
+    }
+
+    /// The second chance of every claim that is on its way out, also of what is parked.
+    pub(super) async fn sweep(&self) -> crate::Result<()> {
+        for (volume, key, uid) in self.unfinished_claims().await? {
+            self.shared.directory.go_on(&self.shared, &volume, key, uid);
+        }
+        Ok(())
     }
 }
 

@@ -4,13 +4,17 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
+use crate::plugin::{Snapshot, Stats};
 use crate::secret::Secrets;
 use crate::store::registry::{
-    Bound, Capability, Claim, ClaimFilter, ClaimMode, ClaimState, Record, RecordFilter, VolumeName,
-    VolumeSpec,
+    AttachCall, Bound, Capability, Claim, ClaimFilter, ClaimMode, ClaimState, Origin, Record, RecordFilter,
+    Standing, Use, VolumeName, VolumeSpec,
 };
-use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
-use crate::volume::{Authority, Volumes, Wait};
+use crate::store::rows::{AccessMode, AttachmentMode, MountKey, MountSpec, VolumeKey};
+use crate::volume::controlling::{Call, Target};
+use crate::volume::registering::{new_registration, unregistered};
+use crate::volume::work::{Done, Work};
+use crate::volume::{Authority, MountOptions, Shared, Volumes, Wait, claims, say};
 
 /// A volume that is given with the call, and not registered here.
 #[derive(Clone)]
@@ -126,88 +130,449 @@ pub struct Explanation {
     pub steps: Vec<String>,
 }
 
+fn unanswered() -> Error {
+    Error::internal("a call was answered with another's answer")
+}
+
 fn later<T>() -> Result<T> {
     Err(Error::new(Kind::NotSupported, "not yet"))
 }
 
-impl Volumes {
-    pub async fn register_volume(&self, _request: RegisterRequest) -> Result<VolumeView> {
-        later()
+/// What a Mount is of.
+pub(super) struct MountOf {
+    pub(super) volume: VolumeKey,
+    pub(super) spec: MountSpec,
+    /// Of a registered volume.
+    pub(super) claim: Option<Box<Claim>>,
+}
+
+impl Shared {
+    /// The record of a volume that can be used.
+    pub(super) async fn registered(&self, key: &MountKey) -> Result<Record> {
+        let record = self.registry.record(VolumeName::of(key)).await?;
+        match record.registration.as_ref().map(|registration| &registration.standing) {
+            Some(Standing::Registered) => Ok(record),
+            Some(Standing::Creating(_)) => {
+                Err(busy(&record.name, "is being created; ask again when it is there"))
+            }
+            Some(Standing::Deleting { .. }) => Err(busy(&record.name, "is being deleted")),
+            None => Err(say::not_registered(key)),
+        }
     }
 
+    /// Which volume a name means: one that is in use, or one that is registered.
+    pub(super) async fn volume_of(&self, key: &MountKey) -> Result<Option<VolumeKey>> {
+        if let Some(volume) = self.directory.find(key) {
+            return Ok(Some(volume));
+        }
+        if self.registry.is_empty() {
+            return Ok(None);
+        }
+        let record = self.registry.record(VolumeName::of(key)).await?;
+        Ok(record.claim(&key.consumer).is_some().then_some(record.volume))
+    }
+
+    /// The volumes that this node has claimed or attached.
+    pub(super) async fn claimed_here(&self, plugin: Option<&str>) -> Result<Vec<Record>> {
+        let filter = RecordFilter {
+            plugin: plugin.map(str::to_owned),
+            node: Some(self.node.clone()),
+            ..RecordFilter::default()
+        };
+        Ok(self.registry.records(filter).await?.0)
+    }
+
+    /// A volume that is given with the call must be nobody's in the registry.
+    pub(super) async fn refuse_registered(&self, name: &VolumeName, volume: &VolumeKey) -> Result<()> {
+        if self.registry.is_empty() {
+            return Ok(());
+        }
+        if self.registry.record(name.clone()).await?.registration.is_some() {
+            let text = format!("{name} is registered: leave out plugin and external-id");
+            return Err(Error::new(Kind::AlreadyExists, text));
+        }
+        let filter = RecordFilter {
+            plugin: Some(volume.plugin.clone()),
+            external_id: Some(volume.external_id.clone()),
+            ..RecordFilter::default()
+        };
+        match self.registry.records(filter).await?.0.into_iter().find(|record| record.registration.is_some())
+        {
+            Some(record) => {
+                let text = format!(
+                    "external id `{}` of plugin {} is registered as {}: ask for it by that name",
+                    volume.external_id, volume.plugin, record.name
+                );
+                Err(Error::new(Kind::AlreadyExists, text))
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn mount_inline(
+        &self,
+        key: &MountKey,
+        volume: VolumeKey,
+        options: MountOptions,
+    ) -> Result<MountOf> {
+        self.refuse_registered(&VolumeName::of(key), &volume).await?;
+        Ok(MountOf { volume, spec: options.spec(None)?, claim: None })
+    }
+
+    pub(super) async fn mount_registered(
+        &self,
+        key: &MountKey,
+        uid: u32,
+        options: MountOptions,
+        secrets_given: bool,
+    ) -> Result<MountOf> {
+        let record = self.registered(key).await?;
+        let wanted = Wanted { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
+        let mode = if options.read_only { ClaimMode::Read } else { ClaimMode::Write };
+        let present = record.claim(&key.consumer);
+        let claim = match present {
+            Some(present) if present.usage.mode == ClaimMode::Read && mode == ClaimMode::Write => {
+                let text =
+                    format!("{} has claimed {} to read: mount it read-only", key.consumer, record.name);
+                return Err(Error::new(Kind::ClaimConflict, text));
+            }
+            Some(present) => {
+                wanted.refuse_unlike(present, &record.name)?;
+                Claim { uid, ..present.clone() }
+            }
+            None => {
+                let usage = Use { mode, capability: wanted.choose(&record)? };
+                let credential = options.credential.clone();
+                Claim { by_mount: true, credential, ..new_claim(&key.consumer, &self.node, uid, usage) }
+            }
+        };
+        let registration = record.registration.as_ref().ok_or_else(|| say::not_registered(key))?;
+        let mut spec = options.spec(Some((claim.usage.capability, &registration.spec)))?;
+        if spec.credential.is_none() && !secrets_given {
+            spec.credential.clone_from(&registration.spec.credential);
+        }
+        Ok(MountOf { volume: record.volume, spec, claim: Some(Box::new(claim)) })
+    }
+
+    pub(super) fn view(&self, record: Record, past: Vec<String>) -> VolumeView {
+        let plugin = self.plugins.view(&record.volume.plugin).unwrap_or_default();
+        let controller_required = self.plugins.attaches(&record.volume.plugin).unwrap_or(false);
+        let offers =
+            |service: &str| plugin.healthy && plugin.services.iter().any(|offered| offered == service);
+        let schedulable = offers("node") && (!controller_required || offers("controller"));
+        VolumeView {
+            record,
+            provider: plugin.provider,
+            provider_version: plugin.provider_version,
+            controller_required,
+            schedulable,
+            past,
+        }
+    }
+}
+
+fn busy(name: &VolumeName, why: &str) -> Error {
+    Error::new(Kind::Busy, format!("{name} {why}"))
+}
+
+pub(super) fn new_claim(consumer: &str, node: &str, uid: u32, usage: Use) -> Claim {
+    Claim {
+        consumer: consumer.to_owned(),
+        node: node.to_owned(),
+        uid,
+        usage,
+        state: ClaimState::Pending,
+        kept: false,
+        releasing: false,
+        parked: String::new(),
+        by_mount: false,
+        bound: None,
+        credential: None,
+        secrets_given: false,
+        error: String::new(),
+        since_usec: 0,
+        modify_index: 0,
+    }
+}
+
+/// The modes that are asked for, as far as they are.
+struct Wanted {
+    access_mode: Option<AccessMode>,
+    attachment_mode: Option<AttachmentMode>,
+}
+
+impl Wanted {
+    fn fits(&self, capability: Capability) -> bool {
+        self.access_mode.is_none_or(|mode| mode == capability.access_mode)
+            && self.attachment_mode.is_none_or(|mode| mode == capability.attachment_mode)
+    }
+
+    fn refuse_unlike(&self, present: &Claim, name: &VolumeName) -> Result<()> {
+        match self.fits(present.usage.capability) {
+            true => Ok(()),
+            false => {
+                let text =
+                    format!("{} has claimed {name} with other modes; release that first", present.consumer);
+                Err(Error::new(Kind::AlreadyExists, text))
+            }
+        }
+    }
+
+    /// As the volume is used already, else the first of its capabilities that fits.
+    fn choose(&self, record: &Record) -> Result<Capability> {
+        let capabilities =
+            record.registration.iter().flat_map(|registration| &registration.spec.capabilities);
+        let used = record.claims.iter().map(|claim| &claim.usage.capability);
+        used.chain(capabilities).copied().find(|capability| self.fits(*capability)).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} was not registered with that access mode and attachment mode; `csictl volume show` lists its \
+                 capabilities",
+                record.name
+            ))
+        })
+    }
+}
+
+impl Volumes {
     pub async fn create_volume(&self, _request: CreateRequest) -> Result<VolumeView> {
         later()
     }
 
-    pub async fn volumes(&self, _filter: RecordFilter) -> Result<Vec<VolumeView>> {
-        later()
+    pub async fn volumes(&self, filter: RecordFilter) -> Result<Vec<VolumeView>> {
+        let of_past = ClaimFilter {
+            namespace: filter.namespace.clone(),
+            volume: filter.volume.clone(),
+            past: true,
+            ..ClaimFilter::default()
+        };
+        let mut past: BTreeMap<VolumeName, Vec<String>> = BTreeMap::new();
+        for (name, claim) in self.shared.registry.claims(of_past).await?.0.into_iter().rev() {
+            past.entry(name).or_default().push(claim.consumer);
+        }
+        let (records, _) = self.shared.registry.records(filter).await?;
+        let mut views = Vec::with_capacity(records.len());
+        for record in records.into_iter().filter(|record| record.registration.is_some()) {
+            let past = past.remove(&record.name).unwrap_or_default();
+            views.push(self.shared.view(record, past));
+        }
+        Ok(views)
     }
 
-    pub async fn volume(&self, _name: VolumeName) -> Result<VolumeView> {
-        later()
+    pub async fn volume(&self, name: VolumeName) -> Result<VolumeView> {
+        let filter = RecordFilter {
+            namespace: Some(name.namespace.clone()),
+            volume: Some(name.volume.clone()),
+            ..RecordFilter::default()
+        };
+        let view = self.volumes(filter).await?.pop();
+        view.ok_or_else(|| say::not_registered(&name.key("")))
     }
 
-    /// Whether the plugin confirms it, and what it says if not.
+    /// Whether the plugin confirms it, and what it says if not; without a capability all that the volume has.
     pub async fn validate_volume(
         &self,
-        _request: VolumeRequest,
-        _capability: Option<Capability>,
+        request: VolumeRequest,
+        capability: Option<Capability>,
     ) -> Result<(bool, String)> {
-        later()
+        let capabilities = capability.into_iter().collect();
+        match self.call(request, Call::Validate { capabilities }).await? {
+            Done::Validated(Ok(())) => Ok((true, String::new())),
+            Done::Validated(Err(message)) => Ok((false, message)),
+            _ => Err(unanswered()),
+        }
     }
 
-    pub async fn deregister_volume(&self, _request: VolumeRequest, _force: bool) -> Result<()> {
-        later()
-    }
-
-    pub async fn delete_volume(&self, _request: VolumeRequest) -> Result<()> {
-        later()
+    pub async fn delete_volume(&self, request: VolumeRequest) -> Result<()> {
+        if request.inline.is_none() {
+            let record = self.shared.registry.record(request.name.clone()).await?;
+            if record.registration.is_none() {
+                return self.shared.synced().await;
+            }
+        }
+        self.call(request, Call::Delete).await.map(drop)
     }
 
     /// The capacity, and whether a node still has to expand it.
     pub async fn expand_volume(
         &self,
-        _request: VolumeRequest,
-        _required: u64,
-        _limit: u64,
-        _part: Part,
+        request: VolumeRequest,
+        required: u64,
+        limit: u64,
+        part: Part,
     ) -> Result<(u64, bool)> {
-        later()
+        match self.call(request, Call::Expand { required, limit, part }).await? {
+            Done::Expanded(capacity, node_is_due) => Ok((capacity, node_is_due)),
+            _ => Err(unanswered()),
+        }
     }
 
+    pub async fn create_snapshot(
+        &self,
+        request: VolumeRequest,
+        name: String,
+        parameters: BTreeMap<String, String>,
+    ) -> Result<Snapshot> {
+        match self.call(request, Call::Snapshot { name, parameters }).await? {
+            Done::Snapshot(snapshot) => Ok(snapshot),
+            _ => Err(unanswered()),
+        }
+    }
+
+    /// Of a volume that is mounted here.
+    pub async fn volume_stats(&self, request: VolumeRequest) -> Result<Stats> {
+        match self.call(request, Call::Stats).await? {
+            Done::Stats(stats) => Ok(stats),
+            _ => Err(unanswered()),
+        }
+    }
+
+    /// The publish context.
     pub async fn attach_volume(
         &self,
-        _request: VolumeRequest,
-        _node_id: String,
-        _read_only: bool,
-        _access_mode: Option<AccessMode>,
-        _attachment_mode: Option<AttachmentMode>,
+        request: VolumeRequest,
+        node_id: String,
+        read_only: bool,
+        access_mode: Option<AccessMode>,
+        attachment_mode: Option<AttachmentMode>,
     ) -> Result<BTreeMap<String, String>> {
-        later()
+        let modes = Wanted { access_mode, attachment_mode };
+        let record = match &request.inline {
+            None => self.shared.registered(&request.name.key("")).await?,
+            Some(inline) => Record {
+                registration: Some(new_registration(request.uid, inline.spec.clone(), Origin::Bus)),
+                ..Record::none(request.name.clone())
+            },
+        };
+        let (uid, capability) = (request.uid, modes.choose(&record)?);
+        let secrets_given = request.secrets.is_some();
+        let call = AttachCall { uid, read_only, capability, secrets_given };
+        match self.call(request, Call::Attach { node_id, call }).await? {
+            Done::Attached(context) => Ok(context),
+            _ => Err(unanswered()),
+        }
     }
 
-    pub async fn detach_volume(&self, _request: VolumeRequest, _node_id: String) -> Result<()> {
-        later()
+    pub async fn detach_volume(&self, request: VolumeRequest, node_id: String) -> Result<()> {
+        if request.inline.is_none() {
+            let record = self.shared.registry.record(request.name.clone()).await?;
+            // Neither registered nor attached: there is nothing to detach, and no plugin to ask.
+            if record.is_empty() {
+                return self.shared.synced().await;
+            }
+        }
+        self.call(request, Call::Detach { node_id }).await.map(drop)
+    }
+
+    /// Queue a call at its volume's task, and wait for its end.
+    async fn call(&self, request: VolumeRequest, call: Call) -> Result<Done> {
+        let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
+        let key = name.key("");
+        let (volume, registration, is_registered) = match inline {
+            Some(Inline { volume, spec }) => {
+                self.shared.refuse_registered(&name, &volume).await?;
+                (volume, new_registration(uid, spec, Origin::Bus), false)
+            }
+            None => {
+                let record = self.shared.registry.record(name).await?;
+                match record.registration {
+                    Some(registration) => (record.volume, registration, true),
+                    // What was attached inline is known by its name.
+                    None if !record.attachments.is_empty() => (record.volume, unregistered(uid), false),
+                    None => return Err(say::not_registered(&key)),
+                }
+            }
+        };
+        let call = match call {
+            Call::Validate { capabilities } if capabilities.is_empty() => {
+                Call::Validate { capabilities: registration.spec.capabilities.clone() }
+            }
+            call => call,
+        };
+        let secrets = match credential {
+            Some(name) => Some(self.shared.credential(&name)?),
+            None => secrets,
+        };
+        let target = Box::new(Target { key, uid, registration, is_registered });
+        let answer = self.shared.ask(&volume, uid, Work::Call { target, call, secrets }, wait)?;
+        self.shared.answered(answer).await
     }
 
     pub async fn explain(&self, _name: VolumeName) -> Result<Explanation> {
         later()
     }
 
-    pub async fn claim(&self, _request: ClaimRequest) -> Result<Claimed> {
-        later()
+    pub async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
+        let ClaimRequest { name, consumer, uid, secrets, credential, wait, .. } = request;
+        let node = self.shared.node.clone();
+        if request.node.is_some_and(|asked| asked != node) {
+            let text = format!("this csid claims for its own node only, {node}");
+            return Err(Error::new(Kind::NotAuthorized, text));
+        }
+        let key = name.key(&consumer);
+        let record = self.shared.registered(&key).await?;
+        let modes = Wanted { access_mode: request.access_mode, attachment_mode: request.attachment_mode };
+        let usage = match record.claim(&consumer) {
+            Some(present) => {
+                modes.refuse_unlike(present, &name)?;
+                Use { mode: request.mode.unwrap_or(present.usage.mode), ..present.usage }
+            }
+            None => {
+                let capability = modes.choose(&record)?;
+                let reader = claims::reader_only(capability.access_mode);
+                let default = if reader { ClaimMode::Read } else { ClaimMode::Write };
+                Use { mode: request.mode.unwrap_or(default), capability }
+            }
+        };
+        let claim = Claim { bound: request.bound, credential, ..new_claim(&consumer, &node, uid, usage) };
+        let work = Work::Claim { key, claim, wait_until: request.wait_until, secrets };
+        let answer = self.shared.ask(&record.volume, uid, work, wait)?;
+        let Done::Claimed { record, .. } = self.shared.answered(answer).await? else {
+            return Err(Error::internal("a claim was answered without its volume"));
+        };
+        let state = record.claim(&consumer).map_or(ClaimState::Pending, |claim| claim.state);
+        let at = record.attachment(&node);
+        let publish_context = at.map(|at| at.publish_context.clone()).unwrap_or_default();
+        let external_node_id = match at {
+            Some(at) => at.node_id.clone(),
+            None => {
+                self.shared.plugins.view(&record.volume.plugin).map(|view| view.node_id).unwrap_or_default()
+            }
+        };
+        let volume = self.shared.view(*record, Vec::new());
+        Ok(Claimed { volume, publish_context, external_node_id, state })
     }
 
-    pub async fn release(&self, _request: ReleaseRequest) -> Result<()> {
-        later()
+    pub async fn release(&self, request: ReleaseRequest) -> Result<()> {
+        let ReleaseRequest { name, consumer, authority, force, node, secrets, credential, wait } = request;
+        self.shared.changeable()?;
+        let key = name.key(&consumer);
+        let record = self.shared.registry.record(name.clone()).await?;
+        let claim = record.claim(&consumer);
+        if claim.is_some_and(|claim| node.as_ref().is_some_and(|node| *node != claim.node)) {
+            let text = format!("{consumer} has claimed {name} on another node");
+            return Err(Error::new(Kind::NotFound, text));
+        }
+        // One that is being made has no row yet.
+        if record.registration.is_none() && claim.is_none() {
+            return self.shared.synced().await;
+        }
+        let (Authority::Own(uid) | Authority::Any(uid)) = authority;
+        let secrets = match credential {
+            Some(name) => Some(self.shared.credential(&name)?),
+            None => secrets,
+        };
+        let work = Work::Release { key, authority, force, secrets };
+        let answer = self.shared.ask(&record.volume, uid, work, wait)?;
+        self.shared.answered(answer).await.map(drop)
     }
 
-    pub async fn claims(&self, _filter: ClaimFilter) -> Result<Vec<(VolumeName, Claim)>> {
-        later()
+    pub async fn claims(&self, filter: ClaimFilter) -> Result<Vec<(VolumeName, Claim)>> {
+        Ok(self.shared.registry.claims(filter).await?.0)
     }
 
     /// The uid that owns a claim, for the choice of the action to authorise.
-    pub async fn claim_owner(&self, _name: &VolumeName, _consumer: &str) -> Result<Option<u32>> {
-        later()
+    pub async fn claim_owner(&self, name: &VolumeName, consumer: &str) -> Result<Option<u32>> {
+        let record = self.shared.registry.record(name.clone()).await?;
+        Ok(record.claim(consumer).map(|claim| claim.uid))
     }
 }

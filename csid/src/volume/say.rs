@@ -22,6 +22,15 @@ pub(super) fn not_owner(key: &MountKey) -> Error {
     Error::new(Kind::NotAuthorized, text)
 }
 
+/// `unmount` ends a Mount of the same identity, `release` a Claim.
+pub(super) fn ended_by(kind: &str) -> Error {
+    let text = match kind {
+        "release" => "a Release of the same claim came in",
+        _ => "an Unmount of the same mount came in",
+    };
+    Error::new(Kind::Cancelled, text)
+}
+
 pub(super) fn refusal(refusal: Refusal, wanted: &Wanted) -> Error {
     let key = &wanted.key;
     match refusal {
@@ -67,6 +76,21 @@ pub(super) fn refusal(refusal: Refusal, wanted: &Wanted) -> Error {
         Refusal::SecretRequired => secret_required(key),
         Refusal::NoSuchMount => Error::internal("the row of the operation is gone"),
     }
+}
+
+pub(super) fn not_claimant(key: &MountKey) -> Error {
+    let text = format!(
+        "the claim of {} by {} is another user's; it takes org.csid1.unmount-others",
+        name(key),
+        key.consumer
+    );
+    Error::new(Kind::NotAuthorized, text)
+}
+
+pub(super) fn unknown_plugin(plugin: &str) -> Error {
+    let text =
+        format!("no plugin `{plugin}` is registered; see `csictl plugin list`, or wait with WaitForPlugin");
+    Error::not_found(text)
 }
 
 pub(super) fn not_registered(key: &MountKey) -> Error {
@@ -135,9 +159,9 @@ pub(super) fn shown_elsewhere(path: &Path) -> Error {
 
 pub(super) fn stopped(kind: Kind) -> Error {
     let text = match kind {
-        Kind::TimedOut => "the deadline passed before the mount was there; it is being undone",
+        Kind::TimedOut => "the deadline passed before it was there; it is being undone",
         Kind::ShuttingDown => "csid is stopping; the next csid undoes what was begun",
-        _ => "the mount was cancelled and is being undone",
+        _ => "it was cancelled and is being undone",
     };
     Error::new(kind, text)
 }

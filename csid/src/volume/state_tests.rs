@@ -40,6 +40,7 @@ fn wanted(consumer: u8) -> Wanted {
         dev: false,
         restore: if consumer == 1 { Restore::Hold } else { Restore::Auto },
         credential: None,
+        registered: false,
         secrets_given: false,
         secrets_beside: false,
     };

@@ -12,12 +12,13 @@ use tokio::sync::{mpsc, watch};
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
+use crate::store::registry::Claim;
 use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
 use crate::volume::control::Control;
 use crate::volume::journalled::Journalled;
 use crate::volume::state::{Volume, Wanted};
-use crate::volume::work::{Operation, Waiter, Work};
-use crate::volume::{Authority, Mounted, Shared, shutting_down};
+use crate::volume::work::{Done, Operation, Waiter, Work};
+use crate::volume::{Shared, say, shutting_down};
 
 /// The first and the longest pause between two tries of what nobody waits for.
 const SETTLE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -29,6 +30,8 @@ pub(super) enum Message {
     Withdraw(u64),
     /// Look for rows that wait or are unsettled, at once.
     Wake,
+    /// Go on with the claim of this consumer, for this uid.
+    Continue(MountKey, u32),
     /// csid stops: answer everybody.
     Stop,
 }
@@ -38,6 +41,8 @@ pub(super) struct Task {
     key: VolumeKey,
     inbox: mpsc::UnboundedReceiver<Message>,
     queue: VecDeque<Operation>,
+    /// Claims that wait for those in their way to end, in the order they came.
+    waiting: VecDeque<Operation>,
     /// Rows that are to be settled before the next pause.
     round: VecDeque<MountKey>,
     settle_pause: Duration,
@@ -52,6 +57,7 @@ impl Task {
             key: volume.row.key.clone(),
             inbox,
             queue: VecDeque::new(),
+            waiting: VecDeque::new(),
             round: VecDeque::new(),
             settle_pause: SETTLE.0,
             settle_at: Instant::now(),
@@ -69,11 +75,11 @@ impl Task {
                 continue;
             }
             // What a caller has settled meanwhile is not waited for.
-            self.round.retain(|key| rows.volume().mount(key).and_then(work_of).is_some());
+            self.round.retain(|key| next_of(&rows, key).is_some());
             if self.round.is_empty() {
-                self.round = unsettled(rows.volume());
+                self.round = unsettled(&rows);
             }
-            if self.round.is_empty() {
+            if self.round.is_empty() && self.waiting.is_empty() {
                 match self.shared.directory.rest(&self.key, rows, &self.inbox) {
                     None => return,
                     Some(busy) => rows = busy,
@@ -84,21 +90,45 @@ impl Task {
             if self.shared.is_stopping() || self.shared.store.writable().is_err() {
                 return;
             }
-            self.shared.directory.release(&self.key, rows.volume(), &self.inbox);
-            let pause = tokio::time::sleep_until(self.settle_at.into());
+            if self.waiting.is_empty() {
+                self.shared.directory.release(&self.key, rows.volume(), &self.inbox);
+            }
+            let settle_at = (!self.round.is_empty()).then_some(self.settle_at);
+            let deadline = self.next_deadline();
             tokio::select! {
                 message = self.inbox.recv() => match message {
                     Some(message) => self.take(message),
                     None => return,
                 },
-                () = pause => self.settle_one(&mut rows).await,
+                () = until(deadline) => self.expire(),
+                () = until(settle_at) => self.settle_one(&mut rows).await,
             }
+        }
+    }
+
+    /// Answer those who wait for their turn and whose deadline has passed; a claim that has waited as long as it was to has
+    /// its last try.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        for operation in self.queue.iter_mut().chain(&mut self.waiting) {
+            operation.expire(now, &self.key);
+        }
+        self.drop_deserted();
+        if self.waiting.iter().any(|operation| !operation.work.waits_beyond(now)) {
+            self.retry_waiting();
+        }
+    }
+
+    /// Whoever waits for a claim is next, in the order they came.
+    fn retry_waiting(&mut self) {
+        for waiting in std::mem::take(&mut self.waiting).into_iter().rev() {
+            self.queue.push_front(waiting);
         }
     }
 
     /// Try the next row of the round; the pause is between rounds, so that one that cannot be settled keeps no other waiting.
     async fn settle_one(&mut self, rows: &mut Journalled) {
-        let next = self.round.pop_front().and_then(|key| work_of(rows.volume().mount(&key)?));
+        let next = self.round.pop_front().and_then(|key| next_of(rows, &key));
         if self.round.is_empty() {
             self.settle_at = Instant::now() + self.settle_pause;
             self.settle_pause = (self.settle_pause * 2).min(SETTLE.1);
@@ -115,9 +145,7 @@ impl Task {
                     return refuse(work, waiter, &self.key, error);
                 }
                 // Before it joins an earlier one: it ends also what was asked for in between.
-                if let Work::Unmount { key, .. } = &work {
-                    self.cancel_queued(&key.clone());
-                }
+                self.cancel_queued(&work);
                 if let Some(same) = self.queue.iter_mut().find(|queued| queued.work.covers(&work)) {
                     return same.join(&self.shared, waiter);
                 }
@@ -126,56 +154,64 @@ impl Task {
                 self.queue.push_back(operation);
             }
             Message::Withdraw(number) => {
-                for operation in &mut self.queue {
+                for operation in self.queue.iter_mut().chain(&mut self.waiting) {
                     operation.withdraw(number, &self.key);
                 }
                 self.drop_deserted();
             }
             Message::Stop => {
-                for operation in &mut self.queue {
+                for operation in self.queue.iter_mut().chain(&mut self.waiting) {
                     operation.fail(&self.key, &shutting_down());
                 }
                 self.queue.clear();
+                self.waiting.clear();
             }
             Message::Wake => {
                 self.settle_pause = SETTLE.0;
                 self.settle_at = Instant::now();
             }
-        }
-    }
-
-    /// Unmount ends a Mount of the same identity that has not begun.
-    fn cancel_queued(&mut self, key: &MountKey) {
-        let queue = std::mem::take(&mut self.queue);
-        for operation in queue {
-            if matches!(operation.work, Work::Mount { .. }) && operation.work.key() == key {
-                operation.answer(
-                    &self.key,
-                    Err(Error::new(Kind::Cancelled, "an Unmount of the same mount came in")),
-                );
-            } else {
-                self.queue.push_back(operation);
+            Message::Continue(key, uid) => {
+                self.queue.push_back(Operation::new(Work::Continue { key, uid }));
             }
         }
     }
 
-    /// A Mount that waits in the queue for nobody is not begun.
-    fn drop_deserted(&mut self) {
-        self.queue.retain(|operation| {
-            !operation.waiters.is_empty() || !matches!(operation.work, Work::Mount { .. })
-        });
+    /// Unmount ends a Mount of the same identity that has not begun, Release a Claim.
+    fn cancel_queued(&mut self, end: &Work) {
+        for queue in [&mut self.queue, &mut self.waiting] {
+            for operation in std::mem::take(queue) {
+                if end.ends(&operation.work) {
+                    operation.answer(&self.key, Err(say::ended_by(end.kind())));
+                } else {
+                    queue.push_back(operation);
+                }
+            }
+        }
     }
 
-    fn next_deadline(&self, current: &Operation) -> Option<Instant> {
-        let queued = self.queue.iter().flat_map(|operation| &operation.waiters);
-        current.waiters.iter().chain(queued).filter_map(|waiter| waiter.deadline).min()
+    /// A Mount or Claim that waits in the queue for nobody is not begun.
+    fn drop_deserted(&mut self) {
+        let is_wanted = |operation: &Operation| !operation.waiters.is_empty() || !operation.work.is_undone();
+        self.queue.retain(is_wanted);
+        let before = self.waiting.len();
+        self.waiting.retain(is_wanted);
+        if self.waiting.len() < before {
+            self.retry_waiting();
+        }
+    }
+
+    /// The first deadline of those who wait for their turn.
+    fn next_deadline(&self) -> Option<Instant> {
+        let waiters = self.queue.iter().chain(&self.waiting).flat_map(|operation| &operation.waiters);
+        let waits = self.waiting.iter().filter_map(|operation| operation.work.waits_until());
+        waiters.filter_map(|waiter| waiter.deadline).chain(waits).min()
     }
 
     async fn perform(&mut self, mut current: Operation, rows: &mut Journalled) {
         let begun = Instant::now();
         let patience = self.shared.config.borrow().deadlines.operation;
         let give_up = |current: &Operation| match current.work {
-            Work::Mount { .. } | Work::Restore { .. } => {
+            ref work if work.is_undone() || matches!(work, Work::Restore { .. }) => {
                 let ends = current.waiters.iter().map(|waiter| waiter.deadline.unwrap_or(begun + patience));
                 ends.max().unwrap_or(begun + patience)
             }
@@ -187,25 +223,24 @@ impl Task {
         let anonymous = current.anonymous_ticket(&self.shared, &self.key, rows.volume());
         let names = current.names();
         let is_new = rows.volume().mount(current.work.key()).is_none();
+        let ahead: Vec<Claim> =
+            self.waiting.iter().filter_map(|operation| operation.work.claim().cloned()).collect();
 
         // The operation has the rows; everything else of the task goes on beside it.
         let shared = self.shared.clone();
         let mut running: Running<'_> =
-            Box::pin(current.job(names).run(&shared, rows, orders, current.step.clone()));
+            Box::pin(current.job(names).run(&shared, rows, orders, current.step.clone(), &ahead));
         let result = loop {
-            let deadline = self.next_deadline(&current);
+            let own = current.waiters.iter().filter_map(|waiter| waiter.deadline);
+            let deadline = own.chain(self.next_deadline()).min();
             tokio::select! {
                 biased;
                 done = &mut running => break done,
                 // The directory holds the other end as long as the task runs.
                 Some(message) = self.inbox.recv() => self.while_running(message, &mut current, &control),
                 () = until(deadline) => {
-                    let now = Instant::now();
-                    current.expire(now, &self.key);
-                    for operation in &mut self.queue {
-                        operation.expire(now, &self.key);
-                    }
-                    self.drop_deserted();
+                    current.expire(Instant::now(), &self.key);
+                    self.expire();
                     self.desert(&current, &control, Kind::TimedOut);
                 }
             }
@@ -219,12 +254,26 @@ impl Task {
                 changed
             });
         };
+        drop(running);
         drop(anonymous);
-        if result.is_ok() && is_new && control.borrow().abandon.is_some() {
+        let undo = match &result {
+            Ok(Done::Mounted(_)) if is_new => current.work.undo(),
+            Ok(Done::Claimed { is_new: true, .. } | Done::Attached(_)) => current.work.undo(),
+            _ => None,
+        };
+        if let Some(undo) = undo.filter(|_| control.borrow().abandon.is_some()) {
             // It was done just when the last caller left: nobody was told, so it is undone.
-            let key = current.work.key().clone();
-            let work = Work::Unmount { key, authority: Authority::Any(0), force: false };
-            self.queue.push_front(Operation::new(work));
+            self.queue.push_front(Operation::new(undo));
+        }
+        if let (Work::Claim { .. }, Err(error)) = (&current.work, &result)
+            && (error.kind == Kind::ClaimConflict && current.work.waits_beyond(Instant::now()))
+            && !current.waiters.is_empty()
+        {
+            current.step.set("waiting for claims");
+            return self.waiting.push_back(current);
+        }
+        if current.work.frees(&result) {
+            self.retry_waiting();
         }
         if result.is_ok() || !current.waiters.is_empty() {
             self.settle_pause = SETTLE.0;
@@ -261,22 +310,17 @@ impl Task {
         if let Some(error) = refusal.or_else(|| self.refusal(&work)) {
             return refuse(work, waiter, &self.key, error);
         }
-        let Work::Unmount { key, .. } = &work else {
-            return match is_wanted && current.work.covers(&work) {
-                true => current.join(&self.shared, waiter),
-                false => self.take(Message::Ask(work, waiter)),
-            };
-        };
+        let ends = work.ends(&current.work);
         // Before it joins an earlier one: it ends also what was asked for in between.
-        self.cancel_queued(&key.clone());
-        if current.work.covers(&work) {
-            current.join(&self.shared, waiter);
-        } else if current.work.mounts(key) {
+        self.cancel_queued(&work);
+        if ends {
             control.send_modify(|control| control.abandon = Some(Kind::Cancelled));
-            current.fail(&self.key, &Error::new(Kind::Cancelled, "an Unmount of the same mount came in"));
+            current.fail(&self.key, &say::ended_by(work.kind()));
             let mut operation = Operation::new(work);
             operation.join(&self.shared, waiter);
             self.queue.push_front(operation);
+        } else if current.work.covers(&work) && (is_wanted || !current.work.is_undone()) {
+            current.join(&self.shared, waiter);
         } else {
             self.take(Message::Ask(work, waiter));
         }
@@ -284,12 +328,12 @@ impl Task {
 
     /// Why something that is queued does not go with `asked`.
     fn refusal(&self, asked: &Work) -> Option<Error> {
-        self.queue.iter().find_map(|queued| queued.work.refuses(asked))
+        self.queue.iter().chain(&self.waiting).find_map(|queued| queued.work.refuses(asked))
     }
 
     /// When no caller waits any more, a Mount is undone; all else goes on to its end.
     fn desert(&self, current: &Operation, control: &watch::Sender<Control>, why: Kind) {
-        if current.waiters.is_empty() && matches!(current.work, Work::Mount { .. }) {
+        if current.waiters.is_empty() && current.work.is_undone() {
             control.send_if_modified(|control| {
                 let first = control.abandon.is_none();
                 control.abandon.get_or_insert(why);
@@ -300,7 +344,7 @@ impl Task {
 }
 
 /// An operation that runs, with the volume's rows.
-type Running<'a> = Pin<Box<dyn Future<Output = Result<Option<Mounted>>> + Send + 'a>>;
+type Running<'a> = Pin<Box<dyn Future<Output = Result<Done>> + Send + 'a>>;
 
 async fn until(deadline: Option<Instant>) {
     match deadline {
@@ -309,9 +353,19 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// The rows that leave something to be done without being asked.
-fn unsettled(volume: &Volume) -> VecDeque<MountKey> {
-    volume.mounts.iter().filter(|row| work_of(row).is_some()).map(|row| row.key.clone()).collect()
+/// The rows and claims that leave something to be done without being asked.
+fn unsettled(rows: &Journalled) -> VecDeque<MountKey> {
+    let mounts = rows.volume().mounts.iter().filter(|row| work_of(row).is_some()).map(|row| &row.key);
+    mounts.chain(rows.unfinished().filter(|(_, claim)| !claim.parked).map(|(key, _)| key)).cloned().collect()
+}
+
+/// What is to be done for a row or a claim.
+fn next_of(rows: &Journalled, key: &MountKey) -> Option<Work> {
+    let claim = || {
+        let (_, claim) = rows.unfinished().find(|(of, claim)| *of == key && !claim.parked)?;
+        Some(Work::Continue { key: key.clone(), uid: claim.uid })
+    };
+    rows.volume().mount(key).and_then(work_of).or_else(claim)
 }
 
 fn work_of(row: &MountRow) -> Option<Work> {
@@ -344,9 +398,9 @@ mod tests {
     use crate::host::Host;
     use crate::plugin::Plugins;
     use crate::store::Store;
-    use crate::volume::Volumes;
     use crate::volume::operations::{Begin, Step};
     use crate::volume::state::tests::begun;
+    use crate::volume::{Authority, Volumes};
 
     /// Who asked just before, and is read by nobody any more, is told of the damage.
     #[tokio::test]

@@ -13,6 +13,8 @@ use crate::volume::task::Message;
 use crate::volume::{Volumes, healthy, there};
 
 const EVERY: Duration = Duration::from_secs(60);
+/// When claims that are on their way out get their second chance.
+const SWEEP: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ill {
@@ -26,10 +28,18 @@ impl Volumes {
         let mut ill = BTreeMap::new();
         let mut every = tokio::time::interval(EVERY);
         let mut plugins = self.shared.plugins.subscribe();
+        let mut sweep = tokio::time::interval(SWEEP);
         every.tick().await;
+        sweep.tick().await;
         loop {
             tokio::select! {
                 _ = every.tick() => {}
+                _ = sweep.tick() => {
+                    if let Err(error) = self.sweep().await {
+                        tracing::warn!(%error, "claims could not be looked for that are on their way out");
+                    }
+                    continue;
+                }
                 change = plugins.recv() => {
                     // What waits for a plugin that is healthy again is not kept waiting longer.
                     if let Ok(PluginChange::Added(id) | PluginChange::Changed(id)) = change

@@ -1,15 +1,19 @@
 //! An operation of a volume: its work, the callers who wait for it, and what runs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
 
 use crate::error::{Error, Kind, Result};
+use crate::plugin::{Snapshot, Stats};
 use crate::secret::Secrets;
+use crate::store::registry::{Claim, Record};
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::admission::Refusal;
 use crate::volume::control::Control;
+use crate::volume::controlling::{Call, Target};
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Journalled;
 use crate::volume::operations::{Begin, Step, Ticket};
@@ -19,6 +23,8 @@ use crate::volume::{Authority, Mounted, Shared, say};
 pub(super) enum Work {
     Mount {
         wanted: Wanted,
+        /// Of a registered volume: to be taken when the consumer has none.
+        claim: Option<Box<Claim>>,
         secrets: Option<Secrets>,
     },
     Unmount {
@@ -34,14 +40,59 @@ pub(super) enum Work {
     Restore {
         wanted: Wanted,
     },
+    Claim {
+        /// Without a tag: a claim has none.
+        key: MountKey,
+        claim: Claim,
+        /// How long to wait for the claims that are in the way.
+        wait_until: Option<Instant>,
+        secrets: Option<Secrets>,
+    },
+    Release {
+        key: MountKey,
+        authority: Authority,
+        force: bool,
+        secrets: Option<Secrets>,
+    },
+    /// What concerns the volume as a whole.
+    Call {
+        target: Box<Target>,
+        call: Call,
+        secrets: Option<Secrets>,
+    },
+    /// The next try of a claim that is on its way out, or of a call that has to come to its end.
+    Continue {
+        key: MountKey,
+        uid: u32,
+    },
+}
+
+/// What an operation came to.
+#[derive(Clone)]
+pub(super) enum Done {
+    /// What was to go is gone.
+    Gone,
+    Mounted(Mounted),
+    /// The volume with the claim in it; whether it was not there before.
+    Claimed {
+        record: Box<Record>,
+        is_new: bool,
+    },
+    /// Whether the plugin confirms it; what it says if not.
+    Validated(Result<(), String>),
+    Stats(Stats),
+    /// The capacity, and whether a node has to expand it yet.
+    Expanded(u64, bool),
+    Snapshot(Snapshot),
+    /// The publish context.
+    Attached(BTreeMap<String, String>),
 }
 
 pub(super) struct Waiter {
     pub(super) ticket: Ticket,
     pub(super) deadline: Option<Instant>,
     pub(super) hold: Option<Arc<dyn Send + Sync>>,
-    /// `None`: it was an Unmount.
-    pub(super) reply: oneshot::Sender<Result<Option<Mounted>>>,
+    pub(super) reply: oneshot::Sender<Result<Done>>,
 }
 
 pub(super) struct Operation {
@@ -58,14 +109,19 @@ impl Work {
     pub(super) fn key(&self) -> &MountKey {
         match self {
             Work::Mount { wanted, .. } | Work::Restore { wanted } => &wanted.key,
-            Work::Unmount { key, .. } | Work::Settle { key } => key,
+            Work::Unmount { key, .. }
+            | Work::Settle { key }
+            | Work::Claim { key, .. }
+            | Work::Release { key, .. }
+            | Work::Continue { key, .. } => key,
+            Work::Call { target, .. } => &target.key,
         }
     }
 
     pub(super) fn target(&self) -> Option<&str> {
         match self {
             Work::Mount { wanted, .. } | Work::Restore { wanted } => wanted.spec.target.as_deref(),
-            Work::Unmount { .. } | Work::Settle { .. } => None,
+            _ => None,
         }
     }
 
@@ -75,6 +131,10 @@ impl Work {
             Work::Unmount { .. } => "unmount",
             Work::Settle { .. } => "settle",
             Work::Restore { .. } => "restore",
+            Work::Claim { .. } => "claim",
+            Work::Release { .. } => "release",
+            Work::Continue { .. } => "continue",
+            Work::Call { call, .. } => call.kind(),
         }
     }
 
@@ -95,10 +155,14 @@ impl Work {
 
 /// An operation's work, apart from its waiters.
 pub(super) enum Job {
-    Mount(Wanted, Option<Secrets>),
+    Mount(Wanted, Option<Box<Claim>>, Option<Secrets>),
     Restore(Wanted),
     Unmount { key: MountKey, authority: Authority, force: bool, names: Vec<String> },
     Settle(MountKey),
+    Claim { key: MountKey, claim: Claim, secrets: Option<Secrets> },
+    Release { key: MountKey, authority: Authority, force: bool, secrets: Option<Secrets> },
+    Call { target: Box<Target>, call: Call, secrets: Option<Secrets> },
+    Continue(MountKey),
 }
 
 impl Job {
@@ -108,24 +172,50 @@ impl Job {
         rows: &mut Journalled,
         control: watch::Receiver<Control>,
         step: Step,
-    ) -> Result<Option<Mounted>> {
+        ahead: &[Claim],
+    ) -> Result<Done> {
         let mut drive = Drive { shared, rows, control, step, secrets: None, force: false };
         match self {
-            Job::Mount(wanted, secrets) => {
+            Job::Mount(mut wanted, claim, secrets) => {
                 drive.secrets = secrets;
-                drive.mount(&wanted).await.map(Some)
+                let mounted = match claim {
+                    Some(claim) => drive.mount_claimed(&mut wanted, &claim, ahead).await,
+                    None => drive.mount(&wanted).await,
+                };
+                mounted.map(Done::Mounted)
             }
-            Job::Restore(wanted) => {
-                let restored = drive.mount(&wanted).await;
+            Job::Restore(mut wanted) => {
+                let restored = drive.restore(&mut wanted).await;
                 if let Err(error) = &restored {
                     drive.still_waiting(&wanted.key, error).await;
                 }
-                restored.map(Some)
+                restored.map(Done::Mounted)
             }
             Job::Unmount { key, authority, force, names } => {
-                drive.unmount(&key, authority, force, names).await.map(|()| None)
+                drive.unmount(&key, authority, force, names).await?;
+                drive.give_back(&key).await.map(|()| Done::Gone)
             }
-            Job::Settle(key) => drive.settle(&key).await.map(|()| None),
+            Job::Settle(key) => {
+                drive.settle(&key).await?;
+                drive.give_back(&key).await.map(|()| Done::Gone)
+            }
+            Job::Claim { key, claim, secrets } => {
+                drive.secrets = secrets;
+                let (record, is_new) = drive.claim(&key, &claim, ahead).await?;
+                Ok(Done::Claimed { record: Box::new(record), is_new })
+            }
+            Job::Release { key, authority, force, secrets } => {
+                drive.secrets = secrets;
+                drive.release(&key, authority, force).await.map(|()| Done::Gone)
+            }
+            Job::Call { target, call, secrets } => {
+                drive.secrets = secrets;
+                drive.call(&target, call).await
+            }
+            Job::Continue(key) if key.consumer.is_empty() => {
+                drive.continue_call(&key).await.map(|()| Done::Gone)
+            }
+            Job::Continue(key) => drive.continue_claim(&key).await.map(|()| Done::Gone),
         }
     }
 }
@@ -133,6 +223,13 @@ impl Job {
 impl Work {
     /// Why `asked` cannot be had while this is under way: another's, or other options of the same identity.
     pub(super) fn refuses(&self, asked: &Work) -> Option<Error> {
+        if let (
+            Work::Claim { key, claim, .. },
+            Work::Release { key: asked, authority: Authority::Own(uid), .. },
+        ) = (self, asked)
+        {
+            return (key == asked && *uid != claim.uid).then(|| say::not_claimant(asked));
+        }
         let (Work::Mount { wanted, .. } | Work::Restore { wanted }) = self else { return None };
         match asked {
             _ if *asked.key() != wanted.key => None,
@@ -149,6 +246,71 @@ impl Work {
         }
     }
 
+    /// When nobody waits for it any more, it is undone; all else goes on to its end.
+    pub(super) fn is_undone(&self) -> bool {
+        match self {
+            Work::Mount { .. } | Work::Claim { .. } => true,
+            Work::Call { call, .. } => call.is_undone(),
+            _ => false,
+        }
+    }
+
+    /// What undoes it.
+    pub(super) fn undo(&self) -> Option<Work> {
+        let authority = Authority::Any(0);
+        match self {
+            Work::Mount { wanted, .. } => {
+                Some(Work::Unmount { key: wanted.key.clone(), authority, force: false })
+            }
+            Work::Claim { key, .. } => {
+                Some(Work::Release { key: key.clone(), authority, force: false, secrets: None })
+            }
+            Work::Call { target, call: Call::Attach { node_id, .. }, secrets } => {
+                let call = Call::Detach { node_id: node_id.clone() };
+                Some(Work::Call { target: target.clone(), call, secrets: secrets.clone() })
+            }
+            _ => None,
+        }
+    }
+
+    /// The claim that it is to take.
+    pub(super) fn claim(&self) -> Option<&Claim> {
+        match self {
+            Work::Claim { claim, .. } => Some(claim),
+            _ => None,
+        }
+    }
+
+    /// Whether it waits for other claims, and longer than until `now`.
+    pub(super) fn waits_beyond(&self, now: Instant) -> bool {
+        self.waits_until().is_some_and(|until| until > now)
+    }
+
+    pub(super) fn waits_until(&self) -> Option<Instant> {
+        match self {
+            Work::Claim { wait_until, .. } => *wait_until,
+            _ => None,
+        }
+    }
+
+    /// Whether claims that wait may have what they want now.
+    pub(super) fn frees(&self, result: &Result<Done>) -> bool {
+        match self {
+            Work::Mount { .. } | Work::Restore { .. } => result.is_err(),
+            Work::Claim { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// Whether it is the end of `other`, which is then cancelled.
+    pub(super) fn ends(&self, other: &Work) -> bool {
+        match self {
+            Work::Unmount { key, .. } => other.mounts(key),
+            Work::Release { key, .. } => matches!(other, Work::Claim { key: claimed, .. } if claimed == key),
+            _ => false,
+        }
+    }
+
     pub(super) fn mounts(&self, key: &MountKey) -> bool {
         matches!(self, Work::Mount { wanted, .. } | Work::Restore { wanted } if wanted.key == *key)
     }
@@ -162,15 +324,27 @@ impl Operation {
     /// The work goes to the job; what the task compares with stays here, without the secrets.
     pub(super) fn job(&mut self, names: Vec<String>) -> Job {
         match &mut self.work {
-            Work::Mount { wanted, secrets } => {
+            Work::Mount { wanted, claim, secrets } => {
                 wanted.operations = names;
-                Job::Mount(wanted.clone(), secrets.take())
+                Job::Mount(wanted.clone(), claim.clone(), secrets.take())
             }
             Work::Restore { wanted } => Job::Restore(wanted.clone()),
             Work::Unmount { key, authority, force } => {
                 Job::Unmount { key: key.clone(), authority: *authority, force: *force, names }
             }
             Work::Settle { key } => Job::Settle(key.clone()),
+            Work::Claim { key, claim, secrets, .. } => {
+                // It may have to be tried again.
+                Job::Claim { key: key.clone(), claim: claim.clone(), secrets: secrets.clone() }
+            }
+            Work::Release { key, authority, force, secrets } => {
+                let (key, authority, force) = (key.clone(), *authority, *force);
+                Job::Release { key, authority, force, secrets: secrets.take() }
+            }
+            Work::Call { target, call, secrets } => {
+                Job::Call { target: target.clone(), call: call.clone(), secrets: secrets.clone() }
+            }
+            Work::Continue { key, .. } => Job::Continue(key.clone()),
         }
     }
 
@@ -200,13 +374,16 @@ impl Operation {
         if !self.waiters.is_empty() || self.left.is_some() {
             return None;
         }
-        let row = rows.mount(self.work.key())?;
+        let (uid, id) = match &self.work {
+            Work::Continue { uid, .. } => (*uid, None),
+            _ => rows.mount(self.work.key()).map(|row| (row.uid, row.operations.first().cloned()))?,
+        };
         let begin = Begin {
             kind: self.work.kind(),
             key: self.work.key(),
             volume,
-            uid: row.uid,
-            id: row.operations.first().cloned(),
+            uid,
+            id,
             deadline: None,
             step: self.step.clone(),
         };
@@ -221,8 +398,9 @@ impl Operation {
         self.waiters = rest;
         let step = self.step.get();
         let text = match &self.work {
-            Work::Mount { .. } => {
-                format!("the deadline passed at `{step}`; the mount is undone unless somebody else waits")
+            work if work.is_undone() => {
+                let kind = work.kind();
+                format!("the deadline passed at `{step}`; the {kind} is undone unless somebody else waits")
             }
             _ => format!(
                 "the deadline passed at `{step}`; the operation goes on, ask again or see ListOperations"
@@ -255,18 +433,13 @@ impl Operation {
         self.reply(waiters, volume, &Err(error.clone()));
     }
 
-    pub(super) fn answer(mut self, volume: &VolumeKey, result: Result<Option<Mounted>>) {
+    pub(super) fn answer(mut self, volume: &VolumeKey, result: Result<Done>) {
         let waiters = std::mem::take(&mut self.waiters);
         self.reply(waiters, volume, &result);
     }
 
     /// The last one's ticket.
-    fn reply(
-        &self,
-        waiters: Vec<Waiter>,
-        volume: &VolumeKey,
-        result: &Result<Option<Mounted>>,
-    ) -> Option<Ticket> {
+    fn reply(&self, waiters: Vec<Waiter>, volume: &VolumeKey, result: &Result<Done>) -> Option<Ticket> {
         let mut last = None;
         for Waiter { ticket, reply, .. } in waiters {
             let result = result

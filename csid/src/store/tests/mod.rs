@@ -89,6 +89,7 @@ fn mount(volume: &str, consumer: &str) -> MountRow {
             dev: true,
             restore: Restore::Hold,
             credential: Some("csid.default.vol".into()),
+            registered: false,
             secrets_given: false,
             secrets_beside: false,
         },

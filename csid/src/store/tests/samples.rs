@@ -23,6 +23,7 @@ pub(super) fn claim(consumer: &str, node: &str) -> Claim {
         by_mount: true,
         kept: true,
         bound: Some(Bound { to: BoundTo::Unit("db ä.service".into()), grace_usec: 5 }),
+        credential: Some("csid.claim".into()),
         secrets_given: true,
         error: "\"quoted\"".into(),
         since_usec: 1_700_000_000_000_000,
@@ -46,7 +47,7 @@ pub(super) fn record(volume: &str, consumers: &[&str]) -> Record {
         standing: Standing::Registered,
         origin: Origin::File,
         capacity: 0,
-        pending_expansion: Some(Expansion { required: 1 << 40, limit: 0 }),
+        pending_expansion: Some(Expansion { required: 1 << 40, limit: 0, by_controller: true }),
         parked: String::new(),
     };
     let mut attachment = Attachment::new("n1", Leg::Present);

@@ -1,0 +1,226 @@
+//! What is said of claims: errors that say what to do next, and events.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::error::{Error, Kind};
+use crate::store::registry::{Claim, ClaimState, Record, VolumeName};
+use crate::store::rows::{EventDetails, MountKey, NewEvent};
+use crate::volume::claims::{Event, Refusal};
+
+pub(super) fn refusal(refusal: Refusal, key: &MountKey, wanted: &Claim) -> Error {
+    let (name, consumer) = (VolumeName::of(key), &wanted.consumer);
+    match refusal {
+        Refusal::NotOwner => Error::new(
+            Kind::NotAuthorized,
+            format!("the claim of {name} by {consumer} is another user's; choose another consumer"),
+        ),
+        Refusal::OtherOptions => Error::new(
+            Kind::AlreadyExists,
+            format!("{consumer} has claimed {name} with other options; release that first"),
+        ),
+        Refusal::Releasing => Error::new(
+            Kind::Uncertain,
+            format!("an earlier claim of {name} by {consumer} is still being let go; ask again"),
+        ),
+        Refusal::NoCapability => Error::invalid(format!(
+            "{name} was not registered with that access mode and attachment mode; `csictl volume show` lists its \
+             capabilities"
+        )),
+        Refusal::ReaderOnly => Error::invalid("a reader-only access mode is claimed with mode read"),
+        Refusal::Conflict { what, holders } => {
+            let who = match holders.is_empty() {
+                true => "somebody else".to_owned(),
+                false => holders.join(", "),
+            };
+            let text = format!(
+                "{what} conflicts with the claim of {name} by {who}; release it there first, or wait for it \
+                 (wait-usec, `csictl claim --wait`)"
+            );
+            Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
+        }
+        Refusal::NoSuchClaim => Error::internal("the row of the claim is gone"),
+    }
+}
+
+/// An event of csid's own that does not go with the state.
+pub(super) fn inner(refusal: Refusal, key: &MountKey) -> Error {
+    Error::internal(format!("an inner event of {} was refused: {refusal:?}", VolumeName::of(key)))
+}
+
+pub(super) fn unclaimed(key: &MountKey) -> Error {
+    let text = format!("{} is not claimed by {} any more; mount it again", VolumeName::of(key), key.consumer);
+    Error::new(Kind::ClaimConflict, text)
+}
+
+pub(super) fn undone_later(error: Error, undo: &Error) -> Error {
+    let text = format!("{}; and undoing it has not come to an end: {}", error.message, undo.message);
+    let mut later = Error { kind: Kind::Uncertain, message: text, details: error.details };
+    later.details.retryable = true;
+    later
+}
+
+pub(super) fn secret_required(name: &VolumeName, consumer: &str) -> Error {
+    let text = format!(
+        "to detach {name} the plugin needs its secrets again: repeat Release of {consumer} with `secrets`, or \
+         register the volume with a `credential`"
+    );
+    Error::new(Kind::SecretRequired, text)
+}
+
+pub(super) fn no_node_id(plugin: &str) -> Error {
+    let text =
+        format!("plugin {plugin} attaches volumes, but its node service gives no node id (NodeGetInfo)");
+    Error::new(Kind::PluginError, text)
+}
+
+pub(super) fn out_of_reach(name: &VolumeName, topology: &BTreeMap<String, String>) -> Error {
+    let here: Vec<String> = topology.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let here = if here.is_empty() { "no topology".to_owned() } else { here.join(", ") };
+    let text =
+        format!("{name} is not reachable from this node ({here}); `csictl volume show` lists its topologies");
+    Error::new(Kind::ClaimConflict, text)
+}
+
+pub(super) fn too_many(plugin: &str, most: i64, volumes: &[Record]) -> Error {
+    let holders: Vec<String> = volumes.iter().map(|record| record.name.to_string()).collect();
+    let text =
+        format!("plugin {plugin} takes at most {most} volumes on this node; release one of them first");
+    Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
+}
+
+pub(super) fn in_use(record: &Record, what_next: &str) -> Error {
+    let holders: Vec<String> = record.claims.iter().map(|claim| claim.consumer.clone()).collect();
+    let text = format!("{} is claimed by {}; {what_next}", record.name, holders.join(", "));
+    Error::new(Kind::Busy, text).with(|details| details.holders = holders)
+}
+
+pub(super) fn mounted(name: &VolumeName, holders: Vec<String>) -> Error {
+    let text = format!("{name} is mounted by {}; unmount it first", holders.join(", "));
+    Error::new(Kind::Busy, text).with(|details| details.holders = holders)
+}
+
+pub(super) fn not_confirmed(name: &VolumeName, why: &str) -> Error {
+    let why = if why.is_empty() { "it does not say why" } else { why };
+    Error::invalid(format!("the plugin does not confirm that {name} can be used so: {why}"))
+}
+
+pub(super) fn not_mounted(key: &MountKey) -> Error {
+    let text = format!("{} is not mounted on this node; mount it first", VolumeName::of(key));
+    Error::new(Kind::NotFound, text)
+}
+
+pub(super) fn not_ready(name: &str, id: &str) -> Error {
+    let text = format!("snapshot {name} (`{id}`) is not ready to use yet; ask again with the same name");
+    Error::new(Kind::TimedOut, text).with(|details| details.retryable = true)
+}
+
+/// AttachVolume and DetachVolume do not touch what claims have attached.
+pub(super) fn refuse_claimed(record: &Record) -> Result<(), Error> {
+    if record.claims.is_empty() {
+        return Ok(());
+    }
+    let holders: Vec<String> = record.claims.iter().map(|claim| claim.consumer.clone()).collect();
+    let text = format!("{} is claimed by {}; release it first", record.name, holders.join(", "));
+    Err(Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders))
+}
+
+pub(super) fn not_attacher(name: &VolumeName, node_id: &str) -> Error {
+    let text = format!("another user has attached {name} to {node_id}");
+    Error::new(Kind::NotAuthorized, text)
+}
+
+pub(super) fn attached_otherwise(name: &VolumeName, node_id: &str) -> Error {
+    let text = format!("{name} is attached to {node_id} with other options; detach it first");
+    Error::new(Kind::AlreadyExists, text)
+}
+
+pub(super) fn staged_here(name: &VolumeName, holders: Vec<String>) -> Error {
+    let text = format!("this host has {name} staged under that node id; unmount it first");
+    Error::new(Kind::Busy, text).with(|details| details.holders = holders)
+}
+
+/// An event about an attachment by AttachVolume.
+pub(super) fn attached(kind: &'static str, record: &Record, node_id: &str) -> NewEvent {
+    let mut event = registered(kind, record);
+    event.details.insert("node", Value::from(node_id));
+    event
+}
+
+pub(super) fn of_file(name: &VolumeName) -> Error {
+    let text = format!("{name} is defined by a file of volumes.d: change or remove that, and reload");
+    Error::new(Kind::NotSupported, text)
+}
+
+pub(super) fn on_its_way(name: &VolumeName) -> Error {
+    let text = format!("{name} is being created or deleted; `csictl explain` tells how far that is");
+    Error::new(Kind::Busy, text)
+}
+
+/// An event about a registration.
+pub(super) fn registered(kind: &'static str, record: &Record) -> NewEvent {
+    let mut details = EventDetails::from([
+        ("success", Value::from(true)),
+        ("plugin", Value::from(record.volume.plugin.clone())),
+    ]);
+    if let Some(registration) = &record.registration {
+        details.insert("uid", Value::from(registration.uid));
+    }
+    NewEvent { kind, subject: record.name.to_string(), details }
+}
+
+pub(super) fn log(key: &MountKey, error: &Error) {
+    let MountKey { namespace, volume, consumer, .. } = key;
+    tracing::warn!(namespace, volume, consumer, kind = error.kind.name(), "{}", error.message);
+}
+
+fn state(claim: Option<&Claim>) -> &'static str {
+    match claim {
+        None => "free",
+        Some(claim) if !claim.parked.is_empty() => "parked",
+        Some(claim) => match claim.state {
+            ClaimState::Pending => "pending",
+            ClaimState::Taken => "taken",
+            ClaimState::NodeDetached => "node-detached",
+            ClaimState::ControllerDetached => "controller-detached",
+        },
+    }
+}
+
+/// Claims that were answered once and are not there any more.
+pub(super) fn past(before: &Record, after: &Record) -> Vec<Claim> {
+    let is_past = |claim: &&Claim| claim.kept && after.claim(&claim.consumer).is_none();
+    before.claims.iter().filter(is_past).cloned().collect()
+}
+
+/// What changed of each claim.
+pub(super) fn events(before: &Record, after: &Record, event: &Event) -> Vec<NewEvent> {
+    let forced = match event {
+        Event::Forget { consumer } => Some(consumer),
+        _ => None,
+    };
+    let consumers = before.claims.iter().chain(&after.claims);
+    let consumers: BTreeMap<&str, &Claim> = consumers.map(|claim| (claim.consumer.as_str(), claim)).collect();
+    let changed = consumers.into_iter().filter_map(|(consumer, claim)| {
+        let (from, to) = (state(before.claim(consumer)), state(after.claim(consumer)));
+        if from == to {
+            return None;
+        }
+        let mut details = EventDetails::new();
+        details.insert("success", Value::from(to != "parked"));
+        if to == "parked" {
+            details.insert("error", Value::from(claim.parked.clone()));
+        }
+        details.insert("consumer", Value::from(consumer));
+        details.insert("uid", Value::from(claim.uid));
+        details.insert("plugin", Value::from(after.volume.plugin.clone()));
+        details.insert("node", Value::from(claim.node.clone()));
+        details.insert("from", Value::from(from));
+        details.insert("to", Value::from(to));
+        let kind =
+            if forced.is_some_and(|forced| forced == consumer) { "claim-forced" } else { "claim-changed" };
+        Some(NewEvent { kind, subject: after.name.to_string(), details })
+    });
+    changed.collect()
+}

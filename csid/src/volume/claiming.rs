@@ -1,0 +1,507 @@
+//! A claim's way, driven: `claims::step`, persist, do, feed the outcome back. It runs in the task of the volume, between the
+//! mounts, so that no controller call is in flight beside a node call (CSI rule 18).
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::error::{Error, Kind, Result};
+use crate::fault;
+use crate::plugin::{Class, Request, RpcError};
+use crate::secret::Secrets;
+use crate::store::Durability;
+use crate::store::StoreError;
+use crate::store::registry::{Claim, ClaimState, Record, RecordFilter, Registration, Swap, VolumeName};
+use crate::store::rows::{Leg, MountKey, Phase};
+use crate::volume::claims::{self, Action, Claims, Effect, Event, Next, Outcome};
+use crate::volume::control::{Backoff, abandoned};
+use crate::volume::controlling::Target;
+use crate::volume::drive::Drive;
+use crate::volume::journalled::Unfinished;
+use crate::volume::operations::now_usec;
+use crate::volume::state::Wanted;
+use crate::volume::{Authority, Mounted, claim_words as words, say};
+
+/// Why an effect of a claim did not come to be, and what that says about it.
+struct Failure {
+    outcome: Outcome,
+    error: Error,
+}
+
+/// What an effect came with, for the row.
+#[derive(Clone, Default)]
+struct Facts {
+    publish_context: Option<BTreeMap<String, String>>,
+    error: String,
+}
+
+impl Drive<'_> {
+    /// Take a claim, or find it taken; the volume with it, and whether it was not there before. `ahead` wait for theirs.
+    pub(super) async fn claim(
+        &mut self,
+        key: &MountKey,
+        wanted: &Claim,
+        ahead: &[Claim],
+    ) -> Result<(Record, bool)> {
+        self.step.set("claim");
+        let mut record = self.shared.registered(key).await?;
+        if let Some(present) = record.claim(&wanted.consumer)
+            && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
+        {
+            self.leave(&mut record, &wanted.consumer.clone()).await.map_err(say::unsettled)?;
+        }
+        let mut beside = self.claims(&record);
+        let is_new = beside.claim(&wanted.consumer).is_none();
+        let before_me = ahead.iter().filter(|claim| claim.consumer != wanted.consumer);
+        beside.claims.extend(before_me.filter(|_| is_new).cloned());
+        claims::admit(&beside, wanted).map_err(|refusal| words::refusal(refusal, key, wanted))?;
+        if is_new {
+            self.refuse_what_cannot_be_here(&record, wanted).await?;
+        }
+        let wanted =
+            Claim { secrets_given: self.secrets.is_some(), since_usec: now_usec(), ..wanted.clone() };
+        let consumer = wanted.consumer.clone();
+        let next = self.advance(&mut record, Event::Claim(wanted), Facts::default()).await?;
+        match self.walk(&mut record, &consumer, next).await {
+            Ok(()) if record.claim(&consumer).is_some() => Ok((record, is_new)),
+            Ok(()) => Err(Error::internal("a claim ended without its claim")),
+            Err(error) if record.claim(&consumer).is_some_and(|claim| claim.kept) => Err(error),
+            // Nobody has it: it is undone, also when that takes longer than the call.
+            Err(error) => match self.leave(&mut record, &consumer).await {
+                Ok(()) => Err(error),
+                Err(undo) => Err(words::undone_later(error, &undo)),
+            },
+        }
+    }
+
+    /// Let a claim go, for its owner or by authority; `force`: drop it as it is.
+    pub(super) async fn release(&mut self, key: &MountKey, authority: Authority, force: bool) -> Result<()> {
+        self.step.set("release");
+        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        let Some(claim) = record.claim(&key.consumer).cloned() else { return self.shared.synced().await };
+        if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
+            return Err(say::not_claimant(key));
+        }
+        if force {
+            let forget = Event::Forget { consumer: claim.consumer };
+            return self.advance(&mut record, forget, Facts::default()).await.map(drop);
+        }
+        // Before it is let go, for then there is no way back.
+        if !claim.releasing {
+            for mount in self.mounts_of(key) {
+                if let Some(row) = self.row(&mount).filter(|row| row.phase == Phase::Mounted).cloned() {
+                    self.refuse_while_in_use(row).await?;
+                }
+            }
+        }
+        self.leave(&mut record, &key.consumer).await
+    }
+
+    /// What the consumer's last mount leaves of a claim that a Mount took.
+    pub(super) async fn give_back(&mut self, key: &MountKey) -> Result<()> {
+        if self.shared.registry.is_empty() || !self.mounts_of(key).is_empty() {
+            return Ok(());
+        }
+        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        match record.claim(&key.consumer) {
+            Some(claim) if claim.by_mount => self.leave(&mut record, &key.consumer).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// The next try of a claim that is on its way out, or that an earlier csid left between two states.
+    pub(super) async fn continue_claim(&mut self, key: &MountKey) -> Result<()> {
+        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        let node = self.shared.node.clone();
+        self.advance(&mut record, Event::Recovered { node }, Facts::default()).await?;
+        let Some(claim) = record.claim(&key.consumer) else {
+            self.rows.set_unfinished(key.clone(), None);
+            return Ok(());
+        };
+        if claim.releasing || (claim.by_mount && self.mounts_of(key).is_empty()) {
+            return self.leave(&mut record, &key.consumer).await;
+        }
+        self.rows.set_unfinished(key.clone(), None);
+        Ok(())
+    }
+
+    /// Mount a registered volume with its consumer's claim, which is taken for it when there is none.
+    pub(super) async fn mount_claimed(
+        &mut self,
+        wanted: &mut Wanted,
+        claim: &Claim,
+        ahead: &[Claim],
+    ) -> Result<Mounted> {
+        let key = wanted.key.clone();
+        let mut registration = None;
+        match self.row(&key).filter(|row| row.phase == Phase::Mounted) {
+            // What is recorded and there needs no claim, also when the rest of the world is away.
+            Some(row) => wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone(),
+            None => {
+                let (record, _) = self.claim(&key, claim, ahead).await?;
+                self.use_attachment(&record, wanted);
+                registration = record.registration;
+            }
+        }
+        let mounted = self.mount(wanted).await;
+        let rest = match (&mounted, registration) {
+            (Err(_), _) => self.give_back(&key).await,
+            (Ok(_), Some(registration)) => {
+                // The volume is there as it was; what it is to be is tried again by the next mount.
+                let (key, uid, is_registered) = (key.clone(), wanted.uid, true);
+                self.finish_expansion(&Target { key, uid, registration, is_registered }).await
+            }
+            (Ok(_), None) => Ok(()),
+        };
+        if let Err(error) = rest {
+            words::log(&key, &error);
+        }
+        mounted
+    }
+
+    /// Mount again a row that waits.
+    pub(super) async fn restore(&mut self, wanted: &mut Wanted) -> Result<Mounted> {
+        if wanted.spec.registered {
+            let key = wanted.key.clone();
+            let record = self.shared.registered(&key).await?;
+            let Some(claim) = record.claim(&key.consumer).cloned() else {
+                return Err(words::unclaimed(&key));
+            };
+            let (record, _) = self.claim(&key, &claim, &[]).await?;
+            self.use_attachment(&record, wanted);
+        }
+        self.mount(wanted).await
+    }
+
+    /// The publish context of now: after another boot it may be another one.
+    fn use_attachment(&mut self, record: &Record, wanted: &mut Wanted) {
+        let context = record.attachment(&self.shared.node).map(|at| at.publish_context.clone());
+        let context = context.unwrap_or_default();
+        // What is staged was staged with the context that its rows have.
+        if self.rows.volume().row.stage == Leg::Absent {
+            let keys: Vec<MountKey> = self.rows.volume().mounts.iter().map(|row| row.key.clone()).collect();
+            for key in keys.iter().filter(|key| VolumeName::of(key) == record.name) {
+                self.rows.remark(key, |row| row.spec.usage.publish_context.clone_from(&context));
+            }
+        }
+        wanted.spec.usage.publish_context = context;
+    }
+
+    /// Let a claim go, to the end or as far as its time allows.
+    async fn leave(&mut self, record: &mut Record, consumer: &str) -> Result<()> {
+        let consumer = consumer.to_owned();
+        let Some(claim) = record.claim(&consumer) else { return Ok(()) };
+        if !claim.parked.is_empty() {
+            self.advance(record, Event::Continue { consumer: consumer.clone() }, Facts::default()).await?;
+        }
+        let next =
+            self.advance(record, Event::Release { consumer: consumer.clone() }, Facts::default()).await?;
+        self.walk(record, &consumer, next).await
+    }
+
+    /// One effect after the other until the claim is taken or free; an error: it rests before that.
+    async fn walk(&mut self, record: &mut Record, consumer: &str, mut next: Next) -> Result<()> {
+        let mut delay = Backoff::new();
+        let mut why: Option<Error> = None;
+        loop {
+            let effect = match next {
+                Next::Run(effect) => effect,
+                Next::Taken => return Ok(()),
+                Next::Free => return why.map_or(Ok(()), Err),
+                Next::Rest => {
+                    return Err(why.unwrap_or_else(|| Error::internal("a claim rests without a reason")));
+                }
+            };
+            let makes = effect.action == Action::Attach;
+            next = match self.perform_claim(record, &effect).await {
+                Ok(context) => {
+                    delay = Backoff::new();
+                    let facts = Facts { publish_context: context, ..Facts::default() };
+                    self.advance(record, Event::Ended { effect, outcome: Outcome::Done }, facts).await?
+                }
+                Err(Failure { outcome, error }) => {
+                    let lasting = matches!(outcome, Outcome::Hopeless(_));
+                    let facts = Facts { error: error.message.clone(), ..Facts::default() };
+                    let next = self.advance(record, Event::Ended { effect, outcome }, facts).await?;
+                    let again = next == Next::Rest && !lasting && self.pause(&mut delay, makes).await;
+                    why = Some(self.control.borrow().abandon.filter(|_| makes).map_or(error, say::stopped));
+                    if again {
+                        why = None;
+                        let again = Event::Continue { consumer: consumer.to_owned() };
+                        self.advance(record, again, Facts::default()).await?
+                    } else {
+                        next
+                    }
+                }
+            };
+        }
+    }
+
+    async fn perform_claim(
+        &mut self,
+        record: &Record,
+        effect: &Effect,
+    ) -> Result<Option<BTreeMap<String, String>>, Failure> {
+        match effect.action {
+            Action::Attach => self.attach(record, effect).await.map(Some),
+            Action::NodeDetach => self.node_detach(record, effect).await.map(|()| None),
+            Action::Detach => self.detach(record, effect).await.map(|()| None),
+        }
+    }
+
+    async fn attach(
+        &mut self,
+        record: &Record,
+        effect: &Effect,
+    ) -> Result<BTreeMap<String, String>, Failure> {
+        if let Some(kind) = self.control.borrow().abandon {
+            return Err(Failure { outcome: Outcome::Again, error: say::stopped(kind) });
+        }
+        self.step.set("attach");
+        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
+        let registration = record.registration.as_ref().ok_or_else(no_row)?;
+        let at = record.attachment(&effect.node).ok_or_else(no_row)?;
+        let secrets = self.claim_secrets(claim, registration).map_err(hopeless)?;
+        let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
+        let give_up = self.control.borrow().give_up;
+        let controller = self.shared.plugins.controller(&record.volume.plugin, give_up.min(deadline)).await;
+        let controller = controller.map_err(again)?;
+        let request =
+            Request { uid: claim.uid, secrets: secrets.as_ref(), secrets_forgotten: false, deadline };
+        let usage = registration.usage(claim.usage.capability);
+        let read_only = claims::reader_only(claim.usage.capability.access_mode);
+        let publish = controller.publish(&record.volume.external_id, &at.node_id, &usage, read_only, request);
+        let mut control = self.control.clone();
+        tokio::select! {
+            biased;
+            done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, true)),
+            kind = abandoned(&mut control) => {
+                Err(Failure { outcome: Outcome::Unknown, error: say::stopped(kind) })
+            }
+        }
+    }
+
+    /// Every mount of the consumer's on this node is unmounted.
+    async fn node_detach(&mut self, record: &Record, effect: &Effect) -> Result<(), Failure> {
+        if effect.node != self.shared.node {
+            let text = format!(
+                "{} has to let go itself; if it is gone for good: csictl release --force",
+                effect.node
+            );
+            return Err(Failure { outcome: Outcome::Again, error: Error::new(Kind::Busy, text) });
+        }
+        let key = record.name.key(&effect.consumer);
+        for mount in self.mounts_of(&key) {
+            self.unmount(&mount, Authority::Any(0), false, Vec::new()).await.map_err(again)?;
+        }
+        Ok(())
+    }
+
+    async fn detach(&mut self, record: &Record, effect: &Effect) -> Result<(), Failure> {
+        let volume = self.rows.volume();
+        let is_here = effect.node == self.shared.node;
+        if is_here
+            && (volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent))
+        {
+            let error = Error::new(Kind::Busy, "this node has not let go of the volume yet");
+            return Err(Failure { outcome: Outcome::Again, error });
+        }
+        self.step.set("detach");
+        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
+        let registration = record.registration.as_ref().ok_or_else(no_row)?;
+        let at = record.attachment(&effect.node).ok_or_else(no_row)?;
+        let secrets = self.claim_secrets(claim, registration).map_err(hopeless)?;
+        if secrets.is_none() && claim.secrets_given {
+            return Err(hopeless(words::secret_required(&record.name, &claim.consumer)));
+        }
+        let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
+        let give_up = self.control.borrow().give_up;
+        let controller = self.shared.plugins.controller(&record.volume.plugin, give_up.min(deadline)).await;
+        let controller = controller.map_err(again)?;
+        let request = Request {
+            uid: claim.uid,
+            secrets: secrets.as_ref(),
+            secrets_forgotten: claim.secrets_given && secrets.is_none(),
+            deadline,
+        };
+        let unpublish = controller.unpublish(&record.volume.external_id, &at.node_id, request);
+        fault::around("ControllerUnpublishVolume", unpublish).await.map_err(|error| failed(error, false))
+    }
+
+    /// The call's secrets, or those of the claim's credential, or of the volume's.
+    fn claim_secrets(&self, claim: &Claim, registration: &Registration) -> Result<Option<Secrets>> {
+        match (&self.secrets, claim.credential.as_ref().or(registration.spec.credential.as_ref())) {
+            (Some(given), _) => Ok(Some(given.clone())),
+            (None, Some(name)) => self.shared.credential(name).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// One step of the record, persisted; a record that was changed meanwhile is read again.
+    async fn advance(&mut self, record: &mut Record, event: Event, facts: Facts) -> Result<Next> {
+        let key = record.name.key("");
+        loop {
+            let (stepped, next) = claims::step(&self.claims(record), event.clone())
+                .map_err(|refusal| words::inner(refusal, &key))?;
+            let mut after =
+                Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
+            self.enter(&mut after, &event, &next, &facts).await?;
+            if after == *record {
+                return Ok(next);
+            }
+            let durability = match (&next, &event) {
+                (Next::Run(effect), _) if effect.action != Action::NodeDetach => Durability::Disk,
+                // One that a Mount took is as durable as its mount, whose commit syncs it.
+                (Next::Taken | Next::Free, event) if !is_by_mount(record, &after, event) => Durability::Disk,
+                _ => Durability::Process,
+            };
+            let swap = Swap {
+                past: words::past(record, &after),
+                events: words::events(record, &after, &event),
+                before: record.clone(),
+                after: after.clone(),
+                durability,
+            };
+            match fault::around("claim", self.shared.registry.swap(swap)).await {
+                Ok(revision) => {
+                    after.revision = revision;
+                    *record = after;
+                    self.note_unfinished(record);
+                    return Ok(next);
+                }
+                Err(StoreError::Stale) => *record = self.shared.registry.record(record.name.clone()).await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// What decides nothing: what the effect came with, and who it is for.
+    async fn enter(&mut self, record: &mut Record, event: &Event, next: &Next, facts: &Facts) -> Result<()> {
+        if let Event::Ended { effect, .. } = event {
+            if let Some(claim) = record.claims.iter_mut().find(|claim| claim.consumer == effect.consumer) {
+                claim.error.clone_from(&facts.error);
+            }
+            if let Some(context) = &facts.publish_context
+                && let Some(at) = record.attachments.iter_mut().find(|at| at.node == effect.node)
+            {
+                at.publish_context.clone_from(context);
+            }
+        }
+        if let Next::Run(Effect { action: Action::Attach, node, .. }) = next {
+            let node_id = self.node_id(&record.volume.plugin).await?;
+            if let Some(at) = record.attachments.iter_mut().find(|at| at.node == *node) {
+                at.node_id = node_id;
+            }
+        }
+        Ok(())
+    }
+
+    /// The plugin's own name of this node.
+    async fn node_id(&mut self, plugin: &str) -> Result<String> {
+        let ready = self.ready().await?;
+        match ready.node_id() {
+            "" => Err(words::no_node_id(plugin)),
+            id => Ok(id.to_owned()),
+        }
+    }
+
+    fn note_unfinished(&mut self, record: &Record) {
+        let of_volume = |key: &MountKey| VolumeName::of(key) == record.name;
+        let known: Vec<MountKey> =
+            self.rows.unfinished().map(|(key, _)| key.clone()).filter(of_volume).collect();
+        for key in known {
+            self.rows.set_unfinished(key, None);
+        }
+        for claim in record.claims.iter().filter(|claim| claim.releasing && claim.node == self.shared.node) {
+            let parked = !claim.parked.is_empty();
+            let unfinished = Unfinished { uid: claim.uid, parked };
+            self.rows.set_unfinished(record.name.key(&claim.consumer), Some(unfinished));
+        }
+    }
+
+    fn claims(&self, record: &Record) -> Claims {
+        let registration = record.registration.as_ref();
+        Claims {
+            // Not known: there is a controller, and it is waited for.
+            attaches: self.shared.plugins.attaches(&record.volume.plugin).unwrap_or(true),
+            capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
+            claims: record.claims.clone(),
+            attachments: record.attachments.clone(),
+            boot: self.shared.boot(),
+        }
+    }
+
+    /// The consumer's mounts, all tags of them.
+    fn mounts_of(&self, key: &MountKey) -> Vec<MountKey> {
+        let own = |mount: &&MountKey| {
+            (&mount.namespace, &mount.volume, &mount.consumer) == (&key.namespace, &key.volume, &key.consumer)
+        };
+        self.rows.volume().mounts.iter().map(|row| &row.key).filter(own).cloned().collect()
+    }
+
+    /// A volume that this node cannot reach, or one more than the plugin takes here.
+    async fn refuse_what_cannot_be_here(&mut self, record: &Record, wanted: &Claim) -> Result<()> {
+        let plugin = &record.volume.plugin;
+        let Some(view) = self.shared.plugins.view(plugin) else {
+            return Err(say::unknown_plugin(plugin));
+        };
+        let topologies =
+            record.registration.as_ref().map(|of| of.spec.topologies.as_slice()).unwrap_or_default();
+        let reaches = |segments: &BTreeMap<String, String>| {
+            segments.iter().all(|(key, value)| {
+                view.topology.iter().any(|(k, v)| k.eq_ignore_ascii_case(key) && v == value)
+            })
+        };
+        if view.healthy && !topologies.is_empty() && !topologies.iter().any(reaches) {
+            return Err(words::out_of_reach(&record.name, &view.topology));
+        }
+        let is_here = |claim: &Claim| claim.node == wanted.node;
+        if view.max_volumes > 0 && !record.claims.iter().any(is_here) {
+            let filter = RecordFilter {
+                plugin: Some(plugin.clone()),
+                node: Some(wanted.node.clone()),
+                ..RecordFilter::default()
+            };
+            let (volumes, _) = self.shared.registry.records(filter).await?;
+            if volumes.len() as i64 >= view.max_volumes {
+                return Err(words::too_many(plugin, view.max_volumes, &volumes));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_by_mount(before: &Record, after: &Record, event: &Event) -> bool {
+    let consumer = match event {
+        Event::Claim(claim) => &claim.consumer,
+        Event::Release { consumer } | Event::Continue { consumer } | Event::Forget { consumer } => consumer,
+        Event::Ended { effect, .. } => &effect.consumer,
+        Event::Recovered { .. } => return false,
+    };
+    before.claim(consumer).or(after.claim(consumer)).is_some_and(|claim| claim.by_mount)
+}
+
+fn no_row() -> Failure {
+    hopeless(Error::internal("a claim's row is gone"))
+}
+
+fn hopeless(error: Error) -> Failure {
+    Failure { outcome: Outcome::Hopeless(error.message.clone()), error }
+}
+
+fn again(error: Error) -> Failure {
+    Failure { outcome: Outcome::Again, error }
+}
+
+/// CSI rules 36 and 38: for an attach RESOURCE_EXHAUSTED means that something has to be detached first.
+fn failed(error: RpcError, attaching: bool) -> Failure {
+    let full = attaching && error.code == tonic::Code::ResourceExhausted;
+    let class = error.class;
+    let error = Error::from(error);
+    let outcome = match class {
+        _ if full => Outcome::Hopeless(error.message.clone()),
+        Class::NotSent | Class::Transient | Class::Shutdown => Outcome::Again,
+        Class::Refused | Class::Unimplemented | Class::Forbidden => Outcome::Hopeless(error.message.clone()),
+        Class::Unknown => Outcome::Unknown,
+    };
+    Failure { outcome, error }
+}
