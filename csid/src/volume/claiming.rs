@@ -2,30 +2,22 @@
 //! mounts, so that no controller call is in flight beside a node call (CSI rule 18).
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::fault;
-use crate::plugin::{Class, Request, RpcError};
-use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::StoreError;
-use crate::store::registry::{Claim, ClaimState, Record, RecordFilter, Registration, Swap, VolumeName};
+use crate::store::registry::{Claim, ClaimState, Record, RecordFilter, Swap, VolumeName};
 use crate::store::rows::{Leg, MountKey, Phase};
+use crate::volume::claim_effects::Failure;
 use crate::volume::claims::{self, Action, Claims, Effect, Event, Next, Outcome};
-use crate::volume::control::{Backoff, abandoned};
+use crate::volume::control::Backoff;
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
 use crate::volume::operations::now_usec;
 use crate::volume::state::Wanted;
 use crate::volume::{Authority, Mounted, claim_words as words, say};
-
-/// Why an effect of a claim did not come to be, and what that says about it.
-struct Failure {
-    outcome: Outcome,
-    error: Error,
-}
 
 /// What an effect came with, for the row.
 #[derive(Clone, Default)]
@@ -236,106 +228,6 @@ impl Drive<'_> {
         }
     }
 
-    async fn perform_claim(
-        &mut self,
-        record: &Record,
-        effect: &Effect,
-    ) -> Result<Option<BTreeMap<String, String>>, Failure> {
-        match effect.action {
-            Action::Attach => self.attach(record, effect).await.map(Some),
-            Action::NodeDetach => self.node_detach(record, effect).await.map(|()| None),
-            Action::Detach => self.detach(record, effect).await.map(|()| None),
-        }
-    }
-
-    async fn attach(
-        &mut self,
-        record: &Record,
-        effect: &Effect,
-    ) -> Result<BTreeMap<String, String>, Failure> {
-        if let Some(kind) = self.control.borrow().abandon {
-            return Err(Failure { outcome: Outcome::Again, error: say::stopped(kind) });
-        }
-        self.step.set("attach");
-        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
-        let registration = record.registration.as_ref().ok_or_else(no_row)?;
-        let at = record.attachment(&effect.node).ok_or_else(no_row)?;
-        let secrets = self.claim_secrets(claim, registration).map_err(hopeless)?;
-        let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
-        let give_up = self.control.borrow().give_up;
-        let controller = self.shared.plugins.controller(&record.volume.plugin, give_up.min(deadline)).await;
-        let controller = controller.map_err(again)?;
-        let request =
-            Request { uid: claim.uid, secrets: secrets.as_ref(), secrets_forgotten: false, deadline };
-        let usage = registration.usage(claim.usage.capability);
-        let read_only = claims::reader_only(claim.usage.capability.access_mode);
-        let publish = controller.publish(&record.volume.external_id, &at.node_id, &usage, read_only, request);
-        let mut control = self.control.clone();
-        tokio::select! {
-            biased;
-            done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, true)),
-            kind = abandoned(&mut control) => {
-                Err(Failure { outcome: Outcome::Unknown, error: say::stopped(kind) })
-            }
-        }
-    }
-
-    /// Every mount of the consumer's on this node is unmounted.
-    async fn node_detach(&mut self, record: &Record, effect: &Effect) -> Result<(), Failure> {
-        if effect.node != self.shared.node {
-            let text = format!(
-                "{} has to let go itself; if it is gone for good: csictl release --force",
-                effect.node
-            );
-            return Err(Failure { outcome: Outcome::Again, error: Error::new(Kind::Busy, text) });
-        }
-        let key = record.name.key(&effect.consumer);
-        for mount in self.mounts_of(&key) {
-            self.unmount(&mount, Authority::Any(0), false, Vec::new()).await.map_err(again)?;
-        }
-        Ok(())
-    }
-
-    async fn detach(&mut self, record: &Record, effect: &Effect) -> Result<(), Failure> {
-        let volume = self.rows.volume();
-        let is_here = effect.node == self.shared.node;
-        if is_here
-            && (volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent))
-        {
-            let error = Error::new(Kind::Busy, "this node has not let go of the volume yet");
-            return Err(Failure { outcome: Outcome::Again, error });
-        }
-        self.step.set("detach");
-        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
-        let registration = record.registration.as_ref().ok_or_else(no_row)?;
-        let at = record.attachment(&effect.node).ok_or_else(no_row)?;
-        let secrets = self.claim_secrets(claim, registration).map_err(hopeless)?;
-        if secrets.is_none() && claim.secrets_given {
-            return Err(hopeless(words::secret_required(&record.name, &claim.consumer)));
-        }
-        let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
-        let give_up = self.control.borrow().give_up;
-        let controller = self.shared.plugins.controller(&record.volume.plugin, give_up.min(deadline)).await;
-        let controller = controller.map_err(again)?;
-        let request = Request {
-            uid: claim.uid,
-            secrets: secrets.as_ref(),
-            secrets_forgotten: claim.secrets_given && secrets.is_none(),
-            deadline,
-        };
-        let unpublish = controller.unpublish(&record.volume.external_id, &at.node_id, request);
-        fault::around("ControllerUnpublishVolume", unpublish).await.map_err(|error| failed(error, false))
-    }
-
-    /// The call's secrets, or those of the claim's credential, or of the volume's.
-    fn claim_secrets(&self, claim: &Claim, registration: &Registration) -> Result<Option<Secrets>> {
-        match (&self.secrets, claim.credential.as_ref().or(registration.spec.credential.as_ref())) {
-            (Some(given), _) => Ok(Some(given.clone())),
-            (None, Some(name)) => self.shared.credential(name).map(Some),
-            (None, None) => Ok(None),
-        }
-    }
-
     /// One step of the record, persisted; a record that was changed meanwhile is read again.
     async fn advance(&mut self, record: &mut Record, event: Event, facts: Facts) -> Result<Next> {
         let key = record.name.key("");
@@ -431,7 +323,7 @@ impl Drive<'_> {
     }
 
     /// The consumer's mounts, all tags of them.
-    fn mounts_of(&self, key: &MountKey) -> Vec<MountKey> {
+    pub(super) fn mounts_of(&self, key: &MountKey) -> Vec<MountKey> {
         let own = |mount: &&MountKey| {
             (&mount.namespace, &mount.volume, &mount.consumer) == (&key.namespace, &key.volume, &key.consumer)
         };
@@ -478,30 +370,4 @@ fn is_by_mount(before: &Record, after: &Record, event: &Event) -> bool {
         Event::Recovered { .. } => return false,
     };
     before.claim(consumer).or(after.claim(consumer)).is_some_and(|claim| claim.by_mount)
-}
-
-fn no_row() -> Failure {
-    hopeless(Error::internal("a claim's row is gone"))
-}
-
-fn hopeless(error: Error) -> Failure {
-    Failure { outcome: Outcome::Hopeless(error.message.clone()), error }
-}
-
-fn again(error: Error) -> Failure {
-    Failure { outcome: Outcome::Again, error }
-}
-
-/// CSI rules 36 and 38: for an attach RESOURCE_EXHAUSTED means that something has to be detached first.
-fn failed(error: RpcError, attaching: bool) -> Failure {
-    let full = attaching && error.code == tonic::Code::ResourceExhausted;
-    let class = error.class;
-    let error = Error::from(error);
-    let outcome = match class {
-        _ if full => Outcome::Hopeless(error.message.clone()),
-        Class::NotSent | Class::Transient | Class::Shutdown => Outcome::Again,
-        Class::Refused | Class::Unimplemented | Class::Forbidden => Outcome::Hopeless(error.message.clone()),
-        Class::Unknown => Outcome::Unknown,
-    };
-    Failure { outcome, error }
 }

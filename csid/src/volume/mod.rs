@@ -5,6 +5,7 @@
 //! lives while there is work; `directory` holds the rows of volumes at rest.
 
 mod admission;
+mod claim_effects;
 mod claim_words;
 mod claiming;
 pub mod claims;

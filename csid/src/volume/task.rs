@@ -171,7 +171,11 @@ impl Task {
                 self.settle_at = Instant::now();
             }
             Message::Continue(key, uid) => {
-                self.queue.push_back(Operation::new(Work::Continue { key, uid }));
+                let is_same =
+                    |work: &Work| matches!(work, Work::Continue { key: queued, .. } if *queued == key);
+                if !self.queue.iter().any(|queued| is_same(&queued.work)) {
+                    self.queue.push_back(Operation::new(Work::Continue { key, uid }));
+                }
             }
         }
     }

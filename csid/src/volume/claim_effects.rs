@@ -1,0 +1,173 @@
+//! Each effect of a claim, done: the controller's calls, and the unmounting of what the consumer has here. Nothing here decides
+//! what comes next.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use tonic::Code;
+
+use crate::error::{Error, Kind, Result};
+use crate::fault;
+use crate::plugin::{Class, Controller, Request, RpcError};
+use crate::secret::Secrets;
+use crate::store::registry::{Claim, Record, Registration};
+use crate::store::rows::Leg;
+use crate::volume::claims::{self, Action, Effect, Outcome};
+use crate::volume::control::{abandoned, hurried};
+use crate::volume::drive::Drive;
+use crate::volume::{Authority, claim_words as words, say};
+
+/// Why an effect of a claim did not come to be, and what that says about it.
+pub(super) struct Failure {
+    pub(super) outcome: Outcome,
+    pub(super) error: Error,
+}
+
+impl Drive<'_> {
+    pub(super) async fn perform_claim(
+        &mut self,
+        record: &Record,
+        effect: &Effect,
+    ) -> Result<Option<BTreeMap<String, String>>, Failure> {
+        match effect.action {
+            Action::Attach => self.attach(record, effect).await.map(Some),
+            Action::NodeDetach => self.node_detach(record, effect).await.map(|()| None),
+            Action::Detach => self.detach(record, effect).await.map(|()| None),
+        }
+    }
+
+    async fn attach(
+        &mut self,
+        record: &Record,
+        effect: &Effect,
+    ) -> Result<BTreeMap<String, String>, Failure> {
+        if let Some(kind) = self.control.borrow().abandon {
+            return Err(Failure { outcome: Outcome::Again, error: say::stopped(kind) });
+        }
+        self.step.set("attach");
+        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
+        let registration = record.registration.as_ref().ok_or_else(no_row)?;
+        let at = record.attachment(&effect.node).ok_or_else(no_row)?;
+        let secrets = self.claim_secrets(claim, registration).map_err(hopeless)?;
+        let controller = self.controller().await.map_err(again)?;
+        let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
+        let request =
+            Request { uid: claim.uid, secrets: secrets.as_ref(), secrets_forgotten: false, deadline };
+        let usage = registration.usage(claim.usage.capability);
+        let read_only = claims::reader_only(claim.usage.capability.access_mode);
+        let publish = controller.publish(&record.volume.external_id, &at.node_id, &usage, read_only, request);
+        let mut control = self.control.clone();
+        tokio::select! {
+            biased;
+            done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, true)),
+            kind = abandoned(&mut control) => {
+                Err(Failure { outcome: Outcome::Unknown, error: say::stopped(kind) })
+            }
+        }
+    }
+
+    /// Every mount of the consumer's on this node is unmounted.
+    async fn node_detach(&mut self, record: &Record, effect: &Effect) -> Result<(), Failure> {
+        if effect.node != self.shared.node {
+            let text = format!(
+                "{} has to let go itself; if it is gone for good: csictl release --force",
+                effect.node
+            );
+            return Err(Failure { outcome: Outcome::Again, error: Error::new(Kind::Busy, text) });
+        }
+        let key = record.name.key(&effect.consumer);
+        for mount in self.mounts_of(&key) {
+            self.unmount(&mount, Authority::Any(0), false, Vec::new()).await.map_err(again)?;
+        }
+        Ok(())
+    }
+
+    async fn detach(&mut self, record: &Record, effect: &Effect) -> Result<(), Failure> {
+        let volume = self.rows.volume();
+        let is_here = effect.node == self.shared.node;
+        if is_here
+            && (volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent))
+        {
+            let error = Error::new(Kind::Busy, "this node has not let go of the volume yet");
+            return Err(Failure { outcome: Outcome::Again, error });
+        }
+        self.step.set("detach");
+        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
+        let registration = record.registration.as_ref().ok_or_else(no_row)?;
+        let at = record.attachment(&effect.node).ok_or_else(no_row)?;
+        let secrets = self.claim_secrets(claim, registration).map_err(hopeless)?;
+        if secrets.is_none() && claim.secrets_given {
+            return Err(hopeless(words::secret_required(&record.name, &claim.consumer)));
+        }
+        let controller = self.controller().await.map_err(again)?;
+        let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
+        let request = Request {
+            uid: claim.uid,
+            secrets: secrets.as_ref(),
+            secrets_forgotten: claim.secrets_given && secrets.is_none(),
+            deadline,
+        };
+        let unpublish = controller.unpublish(&record.volume.external_id, &at.node_id, request);
+        fault::around("ControllerUnpublishVolume", unpublish).await.map_err(|error| failed(error, false))
+    }
+
+    /// The call's secrets, or those of the claim's credential, or of the volume's.
+    fn claim_secrets(&self, claim: &Claim, registration: &Registration) -> Result<Option<Secrets>> {
+        match (&self.secrets, claim.credential.as_ref().or(registration.spec.credential.as_ref())) {
+            (Some(given), _) => Ok(Some(given.clone())),
+            (None, Some(name)) => self.shared.credential(name).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// A controller of the plugin, waited for until the operation is given up.
+    pub(super) async fn controller(&mut self) -> Result<Controller> {
+        let plugin = self.rows.volume().row.key.plugin.clone();
+        let step = self.step.get();
+        self.step.set("waiting for plugin");
+        loop {
+            let mut control = self.control.clone();
+            let give_up = control.borrow().give_up;
+            let found = tokio::select! {
+                biased;
+                found = self.shared.plugins.controller(&plugin, give_up) => found,
+                () = hurried(&mut control) => return Err(say::yielded()),
+            };
+            match found {
+                Ok(controller) => {
+                    self.step.set(step);
+                    return Ok(controller);
+                }
+                // A caller with a later deadline has joined meanwhile.
+                Err(_) if self.control.borrow().give_up > give_up => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn no_row() -> Failure {
+    hopeless(Error::internal("a claim's row is gone"))
+}
+
+fn hopeless(error: Error) -> Failure {
+    Failure { outcome: Outcome::Hopeless(error.message.clone()), error }
+}
+
+fn again(error: Error) -> Failure {
+    Failure { outcome: Outcome::Again, error }
+}
+
+/// CSI rules 36 and 38: for an attach RESOURCE_EXHAUSTED means that something has to be detached first.
+fn failed(error: RpcError, attaching: bool) -> Failure {
+    let full = attaching && error.code == Code::ResourceExhausted;
+    let class = error.class;
+    let error = Error::from(error);
+    let outcome = match class {
+        _ if full => Outcome::Hopeless(error.message.clone()),
+        Class::NotSent | Class::Transient | Class::Shutdown => Outcome::Again,
+        Class::Refused | Class::Unimplemented | Class::Forbidden => Outcome::Hopeless(error.message.clone()),
+        Class::Unknown => Outcome::Unknown,
+    };
+    Failure { outcome, error }
+}
