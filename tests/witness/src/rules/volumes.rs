@@ -82,19 +82,17 @@ impl Volumes {
             }
             "NodeExpandVolume" => {
                 volume.check_told_staging_path(call, known, verdict);
-                if known.stages() {
-                    let leg = volume.staging.iter().next().map(|(_, leg)| leg);
-                    must_be_staged(verdict, 26, leg, call);
-                }
+                let (what, legs) = match known.stages() {
+                    true => ("staged", &volume.staging),
+                    false => ("published", &volume.targets),
+                };
+                let leg = legs.iter().map(|(_, leg)| leg).max_by_key(|leg| leg.state == State::Present);
+                must_be_up(verdict, 26, what, leg, call);
             }
             "ControllerExpandVolume" if known.expands_offline_only() => {
-                must_be_gone(verdict, 26, volume.staging.iter().chain(volume.targets.iter()), call);
+                must_be_gone(verdict, 26, volume.legs(), call);
             }
-            "DeleteVolume" => {
-                let legs =
-                    volume.attachments.iter().chain(volume.staging.iter()).chain(volume.targets.iter());
-                must_be_gone(verdict, 24, legs, call);
-            }
+            "DeleteVolume" => must_be_gone(verdict, 24, volume.legs(), call),
             _ => {}
         }
         self.forget_if_empty(id);
@@ -141,14 +139,14 @@ impl Volumes {
             volume.staging.clear();
             volume.targets.clear();
         }
-        self.volumes.retain(|_, volume| !volume.is_empty());
+        let ids: Vec<String> = self.volumes.keys().cloned().collect();
+        ids.iter().for_each(|id| self.forget_if_empty(id));
     }
 
     /// CO rule 24, for a CO that says that it is done with every volume.
     pub(super) fn rest(&self, verdict: &mut Verdict) {
         for (id, volume) in &self.volumes {
-            let legs = volume.attachments.iter().chain(volume.staging.iter()).chain(volume.targets.iter());
-            for (name, leg) in legs {
+            for (name, leg) in volume.legs() {
                 let rule = if leg.state == State::Making { 25 } else { 24 };
                 verdict.check(rule, false, &[leg.made, leg.last], || {
                     format!("at rest, {id} is not known to be gone from {name}")
@@ -161,7 +159,11 @@ impl Volumes {
     }
 
     fn forget_if_empty(&mut self, id: &str) {
-        if self.volumes.get(id).is_some_and(Volume::is_empty) {
+        let Some(volume) = self.volumes.get_mut(id).filter(|volume| volume.is_down()) else { return };
+        if !volume.is_created {
+            volume.context = None;
+        }
+        if volume.is_empty() {
             self.volumes.remove(id);
         }
     }
@@ -194,9 +196,16 @@ impl Volumes {
 }
 
 impl Volume {
+    fn is_down(&self) -> bool {
+        self.attachments.is_empty() && self.staging.is_empty() && self.targets.is_empty()
+    }
+
     fn is_empty(&self) -> bool {
-        let no_legs = self.attachments.is_empty() && self.staging.is_empty() && self.targets.is_empty();
-        no_legs && !self.is_created && self.validated.is_empty()
+        self.is_down() && !self.is_created && self.validated.is_empty()
+    }
+
+    fn legs(&self) -> impl Iterator<Item = (&str, &Leg)> {
+        self.attachments.iter().chain(self.staging.iter()).chain(self.targets.iter())
     }
 
     /// CO rules 31 and 35, for every call that makes something of the volume.
@@ -283,7 +292,7 @@ impl Volume {
         if !known.stages() || !self.check_staging_path(path, call, verdict) {
             return;
         }
-        must_be_staged(verdict, 21, self.staging.get(path), call);
+        must_be_up(verdict, 21, "staged", self.staging.get(path), call);
     }
 
     /// CO rule 34.
@@ -357,11 +366,11 @@ fn must_be_there(verdict: &mut Verdict, rule: u8, what: &str, leg: &Leg, call: &
     }
 }
 
-fn must_be_staged(verdict: &mut Verdict, rule: u8, leg: Option<&Leg>, call: &Call) {
+fn must_be_up(verdict: &mut Verdict, rule: u8, what: &str, leg: Option<&Leg>, call: &Call) {
     match leg {
-        Some(leg) => must_be_there(verdict, rule, "staged", leg, call),
+        Some(leg) => must_be_there(verdict, rule, what, leg, call),
         None => {
-            verdict.check(rule, false, &[call.id], || format!("{} of a volume that is not staged", call.rpc))
+            verdict.check(rule, false, &[call.id], || format!("{} of a volume that is not {what}", call.rpc))
         }
     }
 }

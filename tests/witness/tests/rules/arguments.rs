@@ -1,6 +1,6 @@
 //! Rules 27 to 29, 31, 33 and 34: what a call says, given what others said.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::Case;
 use crate::history::{attach, capability, create, ctx, detach, publish, stage, staging, with};
@@ -166,6 +166,23 @@ pub fn cases() -> Vec<Case> {
                 co.ok("NodeStageVolume", with(stage("v"), other));
             },
         },
+        // Also where it was validated before.
+        Case {
+            rule: 31,
+            bad: |co| {
+                co.answered("ValidateVolumeCapabilities", validate("v"), json!({"confirmed": validate("v")}));
+                co.attach("v");
+                let other = json!({"volume_context": {"bytes": 2, "values": {"k": "d"}}});
+                co.ok("NodeStageVolume", with(stage("v"), other));
+            },
+            good: |co| {
+                co.answered("ValidateVolumeCapabilities", validate("v"), json!({"confirmed": validate("v")}));
+                co.attach("v");
+                co.detach("v");
+                let other = json!({"volume_context": {"bytes": 2, "values": {"k": "d"}}});
+                co.ok("ControllerPublishVolume", with(attach("v"), other));
+            },
+        },
         Case {
             rule: 31,
             bad: |co| {
@@ -265,4 +282,8 @@ pub fn cases() -> Vec<Case> {
             },
         },
     ]
+}
+
+fn validate(volume: &str) -> Value {
+    json!({"volume_id": volume, "volume_capabilities": [capability("MULTI_NODE_MULTI_WRITER")]})
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::Case;
-use crate::history::{History, attach, create, detach, publish, stage, staging, unpublish, unstage, with};
+use crate::history::{attach, create, detach, publish, stage, staging, unpublish, unstage, with};
 
 pub fn cases() -> Vec<Case> {
     vec![
@@ -261,7 +261,8 @@ pub fn cases() -> Vec<Case> {
             rule: 26,
             bad: |co| {
                 co.plugin_can(&["CONTROLLER_SERVICE", "OFFLINE"]);
-                co.up("v");
+                co.controller_can(&["EXPAND_VOLUME"]);
+                co.ok("NodeStageVolume", with(stage("v"), json!({"publish_context": null})));
                 co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
             },
             good: |co| {
@@ -269,6 +270,7 @@ pub fn cases() -> Vec<Case> {
                 co.up("v");
                 co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
                 co.unstage("v");
+                co.detach("v");
                 co.plugin_can(&["CONTROLLER_SERVICE", "OFFLINE"]);
                 co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
             },
@@ -281,10 +283,57 @@ pub fn cases() -> Vec<Case> {
             good: |co| {
                 co.up("v");
                 co.ok("NodeExpandVolume", json!({"volume_id": "v", "staging_target_path": staging("v")}));
-                *co = History::new();
+            },
+        },
+        // Without a stage the publish comes before.
+        Case {
+            rule: 26,
+            bad: |co| {
                 co.node_can(&["EXPAND_VOLUME"]);
+                co.attach("v");
+                co.fails("NodePublishVolume", publish("v", "/t"), "FAILED_PRECONDITION");
                 co.ok("NodeExpandVolume", json!({"volume_id": "v", "volume_path": "/t"}));
-                co.plugin_can(&["OFFLINE"]);
+            },
+            good: |co| {
+                co.node_can(&["EXPAND_VOLUME"]);
+                co.attach("v");
+                co.publish("v", "/t");
+                co.lost("NodePublishVolume", publish("v", "/s"));
+                co.ok("NodeExpandVolume", json!({"volume_id": "v", "volume_path": "/t"}));
+            },
+        },
+        // What is attached, and be it to another node, is not offline.
+        Case {
+            rule: 26,
+            bad: |co| {
+                co.plugin_can(&["CONTROLLER_SERVICE", "OFFLINE"]);
+                co.ok("ControllerPublishVolume", with(attach("v"), json!({"node_id": "n2"})));
+                co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
+            },
+            good: |co| {
+                co.plugin_can(&["CONTROLLER_SERVICE", "OFFLINE"]);
+                co.ok("ControllerPublishVolume", with(attach("v"), json!({"node_id": "n2"})));
+                co.ok("ControllerUnpublishVolume", with(detach("v"), json!({"node_id": "n2"})));
+                co.attach("w");
+                co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
+            },
+        },
+        Case {
+            rule: 26,
+            bad: |co| {
+                co.plugin_can(&["CONTROLLER_SERVICE", "OFFLINE"]);
+                co.attach("v");
+                co.lost("ControllerUnpublishVolume", detach("v"));
+                co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
+            },
+            // A plugin that does not say how it expands may be asked at any time.
+            good: |co| {
+                co.up("v");
+                co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
+                co.plugin_can(&["CONTROLLER_SERVICE", "OFFLINE"]);
+                co.unstage("v");
+                co.lost("ControllerUnpublishVolume", detach("v"));
+                co.detach("v");
                 co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
             },
         },
