@@ -7,6 +7,7 @@ mod errors;
 mod fields;
 mod flight;
 mod legs;
+mod names;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,6 +49,7 @@ pub const RULES: &[(u8, &str)] = &[
     ),
     (35, "a capability that ValidateVolumeCapabilities did not confirm is not used"),
     (36, "a refused call is not sent again as it is"),
+    (39, "a CreateVolume without an answer is sent again as it was, before its volume is deleted"),
 ];
 
 /// What the rules say of a log.
@@ -178,6 +180,7 @@ pub struct Checker {
     fields: fields::Fields,
     flight: flight::Flight,
     volumes: volumes::Volumes,
+    names: names::Names,
     errors: errors::Errors,
 }
 
@@ -228,6 +231,7 @@ impl Checker {
         if !call.request.is_null() {
             self.fields.begin(&call, verdict);
             self.errors.begin(&call, verdict);
+            self.names.begin(&call, verdict);
             self.volumes.begin(&call, &self.capabilities, verdict);
         }
         self.calls.insert(call.id, call);
@@ -247,5 +251,6 @@ impl Checker {
         self.capabilities.end(&call, outcome);
         self.errors.end(&call, outcome);
         self.volumes.end(&call, outcome);
+        self.names.end(&call, outcome, &mut self.verdict);
     }
 }

@@ -10,6 +10,7 @@ use csi_proto::csi::v1::*;
 use csi_witness::Mark;
 use csi_witness::report::Report;
 use csi_witness::rules::RULES;
+use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::plugin::ENDLESS;
@@ -61,7 +62,7 @@ impl Co {
         self.node.node_get_info(NodeGetInfoRequest {}).await.unwrap().into_inner().node_id
     }
 
-    async fn create(&mut self, name: &str) -> Volume {
+    async fn create(&mut self, name: &str) -> Result<Volume, Status> {
         let zone = Topology { segments: Map::from([("zone".to_owned(), "a".to_owned())]) };
         let request = CreateVolumeRequest {
             name: name.into(),
@@ -75,7 +76,7 @@ impl Co {
             }),
             ..Default::default()
         };
-        self.controller.create_volume(request).await.unwrap().into_inner().volume.unwrap()
+        Ok(self.controller.create_volume(request).await?.into_inner().volume.unwrap())
     }
 
     async fn attach(&mut self, volume: &Volume, node_id: &str) -> Map {
@@ -146,16 +147,23 @@ impl Co {
 
 const SCRIPT: &str = r#"
     [[fault]]
+    rpc = "CreateVolume"
+    nth = 1
+    after = true
+    do = { code = "DEADLINE_EXCEEDED" }
+
+    [[fault]]
     rpc = "NodePublishVolume"
     nth = 2
     do = { code = "INVALID_ARGUMENT" }
 "#;
 
-/// Up to two published targets, over an unknown outcome, a refusal, a crash and a reboot.
+/// Up to two published targets, over two unknown outcomes, a refusal, a crash and a reboot.
 async fn up(world: &World) -> (Co, Volume, Map, String) {
     let mut co = Co::new(world).await;
     let node_id = co.acquaint().await;
-    let volume = co.create("one").await;
+    co.create("one").await.unwrap_err();
+    let volume = co.create("one").await.unwrap();
     let validate = ValidateVolumeCapabilitiesRequest {
         volume_id: volume.volume_id.clone(),
         volume_capabilities: vec![capability()],
