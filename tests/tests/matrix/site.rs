@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use csi_witness::rules::Breach;
-use csi_witness::{Mark, Setup, Witness};
+use csi_witness::{Mark, Setup, Sockets, Witness};
 use csid_client::{Client, MountFilter, MountRow, Target};
 use csid_tests::dice::Dice;
 use csid_tests::kernel;
@@ -66,7 +66,8 @@ impl<'w> Site<'w> {
         for id in kinds.iter().map(|kind| kind.plugin()).collect::<BTreeSet<_>>() {
             let plugin = w.add_plugin(id).await;
             let [listen, log] = ["witness.sock", "witness.jsonl"].map(|name| plugin.directory.join(name));
-            let setup = Setup { listen: listen.clone(), plugin: plugin.socket(), log, ..Setup::default() };
+            let sockets = vec![Sockets { listen: listen.clone(), plugin: plugin.socket() }];
+            let setup = Setup { sockets, log, ..Setup::default() };
             witnesses.0.push(Witness::start(setup).expect("a witness"));
             w.configure_plugin(id, &listen, "rpc-deadline = \"1s\"");
         }

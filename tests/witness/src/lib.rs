@@ -16,4 +16,4 @@ pub use log::{LogError, Reader};
 pub use message::Alteration;
 pub use record::{Event, Mark, Record, mark};
 pub use script::{GRPC_CODES, Script, ScriptError};
-pub use witness::{Setup, StartError, Witness};
+pub use witness::{Setup, Sockets, StartError, Witness};

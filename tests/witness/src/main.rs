@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use csi_witness::report::Report;
-use csi_witness::{Mark, Script, Setup, Witness};
+use csi_witness::{Mark, Script, Setup, Sockets, Witness};
 use tokio::signal::unix::{SignalKind, signal};
 
 const BREACHES: u8 = 1;
@@ -24,12 +24,12 @@ struct Cli {
 enum Command {
     /// Forward calls, record them, and play a script of faults, until SIGTERM or SIGINT
     Run {
-        /// The socket that the CO is given instead of the plugin's
-        #[arg(long, value_name = "SOCKET")]
-        listen: PathBuf,
+        /// The socket that the CO is given instead of the plugin's; once for each of the plugin's sockets
+        #[arg(long, value_name = "SOCKET", required = true)]
+        listen: Vec<PathBuf>,
         /// The plugin's socket; the plugin may come later, go, and come back
-        #[arg(long, value_name = "SOCKET")]
-        plugin: PathBuf,
+        #[arg(long, value_name = "SOCKET", required = true)]
+        plugin: Vec<PathBuf>,
         /// Made anew: one JSON record a line, secrets masked
         #[arg(long, value_name = "FILE")]
         log: PathBuf,
@@ -78,8 +78,13 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Run { listen, plugin, log, script } => {
+            if listen.len() != plugin.len() {
+                return Err("each --listen needs a --plugin, and each --plugin a --listen".into());
+            }
             let script = script.as_deref().map(Script::read).transpose()?.unwrap_or_default();
-            stand(Setup { listen, plugin, log, script })?;
+            let sockets = listen.into_iter().zip(plugin);
+            let sockets = sockets.map(|(listen, plugin)| Sockets { listen, plugin }).collect();
+            stand(Setup { sockets, log, script })?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Report { log, json } => {
@@ -110,9 +115,11 @@ async fn stand(setup: Setup) -> Result<(), Failure> {
         std::process::exit(i32::from(FAILED));
     }));
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let listen = setup.listen.display().to_string();
+    let sockets = setup.sockets.clone();
     let _witness = Witness::start(setup)?;
-    println!("listening on {listen}");
+    for Sockets { listen, .. } in sockets {
+        println!("listening on {}", listen.display());
+    }
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}

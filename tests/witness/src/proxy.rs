@@ -22,6 +22,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 use crate::message::{self, Mask, Method};
 use crate::record::{Event, Log};
@@ -34,19 +35,38 @@ type Payload = UnsyncBoxBody<Bytes, hyper::Error>;
 
 /// What all connections share.
 pub(crate) struct Shared {
-    pub(crate) plugin: PathBuf,
     pub(crate) log: Log,
     pub(crate) script: Script,
     pub(crate) mask: Mask,
 }
 
+/// One way to the plugin: where the CO connects, and the plugin's own socket.
+pub(crate) struct Way {
+    pub(crate) listener: StdListener,
+    pub(crate) plugin: PathBuf,
+}
+
 /// Serve until dropped.
-pub(crate) async fn serve(listener: StdListener, shared: Arc<Shared>) -> std::io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = UnixListener::from_std(listener)?;
+pub(crate) async fn serve(ways: Vec<Way>, shared: Arc<Shared>) -> std::io::Result<()> {
+    let mut accepting = JoinSet::new();
+    for (socket, Way { listener, plugin }) in ways.into_iter().enumerate() {
+        listener.set_nonblocking(true)?;
+        accepting.spawn(accept(
+            UnixListener::from_std(listener)?,
+            socket,
+            plugin.into(),
+            Arc::clone(&shared),
+        ));
+    }
+    accepting.join_next().await.map_or(Ok(()), |end| Ok(end?))
+}
+
+async fn accept(listener: UnixListener, socket: usize, plugin: Arc<Path>, shared: Arc<Shared>) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(converse(stream, Arc::clone(&shared)))),
+            Ok((stream, _)) => {
+                drop(tokio::spawn(converse(stream, socket, Arc::clone(&plugin), Arc::clone(&shared))));
+            }
             // Out of descriptors, or the CO is gone already.
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
@@ -54,10 +74,10 @@ pub(crate) async fn serve(listener: StdListener, shared: Arc<Shared>) -> std::io
 }
 
 /// One connection of the CO, from its first byte to its last.
-async fn converse(co: UnixStream, shared: Arc<Shared>) {
+async fn converse(co: UnixStream, socket: usize, plugin: Arc<Path>, shared: Arc<Shared>) {
     let pid = |stream: &UnixStream| stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(0);
-    let Some(plugin) = connected(&shared.plugin).await else { return };
-    let number = shared.log.connected(pid(&co), pid(&plugin));
+    let Some(plugin) = connected(&plugin).await else { return };
+    let number = shared.log.connected(socket, pid(&co), pid(&plugin));
     if let Ok((sender, upstream)) = client::handshake(TokioExecutor::new(), TokioIo::new(plugin)).await {
         let connection =
             Arc::new(Connection { shared: Arc::clone(&shared), number, sender, broken: Notify::new() });

@@ -28,6 +28,9 @@ pub enum Event {
     /// The CO connected and the witness connected to the plugin; the pids are the peers', 0 where they cannot be seen.
     Connected {
         connection: u64,
+        /// Which of the plugin's sockets, from 0.
+        #[serde(default)]
+        socket: usize,
         co: i32,
         plugin: i32,
     },
@@ -83,9 +86,9 @@ impl Log {
         Ok(Log { file: Mutex::new(file), connections: AtomicU64::new(0), calls: AtomicU64::new(0) })
     }
 
-    pub(crate) fn connected(&self, co: i32, plugin: i32) -> u64 {
+    pub(crate) fn connected(&self, socket: usize, co: i32, plugin: i32) -> u64 {
         let connection = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        self.write(Event::Connected { connection, co, plugin });
+        self.write(Event::Connected { connection, socket, co, plugin });
         connection
     }
 

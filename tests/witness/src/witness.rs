@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::log::{LogError, Reader};
 use crate::message::Mask;
-use crate::proxy::{self, Shared};
+use crate::proxy::{self, Shared, Way};
 use crate::record::{self, Log, Mark};
 use crate::rules::{Checker, Verdict};
 use crate::script::Script;
@@ -19,13 +19,19 @@ use crate::script::Script;
 /// Where a witness stands.
 #[derive(Debug, Default)]
 pub struct Setup {
-    /// The socket that the CO is given.
-    pub listen: PathBuf,
-    /// The plugin's own. Nobody needs to listen there yet.
-    pub plugin: PathBuf,
+    /// More than one where a plugin's node half and its controllers are processes of their own.
+    pub sockets: Vec<Sockets>,
     /// Made anew.
     pub log: PathBuf,
     pub script: Script,
+}
+
+/// What the CO is given for one socket of the plugin.
+#[derive(Clone, Debug)]
+pub struct Sockets {
+    pub listen: PathBuf,
+    /// The plugin's own. Nobody needs to listen there yet.
+    pub plugin: PathBuf,
 }
 
 /// Why a witness does not start.
@@ -44,7 +50,7 @@ pub enum StartError {
 /// Forwards until it is dropped. It has one thread of its own: what happens on the wire is recorded in the order in which
 /// it was seen there, and a test that keeps its threads busy does not slow it.
 pub struct Witness {
-    listen: PathBuf,
+    _bound: Vec<Bound>,
     log: PathBuf,
     /// What was read and judged of the log so far.
     judged: Mutex<(Reader, Checker)>,
@@ -53,15 +59,18 @@ pub struct Witness {
 
 impl Witness {
     pub fn start(setup: Setup) -> Result<Self, StartError> {
-        let Setup { listen, plugin, log: path, script } = setup;
-        let listener = bind(&listen).map_err(|source| StartError::Listen { path: listen.clone(), source })?;
-        let log = Log::create(&path).map_err(|source| {
-            let _ = std::fs::remove_file(&listen);
-            StartError::Log { path: path.clone(), source }
-        })?;
+        let Setup { sockets, log: path, script } = setup;
+        let (mut bound, mut ways) = (Vec::new(), Vec::new());
+        for Sockets { listen, plugin } in sockets {
+            let listener =
+                bind(&listen).map_err(|source| StartError::Listen { path: listen.clone(), source })?;
+            bound.push(Bound(listen));
+            ways.push(Way { listener, plugin });
+        }
+        let log = Log::create(&path).map_err(|source| StartError::Log { path: path.clone(), source })?;
         let judged = Mutex::new((Reader::open(&path)?, Checker::default()));
 
-        let shared = Arc::new(Shared { plugin, log, script, mask: Mask::default() });
+        let shared = Arc::new(Shared { log, script, mask: Mask::default() });
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
         let (stop, stopped) = oneshot::channel();
@@ -69,13 +78,13 @@ impl Witness {
             runtime.block_on(async {
                 tokio::select! {
                     _ = stopped => {}
-                    end = proxy::serve(listener, shared) => panic!("the witness cannot listen: {end:?}"),
+                    end = proxy::serve(ways, shared) => panic!("the witness cannot listen: {end:?}"),
                 }
             });
         };
         let thread = std::thread::Builder::new().name("csi-witness".into()).spawn(serve);
         let thread = Some((stop, thread.map_err(StartError::Thread)?));
-        Ok(Witness { listen, log: path, judged, thread })
+        Ok(Witness { _bound: bound, log: path, judged, thread })
     }
 
     pub fn mark(&self, mark: Mark) -> io::Result<()> {
@@ -100,7 +109,15 @@ impl Drop for Witness {
             // Its panic was printed.
             let _ = thread.join();
         }
-        let _ = std::fs::remove_file(&self.listen);
+    }
+}
+
+/// A socket's path that was bound here: the file goes with it.
+struct Bound(PathBuf);
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 

@@ -102,6 +102,12 @@ fn it_stands_until_it_is_told_to_go() {
     assert_eq!(code, 2, "{said}");
     assert!(said.contains("move an older one away"), "{said}");
     assert_eq!(ended(&same_socket).0, 2);
+    // Neither is one socket enough of two, and a socket that was bound before the failure goes.
+    let (code, said) = ended(&[&run[..], &["--listen", text(&other_socket)]].concat());
+    assert_eq!(code, 2);
+    assert!(said.contains("each --listen needs a --plugin"), "{said}");
+    let two = ["run", "--listen", text(&other_socket), "--plugin", "/nowhere.sock"];
+    assert_eq!(ended(&[&two[..], &same_socket[1..]].concat()).0, 2);
     assert!(!other_socket.exists() && !other_log.exists());
 
     assert_eq!(ended(&["mark", "reboot", text(&log)]).0, 0);

@@ -1,24 +1,27 @@
 //! What the plugin said that it can, and the rules on what is sent only then: 15 (in part), 16, 19, 32. What the CO never
 //! asked for it cannot know.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
 use super::{Call, Outcome, Verdict};
 
-/// One set per Get*Capabilities answer; `None` until there was one.
+/// By the plugin's socket: its node half and its controllers may be processes of their own, each with its own answers.
 #[derive(Default)]
 pub(super) struct Capabilities {
-    plugin: Option<BTreeSet<String>>,
-    controller: Option<BTreeSet<String>>,
-    group: Option<BTreeSet<String>>,
-    node: Option<BTreeSet<String>>,
-    /// What NodeGetInfo answered.
-    pub(super) node_id: Option<String>,
+    sockets: BTreeMap<usize, Answers>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Default)]
+struct Answers {
+    /// One set per Get*Capabilities answer; none until there was one.
+    capabilities: BTreeMap<Side, BTreeSet<String>>,
+    /// What NodeGetInfo answered.
+    node_id: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
     Plugin,
     Controller,
@@ -58,35 +61,44 @@ fn gate(rpc: &str) -> Option<(Side, &'static str)> {
 }
 
 impl Capabilities {
-    fn side(&self, side: Side) -> Option<&BTreeSet<String>> {
-        match side {
-            Side::Plugin => self.plugin.as_ref(),
-            Side::Controller => self.controller.as_ref(),
-            Side::Group => self.group.as_ref(),
-            Side::Node => self.node.as_ref(),
-        }
+    /// What any socket answered.
+    fn answers(&self, side: Side) -> impl Iterator<Item = &BTreeSet<String>> {
+        self.sockets.values().filter_map(move |answers| answers.capabilities.get(&side))
     }
 
-    fn has(&self, side: Side, capability: &str) -> bool {
-        self.side(side).is_some_and(|known| known.contains(capability))
+    fn any(&self, side: Side, capability: &str) -> bool {
+        self.answers(side).any(|known| known.contains(capability))
+    }
+
+    /// By the socket's own answer. Where it was not asked, another's may be taken for it: it is the same plugin.
+    fn has(&self, socket: usize, side: Side, capability: &str) -> bool {
+        let own = self.sockets.get(&socket).and_then(|answers| answers.capabilities.get(&side));
+        own.map_or_else(|| self.any(side, capability), |known| known.contains(capability))
     }
 
     /// `None` where nobody asked.
     pub(super) fn attaches(&self) -> Option<bool> {
-        self.controller.as_ref().map(|known| known.contains("PUBLISH_UNPUBLISH_VOLUME"))
+        self.answers(Side::Controller).next()?;
+        Some(self.any(Side::Controller, "PUBLISH_UNPUBLISH_VOLUME"))
     }
 
     pub(super) fn stages(&self) -> bool {
-        self.has(Side::Node, "STAGE_UNSTAGE_VOLUME")
+        self.any(Side::Node, "STAGE_UNSTAGE_VOLUME")
     }
 
     pub(super) fn expands_offline_only(&self) -> bool {
-        self.has(Side::Plugin, "OFFLINE") && !self.has(Side::Plugin, "ONLINE")
+        self.any(Side::Plugin, "OFFLINE") && !self.any(Side::Plugin, "ONLINE")
+    }
+
+    /// Of the node that the plugin runs on.
+    pub(super) fn node_id(&self) -> Option<&str> {
+        self.sockets.values().find_map(|answers| answers.node_id.as_deref())
     }
 
     pub(super) fn begin(&self, call: &Call, verdict: &mut Verdict) {
         let mut check = |rule, side, capability: &str, what: &str| {
-            verdict.check(rule, self.has(side, capability), &[call.id], || match self.side(side) {
+            let holds = self.has(call.peers.socket, side, capability);
+            verdict.check(rule, holds, &[call.id], || match self.answers(side).next() {
                 Some(_) => format!("{what}, and the plugin has no {capability}"),
                 None => format!("{what}, and nobody asked the plugin whether it has {capability}"),
             });
@@ -118,14 +130,19 @@ impl Capabilities {
             Outcome::Refused("UNIMPLEMENTED") => &Value::Null,
             _ => return,
         };
-        match call.rpc.as_str() {
-            "GetPluginCapabilities" => self.plugin = Some(listed(answer)),
-            "ControllerGetCapabilities" => self.controller = Some(listed(answer)),
-            "GroupControllerGetCapabilities" => self.group = Some(listed(answer)),
-            "NodeGetCapabilities" => self.node = Some(listed(answer)),
-            "NodeGetInfo" => self.node_id = answer["node_id"].as_str().map(str::to_owned),
-            _ => {}
-        }
+        let side = match call.rpc.as_str() {
+            "GetPluginCapabilities" => Side::Plugin,
+            "ControllerGetCapabilities" => Side::Controller,
+            "GroupControllerGetCapabilities" => Side::Group,
+            "NodeGetCapabilities" => Side::Node,
+            "NodeGetInfo" => {
+                let node_id = answer["node_id"].as_str().map(str::to_owned);
+                self.sockets.entry(call.peers.socket).or_default().node_id = node_id;
+                return;
+            }
+            _ => return,
+        };
+        self.sockets.entry(call.peers.socket).or_default().capabilities.insert(side, listed(answer));
     }
 }
 

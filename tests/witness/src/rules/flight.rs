@@ -8,8 +8,8 @@ const IDENTITY: [&str; 3] = ["GetPluginInfo", "GetPluginCapabilities", "Probe"];
 
 #[derive(Default)]
 pub(super) struct Flight {
-    /// Processes of the CO that had an answer to an Identity call.
-    acquainted: BTreeSet<i32>,
+    /// Processes of the CO that had an answer to an Identity call, and at which socket.
+    acquainted: BTreeSet<(i32, usize)>,
     /// The call in flight, by volume; a volume without an id yet goes by its name.
     flying: BTreeMap<String, u64>,
 }
@@ -17,7 +17,7 @@ pub(super) struct Flight {
 impl Flight {
     pub(super) fn begin(&mut self, call: &Call, verdict: &mut Verdict) {
         if !IDENTITY.contains(&call.rpc.as_str()) {
-            verdict.check(3, self.acquainted.contains(&call.peers.co), &[call.id], || {
+            verdict.check(3, self.acquainted.contains(&who(call)), &[call.id], || {
                 format!("{} before any Identity call of this CO was answered", call.rpc)
             });
         }
@@ -31,12 +31,16 @@ impl Flight {
 
     pub(super) fn end(&mut self, call: &Call, outcome: &Outcome) {
         if IDENTITY.contains(&call.rpc.as_str()) && matches!(outcome, Outcome::Ok(_)) {
-            self.acquainted.insert(call.peers.co);
+            self.acquainted.insert(who(call));
         }
         if let Some(volume) = key(call).filter(|volume| self.flying.get(volume) == Some(&call.id)) {
             self.flying.remove(&volume);
         }
     }
+}
+
+fn who(call: &Call) -> (i32, usize) {
+    (call.peers.co, call.peers.socket)
 }
 
 fn key(call: &Call) -> Option<String> {

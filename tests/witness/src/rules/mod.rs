@@ -93,11 +93,12 @@ struct Call {
     request: Value,
 }
 
-/// Which process of the CO speaks with which process of the plugin.
+/// Which process of the CO speaks with which process of the plugin, at which of the plugin's sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Peers {
     co: i32,
     plugin: i32,
+    socket: usize,
 }
 
 impl Call {
@@ -187,11 +188,12 @@ pub struct Checker {
 impl Checker {
     pub fn feed(&mut self, event: &Event) {
         match event {
-            Event::Connected { connection, co, plugin } => {
+            Event::Connected { connection, socket, co, plugin } => {
                 // A peer in another pid namespace has none: each of its connections may be another process.
                 let seen =
                     |pid: &i32| if *pid > 0 { *pid } else { -i32::try_from(*connection).unwrap_or(i32::MAX) };
-                self.connections.insert(*connection, Peers { co: seen(co), plugin: seen(plugin) });
+                let peers = Peers { co: seen(co), plugin: seen(plugin), socket: *socket };
+                self.connections.insert(*connection, peers);
             }
             Event::Closed { connection } => {
                 self.connections.remove(connection);

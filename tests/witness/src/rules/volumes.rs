@@ -240,7 +240,7 @@ impl Volume {
 
     /// The attachment to the node that the plugin runs on.
     fn attachment(&self, known: &Capabilities) -> Option<&Leg> {
-        match &known.node_id {
+        match known.node_id() {
             Some(node) => self.attachments.get(node),
             None => self.attachments.iter().next().map(|(_, leg)| leg),
         }
@@ -267,7 +267,7 @@ impl Volume {
                 });
             }
             (None, Some((node, other))) => verdict.check(27, false, &[other.made, call.id], || {
-                let own = known.node_id.as_deref().unwrap_or_default();
+                let own = known.node_id().unwrap_or_default();
                 format!("{} on the node {own:?}, and the volume is attached to {node:?}", call.rpc)
             }),
             (None, None) => verdict
@@ -320,7 +320,7 @@ impl Volume {
     /// CO rules 23 and 33. What another node does with the volume is not seen here.
     fn check_detach(&self, call: &Call, known: &Capabilities, verdict: &mut Verdict) {
         let node = call.text("node_id");
-        if node.is_empty() || known.node_id.as_deref().is_none_or(|own| own == node) {
+        if node.is_empty() || known.node_id().is_none_or(|own| own == node) {
             must_be_gone(verdict, 23, self.staging.iter().chain(self.targets.iter()), call);
         }
         for (_, leg) in self.attachments.iter().filter(|(name, _)| node.is_empty() || *name == node) {

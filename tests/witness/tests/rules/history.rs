@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 pub struct History {
     checker: Checker,
     connection: u64,
+    socket: usize,
     pub last: u64,
     pub at_rest: bool,
 }
@@ -38,13 +39,24 @@ impl History {
         new
     }
 
+    /// It speaks with the plugin at another socket from now on; what is in flight at the one before still is.
+    pub fn at(&mut self, socket: usize) {
+        self.socket = socket;
+        self.connect(1);
+    }
+
     pub fn verdict(&self) -> &Verdict {
         self.checker.verdict()
     }
 
     fn connect(&mut self, co: i32) {
         self.connection += 1;
-        self.checker.feed(&Event::Connected { connection: self.connection, co, plugin: 99 });
+        self.checker.feed(&Event::Connected {
+            connection: self.connection,
+            socket: self.socket,
+            co,
+            plugin: 99,
+        });
     }
 
     /// The CO dies and comes back.

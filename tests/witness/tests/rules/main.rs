@@ -5,6 +5,7 @@ mod answers;
 mod arguments;
 mod history;
 mod order;
+mod sockets;
 mod unknown;
 
 use std::collections::BTreeSet;
@@ -21,7 +22,14 @@ pub struct Case {
 
 #[test]
 fn a_bad_co_is_caught_and_a_good_one_is_not() {
-    let all = [alone::cases(), order::cases(), unknown::cases(), arguments::cases(), answers::cases()];
+    let all = [
+        alone::cases(),
+        order::cases(),
+        unknown::cases(),
+        arguments::cases(),
+        answers::cases(),
+        sockets::cases(),
+    ];
     let cases: Vec<Case> = all.into_iter().flatten().collect();
     for (number, case) in cases.iter().enumerate() {
         let Case { rule, bad, good } = case;

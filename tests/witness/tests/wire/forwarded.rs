@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use csi_proto::csi::v1::node_client::NodeClient;
 use csi_proto::csi::v1::{NodePublishVolumeRequest, NodeStageVolumeRequest};
+use csi_witness::{Event, Reader, Setup, Sockets, Witness};
 use tonic::{Code, Request};
 
 use crate::plugin::REFUSED;
-use crate::world::{AGES, World, probe};
+use crate::world::{AGES, World, connect, probe};
 
 #[tokio::test]
 async fn metadata_goes_both_ways_and_a_refusal_keeps_its_details() {
@@ -53,4 +54,33 @@ async fn a_request_arrives_whole_and_its_secrets_are_not_in_the_log() {
     for shown in ["vol-1", "/staging", "password", "NodeStageVolume", "\"code\":\"OK\""] {
         assert!(log.contains(shown), "{shown} is missing in {log}");
     }
+}
+
+#[tokio::test]
+async fn each_socket_leads_to_its_own_plugin() {
+    let world = World::new("");
+    let other = World::new("");
+    let [one, two, log] = ["one.sock", "two.sock", "both.jsonl"].map(|name| world.at(name));
+    let sockets = vec![
+        Sockets { listen: one.clone(), plugin: world.at("csi.sock") },
+        Sockets { listen: two.clone(), plugin: other.at("csi.sock") },
+    ];
+    let witness = Witness::start(Setup { sockets, log: log.clone(), ..Setup::default() }).unwrap();
+    let co = connect(&two).await;
+    probe(&co).await.unwrap();
+    assert!(
+        world.plugin.metadata.lock().unwrap().is_none() && other.plugin.metadata.lock().unwrap().is_some()
+    );
+    probe(&connect(&one).await).await.unwrap();
+    assert!(world.plugin.metadata.lock().unwrap().is_some());
+    let connected: Vec<usize> = Reader::open(&log)
+        .unwrap()
+        .filter_map(|event| match event.unwrap() {
+            Event::Connected { socket, .. } => Some(socket),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(connected, [1, 0]);
+    drop(witness);
+    assert!(!one.exists() && !two.exists());
 }

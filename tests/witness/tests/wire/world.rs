@@ -11,7 +11,7 @@ use csi_proto::csi::v1::identity_client::IdentityClient;
 use csi_proto::csi::v1::identity_server::IdentityServer;
 use csi_proto::csi::v1::node_server::NodeServer;
 use csi_proto::csi::v1::{ProbeRequest, ProbeResponse};
-use csi_witness::{Script, Setup, Witness};
+use csi_witness::{Script, Setup, Sockets, Witness};
 use hyper_util::rt::TokioIo;
 use tempfile::TempDir;
 use tokio::net::{UnixListener, UnixStream};
@@ -41,7 +41,8 @@ impl World {
         let directory = tempfile::tempdir().unwrap();
         let script = Script::parse(script).unwrap();
         let at = |name: &str| directory.path().join(name);
-        let setup = Setup { listen: at("co.sock"), plugin: at("csi.sock"), log: at("log.jsonl"), script };
+        let sockets = vec![Sockets { listen: at("co.sock"), plugin: at("csi.sock") }];
+        let setup = Setup { sockets, log: at("log.jsonl"), script };
         let witness = Witness::start(setup).unwrap();
         let mut world =
             World { witness, plugin: Arc::default(), runtime: None, connections: Arc::default(), directory };
@@ -124,7 +125,7 @@ impl Drop for World {
     }
 }
 
-async fn connect(socket: &Path) -> Channel {
+pub async fn connect(socket: &Path) -> Channel {
     let socket = socket.to_owned();
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
