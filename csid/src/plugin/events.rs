@@ -7,36 +7,42 @@ use super::PluginView;
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability, Store};
 
-pub(super) fn registered(id: &str, uid: u32) -> NewEvent {
-    event("plugin-registered", id, [("success", true.into()), ("uid", uid.into())])
+/// `first`: the plugin came with this instance.
+pub(super) fn came(id: &str, instance: &str, uid: u32, first: bool) -> NewEvent {
+    let details = [("success", true.into()), ("uid", uid.into()), ("to", instance.into())];
+    event(if first { "plugin-registered" } else { "plugin-instance" }, id, instance, details)
 }
 
-pub(super) fn deregistered(id: &str) -> NewEvent {
-    event("plugin-deregistered", id, [("success", true.into())])
+/// `last`: the plugin left with this instance.
+pub(super) fn left(id: &str, instance: &str, last: bool) -> NewEvent {
+    let details = [("success", true.into()), ("from", instance.into())];
+    event(if last { "plugin-deregistered" } else { "plugin-instance" }, id, instance, details)
 }
 
-pub(super) async fn restarted(store: &Store, id: &str, why: &str) {
-    write(store, event("plugin-restarted", id, [("success", true.into()), ("error", why.into())])).await;
+pub(super) async fn restarted(store: &Store, view: &PluginView, why: &str) {
+    write(store, of("plugin-restarted", view, [("success", true.into()), ("error", why.into())])).await;
 }
 
-pub(super) async fn node_id(store: &Store, id: &str, from: &str, to: &str) {
+pub(super) async fn node_id(store: &Store, view: &PluginView, from: &str) {
+    let to = view.node_id.as_str();
     let details = [("success", true.into()), ("from", from.into()), ("to", to.into())];
-    write(store, event("plugin-node-id", id, details)).await;
+    write(store, of("plugin-node-id", view, details)).await;
 }
 
 pub(super) async fn health(store: &Store, view: &PluginView, from: &'static str) {
+    let (id, instance) = (&view.id, instance(view));
     if view.healthy {
-        tracing::info!(plugin = %view.id, from, "plugin {} is ready", view.id);
+        tracing::info!(plugin = %id, instance, from, "plugin {id} is ready");
     } else {
         let why = &view.health_message;
-        tracing::warn!(plugin = %view.id, from, to = view.state, "plugin {} is not healthy: {why}", view.id);
+        tracing::warn!(plugin = %id, instance, from, to = view.state, "plugin {id} is not healthy: {why}");
     }
     let mut details =
         vec![("success", view.healthy.into()), ("from", from.into()), ("to", view.state.into())];
     if !view.health_message.is_empty() {
         details.push(("error", view.health_message.as_str().into()));
     }
-    write(store, event("plugin-health", &view.id, details)).await;
+    write(store, of("plugin-health", view, details)).await;
 }
 
 pub(super) async fn fingerprint(store: &Store, view: &PluginView) {
@@ -46,12 +52,30 @@ pub(super) async fn fingerprint(store: &Store, view: &PluginView) {
         ("provider-version", view.provider_version.as_str().into()),
         ("services", view.services.join(" ").into()),
     ];
-    write(store, event("plugin-fingerprint", &view.id, details)).await;
+    write(store, of("plugin-fingerprint", view, details)).await;
 }
 
-fn event(kind: &'static str, id: &str, details: impl IntoIterator<Item = (&'static str, Value)>) -> NewEvent {
+/// A task's view is of its own instance alone.
+fn instance(view: &PluginView) -> &str {
+    view.instances.first().map_or("", String::as_str)
+}
+
+fn of(
+    kind: &'static str,
+    view: &PluginView,
+    details: impl IntoIterator<Item = (&'static str, Value)>,
+) -> NewEvent {
+    event(kind, &view.id, instance(view), details)
+}
+
+fn event(
+    kind: &'static str,
+    id: &str,
+    instance: &str,
+    details: impl IntoIterator<Item = (&'static str, Value)>,
+) -> NewEvent {
     let mut details: EventDetails = details.into_iter().collect();
-    details.insert("plugin", id.into());
+    details.extend([("plugin", id.into()), ("instance", instance.into())]);
     NewEvent { kind, subject: id.to_owned(), details }
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::volume_capability::{
@@ -30,13 +30,26 @@ pub(super) struct Instance {
 
 /// How busy an instance's controller service is; it outlives the [`Instance`], which is made anew by each look at the plugin.
 #[derive(Default)]
-pub(super) struct Load(AtomicUsize);
+pub(super) struct Load {
+    calls: AtomicUsize,
+    /// When it was chosen last: a count, not a time.
+    chosen: AtomicU64,
+}
 
 impl Load {
     /// A call is under way until what is returned is dropped.
     pub fn begin(&self) -> Busy<'_> {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
         Busy(self)
+    }
+
+    /// The least is the next: the fewest calls, and of equals who has waited longest for a turn.
+    pub fn rank(&self) -> (usize, u64) {
+        (self.calls.load(Ordering::Relaxed), self.chosen.load(Ordering::Relaxed))
+    }
+
+    pub fn choose(&self, turn: u64) {
+        self.chosen.store(turn, Ordering::Relaxed);
     }
 }
 
@@ -44,7 +57,7 @@ pub(super) struct Busy<'a>(&'a Load);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.calls.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -1,42 +1,63 @@
-//! What is asked of the registry: which plugins there are and how they are, and one that is healthy, waited for.
+//! What is asked of the registry: which plugins there are and how they are, and an instance that is healthy, waited for.
+//! Node calls go to the newest, controller calls to all that are healthy, the least busy first.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tokio::sync::{broadcast, oneshot};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{broadcast, oneshot, watch};
 
 use super::controller::Controller;
 use super::node::Ready;
-use super::registry::{Entry, Plugins};
+use super::registry::{Entry, Plugins, owner};
 use super::spec::Place;
+use super::task::Snapshot;
 use super::{PluginChange, PluginView, Service, validate_id};
 use crate::error::{Error, Kind, Result};
 
 impl Plugins {
-    /// The host directory of each plugin's volumes.
+    /// The host directory of each plugin's volumes; more than one where its instances differ.
     pub fn roots(&self) -> Vec<(String, PathBuf)> {
         let root = |id: &String, entry: &Entry| Place::of(&self.0.directories, id, &entry.spec).root;
-        self.entries().iter().map(|(id, entry)| (id.clone(), root(id, entry))).collect()
+        let plugins = self.entries();
+        let roots = plugins.iter().flat_map(|(id, entries)| {
+            entries.iter().map(|entry| (id.clone(), root(id, entry))).collect::<BTreeSet<_>>()
+        });
+        roots.collect()
     }
 
     /// All plugins, by id.
     pub fn list(&self) -> Vec<PluginView> {
-        self.entries().values().map(|entry| (*entry.state.borrow().view).clone()).collect()
+        self.entries().values().filter_map(|entries| merged(entries)).collect()
     }
 
     pub fn view(&self, id: &str) -> Option<PluginView> {
-        self.entries().get(id).map(|entry| (*entry.state.borrow().view).clone())
+        merged(self.entries().get(id)?)
     }
 
+    /// Whether any instance is.
     pub fn healthy_now(&self, id: &str) -> bool {
-        self.entries().get(id).is_some_and(|entry| entry.state.borrow().ready.is_some())
+        self.entries().get(id).into_iter().flatten().any(|entry| entry.state.borrow().ready.is_some())
+    }
+
+    /// Whether node calls are served when this instance has left, so that it may although there are mounts.
+    pub fn serves_without(&self, id: &str, instance: &str) -> bool {
+        let serves = |entry: &Entry| {
+            entry.state.borrow().ready.as_ref().is_some_and(|ready| ready.0.offers(Service::Node))
+        };
+        let plugins = self.entries();
+        let mut others = plugins.get(id).into_iter().flatten();
+        others.any(|entry| entry.spec.instance() != instance && serves(entry))
     }
 
     /// Wait until the plugin is healthy and offers `service`. An id that nobody knows is waited for too.
     pub async fn wait(&self, id: &str, service: Service, deadline: Option<Instant>) -> Result<()> {
         validate_id(id)?;
-        match by(deadline, self.found(id, service)).await {
+        match by(deadline, self.found(id, newest(service))).await {
             Some(found) => found.map(drop),
             None => {
                 let error = Error::new(Kind::TimedOut, self.lacking(id, service));
@@ -45,40 +66,57 @@ impl Plugins {
         }
     }
 
-    /// A healthy plugin that offers `service`, waited for till `deadline`; PluginUnavailable after it.
+    /// The newest healthy instance of a plugin that offers `service`, waited for till `deadline`; PluginUnavailable
+    /// after it.
     pub async fn ready(&self, id: &str, service: Service, deadline: Instant) -> Result<Ready> {
-        match by(Some(deadline), self.found(id, service)).await {
-            Some(found) => found,
-            None => {
-                let error = Error::new(Kind::PluginUnavailable, self.lacking(id, service));
-                Err(waiting(error, id))
-            }
-        }
+        self.picked(id, service, deadline, newest(service)).await
     }
 
     /// The healthy controller of a plugin with the fewest calls in flight, waited for till `deadline`; PluginUnavailable
     /// after it.
     pub async fn controller(&self, id: &str, deadline: Instant) -> Result<Controller> {
-        let Ready(instance) = self.ready(id, Service::Controller, deadline).await?;
-        Ok(Controller(instance))
+        let least = |healthy: &[Ready]| {
+            let controllers = healthy.iter().filter(|ready| ready.0.offers(Service::Controller));
+            controllers.min_by_key(|ready| ready.0.load.rank()).cloned()
+        };
+        let Ready(chosen) = self.picked(id, Service::Controller, deadline, least).await?;
+        chosen.load.choose(self.0.turns.fetch_add(1, Ordering::Relaxed) + 1);
+        Ok(Controller(chosen))
+    }
+
+    async fn picked(
+        &self,
+        id: &str,
+        service: Service,
+        deadline: Instant,
+        pick: impl Fn(&[Ready]) -> Option<Ready>,
+    ) -> Result<Ready> {
+        by(Some(deadline), self.found(id, pick)).await.unwrap_or_else(|| {
+            Err(waiting(Error::new(Kind::PluginUnavailable, self.lacking(id, service)), id))
+        })
     }
 
     /// Whether volumes of this plugin are attached: a controller of it says PUBLISH_UNPUBLISH_VOLUME. `None`: that is not
     /// known yet, for the plugin was not seen, or names a controller service and none was seen.
     pub fn attaches(&self, id: &str) -> Option<bool> {
-        let view = self.view(id).filter(|view| !view.provider.is_empty())?;
+        let view = self.view(id)?;
         let has = |names: &[String], name: &str| names.iter().any(|found| found == name);
-        match has(&view.services, Service::Controller.name()) {
-            true => Some(has(&view.controller_capabilities, "PUBLISH_UNPUBLISH_VOLUME")),
-            false => (!has(&view.plugin_capabilities, "CONTROLLER_SERVICE")).then_some(false),
+        if has(&view.services, Service::Controller.name()) {
+            return Some(has(&view.controller_capabilities, "PUBLISH_UNPUBLISH_VOLUME"));
         }
+        let seen = !view.provider.is_empty();
+        (seen && !has(&view.plugin_capabilities, "CONTROLLER_SERVICE")).then_some(false)
     }
 
-    /// Probe now; what it finds is also the plugin's health.
+    /// Probe the active instance now; what it finds is also its health.
     pub async fn probe(&self, id: &str, deadline: Option<Instant>) -> Result<bool> {
         let unknown =
             || Error::not_found(format!("there is no plugin {id}; `csictl plugin list` shows them"));
-        let probes = self.entries().get(id).map(|entry| entry.probes.clone()).ok_or_else(unknown)?;
+        let probes = self
+            .entries()
+            .get(id)
+            .and_then(|entries| Some(active(entries)?.probes.clone()))
+            .ok_or_else(unknown)?;
         let (asked, answer) = oneshot::channel();
         let probed = async {
             probes.send(asked).await.map_err(|_| unknown())?;
@@ -97,48 +135,121 @@ impl Plugins {
         self.0.shared.changes.subscribe()
     }
 
-    async fn found(&self, id: &str, service: Service) -> Result<Ready> {
+    /// What is picked of the healthy instances, the newest first, as soon as something is.
+    async fn found(&self, id: &str, pick: impl Fn(&[Ready]) -> Option<Ready>) -> Result<Ready> {
         let mut known = self.0.known.subscribe();
         loop {
             // Seen before the look, so that nothing that happens after it is missed.
             known.borrow_and_update();
             self.open()?;
-            let state = self.entries().get(id).map(|entry| entry.state.clone());
-            let Some(mut state) = state else {
-                let _ = known.changed().await;
-                continue;
-            };
-            let ready = state.borrow_and_update().ready.clone();
-            if let Some(ready) = ready.filter(|ready| ready.0.offers(service)) {
+            let mut states: Vec<watch::Receiver<Snapshot>> =
+                self.entries().get(id).into_iter().flatten().map(|entry| entry.state.clone()).collect();
+            let healthy: Vec<Ready> =
+                states.iter_mut().filter_map(|state| state.borrow_and_update().ready.clone()).collect();
+            if let Some(ready) = pick(&healthy) {
                 return Ok(ready);
             }
             tokio::select! {
                 _ = known.changed() => {}
-                // The task of a plugin that was removed has ended; `known` tells of its successor.
-                Ok(()) = state.changed() => {}
+                () = any_changed(states) => {}
             }
         }
     }
 
     /// What a caller reads who has waited for a plugin in vain.
     fn lacking(&self, id: &str, service: Service) -> String {
-        let Some(view) = self.view(id) else {
+        let views: Vec<_> = {
+            let plugins = self.entries();
+            let entries = plugins.get(id).into_iter().flatten();
+            entries.map(|entry| entry.state.borrow().view.clone()).collect()
+        };
+        let Some(newest) = views.first() else {
             return format!(
                 "no plugin {id} is registered; register it (csictl plugin register), or write \
                  plugins.d/{id}.toml and reload"
             );
         };
-        if view.healthy {
-            let services = view.services.join(", ");
+        // An instance that was never seen may offer it.
+        let may = |view: &PluginView| {
+            view.provider.is_empty() || view.services.iter().any(|offered| offered == service.name())
+        };
+        let sick = views.iter().find(|view| !view.healthy && may(view));
+        if let (None, true) = (sick, views.iter().any(|view| view.healthy)) {
+            let services: BTreeSet<&str> =
+                views.iter().flat_map(|view| &view.services).map(String::as_str).collect();
+            let services = Vec::from_iter(services).join(", ");
             let services = if services.is_empty() { "none" } else { &services };
             return format!("the plugin {id} offers no {} service (it offers: {services})", service.name());
         }
+        let view = sick.unwrap_or(newest);
+        let which = match views.len() {
+            1 => String::new(),
+            _ => format!(" (instance {})", view.instances.join(", ")),
+        };
         let advice = match view.unit.as_str() {
             "" => format!("start what listens at {}", view.socket),
             unit => format!("see `journalctl -u '{unit}'`"),
         };
         let message = if view.health_message.is_empty() { "not contacted yet" } else { &view.health_message };
-        format!("the plugin {id} is {}: {message}; {advice}", view.state)
+        format!("the plugin {id}{which} is {}: {message}; {advice}", view.state)
+    }
+}
+
+fn newest(service: Service) -> impl Fn(&[Ready]) -> Option<Ready> {
+    move |healthy| healthy.iter().find(|ready| ready.0.offers(service)).cloned()
+}
+
+/// The instance that node calls go to: the newest healthy one with a node service. Where there is none it is the one
+/// that they wait for, and of a plugin without a node service a healthy one.
+fn active(entries: &[Entry]) -> Option<&Entry> {
+    entries.iter().min_by_key(|entry| {
+        let state = entry.state.borrow();
+        let node = state.view.services.iter().any(|service| service == Service::Node.name());
+        match (node, state.ready.is_some()) {
+            (true, true) => 0,
+            (true, false) => 1,
+            (false, true) => 2,
+            (false, false) => 3,
+        }
+    })
+}
+
+/// A plugin's instances as one: it is as the active one is, which is named first. Services, and what is said beside the
+/// node's capabilities, are those of all, for controller calls go to all; each call asks its own instance.
+fn merged(entries: &[Entry]) -> Option<PluginView> {
+    let active = active(entries)?;
+    let mut view = (*active.state.borrow().view).clone();
+    view.owner = owner(entries)?;
+    for other in entries.iter().filter(|entry| entry.spec.instance() != active.spec.instance()) {
+        let other = other.state.borrow().view.clone();
+        view.instances.extend_from_slice(&other.instances);
+        add(&mut view.services, &other.services);
+        add(&mut view.plugin_capabilities, &other.plugin_capabilities);
+        add(&mut view.controller_capabilities, &other.controller_capabilities);
+    }
+    Some(view)
+}
+
+fn add(names: &mut Vec<String>, more: &[String]) {
+    for name in more {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+}
+
+async fn any_changed(states: Vec<watch::Receiver<Snapshot>>) {
+    let mut changes: FuturesUnordered<_> = states.into_iter().map(changed).collect();
+    match changes.next().await {
+        Some(()) => {}
+        None => std::future::pending().await,
+    }
+}
+
+async fn changed(mut state: watch::Receiver<Snapshot>) {
+    // The task of an instance that was removed has ended; the registry tells of what came after it.
+    if state.changed().await.is_err() {
+        std::future::pending().await
     }
 }
 

@@ -1,16 +1,17 @@
-//! Plugins: the registry, one task per plugin, and what `volume` calls.
+//! Plugins: the registry, one task per instance of a plugin, and what `volume` calls.
 //!
 //! ```text
-//!   registry ── one per plugin ──> task ── owns ──> channel, fingerprint, health, supervise (its unit)
-//!      │                            │ watch
-//!      └── ready() ─────────────> node::Ready: stage, publish, unpublish, unstage ──> rpc ──> the plugin
+//!   registry ── one per instance ──> task ── owns ──> channel, fingerprint, health, supervise (its unit)
+//!    lookup                           │ watch
+//!      ├── ready() ─────> node::Ready: the newest, stage, publish … ──────────────> rpc ──> the plugin
+//!      └── controller() ─> controller::Controller: the least busy, attach, create … ──┘
 //! ```
 //!
-//! Each plugin's channel, capabilities and health belong to its task alone; the others hold a handle and a
-//! watch. The registry holds which plugins there are; the journal those that were registered on the bus. What
-//! always holds: plugins never wait for each other; csid's stop leaves every plugin running, and its start
-//! adopts those that run; a mount costs no capability call; no message, log line or event of this room holds
-//! a secret, a context's value or a mount flag.
+//! Each instance's channel, capabilities and health belong to its task alone; the others hold a handle and a
+//! watch. The registry holds which there are; the journal those that were registered on the bus. What always
+//! holds: plugins never wait for each other, nor an instance for another of its own; csid's stop leaves every
+//! plugin running, and its start adopts those that run; a mount costs no capability call; no message, log line or
+//! event of this room holds a secret, a context's value or a mount flag.
 
 mod channel;
 mod controller;
@@ -64,6 +65,7 @@ pub struct PluginView {
     pub supervision: &'static str,
     pub unit: String,
     pub socket: String,
+    /// The active one, then the others, the newest first.
     pub instances: Vec<String>,
     pub provider: String,
     pub provider_version: String,

@@ -1,10 +1,10 @@
-//! Which plugins there are, and the handle that everybody has. A plugin of `plugins.d` is as its file says;
-//! one registered on the bus is a row of the journal. Changes of the registry follow one another; nothing
-//! else waits for them.
+//! Which plugins there are, and the handle that everybody has. A plugin has one instance or several, each with a task
+//! of its own; one of `plugins.d` is as its file says, one registered on the bus is a row of the journal. Changes of the
+//! registry follow one another; nothing else waits for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,17 +32,25 @@ pub struct Plugins(pub(super) Arc<Registry>);
 pub(super) struct Registry {
     pub directories: Directories,
     pub shared: Shared,
-    plugins: Mutex<BTreeMap<String, Entry>>,
-    /// Told when a plugin comes or goes, and when csid stops.
+    plugins: Mutex<Table>,
+    /// Told when an instance comes or goes, and when csid stops.
     pub known: watch::Sender<()>,
+    /// How often a controller was chosen.
+    pub turns: AtomicU64,
     /// Held across a change of the registry and its commit.
     changing: tokio::sync::Mutex<()>,
 }
 
+/// Each plugin's instances, the newest first; there is no plugin without one.
+type Table = BTreeMap<String, Vec<Entry>>;
+
+/// An instance.
 pub(super) struct Entry {
     pub spec: PluginSpec,
-    owner: u32,
+    pub owner: u32,
     origin: Origin,
+    /// When it came among its plugin's: a newer one's is greater. 0: the file's, which is the oldest whenever it is read.
+    number: u64,
     pub state: watch::Receiver<Snapshot>,
     pub probes: mpsc::Sender<Asked>,
     stops: mpsc::Sender<Stop>,
@@ -85,7 +93,7 @@ impl Plugins {
         rpc: Duration,
         store: Store,
         files: Vec<(String, PluginSpec)>,
-        rows: Vec<PluginRow>,
+        mut rows: Vec<PluginRow>,
     ) -> Plugins {
         let shared = Shared {
             store,
@@ -100,27 +108,36 @@ impl Plugins {
             shared,
             plugins: Mutex::default(),
             known: watch::Sender::new(()),
+            turns: AtomicU64::new(0),
             changing: tokio::sync::Mutex::default(),
         }));
         for (id, spec) in files {
-            plugins.add(&id, spec, 0, Origin::File);
+            plugins.add(&id, spec, 0, Origin::File, 0);
         }
-        for row in rows {
-            if plugins.entries().contains_key(&row.id) {
-                tracing::warn!(plugin = %row.id, "registered, and defined by plugins.d: the file wins");
-                continue;
-            }
-            let sound = serde_json::from_str::<PluginSpec>(&row.spec)
-                .map_err(|error| error.to_string())
-                .and_then(|spec| spec.validate(&row.id).map(|()| spec).map_err(|error| error.message));
-            match sound {
-                Ok(spec) => plugins.add(&row.id, spec, row.uid, Origin::Bus),
-                Err(error) => {
-                    tracing::error!(plugin = %row.id, %error, "the journal's spec is no good; register again");
-                }
-            }
-        }
+        // Whose plugin it is, is its oldest instance's to say.
+        rows.sort_by_key(|row| row.number);
+        rows.into_iter().for_each(|row| plugins.restore(row));
         plugins
+    }
+
+    fn restore(&self, row: PluginRow) {
+        let sound = serde_json::from_str::<PluginSpec>(&row.spec)
+            .map_err(|error| error.to_string())
+            .and_then(|spec| spec.validate(&row.id).map(|()| spec).map_err(|error| error.message));
+        let spec = match sound {
+            Ok(spec) => spec,
+            Err(error) => {
+                tracing::error!(plugin = %row.id, %error, "the journal's spec is no good; register again");
+                return;
+            }
+        };
+        // The file may have come since.
+        let allowed =
+            self.entries().get(&row.id).is_none_or(|entries| joins(entries, spec.instance(), row.uid));
+        match allowed {
+            true => self.add(&row.id, spec, row.uid, Origin::Bus, row.number),
+            false => tracing::warn!(plugin = %row.id, "registered, and defined by plugins.d: the file wins"),
+        }
     }
 
     /// csid.toml's deadline of one RPC has changed.
@@ -144,21 +161,54 @@ impl Plugins {
         let _changing = self.0.changing.lock().await;
         self.open()?;
         self.0.shared.store.writable()?;
-        if let Some(entry) = self.entries().get(id) {
-            return again(id, entry, &spec, uid);
-        }
-        // Not before: a plugin that is here already needs no look.
+        let (first, number) = match self.entries().get(id) {
+            Some(entries) if self.is_there(id, entries, &spec, uid)? => return Ok(()),
+            Some(entries) => (false, entries.iter().map(|entry| entry.number).max().unwrap_or(0) + 1),
+            None => (true, 1),
+        };
+        // Not before: an instance that is here already needs no look.
         spec.check_program()?;
         let text = serde_json::to_string(&spec)
             .map_err(|error| Error::internal(format!("the spec cannot be written: {error}")))?;
-        let row = PluginRow { id: id.to_owned(), instance: spec.instance().to_owned(), uid, spec: text };
-        self.commit(vec![Change::PutPlugin(row), Change::Event(events::registered(id, uid))]).await?;
-        self.add(id, spec, uid, Origin::Bus);
+        let came = events::came(id, spec.instance(), uid, first);
+        let (of, instance) = (id.to_owned(), spec.instance().to_owned());
+        let row = PluginRow { id: of, instance, number, uid, spec: text };
+        self.commit(vec![Change::PutPlugin(row), Change::Event(came)]).await?;
+        self.add(id, spec, uid, Origin::Bus, number);
         Ok(())
     }
 
-    /// Forget a plugin and stop a managed one; whether it has mounts is asked before, by `volume`. One that
-    /// is not there, or not by that instance, is forgotten already. `uid`: who asks; another's plugin is root's to forget.
+    /// Whether there is such an instance already; an error if there cannot be one.
+    fn is_there(&self, id: &str, entries: &[Entry], spec: &PluginSpec, uid: u32) -> Result<bool> {
+        let exists = |text: String| Err(Error::new(Kind::AlreadyExists, text));
+        // Whose plugin it is; another's instance would be sent his secrets, and mount for him.
+        if let Some(owner) = owner(entries).filter(|owner| uid != 0 && uid != *owner) {
+            let text = format!("the plugin {id} belongs to uid {owner}");
+            return Err(Error::new(Kind::NotAuthorized, text));
+        }
+        let instance = spec.instance();
+        if let Some(entry) = entries.iter().find(|entry| entry.spec.instance() == instance) {
+            return match entry.origin {
+                Origin::File => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
+                Origin::Bus if entry.spec.same(spec) => Ok(true),
+                Origin::Bus => exists(format!(
+                    "instance `{instance}` of the plugin {id} is registered with another spec; unregister it first, or \
+                     register another instance"
+                )),
+            };
+        }
+        let socket = |spec| Place::of(&self.0.directories, id, spec).socket;
+        match entries.iter().find(|entry| socket(&entry.spec) == socket(spec)) {
+            Some(other) => exists(format!(
+                "instance `{}` of the plugin {id} has that socket; each instance has its own",
+                other.spec.instance()
+            )),
+            None => Ok(false),
+        }
+    }
+
+    /// Forget a plugin, or one instance of it, and stop what is managed; whether it has mounts is asked before, by
+    /// `volume`. What is not there is forgotten already. `uid`: who asks; another's is root's to forget.
     pub async fn unregister(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<()> {
         validate_id(id)?;
         let (plugins, id, instance) = (self.clone(), id.to_owned(), instance.map(str::to_owned));
@@ -168,33 +218,51 @@ impl Plugins {
     async fn unregistered(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<()> {
         let _changing = self.0.changing.lock().await;
         self.0.shared.store.writable()?;
-        let (stops, spec, owner) = match self.entries().get(id) {
-            // Compared here, where nobody else can register the id meanwhile.
-            Some(entry) if uid != 0 && uid != entry.owner => {
-                let text = format!("plugin {id} was registered by another uid; root may unregister it");
-                return Err(Error::new(Kind::NotAuthorized, text));
-            }
-            Some(entry) if instance.is_none_or(|instance| instance == entry.spec.instance()) => {
+        for instance in self.leaving(id, instance, uid)? {
+            self.leave(id, &instance).await?;
+        }
+        Ok(())
+    }
+
+    /// The instances that are to leave, the oldest first: none takes over that leaves too.
+    fn leaving(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<Vec<String>> {
+        let entries = self.entries();
+        let of = entries.get(id).into_iter().flatten().rev();
+        of.filter(|entry| instance.is_none_or(|instance| instance == entry.spec.instance()))
+            .map(|entry| {
+                // Compared here, where nobody else can register the id meanwhile.
+                if uid != 0 && uid != entry.owner {
+                    let text = format!("plugin {id} was registered by another uid; root may unregister it");
+                    return Err(Error::new(Kind::NotAuthorized, text));
+                }
                 if entry.origin == Origin::File {
                     let text = format!(
                         "the plugin {id} is defined by plugins.d/{id}.toml: remove the file and reload"
                     );
                     return Err(Error::new(Kind::NotSupported, text));
                 }
-                (entry.stops.clone(), entry.spec.clone(), entry.owner)
-            }
-            _ => return Ok(()),
+                Ok(entry.spec.instance().to_owned())
+            })
+            .collect()
+    }
+
+    async fn leave(&self, id: &str, instance: &str) -> Result<()> {
+        let Some((stops, spec, owner, number)) = self.entry(id, instance, |entry| {
+            (entry.stops.clone(), entry.spec.clone(), entry.owner, entry.number)
+        }) else {
+            return Ok(());
         };
         stop(&stops, How::Unit).await?;
-        self.remove(id);
+        self.remove(id, instance);
+        let last = !self.entries().contains_key(id);
         let gone = vec![
-            Change::DeletePlugin(id.to_owned(), spec.instance().to_owned()),
-            Change::Event(events::deregistered(id)),
+            Change::DeletePlugin(id.to_owned(), instance.to_owned()),
+            Change::Event(events::left(id, instance, last)),
         ];
         let committed = self.commit(gone).await;
         if committed.is_err() {
             // What the journal still says comes back, so that the call can be repeated.
-            self.add(id, spec, owner, Origin::Bus);
+            self.add(id, spec, owner, Origin::Bus, number);
         }
         committed
     }
@@ -216,46 +284,49 @@ impl Plugins {
         self.0.shared.store.writable()?;
         let mut applied = Applied::default();
         let mut changes = Vec::new();
-        let gone: Vec<String> = self
+        let defined: Vec<(String, PluginSpec)> = self
             .entries()
             .iter()
-            .filter(|(id, entry)| entry.origin == Origin::File && !files.iter().any(|(file, _)| file == *id))
-            .map(|(id, _)| id.clone())
+            .flat_map(|(id, entries)| entries.iter().map(move |entry| (id, entry)))
+            .filter(|(_, entry)| entry.origin == Origin::File)
+            .map(|(id, entry)| (id.clone(), entry.spec.clone()))
             .collect();
-        for id in gone {
-            if in_use.contains(&id) {
+        for (id, spec) in defined.iter().filter(|(id, _)| !files.iter().any(|(file, _)| file == id)) {
+            if in_use.contains(id) {
                 tracing::warn!(plugin = %id, "the plugin's file is gone, but it has mounts: it stays");
-                applied.kept.push(id);
-            } else if self.retire(&id, How::Unit, &mut applied).await {
-                self.remove(&id);
-                changes.push(Change::Event(events::deregistered(&id)));
-                applied.removed.push(id);
+                applied.kept.push(id.clone());
+            } else if self.retire(id, spec, How::Unit, &mut applied).await {
+                let last = !self.entries().contains_key(id);
+                changes.push(Change::Event(events::left(id, spec.instance(), last)));
+                applied.removed.push(id.clone());
             }
         }
         for (id, spec) in files {
-            let present = self.entries().get(&id).map(|entry| (entry.spec.clone(), entry.origin));
-            match present {
-                Some((_, Origin::Bus)) => {
-                    let text =
-                        format!("{id}: a plugin registered on the bus has that id; unregister it first");
-                    tracing::warn!("{text}");
-                    applied.failed.push(text);
-                }
-                Some((present, Origin::File)) if present.same(&spec) => {}
-                Some((present, Origin::File)) => {
-                    let how = if spec.same_process(&present) { How::Leave } else { How::Unit };
-                    if self.retire(&id, how, &mut applied).await {
-                        self.remove(&id);
-                        self.add(&id, spec, 0, Origin::File);
-                        applied.changed.push(id);
+            let before = defined.iter().find(|(defined, _)| *defined == id).map(|(_, before)| before);
+            if before.is_some_and(|before| before.same(&spec)) {
+                continue;
+            }
+            if self.is_taken(&id, spec.instance()) {
+                let text = format!("{id}: a plugin registered on the bus has that id; unregister it first");
+                tracing::warn!("{text}");
+                applied.failed.push(text);
+                continue;
+            }
+            match before {
+                Some(before) => {
+                    let how = if spec.same_process(before) { How::Leave } else { How::Unit };
+                    if !self.retire(&id, before, how, &mut applied).await {
+                        continue;
                     }
+                    applied.changed.push(id.clone());
                 }
                 None => {
-                    changes.push(Change::Event(events::registered(&id, 0)));
-                    self.add(&id, spec, 0, Origin::File);
-                    applied.added.push(id);
+                    let first = !self.entries().contains_key(&id);
+                    changes.push(Change::Event(events::came(&id, spec.instance(), 0, first)));
+                    applied.added.push(id.clone());
                 }
             }
+            self.add(&id, spec, 0, Origin::File, 0);
         }
         if !changes.is_empty() {
             self.commit(changes).await?;
@@ -267,7 +338,7 @@ impl Plugins {
     /// fail with PluginShutdown. The plugins go on.
     pub async fn shutdown(&self) {
         let _changing = self.0.changing.lock().await;
-        let stops: Vec<_> = self.entries().values().map(|entry| entry.stops.clone()).collect();
+        let stops: Vec<_> = self.entries().values().flatten().map(|entry| entry.stops.clone()).collect();
         let mut last = tokio::task::JoinSet::new();
         for stops in stops {
             last.spawn(async move { stop(&stops, How::Last).await });
@@ -280,35 +351,68 @@ impl Plugins {
         self.0.known.send_replace(());
     }
 
-    fn add(&self, id: &str, spec: PluginSpec, owner: u32, origin: Origin) {
+    fn add(&self, id: &str, spec: PluginSpec, owner: u32, origin: Origin, number: u64) {
         let place = Place::of(&self.0.directories, id, &spec);
         let (probes, asked) = mpsc::channel(PROBES);
         // One stop at a time: each is sent under `changing`.
         let (stops, stopped) = mpsc::channel(1);
         let (task, state) = Task::new(self.0.shared.clone(), id, spec.clone(), owner, place, asked);
         tokio::spawn(task.run(stopped));
-        self.entries().insert(id.to_owned(), Entry { spec, owner, origin, state, probes, stops });
-        self.0.known.send_replace(());
-        let _ = self.0.shared.changes.send(PluginChange::Added(id.to_owned()));
+        let first = {
+            let mut entries = self.entries();
+            let entries = entries.entry(id.to_owned()).or_default();
+            let at = entries.partition_point(|entry| entry.number > number);
+            entries.insert(at, Entry { spec, owner, origin, number, state, probes, stops });
+            entries.len() == 1
+        };
+        let id = id.to_owned();
+        self.tell(if first { PluginChange::Added(id) } else { PluginChange::Changed(id) });
     }
 
-    fn remove(&self, id: &str) {
-        self.entries().remove(id);
-        self.0.known.send_replace(());
-        let _ = self.0.shared.changes.send(PluginChange::Removed(id.to_owned()));
+    fn remove(&self, id: &str, instance: &str) {
+        let last = {
+            let mut plugins = self.entries();
+            let left = plugins.get_mut(id).map(|entries| {
+                entries.retain(|entry| entry.spec.instance() != instance);
+                entries.len()
+            });
+            left == Some(0) && plugins.remove(id).is_some()
+        };
+        let id = id.to_owned();
+        self.tell(if last { PluginChange::Removed(id) } else { PluginChange::Changed(id) });
     }
 
-    /// End a plugin's task; `false`: its unit could not be stopped, so it goes on.
-    async fn retire(&self, id: &str, how: How, applied: &mut Applied) -> bool {
-        let stops = self.entries().get(id).map(|entry| entry.stops.clone());
-        let Some(stops) = stops else { return true };
+    fn tell(&self, change: PluginChange) {
+        self.0.known.send_replace(());
+        let _ = self.0.shared.changes.send(change);
+    }
+
+    /// End an instance's task and forget it; `false`: its unit could not be stopped, so it goes on.
+    async fn retire(&self, id: &str, spec: &PluginSpec, how: How, applied: &mut Applied) -> bool {
+        let Some(stops) = self.entry(id, spec.instance(), |entry| entry.stops.clone()) else { return true };
         match stop(&stops, how).await {
-            Ok(()) => true,
+            Ok(()) => {
+                self.remove(id, spec.instance());
+                true
+            }
             Err(error) => {
                 applied.failed.push(format!("{id}: {}", error.message));
                 false
             }
         }
+    }
+
+    fn entry<T>(&self, id: &str, instance: &str, look: impl FnOnce(&Entry) -> T) -> Option<T> {
+        self.entries().get(id)?.iter().find(|entry| entry.spec.instance() == instance).map(look)
+    }
+
+    /// Whether what is registered on the bus keeps a file from defining this instance.
+    fn is_taken(&self, id: &str, instance: &str) -> bool {
+        let is_in_the_way = |entry: &Entry| entry.owner != 0 || entry.spec.instance() == instance;
+        let plugins = self.entries();
+        let mut registered =
+            plugins.get(id).into_iter().flatten().filter(|entry| entry.origin == Origin::Bus);
+        registered.any(is_in_the_way)
     }
 
     async fn commit(&self, changes: Vec<Change>) -> Result<()> {
@@ -322,7 +426,7 @@ impl Plugins {
         Ok(())
     }
 
-    pub(super) fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+    pub(super) fn entries(&self) -> MutexGuard<'_, Table> {
         self.0.plugins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -335,27 +439,15 @@ async fn to_the_end<T: Send + 'static>(work: impl Future<Output = Result<T>> + S
     }
 }
 
-/// Registering a plugin that is there.
-fn again(id: &str, entry: &Entry, spec: &PluginSpec, uid: u32) -> Result<()> {
-    let exists = |text: String| Err(Error::new(Kind::AlreadyExists, text));
-    if uid != 0 && uid != entry.owner {
-        let text = format!("the plugin {id} belongs to uid {}", entry.owner);
-        return Err(Error::new(Kind::NotAuthorized, text));
-    }
-    if entry.origin == Origin::File {
-        return exists(format!("the plugin {id} is defined by plugins.d/{id}.toml"));
-    }
-    if entry.spec.same(spec) {
-        return Ok(());
-    }
-    if entry.spec.instance() != spec.instance() {
-        let text = format!(
-            "the plugin {id} is there as instance `{}`; this csid runs one instance of a plugin",
-            entry.spec.instance()
-        );
-        return Err(Error::new(Kind::NotSupported, text));
-    }
-    exists(format!("the plugin {id} is registered with another spec; unregister it first"))
+/// Whose plugin it is: its oldest instance's uid.
+pub(super) fn owner(entries: &[Entry]) -> Option<u32> {
+    entries.last().map(|oldest| oldest.owner)
+}
+
+/// Whether a remembered instance of `uid` may be beside those that are there.
+fn joins(entries: &[Entry], instance: &str, uid: u32) -> bool {
+    entries.iter().all(|entry| entry.spec.instance() != instance)
+        && (uid == 0 || owner(entries).is_none_or(|owner| owner == uid))
 }
 
 async fn stop(stops: &mpsc::Sender<Stop>, how: How) -> Result<()> {

@@ -1,4 +1,4 @@
-//! One plugin's task: the sole owner of its channel, capabilities and health, and its only supervisor.
+//! One instance's task: the sole owner of its channel, capabilities and health, and its only supervisor.
 //!
 //! ```text
 //!              managed: unit runs      connects             Probe true, fingerprint
@@ -268,7 +268,7 @@ impl Task {
     async fn restarted(&mut self, why: Option<String>) {
         if let Some(why) = why {
             self.view.restarts += 1;
-            events::restarted(&self.shared.store, &self.view.id, &why).await;
+            events::restarted(&self.shared.store, &self.view, &why).await;
         }
     }
 
@@ -413,7 +413,7 @@ impl Task {
         if !before.is_empty() && before != self.view.node_id {
             let to = &self.view.node_id;
             tracing::warn!(plugin = %id, from = %before, %to, "the plugin's node id changed");
-            events::node_id(&store, &id, &before, &self.view.node_id).await;
+            events::node_id(&store, &self.view, &before).await;
         }
         if self.print.as_ref() != Some(&print) {
             events::fingerprint(&store, &self.view).await;

@@ -198,6 +198,8 @@ pub struct MountRow {
 pub struct PluginRow {
     pub id: String,
     pub instance: String,
+    /// The greater, the newer among the plugin's instances.
+    pub number: u64,
     pub uid: u32,
     /// RegisterPlugin's spec, as JSON.
     pub spec: String,

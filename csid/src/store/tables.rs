@@ -18,7 +18,7 @@ pub(super) const META: &str = "key, value";
 pub(super) const MOUNT: &str = "namespace, volume, consumer, tag, plugin, external_id, uid, spec, phase, kept, \
                                 source, publish, target, device, error, operations, since_usec, modify_index";
 pub(super) const VOLUME: &str = "plugin, external_id, namespace, volume, staging, stage";
-pub(super) const PLUGIN: &str = "id, instance, uid, spec";
+pub(super) const PLUGIN: &str = "id, instance, number, uid, spec";
 pub(super) const EVENT: &str = "sequence, realtime_usec, kind, subject, details";
 
 pub(super) fn meta<T: rusqlite::types::FromSql>(db: &Connection, key: &str) -> rusqlite::Result<T> {
@@ -102,7 +102,13 @@ pub(super) fn as_written(db: &Connection, version: u32, path: &Path) -> Result<(
 /// A row of the [`checked`] columns in [`PLUGIN`], and so on.
 pub(super) fn plugin(row: &Row<'_>) -> rusqlite::Result<PluginRow> {
     whole(row)?;
-    Ok(PluginRow { id: row.get(0)?, instance: row.get(1)?, uid: row.get(2)?, spec: row.get(3)? })
+    Ok(PluginRow {
+        id: row.get(0)?,
+        instance: row.get(1)?,
+        number: from_bits(row, 2)?,
+        uid: row.get(3)?,
+        spec: row.get(4)?,
+    })
 }
 
 pub(super) fn volume(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
@@ -229,10 +235,11 @@ pub(super) fn put_mount(db: &Connection, row: &MountRow, modify_index: u64) -> r
 }
 
 pub(super) fn put_plugin(db: &Connection, row: &PluginRow) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO plugins (id, instance, uid, spec, sum) \
-               VALUES (?1, ?2, ?3, ?4, checksum(?1, ?2, ?3, ?4)) ON CONFLICT DO UPDATE SET \
-               uid = excluded.uid, spec = excluded.spec, sum = excluded.sum";
-    db.prepare_cached(sql)?.execute(params![row.id, row.instance, row.uid, row.spec]).map(drop)
+    let sql = "INSERT INTO plugins (id, instance, number, uid, spec, sum) \
+               VALUES (?1, ?2, ?3, ?4, ?5, checksum(?1, ?2, ?3, ?4, ?5)) ON CONFLICT DO UPDATE SET \
+               number = excluded.number, uid = excluded.uid, spec = excluded.spec, sum = excluded.sum";
+    let values = params![row.id, row.instance, row.number as i64, row.uid, row.spec];
+    db.prepare_cached(sql)?.execute(values).map(drop)
 }
 
 pub(super) fn put_event(db: &Connection, new: &NewEvent, sequence: u64) -> rusqlite::Result<Event> {

@@ -17,7 +17,7 @@ fn plugin(n: usize) -> Vec<Change> {
     let spec = format!("{{\"argv\":[\"{}\"]}}", "x".repeat(3000));
     let event = NewEvent { kind: "plugin-registered", subject: name(n), details: EventDetails::new() };
     vec![
-        Change::PutPlugin(PluginRow { id: name(n), instance: "default".into(), uid: 0, spec }),
+        Change::PutPlugin(PluginRow { id: name(n), instance: "default".into(), number: 1, uid: 0, spec }),
         Change::Event(event),
     ]
 }

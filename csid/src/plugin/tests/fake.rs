@@ -54,8 +54,8 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// Not started yet.
-    pub fn new(directory: &Path) -> Self {
+    /// Not started yet; it listens at `NAME.sock`.
+    pub fn new(directory: &Path, name: &str) -> Self {
         let script = Script {
             ready: None,
             probe: Ok(()),
@@ -74,7 +74,7 @@ impl Fake {
             timeouts: Vec::new(),
         };
         Fake {
-            socket: directory.join("csi.sock"),
+            socket: directory.join(format!("{name}.sock")),
             script: Arc::new(Mutex::new(script)),
             services: (true, true),
             runtime: None,

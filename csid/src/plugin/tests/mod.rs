@@ -5,6 +5,7 @@ mod calls;
 mod controller;
 mod fake;
 mod health;
+mod instances;
 mod registry;
 
 use std::collections::BTreeMap;
@@ -54,7 +55,24 @@ impl Host {
     }
 
     fn fake(&self) -> Fake {
-        Fake::new(self.directory.path())
+        Fake::new(self.directory.path(), "csi")
+    }
+
+    /// An instance of the plugin `p` that serves these, and is registered and healthy.
+    async fn instance(&self, name: &str, node: bool, controller: bool) -> Fake {
+        let mut fake = Fake::new(self.directory.path(), name).serving(node, controller);
+        fake.script().plugin_capabilities = controller::services(&[]);
+        fake.start();
+        let spec = PluginSpec { instance: Some(name.into()), ..external(&fake.socket) };
+        self.plugins.register("p", spec, 0).await.unwrap();
+        until(|| self.is_healthy(name)).await;
+        fake
+    }
+
+    fn is_healthy(&self, instance: &str) -> bool {
+        let plugins = self.plugins.entries();
+        let mut of = plugins.get("p").into_iter().flatten();
+        of.any(|entry| entry.spec.instance() == instance && entry.state.borrow().ready.is_some())
     }
 
     async fn register(&self, fake: &Fake) {
@@ -85,6 +103,16 @@ impl Host {
         let events = events.into_iter().filter(|event| event.kind == kind);
         events.map(|e| (e.subject, e.details.into_iter().map(text).collect())).collect()
     }
+}
+
+/// Wait until it is so.
+async fn until(so: impl Fn() -> bool) {
+    let so = async {
+        while !so() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(LONG, so).await.expect("it never was so");
 }
 
 fn open(directory: &Path) -> (Store, Vec<PluginRow>) {

@@ -42,10 +42,11 @@ CREATE TABLE past_claims (
     PRIMARY KEY (namespace, volume, number)
 ) STRICT, WITHOUT ROWID;
 
--- A plugin may have several instances.
+-- A plugin may have several instances, `number` in the order of their coming.
 CREATE TABLE plugin_instances (
     id       TEXT NOT NULL,
     instance TEXT NOT NULL,
+    number   INTEGER NOT NULL,
     uid      INTEGER NOT NULL,
     spec     TEXT NOT NULL,
     sum      INTEGER NOT NULL,
@@ -53,7 +54,7 @@ CREATE TABLE plugin_instances (
 ) STRICT, WITHOUT ROWID;
 
 INSERT INTO plugin_instances
-    SELECT id, instance, uid, spec, checksum(id, instance, uid, spec)
+    SELECT id, instance, 1, uid, spec, checksum(id, instance, 1, uid, spec)
     FROM (SELECT id, coalesce(iif(json_valid(spec), spec ->> '$.instance', NULL), 'default') AS instance, uid, spec
           FROM plugins);
 DROP TABLE plugins;

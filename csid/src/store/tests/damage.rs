@@ -44,6 +44,7 @@ async fn a_row_that_is_not_what_was_written_is_damage() {
         ("volumes", "external_id", "external_id || 'x'"),
         ("volumes", "stage", "'absent'"),
         ("plugins", "instance", "instance || 'x'"),
+        ("plugins", "number", "number + 1"),
         ("plugins", "spec", "'{}'"),
         ("meta", "value", "value || 'x'"),
         ("registry", "external_id", "external_id || 'x'"),

@@ -120,6 +120,7 @@ fn plugin(id: &str) -> PluginRow {
     PluginRow {
         id: id.into(),
         instance: "default".into(),
+        number: 1,
         uid: 0,
         spec: r#"{"supervision":"external","socket":"/run/x.sock"}"#.into(),
     }
