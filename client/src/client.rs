@@ -1,6 +1,6 @@
 //! The connection and the contract's calls. State: one connection and the count of its unanswered calls.
 
-use std::{env, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, env, path::PathBuf, sync::Arc};
 
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::Semaphore;
@@ -11,10 +11,15 @@ use zbus::{
 use crate::{
     error::{Connecting, Error, Result},
     options::{
-        CallOptions, MountFilter, MountOptions, PluginService, PluginSpec, ReconcileOptions, UnmountOptions,
-        UnregisterOptions,
+        AttachOptions, CallOptions, ClaimFilter, ClaimOptions, CreateVolume, DeregisterOptions,
+        ExpandOptions, MountFilter, MountOptions, PluginService, PluginSpec, ReconcileOptions,
+        RegisterVolume, ReleaseOptions, UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter,
+        VolumeOptions,
     },
-    rows::{Event, Manager, MountRow, Mounted, OperationRow, Plugin, PluginRow, ReconcileReport},
+    rows::{
+        ClaimRow, Claimed, Event, Expanded, Explanation, Manager, MountRow, Mounted, OperationRow, Plugin,
+        PluginRow, ReconcileReport, Validated, VolumeRow,
+    },
 };
 
 /// csid's private socket.
@@ -148,6 +153,127 @@ impl Client {
         self.call(PATH, MANAGER, "ListMounts", (filter,)).await
     }
 
+    /// Registers a volume that the plugin has, or changes what may change of one that is registered.
+    pub async fn register_volume(
+        &self,
+        namespace: &str,
+        id: &str,
+        spec: RegisterVolume,
+    ) -> Result<VolumeRow> {
+        self.call(PATH, MANAGER, "RegisterVolume", (namespace.to_owned(), id.to_owned(), spec)).await
+    }
+
+    /// Has the plugin make a volume. Repeating a call whose answer was lost makes no second one.
+    pub async fn create_volume(&self, namespace: &str, id: &str, spec: CreateVolume) -> Result<VolumeRow> {
+        self.call(PATH, MANAGER, "CreateVolume", (namespace.to_owned(), id.to_owned(), spec)).await
+    }
+
+    /// Rows without context and parameters, which [`Self::volume`] has.
+    pub async fn list_volumes(&self, filter: VolumeFilter) -> Result<Vec<VolumeRow>> {
+        self.call(PATH, MANAGER, "ListVolumes", (filter,)).await
+    }
+
+    pub async fn volume(&self, namespace: &str, volume: &str) -> Result<VolumeRow> {
+        self.call(PATH, MANAGER, "GetVolume", (namespace.to_owned(), volume.to_owned())).await
+    }
+
+    /// Asks the plugin whether the volume can be used so.
+    pub async fn validate_volume(
+        &self,
+        namespace: &str,
+        volume: &str,
+        options: ValidateOptions,
+    ) -> Result<Validated> {
+        let body = (namespace.to_owned(), volume.to_owned(), options);
+        self.call(PATH, MANAGER, "ValidateVolume", body).await
+    }
+
+    /// Forgets the volume; the plugin keeps it.
+    pub async fn deregister_volume(
+        &self,
+        namespace: &str,
+        volume: &str,
+        options: DeregisterOptions,
+    ) -> Result<()> {
+        let body = (namespace.to_owned(), volume.to_owned(), options);
+        self.call(PATH, MANAGER, "DeregisterVolume", body).await
+    }
+
+    /// Has the plugin delete the volume, and what is on it.
+    pub async fn delete_volume(&self, namespace: &str, volume: &str, options: VolumeOptions) -> Result<()> {
+        let body = (namespace.to_owned(), volume.to_owned(), options);
+        self.call(PATH, MANAGER, "DeleteVolume", body).await
+    }
+
+    /// To at least `required` bytes and, unless that is 0, at most `limit`.
+    pub async fn expand_volume(
+        &self,
+        namespace: &str,
+        volume: &str,
+        required: u64,
+        limit: u64,
+        options: ExpandOptions,
+    ) -> Result<Expanded> {
+        let body = (namespace.to_owned(), volume.to_owned(), required, limit, options);
+        self.call(PATH, MANAGER, "ExpandVolume", body).await
+    }
+
+    /// For a scheduler that keeps its own claims; `node_id` is the plugin's name of the node. The publish context.
+    pub async fn attach_volume(
+        &self,
+        namespace: &str,
+        volume: &str,
+        node_id: &str,
+        options: AttachOptions,
+    ) -> Result<BTreeMap<String, String>> {
+        let body = (namespace.to_owned(), volume.to_owned(), node_id.to_owned(), options);
+        self.call(PATH, MANAGER, "AttachVolume", body).await
+    }
+
+    pub async fn detach_volume(
+        &self,
+        namespace: &str,
+        volume: &str,
+        node_id: &str,
+        options: VolumeOptions,
+    ) -> Result<()> {
+        let body = (namespace.to_owned(), volume.to_owned(), node_id.to_owned(), options);
+        self.call(PATH, MANAGER, "DetachVolume", body).await
+    }
+
+    /// What the volume waits for, who has it, what failed last and when it is tried again.
+    pub async fn explain(&self, namespace: &str, volume: &str, options: CallOptions) -> Result<Explanation> {
+        self.call(PATH, MANAGER, "Explain", (namespace.to_owned(), volume.to_owned(), options)).await
+    }
+
+    /// Answers when the consumer has the volume; the answer has all that a node needs to use it.
+    pub async fn claim(
+        &self,
+        namespace: &str,
+        volume: &str,
+        consumer: &str,
+        options: ClaimOptions,
+    ) -> Result<Claimed> {
+        let body = (namespace.to_owned(), volume.to_owned(), consumer.to_owned(), options);
+        self.call(PATH, MANAGER, "Claim", body).await
+    }
+
+    /// Answers when the claim is free; one that is not there is free already.
+    pub async fn release(
+        &self,
+        namespace: &str,
+        volume: &str,
+        consumer: &str,
+        options: ReleaseOptions,
+    ) -> Result<()> {
+        let body = (namespace.to_owned(), volume.to_owned(), consumer.to_owned(), options);
+        self.call(PATH, MANAGER, "Release", body).await
+    }
+
+    pub async fn list_claims(&self, filter: ClaimFilter) -> Result<Vec<ClaimRow>> {
+        self.call(PATH, MANAGER, "ListClaims", (filter,)).await
+    }
+
     pub async fn reconcile(&self, options: ReconcileOptions) -> Result<ReconcileReport> {
         self.call(PATH, MANAGER, "Reconcile", (options,)).await
     }
@@ -216,8 +342,10 @@ impl Client {
         R: DeserializeOwned + Type,
     {
         // These look into memory or the journal; all else may wait for a plugin or a kernel that hangs.
-        let short =
-            matches!(member, "GetAll" | "ListPlugins" | "ListOperations" | "CancelOperation" | "GetEvents");
+        let short = matches!(
+            member,
+            "GetAll" | "ListPlugins" | "ListOperations" | "CancelOperation" | "GetEvents" | "GetVolume"
+        );
         let bound = if short { &self.short } else { &self.waiting };
         let closed = || Error::Disconnected("the client was closed".to_owned());
         let permit = bound.clone().acquire_owned().await.map_err(|_| closed())?;

@@ -22,10 +22,15 @@ pub use client::{Client, SOCKET, Target, Via};
 pub use error::{Connecting, CsidError, Details, Error, Kind, Result};
 pub use events::{Follower, News};
 pub use options::{
-    AccessMode, AttachmentMode, CallOptions, MountFilter, MountOptions, PluginService, PluginSpec,
-    Propagation, ReconcileOptions, Restore, Supervision, UnmountOptions, UnregisterOptions,
+    AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimMode, ClaimOptions,
+    CreateVolume, DeregisterOptions, ExpandOptions, Heal, MountFilter, MountOptions, Part, PluginService,
+    PluginSpec, Propagation, ReconcileOptions, RegisterVolume, ReleaseOptions, Restore, Supervision,
+    UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
 };
-pub use rows::{Event, Manager, MountRow, Mounted, OperationRow, Plugin, PluginRow, ReconcileReport};
+pub use rows::{
+    CapabilityRow, ClaimRow, Claimed, Event, Expanded, Explanation, Manager, MountRow, Mounted, OperationRow,
+    Plugin, PluginRow, ReconcileReport, Validated, VolumeRow,
+};
 pub use secrets::{BadSecrets, SealedSecrets, Secrets};
 /// The value of an event's detail.
 pub use zbus::OwnedVariant;

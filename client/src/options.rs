@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use zbus::Type;
 
 use crate::secrets::SealedSecrets;
@@ -38,6 +38,23 @@ macro_rules! options {
                 secrets: SealedSecrets,
                 /// Instead of secrets: a systemd credential that csid can load again after a reboot.
                 credential: String,
+                $($(#[$field_meta])* $field: $ty,)*
+            }
+        }
+    };
+}
+
+/// `options` of a call that takes a volume inline too; for a registered one all of these are absent.
+macro_rules! volume_options {
+    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $ty:ty,)* }) => {
+        options! {
+            $(#[$meta])* $name {
+                plugin: String,
+                external_id: String,
+                volume_context: BTreeMap<String, String>,
+                capabilities: Vec<Capability>,
+                fs_type: String,
+                mount_flags: Vec<String>,
                 $($(#[$field_meta])* $field: $ty,)*
             }
         }
@@ -78,6 +95,105 @@ options! {
         tag: String,
         /// Detach a dead mount lazily.
         force: bool,
+    }
+}
+
+options! {
+    /// RegisterVolume's spec: `plugin`, `external_id` and at least one capability are needed.
+    RegisterVolume {
+        plugin: String,
+        external_id: String,
+        /// For people.
+        name: String,
+        capabilities: Vec<Capability>,
+        fs_type: String,
+        mount_flags: Vec<String>,
+        mount_group: String,
+        context: BTreeMap<String, String>,
+        parameters: BTreeMap<String, String>,
+        topologies: Vec<BTreeMap<String, String>>,
+        heal: Heal,
+        suid: bool,
+        dev: bool,
+    }
+}
+
+options! {
+    /// CreateVolume's spec: `plugin` and at least one capability are needed.
+    CreateVolume {
+        plugin: String,
+        /// What the plugin is told to call it; csid makes a name when there is none.
+        name: String,
+        capabilities: Vec<Capability>,
+        fs_type: String,
+        mount_flags: Vec<String>,
+        mount_group: String,
+        parameters: BTreeMap<String, String>,
+        topologies: Vec<BTreeMap<String, String>>,
+        heal: Heal,
+        suid: bool,
+        dev: bool,
+        /// Bytes.
+        capacity_min: u64,
+        capacity_max: u64,
+        /// The volume whose clone it shall be.
+        clone: String,
+        /// The plugin's id of the snapshot that it begins with.
+        snapshot: String,
+        /// False: only create; the caller keeps the row.
+        register: bool,
+    }
+}
+
+volume_options! {
+    ValidateOptions {
+        access_mode: AccessMode,
+        attachment_mode: AttachmentMode,
+    }
+}
+
+volume_options! {
+    /// DeleteVolume and DetachVolume.
+    VolumeOptions {}
+}
+
+volume_options! {
+    ExpandOptions {
+        part: Part,
+    }
+}
+
+volume_options! {
+    AttachOptions {
+        read_only: bool,
+        access_mode: AccessMode,
+        attachment_mode: AttachmentMode,
+    }
+}
+
+options! {
+    DeregisterOptions {
+        force: bool,
+    }
+}
+
+options! {
+    ClaimOptions {
+        mode: ClaimMode,
+        access_mode: AccessMode,
+        attachment_mode: AttachmentMode,
+        /// Absent: csid's own.
+        node: String,
+        /// How long to wait for the claims that are in the way; absent: not at all.
+        wait_usec: u64,
+    }
+}
+
+options! {
+    ReleaseOptions {
+        /// An operator knows that it is gone: the claim is dropped as it is.
+        force: bool,
+        node: String,
     }
 }
 
@@ -129,11 +245,48 @@ dict! {
     }
 }
 
+dict! {
+    /// ListVolumes: only rows that have all of these.
+    #[derive(Debug, Clone)]
+    VolumeFilter {
+        namespace: String,
+        plugin: String,
+        /// With a claim of this node.
+        node: String,
+        /// What the volume's id begins with.
+        prefix: String,
+    }
+}
+
+dict! {
+    /// ListClaims: only rows that have all of these.
+    #[derive(Debug, Clone)]
+    ClaimFilter {
+        namespace: String,
+        volume: String,
+        consumer: String,
+        node: String,
+        /// Those that ended, instead of those that are.
+        past: bool,
+    }
+}
+
+/// What a volume can be used as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Type)]
+#[zbus(signature = "dict")]
+#[serde(rename_all = "kebab-case")]
+pub struct Capability {
+    #[serde(serialize_with = "zbus::as_variant::serialize")]
+    pub access_mode: AccessMode,
+    #[serde(serialize_with = "zbus::as_variant::serialize")]
+    pub attachment_mode: AttachmentMode,
+}
+
 /// An enum of the contract's words.
 macro_rules! words {
     ($(#[$meta:meta])* $name:ident { $($variant:ident = $word:literal,)* }) => {
         $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Type)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Type)]
         #[zbus(signature = "s")]
         pub enum $name {
             $(#[serde(rename = $word)] $variant,)*
@@ -194,6 +347,30 @@ words! {
     Restore {
         Auto = "auto",
         Hold = "hold",
+    }
+}
+
+words! {
+    /// What is done about a mount that died.
+    Heal {
+        Report = "report",
+        Remount = "remount",
+    }
+}
+
+words! {
+    ClaimMode {
+        Read = "read",
+        Write = "write",
+    }
+}
+
+words! {
+    /// Whom an expansion concerns.
+    Part {
+        All = "all",
+        Controller = "controller",
+        Node = "node",
     }
 }
 

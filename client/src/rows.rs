@@ -1,7 +1,7 @@
 //! The contract's answers as structs. A key that is absent is the type's default, one that is unknown is left
 //! out; one of the wrong type is an error. `Serialize` gives the contract's own names back, in kebab-case.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 use zbus::{OwnedObjectPath, OwnedVariant, Type};
@@ -120,6 +120,124 @@ row! { "kebab-case",
         /// Where the damaged journal is kept that a new one has replaced; empty without `new-journal`.
         kept: String,
     }
+}
+
+row! { "kebab-case",
+    /// One of a volume's capabilities.
+    CapabilityRow {
+        access_mode: String,
+        attachment_mode: String,
+    }
+}
+
+/// A `row` of a volume, with what else there is to tell.
+macro_rules! volume {
+    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $ty:ty,)* }) => {
+        row! { "kebab-case",
+            $(#[$meta])* $name {
+                namespace: String,
+                id: String,
+                name: String,
+                external_id: String,
+                plugin: String,
+                provider: String,
+                provider_version: String,
+                /// Absent from a list.
+                context: BTreeMap<String, String>,
+                capabilities: Vec<CapabilityRow>,
+                /// Absent from a list.
+                parameters: BTreeMap<String, String>,
+                topologies: Vec<BTreeMap<String, String>>,
+                credential: String,
+                fs_type: String,
+                mount_group: String,
+                heal: String,
+                controller_required: bool,
+                schedulable: bool,
+                /// Bytes; 0: not known.
+                capacity: u64,
+                /// Empty: it has no claims.
+                access_mode: String,
+                attachment_mode: String,
+                read_claims: Vec<String>,
+                write_claims: Vec<String>,
+                past_claims: Vec<String>,
+                /// Bytes that a node still has to make of it; 0: none.
+                pending_expand: u64,
+                modify_index: u64,
+                $($(#[$field_meta])* $field: $ty,)*
+            }
+        }
+    };
+}
+
+volume! {
+    /// A registered volume: GetVolume's answer, and a row of ListVolumes.
+    VolumeRow {}
+}
+
+volume! {
+    /// What Claim answers: the volume, and what a node needs to use it.
+    Claimed {
+        publish_context: BTreeMap<String, String>,
+        external_node_id: String,
+        state: String,
+    }
+}
+
+row! { "kebab-case",
+    ClaimRow {
+        namespace: String,
+        volume: String,
+        consumer: String,
+        node: String,
+        uid: u32,
+        mode: String,
+        access_mode: String,
+        attachment_mode: String,
+        /// pending taken node-detached controller-detached free parked
+        state: String,
+        /// It is let go.
+        releasing: bool,
+        /// A Mount took it, and the last Unmount gives it back.
+        by_mount: bool,
+        /// What it ends with; empty: with its release.
+        bind: String,
+        error: String,
+        /// Microseconds since 1970.
+        since: u64,
+        modify_index: u64,
+    }
+}
+
+row! { "kebab-case",
+    /// Why a volume is not where it is wanted.
+    Explanation {
+        /// Empty: nothing.
+        waiting_for: String,
+        holders: Vec<String>,
+        last_error: String,
+        /// Microseconds since 1970; 0: nothing is to be tried.
+        next_try: u64,
+        steps: Vec<String>,
+    }
+}
+
+/// What ValidateVolume answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Type)]
+pub struct Validated {
+    pub confirmed: bool,
+    /// Why not, in the plugin's words.
+    pub message: String,
+}
+
+/// What ExpandVolume answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Type)]
+#[serde(rename_all = "kebab-case")]
+pub struct Expanded {
+    pub capacity_bytes: u64,
+    /// A node still has to expand it, when it has the volume next.
+    pub node_expansion_required: bool,
 }
 
 /// A line of ListPlugins.
