@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use csid_client::{
-    AccessMode, AttachmentMode, Client, Event, MountFilter, MountOptions, MountRow, Mounted, OwnedVariant,
-    Result, Secrets, UnmountOptions,
+    AccessMode, AttachmentMode, Capability, Client, Event, MountFilter, MountOptions, MountRow, Mounted,
+    OwnedVariant, RegisterVolume, Result, Secrets, UnmountOptions, VolumeRow,
 };
 
 use crate::world::{SOON, World, eventually, within_time};
@@ -46,6 +46,21 @@ pub fn secrets(pairs: &[(&str, &str)]) -> csid_client::SealedSecrets {
         secrets.insert((*name).to_owned(), (*value).to_owned().into());
     }
     secrets.seal().expect("a sealed memfd")
+}
+
+/// A volume of plugin `p` that may be used in these ways, and has to be registered.
+pub async fn registered(client: &Client, volume: &str, access_modes: &[AccessMode]) -> VolumeRow {
+    let capability = |access_mode: &AccessMode| Capability {
+        access_mode: *access_mode,
+        attachment_mode: AttachmentMode::FileSystem,
+    };
+    let spec = RegisterVolume {
+        plugin: Some("p".to_owned()),
+        external_id: Some(volume.to_owned()),
+        capabilities: Some(access_modes.iter().map(capability).collect()),
+        ..RegisterVolume::default()
+    };
+    client.register_volume(NAMESPACE, volume, spec).await.expect("a registered volume")
 }
 
 pub async fn mount(client: &Client, consumer: &str, options: MountOptions) -> Result<Mounted> {

@@ -133,6 +133,8 @@ impl Drop for Monitor {
 pub enum Verdict {
     Yes,
     No,
+    /// Yes to all actions but this one.
+    But(&'static str),
     /// A person would have to be asked.
     Challenge,
     Error,
@@ -175,12 +177,15 @@ impl Polkit {
                     if header.member().is_none_or(|m| m.as_str() != "CheckAuthorization") {
                         continue;
                     }
-                    asked.lock().expect("the questions").push(question(&message));
+                    let question = question(&message);
+                    let action = question.action.clone();
+                    asked.lock().expect("the questions").push(question);
                     let verdict = *verdict.lock().expect("the verdict");
                     let answer =
                         |yes: bool, challenge: bool| -> (Answer,) { ((yes, challenge, HashMap::new()),) };
                     let sent = match verdict {
                         Verdict::Yes => connection.reply(&header, &answer(true, false)).await,
+                        Verdict::But(one) => connection.reply(&header, &answer(action != one, false)).await,
                         Verdict::No => connection.reply(&header, &answer(false, false)).await,
                         Verdict::Challenge => connection.reply(&header, &answer(false, true)).await,
                         Verdict::Malformed => connection.reply(&header, &(true, true)).await,

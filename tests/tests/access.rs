@@ -1,11 +1,12 @@
 //! Who may do what. Everything csid serves is called by `nobody`: on the private socket with mode 0666, on a bus that lets
 //! everything through, with and without polkit. So it is csid itself that refuses.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use csid_client::Client;
+use csid_client::{AccessMode, ClaimFilter, ClaimOptions, Client, VolumeFilter};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
 use csid_tests::raw::{
@@ -47,6 +48,11 @@ fn every_call() -> Vec<(&'static str, String, String, Vec<Variant<'static>>)> {
     calls
 }
 
+/// What a volume can be used as.
+fn capabilities(access_mode: &str) -> Variant<'static> {
+    vec![HashMap::from([("access-mode".to_owned(), text(access_mode))])].into()
+}
+
 fn good(method: &str, argument: &str, of: &str) -> Variant<'static> {
     match (method, argument) {
         ("Mount", "options") => dict(vec![("plugin", text("p")), ("external-id", text("theirs"))]),
@@ -55,17 +61,25 @@ fn good(method: &str, argument: &str, of: &str) -> Variant<'static> {
         }
         ("WaitForPlugin", "service") => text("node"),
         ("WaitForPlugin", "id") => text("p"),
+        ("RegisterVolume", "spec") => dict(vec![
+            ("plugin", text("p")),
+            ("external-id", text("theirs")),
+            ("capabilities", capabilities("single-node-writer")),
+        ]),
         ("Unmount", "volume") => text("in-use"),
-        ("Unmount", "namespace") => text(NAMESPACE),
-        ("Unmount", "consumer") => text("job"),
+        ("Claim" | "Release" | "GetVolume", "volume") => text("kept"),
+        ("Unmount" | "Claim" | "Release" | "GetVolume", "namespace") => text(NAMESPACE),
+        ("Unmount" | "Release", "consumer") => text("job"),
         _ => value(of),
     }
 }
 
-/// csid with a mount of root's, and what is served.
+/// csid with a mount and a claim of root's, and what is served.
 async fn busy(w: &mut World) -> (Client, Vec<Member>) {
     let client = running(w).await;
     mounted(&client, "job", inline("in-use")).await;
+    registered(&client, "kept", &[AccessMode::MultiNodeMultiWriter]).await;
+    client.claim(NAMESPACE, "kept", "job", ClaimOptions::default()).await.unwrap();
     settled(&client).await;
     let root = raw::peer(ROOT, &w.socket()).await.unwrap();
     let mut served = Vec::new();
@@ -93,10 +107,17 @@ async fn all_refused(connection: &Connection, served: &[Member]) -> (usize, usiz
     (refused, unserved)
 }
 
+async fn claims(client: &Client) -> Vec<String> {
+    let claims = client.list_claims(ClaimFilter::default()).await.unwrap();
+    claims.into_iter().map(|claim| format!("{} {}", claim.consumer, claim.state)).collect()
+}
+
 async fn nothing_happened(w: &mut World, client: &Client) {
     assert_eq!(w.plugin("p").volume_calls().len(), 2, "root's own mount, and nothing else");
     assert_eq!(client.list_mounts(Default::default()).await.unwrap().len(), 1);
     assert_eq!(client.list_plugins().await.unwrap().len(), 1);
+    assert_eq!(client.list_volumes(VolumeFilter::default()).await.unwrap().len(), 1);
+    assert_eq!(claims(client).await, ["job taken"]);
     assert_eq!(state(client, "in-use", "job").await, "mounted");
 }
 
@@ -143,10 +164,20 @@ async fn as_member(connection: &Connection) -> (usize, usize) {
     for (path, interface, name, arguments) in every_call() {
         let allowed = match name.as_str() {
             "Get" | "GetAll" | "GetManagedObjects" | "ListPlugins" | "WaitForPlugin" | "HasMount"
-            | "ListMounts" | "ListOperations" | "GetEvents" | "Probe" => true,
+            | "ListMounts" | "ListOperations" | "GetEvents" | "Probe" | "ListVolumes" | "GetVolume"
+            | "ListClaims" | "Claim" => true,
             // Nothing of his own is there; that is no matter of rights.
             "CancelOperation" | "Set" => continue,
-            "Mount" | "Unmount" | "RegisterPlugin" | "UnregisterPlugin" | "Reconcile" | "Reload" => false,
+            "GetVolumeStats" => {
+                assert_ne!(
+                    call(connection, path, &interface, &name, arguments).await.unwrap_err().0,
+                    REFUSED
+                );
+                continue;
+            }
+            "Mount" | "Unmount" | "RegisterPlugin" | "UnregisterPlugin" | "Reconcile" | "Reload"
+            | "Release" | "RegisterVolume" | "ValidateVolume" | "DeregisterVolume" | "DeleteVolume"
+            | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume" => false,
             // Not served yet.
             _ => continue,
         };
@@ -155,7 +186,7 @@ async fn as_member(connection: &Connection) -> (usize, usize) {
             answer.unwrap_or_else(|error| panic!("{name}: {error:?}"));
             may += 1;
         } else {
-            // Mount is inline here, and the mount is root's.
+            // Mount is inline here, and the mount and the claim are root's.
             assert_eq!(answer.unwrap_err().0, REFUSED, "{name}");
             may_not += 1;
         }
@@ -179,6 +210,11 @@ fn group_csid_may_read_and_no_more_than_its_table_says() {
         let on_bus = bus.connect(MEMBER).await;
         assert_eq!(as_member(&on_bus).await, (may, may_not), "the same on the bus without polkit");
         assert_eq!(state(&client, "in-use", "job").await, "mounted");
+        // What he claimed twice is one claim, and his to release.
+        assert_eq!(claims(&client).await, ["job taken", "x taken"]);
+        let his = || vec![text(NAMESPACE), text("kept"), text("x"), value("a{sv}")];
+        call(&peer, MANAGER_PATH, MANAGER, "Release", his()).await.expect("his own");
+        assert_eq!(claims(&client).await, ["job taken"]);
     });
 }
 
@@ -244,8 +280,10 @@ fn polkit_is_asked_for_the_tables_action() {
             let _ = call(&nobody, path, &interface, &name, arguments).await;
             let asked: Vec<_> = polkit.asked().into_iter().map(|a| a.action).collect();
             let due = match name.as_str() {
-                "Mount" => "mount",
-                "Unmount" | "CancelOperation" => "unmount",
+                "Mount" | "Claim" => "mount",
+                "Unmount" | "Release" | "CancelOperation" => "unmount",
+                "RegisterVolume" | "ValidateVolume" | "DeregisterVolume" | "DeleteVolume"
+                | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume" => "manage-volumes",
                 "RegisterPlugin" | "UnregisterPlugin" => "manage-plugins",
                 "Reload" | "Reconcile" => "manage",
                 _ => "read",
@@ -309,6 +347,20 @@ fn polkits_yes_is_enough_and_anothers_mount_is_not_ones_own() {
         call(&other, MANAGER_PATH, MANAGER, "Unmount", unmount("job", "in-use")).await.expect("allowed");
         let actions: Vec<_> = polkit.asked().into_iter().map(|a| a.action).collect();
         assert!(actions.contains(&"org.csid1.unmount-others".to_owned()), "{actions:?}");
+        // So does another's claim, and what is forced.
+        let force = || dict(vec![("force", Variant::from(true))]);
+        call(&other, MANAGER_PATH, MANAGER, "Claim", unmount("theirs", "kept"))
+            .await
+            .expect("polkit says yes");
+        for (consumer, options) in [("job", value("a{sv}")), ("theirs", force())] {
+            let values = || vec![text(NAMESPACE), text("kept"), text(consumer), options.clone()];
+            polkit.says(Verdict::But("org.csid1.unmount-others"));
+            let error = call(&other, MANAGER_PATH, MANAGER, "Release", values()).await.unwrap_err();
+            assert_eq!(error.0, REFUSED, "{consumer}");
+            polkit.says(Verdict::Yes);
+            call(&other, MANAGER_PATH, MANAGER, "Release", values()).await.expect("allowed");
+        }
+        assert!(claims(&client).await.is_empty());
         for volume in ["v", "w"] {
             let values = unmount("theirs", volume);
             call(&other, MANAGER_PATH, MANAGER, "Unmount", values).await.expect("his own");

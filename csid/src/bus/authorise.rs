@@ -17,6 +17,7 @@ pub(super) enum Action {
     Unmount,
     UnmountOthers,
     Inline,
+    ManageVolumes,
     ManagePlugins,
     Manage,
 }
@@ -29,6 +30,7 @@ impl Action {
             Action::Unmount => "org.csid1.unmount",
             Action::UnmountOthers => "org.csid1.unmount-others",
             Action::Inline => "org.csid1.inline",
+            Action::ManageVolumes => "org.csid1.manage-volumes",
             Action::ManagePlugins => "org.csid1.manage-plugins",
             Action::Manage => "org.csid1.manage",
         }
@@ -121,6 +123,7 @@ mod tests {
             Action::Unmount,
             Action::UnmountOthers,
             Action::Inline,
+            Action::ManageVolumes,
             Action::ManagePlugins,
             Action::Manage,
         ];

@@ -1,4 +1,5 @@
-//! What several members take alike: a volume that is not registered here, capabilities, secrets; and what of it is root's alone.
+//! What several members take alike: a volume's name, or the volume itself where it is not registered here, capabilities, secrets;
+//! and what of it is root's alone.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,8 +12,9 @@ use super::options::{Keys, Options, check_types};
 use crate::error::{Error, Kind, Result};
 use crate::plugin::validate_id;
 use crate::secret::Secrets;
-use crate::store::registry::Capability;
+use crate::store::registry::{Capability, VolumeName, VolumeSpec};
 use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
+use crate::volume::registered::Inline;
 
 /// What a member that the contract marks (inline) takes of a volume that is not registered here.
 pub(super) const INLINE: Keys = &[
@@ -26,6 +28,12 @@ pub(super) const INLINE: Keys = &[
 
 const CAPABILITY: Keys = &[("access-mode", "s"), ("attachment-mode", "s")];
 
+pub(super) fn volume_name(namespace: String, volume: String) -> Result<VolumeName> {
+    names::name("namespace", &namespace)?;
+    names::name("volume", &volume)?;
+    Ok(VolumeName { namespace, volume })
+}
+
 /// The volume as the plugin knows it, when it is given inline.
 pub(super) fn volume_key(options: &mut Options) -> Result<Option<VolumeKey>> {
     let plugin = options.checked("plugin", |_, id| validate_id(id))?;
@@ -36,6 +44,22 @@ pub(super) fn volume_key(options: &mut Options) -> Result<Option<VolumeKey>> {
         (Some(_), None) => Err(Error::invalid("plugin is given without external-id")),
         (None, Some(_)) => Err(Error::invalid("external-id is given without plugin")),
     }
+}
+
+/// The keys of [`INLINE`]; of a registered volume none of them can be said again.
+pub(super) fn inline(options: &mut Options) -> Result<Option<Inline>> {
+    let volume = volume_key(options)?;
+    if volume.is_none() {
+        only_inline(options, &["volume-context", "capabilities", "fs-type", "mount-flags"])?;
+    }
+    let spec = VolumeSpec {
+        capabilities: capabilities(options)?.unwrap_or_default(),
+        fs_type: options.checked("fs-type", |_, text| names::fs_type(text))?.unwrap_or_default(),
+        mount_flags: mount_flags(options)?.unwrap_or_default(),
+        context: map(options, "volume-context")?,
+        ..VolumeSpec::default()
+    };
+    Ok(volume.map(|volume| Inline { volume, spec }))
 }
 
 /// A registered volume's own cannot be given with a call.
@@ -95,6 +119,12 @@ pub(super) fn not_yet(options: &Options, keys: &[&str]) -> Result<()> {
             Err(Error::new(Kind::NotSupported, format!("this csid does not know {key} yet: leave it out")))
         }
     }
+}
+
+/// A credential's name, if this caller may name it for a volume of the namespace.
+pub(super) fn credential(options: &mut Options, permit: &Permit, namespace: &str) -> Result<Option<String>> {
+    let credential = options.checked("credential", |_, text| names::credential(text))?;
+    authorise_credential(permit, namespace, credential.as_deref()).map(|()| credential)
 }
 
 pub(super) fn authorise_credential(permit: &Permit, namespace: &str, credential: Option<&str>) -> Result<()> {
@@ -178,6 +208,29 @@ mod tests {
             let error = read(wrong).unwrap_err();
             assert_eq!(error.kind, Kind::InvalidArgument);
             assert!(error.message.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_volume_is_given_inline_or_registered_and_never_half() {
+        let key = |name: &'static str| (name, Variant::from("x"));
+        let given = inline(&mut options(vec![key("plugin"), key("external-id"), key("fs-type")]));
+        let given = given.unwrap().unwrap();
+        assert_eq!((given.volume.external_id.as_str(), given.spec.fs_type.as_str()), ("x", "x"));
+        assert!(inline(&mut options(vec![])).unwrap().is_none());
+        let context = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
+        for half in [
+            vec![key("plugin")],
+            vec![key("external-id")],
+            vec![key("fs-type")],
+            vec![("volume-context", context.into())],
+            vec![("mount-flags", vec!["noatime".to_owned()].into())],
+            vec![("capabilities", vec![capability_map("single-node-writer", "file-system")].into())],
+        ] {
+            let keys: Vec<&str> = half.iter().map(|(key, _)| *key).collect();
+            let keys = format!("{keys:?}");
+            let error = inline(&mut options(half)).err().expect(&keys);
+            assert_eq!(error.kind, Kind::InvalidArgument, "{keys}");
         }
     }
 

@@ -53,7 +53,7 @@ impl Limits {
             let (most, why) = match class {
                 Class::Survey => (
                     SURVEYS,
-                    "calls of ListMounts, GetEvents and Reconcile under way, as many as one uid may have",
+                    "lists (ListMounts, ListVolumes, ListClaims, GetEvents) and calls of Reconcile under way, as many as one uid may have",
                 ),
                 _ => (most.max(1), "calls under way, as many as operations-per-uid in csid.toml allows"),
             };

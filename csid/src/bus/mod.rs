@@ -8,6 +8,7 @@
 
 mod authorise;
 mod caller;
+mod claims;
 mod dispatch;
 mod fds;
 mod given;
@@ -23,6 +24,7 @@ mod serve;
 mod signals;
 mod socket;
 mod standard;
+mod volumes;
 
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,15 @@
 //! The limits of every string a caller gives. Names are data and become no path; they are bounded so that logs, rows and the
 //! plugin can hold them (CSI rules 11-13).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, Result};
+use crate::store::registry::{ClaimMode, Heal};
 use crate::store::rows::{AccessMode, AttachmentMode, Phase, Propagation, Restore};
+use crate::volume::registered::Part;
 
 const NAME: usize = 128;
+const NODE_ID: usize = 256;
 const MAP: usize = 4096;
 /// PATH_MAX without its NUL.
 pub(super) const PATH: usize = 4095;
@@ -25,6 +28,14 @@ pub(super) fn optional_name(what: &str, text: &str) -> Result<()> {
         return Err(Error::invalid(format!("{what} is longer than {NAME} bytes")));
     }
     plain(what, text)
+}
+
+/// What a plugin calls a node: 1-256 bytes (CSI rule 11).
+pub(super) fn node_id(text: &str) -> Result<()> {
+    match text.is_empty() || text.len() > NODE_ID {
+        true => Err(Error::invalid(format!("node_id is empty or longer than {NODE_ID} bytes"))),
+        false => plain("node_id", text),
+    }
 }
 
 pub(super) fn plain(what: &str, text: &str) -> Result<()> {
@@ -96,6 +107,27 @@ pub(super) fn context(what: &str, map: &BTreeMap<String, String>) -> Result<()> 
     map.keys().try_for_each(|key| name(&format!("a key of {what}"), key))
 }
 
+/// Where a volume can be had: topologies of one segment or more, whose keys are unique ignoring case (CSI rules 12, 15).
+pub(super) fn topologies(maps: &[BTreeMap<String, String>]) -> Result<()> {
+    if maps.iter().flatten().map(|(key, value)| key.len() + value.len()).sum::<usize>() > MAP {
+        return Err(Error::invalid("topologies are larger than 4 KiB together"));
+    }
+    for (place, map) in maps.iter().enumerate() {
+        let mut keys = BTreeSet::new();
+        for (key, value) in map {
+            name("a key of topologies", key)?;
+            name("a value of topologies", value)?;
+            if !keys.insert(key.to_lowercase()) {
+                return Err(Error::invalid("a topology has a key twice; upper and lower case are the same"));
+            }
+        }
+        if keys.is_empty() || maps[..place].contains(map) {
+            return Err(Error::invalid("topologies has an empty one, or one twice"));
+        }
+    }
+    Ok(())
+}
+
 /// A word of the contract.
 pub(super) trait Word: Sized + Copy + 'static {
     const WORDS: &'static [(&'static str, Self)];
@@ -142,6 +174,19 @@ impl Word for Restore {
     const WORDS: &'static [(&'static str, Self)] = &[("auto", Restore::Auto), ("hold", Restore::Hold)];
 }
 
+impl Word for Heal {
+    const WORDS: &'static [(&'static str, Self)] = &[("report", Heal::Report), ("remount", Heal::Remount)];
+}
+
+impl Word for ClaimMode {
+    const WORDS: &'static [(&'static str, Self)] = &[("read", ClaimMode::Read), ("write", ClaimMode::Write)];
+}
+
+impl Word for Part {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("all", Part::All), ("controller", Part::Controller), ("node", Part::Node)];
+}
+
 impl Word for Phase {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("mounting", Phase::Mounting),
@@ -186,6 +231,24 @@ mod tests {
         let long = BTreeMap::from([("key".to_owned(), "hunter2".repeat(1000))]);
         assert!(!context("volume-context", &long).unwrap_err().message.contains("hunter2"));
         assert!(mount_flags(&["x".repeat(4096)]).is_err());
+    }
+
+    #[test]
+    fn topologies_have_segments_with_keys_of_their_own() {
+        let topology = |keys: &[&str]| {
+            BTreeMap::from_iter(keys.iter().map(|key| ((*key).to_owned(), "eu-1".to_owned())))
+        };
+        assert!(topologies(&[topology(&["zone", "rack"]), topology(&["zone"])]).is_ok());
+        for wrong in [
+            vec![topology(&[])],
+            vec![topology(&["zone", "Zone"])],
+            vec![topology(&["zone"]), topology(&["zone"])],
+            vec![topology(&["zo\nne"])],
+            vec![BTreeMap::from([("zone".to_owned(), String::new())])],
+            (0..40).map(|n| topology(&[&format!("{n}{}", "x".repeat(120))])).collect(),
+        ] {
+            assert!(topologies(&wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

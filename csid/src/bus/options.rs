@@ -44,6 +44,10 @@ impl Options {
         self.take(key)
     }
 
+    pub fn number(&mut self, key: &str) -> Option<u64> {
+        self.take(key)
+    }
+
     pub fn uid(&mut self, key: &str) -> Option<u32> {
         self.take(key)
     }
@@ -53,6 +57,10 @@ impl Options {
     }
 
     pub fn map(&mut self, key: &str) -> Option<BTreeMap<String, String>> {
+        self.take(key)
+    }
+
+    pub fn text_maps(&mut self, key: &str) -> Option<Vec<BTreeMap<String, String>>> {
         self.take(key)
     }
 

@@ -2,7 +2,7 @@
 
 mod bytes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -26,6 +26,8 @@ const PLUGIN_PATH: &str = "/org/csid1/plugin/p";
 struct Everything {
     rows: Vec<csid_client::MountRow>,
     plugins: Vec<String>,
+    volumes: Vec<csid_client::VolumeRow>,
+    claims: Vec<csid_client::ClaimRow>,
     events: Vec<(u64, String, String)>,
     operations: Vec<String>,
     paths: Vec<PathBuf>,
@@ -38,6 +40,8 @@ async fn everything(w: &mut World, client: &Client) -> Everything {
     Everything {
         rows: client.list_mounts(MountFilter::default()).await.unwrap(),
         plugins: client.list_plugins().await.unwrap().into_iter().map(|p| p.id).collect(),
+        volumes: client.list_volumes(Default::default()).await.unwrap(),
+        claims: client.list_claims(Default::default()).await.unwrap(),
         // A plugin's own health is told when it changes, whatever callers do.
         events: events(client, 0)
             .await
@@ -56,6 +60,8 @@ async fn everything(w: &mut World, client: &Client) -> Everything {
 async fn busy(w: &mut World) -> (Client, Connection, Vec<(&'static str, Member)>) {
     let client = running(w).await;
     mounted(&client, "job", shared("in-use")).await;
+    registered(&client, "kept", &[csid_client::AccessMode::SingleNodeWriter]).await;
+    client.claim(NAMESPACE, "kept", "job", Default::default()).await.unwrap();
     settled(&client).await;
     let peer = raw::peer(raw::ROOT, &w.socket()).await.unwrap();
     let mut served = Vec::new();
@@ -97,12 +103,29 @@ fn good(method: &str, arguments: &[(String, String)]) -> Vec<Variant<'static>> {
             ("RegisterPlugin", "spec") => {
                 dict(vec![("supervision", text("external")), ("socket", text("/nowhere/csi.sock"))])
             }
+            ("RegisterVolume", "spec") => registration(Vec::new()),
+            (_, "namespace") => text(NAMESPACE),
+            ("RegisterVolume", "id") => text("never"),
+            (_, "volume") => text("kept"),
+            ("Claim" | "Release" | "Unmount", "consumer") => text("job"),
             ("RegisterPlugin" | "UnregisterPlugin", "id") => text("unknown-plugin"),
             ("WaitForPlugin", "id") => text("p"),
             ("WaitForPlugin", "service") => text("node"),
             _ => value(of),
         })
         .collect()
+}
+
+/// A spec of RegisterVolume, with these keys.
+fn registration(entries: Vec<(&str, Variant<'static>)>) -> Variant<'static> {
+    let capability = HashMap::from([("access-mode".to_owned(), text("single-node-writer"))]);
+    let mut all = BTreeMap::from([
+        ("plugin", text("p")),
+        ("external-id", text("never")),
+        ("capabilities", vec![capability].into()),
+    ]);
+    all.extend(entries);
+    dict(all.into_iter().collect())
 }
 
 /// `good`, with these keys in its options.
@@ -124,7 +147,8 @@ fn with_options(
     };
     all.extend(base.iter().map(|(key, word)| ((*key).to_owned(), text(word))));
     all.extend(entries.into_iter().map(|(key, value)| (key.to_owned(), value)));
-    let options = dict(all.iter().map(|(key, value)| (key.as_str(), value.clone())).collect());
+    let entries = all.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+    let options = if method == "RegisterVolume" { registration(entries) } else { dict(entries) };
     let mut values = good(method, arguments);
     let place = arguments.iter().position(|(_, of)| of == "a{sv}").expect("options");
     values[place] = options;
@@ -164,6 +188,43 @@ fn keys(method: &str) -> Vec<(&'static str, &'static str)> {
             ("state", "s"),
             ("uid", "u"),
         ],
+        "RegisterVolume" => &[
+            ("plugin", "s"),
+            ("name", "s"),
+            ("external-id", "s"),
+            ("capabilities", "aa{sv}"),
+            ("fs-type", "s"),
+            ("mount-flags", "as"),
+            ("mount-group", "s"),
+            ("context", "a{ss}"),
+            ("parameters", "a{ss}"),
+            ("topologies", "aa{ss}"),
+            ("heal", "s"),
+            ("suid", "b"),
+            ("dev", "b"),
+        ],
+        "ListVolumes" => &[("namespace", "s"), ("plugin", "s"), ("node", "s"), ("prefix", "s")],
+        "DeregisterVolume" => &[("force", "b")],
+        "ValidateVolume" => &[("access-mode", "s"), ("attachment-mode", "s"), ("external-id", "s")],
+        "ExpandVolume" => &[("part", "s"), ("plugin", "s"), ("external-id", "s"), ("fs-type", "s")],
+        "CreateSnapshot" => &[("parameters", "a{ss}"), ("plugin", "s"), ("external-id", "s")],
+        "AttachVolume" => {
+            &[("read-only", "b"), ("access-mode", "s"), ("attachment-mode", "s"), ("plugin", "s")]
+        }
+        "DetachVolume" | "DeleteVolume" => {
+            &[("plugin", "s"), ("external-id", "s"), ("capabilities", "aa{sv}")]
+        }
+        "Claim" => &[
+            ("mode", "s"),
+            ("access-mode", "s"),
+            ("attachment-mode", "s"),
+            ("node", "s"),
+            ("wait-usec", "t"),
+        ],
+        "Release" => &[("force", "b"), ("node", "s")],
+        "ListClaims" => {
+            &[("namespace", "s"), ("volume", "s"), ("consumer", "s"), ("node", "s"), ("past", "b")]
+        }
         "Reconcile" => &[("dry-run", "b"), ("remove-orphans", "b"), ("new-journal", "b")],
         "UnregisterPlugin" => &[("instance", "s"), ("force", "b")],
         "RegisterPlugin" => &[

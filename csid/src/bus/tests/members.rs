@@ -1,8 +1,8 @@
 //! What is served, to whom, and what everything else is answered with.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use zbus::OwnedVariant;
+use zbus::{OwnedVariant, Variant};
 
 use super::harness::{MANAGER, Options, World, call, connect, manager, properties};
 use crate::bus::State;
@@ -17,8 +17,7 @@ async fn what_is_not_served_is_unknown() {
     let (path, _serving) = world.listen();
     let client = connect(&path).await;
     for (object, interface, member, error) in [
-        ("/org/csid1", MANAGER, "CreateVolume", "UnknownMethod"),
-        ("/org/csid1", MANAGER, "Claim", "UnknownMethod"),
+        ("/org/csid1", MANAGER, "OpenMount", "UnknownMethod"),
         ("/org/csid1", MANAGER, "Nonsense", "UnknownMethod"),
         ("/org/csid1/plugin/x", "org.csid1.Plugin", "Restart", "UnknownMethod"),
         ("/org/csid1", "org.csid1.Plugin", "Probe", "UnknownInterface"),
@@ -80,6 +79,10 @@ async fn options_are_read_strictly_and_refusals_carry_details() {
     assert!(!bool::try_from(&details["retryable"]).unwrap());
 }
 
+fn capabilities() -> Variant<'static> {
+    vec![HashMap::from([("access-mode".to_owned(), Variant::from("single-node-writer"))])].into()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_string_of_every_method_is_bounded() {
     let world = World::new();
@@ -108,9 +111,52 @@ async fn every_string_of_every_method_is_bounded() {
             ("WaitForPlugin id", manager(&client, "WaitForPlugin", &(bad, "node", none())).await),
             ("WaitForPlugin service", manager(&client, "WaitForPlugin", &("local", bad, none())).await),
             ("CancelOperation", manager(&client, "CancelOperation", &(bad,)).await),
+            ("GetVolume namespace", manager(&client, "GetVolume", &(bad, "v")).await),
+            ("GetVolume volume", manager(&client, "GetVolume", &("n", bad)).await),
             ("Reload", manager(&client, "Reload", &(option("operation-id"),)).await),
             ("Reconcile", manager(&client, "Reconcile", &(option("operation-id"),)).await),
         ];
+        for member in
+            ["RegisterVolume", "ValidateVolume", "DeregisterVolume", "DeleteVolume", "GetVolumeStats"]
+        {
+            refused.push((member, manager(&client, member, &(bad, "v", none())).await));
+            refused.push((member, manager(&client, member, &("n", bad, none())).await));
+            let options = option("operation-id");
+            refused.push((member, manager(&client, member, &("n", "v", options)).await));
+        }
+        for member in ["CreateSnapshot", "AttachVolume", "DetachVolume", "Claim", "Release"] {
+            refused.push((member, manager(&client, member, &(bad, "v", "c", none())).await));
+            refused.push((member, manager(&client, member, &("n", bad, "c", none())).await));
+            refused.push((member, manager(&client, member, &("n", "v", bad, none())).await));
+            let options = option("operation-id");
+            refused.push((member, manager(&client, member, &("n", "v", "c", options)).await));
+        }
+        for (namespace, volume) in [(bad, "v"), ("n", bad)] {
+            let body = (namespace, volume, 1u64, 0u64, none());
+            refused.push(("ExpandVolume", manager(&client, "ExpandVolume", &body).await));
+        }
+        for key in ["mode", "access-mode", "attachment-mode", "node", "credential"] {
+            refused.push((key, manager(&client, "Claim", &("n", "v", "c", option(key))).await));
+        }
+        refused.push(("node", manager(&client, "Release", &("n", "v", "c", option("node"))).await));
+        for key in ["namespace", "plugin", "node"] {
+            refused.push((key, manager(&client, "ListVolumes", &(option(key),)).await));
+        }
+        for key in ["namespace", "volume", "consumer", "node"] {
+            refused.push((key, manager(&client, "ListClaims", &(option(key),)).await));
+        }
+        for (member, keys) in
+            [("RegisterVolume", &["plugin", "external-id", "name", "heal", "credential"][..])]
+        {
+            for key in keys {
+                let mut spec = Options::from([("plugin", "local".into()), ("capabilities", capabilities())]);
+                if member == "RegisterVolume" {
+                    spec.insert("external-id", "v".into());
+                }
+                spec.insert(key, own.clone().into());
+                refused.push((key, manager(&client, member, &("n", "v", spec)).await));
+            }
+        }
         for key in [
             "plugin",
             "external-id",
@@ -169,7 +215,7 @@ async fn the_managers_properties_have_the_contracts_types() {
     assert_eq!(types, contract_properties(MANAGER).iter().map(|(n, t)| (n.as_str(), t.clone())).collect());
     assert_eq!(<&str>::try_from(&properties["State"]).unwrap(), "ready");
 
-    let body = (MANAGER, "State", zbus::Variant::new("x"));
+    let body = (MANAGER, "State", Variant::new("x"));
     let set = call(&client, "/org/csid1", "org.freedesktop.DBus.Properties", "Set", &body).await;
     assert_eq!(set.unwrap_err().0, format!("{DBUS}PropertyReadOnly"));
     let get = call(&client, "/org/csid1", "org.freedesktop.DBus.Properties", "Get", &(MANAGER, "Nonsense"));
@@ -301,6 +347,12 @@ async fn answers_have_the_contracts_types() {
         ("ListPlugins", manager(&client, "ListPlugins", &()).await),
         ("ListOperations", manager(&client, "ListOperations", &()).await),
         ("GetEvents", manager(&client, "GetEvents", &(0u64, 10u32)).await),
+        ("ListVolumes", manager(&client, "ListVolumes", &(none(),)).await),
+        ("ListClaims", manager(&client, "ListClaims", &(none(),)).await),
+        ("Release", manager(&client, "Release", &("ns", "v", "job", none())).await),
+        ("DeleteVolume", manager(&client, "DeleteVolume", &("ns", "v", none())).await),
+        ("DeregisterVolume", manager(&client, "DeregisterVolume", &("ns", "v", none())).await),
+        ("DetachVolume", manager(&client, "DetachVolume", &("ns", "v", "node", none())).await),
         ("Reload", manager(&client, "Reload", &(none(),)).await),
     ] {
         let shape = shape(csi_proto::DBUS_INTERFACE_XML);

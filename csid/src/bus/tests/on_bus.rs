@@ -20,6 +20,8 @@ pub const QUICK: Patience = Patience { machine: Duration::from_millis(500), pers
 pub enum Script {
     Yes,
     No,
+    /// Yes to all actions but this one.
+    AllBut(&'static str),
     Challenge,
     Silent,
     Error,
@@ -40,6 +42,14 @@ pub struct Authority {
     connection: Connection,
 }
 
+impl Authority {
+    pub async fn leave(self) {
+        self.connection.close().await.ok();
+        // The name is free before the next one asks for it.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 pub async fn polkit(bus: &Bus, script: Script) -> Authority {
     let connection = bus.connect_as(ROOT).await;
     let mut stream = MessageStream::from(&connection);
@@ -56,11 +66,13 @@ pub async fn polkit(bus: &Bus, script: Script) -> Authority {
             type Body =
                 ((String, HashMap<String, OwnedVariant>), String, HashMap<String, String>, u32, String);
             let ((kind, details), action, _, flags, _): Body = message.body().deserialize().unwrap();
+            let is_but = matches!(script, Script::AllBut(but) if but == action);
             *last.lock().unwrap() = Some((kind, details, action, flags));
             asked.fetch_add(1, Ordering::Relaxed);
             let none = HashMap::<&str, &str>::new;
             let answer = match script {
                 Script::Yes => connection.reply(&header, &((true, false, none()),)).await,
+                Script::AllBut(_) => connection.reply(&header, &((!is_but, false, none()),)).await,
                 Script::No => connection.reply(&header, &((false, false, none()),)).await,
                 Script::Challenge => connection.reply(&header, &((false, true, none()),)).await,
                 Script::Malformed => connection.reply(&header, &true).await,
@@ -112,9 +124,7 @@ async fn polkits_word_counts_and_only_a_plain_yes_is_one() {
         }
         assert_eq!(authority.asked.load(Ordering::Relaxed), 1, "{script:?}");
         assert!(begun.elapsed() < Duration::from_secs(20), "{script:?}");
-        authority.connection.close().await.ok();
-        // The name is free before the next one asks for it.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        authority.leave().await;
     }
     assert_eq!(read_as_member(&bus).await, Ok(()), "without polkit the group counts");
 }

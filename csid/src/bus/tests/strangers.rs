@@ -14,6 +14,23 @@ use crate::bus::dispatch::MEMBERS;
 const REFUSED: &str = "org.csid1.Error.NotAuthorized";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 
+/// What members of group csid may not do.
+const ROOTS: [&str; 13] = [
+    "Reconcile",
+    "RegisterPlugin",
+    "UnregisterPlugin",
+    "Reload",
+    "RegisterVolume",
+    "CreateVolume",
+    "ValidateVolume",
+    "DeregisterVolume",
+    "DeleteVolume",
+    "ExpandVolume",
+    "CreateSnapshot",
+    "AttachVolume",
+    "DetachVolume",
+];
+
 /// Every member that is served, and every property, by itself.
 async fn everything(client: &Connection) -> Vec<(String, Result<(), String>)> {
     let mut answers = Vec::new();
@@ -47,6 +64,10 @@ async fn everything(client: &Connection) -> Vec<(String, Result<(), String>)> {
                 }
                 "sssa{sv}" => {
                     let body = ("ns", "vol", "job", Options::new());
+                    call(client, object, member.interface, member.name, &body).await
+                }
+                "sstta{sv}" => {
+                    let body = ("ns", "vol", 1u64, 0u64, Options::new());
                     call(client, object, member.interface, member.name, &body).await
                 }
                 other => panic!("{what}: say how to call one that takes {other}"),
@@ -86,9 +107,7 @@ async fn all_refused(client: &Connection) {
 /// What a member of group csid may, without polkit.
 async fn a_members_share(client: &Connection) {
     for (what, answer) in everything(client).await {
-        let may = !["Reconcile", "RegisterPlugin", "UnregisterPlugin", "Reload"]
-            .iter()
-            .any(|name| what.ends_with(name));
+        let may = !ROOTS.iter().any(|name| what.ends_with(&format!(".{name}")));
         assert_eq!(answer != Err(REFUSED.to_owned()), may, "{what}: {answer:?}");
     }
     let inline = Options::from([("plugin", "local".into()), ("external-id", "v".into())]);
@@ -96,9 +115,18 @@ async fn a_members_share(client: &Connection) {
     assert_eq!(name, REFUSED, "a volume given inline needs an action of its own");
     assert!(text.contains("org.csid1.inline"), "{text}");
     let force = Options::from([("force", true.into())]);
-    let (name, text) = manager(client, "Unmount", &("ns", "vol", "job", force)).await.unwrap_err();
-    assert_eq!(name, REFUSED, "force needs unmount-others");
-    assert!(text.contains("org.csid1.unmount-others"), "{text}");
+    for member in ["Unmount", "Release"] {
+        let body = ("ns", "vol", "job", &force);
+        let (name, text) = manager(client, member, &body).await.unwrap_err();
+        assert_eq!(name, REFUSED, "{member}: force needs unmount-others");
+        assert!(text.contains("org.csid1.unmount-others"), "{text}");
+    }
+    for member in ["Claim", "Release"] {
+        let foreign = Options::from([("credential", "csid.other.disk".into())]);
+        let (name, text) = manager(client, member, &("ns", "vol", "job", foreign)).await.unwrap_err();
+        assert_eq!(name, REFUSED, "{member}: a credential of another namespace");
+        assert!(text.contains("csid.ns.NAME"), "{text}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -144,6 +172,52 @@ async fn on_a_bus_with_polkit() {
         assert_ne!(answer, Err(REFUSED.to_owned()), "{what}");
     }
     assert_eq!(authority.asked.load(Ordering::Relaxed), 0, "root is never asked about");
+}
+
+/// What the arguments ask for may need another action than the member.
+#[tokio::test(flavor = "multi_thread")]
+async fn polkit_is_asked_for_what_the_arguments_need_too() {
+    let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
+    let world = World::new();
+    let _serving = bus.serve(&world, QUICK).await;
+    let client = bus.connect_as(NOBODY).await;
+    let inline = || Options::from([("plugin", "local".into()), ("external-id", "v".into())]);
+    let force = || Options::from([("force", true.into())]);
+    let ask = async |member: &str, options: Options| {
+        let answer = match member {
+            "Mount" | "CreateSnapshot" | "AttachVolume" | "DetachVolume" | "Unmount" | "Release" => {
+                manager(&client, member, &("ns", "vol", "job", options)).await
+            }
+            "ExpandVolume" => manager(&client, member, &("ns", "vol", 1u64, 0u64, options)).await,
+            _ => manager(&client, member, &("ns", "vol", options)).await,
+        };
+        // Whatever else it is answered with: nothing is there.
+        answer.err().filter(|(name, _)| name == REFUSED).map(|(_, text)| text)
+    };
+    for (action, members, options) in [
+        (
+            "org.csid1.inline",
+            &[
+                "Mount",
+                "ValidateVolume",
+                "DeleteVolume",
+                "ExpandVolume",
+                "CreateSnapshot",
+                "AttachVolume",
+                "DetachVolume",
+            ][..],
+            inline as fn() -> Options,
+        ),
+        ("org.csid1.unmount-others", &["Unmount", "Release", "DeregisterVolume"], force),
+    ] {
+        let authority = polkit(&bus, Script::AllBut(action)).await;
+        for member in members {
+            let refusal = ask(member, options()).await.unwrap_or_else(|| panic!("{member}: {action}"));
+            assert!(refusal.contains(action), "{member}: {refusal}");
+            assert_eq!(ask(member, Options::new()).await, None, "{member}, without what needs {action}");
+        }
+        authority.leave().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

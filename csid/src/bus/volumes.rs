@@ -1,0 +1,512 @@
+//! The members of org.csid1.Manager that concern registered volumes, and what only a controller does with one.
+
+use std::collections::HashMap;
+
+use zbus::{OwnedVariant, Variant};
+
+use super::authorise::{Action, Permit};
+use super::dispatch::{Answer, Call, Map};
+use super::given::{self, INLINE};
+use super::manager::within;
+use super::names::{self, word};
+use super::options::{Keys, Options};
+use crate::error::{Error, Result};
+use crate::plugin::validate_id;
+use crate::store::registry::{Capability, Claim, ClaimMode, RecordFilter, VolumeSpec};
+use crate::store::rows::{AttachmentMode, VolumeKey};
+use crate::volume::registered::{Inline, Part, RegisterRequest, VolumeRequest, VolumeView};
+
+const SPEC: Keys = &[
+    ("plugin", "s"),
+    ("name", "s"),
+    ("capabilities", "aa{sv}"),
+    ("fs-type", "s"),
+    ("mount-flags", "as"),
+    ("mount-group", "s"),
+    ("parameters", "a{ss}"),
+    ("topologies", "aa{ss}"),
+    ("heal", "s"),
+    ("suid", "b"),
+    ("dev", "b"),
+];
+const REGISTER: Keys = &[("external-id", "s"), ("context", "a{ss}")];
+const MODES: Keys = &[("access-mode", "s"), ("attachment-mode", "s")];
+
+type Named = (String, String, HashMap<String, OwnedVariant>);
+
+/// What RegisterVolume and CreateVolume both say, but for `plugin` and the secrets.
+fn spec(permit: &Permit, namespace: &str, options: &mut Options) -> Result<VolumeSpec> {
+    let spec = VolumeSpec { credential: given::credential(options, permit, namespace)?, ..read(options)? };
+    given::roots_alone(permit, [(spec.suid, "suid"), (spec.dev, "dev")])?;
+    Ok(spec)
+}
+
+fn read(options: &mut Options) -> Result<VolumeSpec> {
+    let topologies = options.text_maps("topologies").unwrap_or_default();
+    names::topologies(&topologies)?;
+    let capabilities = given::capabilities(options)?;
+    let spec = VolumeSpec {
+        name: options.checked("name", names::name)?.unwrap_or_default(),
+        capabilities: capabilities.ok_or_else(|| missing("capabilities"))?,
+        fs_type: options.checked("fs-type", |_, text| names::fs_type(text))?.unwrap_or_default(),
+        mount_flags: given::mount_flags(options)?.unwrap_or_default(),
+        mount_group: options.checked("mount-group", names::optional_name)?.unwrap_or_default(),
+        context: given::map(options, "context")?,
+        parameters: given::map(options, "parameters")?,
+        topologies,
+        credential: None,
+        heal: options.word("heal")?.unwrap_or_default(),
+        suid: options.flag("suid"),
+        dev: options.flag("dev"),
+        snapshot: options.checked("snapshot", names::name)?.unwrap_or_default(),
+        clone: options.checked("clone", names::name)?.unwrap_or_default(),
+    };
+    let file_system = |capability: &Capability| capability.attachment_mode == AttachmentMode::FileSystem;
+    if !spec.capabilities.iter().any(file_system) {
+        for (key, given) in [
+            ("fs-type", !spec.fs_type.is_empty()),
+            ("mount-flags", !spec.mount_flags.is_empty()),
+            ("mount-group", !spec.mount_group.is_empty()),
+        ] {
+            if given {
+                return Err(Error::invalid(format!(
+                    "{key} means nothing for a volume that is block-device only"
+                )));
+            }
+        }
+    }
+    match !spec.snapshot.is_empty() && !spec.clone.is_empty() {
+        true => Err(Error::invalid("give snapshot or clone, not both")),
+        false => Ok(spec),
+    }
+}
+
+fn missing(key: &str) -> Error {
+    Error::invalid(format!("{key} is missing"))
+}
+
+/// The least and the most bytes, 0: not given; a plugin's are signed (CSI rule 14).
+fn capacity(least: (&str, u64), most: (&str, u64)) -> Result<()> {
+    for (key, bytes) in [least, most] {
+        if i64::try_from(bytes).is_err() {
+            return Err(Error::invalid(format!("{key} is more than 2^63-1 bytes")));
+        }
+    }
+    match most.1 > 0 && most.1 < least.1 {
+        true => Err(Error::invalid(format!("{} is less than {}", most.0, least.0))),
+        false => Ok(()),
+    }
+}
+
+pub(super) async fn register_volume(call: Call) -> Answer {
+    let (namespace, id, spec_given): Named = call.arguments()?;
+    let name = given::volume_name(namespace, id)?;
+    let mut options = Options::check_all(spec_given, &[SPEC, REGISTER])?;
+    let volume = given::volume_key(&mut options)?.ok_or_else(|| missing("plugin"))?;
+    let wait = call.wait(&mut options)?;
+    let spec = spec(&call.permit, &name.namespace, &mut options)?;
+    let secrets = given::secrets(&mut options, &spec.credential).await?;
+    let request = RegisterRequest { name, volume, spec, uid: call.permit.uid(), secrets, wait };
+    let view = call.server.rooms.volumes.register_volume(request).await?;
+    call.reply(&(row(view),))
+}
+
+pub(super) async fn list_volumes(call: Call) -> Answer {
+    const FILTER: Keys = &[("namespace", "s"), ("plugin", "s"), ("node", "s"), ("prefix", "s")];
+    let mut options = Options::check(call.arguments()?, FILTER)?;
+    let wait = options.wait(call.arrived)?;
+    let filter = RecordFilter {
+        namespace: options.checked("namespace", names::name)?,
+        plugin: options.checked("plugin", |_, id| validate_id(id))?,
+        node: options.checked("node", names::name)?,
+        prefix: options.checked("prefix", names::optional_name)?,
+        ..RecordFilter::default()
+    };
+    let volumes = call.server.rooms.volumes.clone();
+    let views =
+        within(&call.slot, wait.deadline, "the list", async move { volumes.volumes(filter).await }).await?;
+    let rows: Vec<Map> = views.into_iter().map(listed).collect();
+    call.reply(&(rows,))
+}
+
+pub(super) async fn get_volume(call: Call) -> Answer {
+    let (namespace, volume): (String, String) = call.arguments()?;
+    let name = given::volume_name(namespace, volume)?;
+    let view = call.server.rooms.volumes.volume(name).await?;
+    call.reply(&(row(view),))
+}
+
+pub(super) async fn validate_volume(call: Call) -> Answer {
+    let (namespace, volume, given): Named = call.arguments()?;
+    let mut options = Options::check_all(given, &[MODES, INLINE])?;
+    let (access, attachment) = (options.word("access-mode")?, options.word("attachment-mode")?);
+    let asked = (access.is_some() || attachment.is_some()).then(|| given::capability(access, attachment));
+    let request = request(&call, namespace, volume, &mut options).await?;
+    let nothing = |inline: &Inline| inline.spec.capabilities.is_empty() && asked.is_none();
+    if request.inline.as_ref().is_some_and(nothing) {
+        return Err(missing("capabilities, or access-mode and attachment-mode,").into());
+    }
+    let (confirmed, message) = call.server.rooms.volumes.validate_volume(request, asked).await?;
+    call.reply(&(confirmed, message))
+}
+
+pub(super) async fn deregister_volume(call: Call) -> Answer {
+    let (namespace, volume, given): Named = call.arguments()?;
+    let mut options = Options::check(given, &[("force", "b")])?;
+    let force = options.flag("force");
+    let request = request(&call, namespace, volume, &mut options).await?;
+    if force {
+        call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+    }
+    call.server.rooms.volumes.deregister_volume(request, force).await?;
+    call.reply(&())
+}
+
+pub(super) async fn delete_volume(call: Call) -> Answer {
+    let (namespace, volume, given): Named = call.arguments()?;
+    let mut options = Options::check(given, INLINE)?;
+    let request = request(&call, namespace, volume, &mut options).await?;
+    call.server.rooms.volumes.delete_volume(request).await?;
+    call.reply(&())
+}
+
+pub(super) async fn expand_volume(call: Call) -> Answer {
+    let (namespace, volume, required, limit, given): (String, String, u64, u64, HashMap<_, _>) =
+        call.arguments()?;
+    let mut options = Options::check_all(given, &[&[("part", "s")], INLINE])?;
+    capacity(("required_bytes", required), ("limit_bytes", limit))?;
+    let part = options.word("part")?.unwrap_or(Part::All);
+    let request = request(&call, namespace, volume, &mut options).await?;
+    let (capacity, node_has_to) =
+        call.server.rooms.volumes.expand_volume(request, required, limit, part).await?;
+    call.reply(&(capacity, node_has_to))
+}
+
+pub(super) async fn create_snapshot(call: Call) -> Answer {
+    let (namespace, volume, name, given): (String, String, String, HashMap<_, _>) = call.arguments()?;
+    names::name("the snapshot's name", &name)?;
+    let mut options = Options::check_all(given, &[&[("parameters", "a{ss}")], INLINE])?;
+    let parameters = given::map(&mut options, "parameters")?;
+    let request = request(&call, namespace, volume, &mut options).await?;
+    let snapshot = call.server.rooms.volumes.create_snapshot(request, name, parameters).await?;
+    let row = Map::from([
+        ("id", snapshot.id.into()),
+        ("external-id", snapshot.external_id.into()),
+        ("size", snapshot.size.into()),
+        ("created", snapshot.created_usec.into()),
+        ("ready", snapshot.ready.into()),
+    ]);
+    call.reply(&(row,))
+}
+
+pub(super) async fn get_volume_stats(call: Call) -> Answer {
+    let (namespace, volume, given): Named = call.arguments()?;
+    let mut options = Options::check(given, &[])?;
+    let request = request(&call, namespace, volume, &mut options).await?;
+    let stats = call.server.rooms.volumes.volume_stats(request).await?;
+    let usage: Vec<_> =
+        stats.usage.into_iter().map(|of| (of.unit, of.available, of.total, of.used)).collect();
+    // A plugin that does not say is not known to be abnormal.
+    let (abnormal, message) = stats.abnormal.unwrap_or_default();
+    call.reply(&(usage, abnormal, message))
+}
+
+pub(super) async fn attach_volume(call: Call) -> Answer {
+    let (namespace, volume, node_id, given): (String, String, String, HashMap<_, _>) = call.arguments()?;
+    names::node_id(&node_id)?;
+    let mut options = Options::check_all(given, &[&[("read-only", "b")], MODES, INLINE])?;
+    let read_only = options.flag("read-only");
+    let (access, attachment) = (options.word("access-mode")?, options.word("attachment-mode")?);
+    let request = request(&call, namespace, volume, &mut options).await?;
+    let volumes = &call.server.rooms.volumes;
+    let publish_context = volumes.attach_volume(request, node_id, read_only, access, attachment).await?;
+    call.reply(&(publish_context,))
+}
+
+pub(super) async fn detach_volume(call: Call) -> Answer {
+    let (namespace, volume, node_id, given): (String, String, String, HashMap<_, _>) = call.arguments()?;
+    names::node_id(&node_id)?;
+    let mut options = Options::check(given, INLINE)?;
+    let request = request(&call, namespace, volume, &mut options).await?;
+    call.server.rooms.volumes.detach_volume(request, node_id).await?;
+    call.reply(&())
+}
+
+/// What every call about one volume says: which one, and with what secrets. One that is given inline needs its action too.
+async fn request(
+    call: &Call,
+    namespace: String,
+    volume: String,
+    options: &mut Options,
+) -> Result<VolumeRequest> {
+    let name = given::volume_name(namespace, volume)?;
+    let inline = given::inline(options)?;
+    if inline.is_some() {
+        call.server.authoriser.also(&call.permit, Action::Inline).await?;
+    }
+    let wait = call.wait(options)?;
+    let credential = given::credential(options, &call.permit, &name.namespace)?;
+    let secrets = given::secrets(options, &credential).await?;
+    Ok(VolumeRequest { name, inline, uid: call.permit.uid(), secrets, credential, wait })
+}
+
+/// A row of ListVolumes: one of GetVolume without context and parameters. What a plugin needs of one volume is told to who
+/// asks for that one; whole lists go to monitors and their logs, and a context may hold what its plugin should have kept.
+fn listed(view: VolumeView) -> Map {
+    let mut row = row(view);
+    row.remove("context");
+    row.remove("parameters");
+    row
+}
+
+/// A registered volume: never mount flags or secrets.
+pub(super) fn row(view: VolumeView) -> Map {
+    let record = view.record;
+    let VolumeKey { plugin, external_id } = record.volume;
+    let mut row = Map::from([
+        ("namespace", record.name.namespace.into()),
+        ("id", record.name.volume.into()),
+        ("external-id", external_id.into()),
+        ("plugin", plugin.into()),
+        ("provider", view.provider.into()),
+        ("provider-version", view.provider_version.into()),
+        ("controller-required", view.controller_required.into()),
+        ("schedulable", view.schedulable.into()),
+        // Those of the first claim, until the last one is free.
+        ("access-mode", record.claims.first().map_or("", |of| word(of.usage.capability.access_mode)).into()),
+        (
+            "attachment-mode",
+            record.claims.first().map_or("", |of| word(of.usage.capability.attachment_mode)).into(),
+        ),
+        ("read-claims", consumers(&record.claims, ClaimMode::Read).into()),
+        ("write-claims", consumers(&record.claims, ClaimMode::Write).into()),
+        ("past-claims", view.past.into()),
+        ("modify-index", record.revision.into()),
+    ]);
+    if let Some(registration) = record.registration {
+        let spec = registration.spec;
+        let capabilities: Vec<HashMap<String, Variant<'static>>> =
+            spec.capabilities.iter().map(modes).collect();
+        row.extend([
+            ("name", spec.name.into()),
+            ("context", spec.context.into()),
+            ("capabilities", capabilities.into()),
+            ("parameters", spec.parameters.into()),
+            ("topologies", spec.topologies.into()),
+            ("credential", spec.credential.unwrap_or_default().into()),
+            ("fs-type", spec.fs_type.into()),
+            ("mount-group", spec.mount_group.into()),
+            ("heal", word(spec.heal).into()),
+            ("capacity", registration.capacity.into()),
+            ("pending-expand", registration.pending_expansion.map_or(0, |pending| pending.required).into()),
+        ]);
+    }
+    row
+}
+
+fn consumers(claims: &[Claim], mode: ClaimMode) -> Vec<String> {
+    let of_mode = claims.iter().filter(|claim| claim.usage.mode == mode);
+    of_mode.map(|claim| claim.consumer.clone()).collect()
+}
+
+fn modes(capability: &Capability) -> HashMap<String, Variant<'static>> {
+    HashMap::from([
+        ("access-mode".to_owned(), word(capability.access_mode).into()),
+        ("attachment-mode".to_owned(), word(capability.attachment_mode).into()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::bus::authorise::Authoriser;
+    use crate::bus::caller::Caller;
+    use crate::bus::claims;
+    use crate::bus::socket::Credentials;
+    use crate::error::Kind;
+    use crate::store::registry::{Expansion, Origin, Record, Registration, Standing, Use, VolumeName};
+
+    type Entries = Vec<(&'static str, Variant<'static>)>;
+
+    fn options(entries: Entries, keys: &[Keys]) -> Result<Options> {
+        let map = entries
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), OwnedVariant::try_from(value).unwrap()))
+            .collect();
+        Options::check_all(map, keys)
+    }
+
+    fn capabilities(attachments: &[&str]) -> (&'static str, Variant<'static>) {
+        let map =
+            |of: &&str| HashMap::from([("attachment-mode".to_owned(), Variant::from((*of).to_owned()))]);
+        ("capabilities", attachments.iter().map(map).collect::<Vec<_>>().into())
+    }
+
+    fn of(key: &str, value: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([(key.to_owned(), value.to_owned())])
+    }
+
+    #[test]
+    fn a_spec_is_read_whole() {
+        let entries = vec![
+            capabilities(&["file-system", "block-device"]),
+            ("name", "disk".into()),
+            ("fs-type", "xfs".into()),
+            ("mount-flags", vec!["noatime".to_owned()].into()),
+            ("mount-group", "users".into()),
+            ("context", of("pool", "ssd").into()),
+            ("parameters", of("tier", "1").into()),
+            ("topologies", vec![of("zone", "a")].into()),
+            ("heal", "remount".into()),
+            ("suid", true.into()),
+        ];
+        let spec = read(&mut options(entries, &[SPEC, REGISTER]).unwrap()).unwrap();
+        let texts = [&spec.name, &spec.fs_type, &spec.mount_group, &spec.mount_flags[0]];
+        assert_eq!(texts, ["disk", "xfs", "users", "noatime"]);
+        assert_eq!((&spec.context, &spec.parameters), (&of("pool", "ssd"), &of("tier", "1")));
+        assert_eq!((spec.topologies, spec.capabilities.len()), (vec![of("zone", "a")], 2));
+        assert!(word(spec.heal) == "remount" && spec.suid && !spec.dev);
+    }
+
+    #[test]
+    fn a_spec_that_contradicts_itself_is_refused() {
+        let fs = || capabilities(&["file-system"]);
+        for (keys, entries, why) in [
+            (REGISTER, vec![], "capabilities is missing"),
+            (REGISTER, vec![capabilities(&[])], "capabilities is empty"),
+            (REGISTER, vec![capabilities(&["block-device"]), ("fs-type", "xfs".into())], "fs-type means"),
+            (
+                REGISTER,
+                vec![capabilities(&["block-device"]), ("mount-group", "g".into())],
+                "mount-group means",
+            ),
+            (
+                REGISTER,
+                vec![fs(), ("topologies", vec![BTreeMap::<String, String>::new()].into())],
+                "topologies",
+            ),
+            (REGISTER, vec![fs(), ("parameters", of("k", &"v".repeat(5000)).into())], "parameters is larger"),
+            (REGISTER, vec![fs(), ("heal", "never".into())], "heal is none of report, remount"),
+            (REGISTER, vec![fs(), ("name", "".into())], "name is empty"),
+            (REGISTER, vec![fs(), ("capacity-min", 1u64.into())], "unknown option"),
+        ] {
+            let error = options(entries, &[SPEC, keys]).and_then(|mut options| read(&mut options)).err();
+            let error = error.expect(why);
+            assert_eq!(error.kind, Kind::InvalidArgument);
+            assert!(error.message.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn capacities_are_a_range_that_a_plugin_can_be_told() {
+        let most = i64::MAX as u64;
+        for (least, limit, good) in [
+            (0, 0, true),
+            (5, 0, true),
+            (0, 5, true),
+            (5, 5, true),
+            (6, 5, false),
+            (most, most, true),
+            (most + 1, 0, false),
+            (0, most + 1, false),
+        ] {
+            assert_eq!(capacity(("min", least), ("max", limit)).is_ok(), good, "{least} {limit}");
+        }
+    }
+
+    fn view() -> VolumeView {
+        let capability = given::capability(None, None);
+        let claim = |consumer: &str, mode| Claim {
+            consumer: consumer.into(),
+            usage: Use { mode, capability },
+            ..claims::tests::claim()
+        };
+        let spec = VolumeSpec {
+            capabilities: vec![capability],
+            mount_flags: vec!["password=hunter2".into()],
+            context: of("k", "v"),
+            parameters: of("k", "v"),
+            ..VolumeSpec::default()
+        };
+        let registration = Registration {
+            uid: 0,
+            spec,
+            standing: Standing::Registered,
+            origin: Origin::Bus,
+            capacity: 7,
+            pending_expansion: Some(Expansion { required: 9, limit: 0, by_controller: false }),
+            parked: String::new(),
+        };
+        let record = Record {
+            name: VolumeName { namespace: "ns".into(), volume: "v".into() },
+            volume: VolumeKey { plugin: "p".into(), external_id: "x".into() },
+            registration: Some(registration),
+            claims: vec![claim("reader", ClaimMode::Read), claim("writer", ClaimMode::Write)],
+            attachments: Vec::new(),
+            revision: 3,
+        };
+        VolumeView {
+            record,
+            provider: "P".into(),
+            provider_version: "1".into(),
+            controller_required: false,
+            schedulable: true,
+            past: vec!["gone".into()],
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_contracts_and_has_no_mount_flags() {
+        let told = row(view());
+        let mut keys: Vec<String> =
+            told.iter().map(|(key, value)| format!("{key} {}", value.value_signature())).collect();
+        keys.sort();
+        let wanted = "access-mode s,attachment-mode s,capabilities aa{sv},capacity t,context a{ss},\
+                      controller-required b,credential s,external-id s,fs-type s,heal s,id s,modify-index t,\
+                      mount-group s,name s,namespace s,parameters a{ss},past-claims as,pending-expand t,plugin s,\
+                      provider s,provider-version s,read-claims as,schedulable b,topologies aa{ss},write-claims as";
+        assert_eq!(keys.join(","), wanted);
+        assert!(!format!("{told:?}").contains("hunter2"));
+        for (key, value) in [
+            ("read-claims", Variant::from(vec!["reader".to_owned()])),
+            ("write-claims", vec!["writer".to_owned()].into()),
+            ("access-mode", "single-node-writer".into()),
+            ("pending-expand", 9u64.into()),
+        ] {
+            assert_eq!(told[key], value, "{key}");
+        }
+        let free = VolumeView { record: Record { claims: Vec::new(), ..view().record }, ..view() };
+        assert_eq!(row(free)["access-mode"], Variant::from(""));
+    }
+
+    #[test]
+    fn a_list_has_no_contexts() {
+        let mut whole: Vec<&str> = row(view()).into_keys().collect();
+        whole.retain(|key| !["context", "parameters"].contains(key));
+        assert_eq!(listed(view()).into_keys().collect::<Vec<_>>(), whole);
+    }
+
+    #[tokio::test]
+    async fn what_others_than_root_may_not_register() {
+        for (entry, uid, may) in [
+            (("suid", Variant::from(true)), 1000, false),
+            (("dev", true.into()), 1000, false),
+            (("suid", false.into()), 1000, true),
+            (("credential", "csid.ns.disk".into()), 1000, true),
+            (("credential", "csid.other.disk".into()), 1000, false),
+            (("credential", "disk".into()), 1000, false),
+            (("credential", "disk".into()), 0, true),
+            (("suid", true.into()), 0, true),
+        ] {
+            let caller = Arc::new(Caller::on_socket(&Credentials { uid, groups: vec![990] }, Some(990)));
+            let permit = Authoriser::for_socket().permit(&caller, Action::Read).await.unwrap();
+            let what = format!("{} by {uid}", entry.0);
+            let mut options = options(vec![capabilities(&["file-system"]), entry], &[SPEC]).unwrap();
+            let read = spec(&permit, "ns", &mut options);
+            assert_eq!(read.err().map(|error| error.kind), (!may).then_some(Kind::NotAuthorized), "{what}");
+        }
+    }
+}
