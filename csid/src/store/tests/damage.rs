@@ -168,6 +168,51 @@ async fn the_registry_outlives_a_damaged_row() {
     }
 }
 
+/// Whole pages are lost: the registry that is left is what the new journal has, and none of it is another's.
+#[tokio::test]
+async fn the_registry_outlives_damaged_pages() {
+    const VOLUMES: usize = 300;
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    let swaps = (0..VOLUMES).map(|n| store.swap(new(record(&format!("v{n}"), &["job/1", "job/2"]))));
+    futures_util::future::try_join_all(swaps).await.unwrap();
+    store.close().await.unwrap();
+    let good = std::fs::read(database(&directory)).unwrap();
+    let root_of = |name: &str| {
+        let db = Connection::open(database(&directory)).unwrap();
+        let sql = "SELECT rootpage FROM sqlite_schema WHERE name = ?1";
+        db.query_row(sql, [name], |row| row.get::<_, u32>(0)).unwrap() as usize - 1
+    };
+    let (index, half) = (root_of("sqlite_autoindex_registry_1") * 4096, good.len() / 2 / 4096 * 4096);
+    let flipped = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at..at + 4096].fill(0xa5);
+        bytes
+    };
+    for (what, bytes, all) in [
+        ("an index", flipped(index), true),
+        ("a page", flipped(half), false),
+        ("its second half", good[..half].to_vec(), false),
+    ] {
+        std::fs::write(database(&directory), &bytes).unwrap();
+        let (store, _) = opened(&directory).unwrap();
+        assert!(is_damaged(&store, ""), "{what}");
+        let (left, _) = store.records(RecordFilter::default()).await.unwrap();
+        assert!(left.len() > 20 && (left.len() == VOLUMES) >= all, "{what}: {}", left.len());
+        store.replace(Vec::new()).await.unwrap();
+        store.close().await.unwrap();
+        let (store, _) = opened(&directory).unwrap();
+        assert_eq!(*store.health().borrow(), Health::Sound);
+        for row in left {
+            let found = store.record(row.name.clone()).await.unwrap();
+            let due = record(&row.name.volume, &["job/1", "job/2"]);
+            assert!(found.registration == due.registration && found.volume == due.volume, "{what}");
+            assert_eq!(found.claims.len(), row.claims.len(), "{what}");
+        }
+        store.close().await.unwrap();
+    }
+}
+
 /// The copy that is read is made anew, where nobody else has anything, and nothing stays of it.
 #[tokio::test]
 async fn what_lies_in_the_way_of_the_copy_is_not_read() {

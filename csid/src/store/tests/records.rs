@@ -235,25 +235,40 @@ async fn a_change_is_waited_for() {
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
     let (_, index) = store.records(RecordFilter::default()).await.unwrap();
-    let waits = || {
+    let waits = |index, bound| {
         let store = store.clone();
-        tokio::spawn(async move { store.changed(index).await })
+        tokio::spawn(async move { tokio::time::timeout(bound, store.changed(index)).await })
     };
-    let (waiting, short) = (waits(), std::time::Duration::from_millis(50));
+    let (long, short) = (std::time::Duration::from_secs(20), std::time::Duration::from_millis(50));
+    let waiting = waits(index, long);
     store.commit(representative(), Durability::Disk).await.unwrap();
     let stale = Record { revision: 1, ..record("data", &[]) };
     assert!(store.swap(swap(&stale, stale.clone())).await.is_err());
-    assert!(tokio::time::timeout(short, store.changed(index)).await.is_err(), "no change of the registry");
-    assert!(!waiting.is_finished());
+    assert!(
+        waits(index, short).await.unwrap().is_err() && !waiting.is_finished(),
+        "the registry has not changed"
+    );
     let revision = store.swap(new(record("data", &[]))).await.unwrap();
-    assert_eq!(waiting.await.unwrap().unwrap(), revision);
-    assert_eq!(store.changed(index).await.unwrap(), revision, "one that was before is told at once");
+    assert_eq!(waiting.await.unwrap().expect("told").unwrap(), revision);
+    let before = waits(index, long).await.unwrap().expect("told of a change that was before");
+    assert_eq!(before.unwrap(), revision);
 
-    let beyond = store.clone();
-    let waiting = tokio::spawn(async move { beyond.changed(revision).await });
-    assert!(tokio::time::timeout(short, store.changed(revision)).await.is_err());
+    let waiting = waits(revision, long);
+    assert!(waits(revision, short).await.unwrap().is_err());
     store.close().await.unwrap();
-    assert!(matches!(waiting.await.unwrap(), Err(StoreError::Gone)));
+    assert!(matches!(waiting.await.unwrap().expect("told of the end"), Err(StoreError::Gone)));
+}
+
+/// As another request's: not one of them is given again after a power cut.
+#[test]
+fn the_number_of_a_swaps_event_is_reserved() {
+    let (_root, directory) = temporary();
+    let (mut journal, _) = open_journal(&directory).unwrap();
+    for (volume, synchronous) in [("reserves", 2), ("within the block", 1)] {
+        let work = Work::Swap(new(record(volume, &[])).into());
+        journal.commit(&[&work], Durability::Process).unwrap();
+        assert_eq!(journal.synchronous_now(), synchronous, "{volume}");
+    }
 }
 
 /// Steps of SQLite's machine, and the rows it finds.
