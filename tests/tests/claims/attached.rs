@@ -1,0 +1,142 @@
+//! A plugin that attaches: the controller's calls around the node's.
+
+use csid_client::{AccessMode, Kind};
+use csid_tests::ask::*;
+use csid_tests::script::{Act, Rule};
+use csid_tests::world::{World, eventually, refusal, world};
+
+use crate::*;
+
+/// The volume's calls so far, by name.
+fn rpcs(w: &mut World) -> Vec<String> {
+    w.plugin("p").volume_calls().into_iter().map(|call| call.call.rpc).collect()
+}
+
+#[test]
+fn co_rules_20_to_23_attach_comes_first_and_detach_last() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let claimed = claim(&client, "v", "one").await.unwrap();
+        assert_eq!(claimed.external_node_id, "node-1");
+        assert!(!claimed.publish_context.is_empty(), "the plugin's context is in the answer");
+        assert!(claimed.controller_required && claimed.schedulable);
+        mount_registered(&client, "v", "one").await.unwrap();
+        release(&client, "v", "one").await.unwrap();
+        assert_eq!(
+            rpcs(w),
+            [
+                "ValidateVolumeCapabilities",
+                "ControllerPublishVolume",
+                "NodeStageVolume",
+                "NodePublishVolume",
+                "NodeUnpublishVolume",
+                "NodeUnstageVolume",
+                "ControllerUnpublishVolume",
+            ]
+        );
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn co_rule_23_what_another_claim_of_the_node_has_is_not_detached() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::MultiNodeMultiWriter]).await;
+        mount_registered(&client, "v", "one").await.unwrap();
+        mount_registered(&client, "v", "two").await.unwrap();
+        unmount(&client, "v", "one").await.unwrap();
+        let count = |w: &mut World, rpc: &str| w.plugin("p").count(rpc, "v");
+        assert_eq!((count(w, "ControllerPublishVolume"), count(w, "ControllerUnpublishVolume")), (1, 0));
+        unmount(&client, "v", "two").await.unwrap();
+        assert_eq!((count(w, "ControllerPublishVolume"), count(w, "ControllerUnpublishVolume")), (1, 1));
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_detach_that_fails_for_a_while_is_repeated_to_its_end() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        claim(&client, "v", "one").await.unwrap();
+        let rule = Rule { times: 3, ..Rule::always("ControllerUnpublishVolume", Act::Fail(14)) };
+        w.plugin("p").rules([rule]);
+        release(&client, "v", "one").await.unwrap();
+        assert!(w.plugin("p").count("ControllerUnpublishVolume", "v") >= 4);
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_detach_that_fails_for_good_is_parked_and_shown() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        claim(&client, "v", "one").await.unwrap();
+        w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Fail(9))]);
+        assert_eq!(refusal(release(&client, "v", "one").await).0, Kind::PluginError);
+        let row = claims(&client).await.pop().expect("the claim");
+        assert_eq!(row.state, "parked");
+        assert!(row.error.contains("FAILED_PRECONDITION"), "{row:?}");
+        assert_eq!(refusal(claim(&client, "v", "two").await).0, Kind::ClaimConflict);
+
+        w.kill();
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        w.honest();
+        release(&client, "v", "one").await.unwrap();
+        assert_eq!(claimed(&client).await, []);
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn an_attach_that_is_refused_is_undone_and_its_claim_released() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        w.plugin("p").rules([Rule::always("ControllerPublishVolume", Act::FailAfter(9))]);
+        assert_eq!(refusal(claim(&client, "v", "one").await).0, Kind::PluginError);
+        assert_eq!(claimed(&client).await, []);
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 1, "it may have been done");
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn co_rule_25_a_claim_nobody_waits_for_is_undone() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        w.plugin("p").rules([Rule::once("ControllerPublishVolume", Act::Stubborn(1500))]);
+        let options = ClaimOptions { deadline_usec: Some(300_000), ..ClaimOptions::default() };
+        assert_eq!(refusal(client.claim(NAMESPACE, "v", "one", options).await).0, Kind::TimedOut);
+        eventually("the claim is gone", async || claims(&client).await.is_empty()).await;
+        assert!(w.plugin("p").count("ControllerUnpublishVolume", "v") >= 1);
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn after_a_reboot_the_volume_is_attached_again_before_it_is_staged() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        mount_registered(&client, "v", "one").await.unwrap();
+        w.reboot().await;
+        w.another_boot_id();
+        let client = w.start().await;
+        settled(&client).await;
+        eventually("it is mounted again", async || state(&client, "v", "one").await == "mounted").await;
+        let all = rpcs(w);
+        let of = |rpc: &str| all.iter().rposition(|call| call == rpc);
+        assert!(of("ControllerPublishVolume") < of("NodeStageVolume"), "{all:?}");
+        assert_eq!(all.iter().filter(|rpc| *rpc == "ControllerPublishVolume").count(), 2);
+        unmount(&client, "v", "one").await.unwrap();
+        assert_eq!(claimed(&client).await, []);
+        w.nothing_left(&client).await;
+    });
+}

@@ -1,0 +1,139 @@
+//! Registered volumes and claims over D-Bus against a plugin that attaches: what a caller is told, what the controller was
+//! asked, and what is attached afterwards, also after csid was killed.
+
+mod attached;
+mod kills;
+mod waits;
+
+use csid_client::{
+    AccessMode, AttachmentMode, Capability, ClaimFilter, ClaimOptions, ClaimRow, Claimed, Client, Kind,
+    MountOptions, Mounted, RegisterVolume, ReleaseOptions, Result,
+};
+use csid_tests::ask::*;
+use csid_tests::world::{World, refusal, world};
+
+const ATTACH: &[&str] = &["PUBLISH_UNPUBLISH_VOLUME", "PUBLISH_READONLY", "SINGLE_NODE_MULTI_WRITER"];
+
+/// csid with plugin `p`, whose controller attaches, and its volume `v`.
+async fn attaching(w: &mut World) -> Client {
+    let plugin = w.add_plugin("p").await;
+    plugin.set(|script| script.control(ATTACH));
+    plugin.kill();
+    plugin.start().await;
+    plugin.provision("v");
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    client
+}
+
+fn uses(modes: &[AccessMode]) -> Vec<Capability> {
+    let attachment_mode = AttachmentMode::FileSystem;
+    modes.iter().map(|mode| Capability { access_mode: *mode, attachment_mode }).collect()
+}
+
+async fn register(client: &Client, volume: &str, modes: &[AccessMode]) {
+    let spec = RegisterVolume {
+        plugin: Some("p".to_owned()),
+        external_id: Some(volume.to_owned()),
+        capabilities: Some(uses(modes)),
+        ..RegisterVolume::default()
+    };
+    client.register_volume(NAMESPACE, volume, spec).await.expect("a registration");
+}
+
+async fn claim(client: &Client, volume: &str, consumer: &str) -> Result<Claimed> {
+    client.claim(NAMESPACE, volume, consumer, ClaimOptions::default()).await
+}
+
+async fn release(client: &Client, volume: &str, consumer: &str) -> Result<()> {
+    client.release(NAMESPACE, volume, consumer, ReleaseOptions::default()).await
+}
+
+/// Mount a registered volume.
+async fn mount_registered(client: &Client, volume: &str, consumer: &str) -> Result<Mounted> {
+    client.mount(NAMESPACE, volume, consumer, MountOptions::default()).await
+}
+
+async fn claims(client: &Client) -> Vec<ClaimRow> {
+    client.list_claims(ClaimFilter::default()).await.expect("the claims")
+}
+
+/// Whether each claim is as (consumer, state).
+async fn claimed(client: &Client) -> Vec<(String, String)> {
+    claims(client).await.into_iter().map(|row| (row.consumer, row.state)).collect()
+}
+
+fn pair(consumer: &str, state: &str) -> (String, String) {
+    (consumer.to_owned(), state.to_owned())
+}
+
+#[test]
+fn a_claim_names_its_holder_and_ends_by_release() {
+    world(async |w| {
+        let client = running(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let first = claim(&client, "v", "one").await.unwrap();
+        assert_eq!((first.state.as_str(), first.external_id.as_str()), ("taken", "v"));
+        assert_eq!(claim(&client, "v", "one").await.unwrap().state, "taken", "the same again");
+        let (kind, error) = refusal(claim(&client, "v", "two").await);
+        assert_eq!((kind, error.details.holders), (Kind::ClaimConflict, vec!["one".to_owned()]));
+        assert_eq!(refusal(mount_registered(&client, "v", "two").await).0, Kind::ClaimConflict);
+        assert_eq!(claimed(&client).await, [pair("one", "taken")]);
+
+        w.kill();
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        assert_eq!(claimed(&client).await, [pair("one", "taken")], "an answered claim outlives csid");
+        release(&client, "v", "one").await.unwrap();
+        release(&client, "v", "one").await.unwrap();
+        claim(&client, "v", "two").await.unwrap();
+        release(&client, "v", "two").await.unwrap();
+        let past = ClaimFilter { past: Some(true), ..ClaimFilter::default() };
+        let past: Vec<_> =
+            client.list_claims(past).await.unwrap().into_iter().map(|row| row.consumer).collect();
+        assert_eq!(past, ["one", "two"]);
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_mount_takes_a_claim_and_the_last_unmount_gives_it_back() {
+    world(async |w| {
+        let client = running(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
+        mount_registered(&client, "v", "one").await.unwrap();
+        let second = MountOptions { tag: Some("2".to_owned()), ..MountOptions::default() };
+        client.mount(NAMESPACE, "v", "one", second).await.unwrap();
+        assert_eq!(claimed(&client).await, [pair("one", "taken")]);
+        unmount(&client, "v", "one").await.unwrap();
+        assert_eq!(claimed(&client).await, [pair("one", "taken")], "its other mount is there");
+        let tag = csid_client::UnmountOptions { tag: Some("2".to_owned()), ..Default::default() };
+        client.unmount(NAMESPACE, "v", "one", tag).await.unwrap();
+        assert_eq!(claimed(&client).await, []);
+
+        // An explicit one stays.
+        claim(&client, "v", "two").await.unwrap();
+        mount_registered(&client, "v", "two").await.unwrap();
+        unmount(&client, "v", "two").await.unwrap();
+        assert_eq!(claimed(&client).await, [pair("two", "taken")]);
+        mount_registered(&client, "v", "two").await.unwrap();
+        release(&client, "v", "two").await.unwrap();
+        assert_eq!(claimed(&client).await, []);
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn a_mount_that_fails_leaves_no_claim() {
+    world(async |w| {
+        let client = running(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let refuse = csid_tests::script::Act::Fail(3);
+        w.plugin("p").rules([csid_tests::script::Rule::always("NodePublishVolume", refuse)]);
+        assert_eq!(refusal(mount_registered(&client, "v", "one").await).0, Kind::PluginError);
+        assert_eq!(claimed(&client).await, []);
+        w.honest();
+        w.nothing_left(&client).await;
+    });
+}
