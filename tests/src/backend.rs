@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -104,8 +105,23 @@ impl Volume {
     }
 }
 
+/// Ids have 128 bytes at the most, file names 255.
+const LONG: usize = 120;
+
 fn file_name(id: &str) -> String {
-    id.bytes().map(|byte| format!("{byte:02x}")).collect()
+    let name: String = id.bytes().take(LONG).map(|byte| format!("{byte:02x}")).collect();
+    if id.len() > LONG { format!("{name}-{}", digest(id)) } else { name }
+}
+
+fn digest(text: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    format!("{:x}", hasher.finish())
+}
+
+/// What is made under a name, by its kind; no id is longer than CSI allows.
+pub fn id_of(kind: &str, name: &str) -> String {
+    if name.len() > LONG { format!("{kind}-{}", digest(name)) } else { format!("{kind}-{name}") }
 }
 
 impl Backend {

@@ -16,6 +16,8 @@ pub struct Script {
     pub generation: u64,
     pub name: String,
     pub node_id: String,
+    /// The other nodes that a controller can attach to.
+    pub others: Vec<String>,
     /// What this process serves beside Identity; the other half may be another process, with the same backend.
     pub serves: Vec<Half>,
     /// Names of `PluginCapability`, `ONLINE` and `OFFLINE` among them.
@@ -139,6 +141,7 @@ impl Default for Script {
             generation: 0,
             name: "test.csid".to_owned(),
             node_id: "node-1".to_owned(),
+            others: vec!["node-2".to_owned()],
             serves: vec![Half::Node],
             plugin: Vec::new(),
             capabilities: ["STAGE_UNSTAGE_VOLUME", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP"]

@@ -136,6 +136,11 @@ fn a_volume_is_one_for_its_name() {
         let mut co = Co::new(w.plugin("p")).await;
         assert_eq!(co.create(ask(0, 2 * MIB)).await.unwrap(), volume);
         assert_eq!(co.create(ask(2 * MIB, 0)).await, Err(Code::AlreadyExists));
+        let long = "n".repeat(128);
+        let [one, two] = [co.create(order(&long)).await, co.create(order(&long)).await];
+        let long = one.clone().unwrap().volume_id;
+        assert!(one == two && long.len() <= 128, "{long}");
+        assert_eq!(co.delete(&long).await, Code::Ok);
         let parameters = [("kind".to_owned(), "fast".to_owned())].into();
         let other = CreateVolumeRequest { parameters, ..order("n") };
         assert_eq!(co.create(other).await, Err(Code::AlreadyExists));
@@ -197,6 +202,10 @@ fn what_is_attached_stays_so_until_it_is_detached() {
 
         let wrong = Volume { volume_context: Map::new(), ..volume.clone() };
         assert_eq!(co.attach(on(&wrong, "node-1", Mode::SingleNodeWriter)).await, Err(Code::InvalidArgument));
+        assert_eq!(co.attach(single("node-3")).await, Err(Code::NotFound), "no such node");
+        let nothing = ControllerPublishVolumeRequest { volume_capability: None, ..single("node-1") };
+        assert_eq!(co.attach(nothing).await, Err(Code::InvalidArgument));
+        assert_eq!([co.detach("", "").await, co.delete("").await], [Code::InvalidArgument; 2]);
         let nowhere = Volume { volume_id: "id-m".to_owned(), ..Volume::default() };
         assert_eq!(co.attach(on(&nowhere, "node-1", Mode::SingleNodeWriter)).await, Err(Code::NotFound));
         w.plugin("p").set(|script| script.controller.retain(|can| can != "PUBLISH_READONLY"));

@@ -223,6 +223,30 @@ const SECRET: [&str; 12] = [
     "NodeExpandVolume",
 ];
 
+/// A field that the call must have and has not.
+fn missing(call: &Call) -> Option<&'static str> {
+    let volume = ("volume_id", &call.volume);
+    let staging = ("staging_target_path", &call.staging);
+    let usage = ("volume_capability", &call.access_mode);
+    let fields = match call.rpc.as_str() {
+        "CreateVolume" => vec![("name", &call.volume)],
+        "CreateSnapshot" => vec![("source_volume_id", &call.volume), ("name", &call.snapshot)],
+        "DeleteSnapshot" => vec![("snapshot_id", &call.snapshot)],
+        "ControllerPublishVolume" => vec![volume, ("node_id", &call.node), usage],
+        "DeleteVolume"
+        | "ControllerUnpublishVolume"
+        | "ControllerExpandVolume"
+        | "ValidateVolumeCapabilities" => vec![volume],
+        "NodeStageVolume" => vec![volume, staging, usage],
+        "NodeUnstageVolume" => vec![volume, staging],
+        "NodePublishVolume" => vec![volume, ("target_path", &call.target), usage],
+        "NodeUnpublishVolume" => vec![volume, ("target_path", &call.target)],
+        "NodeGetVolumeStats" | "NodeExpandVolume" => vec![volume, ("volume_path", &call.target)],
+        _ => Vec::new(),
+    };
+    fields.into_iter().find(|(_, value)| value.is_empty()).map(|(field, _)| field)
+}
+
 /// Whether this process does such a thing, and for this caller.
 fn gate(script: &Script, call: &Call) -> Result<(), Status> {
     if let Some((half, capability)) = needs(&call.rpc) {
@@ -231,6 +255,9 @@ fn gate(script: &Script, call: &Call) -> Result<(), Status> {
         {
             return Err(Status::unimplemented("not this plugin"));
         }
+    }
+    if let Some(field) = missing(call) {
+        return Err(Status::invalid_argument(format!("{field} is missing")));
     }
     match &script.secret {
         Some(secret) if SECRET.contains(&call.rpc.as_str()) && !call.secrets.contains(secret) => {

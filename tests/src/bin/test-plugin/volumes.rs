@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use csi_proto::csi::v1::validate_volume_capabilities_response::Confirmed;
 use csi_proto::csi::v1::{self, *};
-use csid_tests::backend::{Attachment, Backend, Kept, Order, Snapshot, Use, Volume};
+use csid_tests::backend::{Attachment, Backend, Kept, Order, Snapshot, Use, Volume, id_of};
 use csid_tests::script::{Call, Script, has};
 use tonic::Status;
 
@@ -59,8 +59,8 @@ pub fn taken(snapshot: &Snapshot, script: &Script) -> v1::Snapshot {
 
 pub fn create(backend: &Backend, script: &Script, r: &CreateVolumeRequest) -> Result<v1::Volume, Status> {
     use volume_content_source::Type;
-    if r.name.is_empty() || r.volume_capabilities.is_empty() {
-        return Err(Status::invalid_argument("a volume has a name and capabilities"));
+    if r.volume_capabilities.is_empty() {
+        return Err(Status::invalid_argument("a volume has capabilities"));
     }
     let source = r.volume_content_source.as_ref().and_then(|source| source.r#type.as_ref());
     let order = Order {
@@ -72,7 +72,7 @@ pub fn create(backend: &Backend, script: &Script, r: &CreateVolumeRequest) -> Re
         }),
     };
     let (least, most) = bounds(r.capacity_range)?;
-    let id = format!("id-{}", r.name);
+    let id = id_of("id", &r.name);
     if let Some(volume) = backend.get::<Volume>(&id).map_err(internal)? {
         let same = volume.order.as_ref() == Some(&order) && (least..=most).contains(&volume.bytes);
         return same
@@ -144,10 +144,12 @@ pub fn attach(
     call: &Call,
     r: &ControllerPublishVolumeRequest,
 ) -> Result<String, Status> {
-    let capability = r.volume_capability.as_ref().filter(|_| !r.node_id.is_empty());
-    let usage = usage(capability.ok_or_else(|| Status::invalid_argument("no node or no capability"))?);
+    let usage = usage(&r.volume_capability.clone().unwrap_or_default());
     if r.readonly && !has(&script.controller, "PUBLISH_READONLY") {
         return Err(Status::invalid_argument("readonly without PUBLISH_READONLY (CO rule 32)"));
+    }
+    if call.node != script.node_id && !script.others.contains(&call.node) {
+        return Err(Status::not_found("no such node (CO rule 27)"));
     }
     let mut volume: Volume = named(backend, &r.volume_id)?;
     if volume.order.is_some() && r.volume_context != volume.context {
@@ -225,10 +227,7 @@ pub fn expand(backend: &Backend, script: &Script, r: &ControllerExpandVolumeRequ
 }
 
 pub fn snapshot(backend: &Backend, r: &CreateSnapshotRequest) -> Result<Snapshot, Status> {
-    if r.name.is_empty() {
-        return Err(Status::invalid_argument("a snapshot has a name"));
-    }
-    let id = format!("snap-{}", r.name);
+    let id = id_of("snap", &r.name);
     let snapshot = match backend.get::<Snapshot>(&id).map_err(internal)? {
         Some(snapshot) if snapshot.volume != r.source_volume_id => {
             return Err(Status::already_exists("there is another volume's snapshot of that name"));
