@@ -13,12 +13,12 @@ use crate::{
     options::{
         AttachOptions, CallOptions, ClaimFilter, ClaimOptions, CreateVolume, DeregisterOptions,
         ExpandOptions, MountFilter, MountOptions, PluginService, PluginSpec, ReconcileOptions,
-        RegisterVolume, ReleaseOptions, UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter,
-        VolumeOptions,
+        RegisterVolume, ReleaseOptions, SnapshotOptions, UnmountOptions, UnregisterOptions, ValidateOptions,
+        VolumeFilter, VolumeOptions,
     },
     rows::{
         ClaimRow, Claimed, Event, Expanded, Explanation, Manager, MountRow, Mounted, OperationRow, Plugin,
-        PluginRow, ReconcileReport, Validated, VolumeRow,
+        PluginRow, ReconcileReport, SnapshotRow, Validated, VolumeRow, VolumeStats,
     },
 };
 
@@ -216,6 +216,29 @@ impl Client {
     ) -> Result<Expanded> {
         let body = (namespace.to_owned(), volume.to_owned(), required, limit, options);
         self.call(PATH, MANAGER, "ExpandVolume", body).await
+    }
+
+    /// Answers when the snapshot can be used. Repeating a call whose answer was lost makes no second one.
+    pub async fn create_snapshot(
+        &self,
+        namespace: &str,
+        volume: &str,
+        name: &str,
+        options: SnapshotOptions,
+    ) -> Result<SnapshotRow> {
+        let body = (namespace.to_owned(), volume.to_owned(), name.to_owned(), options);
+        self.call(PATH, MANAGER, "CreateSnapshot", body).await
+    }
+
+    /// Of a volume that is mounted here.
+    pub async fn volume_stats(
+        &self,
+        namespace: &str,
+        volume: &str,
+        options: CallOptions,
+    ) -> Result<VolumeStats> {
+        let body = (namespace.to_owned(), volume.to_owned(), options);
+        self.call(PATH, MANAGER, "GetVolumeStats", body).await
     }
 
     /// For a scheduler that keeps its own claims; `node_id` is the plugin's name of the node. The publish context.

@@ -24,12 +24,12 @@ pub use events::{Follower, News};
 pub use options::{
     AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimMode, ClaimOptions,
     CreateVolume, DeregisterOptions, ExpandOptions, Heal, MountFilter, MountOptions, Part, PluginService,
-    PluginSpec, Propagation, ReconcileOptions, RegisterVolume, ReleaseOptions, Restore, Supervision,
-    UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
+    PluginSpec, Propagation, ReconcileOptions, RegisterVolume, ReleaseOptions, Restore, SnapshotOptions,
+    Supervision, UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
 };
 pub use rows::{
     CapabilityRow, ClaimRow, Claimed, Event, Expanded, Explanation, Manager, MountRow, Mounted, OperationRow,
-    Plugin, PluginRow, ReconcileReport, Validated, VolumeRow,
+    Plugin, PluginRow, ReconcileReport, SnapshotRow, Usage, Validated, VolumeRow, VolumeStats,
 };
 pub use secrets::{BadSecrets, SealedSecrets, Secrets};
 /// The value of an event's detail.

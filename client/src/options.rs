@@ -164,6 +164,12 @@ volume_options! {
 }
 
 volume_options! {
+    SnapshotOptions {
+        parameters: BTreeMap<String, String>,
+    }
+}
+
+volume_options! {
     AttachOptions {
         read_only: bool,
         access_mode: AccessMode,

@@ -223,6 +223,39 @@ row! { "kebab-case",
     }
 }
 
+row! { "kebab-case",
+    SnapshotRow {
+        /// The plugin's id for it.
+        id: String,
+        /// The volume's.
+        external_id: String,
+        /// Bytes; 0: the plugin does not say.
+        size: u64,
+        /// Microseconds since 1970; 0: the plugin does not say.
+        created: u64,
+        ready: bool,
+    }
+}
+
+/// What GetVolumeStats answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Type)]
+pub struct VolumeStats {
+    pub usage: Vec<Usage>,
+    pub abnormal: bool,
+    /// The plugin's words for it.
+    pub message: String,
+}
+
+/// One measure of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Type)]
+pub struct Usage {
+    /// BYTES or INODES
+    pub unit: String,
+    pub available: u64,
+    pub total: u64,
+    pub used: u64,
+}
+
 /// What ValidateVolume answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Type)]
 pub struct Validated {

@@ -8,7 +8,7 @@ use std::{
 use csid_client::{
     AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimMode, ClaimOptions,
     Client, CreateVolume, DeregisterOptions, ExpandOptions, Heal, Part, RegisterVolume, ReleaseOptions,
-    Target, ValidateOptions, VolumeFilter, VolumeOptions,
+    SnapshotOptions, Target, ValidateOptions, VolumeFilter, VolumeOptions,
 };
 use tokio::net::UnixListener;
 use zbus::{Connection, Guid, OwnedVariant, Variant, connection::Builder, interface};
@@ -87,6 +87,21 @@ impl Server {
     fn expand_volume(&self, _n: String, _v: String, required: u64, limit: u64, options: Dict) -> (u64, bool) {
         self.asked(&options);
         (required + limit, true)
+    }
+
+    fn create_snapshot(&self, _n: String, _v: String, name: String, options: Dict) -> Dict {
+        self.asked(&options);
+        dict([("id", name.into()), ("ready", true.into()), ("size", 9u64.into())])
+    }
+
+    fn get_volume_stats(
+        &self,
+        _n: String,
+        _v: String,
+        options: Dict,
+    ) -> (Vec<(String, u64, u64, u64)>, bool, String) {
+        self.asked(&options);
+        (vec![("BYTES".into(), 1, 3, 2)], true, "ill".into())
     }
 
     fn attach_volume(&self, _n: String, _v: String, node: String, options: Dict) -> HashMap<String, String> {
@@ -206,6 +221,13 @@ async fn what_is_done_with_a_volume_may_be_given_inline() {
     let expanded = f.client.expand_volume("ns", "v", 5, 6, options).await.unwrap();
     assert_eq!((expanded.capacity_bytes, expanded.node_expansion_required), (11, true));
     assert_eq!(f.sent(), "part s");
+
+    let options = SnapshotOptions { parameters: Some(map("k", "v")), ..SnapshotOptions::default() };
+    let snapshot = f.client.create_snapshot("ns", "v", "snap", options).await.unwrap();
+    assert_eq!((snapshot.id.as_str(), snapshot.size, snapshot.ready), ("snap", 9, true));
+    assert_eq!(f.sent(), "parameters a{ss}");
+    let stats = f.client.volume_stats("ns", "v", CallOptions::default()).await.unwrap();
+    assert_eq!((stats.usage[0].total, stats.abnormal, stats.message.as_str()), (3, true, "ill"));
 
     let options = AttachOptions { read_only: Some(true), ..AttachOptions::default() };
     assert_eq!(f.client.attach_volume("ns", "v", "n-1", options).await.unwrap(), map("node", "n-1"));

@@ -1,5 +1,7 @@
 //! The command line: what there is to say, and what each word means in the contract.
 
+mod volume;
+
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{
@@ -8,6 +10,11 @@ use clap::{
 };
 use clap_complete::Shell;
 use csid_client::{AccessMode, PluginService, Propagation, Restore, Target};
+
+pub use volume::{
+    Amount, Claim, Claims, Confirm, Create, OneVolume, Register as RegisterVolume, Release, Secrets, Spec,
+    Volume, Volumes,
+};
 
 /// Control csid, the CSI volume manager
 ///
@@ -48,12 +55,26 @@ pub enum Command {
     /// List, show, register, unregister plugins, or wait for one
     #[command(subcommand)]
     Plugin(Plugin),
+    /// Register, create, list, show, expand, snapshot, delete volumes
+    #[command(subcommand)]
+    Volume(Box<Volume>),
+    /// Claim a registered volume for a consumer, until it is released
+    Claim(Claim),
+    /// Release a consumer's claim; one that is not there is released already
+    Release(Release),
+    /// List claims
+    Claims(Claims),
+    /// Tell what a volume waits for, who has it, the last error and the next try
+    Explain {
+        #[command(flatten)]
+        volume: OneVolume,
+    },
     /// Wait until a plugin is ready (short for `csictl plugin wait`)
     Wait(PluginWait),
     /// Mount a volume for a consumer, and print the path where it is
     ///
-    /// The volume is given inline: which plugin has it and what the plugin calls it. Repeating the command is
-    /// safe: a mount that is under way is joined, one that is there is answered alike.
+    /// The volume is registered, or given inline: which plugin has it and what the plugin calls it. Repeating the
+    /// command is safe: a mount that is under way is joined, one that is there is answered alike.
     Mount(Box<Mount>),
     /// Unmount a consumer's volume; one that is not mounted is unmounted already
     Unmount(Unmount),
@@ -153,22 +174,23 @@ pub struct Register {
 pub struct Mount {
     #[command(flatten)]
     pub name: Name,
-    /// The plugin that has the volume
-    #[arg(long, value_name = "ID")]
-    pub plugin: String,
-    /// What the plugin calls the volume
-    #[arg(long, value_name = "ID")]
-    pub external_id: String,
-    /// An entry of the volume's context
-    #[arg(long, value_name = "KEY=VALUE")]
+    /// The plugin that has the volume, when it is not registered
+    #[arg(long, value_name = "ID", requires = "external_id")]
+    pub plugin: Option<String>,
+    /// What the plugin calls the volume, when it is not registered
+    #[arg(long, value_name = "ID", requires = "plugin")]
+    pub external_id: Option<String>,
+    /// An entry of the volume's context, when it is not registered
+    #[arg(long, value_name = "KEY=VALUE", requires = "plugin")]
     pub context: Vec<Pair>,
     /// An entry of the publish context, when somebody else attached the volume
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", requires = "plugin")]
     pub publish_context: Vec<Pair>,
-    /// After a reboot: mount again (auto), or keep the row as lost until asked (hold, the default)
+    /// After a reboot: mount again (auto, the default of a registered volume), or keep the row as lost until asked
+    /// (hold, the default of another)
     #[arg(long, value_name = "WHAT", value_parser = words::<Restore>(Restore::WORDS))]
     pub restore: Option<Restore>,
-    /// File system, such as ext4; the plugin's own default when absent
+    /// File system, such as ext4; the volume's or the plugin's own default when absent
     #[arg(long, value_name = "TYPE")]
     pub fs_type: Option<String>,
     /// A mount option for the file system, such as noatime
@@ -201,12 +223,8 @@ pub struct Mount {
     /// Let device nodes on the target work
     #[arg(long)]
     pub dev: bool,
-    /// A file with the volume's secrets, a JSON object of strings; `-` is standard input
-    #[arg(long, value_name = "FILE", conflicts_with = "credential")]
-    pub secrets_file: Option<PathBuf>,
-    /// The systemd credential with the volume's secrets: csid can load it again after a reboot
-    #[arg(long, value_name = "NAME")]
-    pub credential: Option<String>,
+    #[command(flatten)]
+    pub secrets: Secrets,
     #[command(flatten)]
     pub wait: Wait,
 }
@@ -371,7 +389,11 @@ mod tests {
     #[test]
     fn an_argument_that_makes_no_sense_is_a_usage_error() {
         let wrong = [
-            "mount ns v job",
+            "mount ns v job --plugin p",
+            "mount ns v job --context k=v",
+            "volume register ns --plugin p",
+            "volume expand ns v 10GB",
+            "volume create ns v --capacity lots",
             "mount ns v job --plugin p --external-id x --access-mode everybody",
             "mount ns v job --plugin p --external-id x --context novalue",
             "mount ns v job --plugin p --external-id x --secrets-file f --credential c",

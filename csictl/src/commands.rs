@@ -1,5 +1,8 @@
 //! One function per command: arguments to options, one call, the answer to `output`.
 
+mod spec;
+mod volume;
+
 use std::{
     collections::BTreeMap,
     fs::File,
@@ -49,6 +52,13 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Status => status(&connect().await?, json).await?,
         Command::Plugin(command) => plugin(&connect().await?, command, json, tried).await?,
+        Command::Volume(command) => {
+            return volume::volume(&connect().await?, *command, json, tried).await;
+        }
+        Command::Claim(args) => volume::claim(&connect().await?, args, json, tried).await?,
+        Command::Release(args) => volume::release(&connect().await?, args, json, tried).await?,
+        Command::Claims(args) => volume::claims(&connect().await?, args, json, tried).await?,
+        Command::Explain { volume } => volume::explain(&connect().await?, volume, json, tried).await?,
         Command::Wait(args) => plugin_wait(&connect().await?, args, json, tried).await?,
         Command::Mount(args) => mount(&connect().await?, *args, json, tried).await?,
         Command::Unmount(args) => unmount(&connect().await?, args, json, tried).await?,
@@ -198,17 +208,17 @@ fn spec(args: Register) -> PluginSpec {
 
 async fn mount(client: &Client, args: Mount, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     tried.command = "mount";
-    tried.plugin = Some(args.plugin.clone());
+    tried.plugin.clone_from(&args.plugin);
     let id = begin(&args.name, args.wait.operation_id.clone(), tried)?;
     let what = format!("mount {}", tried.mount.as_deref().unwrap_or_default());
     let name = args.name;
     let options = MountOptions {
         deadline_usec: args.wait.deadline.usec(),
         operation_id: Some(id.clone()),
-        secrets: args.secrets_file.map(|path| secrets(&path)).transpose()?,
-        credential: args.credential,
-        plugin: Some(args.plugin),
-        external_id: Some(args.external_id),
+        secrets: sealed(args.secrets.secrets_file.as_deref())?,
+        credential: args.secrets.credential,
+        plugin: args.plugin,
+        external_id: args.external_id,
         volume_context: pairs(args.context),
         publish_context: pairs(args.publish_context),
         fs_type: args.fs_type,
@@ -260,6 +270,7 @@ fn begin(name: &Name, id: Option<String>, tried: &mut Tried) -> anyhow::Result<S
     };
     let words = [&name.namespace, &name.volume, &name.consumer].map(|word| quoted(word));
     tried.mount = Some(words.join(" "));
+    tried.volume = Some(words[..2].join(" "));
     tried.operation = Some(id.clone());
     Ok(id)
 }
@@ -396,6 +407,11 @@ fn check_config(json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!status.success())))
 }
 
+/// The secrets of a call, when a file with them was named.
+fn sealed(path: Option<&Path>) -> anyhow::Result<Option<csid_client::SealedSecrets>> {
+    path.map(secrets).transpose()
+}
+
 fn secrets(path: &Path) -> anyhow::Result<csid_client::SealedSecrets> {
     let mut source: Box<dyn Read> = if path == Path::new("-") {
         Box::new(io::stdin().lock())
@@ -417,8 +433,8 @@ fn yes(flag: bool) -> Option<bool> {
     flag.then_some(true)
 }
 
-fn some(words: Vec<String>) -> Option<Vec<String>> {
-    (!words.is_empty()).then_some(words)
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
 }
 
 fn pairs(pairs: Vec<Pair>) -> Option<BTreeMap<String, String>> {

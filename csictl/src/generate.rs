@@ -25,7 +25,7 @@ pub fn man(directory: &Path) -> io::Result<()> {
     main_page(command, &mut File::create(directory.join("csictl.1"))?)
 }
 
-const EXAMPLES: [(&str, &str); 5] = [
+const EXAMPLES: [(&str, &str); 6] = [
     (
         "Make a volume with csid's own driver, mount it for a job, and use it:",
         "id=$(csi-local create data --size 1G)\n\
@@ -41,15 +41,24 @@ const EXAMPLES: [(&str, &str); 5] = [
         "Mount with secrets that nobody else may read:",
         "csictl mount default db job --plugin ebs --external-id vol-1 --secrets-file - <secrets.json",
     ),
+    (
+        "Register a volume once, then mount it by its name; the mount claims it, and says who is in the way:",
+        "csictl volume register prod db --plugin local --external-id $id --access-mode single-node-writer\n\
+         csictl mount prod db postgres --target /srv/db\n\
+         csictl claims",
+    ),
     ("Follow events as JSON:", "csictl events --follow --json"),
     ("End what hangs:", "csictl operations\ncsictl cancel ID"),
 ];
 
 const EXIT: [(&str, &str); 5] = [
-    ("0", "It was done; of has-mount: it is mounted."),
-    ("1", "It failed, and standard error tells why and what to do next; of has-mount: it is not mounted."),
+    ("0", "It was done; of has-mount: it is mounted; of volume validate: it is confirmed."),
+    (
+        "1",
+        "It failed, and standard error tells why and what to do next; of has-mount and volume validate: no.",
+    ),
     ("2", "The command line was wrong."),
-    ("3", "has-mount could not find out."),
+    ("3", "has-mount or volume validate could not find out."),
     ("130", "Ctrl-C while csid worked. The operation goes on: csictl cancel ID ends it."),
 ];
 
@@ -100,7 +109,13 @@ mod tests {
         for heading in [".SH EXAMPLES", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT"] {
             assert!(main.contains(heading), "{heading}");
         }
-        for page in ["csictl-mount.1", "csictl-plugin-register.1", "csictl-events.1"] {
+        for page in [
+            "csictl-mount.1",
+            "csictl-volume-register.1",
+            "csictl-claim.1",
+            "csictl-plugin-register.1",
+            "csictl-events.1",
+        ] {
             assert!(directory.path().join(page).exists(), "{page}");
         }
         assert!(!directory.path().join("csictl-gen-man.1").exists());

@@ -10,6 +10,8 @@ pub struct Tried {
     pub plugin: Option<String>,
     /// `NAMESPACE VOLUME CONSUMER`, quoted for a shell.
     pub mount: Option<String>,
+    /// `NAMESPACE VOLUME`, quoted for a shell.
+    pub volume: Option<String>,
     pub operation: Option<String>,
 }
 
@@ -53,6 +55,9 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
     let plugin = error.details.plugin.as_deref().or(tried.plugin.as_deref()).unwrap_or("PLUGIN");
     let mount = tried.mount.as_deref().unwrap_or("NAMESPACE VOLUME CONSUMER");
     let log = format!("`journalctl -u 'csi-plugin-{plugin}-*'` if csid runs it");
+    let volume = tried.volume.as_deref().unwrap_or("NAMESPACE VOLUME");
+    let of_claim = matches!(tried.command, "claim" | "release");
+    let of_volume = tried.command.starts_with("volume") || tried.command == "explain";
     let registering = tried.command == "plugin register";
     let hint = match error.kind {
         Kind::InvalidArgument => match tried.command {
@@ -65,7 +70,10 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
             "cancel" => {
                 "It has ended already, or never was: `csictl operations` lists those under way.".to_owned()
             }
-            _ => "What there is: `csictl plugin list`, `csictl mounts`.".to_owned(),
+            _ if of_claim || of_volume => {
+                "What there is: `csictl volume list`, `csictl claims`, `csictl plugin list`.".to_owned()
+            }
+            _ => "What there is: `csictl plugin list`, `csictl volume list`, `csictl mounts`.".to_owned(),
         },
         Kind::AlreadyExists if registering => {
             format!(
@@ -73,14 +81,23 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                  {plugin}`."
             )
         }
+        Kind::AlreadyExists if of_claim => format!(
+            "See it with `csictl claims`; to have it otherwise, first `csictl release {mount}`."
+        ),
+        Kind::AlreadyExists if of_volume => format!(
+            "See it with `csictl volume show {volume}`; to replace it, first `csictl volume deregister {volume}`."
+        ),
         Kind::AlreadyExists => format!(
             "It is there with other options: see `csictl mounts --json`; then `csictl unmount {mount}`, or \
              mount it once more with another --tag."
         ),
         Kind::Busy => {
-            "Wait until it is free, or end who holds it; `csictl mounts` and `csictl operations` show what \
-                       csid knows."
+            "Wait until it is free, or end who holds it; `csictl mounts`, `csictl claims` and `csictl operations` \
+                       show what csid knows."
                 .to_owned()
+        }
+        Kind::ClaimConflict if tried.command == "claim" => {
+            "See `csictl claims`: release it there first, or wait for it with --queue TIME.".to_owned()
         }
         Kind::ClaimConflict => {
             "Unmount it there first; or give all of them the same name of the volume, the same options and \
@@ -100,7 +117,8 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         }
         Kind::NotAuthorized => {
             "Ask as root; or have polkit allow the action named above, and ask with --bus. Group \
-                                csid may list, wait, and unmount what is its own."
+                                csid may list, wait, claim and mount what is registered, and release and unmount \
+                                what is its own."
                 .to_owned()
         }
         Kind::Cancelled => "It was cancelled and undone; repeat it when it is wanted again.".to_owned(),
@@ -110,6 +128,13 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         Kind::TimedOut => {
             "Give it longer with --deadline; `csictl operations` shows whether csid still works on it."
                 .to_owned()
+        }
+        Kind::Uncertain if of_claim => format!(
+            "csid cannot know what the plugin did: repeat the command, or end it with `csictl release \
+             {mount}`. The plugin's log: {log}."
+        ),
+        Kind::Uncertain if of_volume => {
+            format!("csid cannot know what the plugin did: repeat the command. The plugin's log: {log}.")
         }
         Kind::Uncertain => format!(
             "csid cannot know what the plugin did: repeat the command, or end it with `csictl unmount \
@@ -161,5 +186,18 @@ mod tests {
         let tried = Tried { mount: Some("ns 'my vol' job".into()), ..Tried::default() };
         let hint = said(Kind::Uncertain, Details::default(), &tried);
         assert!(hint.contains("`csictl unmount ns 'my vol' job`"), "{hint}");
+        let tried = Tried { command: "release", ..tried };
+        let hint = said(Kind::Uncertain, Details::default(), &tried);
+        assert!(hint.contains("`csictl release ns 'my vol' job`"), "{hint}");
+    }
+
+    #[test]
+    fn a_volumes_hints_name_it() {
+        let tried =
+            Tried { command: "volume register", volume: Some("ns 'my vol'".into()), ..Tried::default() };
+        let hint = said(Kind::AlreadyExists, Details::default(), &tried);
+        assert!(hint.contains("`csictl volume deregister ns 'my vol'`"), "{hint}");
+        let hint = said(Kind::Uncertain, Details::default(), &tried);
+        assert!(!hint.contains("unmount"), "a volume is not unmounted by its registration: {hint}");
     }
 }

@@ -10,7 +10,7 @@ mod wait;
 
 use std::process::ExitCode;
 
-use args::{Cli, Command};
+use args::{Cli, Command, Volume};
 use clap::Parser;
 use commands::Failure;
 use serde_json::json;
@@ -23,7 +23,11 @@ const INTERRUPTED: u8 = 130;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    let asks = matches!(cli.command, Command::HasMount { .. });
+    let asks = match &cli.command {
+        Command::HasMount { .. } => true,
+        Command::Volume(volume) => matches!(**volume, Volume::Validate { .. }),
+        _ => false,
+    };
     let json = cli.json;
     match commands::run(cli).await {
         Ok(code) => code,

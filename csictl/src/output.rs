@@ -1,5 +1,7 @@
 //! What people and programs read: plain tables, or JSON with the contract's names.
 
+mod volume;
+
 use std::{
     fmt::Display,
     io::{self, Write},
@@ -11,6 +13,8 @@ use csid_client::{Event, Manager, MountRow, OperationRow, Plugin, PluginRow, Rec
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use zbus::Variant;
+
+pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
 
 /// To standard output. A reader that went away (`csictl mounts | head`) is no error.
 pub fn say(text: &str) -> io::Result<()> {

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     process::Stdio,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -35,9 +35,15 @@ impl DBusError for Failure {
     }
 }
 
+fn dict<const N: usize>(entries: [(&str, Variant<'static>); N]) -> Dict {
+    entries.into_iter().map(|(key, value)| (key.to_owned(), value.try_into_owned().unwrap())).collect()
+}
+
 #[derive(Clone, Default)]
 struct Csid {
     mounting: Arc<AtomicBool>,
+    /// Volumes, and whether by force.
+    released: Arc<Mutex<Vec<String>>>,
 }
 
 #[interface(name = "org.csid1.Manager")]
@@ -62,6 +68,47 @@ impl Csid {
             }
             _ => Ok(("/published/1".to_owned(), false)),
         }
+    }
+
+    async fn claim(
+        &self,
+        _n: String,
+        volume: String,
+        _consumer: String,
+        options: Dict,
+    ) -> Result<Dict, Failure> {
+        assert!(options.contains_key("operation-id"));
+        match volume.as_str() {
+            "held" => Err(Failure("org.csid1.Error.ClaimConflict", "it is claimed", Dict::new())),
+            _ => {
+                Ok(dict([("id", volume.into()), ("namespace", "default".into()), ("state", "taken".into())]))
+            }
+        }
+    }
+
+    fn release(&self, _namespace: String, volume: String, _consumer: String, options: Dict) {
+        self.released.lock().unwrap().push(format!("{volume} {}", options.contains_key("force")));
+    }
+
+    fn list_claims(&self, _filter: Dict) -> Vec<Dict> {
+        let claim = |volume: &'static str| {
+            let of = [("namespace", "default"), ("volume", volume), ("consumer", "job"), ("state", "taken")];
+            dict(of.map(|(key, value)| (key, value.into())))
+        };
+        vec![claim("v"), claim("of-another-plugin")]
+    }
+
+    fn list_volumes(&self, _filter: Dict) -> Vec<Dict> {
+        let of = [("namespace", "default"), ("id", "v"), ("plugin", "p"), ("provider", "P")];
+        vec![dict(of.map(|(key, value)| (key, value.into())))]
+    }
+
+    fn expand_volume(&self, _n: String, _v: String, least: u64, _most: u64, _options: Dict) -> (u64, bool) {
+        (least, true)
+    }
+
+    fn validate_volume(&self, _n: String, _volume: String, _options: Dict) -> (bool, String) {
+        (false, "no".to_owned())
     }
 
     fn has_mount(&self, source: String) -> bool {
@@ -174,4 +221,51 @@ async fn ctrl_c_tells_how_to_cancel_what_goes_on() {
     let err = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{err}");
     assert!(err.contains("goes on in csid") && err.contains("`csictl cancel csictl-"), "{err}");
+}
+
+#[tokio::test]
+async fn claims_are_told_with_their_provider() {
+    let f = Fixture::new();
+    let (code, out, err) = f.run("claim default v job").await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("volume: default v\n") && out.contains("state: taken\n"), "{out}");
+    let (code, _, err) = f.run("claim default held job").await;
+    assert_eq!(code, 1);
+    assert!(err.contains("--queue TIME"), "{err}");
+
+    let (_, out, _) = f.run("claims --json").await;
+    let rows: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&rows[0]["provider"], &rows[1]["provider"]), (&"P".into(), &"".into()));
+    let (_, out, _) = f.run("claims --plugin p").await;
+    assert!(out.contains("default    v       job") && !out.contains("of-another-plugin"), "{out}");
+    let (_, out, _) = f.run("volume list").await;
+    assert!(out.starts_with("NAMESPACE  VOLUME  PLUGIN  PROVIDER"), "{out}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_taken_back_wants_the_volumes_name() {
+    let f = Fixture::new();
+    let (code, _, err) = f.run("release default v job --force").await;
+    assert_eq!(code, 1);
+    assert!(err.contains("--yes default/v"), "{err}");
+    let (code, _, err) = f.run("release default v job --force --yes default/w").await;
+    assert_eq!(code, 1);
+    assert!(err.contains("that is not default/v: nothing was done"), "{err}");
+    for wrong in ["volume delete default v", "volume deregister default v --force"] {
+        assert_eq!(f.run(wrong).await.0, 1, "{wrong}");
+    }
+    assert!(f.csid.released.lock().unwrap().is_empty());
+    assert_eq!(f.run("release default v job --force --yes default/v").await.0, 0);
+    assert_eq!(f.run("release default w job").await, (0, String::new(), String::new()));
+    assert_eq!(*f.csid.released.lock().unwrap(), ["v true", "w false"]);
+}
+
+#[tokio::test]
+async fn a_volume_is_expanded_in_units_and_validated_by_exit_code() {
+    let f = Fixture::new();
+    let (code, out, _) = f.run("volume expand default v 20GiB").await;
+    assert_eq!((code, out.as_str()), (0, "20GiB, when it is mounted next\n"));
+    let (code, out, _) = f.run("volume validate default v").await;
+    assert_eq!((code, out.as_str()), (1, "not confirmed: no\n"));
+    assert_eq!(f.run("volume validate default v --csid-socket /nonexistent/s").await.0, 3);
 }

@@ -1,0 +1,361 @@
+//! What is said of volumes and claims.
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{Args, Subcommand};
+use csid_client::{AccessMode, ClaimMode, Heal, Part};
+
+use super::{Deadline, Name, Pair, Wait, span, words};
+
+#[derive(Subcommand)]
+pub enum Volume {
+    /// List volumes
+    List(Volumes),
+    /// Show one volume
+    Show {
+        #[command(flatten)]
+        volume: OneVolume,
+    },
+    /// Register a volume that the plugin has, or change what may change of one
+    ///
+    /// Everything can be given in a file too, with the keys of the D-Bus contract; what is given here wins.
+    Register(Register),
+    /// Have the plugin make a volume, and register it
+    ///
+    /// Repeating the command is safe: it makes no second volume. Everything can be given in a file too, with the keys of
+    /// the D-Bus contract; what is given here wins.
+    Create(Create),
+    /// Ask the plugin whether the volume can be used in a way
+    ///
+    /// Exits with 0 when it confirms it, with 1 when it does not, and with 3 when it could not be asked.
+    Validate {
+        #[command(flatten)]
+        volume: OneVolume,
+        /// The way; all that the volume was registered with, when absent
+        #[arg(long, value_name = "MODE", value_parser = words::<AccessMode>(AccessMode::WORDS))]
+        access_mode: Option<AccessMode>,
+        /// As a raw block device
+        #[arg(long, requires = "access_mode")]
+        block: bool,
+        #[command(flatten)]
+        secrets: Secrets,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Make a volume larger
+    Expand(Expand),
+    /// Make a snapshot of a volume, and print the plugin's id for it
+    Snapshot(Snapshot),
+    /// Show how full a mounted volume is
+    Stats {
+        #[command(flatten)]
+        volume: OneVolume,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Have the plugin delete a volume and everything on it
+    Delete {
+        #[command(flatten)]
+        volume: OneVolume,
+        #[command(flatten)]
+        confirm: Confirm,
+        #[command(flatten)]
+        secrets: Secrets,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Forget a volume; the plugin keeps it
+    Deregister {
+        #[command(flatten)]
+        volume: OneVolume,
+        /// Although it is claimed; its claims are dropped as they are
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        confirm: Confirm,
+        #[command(flatten)]
+        wait: Wait,
+    },
+}
+
+#[derive(Args)]
+pub struct OneVolume {
+    /// The volume's namespace
+    pub namespace: String,
+    /// The volume's name in the namespace
+    pub volume: String,
+}
+
+#[derive(Args)]
+pub struct Volumes {
+    /// Only this namespace
+    #[arg(long)]
+    pub namespace: Option<String>,
+    /// Only this plugin's
+    #[arg(long)]
+    pub plugin: Option<String>,
+    /// Only those that this node has claimed
+    #[arg(long)]
+    pub node: Option<String>,
+    /// Only those whose name begins so
+    #[arg(long)]
+    pub prefix: Option<String>,
+}
+
+/// What a registered and a created volume both have.
+#[derive(Args)]
+pub struct Spec {
+    /// The volume's namespace
+    #[arg(required_unless_present = "file", requires = "volume")]
+    pub namespace: Option<String>,
+    /// The volume's name in the namespace
+    pub volume: Option<String>,
+    /// A TOML file with the same, and `namespace` and `id`
+    #[arg(long, short, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// The plugin that has the volume
+    #[arg(long, value_name = "ID")]
+    pub plugin: Option<String>,
+    /// A name for people, and for the plugin that makes the volume
+    #[arg(long)]
+    pub name: Option<String>,
+    /// A way in which the volume can be used
+    #[arg(long, value_name = "MODE", value_parser = words::<AccessMode>(AccessMode::WORDS))]
+    pub access_mode: Vec<AccessMode>,
+    /// All these ways as a raw block device
+    #[arg(long, requires = "access_mode")]
+    pub block: bool,
+    /// File system, such as ext4; the plugin's own default when absent
+    #[arg(long, value_name = "TYPE")]
+    pub fs_type: Option<String>,
+    /// A mount option for the file system, such as noatime
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    pub mount_flag: Vec<String>,
+    /// The group that shall own the volume's files
+    #[arg(long, value_name = "GROUP")]
+    pub mount_group: Option<String>,
+    /// A parameter of the plugin's
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub parameter: Vec<Pair>,
+    /// Where it can be had: segments of one topology, such as zone=a,rack=1
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub topology: Vec<Topology>,
+    /// What is done about a mount that died
+    #[arg(long, value_name = "WHAT", value_parser = words::<Heal>(Heal::WORDS))]
+    pub heal: Option<Heal>,
+    /// Let set-uid programs on targets work; root only
+    #[arg(long)]
+    pub suid: bool,
+    /// Let device nodes on targets work; root only
+    #[arg(long)]
+    pub dev: bool,
+    #[command(flatten)]
+    pub secrets: Secrets,
+    #[command(flatten)]
+    pub wait: Wait,
+}
+
+#[derive(Args)]
+pub struct Register {
+    #[command(flatten)]
+    pub spec: Spec,
+    /// What the plugin calls the volume
+    #[arg(long, value_name = "ID")]
+    pub external_id: Option<String>,
+    /// An entry of the volume's context
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub context: Vec<Pair>,
+}
+
+#[derive(Args)]
+pub struct Create {
+    #[command(flatten)]
+    pub spec: Spec,
+    /// At least so large, such as 10GiB
+    #[arg(long, value_name = "SIZE")]
+    pub capacity: Option<Amount>,
+    /// At most so large
+    #[arg(long, value_name = "SIZE")]
+    pub capacity_max: Option<Amount>,
+    /// Begin with what is on this snapshot, by the plugin's id for it
+    #[arg(long, value_name = "ID", conflicts_with = "clone_of")]
+    pub snapshot: Option<String>,
+    /// Begin with what is on this volume of the namespace
+    #[arg(long = "clone", value_name = "VOLUME")]
+    pub clone_of: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Expand {
+    #[command(flatten)]
+    pub volume: OneVolume,
+    /// At least so large, such as 20GiB
+    pub capacity: Amount,
+    /// At most so large
+    #[arg(long, value_name = "SIZE")]
+    pub limit: Option<Amount>,
+    /// Only this part of the work
+    #[arg(long, value_parser = words::<Part>(Part::WORDS))]
+    pub part: Option<Part>,
+    #[command(flatten)]
+    pub secrets: Secrets,
+    #[command(flatten)]
+    pub wait: Wait,
+}
+
+#[derive(Args)]
+pub struct Snapshot {
+    #[command(flatten)]
+    pub volume: OneVolume,
+    /// The snapshot's name: the same one again is the same snapshot
+    pub name: String,
+    /// A parameter of the plugin's
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub parameter: Vec<Pair>,
+    #[command(flatten)]
+    pub secrets: Secrets,
+    #[command(flatten)]
+    pub wait: Wait,
+}
+
+#[derive(Args)]
+pub struct Claim {
+    #[command(flatten)]
+    pub name: Name,
+    /// To read, or to write too (the default, where the access mode has writers)
+    #[arg(long, value_parser = words::<ClaimMode>(ClaimMode::WORDS))]
+    pub mode: Option<ClaimMode>,
+    /// Who may use the volume at once; as it is claimed already, or its first one, when absent
+    #[arg(long, value_name = "MODE", value_parser = words::<AccessMode>(AccessMode::WORDS))]
+    pub access_mode: Option<AccessMode>,
+    /// As a raw block device
+    #[arg(long)]
+    pub block: bool,
+    /// The node that shall have it; this one when absent
+    #[arg(long)]
+    pub node: Option<String>,
+    /// Wait so long for the claims that are in the way
+    #[arg(long, value_name = "TIME", value_parser = span)]
+    pub queue: Option<Duration>,
+    #[command(flatten)]
+    pub secrets: Secrets,
+    #[command(flatten)]
+    pub wait: Wait,
+}
+
+#[derive(Args)]
+pub struct Release {
+    #[command(flatten)]
+    pub name: Name,
+    /// The node that has it
+    #[arg(long)]
+    pub node: Option<String>,
+    /// Drop the claim as it is: only for what you know is gone
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub confirm: Confirm,
+    #[command(flatten)]
+    pub secrets: Secrets,
+    #[command(flatten)]
+    pub wait: Wait,
+}
+
+#[derive(Args)]
+pub struct Claims {
+    /// Only this namespace
+    #[arg(long)]
+    pub namespace: Option<String>,
+    /// Only this volume
+    #[arg(long)]
+    pub volume: Option<String>,
+    /// Only this consumer
+    #[arg(long)]
+    pub consumer: Option<String>,
+    /// Only this node's
+    #[arg(long)]
+    pub node: Option<String>,
+    /// Only of this plugin's volumes
+    #[arg(long)]
+    pub plugin: Option<String>,
+    /// Those that ended, instead of those that are
+    #[arg(long)]
+    pub past: bool,
+}
+
+/// Leave to do what cannot be taken back.
+#[derive(Args)]
+pub struct Confirm {
+    /// Do not ask: the volume that is meant, once more
+    #[arg(long, value_name = "NAMESPACE/VOLUME")]
+    pub yes: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Secrets {
+    /// A file with the volume's secrets, a JSON object of strings; `-` is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "credential")]
+    pub secrets_file: Option<PathBuf>,
+    /// The systemd credential with the volume's secrets: csid can load it again after a reboot
+    #[arg(long, value_name = "NAME")]
+    pub credential: Option<String>,
+}
+
+/// Bytes, with a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount(pub u64);
+
+impl FromStr for Amount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        // Powers of two alone: `GB` means one thing to one reader and another to the next.
+        let shift = ["", "K", "M", "G", "T", "P"]
+            .iter()
+            .position(|of| unit == *of || (!of.is_empty() && unit == format!("{of}iB")))
+            .map(|place| 10 * place as u32);
+        let bytes = number.parse::<u64>().ok().zip(shift).and_then(|(number, shift)| {
+            number.checked_mul(1 << shift).filter(|bytes| *bytes > 0 && i64::try_from(*bytes).is_ok())
+        });
+        bytes
+            .map(Amount)
+            .ok_or_else(|| "it is no size, such as 512MiB, 10GiB or 1TiB (or M, G, T)".to_owned())
+    }
+}
+
+/// `KEY=VALUE,...`
+#[derive(Clone)]
+pub struct Topology(pub Vec<Pair>);
+
+impl FromStr for Topology {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Topology)
+    }
+}
+
+impl Deadline {
+    pub fn usec_of(span: Option<Duration>) -> Option<u64> {
+        span.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_two() {
+        for (text, bytes) in
+            [("1", 1), ("1K", 1024), ("512MiB", 512 << 20), ("10GiB", 10 << 30), ("2T", 2 << 40)]
+        {
+            assert_eq!(text.parse(), Ok(Amount(bytes)), "{text}");
+        }
+        for wrong in ["", "0", "G", "10GB", "10 G", "1.5G", "-1", "10g", "8388608T", "18446744073709551615"] {
+            assert!(wrong.parse::<Amount>().is_err(), "{wrong}");
+        }
+    }
+}

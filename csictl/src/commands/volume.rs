@@ -1,0 +1,361 @@
+//! Volumes and claims.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    io::{self, BufRead, IsTerminal, Write},
+    process::ExitCode,
+    time::SystemTime,
+};
+
+use anyhow::{Context, bail};
+use csid_client::{
+    AttachmentMode, CallOptions, ClaimFilter, ClaimOptions, Client, DeregisterOptions, ExpandOptions,
+    ReleaseOptions, SnapshotOptions, ValidateOptions, VolumeFilter, VolumeOptions, VolumeRow,
+};
+use serde_json::json;
+
+use super::{begin, done, pairs, quoted, sealed, spec, yes};
+use crate::{
+    args::{Amount, Claim, Claims, Confirm, Deadline, OneVolume, Release, Volume, Volumes, Wait},
+    hints::Tried,
+    output::{self, say, say_json},
+    wait,
+};
+
+pub async fn volume(
+    client: &Client,
+    command: Volume,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<ExitCode> {
+    match command {
+        Volume::List(args) => list(client, args, json, tried).await?,
+        Volume::Show { volume } => {
+            about("volume show", &volume, tried);
+            let row = client.volume(&volume.namespace, &volume.volume).await?;
+            if json { say_json(&row)? } else { say(&output::volume(&row))? }
+        }
+        Volume::Register(args) => {
+            tried.command = "volume register";
+            let operation = args.spec.wait.operation_id.clone();
+            let spec::Named { namespace, volume, mut spec } = spec::register(args)?;
+            tried.plugin.clone_from(&spec.plugin);
+            let volume = OneVolume { namespace, volume };
+            let work = Work::begin("register", &volume, operation, tried)?;
+            spec.operation_id = Some(work.id.clone());
+            let row =
+                work.end(client, client.register_volume(&volume.namespace, &volume.volume, spec)).await?;
+            if json {
+                say_json(&row)?;
+            }
+        }
+        Volume::Create(args) => {
+            tried.command = "volume create";
+            let operation = args.spec.wait.operation_id.clone();
+            let spec::Named { namespace, volume, mut spec } = spec::create(args)?;
+            tried.plugin.clone_from(&spec.plugin);
+            let volume = OneVolume { namespace, volume };
+            let work = Work::begin("create", &volume, operation, tried)?;
+            spec.operation_id = Some(work.id.clone());
+            let row = work.end(client, client.create_volume(&volume.namespace, &volume.volume, spec)).await?;
+            if json { say_json(&row)? } else { say(&output::plain(&row.external_id))? }
+        }
+        Volume::Validate { volume, access_mode, block, secrets, wait } => {
+            tried.command = "volume validate";
+            let work = Work::begin("validate", &volume, wait.operation_id.clone(), tried)?;
+            let attachment_mode =
+                if block { AttachmentMode::BlockDevice } else { AttachmentMode::FileSystem };
+            let options = ValidateOptions {
+                deadline_usec: wait.deadline.usec(),
+                operation_id: Some(work.id.clone()),
+                secrets: sealed(secrets.secrets_file.as_deref())?,
+                credential: secrets.credential,
+                access_mode,
+                attachment_mode: access_mode.map(|_| attachment_mode),
+                ..ValidateOptions::default()
+            };
+            let call = client.validate_volume(&volume.namespace, &volume.volume, options);
+            let validated = work.end(client, call).await?;
+            if json {
+                say_json(&validated)?;
+            } else if !validated.confirmed {
+                say(&format!("not confirmed: {}", output::plain(&validated.message)))?;
+            }
+            return Ok(ExitCode::from(u8::from(!validated.confirmed)));
+        }
+        Volume::Expand(args) => {
+            tried.command = "volume expand";
+            let work = Work::begin("expand", &args.volume, args.wait.operation_id.clone(), tried)?;
+            let options = ExpandOptions {
+                deadline_usec: args.wait.deadline.usec(),
+                operation_id: Some(work.id.clone()),
+                secrets: sealed(args.secrets.secrets_file.as_deref())?,
+                credential: args.secrets.credential,
+                part: args.part,
+                ..ExpandOptions::default()
+            };
+            let (Amount(least), most) = (args.capacity, args.limit.map_or(0, |Amount(bytes)| bytes));
+            let OneVolume { namespace, volume } = &args.volume;
+            let call = client.expand_volume(namespace, volume, least, most, options);
+            let expanded = work.end(client, call).await?;
+            if json {
+                say_json(&expanded)?;
+            } else {
+                let later = if expanded.node_expansion_required { ", when it is mounted next" } else { "" };
+                say(&format!("{}{later}", output::size(expanded.capacity_bytes)))?;
+            }
+        }
+        Volume::Snapshot(args) => {
+            tried.command = "volume snapshot";
+            let work = Work::begin("snapshot", &args.volume, args.wait.operation_id.clone(), tried)?;
+            let options = SnapshotOptions {
+                deadline_usec: args.wait.deadline.usec(),
+                operation_id: Some(work.id.clone()),
+                secrets: sealed(args.secrets.secrets_file.as_deref())?,
+                credential: args.secrets.credential,
+                parameters: pairs(args.parameter),
+                ..SnapshotOptions::default()
+            };
+            let OneVolume { namespace, volume } = &args.volume;
+            let call = client.create_snapshot(namespace, volume, &args.name, options);
+            let snapshot = work.end(client, call).await?;
+            if json { say_json(&snapshot)? } else { say(&output::plain(&snapshot.id))? }
+        }
+        Volume::Stats { volume, wait } => {
+            tried.command = "volume stats";
+            let work = Work::begin("stats", &volume, wait.operation_id.clone(), tried)?;
+            let options = call_options(&wait, &work);
+            let call = client.volume_stats(&volume.namespace, &volume.volume, options);
+            let stats = work.end(client, call).await?;
+            if json { say_json(&stats)? } else { say(&output::stats(&stats))? }
+        }
+        Volume::Delete { volume, confirm, secrets, wait } => {
+            tried.command = "volume delete";
+            confirmed(&volume, &confirm, "The plugin deletes it, and everything on it.")?;
+            let work = Work::begin("delete", &volume, wait.operation_id.clone(), tried)?;
+            let options = VolumeOptions {
+                deadline_usec: wait.deadline.usec(),
+                operation_id: Some(work.id.clone()),
+                secrets: sealed(secrets.secrets_file.as_deref())?,
+                credential: secrets.credential,
+                ..VolumeOptions::default()
+            };
+            work.end(client, client.delete_volume(&volume.namespace, &volume.volume, options)).await?;
+            done(json)?;
+        }
+        Volume::Deregister { volume, force, confirm, wait } => {
+            tried.command = "volume deregister";
+            if force {
+                confirmed(
+                    &volume,
+                    &confirm,
+                    "Its claims are dropped, wherever they are; nothing is detached.",
+                )?;
+            }
+            let work = Work::begin("deregister", &volume, wait.operation_id.clone(), tried)?;
+            let options = DeregisterOptions {
+                deadline_usec: wait.deadline.usec(),
+                operation_id: Some(work.id.clone()),
+                force: yes(force),
+                ..DeregisterOptions::default()
+            };
+            work.end(client, client.deregister_volume(&volume.namespace, &volume.volume, options)).await?;
+            done(json)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A call of one volume that may take long.
+struct Work {
+    id: String,
+    what: String,
+}
+
+impl Work {
+    fn begin(
+        verb: &str,
+        volume: &OneVolume,
+        operation: Option<String>,
+        tried: &mut Tried,
+    ) -> anyhow::Result<Self> {
+        tried.volume = Some(words(volume));
+        let id = operation.map_or_else(wait::operation_id, Ok).context("cannot make an operation id")?;
+        tried.operation = Some(id.clone());
+        Ok(Self { what: format!("{verb} {}", words(volume)), id })
+    }
+
+    async fn end<T>(
+        &self,
+        client: &Client,
+        call: impl Future<Output = csid_client::Result<T>>,
+    ) -> anyhow::Result<T> {
+        wait::operation(client, &self.id, &self.what, call).await
+    }
+}
+
+fn words(volume: &OneVolume) -> String {
+    format!("{} {}", quoted(&volume.namespace), quoted(&volume.volume))
+}
+
+fn about(command: &'static str, volume: &OneVolume, tried: &mut Tried) {
+    tried.command = command;
+    tried.volume = Some(words(volume));
+}
+
+fn call_options(wait: &Wait, work: &Work) -> CallOptions {
+    CallOptions {
+        deadline_usec: wait.deadline.usec(),
+        operation_id: Some(work.id.clone()),
+        ..CallOptions::default()
+    }
+}
+
+/// The volume's name once more, from the command line or typed: what follows cannot be taken back.
+fn confirmed(volume: &OneVolume, confirm: &Confirm, what: &str) -> anyhow::Result<()> {
+    let name = format!("{}/{}", volume.namespace, volume.volume);
+    let typed = match &confirm.yes {
+        Some(typed) => typed.clone(),
+        None if !io::stdin().is_terminal() => {
+            bail!("{what} To do it without being asked: --yes {}", quoted(&name));
+        }
+        None => {
+            eprint!("{what}\nType {} to go on: ", output::plain(&name));
+            io::stderr().flush()?;
+            let mut typed = String::new();
+            io::stdin().lock().read_line(&mut typed)?;
+            typed.trim_end_matches(['\n', '\r']).to_owned()
+        }
+    };
+    match typed == name {
+        true => Ok(()),
+        false => bail!("that is not {}: nothing was done", output::plain(&name)),
+    }
+}
+
+async fn list(client: &Client, args: Volumes, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    tried.command = "volume list";
+    let Volumes { namespace, plugin, node, prefix } = args;
+    let volumes = client.list_volumes(VolumeFilter { namespace, plugin, node, prefix }).await?;
+    if json {
+        say_json(&volumes)?;
+    } else if volumes.is_empty() {
+        eprintln!("No volumes. See `csictl volume register --help`.");
+    } else {
+        say(&output::volumes(&volumes))?;
+    }
+    Ok(())
+}
+
+pub async fn claim(client: &Client, args: Claim, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    tried.command = "claim";
+    let id = begin(&args.name, args.wait.operation_id.clone(), tried)?;
+    let what = format!("claim {}", tried.mount.as_deref().unwrap_or_default());
+    let options = ClaimOptions {
+        deadline_usec: args.wait.deadline.usec(),
+        operation_id: Some(id.clone()),
+        secrets: sealed(args.secrets.secrets_file.as_deref())?,
+        credential: args.secrets.credential,
+        mode: args.mode,
+        access_mode: args.access_mode,
+        attachment_mode: args.block.then_some(AttachmentMode::BlockDevice),
+        node: args.node,
+        wait_usec: Deadline::usec_of(args.queue),
+    };
+    let name = args.name;
+    let call = client.claim(&name.namespace, &name.volume, &name.consumer, options);
+    let claimed = wait::operation(client, &id, &what, call).await?;
+    if json {
+        say_json(&claimed)?
+    } else {
+        say(&output::claimed(&claimed))?
+    }
+    Ok(())
+}
+
+pub async fn release(client: &Client, args: Release, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    tried.command = "release";
+    let name = args.name;
+    if args.force {
+        let volume = OneVolume { namespace: name.namespace.clone(), volume: name.volume.clone() };
+        let what = "The claim is dropped as it is; nothing is unmounted or detached. If its consumer still has \
+                    the volume, another one may write to it at the same time.";
+        confirmed(&volume, &args.confirm, what)?;
+    }
+    let id = begin(&name, args.wait.operation_id.clone(), tried)?;
+    let what = format!("release {}", tried.mount.as_deref().unwrap_or_default());
+    let options = ReleaseOptions {
+        deadline_usec: args.wait.deadline.usec(),
+        operation_id: Some(id.clone()),
+        secrets: sealed(args.secrets.secrets_file.as_deref())?,
+        credential: args.secrets.credential,
+        force: yes(args.force),
+        node: args.node,
+    };
+    let call = client.release(&name.namespace, &name.volume, &name.consumer, options);
+    wait::operation(client, &id, &what, call).await?;
+    done(json)?;
+    Ok(())
+}
+
+/// Claims, with the plugin and the provider of their volumes.
+pub async fn claims(client: &Client, args: Claims, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    tried.command = "claims";
+    let of_volumes = VolumeFilter {
+        namespace: args.namespace.clone(),
+        plugin: args.plugin.clone(),
+        ..VolumeFilter::default()
+    };
+    let filter = ClaimFilter {
+        namespace: args.namespace,
+        volume: args.volume,
+        consumer: args.consumer,
+        node: args.node,
+        past: yes(args.past),
+    };
+    let (mut claims, volumes) =
+        tokio::try_join!(client.list_claims(filter), client.list_volumes(of_volumes))?;
+    let volumes: HashMap<(&str, &str), &VolumeRow> =
+        volumes.iter().map(|volume| ((volume.namespace.as_str(), volume.id.as_str()), volume)).collect();
+    if args.plugin.is_some() {
+        claims.retain(|claim| volumes.contains_key(&(claim.namespace.as_str(), claim.volume.as_str())));
+    }
+    let with = |claim: &csid_client::ClaimRow| {
+        volumes
+            .get(&(claim.namespace.as_str(), claim.volume.as_str()))
+            .map_or(("", ""), |volume| (volume.plugin.as_str(), volume.provider.as_str()))
+    };
+    if json {
+        let mut rows = Vec::new();
+        for claim in &claims {
+            let (plugin, provider) = with(claim);
+            let mut row = serde_json::to_value(claim)?;
+            row["plugin"] = json!(plugin);
+            row["provider"] = json!(provider);
+            rows.push(row);
+        }
+        say_json(&rows)?;
+    } else if claims.is_empty() {
+        eprintln!("No claims.");
+    } else {
+        say(&output::claims(&claims, with, SystemTime::now()))?;
+    }
+    Ok(())
+}
+
+pub async fn explain(
+    client: &Client,
+    volume: OneVolume,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<()> {
+    about("explain", &volume, tried);
+    let told = client.explain(&volume.namespace, &volume.volume, CallOptions::default()).await?;
+    if json {
+        say_json(&told)?
+    } else {
+        say(&output::explanation(&told))?
+    }
+    Ok(())
+}
