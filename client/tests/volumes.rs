@@ -14,6 +14,8 @@ use tokio::net::UnixListener;
 use zbus::{Connection, Guid, OwnedVariant, Variant, connection::Builder, interface};
 
 type Dict = HashMap<String, OwnedVariant>;
+/// unit, available, total, used
+type Usage = (String, u64, u64, u64);
 
 /// What was asked last: its options, by key and type.
 #[derive(Clone, Default)]
@@ -94,12 +96,7 @@ impl Server {
         dict([("id", name.into()), ("ready", true.into()), ("size", 9u64.into())])
     }
 
-    fn get_volume_stats(
-        &self,
-        _n: String,
-        _v: String,
-        options: Dict,
-    ) -> (Vec<(String, u64, u64, u64)>, bool, String) {
+    fn get_volume_stats(&self, _n: String, _v: String, options: Dict) -> (Vec<Usage>, bool, String) {
         self.asked(&options);
         (vec![("BYTES".into(), 1, 3, 2)], true, "ill".into())
     }
