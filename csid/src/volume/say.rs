@@ -95,8 +95,8 @@ pub(super) fn unknown_plugin(plugin: &str) -> Error {
 
 pub(super) fn not_registered(key: &MountKey) -> Error {
     let text = format!(
-        "volume {:?} of namespace {:?} is not registered, and this csid cannot register volumes yet: \
-         give the options plugin and external-id",
+        "volume {:?} of namespace {:?} is not registered: register it (`csictl volume register`), or give the \
+         options plugin and external-id",
         key.volume, key.namespace
     );
     Error::not_found(text).with(|details| {
