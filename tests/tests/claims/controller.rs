@@ -1,0 +1,180 @@
+//! What only a controller does: validate, expand, snapshot, attach for a scheduler; and two instances of it.
+
+use std::time::Duration;
+
+use csid_client::{
+    AccessMode, AttachOptions, DeregisterOptions, ExpandOptions, Kind, PluginSpec, Supervision, VolumeOptions,
+};
+use csid_tests::ask::*;
+use csid_tests::script::{Act, Rule};
+use csid_tests::world::{World, refusal, world};
+
+use crate::*;
+
+/// As [`attaching`], and it can more.
+async fn able(w: &mut World, controller: &[&str]) -> Client {
+    let plugin = w.add_plugin("p").await;
+    plugin.set(|script| {
+        script.control(controller);
+        script.plugin.push("ONLINE".to_owned());
+        script.capabilities.push("EXPAND_VOLUME".to_owned());
+        script.capabilities.push("GET_VOLUME_STATS".to_owned());
+    });
+    plugin.kill();
+    plugin.start().await;
+    plugin.provision("v");
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    client
+}
+
+fn writer(volume: &str) -> RegisterVolume {
+    RegisterVolume {
+        plugin: Some("p".to_owned()),
+        external_id: Some(volume.to_owned()),
+        capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+        ..RegisterVolume::default()
+    }
+}
+
+#[test]
+fn co_rule_35_a_slip_is_caught_when_the_volume_is_registered() {
+    world(async |w| {
+        let client = attaching(w).await;
+        let (kind, error) = refusal(client.register_volume(NAMESPACE, "w", writer("no-such-volume")).await);
+        assert_eq!(kind, Kind::NotFound, "{error}");
+        let unknown = RegisterVolume { plugin: Some("q".to_owned()), ..writer("v") };
+        assert_eq!(refusal(client.register_volume(NAMESPACE, "v", unknown).await).0, Kind::NotFound);
+        assert!(client.list_volumes(Default::default()).await.unwrap().is_empty(), "nothing was changed");
+
+        client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
+        client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
+        let (kind, _) = refusal(client.register_volume(NAMESPACE, "other-name", writer("v")).await);
+        assert_eq!(kind, Kind::AlreadyExists, "one name for one external id");
+        assert_eq!(refusal(mount(&client, "job", inline("v")).await).0, Kind::AlreadyExists);
+        assert!(client.validate_volume(NAMESPACE, "v", Default::default()).await.unwrap().confirmed);
+
+        claim(&client, "v", "one").await.unwrap();
+        let deregister = || client.deregister_volume(NAMESPACE, "v", DeregisterOptions::default());
+        let (kind, error) = refusal(deregister().await);
+        assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["one".to_owned()]));
+        release(&client, "v", "one").await.unwrap();
+        deregister().await.unwrap();
+        deregister().await.unwrap();
+        assert_eq!(refusal(client.volume(NAMESPACE, "v").await).0, Kind::NotFound);
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn an_expansion_reaches_the_node_now_or_with_the_next_mount() {
+    world(async |w| {
+        let client = able(w, &["EXPAND_VOLUME"]).await;
+        client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
+        let expand = |to: u64| client.expand_volume(NAMESPACE, "v", to, 0, ExpandOptions::default());
+        mount_registered(&client, "v", "one").await.unwrap();
+        let now = expand(8 << 20).await.unwrap();
+        assert_eq!((now.capacity_bytes, now.node_expansion_required), (8 << 20, false));
+        assert_eq!(w.plugin("p").count("NodeExpandVolume", "v"), 1);
+        unmount(&client, "v", "one").await.unwrap();
+
+        let later = expand(16 << 20).await.unwrap();
+        assert_eq!((later.capacity_bytes, later.node_expansion_required), (16 << 20, true));
+        assert_eq!(client.volume(NAMESPACE, "v").await.unwrap().pending_expand, 16 << 20);
+        w.kill();
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        mount_registered(&client, "v", "two").await.unwrap();
+        assert_eq!(w.plugin("p").count("NodeExpandVolume", "v"), 2, "remembered over csid's end");
+        let row = client.volume(NAMESPACE, "v").await.unwrap();
+        assert_eq!((row.capacity, row.pending_expand), (16 << 20, 0));
+
+        let expand =
+            |to: u64, limit: u64| client.expand_volume(NAMESPACE, "v", to, limit, ExpandOptions::default());
+        assert_eq!(expand(0, 0).await.unwrap().capacity_bytes, 16 << 20, "nothing is asked");
+        assert_eq!(refusal(expand(8 << 20, 4 << 20).await).0, Kind::InvalidArgument);
+        assert_eq!(refusal(expand(1, 8 << 20).await).0, Kind::InvalidArgument, "less than it has");
+        assert_eq!(expand(8 << 20, 0).await.unwrap().capacity_bytes, 16 << 20);
+        assert_eq!(w.plugin("p").count("ControllerExpandVolume", "v"), 2);
+        unmount(&client, "v", "two").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_scheduler_attaches_and_detaches_by_itself() {
+    world(async |w| {
+        let client = attaching(w).await;
+        let options = || AttachOptions {
+            plugin: Some("p".to_owned()),
+            external_id: Some("v".to_owned()),
+            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            ..AttachOptions::default()
+        };
+        let context = client.attach_volume(NAMESPACE, "v", "node-7", options()).await.unwrap();
+        assert!(!context.is_empty());
+        assert_eq!(client.attach_volume(NAMESPACE, "v", "node-7", options()).await.unwrap(), context);
+        assert_eq!(w.plugin("p").count("ControllerPublishVolume", "v"), 1, "the same call again");
+        w.kill();
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        client.detach_volume(NAMESPACE, "v", "node-7", VolumeOptions::default()).await.unwrap();
+        client.detach_volume(NAMESPACE, "v", "node-7", VolumeOptions::default()).await.unwrap();
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 1);
+        w.nothing_left(&client).await;
+
+        // What a claim has attached is not touched.
+        client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
+        claim(&client, "v", "one").await.unwrap();
+        let detach = client.detach_volume(NAMESPACE, "v", "node-1", VolumeOptions::default()).await;
+        assert_eq!(refusal(detach).0, Kind::ClaimConflict);
+        release(&client, "v", "one").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_controller_that_hangs_leaves_its_load_to_the_other_one() {
+    world(async |w| {
+        let client = attaching(w).await;
+        // The one of plugins.d has but one instance: both are registered here.
+        let mut sockets = vec![w.plugin("p").socket()];
+        sockets.push(w.add_instance("p", "second").await.socket());
+        for (instance, socket) in ["first", "second"].iter().zip(&sockets) {
+            let spec = PluginSpec {
+                supervision: Some(Supervision::External),
+                socket: Some(socket.to_string_lossy().into_owned()),
+                instance: Some((*instance).to_owned()),
+                ..PluginSpec::default()
+            };
+            client.register_plugin("two", spec).await.unwrap();
+        }
+        healthy(&client, "two").await;
+        for volume in ["a", "b", "c", "d"] {
+            w.plugin("p").provision(volume);
+            let spec = RegisterVolume { plugin: Some("two".to_owned()), ..writer(volume) };
+            client.register_volume(NAMESPACE, volume, spec).await.unwrap();
+        }
+        let slow = || Rule::always("ControllerPublishVolume", Act::Delay(400));
+        w.plugin("p").rules([slow()]);
+        w.plugin("p.second").rules([slow()]);
+        let calls = ["a", "b", "c", "d"].map(|volume| {
+            let client = client.clone();
+            tokio::spawn(async move { claim(&client, volume, "one").await.map(drop) })
+        });
+        for call in calls {
+            call.await.unwrap().unwrap();
+        }
+        let count = |w: &mut World, name: &str| w.plugin(name).count("ControllerPublishVolume", "");
+        assert_eq!((count(w, "p"), count(w, "p.second")), (2, 2), "the least in flight is asked");
+
+        w.plugin("p.second").kill();
+        w.honest();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        for volume in ["a", "b", "c", "d"] {
+            release(&client, volume, "one").await.unwrap();
+        }
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", ""), 4);
+        w.nothing_left(&client).await;
+    });
+}
