@@ -5,15 +5,18 @@
 //! lives while there is work; `directory` holds the rows of volumes at rest.
 
 mod admission;
+mod attaching;
 mod claim_effects;
 mod claim_words;
 mod claiming;
 pub mod claims;
 mod control;
 mod controlling;
+mod deleting;
 mod directory;
 mod drive;
 mod effects;
+mod expanding;
 mod intents;
 mod journalled;
 mod operations;

@@ -1,0 +1,127 @@
+//! AttachVolume and DetachVolume, for a scheduler that keeps its own claims.
+
+use std::collections::BTreeMap;
+
+use crate::error::Result;
+use crate::plugin::Controller;
+use crate::store::Durability;
+use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
+use crate::store::rows::{Leg, MountKey};
+use crate::volume::claims::reader_only;
+use crate::volume::controlling::Target;
+use crate::volume::drive::Drive;
+use crate::volume::journalled::Unfinished;
+use crate::volume::{claim_words as words, say};
+
+/// What AttachVolume left for this node id, among what is unfinished.
+pub(super) fn detach_key(name: &VolumeName, node_id: &str) -> MountKey {
+    MountKey { tag: node_id.to_owned(), ..name.key("") }
+}
+
+impl Drive<'_> {
+    /// AttachVolume; the publish context.
+    pub(super) async fn attach_call(
+        &mut self,
+        target: &Target,
+        node_id: &str,
+        call: &AttachCall,
+    ) -> Result<BTreeMap<String, String>> {
+        let name = VolumeName::of(&target.key);
+        let record = self.shared.registry.record(name.clone()).await?;
+        if let Some(at) = record.attachments.iter().find(|at| at.is_by_call(node_id)) {
+            let owner = at.by_call.as_ref();
+            if owner.is_some_and(|owner| owner.uid != call.uid && call.uid != 0) {
+                return Err(words::not_attacher(&record.name, node_id));
+            }
+            if at.leg == Leg::Present {
+                return match owner.is_some_and(|owner| owner.same_call(call)) {
+                    true => Ok(at.publish_context.clone()),
+                    false => Err(words::attached_otherwise(&record.name, node_id)),
+                };
+            }
+            self.detach_call(target, node_id).await.map_err(say::unsettled)?;
+        }
+        let volume = self.rows.volume().row.key.clone();
+        let by_call = AttachCall { secrets_given: self.secrets.is_some(), ..call.clone() };
+        let entered = |record: &mut Record| {
+            words::refuse_claimed(record)?;
+            record.volume = volume.clone();
+            record.attachments.retain(|at| !at.is_by_call(node_id));
+            let by_call = Some(by_call.clone());
+            let node_id = node_id.to_owned();
+            record.attachments.push(Attachment { node_id, by_call, ..Attachment::new("", Leg::Making) });
+            Ok(None)
+        };
+        self.shared.amend(&name, Durability::Disk, entered).await?;
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
+        let usage = &target.registration.usage(call.capability);
+        let read_only = call.read_only || reader_only(call.capability.access_mode);
+        let publish = |controller: Controller, request| async move {
+            controller.publish(id, node_id, usage, read_only, request).await
+        };
+        let published =
+            self.making("attach", "ControllerPublishVolume", target, secrets.as_ref(), publish).await;
+        match published {
+            Ok(context) => {
+                let present = |record: &mut Record| {
+                    for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {
+                        at.leg = Leg::Present;
+                        at.publish_context.clone_from(&context);
+                    }
+                    Ok(Some(words::attached("volume-attached", record, node_id)))
+                };
+                self.shared.amend(&name, Durability::Disk, present).await?;
+                Ok(context)
+            }
+            Err(error) => match self.detach_call(target, node_id).await {
+                Ok(()) => Err(error),
+                Err(undo) => Err(words::undone_later(error, &undo)),
+            },
+        }
+    }
+
+    /// DetachVolume: also of what no row tells of, when its volume is given.
+    pub(super) async fn detach_call(&mut self, target: &Target, node_id: &str) -> Result<()> {
+        let name = VolumeName::of(&target.key);
+        let record = self.shared.registry.record(name.clone()).await?;
+        words::refuse_claimed(&record)?;
+        let volume = self.rows.volume();
+        let is_here =
+            self.shared.plugins.view(&volume.row.key.plugin).is_some_and(|view| view.node_id == node_id);
+        let is_staged =
+            volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent);
+        if is_here && is_staged {
+            let holders = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
+            return Err(words::staged_here(&name, holders));
+        }
+        let of_call = |at: &&Attachment| at.is_by_call(node_id);
+        let by_call = record.attachments.iter().find(of_call).and_then(|at| at.by_call.as_ref());
+        let secrets_given = by_call.is_some_and(|call| call.secrets_given);
+        if secrets_given && self.secrets.is_none() && target.registration.spec.credential.is_none() {
+            return Err(words::secret_required(&record.name, "DetachVolume"));
+        }
+        let removing = |record: &mut Record| {
+            let of_call = record.attachments.iter_mut().filter(|at| at.is_by_call(node_id));
+            of_call.for_each(|at| at.leg = Leg::Removing);
+            Ok(None)
+        };
+        self.shared.amend(&name, Durability::Disk, removing).await?;
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
+        let unpublish =
+            |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
+        let done =
+            self.controlled("detach", "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish).await;
+        let left = by_call.filter(|_| done.is_err()).map(|call| {
+            let parked = done.as_ref().is_err_and(|error| !error.details.retryable);
+            Unfinished { uid: call.uid, parked }
+        });
+        self.rows.set_unfinished(detach_key(&name, node_id), left);
+        done?;
+        let gone = |record: &mut Record| {
+            record.attachments.retain(|at| !at.is_by_call(node_id));
+            Ok(Some(words::attached("volume-detached", record, node_id)))
+        };
+        self.shared.amend(&name, Durability::Disk, gone).await?;
+        self.shared.synced().await
+    }
+}
