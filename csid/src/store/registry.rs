@@ -88,6 +88,12 @@ pub struct Creation {
     /// `false`: its caller keeps the row; this one is gone when he has been answered.
     pub register: bool,
     pub secrets_given: bool,
+    /// The plugin's id of the volume that it is to be a clone of; empty: of none.
+    #[serde(default)]
+    pub source: String,
+    /// It is there, but the plugin does not say that it comes from its snapshot or volume.
+    #[serde(default)]
+    pub sourceless: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +105,9 @@ pub enum Standing {
     /// The plugin is or was asked to delete it.
     Deleting {
         secrets_given: bool,
+        /// What it is again when the plugin refuses; absent: not registered, it was given with the call.
+        #[serde(default)]
+        back: Option<Box<Standing>>,
     },
 }
 

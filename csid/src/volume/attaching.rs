@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plugin::Controller;
 use crate::store::Durability;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
@@ -109,8 +109,10 @@ impl Drive<'_> {
         let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
         let unpublish =
             |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
-        let done =
-            self.controlled("detach", "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish).await;
+        let done = self
+            .controlled("detach", "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish)
+            .await
+            .map_err(Error::from);
         let left = by_call.filter(|_| done.is_err()).map(|call| {
             let parked = done.as_ref().is_err_and(|error| !error.details.retryable);
             Unfinished { uid: call.uid, parked }

@@ -153,6 +153,97 @@ pub(super) fn of_file(name: &VolumeName) -> Error {
     Error::new(Kind::NotSupported, text)
 }
 
+pub(super) fn anothers(name: &VolumeName) -> Error {
+    Error::new(Kind::NotAuthorized, format!("{name} was registered by another uid; root may do this"))
+}
+
+pub(super) fn created_otherwise(name: &VolumeName) -> Error {
+    let text = format!(
+        "{name} is there, or on its way, with other options; `csictl volume show` lists them. Delete it first, or \
+         choose another id"
+    );
+    Error::new(Kind::AlreadyExists, text)
+}
+
+pub(super) fn cannot_create(plugin: &str, capability: &str) -> Error {
+    let text = format!(
+        "the plugin {plugin} does not offer {capability}: create the volume with the storage's own tools, then \
+         register it"
+    );
+    Error::new(Kind::NotSupported, text)
+}
+
+/// It was not answered, and is not forgotten.
+pub(super) fn goes_on(error: Error) -> Error {
+    let message = format!(
+        "{}; csid goes on asking for it: repeat the call for its end, or delete the volume",
+        error.message
+    );
+    Error { message, ..error }
+}
+
+pub(super) fn secrets_again(name: &VolumeName, call: &str) -> Error {
+    let text = format!(
+        "for {call} of {name} the plugin needs the secrets again, which csid does not keep: repeat the call with \
+         `secrets`, or with a `credential`"
+    );
+    Error::new(Kind::SecretRequired, text)
+}
+
+pub(super) fn not_from_source(name: &VolumeName, external_id: &str) -> Error {
+    let text = format!(
+        "the plugin made {name} (`{external_id}`), but does not say that it comes from the snapshot or volume that was \
+         asked for: it may be empty. It is not used and not deleted by itself; delete it (`csictl volume delete`), or \
+         deregister it with force, then register it"
+    );
+    Error::new(Kind::PluginError, text)
+}
+
+/// The row of a creation is gone, and the name is another volume's now.
+pub(super) fn made_and_not_needed(name: &VolumeName, external_id: &str) -> Error {
+    let text = format!(
+        "the plugin made `{external_id}` for {name}, which was registered as another volume meanwhile: register it \
+         under another name, or delete it"
+    );
+    Error::new(Kind::Busy, text).with(|details| details.retryable = false)
+}
+
+pub(super) fn not_own_snapshot(namespace: &str, snapshot: &str) -> Error {
+    let text = format!(
+        "snapshot `{snapshot}` is of no volume of yours that is registered in namespace {namespace}; root may name it"
+    );
+    Error::new(Kind::NotAuthorized, text)
+}
+
+/// What AttachVolume attached under this name is a volume that is not registered.
+pub(super) fn refuse_attached(record: &Record) -> Result<(), Error> {
+    if record.attachments.is_empty() {
+        return Ok(());
+    }
+    let nodes: Vec<&str> = record.attachments.iter().map(|at| at.node_id.as_str()).collect();
+    let text = format!(
+        "{} is external id `{}` of plugin {}, attached to {}; detach it first",
+        record.name,
+        record.volume.external_id,
+        record.volume.plugin,
+        nodes.join(", ")
+    );
+    Err(Error::new(Kind::Busy, text))
+}
+
+pub(super) fn changed_meanwhile(name: &VolumeName) -> Error {
+    Error::new(Kind::Busy, format!("{name} was registered as another volume meanwhile; ask again"))
+}
+
+/// A creation or deletion that goes on only when somebody asks.
+pub(super) fn parked(record: &Record, why: &Error) -> NewEvent {
+    let kind = if why.kind == Kind::SecretRequired { "secret-required" } else { "volume-parked" };
+    let mut event = registered(kind, record);
+    event.details.insert("success", Value::from(false));
+    event.details.insert("error", Value::from(why.to_string()));
+    event
+}
+
 pub(super) fn on_its_way(name: &VolumeName) -> Error {
     let text = format!("{name} is being created or deleted; `csictl explain` tells how far that is");
     Error::new(Kind::Busy, text)

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use tonic::Code;
+
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::plugin::{Call as NodeCall, Class, Controller, Request, RpcError, Snapshot, Stats};
@@ -19,19 +21,35 @@ use crate::volume::work::Done;
 use crate::volume::{claim_words as words, say};
 
 /// A call about a volume that is no mount and no claim.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) enum Call {
-    Validate { capabilities: Vec<Capability> },
+    /// What is to be created is the target's registration.
+    Create,
+    Validate {
+        capabilities: Vec<Capability>,
+    },
     Stats,
-    Expand { required: u64, limit: u64, part: Part },
-    Snapshot { name: String, parameters: BTreeMap<String, String> },
-    Attach { node_id: String, call: AttachCall },
-    Detach { node_id: String },
+    Expand {
+        required: u64,
+        limit: u64,
+        part: Part,
+    },
+    Snapshot {
+        name: String,
+        parameters: BTreeMap<String, String>,
+    },
+    Attach {
+        node_id: String,
+        call: AttachCall,
+    },
+    Detach {
+        node_id: String,
+    },
     Delete,
 }
 
 /// The volume of a [`Call`], registered or given with it.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) key: MountKey,
     pub(super) uid: u32,
@@ -42,14 +60,70 @@ pub(super) struct Target {
 /// How long a snapshot that is not ready yet is let alone.
 const NOT_READY: Duration = Duration::from_secs(1);
 
+/// Why a call of a controller did not come to its good end.
+pub(super) struct Unanswered {
+    pub(super) error: Error,
+    /// It may have had its effect, or have it yet.
+    pub(super) perhaps_done: bool,
+}
+
+impl From<Unanswered> for Error {
+    fn from(unanswered: Unanswered) -> Self {
+        unanswered.error
+    }
+}
+
+impl Unanswered {
+    /// Before the plugin was asked.
+    pub(super) fn before(error: Error) -> Self {
+        Unanswered { error, perhaps_done: false }
+    }
+
+    /// Whether it is known that nothing has come of it. `asked_before`: there were other tries, which may have done it; what
+    /// the plugin says of the caller, or of itself, says nothing of them (CSI rule 36).
+    pub(super) fn is_no(&self, asked_before: bool) -> bool {
+        let tried = self.perhaps_done || asked_before;
+        let lasts = !self.error.details.retryable;
+        match self.error.details.grpc_code.map(|code| Code::from(code as i32)) {
+            Some(Code::ResourceExhausted) => !tried,
+            None | Some(Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented) => {
+                lasts && !tried
+            }
+            Some(_) => lasts,
+        }
+    }
+}
+
+fn unanswered(error: Error, unknown: bool, perhaps_done: bool) -> Unanswered {
+    let kind = if unknown && error.details.retryable { Kind::Uncertain } else { error.kind };
+    Unanswered { error: Error { kind, ..error }, perhaps_done }
+}
+
 impl Call {
     /// When nobody waits for it any more, it is undone.
     pub(super) fn is_undone(&self) -> bool {
         matches!(self, Call::Attach { .. })
     }
 
+    /// It changes nothing, and is anybody's who may ask at all.
+    pub(super) fn only_looks(&self) -> bool {
+        matches!(self, Call::Validate { .. } | Call::Stats)
+    }
+
+    /// What is on its way can only be deleted, or detached.
+    pub(super) fn refuse_between(&self, name: &VolumeName, registration: &Registration) -> Result<()> {
+        match (&registration.standing, self) {
+            (Standing::Registered, _)
+            | (Standing::Creating(_) | Standing::Deleting { .. }, Call::Delete | Call::Detach { .. }) => {
+                Ok(())
+            }
+            (Standing::Creating(_) | Standing::Deleting { .. }, _) => Err(words::on_its_way(name)),
+        }
+    }
+
     pub(super) fn kind(&self) -> &'static str {
         match self {
+            Call::Create => "create",
             Call::Validate { .. } => "validate",
             Call::Stats => "stats",
             Call::Expand { .. } => "expand",
@@ -64,6 +138,7 @@ impl Call {
 impl Drive<'_> {
     pub(super) async fn call(&mut self, target: &Target, call: Call) -> Result<Done> {
         match call {
+            Call::Create => self.create(target).await.map(|record| Done::Created(Box::new(record))),
             Call::Validate { capabilities } => {
                 self.validate(target, &capabilities).await.map(Done::Validated)
             }
@@ -91,7 +166,8 @@ impl Drive<'_> {
         let call = |controller: Controller, request| async move {
             controller.validate(id, usages, parameters, request).await
         };
-        self.controlled("validate", "ValidateVolumeCapabilities", target, secrets.as_ref(), call).await
+        let rpc = "ValidateVolumeCapabilities";
+        Ok(self.controlled("validate", rpc, target, secrets.as_ref(), call).await?)
     }
 
     async fn stats(&mut self, target: &Target) -> Result<Stats> {
@@ -126,7 +202,7 @@ impl Drive<'_> {
         }
     }
 
-    /// The next try of what AttachVolume or DetachVolume left between two states, or of a deletion.
+    /// The next try of what AttachVolume or DetachVolume left between two states, or of a creation or deletion.
     pub(super) async fn continue_call(&mut self, key: &MountKey) -> Result<()> {
         let name = VolumeName::of(key);
         let record = self.shared.registry.record(name.clone()).await?;
@@ -140,12 +216,16 @@ impl Drive<'_> {
             let target = Target { key: name.key(""), uid, registration, is_registered };
             return self.detach_call(&target, node_id).await;
         }
-        match record.registration {
-            Some(registration) if matches!(registration.standing, Standing::Deleting { .. }) => {
-                let (uid, is_registered) = (registration.uid, true);
-                self.delete(&Target { key: name.key(""), uid, registration, is_registered }).await
+        let Some(registration) = record.registration.clone() else { return Ok(()) };
+        match registration.standing {
+            Standing::Creating(_) if record.volume.external_id.is_empty() => {
+                self.ask_for(record, false).await.map(drop)
             }
-            _ => Ok(()),
+            Standing::Deleting { ref back, .. } => {
+                let (key, uid, is_registered) = (name.key(""), registration.uid, back.is_some());
+                self.delete(&Target { key, uid, registration, is_registered }).await
+            }
+            Standing::Creating(_) | Standing::Registered => Ok(()),
         }
     }
 
@@ -172,6 +252,15 @@ impl Drive<'_> {
             (None, Some(name)) => self.shared.credential(name).map(Some),
             (None, None) => Ok(None),
         }
+    }
+
+    /// Whether the plugin may have heard secrets of the volume that this call does not have: then its words are withheld.
+    fn forgets_secrets(&self, target: &Target, given: bool) -> bool {
+        let credential = &target.registration.spec.credential;
+        self.rows.volume().mounts.iter().map(|mount| &mount.spec).any(|spec| {
+            let of_volume = given && spec.credential.is_some() && spec.credential == *credential;
+            spec.secrets_given || spec.secrets_beside || (spec.credential.is_some() && !of_volume)
+        })
     }
 
     pub(super) fn external_id(&self) -> String {
@@ -232,28 +321,40 @@ impl Drive<'_> {
         target: &Target,
         secrets: Option<&'a Secrets>,
         call: impl Fn(Controller, Request<'a>) -> F,
-    ) -> Result<T>
+    ) -> Result<T, Unanswered>
     where
         F: Future<Output = Result<T, RpcError>>,
     {
         let mut delay = Backoff::new();
+        let mut said: Option<RpcError> = None;
+        let (mut unknown, mut perhaps_done) = (false, false);
         self.step.set(step);
         loop {
-            let controller = self.controller().await?;
+            let controller = match self.controller().await {
+                Ok(controller) => controller,
+                // What the plugin said before it went away says more.
+                Err(error) => return Err(unanswered(said.map_or(error, Error::from), unknown, perhaps_done)),
+            };
             let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
-            let request = Request { uid: target.uid, secrets, secrets_forgotten: false, deadline };
+            let secrets_forgotten = self.forgets_secrets(target, secrets.is_some());
+            let request = Request { uid: target.uid, secrets, secrets_forgotten, deadline };
             let error = match fault::around(rpc, call(controller, request)).await {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
+            unknown |= error.class == Class::Unknown;
+            // A plugin that is busy with it may do it yet.
+            perhaps_done |=
+                unknown || (error.class == Class::Transient && error.code != Code::ResourceExhausted);
             let lasting = matches!(
                 error.class,
                 Class::Refused | Class::Unimplemented | Class::Forbidden | Class::Shutdown
             );
-            let unknown = error.class == Class::Unknown;
+            if error.class != Class::NotSent {
+                said = Some(error.clone());
+            }
             if lasting || !self.pause(&mut delay, false).await {
-                let error = Error::from(error);
-                return Err(if unknown { Error { kind: Kind::Uncertain, ..error } } else { error });
+                return Err(unanswered(said.unwrap_or(error).into(), unknown, perhaps_done));
             }
         }
     }
@@ -273,8 +374,46 @@ impl Drive<'_> {
         let mut control = self.control.clone();
         tokio::select! {
             biased;
-            done = self.controlled(step, rpc, target, secrets, call) => done,
+            done = self.controlled(step, rpc, target, secrets, call) => Ok(done?),
             kind = abandoned(&mut control) => Err(say::stopped(kind)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CSI rules 36 and 39.
+    #[test]
+    fn only_a_word_on_the_volume_ends_what_may_have_been_done() {
+        let error = |kind, code: Option<Code>, retryable| {
+            Error::new(kind, "").with(|details| {
+                details.grpc_code = code.map(|code| code as u32);
+                details.retryable = retryable;
+            })
+        };
+        let plugin = |code, retryable| error(Kind::PluginError, Some(code), retryable);
+        // (the error, is it a no at the first try, after one that may have done it)
+        for (error, first, later) in [
+            (plugin(Code::InvalidArgument, false), true, true),
+            (plugin(Code::OutOfRange, false), true, true),
+            (plugin(Code::AlreadyExists, false), true, true),
+            (plugin(Code::FailedPrecondition, false), true, true),
+            (plugin(Code::ResourceExhausted, true), true, false),
+            (plugin(Code::Unauthenticated, false), true, false),
+            (plugin(Code::PermissionDenied, false), true, false),
+            (plugin(Code::Unimplemented, false), true, false),
+            (plugin(Code::Aborted, true), false, false),
+            (plugin(Code::DeadlineExceeded, true), false, false),
+            (error(Kind::SecretRequired, None, false), true, false),
+            (error(Kind::PluginUnavailable, None, true), false, false),
+            (error(Kind::InvalidArgument, None, false), true, false),
+        ] {
+            let is_no =
+                |perhaps_done, before| Unanswered { error: error.clone(), perhaps_done }.is_no(before);
+            assert_eq!(is_no(false, false), first, "{error:?}");
+            assert_eq!((is_no(true, false), is_no(false, true)), (later, later), "{error:?}");
         }
     }
 }

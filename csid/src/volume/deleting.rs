@@ -1,68 +1,143 @@
-//! DeleteVolume: once it was asked for, it goes on to its end.
+//! DeleteVolume: once it was asked for, it goes on to its end, or until the plugin refuses.
 
-use crate::error::{Kind, Result};
+use crate::error::Result;
 use crate::plugin::Controller;
 use crate::store::Durability;
-use crate::store::registry::{Record, Standing, VolumeName};
-use crate::volume::claim_words as words;
-use crate::volume::controlling::Target;
+use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
+use crate::volume::controlling::{Call, Target, Unanswered};
+use crate::volume::creating::{is_unborn, refuse_anothers};
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
+use crate::volume::registered::VolumeRequest;
+use crate::volume::{Volumes, claim_words as words};
+
+impl Volumes {
+    /// What is being created is created first: it cannot be deleted by its name (CSI rule 39).
+    pub async fn delete_volume(&self, mut request: VolumeRequest) -> Result<()> {
+        if request.inline.is_some() {
+            return self.call(request, Call::Delete).await.map(drop);
+        }
+        self.shared.changeable()?;
+        let record = self.shared.registry.record(request.name.clone()).await?;
+        let Some(registration) = record.registration.clone() else { return self.shared.synced().await };
+        if is_unborn(&record) {
+            refuse_anothers(&record, request.uid)?;
+            if let Some(name) = request.credential.take() {
+                request.secrets = Some(self.shared.credential(&name)?);
+            }
+            let VolumeRequest { name, uid, secrets, wait, .. } = &request;
+            let (plugin, uid, wait) = (&record.volume.plugin, *uid, wait.clone());
+            let made = self.creation(name.clone(), plugin, registration, uid, secrets.clone(), wait).await;
+            let now = self.shared.registry.record(name.clone()).await?;
+            match made {
+                // The plugin has none of that name.
+                Err(_) if now.registration.is_none() => return Ok(()),
+                // It is there, if not as it was wanted.
+                Err(error) if is_unborn(&now) => return Err(error),
+                _ => {}
+            }
+        }
+        self.call(request, Call::Delete).await.map(drop)
+    }
+}
 
 impl Drive<'_> {
-    /// DeleteVolume, registered or not: once it was asked for it goes on to its end.
+    /// DeleteVolume, registered or not.
     pub(super) async fn delete(&mut self, target: &Target) -> Result<()> {
         let name = VolumeName::of(&target.key);
         self.refuse_while_used(target).await?;
-        let volume = self.rows.volume().row.key.clone();
-        let standing = Standing::Deleting { secrets_given: self.secrets.is_some() };
+        let (volume, given) = (self.rows.volume().row.key.clone(), self.secrets.is_some());
+        let mut asked_before = false;
         let deleting = |record: &mut Record| {
-            record.volume = volume.clone();
-            let registration = record.registration.get_or_insert_with(|| target.registration.clone());
-            // The secrets of the first call are not forgotten by the next one, which has none.
-            if !matches!(registration.standing, Standing::Deleting { .. }) {
-                registration.standing = standing.clone();
+            if record.registration.is_none() && !target.is_registered {
+                record.volume = volume.clone();
+                record.registration = Some(Registration {
+                    standing: Standing::Deleting { secrets_given: given, back: None },
+                    ..target.registration.clone()
+                });
+                return Ok(None);
             }
-            registration.parked.clear();
+            if record.volume != volume {
+                return Err(words::changed_meanwhile(&record.name));
+            }
+            let Some(registration) = &mut record.registration else { return Ok(None) };
+            if registration.origin == Origin::File {
+                return Err(words::of_file(&record.name));
+            }
+            match &mut registration.standing {
+                // The secrets of the first call are not forgotten by the next one, which has none.
+                Standing::Deleting { secrets_given, .. } => {
+                    asked_before = true;
+                    *secrets_given |= given;
+                }
+                standing => {
+                    let back = Some(Box::new(standing.clone()));
+                    *standing = Standing::Deleting { secrets_given: given, back };
+                }
+            }
             Ok(None)
         };
         let record = self.shared.amend(&name, Durability::Disk, deleting).await?;
-        let needs = matches!(
-            record.registration.as_ref().map(|registration| &registration.standing),
-            Some(Standing::Deleting { secrets_given: true })
-        );
-        let has = self.secrets.is_some() || target.registration.spec.credential.is_some();
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
-        let delete = |controller: Controller, request| async move { controller.delete(id, request).await };
-        let deleted = match needs && !has {
-            true => Err(words::secret_required(&name, "DeleteVolume")),
-            false => self.controlled("delete", "DeleteVolume", target, secrets.as_ref(), delete).await,
-        };
-        let Err(error) = deleted else {
-            let gone = |record: &mut Record| {
-                record.registration = None;
-                Ok(Some(words::registered("volume-deregistered", record)))
-            };
-            return self.shared.amend(&name, Durability::Disk, gone).await.map(drop);
-        };
-        // The plugin's definite no: it is there, and stays.
-        let refused = error.kind == Kind::PluginError && !error.details.retryable;
-        let parked = error.kind == Kind::SecretRequired;
-        let stays = |record: &mut Record| {
-            let Some(registration) = &mut record.registration else { return Ok(None) };
-            match refused {
-                true if target.is_registered => registration.standing = Standing::Registered,
-                true => record.registration = None,
-                false if parked => registration.parked.clone_from(&error.message),
-                false => {}
+        // An earlier call has deleted it.
+        let Some(registration) = &record.registration else { return self.shared.synced().await };
+        let needs = matches!(registration.standing, Standing::Deleting { secrets_given: true, .. });
+        let deleted = match self.target_secrets(target) {
+            Err(error) => Err(Unanswered::before(error)),
+            Ok(None) if needs => Err(Unanswered::before(words::secrets_again(&name, "DeleteVolume"))),
+            Ok(secrets) => {
+                let id = &self.external_id();
+                let delete =
+                    |controller: Controller, request| async move { controller.delete(id, request).await };
+                self.controlled("delete", "DeleteVolume", target, secrets.as_ref(), delete).await
             }
+        };
+        let ended = match deleted {
+            Ok(()) => self.deleted(&name).await,
+            Err(unanswered) if unanswered.is_no(asked_before) => {
+                self.not_deleted(&name).await.and(Err(unanswered.error))
+            }
+            Err(unanswered) => {
+                let parked = !unanswered.error.details.retryable;
+                let why = Some(&unanswered.error).filter(|_| parked);
+                self.shared.note_parked(&name, why).await.and(Err(unanswered.error))
+            }
+        };
+        // Also one whose end the journal could not take: the plugin is asked again, and says that it is gone.
+        let there = self.shared.registry.record(name).await;
+        let is_open = there.as_ref().map_or(true, is_being_deleted);
+        let left = ended.as_ref().err().filter(|_| is_open);
+        let left = left.map(|error| Unfinished { uid: target.uid, parked: !error.details.retryable });
+        self.rows.set_unfinished(target.key.clone(), left);
+        ended
+    }
+
+    async fn deleted(&mut self, name: &VolumeName) -> Result<()> {
+        let gone = |record: &mut Record| {
+            let event = is_being_deleted(record).then(|| words::registered("volume-deregistered", record));
+            record.registration = record.registration.take().filter(|_| event.is_none());
+            Ok(event)
+        };
+        self.shared.amend(name, Durability::Disk, gone).await.map(drop)
+    }
+
+    /// The plugin keeps it.
+    async fn not_deleted(&mut self, name: &VolumeName) -> Result<()> {
+        let stays = |record: &mut Record| {
+            record.registration = record.registration.take().and_then(|registration| {
+                let Standing::Deleting { back, .. } = &registration.standing else {
+                    return Some(registration);
+                };
+                let standing = Standing::clone(back.as_deref()?);
+                Some(Registration { standing, parked: String::new(), ..registration })
+            });
             Ok(None)
         };
-        self.shared.amend(&name, Durability::Disk, stays).await?;
-        if !refused {
-            let unfinished = Unfinished { uid: target.uid, parked };
-            self.rows.set_unfinished(target.key.clone(), Some(unfinished));
-        }
-        Err(error)
+        self.shared.amend(name, Durability::Disk, stays).await.map(drop)
     }
+}
+
+/// The plugin is or was asked to delete it.
+pub(super) fn is_being_deleted(record: &Record) -> bool {
+    let standing = record.registration.as_ref().map(|registration| &registration.standing);
+    matches!(standing, Some(Standing::Deleting { .. }))
 }

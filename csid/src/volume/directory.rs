@@ -8,11 +8,11 @@ use tokio::sync::mpsc;
 use crate::error::{Error, Kind, Result};
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
-use crate::volume::Shared;
 use crate::volume::journalled::Journalled;
 use crate::volume::state::Volume;
 use crate::volume::task::{Message, Task};
 use crate::volume::work::{Waiter, Work};
+use crate::volume::{Shared, paths};
 
 /// (namespace, volume)
 type Name = (String, String);
@@ -96,7 +96,7 @@ impl Directory {
         let name = (work.key().namespace.clone(), work.key().volume.clone());
         let mut table = self.lock();
         match table.names.get(&name) {
-            Some(other) if other != key => {
+            Some(other) if other != key && !paths::is_unborn(key) => {
                 let text = format!(
                     "{}/{} is external id `{}` of plugin {} as long as it is in use",
                     name.0, name.1, other.external_id, other.plugin
@@ -113,10 +113,10 @@ impl Directory {
                 format!("target {target} shows another mount; unmount that first, or choose another target");
             return Err(Error::new(Kind::ClaimConflict, text));
         }
-        table.names.insert(name.clone(), key.clone());
         if let Some(target) = target {
             table.targets.insert(target.to_owned(), work.key().clone());
         }
+        table.name(&name, key);
         let (task, taken) = table.task(shared, key, &name);
         taken.names.push(name);
         taken.targets.extend(target.map(str::to_owned));
@@ -129,7 +129,9 @@ impl Directory {
     pub(super) fn go_on(&self, shared: &Arc<Shared>, key: &VolumeKey, claim: MountKey, uid: u32) {
         let mut table = self.lock();
         let name = (claim.namespace.clone(), claim.volume.clone());
-        table.names.entry(name.clone()).or_insert_with(|| key.clone());
+        if !table.names.contains_key(&name) {
+            table.name(&name, key);
+        }
         let (task, taken) = table.task(shared, key, &name);
         taken.names.push(name);
         let _ = task.send(Message::Continue(claim, uid));
@@ -225,11 +227,21 @@ impl Directory {
 }
 
 impl Table {
+    /// From now on the name means this volume. One that is not there yet means nothing: nobody can use it, and its task is
+    /// another one than the volume's.
+    fn name(&mut self, name: &Name, key: &VolumeKey) {
+        if !paths::is_unborn(key) {
+            self.names.insert(name.clone(), key.clone());
+        }
+    }
+
     /// Give back the names and targets that a running volume took and does not keep.
     fn release(&mut self, key: &VolumeKey, kept: Taken) {
         let Some(Slot::Running { taken, .. }) = self.slots.get_mut(key) else { return };
         for name in taken.names.iter().filter(|name| !kept.names.contains(name)) {
-            self.names.remove(name);
+            if self.names.get(name) == Some(key) {
+                self.names.remove(name);
+            }
         }
         for target in taken.targets.iter().filter(|target| !kept.targets.contains(target)) {
             self.targets.remove(target);

@@ -1,6 +1,6 @@
 //! ExpandVolume: the controller's part, then the node's; what cannot be done now is done by the next mount.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::fault;
 use crate::plugin::Controller;
 use crate::store::Durability;
@@ -56,8 +56,8 @@ impl Drive<'_> {
                 };
                 let expanded =
                     self.controlled("expand", "ControllerExpandVolume", target, secrets.as_ref(), call).await;
-                if let Err(error) = &expanded
-                    && error.kind != Kind::Uncertain
+                if let Err(unanswered) = &expanded
+                    && !unanswered.perhaps_done
                 {
                     self.note_expansion(target, None, current).await?;
                 }

@@ -12,6 +12,7 @@ mod claiming;
 pub mod claims;
 mod control;
 mod controlling;
+mod creating;
 mod deleting;
 mod directory;
 mod drive;

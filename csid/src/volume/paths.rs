@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
 
 pub const STAGING: &str = "staging";
@@ -44,6 +45,24 @@ pub fn lacks_id(key: &VolumeKey) -> bool {
     key.external_id.strip_prefix(WITHOUT_ID).is_some_and(is_ours)
 }
 
+/// The key of a volume that the plugin is to make under this name: it has no external id yet, and no caller can give one with
+/// a control character in it. Who makes the same name waits his turn.
+pub fn unborn(plugin: &str, name: &str) -> VolumeKey {
+    VolumeKey { plugin: plugin.to_owned(), external_id: format!("{UNBORN}{name}") }
+}
+
+pub fn is_unborn(key: &VolumeKey) -> bool {
+    key.external_id.starts_with(UNBORN)
+}
+
+/// What a plugin is to call a volume for which its caller gives no name: always the same for the same volume, and another one
+/// on every node, for a plugin gives the same volume for the same name.
+pub fn name_at_plugin(node: &str, name: &VolumeName) -> String {
+    format!("csid-{}", digest(&[node, &name.namespace, &name.volume]))
+}
+
+const UNBORN: &str = "\u{1}unborn:";
+
 /// No external id that anybody gave looks like that.
 const WITHOUT_ID: &str = "unidentified:";
 
@@ -77,6 +96,17 @@ mod tests {
             "{parts:?}"
         );
         assert!(!is_ours("..") && !is_ours(&"A".repeat(32)));
+    }
+
+    #[test]
+    fn a_made_name_is_stable_and_each_nodes_own() {
+        let name = |volume: &str| VolumeName { namespace: "ns".into(), volume: volume.into() };
+        let made = name_at_plugin("n1", &name("a/\u{1f980}"));
+        assert_eq!(made, name_at_plugin("n1", &name("a/\u{1f980}")));
+        assert!(is_ours(made.strip_prefix("csid-").unwrap()), "{made}");
+        assert_ne!(made, name_at_plugin("n2", &name("a/\u{1f980}")));
+        assert_ne!(made, name_at_plugin("n1", &name("b")));
+        assert!(is_unborn(&unborn("p", "x")) && !is_unborn(&without_id("p", "x")));
     }
 
     #[test]

@@ -9,9 +9,12 @@ use serde_json::Value;
 
 use crate::fault;
 use crate::host::Look;
-use crate::store::registry::{Claim, ClaimFilter, ClaimState, RecordFilter, VolumeName};
-use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
+use crate::store::registry::{Claim, ClaimFilter, ClaimState, Record, RecordFilter, VolumeName};
+use crate::store::rows::{EventDetails, Leg, MountKey, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
 use crate::store::{Change, Durability, StoreError};
+use crate::volume::attaching::detach_key;
+use crate::volume::creating::{is_unborn, task_of};
+use crate::volume::deleting::is_being_deleted;
 use crate::volume::journalled::Journalled;
 use crate::volume::state::{Event, Sight, Volume};
 use crate::volume::{Volumes, healthy, say};
@@ -67,7 +70,7 @@ impl Volumes {
         }
 
         *shared.boot.lock().unwrap_or_else(PoisonError::into_inner) = boot.clone();
-        let left = self.claims_left(&seen).await?;
+        let left = self.left(&seen).await?;
         let mut changes = vec![Change::Boot(boot)];
         let mut found = Recovered::default();
         let mut recovered = Vec::new();
@@ -115,53 +118,68 @@ impl Volumes {
             let work = volume.mounts.iter().any(|row| !matches!(row.phase, Phase::Mounted | Phase::Lost));
             shared.directory.enter(shared, volume, work);
         }
-        for (volume, key, uid) in left {
+        for Left { volume, key, uid } in left {
             shared.directory.go_on(shared, &volume, key, uid);
         }
         shared.untaken.store(false, Ordering::SeqCst);
         Ok(found)
     }
 
-    /// This node's claims that an earlier csid left between two states, or without the mount that they were taken for.
-    async fn claims_left(
-        &self,
-        seen: &BTreeMap<VolumeKey, Seen>,
-    ) -> Result<Vec<(VolumeKey, MountKey, u32)>, StoreError> {
+    /// What an earlier csid left between two states, and this node's claims without the mount that they were taken for.
+    async fn left(&self, seen: &BTreeMap<VolumeKey, Seen>) -> Result<Vec<Left>, StoreError> {
         let shared = &self.shared;
-        let mut left = self.unfinished_claims().await?;
+        let mut left = self.unfinished().await?;
         let mounts = seen.values().flat_map(|seen| &seen.mounts);
         let users: BTreeSet<_> = mounts.map(|row| VolumeName::of(&row.key).key(&row.key.consumer)).collect();
         let filter = ClaimFilter { node: Some(shared.node.clone()), ..ClaimFilter::default() };
         for (name, claim) in shared.registry.claims(filter).await?.0 {
             let key = name.key(&claim.consumer);
-            if claim.by_mount && !users.contains(&key) && !left.iter().any(|(_, other, _)| *other == key) {
-                left.push((shared.registry.record(name).await?.volume, key, claim.uid));
+            if claim.by_mount && !users.contains(&key) && !left.iter().any(|left| left.key == key) {
+                let volume = shared.registry.record(name).await?.volume;
+                left.push(Left { volume, key, uid: claim.uid });
             }
         }
         Ok(left)
     }
 
-    async fn unfinished_claims(&self) -> Result<Vec<(VolumeKey, MountKey, u32)>, StoreError> {
-        let node = &self.shared.node;
-        let filter = RecordFilter { node: Some(node.clone()), restless: true, ..RecordFilter::default() };
+    async fn unfinished(&self) -> Result<Vec<Left>, StoreError> {
+        let filter = RecordFilter { restless: true, ..RecordFilter::default() };
         let (records, _) = self.shared.registry.records(filter).await?;
-        let left = records.iter().flat_map(|record| {
-            let unfinished =
-                |claim: &&Claim| claim.node == *node && (claim.releasing || claim.state != ClaimState::Taken);
-            let left =
-                move |claim: &Claim| (record.volume.clone(), record.name.key(&claim.consumer), claim.uid);
-            record.claims.iter().filter(unfinished).map(left)
-        });
-        Ok(left.collect())
+        Ok(records.iter().flat_map(|record| unfinished(record, &self.shared.node)).collect())
     }
 
-    /// The second chance of every claim that is on its way out, also of what is parked.
+    /// The second chance of all that is on its way, also of what is parked.
     pub(super) async fn sweep(&self) -> crate::Result<()> {
-        for (volume, key, uid) in self.unfinished_claims().await? {
+        for Left { volume, key, uid } in self.unfinished().await? {
             self.shared.directory.go_on(&self.shared, &volume, key, uid);
         }
         Ok(())
     }
+}
+
+/// What is to go on without being asked: by what key, in which volume's task, for whom.
+#[derive(Debug, PartialEq, Eq)]
+struct Left {
+    volume: VolumeKey,
+    key: MountKey,
+    uid: u32,
+}
+
+/// What of a record is between two states: claims of this node, what AttachVolume left, a creation, a deletion.
+fn unfinished(record: &Record, node: &str) -> Vec<Left> {
+    let volume = task_of(record);
+    let left = |key, uid| Left { volume: volume.clone(), key, uid };
+    let is_open =
+        |claim: &&Claim| claim.node == node && (claim.releasing || claim.state != ClaimState::Taken);
+    let claims = record.claims.iter().filter(is_open);
+    let claims = claims.map(|claim| left(record.name.key(&claim.consumer), claim.uid));
+    let attached = record.attachments.iter().filter(|at| at.leg != Leg::Present);
+    let attached = attached.filter_map(|at| {
+        at.by_call.as_ref().map(|call| left(detach_key(&record.name, &at.node_id), call.uid))
+    });
+    let registration = record.registration.as_ref().filter(|_| is_unborn(record) || is_being_deleted(record));
+    let registration = registration.map(|registration| left(record.name.key(""), registration.uid));
+    claims.chain(attached).chain(registration).collect()
 }
 
 /// What was mounted and is not, or is and does not answer.
@@ -197,4 +215,82 @@ fn secret_required(row: &MountRow) -> NewEvent {
     let mut event = watched("secret-required", row, &error.message);
     event.details.insert("success", Value::from(false));
     event
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::registry::{
+        AttachCall, Attachment, Capability, ClaimMode, Creation, Origin, Registration, Standing, Use,
+        VolumeSpec,
+    };
+    use crate::store::rows::{AccessMode, AttachmentMode};
+    use crate::volume::paths;
+    use crate::volume::registered::new_claim;
+    use crate::volume::registering::new_registration;
+
+    fn record(standing: Option<Standing>) -> Record {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        let spec = VolumeSpec { name: "disk".into(), ..VolumeSpec::default() };
+        let registration =
+            standing.map(|standing| Registration { standing, ..new_registration(1000, spec, Origin::Bus) });
+        let volume = VolumeKey { plugin: "p".into(), external_id: "x".into() };
+        Record { volume, registration, ..Record::none(name) }
+    }
+
+    fn keys(record: &Record) -> Vec<(String, String, u32)> {
+        let left = unfinished(record, "n1").into_iter();
+        left.map(|left| {
+            (left.volume.external_id, format!("{}@{}", left.key.consumer, left.key.tag), left.uid)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn what_is_between_two_states_goes_on_where_its_volume_queues() {
+        let capability = Capability {
+            access_mode: AccessMode::SingleNodeWriter,
+            attachment_mode: AttachmentMode::FileSystem,
+        };
+        assert_eq!(keys(&record(None)), []);
+        assert_eq!(keys(&record(Some(Standing::Registered))), []);
+
+        let deleting = record(Some(Standing::Deleting { secrets_given: true, back: None }));
+        assert_eq!(keys(&deleting), [("x".into(), "@".into(), 1000)]);
+
+        let creation = Creation {
+            capacity_min: 0,
+            capacity_max: 0,
+            register: false,
+            secrets_given: false,
+            source: String::new(),
+            sourceless: false,
+        };
+        let mut creating = record(Some(Standing::Creating(creation)));
+        assert_eq!(keys(&creating), [], "the plugin has answered; the answer waits for its caller");
+        creating.volume.external_id.clear();
+        assert_eq!(keys(&creating), [(paths::unborn("p", "disk").external_id, "@".into(), 1000)]);
+
+        let mut used = record(Some(Standing::Registered));
+        let usage = Use { mode: ClaimMode::Write, capability };
+        let claim =
+            |consumer: &str, node: &str, state| Claim { state, ..new_claim(consumer, node, 7, usage) };
+        used.claims = vec![
+            claim("taken", "n1", ClaimState::Taken),
+            claim("pending", "n1", ClaimState::Pending),
+            claim("anothers", "n2", ClaimState::Pending),
+        ];
+        let by_call = Some(AttachCall { uid: 8, read_only: false, capability, secrets_given: false });
+        let at = |node_id: &str, leg, by_call| Attachment {
+            node_id: node_id.into(),
+            by_call,
+            ..Attachment::new("", leg)
+        };
+        used.attachments = vec![
+            at("i-1", Leg::Removing, by_call.clone()),
+            at("i-2", Leg::Present, by_call),
+            at("i-3", Leg::Making, None),
+        ];
+        assert_eq!(keys(&used), [("x".into(), "pending@".into(), 7), ("x".into(), "@i-1".into(), 8)]);
+    }
 }

@@ -12,6 +12,8 @@ use crate::store::registry::{
 };
 use crate::store::rows::{AccessMode, AttachmentMode, MountKey, MountSpec, VolumeKey};
 use crate::volume::controlling::{Call, Target};
+use crate::volume::creating::refuse_anothers;
+use crate::volume::deleting::is_being_deleted;
 use crate::volume::registering::{new_registration, unregistered};
 use crate::volume::work::{Done, Work};
 use crate::volume::{Authority, MountOptions, Shared, Volumes, Wait, claims, say};
@@ -334,10 +336,6 @@ impl Wanted {
 }
 
 impl Volumes {
-    pub async fn create_volume(&self, _request: CreateRequest) -> Result<VolumeView> {
-        later()
-    }
-
     pub async fn volumes(&self, filter: RecordFilter) -> Result<Vec<VolumeView>> {
         let of_past = ClaimFilter {
             namespace: filter.namespace.clone(),
@@ -380,16 +378,6 @@ impl Volumes {
             Done::Validated(Err(message)) => Ok((false, message)),
             _ => Err(unanswered()),
         }
-    }
-
-    pub async fn delete_volume(&self, request: VolumeRequest) -> Result<()> {
-        if request.inline.is_none() {
-            let record = self.shared.registry.record(request.name.clone()).await?;
-            if record.registration.is_none() {
-                return self.shared.synced().await;
-            }
-        }
-        self.call(request, Call::Delete).await.map(drop)
     }
 
     /// The capacity, and whether a node still has to expand it.
@@ -464,18 +452,26 @@ impl Volumes {
     }
 
     /// Queue a call at its volume's task, and wait for its end.
-    async fn call(&self, request: VolumeRequest, call: Call) -> Result<Done> {
+    pub(super) async fn call(&self, request: VolumeRequest, call: Call) -> Result<Done> {
         let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
-        let key = name.key("");
+        let record = self.shared.registry.record(name).await?;
+        let key = record.name.key("");
         let (volume, registration, is_registered) = match inline {
             Some(Inline { volume, spec }) => {
-                self.shared.refuse_registered(&name, &volume).await?;
+                let resumed = call == Call::Delete && record.volume == volume && is_being_deleted(&record);
+                if !resumed {
+                    self.shared.refuse_registered(&record.name, &volume).await?;
+                }
                 (volume, new_registration(uid, spec, Origin::Bus), false)
             }
             None => {
-                let record = self.shared.registry.record(name).await?;
-                match record.registration {
-                    Some(registration) => (record.volume, registration, true),
+                refuse_anothers(&record, uid)
+                    .or_else(|error| call.only_looks().then_some(()).ok_or(error))?;
+                match &record.registration {
+                    Some(registration) => {
+                        call.refuse_between(&record.name, registration)?;
+                        (record.volume.clone(), registration.clone(), true)
+                    }
                     // What was attached inline is known by its name.
                     None if !record.attachments.is_empty() => (record.volume, unregistered(uid), false),
                     None => return Err(say::not_registered(&key)),

@@ -35,6 +35,9 @@ impl Volumes {
             .shared
             .amend(&name, Durability::Disk, |record| {
                 let Some(present) = &mut record.registration else {
+                    if record.volume != volume {
+                        words::refuse_attached(record)?;
+                    }
                     record.volume = volume.clone();
                     record.registration = Some(new_registration(uid, spec.clone(), Origin::Bus));
                     return Ok(Some(words::registered("volume-registered", record)));
@@ -156,7 +159,7 @@ impl Shared {
     }
 
     /// One name for one external id, and one external id for one name, also of what is in use inline.
-    fn refuse_in_use_otherwise(&self, name: &VolumeName, volume: &VolumeKey) -> Result<()> {
+    pub(super) fn refuse_in_use_otherwise(&self, name: &VolumeName, volume: &VolumeKey) -> Result<()> {
         match self.directory.in_use(name, volume) {
             None => Ok(()),
             Some(text) => Err(Error::new(Kind::Busy, format!("{text}; unmount it first"))),

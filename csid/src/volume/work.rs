@@ -81,6 +81,7 @@ pub(super) enum Done {
     /// Whether the plugin confirms it; what it says if not.
     Validated(Result<(), String>),
     Stats(Stats),
+    Created(Box<Record>),
     /// The capacity, and whether a node has to expand it yet.
     Expanded(u64, bool),
     Snapshot(Snapshot),
@@ -148,6 +149,10 @@ impl Work {
                 Work::Unmount { key: a, authority: x, force: f },
                 Work::Unmount { key: b, authority: y, force: g },
             ) => a == b && x == y && f == g,
+            (
+                Work::Call { target: a, call: x, secrets: s },
+                Work::Call { target: b, call: y, secrets: t },
+            ) => a == b && x == y && s.is_some() == t.is_some(),
             _ => false,
         }
     }

@@ -82,7 +82,14 @@ pub(super) fn new(after: Record) -> Swap {
 pub(super) fn representative_swaps() -> Vec<Swap> {
     let mut creating = record("new", &[]);
     creating.volume.external_id.clear();
-    let creation = Creation { capacity_min: 1, capacity_max: 2, register: true, secrets_given: true };
+    let creation = Creation {
+        capacity_min: 1,
+        capacity_max: 2,
+        register: true,
+        secrets_given: true,
+        source: "of-another".into(),
+        sourceless: false,
+    };
     creating.registration.as_mut().unwrap().standing = Standing::Creating(creation);
     let mut attached = record("attached", &[]);
     attached.registration = None;

@@ -1,0 +1,496 @@
+//! CreateVolume. What is asked of the plugin is in the registry before, and stays there until the plugin has answered (CSI rule
+//! 39): the same name with the same wishes is asked for again, in the call's time and after it, whatever happens to csid. So
+//! there is never a volume that no row knows.
+//!
+//! A volume that is not there yet has no external id to queue by: it queues by its name at the plugin (`paths::unborn`). While
+//! its record has no external id, nobody else can use it.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::error::{Error, Kind, Result};
+use crate::plugin::{Controller, Create, Created, Request, Service, Source};
+use crate::secret::Secrets;
+use crate::store::Durability;
+use crate::store::registry::{
+    Creation, Origin, Record, RecordFilter, Registration, Standing, VolumeName, VolumeSpec,
+};
+use crate::store::rows::{Usage, VolumeKey};
+use crate::volume::controlling::{Call, Target, Unanswered};
+use crate::volume::drive::Drive;
+use crate::volume::journalled::Unfinished;
+use crate::volume::registered::{CreateRequest, VolumeView};
+use crate::volume::registering::{new_registration, refuse_nonsense};
+use crate::volume::work::{Done, Work};
+use crate::volume::{Shared, Volumes, Wait, claim_words as words, paths, say};
+
+impl Volumes {
+    pub async fn create_volume(&self, request: CreateRequest) -> Result<VolumeView> {
+        let CreateRequest {
+            name,
+            plugin,
+            mut spec,
+            capacity_min,
+            capacity_max,
+            register,
+            uid,
+            secrets,
+            wait,
+        } = request;
+        let shared = &self.shared;
+        shared.changeable()?;
+        refuse_nonsense(&spec)?;
+        if spec.name.is_empty() {
+            spec.name = paths::name_at_plugin(&shared.node, &name);
+        }
+        let secrets_given = secrets.is_some();
+        let mut creation = Creation {
+            capacity_min,
+            capacity_max,
+            register,
+            secrets_given,
+            source: String::new(),
+            sourceless: false,
+        };
+        let record = shared.registry.record(name.clone()).await?;
+        // What is there already has its source, and needs no plugin to be told of.
+        if record.registration.is_none() {
+            shared.refuse_if_it_cannot(&plugin)?;
+            let volume = VolumeKey { plugin: plugin.clone(), external_id: String::new() };
+            shared.refuse_in_use_otherwise(&name, &volume)?;
+            creation.source = shared.find_source(&name, &plugin, &spec, uid, secrets.as_ref(), &wait).await?;
+        }
+        let registration = Registration {
+            standing: Standing::Creating(creation),
+            ..new_registration(uid, spec, Origin::Bus)
+        };
+        let record = self.creation(name, &plugin, registration, uid, secrets, wait).await?;
+        if !register {
+            self.forget_fetched(&record.name).await?;
+        }
+        Ok(shared.view(record, Vec::new()))
+    }
+
+    /// Have a creation come to its end; its record then.
+    pub(super) async fn creation(
+        &self,
+        name: VolumeName,
+        plugin: &str,
+        registration: Registration,
+        uid: u32,
+        secrets: Option<Secrets>,
+        wait: Wait,
+    ) -> Result<Record> {
+        let task = paths::unborn(plugin, &registration.spec.name);
+        let target = Box::new(Target { key: name.key(""), uid, registration, is_registered: false });
+        let work = Work::Call { target, call: Call::Create, secrets };
+        let answer = self.shared.ask(&task, uid, work, wait)?;
+        match self.shared.answered(answer).await? {
+            Done::Created(record) => Ok(*record),
+            _ => Err(Error::internal("a creation was answered without its volume")),
+        }
+    }
+
+    /// The caller keeps the row from here on. Should his answer be lost, he asks again, and the plugin gives the same volume
+    /// for the same name.
+    async fn forget_fetched(&self, name: &VolumeName) -> Result<()> {
+        let forget = |record: &mut Record| {
+            if let Some(Registration { standing: Standing::Creating(_), .. }) = &record.registration
+                && !record.volume.external_id.is_empty()
+            {
+                record.registration = None;
+            }
+            Ok(None)
+        };
+        self.shared.amend(name, Durability::Disk, forget).await.map(drop)
+    }
+}
+
+impl Shared {
+    /// What a plugin that was seen does not offer is not waited for.
+    fn refuse_if_it_cannot(&self, plugin: &str) -> Result<()> {
+        let view = self.plugins.view(plugin).ok_or_else(|| say::unknown_plugin(plugin))?;
+        let has = |names: &[String], name: &str| names.iter().any(|has| has == name);
+        let seen = !view.provider.is_empty();
+        if seen && !has(&view.plugin_capabilities, "CONTROLLER_SERVICE") {
+            return Err(words::cannot_create(plugin, "CONTROLLER_SERVICE"));
+        }
+        let asked = has(&view.services, Service::Controller.name());
+        if asked && !has(&view.controller_capabilities, "CREATE_DELETE_VOLUME") {
+            return Err(words::cannot_create(plugin, "CREATE_DELETE_VOLUME"));
+        }
+        Ok(())
+    }
+
+    /// Say in the record why it rests, or that it does not.
+    pub(super) async fn note_parked(&self, name: &VolumeName, why: Option<&Error>) -> Result<()> {
+        let noted = |record: &mut Record| {
+            let Some(registration) = &mut record.registration else { return Ok(None) };
+            let text = why.map(|error| error.message.clone()).unwrap_or_default();
+            let is_news = !text.is_empty() && registration.parked != text;
+            registration.parked = text;
+            Ok(why.filter(|_| is_news).map(|error| words::parked(record, error)))
+        };
+        self.amend(name, Durability::Disk, noted).await.map(drop)
+    }
+
+    /// The plugin's id of the volume that is to be cloned. A source is the caller's own, and of the volume's namespace
+    /// (CVE-2019-11255): a clone's is registered there; a snapshot is its volume's, but root may name any.
+    async fn find_source(
+        &self,
+        name: &VolumeName,
+        plugin: &str,
+        spec: &VolumeSpec,
+        uid: u32,
+        secrets: Option<&Secrets>,
+        wait: &Wait,
+    ) -> Result<String> {
+        if !spec.clone.is_empty() {
+            let source = VolumeName { namespace: name.namespace.clone(), volume: spec.clone.clone() };
+            let source = self.registered(&source.key("")).await?;
+            if source.volume.plugin != plugin {
+                let text = format!(
+                    "{} is of plugin {}, and {plugin} cannot clone it",
+                    source.name, source.volume.plugin
+                );
+                return Err(Error::invalid(text));
+            }
+            refuse_anothers(&source, uid)?;
+            return Ok(source.volume.external_id);
+        }
+        if spec.snapshot.is_empty() || uid == 0 {
+            return Ok(String::new());
+        }
+        let patience = Instant::now() + self.config.borrow().deadlines.operation;
+        let deadline = wait.deadline.map_or(patience, |deadline| deadline.min(patience));
+        let controller = self.plugins.controller(plugin, deadline).await?;
+        let request = Request { uid, secrets, secrets_forgotten: false, deadline };
+        let (found, _) = controller.snapshots(&spec.snapshot, "", "", 1, request).await?;
+        if let Some(snapshot) = found.into_iter().find(|found| found.id == spec.snapshot) {
+            let filter = RecordFilter {
+                namespace: Some(name.namespace.clone()),
+                plugin: Some(plugin.to_owned()),
+                external_id: Some(snapshot.external_id),
+                ..RecordFilter::default()
+            };
+            let is_own = |record: &Record| record.registration.as_ref().is_some_and(|of| of.uid == uid);
+            if self.registry.records(filter).await?.0.iter().any(is_own) {
+                return Ok(String::new());
+            }
+        }
+        Err(words::not_own_snapshot(&name.namespace, &spec.snapshot))
+    }
+}
+
+/// The plugin has not told its id yet.
+pub(super) fn is_unborn(record: &Record) -> bool {
+    let standing = record.registration.as_ref().map(|registration| &registration.standing);
+    matches!(standing, Some(Standing::Creating(_))) && record.volume.external_id.is_empty()
+}
+
+/// The task that a record's volume has.
+pub(super) fn task_of(record: &Record) -> VolumeKey {
+    match &record.registration {
+        Some(registration) if is_unborn(record) => {
+            paths::unborn(&record.volume.plugin, &registration.spec.name)
+        }
+        _ => record.volume.clone(),
+    }
+}
+
+/// What is another's is managed by him and by root.
+pub(super) fn refuse_anothers(record: &Record, uid: u32) -> Result<()> {
+    match &record.registration {
+        Some(registration) if uid != 0 && uid != registration.uid => Err(words::anothers(&record.name)),
+        _ => Ok(()),
+    }
+}
+
+/// Why what is there is not what the same CreateVolume made, or makes. The credential is a common key.
+fn refuse_other(record: &Record, plugin: &str, wanted: &Registration) -> Result<()> {
+    let (Some(present), Standing::Creating(asked)) = (&record.registration, &wanted.standing) else {
+        return Ok(());
+    };
+    refuse_anothers(record, wanted.uid)?;
+    let fits = match &present.standing {
+        Standing::Deleting { .. } => return Err(words::on_its_way(&record.name)),
+        Standing::Creating(creation) => {
+            let options = |of: &Creation| (of.capacity_min, of.capacity_max, of.register);
+            options(creation) == options(asked)
+        }
+        Standing::Registered => {
+            let has = present.capacity;
+            let fits = has >= asked.capacity_min && (asked.capacity_max == 0 || has <= asked.capacity_max);
+            asked.register && (has == 0 || fits)
+        }
+    };
+    let mut spec = VolumeSpec {
+        context: BTreeMap::new(),
+        credential: wanted.spec.credential.clone(),
+        ..present.spec.clone()
+    };
+    // The plugin has answered where it is.
+    if !is_unborn(record) {
+        spec.topologies.clone_from(&wanted.spec.topologies);
+    }
+    match fits && record.volume.plugin == plugin && spec == wanted.spec {
+        true => Ok(()),
+        false => Err(words::created_otherwise(&record.name)),
+    }
+}
+
+impl Drive<'_> {
+    /// Enter the target's registration, or find it, and have the plugin make the volume.
+    pub(super) async fn create(&mut self, target: &Target) -> Result<Record> {
+        let (plugin, given) = (self.plugin(), self.secrets.is_some());
+        let wanted = &target.registration;
+        let mut is_new = false;
+        let entered = |record: &mut Record| {
+            is_new = record.registration.is_none();
+            if is_new {
+                // What is attached under this name is another volume.
+                words::refuse_attached(record)?;
+                record.volume = VolumeKey { plugin: plugin.clone(), external_id: String::new() };
+                record.registration = Some(wanted.clone());
+                return Ok(None);
+            }
+            refuse_other(record, &plugin, wanted)?;
+            if is_unborn(record)
+                && let Some(Registration { spec, standing: Standing::Creating(creation), parked, .. }) =
+                    &mut record.registration
+            {
+                creation.secrets_given |= given;
+                parked.clear();
+                if wanted.spec.credential.is_some() {
+                    spec.credential.clone_from(&wanted.spec.credential);
+                }
+            }
+            Ok(None)
+        };
+        let record = self.shared.amend(&VolumeName::of(&target.key), Durability::Disk, entered).await?;
+        if is_unborn(&record) {
+            return self.ask_for(record, is_new).await;
+        }
+        self.shared.synced().await?;
+        match record.registration.as_ref().map(|registration| &registration.standing) {
+            Some(Standing::Creating(creation)) if creation.sourceless => {
+                Err(words::not_from_source(&record.name, &record.volume.external_id))
+            }
+            _ => Ok(record),
+        }
+    }
+
+    /// Have the plugin make what the record says; `is_new`: it was never asked for it.
+    pub(super) async fn ask_for(&mut self, record: Record, is_new: bool) -> Result<Record> {
+        let name = record.name.clone();
+        let Some(registration) = record.registration else { return Err(say::not_registered(&name.key(""))) };
+        let Standing::Creating(creation) = registration.standing.clone() else {
+            return Err(Error::internal("what is there was to be made"));
+        };
+        let (key, uid) = (name.key(""), registration.uid);
+        let target = Target { key, uid, registration, is_registered: false };
+        let ended = match self.ask_plugin(&target, &creation).await {
+            Ok(created) => self.born(&target, created).await,
+            Err(unanswered) if unanswered.is_no(!is_new) => {
+                self.not_born(&name).await.and(Err(unanswered.error))
+            }
+            Err(unanswered) => Err(unanswered.error),
+        };
+        // Also one that the journal could not take: it is asked for again, and found.
+        let there = self.shared.registry.record(name.clone()).await;
+        let error = match ended {
+            Err(error) if there.as_ref().map_or(true, is_unborn) => error,
+            ended => {
+                self.rows.set_unfinished(target.key, None);
+                return ended;
+            }
+        };
+        let parked = !error.details.retryable;
+        self.rows.set_unfinished(target.key, Some(Unfinished { uid, parked }));
+        self.shared.note_parked(&name, Some(&error).filter(|_| parked)).await?;
+        Err(if parked { error } else { words::goes_on(error) })
+    }
+
+    async fn ask_plugin(&mut self, target: &Target, creation: &Creation) -> Result<Created, Unanswered> {
+        let spec = &target.registration.spec;
+        let secrets = self.target_secrets(target).map_err(Unanswered::before)?;
+        if creation.secrets_given && secrets.is_none() {
+            let error = words::secrets_again(&VolumeName::of(&target.key), "CreateVolume");
+            return Err(Unanswered::before(error));
+        }
+        let usages: Vec<Usage> =
+            spec.capabilities.iter().map(|capability| target.registration.usage(*capability)).collect();
+        let source = match (spec.snapshot.as_str(), creation.source.as_str()) {
+            ("", "") => None,
+            ("", volume) => Some(Source::Volume(volume)),
+            (snapshot, _) => Some(Source::Snapshot(snapshot)),
+        };
+        let create = Create {
+            name: &spec.name,
+            required: creation.capacity_min,
+            limit: creation.capacity_max,
+            usages: &usages,
+            parameters: &spec.parameters,
+            source,
+            topologies: &spec.topologies,
+        };
+        let call = |controller: Controller, request| async move { controller.create(create, request).await };
+        self.controlled("create", "CreateVolume", target, secrets.as_ref(), call).await
+    }
+
+    /// The plugin has answered: the volume is there.
+    async fn born(&mut self, target: &Target, created: Created) -> Result<Record> {
+        let name = VolumeName::of(&target.key);
+        let volume = VolumeKey { plugin: self.plugin(), external_id: created.external_id.clone() };
+        let entered = |record: &mut Record| {
+            // One that was forgotten by force meanwhile is there all the same.
+            let registration = record.registration.get_or_insert_with(|| target.registration.clone());
+            let Standing::Creating(creation) = &mut registration.standing else {
+                return Err(words::made_and_not_needed(&name, &volume.external_id));
+            };
+            let register = creation.register;
+            creation.sourceless = !created.from_source;
+            registration.spec.context.clone_from(&created.context);
+            registration.spec.topologies.clone_from(&created.topologies);
+            registration.capacity = created.capacity;
+            registration.parked.clear();
+            record.volume = volume.clone();
+            if !created.from_source {
+                // It may be empty, and it may have been there before: it is neither used nor deleted without being asked.
+                let doubt = words::not_from_source(&name, &volume.external_id);
+                registration.parked.clone_from(&doubt.message);
+                return Ok(Some(words::parked(record, &doubt)));
+            }
+            if !register {
+                return Ok(None);
+            }
+            registration.standing = Standing::Registered;
+            Ok(Some(words::registered("volume-registered", record)))
+        };
+        match self.shared.amend(&name, Durability::Disk, entered).await {
+            Ok(record) if created.from_source => Ok(record),
+            Ok(_) => Err(words::not_from_source(&name, &volume.external_id)),
+            // The plugin's volume of that name is known as another one.
+            Err(error) if error.kind == Kind::AlreadyExists => {
+                words::log(&target.key, &error);
+                self.not_born(&name).await.and(Err(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// It is known that there is no volume, or that it is another row's.
+    async fn not_born(&mut self, name: &VolumeName) -> Result<()> {
+        let gone = |record: &mut Record| {
+            if is_unborn(record) {
+                record.registration = None;
+            }
+            Ok(None)
+        };
+        self.shared.amend(name, Durability::Disk, gone).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::registry::Capability;
+    use crate::store::rows::{AccessMode, AttachmentMode};
+
+    fn creation() -> Creation {
+        Creation {
+            capacity_min: 10,
+            capacity_max: 20,
+            register: true,
+            secrets_given: false,
+            source: String::new(),
+            sourceless: false,
+        }
+    }
+
+    fn wanted() -> Registration {
+        let capability = Capability {
+            access_mode: AccessMode::SingleNodeWriter,
+            attachment_mode: AttachmentMode::FileSystem,
+        };
+        let spec = VolumeSpec {
+            name: "disk".into(),
+            capabilities: vec![capability],
+            topologies: vec![[("zone".to_owned(), "a".to_owned())].into()],
+            ..VolumeSpec::default()
+        };
+        Registration { standing: Standing::Creating(creation()), ..new_registration(1000, spec, Origin::Bus) }
+    }
+
+    fn record(external_id: &str, registration: Registration) -> Record {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        let volume = VolumeKey { plugin: "p".into(), external_id: external_id.into() };
+        Record { volume, registration: Some(registration), ..Record::none(name) }
+    }
+
+    /// As the plugin's answer leaves it.
+    fn made(change: impl FnOnce(&mut Registration)) -> Record {
+        let mut registration = Registration { capacity: 15, standing: Standing::Registered, ..wanted() };
+        registration.spec.context = [("born".to_owned(), "now".to_owned())].into();
+        registration.spec.topologies = vec![[("zone".to_owned(), "b".to_owned())].into()];
+        change(&mut registration);
+        record("x", registration)
+    }
+
+    #[test]
+    fn the_same_create_volume_is_the_same_while_and_after_it_is_made() {
+        let same = |record: &Record| refuse_other(record, "p", &wanted());
+        assert_eq!(same(&record("", wanted())), Ok(()));
+        assert_eq!(same(&made(|_| {})), Ok(()));
+        assert_eq!(same(&made(|of| of.spec.credential = Some("csid.ns.key".into()))), Ok(()));
+        assert_eq!(same(&made(|of| of.capacity = 0)), Ok(()), "a plugin need not say");
+        let unfetched = Creation { register: false, ..creation() };
+        let asks = Registration { standing: Standing::Creating(unfetched.clone()), ..wanted() };
+        let left = made(|of| of.standing = Standing::Creating(unfetched));
+        assert_eq!(refuse_other(&left, "p", &asks), Ok(()));
+        assert_eq!(refuse_other(&left, "p", &wanted()).unwrap_err().kind, Kind::AlreadyExists);
+        assert_eq!(refuse_other(&made(|_| {}), "p", &asks).unwrap_err().kind, Kind::AlreadyExists);
+    }
+
+    #[test]
+    fn another_create_volume_is_refused_while_and_after_it_is_made() {
+        let kind = |record: &Record, plugin: &str, wanted: &Registration| {
+            refuse_other(record, plugin, wanted).unwrap_err().kind
+        };
+        for record in [record("", wanted()), made(|_| {})] {
+            assert_eq!(kind(&record, "q", &wanted()), Kind::AlreadyExists);
+            assert_eq!(kind(&record, "p", &Registration { uid: 1001, ..wanted() }), Kind::NotAuthorized);
+            assert_eq!(refuse_other(&record, "p", &Registration { uid: 0, ..wanted() }), Ok(()));
+            let changes: [fn(&mut VolumeSpec); 5] = [
+                |spec| spec.name = "other".into(),
+                |spec| spec.snapshot = "snap".into(),
+                |spec| spec.suid = true,
+                |spec| spec.capabilities.clear(),
+                |spec| drop(spec.parameters.insert("tier".into(), "1".into())),
+            ];
+            for change in changes {
+                let mut other = wanted();
+                change(&mut other.spec);
+                assert_eq!(kind(&record, "p", &other), Kind::AlreadyExists);
+            }
+            let larger = Creation { capacity_min: 16, ..creation() };
+            let larger = Registration { standing: Standing::Creating(larger), ..wanted() };
+            assert_eq!(kind(&record, "p", &larger), Kind::AlreadyExists);
+        }
+        let elsewhere = |of: &mut Registration| of.spec.topologies.clear();
+        let mut other = wanted();
+        elsewhere(&mut other);
+        assert_eq!(kind(&record("", wanted()), "p", &other), Kind::AlreadyExists);
+        let going = made(|of| of.standing = Standing::Deleting { secrets_given: false, back: None });
+        assert_eq!(kind(&going, "p", &wanted()), Kind::Busy);
+    }
+
+    #[test]
+    fn what_has_no_id_yet_queues_by_its_name_at_the_plugin() {
+        let unborn = record("", wanted());
+        assert_eq!(task_of(&unborn), paths::unborn("p", "disk"));
+        assert_eq!(task_of(&made(|_| {})).external_id, "x");
+        let unfetched = made(|of| of.standing = Standing::Creating(creation()));
+        assert_eq!(task_of(&unfetched).external_id, "x");
+    }
+}
