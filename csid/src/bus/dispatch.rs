@@ -100,6 +100,7 @@ pub(super) static MEMBERS: &[Member] = members! {
     MANAGER.ListPlugins(""): Read, Short => manager::list_plugins;
     MANAGER.WaitForPlugin("ssa{sv}"): Read, Operation => manager::wait_for_plugin;
     MANAGER.RegisterVolume("ssa{sv}"): ManageVolumes, Operation => volumes::register_volume;
+    MANAGER.CreateVolume("ssa{sv}"): ManageVolumes, Operation => volumes::create_volume;
     MANAGER.ListVolumes("a{sv}"): Read, Survey => volumes::list_volumes;
     MANAGER.GetVolume("ss"): Read, Short => volumes::get_volume;
     MANAGER.ValidateVolume("ssa{sv}"): ManageVolumes, Operation => volumes::validate_volume;

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::plugin::validate_id;
 use crate::store::registry::{Capability, Claim, ClaimMode, RecordFilter, VolumeSpec};
 use crate::store::rows::{AttachmentMode, VolumeKey};
-use crate::volume::registered::{Inline, Part, RegisterRequest, VolumeRequest, VolumeView};
+use crate::volume::registered::{CreateRequest, Inline, Part, RegisterRequest, VolumeRequest, VolumeView};
 
 const SPEC: Keys = &[
     ("plugin", "s"),
@@ -29,7 +29,10 @@ const SPEC: Keys = &[
     ("suid", "b"),
     ("dev", "b"),
 ];
+/// Of a volume that is created both are the plugin's answer.
 const REGISTER: Keys = &[("external-id", "s"), ("context", "a{ss}")];
+const CREATE: Keys =
+    &[("capacity-min", "t"), ("capacity-max", "t"), ("clone", "s"), ("snapshot", "s"), ("register", "b")];
 const MODES: Keys = &[("access-mode", "s"), ("attachment-mode", "s")];
 
 type Named = (String, String, HashMap<String, OwnedVariant>);
@@ -108,6 +111,25 @@ pub(super) async fn register_volume(call: Call) -> Answer {
     let secrets = given::secrets(&mut options, &spec.credential).await?;
     let request = RegisterRequest { name, volume, spec, uid: call.permit.uid(), secrets, wait };
     let view = call.server.rooms.volumes.register_volume(request).await?;
+    call.reply(&(row(view),))
+}
+
+pub(super) async fn create_volume(call: Call) -> Answer {
+    let (namespace, id, spec_given): Named = call.arguments()?;
+    let name = given::volume_name(namespace, id)?;
+    let mut options = Options::check_all(spec_given, &[SPEC, CREATE])?;
+    let plugin = options.checked("plugin", |_, id| validate_id(id))?.ok_or_else(|| missing("plugin"))?;
+    let wait = call.wait(&mut options)?;
+    let spec = spec(&call.permit, &name.namespace, &mut options)?;
+    let capacity_min = options.number("capacity-min").unwrap_or(0);
+    let capacity_max = options.number("capacity-max").unwrap_or(0);
+    capacity(("capacity-min", capacity_min), ("capacity-max", capacity_max))?;
+    let register = options.optional_flag("register").unwrap_or(true);
+    let secrets = given::secrets(&mut options, &spec.credential).await?;
+    let uid = call.permit.uid();
+    let request =
+        CreateRequest { name, plugin, spec, capacity_min, capacity_max, register, uid, secrets, wait };
+    let view = call.server.rooms.volumes.create_volume(request).await?;
     call.reply(&(row(view),))
 }
 
@@ -392,6 +414,8 @@ mod tests {
             (REGISTER, vec![fs(), ("heal", "never".into())], "heal is none of report, remount"),
             (REGISTER, vec![fs(), ("name", "".into())], "name is empty"),
             (REGISTER, vec![fs(), ("capacity-min", 1u64.into())], "unknown option"),
+            (CREATE, vec![fs(), ("external-id", "x".into())], "unknown option"),
+            (CREATE, vec![fs(), ("clone", "a".into()), ("snapshot", "b".into())], "snapshot or clone"),
         ] {
             let error = options(entries, &[SPEC, keys]).and_then(|mut options| read(&mut options)).err();
             let error = error.expect(why);

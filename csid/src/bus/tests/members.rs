@@ -116,9 +116,14 @@ async fn every_string_of_every_method_is_bounded() {
             ("Reload", manager(&client, "Reload", &(option("operation-id"),)).await),
             ("Reconcile", manager(&client, "Reconcile", &(option("operation-id"),)).await),
         ];
-        for member in
-            ["RegisterVolume", "ValidateVolume", "DeregisterVolume", "DeleteVolume", "GetVolumeStats"]
-        {
+        for member in [
+            "RegisterVolume",
+            "CreateVolume",
+            "ValidateVolume",
+            "DeregisterVolume",
+            "DeleteVolume",
+            "GetVolumeStats",
+        ] {
             refused.push((member, manager(&client, member, &(bad, "v", none())).await));
             refused.push((member, manager(&client, member, &("n", bad, none())).await));
             let options = option("operation-id");
@@ -145,9 +150,10 @@ async fn every_string_of_every_method_is_bounded() {
         for key in ["namespace", "volume", "consumer", "node"] {
             refused.push((key, manager(&client, "ListClaims", &(option(key),)).await));
         }
-        for (member, keys) in
-            [("RegisterVolume", &["plugin", "external-id", "name", "heal", "credential"][..])]
-        {
+        for (member, keys) in [
+            ("RegisterVolume", &["plugin", "external-id", "name", "heal", "credential"][..]),
+            ("CreateVolume", &["plugin", "name", "heal", "credential", "clone", "snapshot"]),
+        ] {
             for key in keys {
                 let mut spec = Options::from([("plugin", "local".into()), ("capabilities", capabilities())]);
                 if member == "RegisterVolume" {

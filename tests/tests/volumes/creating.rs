@@ -1,0 +1,253 @@
+//! CreateVolume and DeleteVolume: whatever dies, no volume is made that no row knows (CSI rule 39), and what is to go goes.
+
+use std::time::Duration;
+
+use csid_client::{CreateVolume, Kind, MountOptions, VolumeOptions};
+use csid_tests::ask::{NAMESPACE, cursor, event, secrets, unmount};
+use csid_tests::script::{Act, Rule};
+use csid_tests::world::{eventually, refusal, world};
+
+use crate::site::{PASSWORD, Site, options, spec, with_secrets, within};
+
+const SHORT: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_created_volume_is_used_and_deleted() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        let row = s.create("a", spec()).await.unwrap();
+        assert_eq!((row.id.as_str(), row.capacity), ("a", 1 << 20));
+        assert_eq!(row.external_id, format!("id-{}", row.name), "the plugin names it by csid's name");
+        assert!(row.context.contains_key("born"), "{:?}", row.context);
+        assert_eq!(s.create("a", spec()).await.unwrap().external_id, row.external_id, "the same again");
+        let other = CreateVolume { fs_type: Some("xfs".to_owned()), ..spec() };
+        assert_eq!(s.refused("a", other).await.0, Kind::AlreadyExists);
+        let larger = CreateVolume { capacity_min: Some(1 << 30), ..spec() };
+        assert_eq!(s.refused("a", larger).await.0, Kind::AlreadyExists);
+
+        // At once: nothing of its making is in the way of its first use.
+        let clone = CreateVolume { clone: Some("a".to_owned()), ..spec() };
+        let twin = s.create("b", clone).await.unwrap();
+        s.client.mount(NAMESPACE, "b", "job", MountOptions::default()).await.unwrap();
+        assert_eq!(refusal(s.delete("b", options()).await).0, Kind::Busy);
+        unmount(&s.client, "b", "job").await.unwrap();
+        s.has(&[&row.external_id, &twin.external_id]).await;
+        s.delete("a", options()).await.unwrap();
+        s.delete("a", options()).await.expect("what is not there is deleted");
+        s.delete("b", options()).await.unwrap();
+        assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 2);
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn what_cannot_be_had_leaves_no_row() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        for code in [3, 5, 6, 9, 11, 16] {
+            s.rules([Rule::always("CreateVolume", Act::Fail(code))]);
+            let (kind, text) = s.refused(&format!("v{code}"), spec()).await;
+            assert_eq!(kind, Kind::PluginError, "{code}: {text}");
+            assert!(s.rows().await.is_empty(), "{code}: {text}");
+        }
+        assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 6, "none was repeated");
+        s.w.plugin("p").honest();
+        for (spec, kind) in [
+            (CreateVolume { clone: Some("none".to_owned()), ..spec() }, Kind::NotFound),
+            (CreateVolume { plugin: Some("none".to_owned()), ..spec() }, Kind::NotFound),
+            (CreateVolume { snapshot: Some("none".to_owned()), ..spec() }, Kind::PluginError),
+        ] {
+            assert_eq!(s.refused("a", spec).await.0, kind);
+            assert!(s.rows().await.is_empty());
+        }
+        s.nothing_left().await;
+    });
+}
+
+/// Two names of csid's for one of the plugin's: the second is refused, and nothing is taken from the first.
+#[test]
+fn a_name_of_the_plugins_is_one_volume() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        let named = || CreateVolume { name: Some("disk".to_owned()), ..spec() };
+        s.create("a", named()).await.unwrap();
+        let (kind, text) = s.refused("b", named()).await;
+        assert!(kind == Kind::AlreadyExists && text.contains("default/a"), "{text}");
+        s.has(&["id-disk"]).await;
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn a_lost_answer_is_asked_for_again_under_the_same_name() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.rules([Rule::once("CreateVolume", Act::DelayAfter(1500))]);
+        let row = s.create("late", spec()).await.expect("the second answer comes in time");
+        s.has(&[&row.external_id]).await;
+        assert_eq!(s.w.plugin("p").count("CreateVolume", &row.name), 2);
+
+        s.rules([Rule::once("CreateVolume", Act::DieAfter)]);
+        assert_eq!(s.refused("dead", within(SHORT, spec())).await.0, Kind::TimedOut);
+        s.w.plugin("p").died().await;
+        s.w.plugin("p").honest();
+        s.w.plugin("p").start().await;
+        let dead = s.create("dead", spec()).await.expect("it is waited for");
+        s.has(&[&row.external_id, &dead.external_id]).await;
+        s.delete("late", options()).await.unwrap();
+        s.delete("dead", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn nobody_has_to_ask_again() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
+        assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
+        let (kind, _) =
+            s.refused("a", CreateVolume { fs_type: Some("xfs".to_owned()), ..within(SHORT, spec()) }).await;
+        assert!([Kind::AlreadyExists, Kind::TimedOut].contains(&kind));
+        s.restart().await;
+        eventually("csid asks again", async || s.w.plugin("p").count("CreateVolume", "") > 3).await;
+        assert_eq!(s.rows().await[0].external_id, "", "it is known, and not there yet");
+        s.w.plugin("p").honest();
+        eventually("it is there", async || s.rows().await[0].external_id.starts_with("id-")).await;
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn killed_around_a_creation_csid_finishes_it() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        for (round, edge) in ["CreateVolume.before:1", "CreateVolume.after:1"].into_iter().enumerate() {
+            let volume = format!("v{round}");
+            s.arm(edge);
+            s.create(&volume, spec()).await.expect_err("csid dies");
+            s.died().await;
+            s.restart().await;
+            eventually("it is made", async || !s.rows().await[0].external_id.is_empty()).await;
+            let row = s.create(&volume, spec()).await.unwrap();
+            s.has(&[&row.external_id]).await;
+            s.delete(&volume, options()).await.unwrap();
+        }
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn a_row_that_its_caller_keeps_stays_until_he_is_answered() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        let unkept = || CreateVolume { register: Some(false), ..spec() };
+        let row = s.create("a", unkept()).await.unwrap();
+        assert!(row.external_id.starts_with("id-") && s.rows().await.is_empty());
+        assert_eq!(s.create("a", unkept()).await.unwrap().external_id, row.external_id);
+
+        // The answer of this one is lost: it is kept until it is fetched.
+        s.arm("CreateVolume.after:1");
+        s.create("b", unkept()).await.expect_err("csid dies");
+        s.died().await;
+        s.restart().await;
+        eventually("it is made", async || !s.rows().await[0].external_id.is_empty()).await;
+        let kept = s.rows().await.remove(0);
+        assert_eq!(
+            refusal(s.client.mount(NAMESPACE, "b", "job", MountOptions::default()).await).0,
+            Kind::Busy
+        );
+        assert_eq!(s.create("b", unkept()).await.unwrap().external_id, kept.external_id);
+        assert!(s.rows().await.is_empty());
+
+        for external_id in [row.external_id, kept.external_id] {
+            let inline =
+                VolumeOptions { plugin: Some("p".to_owned()), external_id: Some(external_id), ..options() };
+            s.delete("x", inline).await.unwrap();
+        }
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn secrets_that_are_needed_again_are_asked_for() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.w.plugin("p").set(|script| script.secret = Some(("password".to_owned(), PASSWORD.to_owned())));
+        let secret = || CreateVolume { secrets: Some(secrets(&[("password", PASSWORD)])), ..spec() };
+        assert_eq!(s.refused("a", spec()).await.0, Kind::PluginError);
+        assert!(s.rows().await.is_empty(), "nothing was made");
+
+        let before = cursor(&s.client).await;
+        s.arm("CreateVolume.after:1");
+        s.create("a", secret()).await.expect_err("csid dies");
+        s.died().await;
+        s.restart().await;
+        event(&s.client, before, &["secret-required"], "default/a").await;
+        assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 2, "it is not asked without them");
+        let (kind, text) = s.refused("a", spec()).await;
+        assert!(kind == Kind::SecretRequired && text.contains("CreateVolume"), "{text}");
+        let row = s.create("a", secret()).await.unwrap();
+        s.has(&[&row.external_id]).await;
+
+        assert_eq!(refusal(s.delete("a", options()).await).0, Kind::PluginError);
+        s.arm("DeleteVolume.after:1");
+        s.delete("a", with_secrets()).await.expect_err("csid dies");
+        s.died().await;
+        s.restart().await;
+        assert_eq!(refusal(s.delete("a", options()).await).0, Kind::SecretRequired);
+        s.delete("a", with_secrets()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn killed_around_a_deletion_csid_finishes_it() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        for edge in ["DeleteVolume.before:1", "DeleteVolume.after:1"] {
+            s.create("a", spec()).await.unwrap();
+            s.arm(edge);
+            s.delete("a", options()).await.expect_err("csid dies");
+            s.died().await;
+            s.restart().await;
+            eventually("it is gone", async || s.rows().await.is_empty()).await;
+            s.delete("a", options()).await.unwrap();
+            s.has(&[]).await;
+        }
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn what_the_plugin_will_not_delete_stays_as_it_was() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        let row = s.create("a", spec()).await.unwrap();
+        s.rules([Rule::always("DeleteVolume", Act::Fail(9))]);
+        assert_eq!(refusal(s.delete("a", options()).await).0, Kind::PluginError);
+        s.has(&[&row.external_id]).await;
+        s.w.plugin("p").honest();
+        s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await.expect("it is as it was");
+        unmount(&s.client, "a", "job").await.unwrap();
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+/// CSI rule 39: what may have been made cannot be deleted before it is known.
+#[test]
+fn what_is_being_created_is_created_and_then_deleted() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.rules([Rule::once("CreateVolume", Act::DieAfter)]);
+        assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
+        s.w.plugin("p").died().await;
+        s.w.plugin("p").honest();
+        s.w.plugin("p").start().await;
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}

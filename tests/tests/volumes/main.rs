@@ -1,0 +1,4 @@
+//! Registered volumes: created and deleted at the plugin, killed and lost answers included.
+
+mod creating;
+mod site;

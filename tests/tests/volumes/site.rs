@@ -1,0 +1,126 @@
+//! A csid that is killed, a plugin with a controller, and a witness between them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use csi_witness::{Setup, Sockets, Witness};
+use csid_client::{
+    AccessMode, AttachmentMode, CallOptions, Capability, Client, CreateVolume, Kind, PluginService,
+    VolumeFilter, VolumeOptions, VolumeRow,
+};
+use csid_tests::ask::{NAMESPACE, secrets};
+use csid_tests::script::{CONTROLLER, Rule};
+use csid_tests::world::{World, eventually, refusal};
+
+pub const PASSWORD: &str = "c4n4ry-s3cr3t-4242";
+
+pub struct Site<'w> {
+    pub w: &'w mut World,
+    pub client: Client,
+    witness: Witness,
+}
+
+pub fn options() -> VolumeOptions {
+    VolumeOptions::default()
+}
+
+pub fn with_secrets() -> VolumeOptions {
+    VolumeOptions { secrets: Some(secrets(&[("password", PASSWORD)])), ..options() }
+}
+
+/// A CreateVolume of plugin `p` for a file system of at least a MiB.
+pub fn spec() -> CreateVolume {
+    CreateVolume {
+        plugin: Some("p".to_owned()),
+        capabilities: Some(vec![Capability {
+            access_mode: AccessMode::SingleNodeWriter,
+            attachment_mode: AttachmentMode::FileSystem,
+        }]),
+        capacity_min: Some(1 << 20),
+        ..CreateVolume::default()
+    }
+}
+
+pub fn within(deadline: Duration, spec: CreateVolume) -> CreateVolume {
+    CreateVolume { deadline_usec: Some(deadline.as_micros() as u64), ..spec }
+}
+
+impl<'w> Site<'w> {
+    pub async fn new(w: &'w mut World) -> Self {
+        let plugin = w.add_plugin("p").await;
+        plugin.set(|script| script.control(&CONTROLLER));
+        let [listen, log] = ["witness.sock", "witness.jsonl"].map(|name| plugin.directory.join(name));
+        let sockets = vec![Sockets { listen: listen.clone(), plugin: plugin.socket() }];
+        let witness = Witness::start(Setup { sockets, log, ..Setup::default() }).expect("a witness");
+        w.configure_plugin("p", &listen, "rpc-deadline = \"1s\"");
+        let fault = w.path("fault").to_str().expect("UTF-8").to_owned();
+        w.environment.insert("CSID_FAULT".to_owned(), fault);
+        let client = w.start().await;
+        let mut site = Site { w, client, witness };
+        site.is_ready().await;
+        site
+    }
+
+    /// csid knows its plugin.
+    pub async fn is_ready(&mut self) {
+        let wait = CallOptions { deadline_usec: Some(15_000_000), ..CallOptions::default() };
+        self.client.wait_for_plugin("p", PluginService::Controller, wait).await.expect("a controller");
+    }
+
+    pub fn rules(&mut self, rules: impl IntoIterator<Item = Rule>) {
+        self.w.plugin("p").rules(rules);
+    }
+
+    /// csid dies at this edge, once.
+    pub fn arm(&self, edge: &str) {
+        std::fs::write(self.w.path("fault"), edge).expect("the fault");
+    }
+
+    pub async fn restart(&mut self) {
+        if !self.w.dead() {
+            self.w.kill();
+        }
+        self.arm("");
+        self.client = self.w.start().await;
+    }
+
+    /// csid was killed where it was to be.
+    pub async fn died(&mut self) {
+        eventually("csid dies", async || self.w.dead()).await;
+    }
+
+    pub async fn create(&self, volume: &str, spec: CreateVolume) -> csid_client::Result<VolumeRow> {
+        self.client.create_volume(NAMESPACE, volume, spec).await
+    }
+
+    pub async fn refused(&self, volume: &str, spec: CreateVolume) -> (Kind, String) {
+        let (kind, error) = refusal(self.create(volume, spec).await);
+        (kind, error.message)
+    }
+
+    pub async fn delete(&self, volume: &str, options: VolumeOptions) -> csid_client::Result<()> {
+        self.client.delete_volume(NAMESPACE, volume, options).await
+    }
+
+    pub async fn rows(&self) -> Vec<VolumeRow> {
+        self.client.list_volumes(VolumeFilter::default()).await.expect("the volumes")
+    }
+
+    /// The external ids that rows know, and those that the plugin has, must be these.
+    pub async fn has(&mut self, ids: &[&str]) {
+        let ids: BTreeSet<String> = ids.iter().map(|id| format!("volume {id}")).collect();
+        let rows = self.rows().await.into_iter().map(|row| format!("volume {}", row.external_id));
+        assert_eq!(rows.collect::<BTreeSet<_>>(), ids, "the rows");
+        let made = self.w.plugin("p").backend().made().expect("the backend");
+        assert_eq!(made.into_iter().collect::<BTreeSet<_>>(), ids, "the plugin's volumes");
+    }
+
+    /// No operation is left, no volume, no row, and no rule was broken.
+    pub async fn nothing_left(mut self) {
+        self.has(&[]).await;
+        self.w.nothing_left(&self.client).await;
+        self.w.plugin("p").assert_rules();
+        let breaches = self.witness.verdict().expect("the witness' log").breaches;
+        assert!(breaches.is_empty(), "{breaches:#?}");
+    }
+}
