@@ -57,6 +57,7 @@ struct Args {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     Cycles,
+    Claims,
     Start,
     Adopt,
     Remount,
@@ -147,6 +148,7 @@ async fn measure(args: &Args, host: &Host) -> Result<()> {
                 };
                 parts::cycles(host, &mut report, rounds, time, chosen).await
             }
+            Part::Claims => parts::claims(host, &mut report, rounds, time).await,
             Part::Start => parts::start(host, &mut report, rounds).await,
             Part::Adopt => parts::adopt(host, &mut report, rounds).await,
             Part::Remount => parts::remount(host, &mut report, rounds).await,

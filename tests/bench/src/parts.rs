@@ -7,7 +7,7 @@ use csid_client::{Client, MountFilter, Target};
 
 use crate::host::Host;
 use crate::load;
-use crate::paths::{Floor, Rows, Way};
+use crate::paths::{self, Floor, Rows, Way};
 use crate::report::{CALLERS, Report, WAYS};
 
 /// Callers who fill csid with mounts.
@@ -56,6 +56,33 @@ pub async fn cycles(
                     );
                 }
             }
+        }
+    }
+    drop(csid);
+    host.forget_state()
+}
+
+/// What a claim costs, and a mount that takes one, against a mount alone.
+pub async fn claims(host: &Host, report: &mut Report, rounds: usize, time: Duration) -> Result<()> {
+    let _plugin = host.plugin("bench")?;
+    let csid = host.start()?;
+    let client = host.client(&host.private(), "bench").await?;
+    paths::register(&client, MANY).await?;
+    let ways = [Way::Csid(client.clone()), Way::Registered(client.clone()), Way::Claim(client)];
+    for round in 0..rounds {
+        for callers in [1, MANY] {
+            let mut seen = [None; 3];
+            for turn in 0..ways.len() {
+                // Another one is first in each round.
+                let place = (turn + round) % ways.len();
+                seen[place] = Some(load::cycle(&ways[place], callers, time).await?);
+            }
+            let [Some(alone), Some(registered), Some(claim)] = seen else { continue };
+            let ratio = registered.mount_p50_us / alone.mount_p50_us;
+            report.add(&format!("claimed_mount_p50_ratio.{callers}"), ratio);
+            let ratio = registered.cycles_per_s / alone.cycles_per_s;
+            report.add(&format!("claimed_mount_cycles_ratio.{callers}"), ratio);
+            report.add(&format!("claims_per_s.{callers}"), claim.cycles_per_s);
         }
     }
     drop(csid);

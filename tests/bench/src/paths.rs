@@ -7,7 +7,10 @@ use anyhow::{Context, Result};
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::node_client::NodeClient;
 use csi_proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume, access_mode};
-use csid_client::{Client, MountOptions, Restore, UnmountOptions};
+use csid_client::{
+    AttachmentMode, Capability, ClaimOptions, Client, MountOptions, RegisterVolume, ReleaseOptions, Restore,
+    UnmountOptions,
+};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -19,6 +22,10 @@ pub enum Way {
     Floor(Floor),
     FloorCommit(Floor, Rows),
     Csid(Client),
+    /// A registered volume, whose claim the mount takes and the unmount gives back.
+    Registered(Client),
+    /// No mount: a claim and its release.
+    Claim(Client),
 }
 
 impl Way {
@@ -39,6 +46,14 @@ impl Way {
                 client.mount("bench", &format!("volume-{n}"), "consumer", options).await?;
                 Ok(())
             }
+            Way::Registered(client) => {
+                client.mount("bench", &registered(n), "consumer", MountOptions::default()).await?;
+                Ok(())
+            }
+            Way::Claim(client) => {
+                client.claim("bench", &registered(n), "consumer", ClaimOptions::default()).await?;
+                Ok(())
+            }
         }
     }
 
@@ -53,8 +68,36 @@ impl Way {
                 let volume = format!("volume-{n}");
                 Ok(client.unmount("bench", &volume, "consumer", UnmountOptions::default()).await?)
             }
+            Way::Registered(client) => {
+                Ok(client.unmount("bench", &registered(n), "consumer", UnmountOptions::default()).await?)
+            }
+            Way::Claim(client) => {
+                Ok(client.release("bench", &registered(n), "consumer", ReleaseOptions::default()).await?)
+            }
         }
     }
+}
+
+fn registered(n: u32) -> String {
+    format!("registered-{n}")
+}
+
+/// Register what [`Way::Registered`] and [`Way::Claim`] use.
+pub async fn register(client: &Client, volumes: u32) -> Result<()> {
+    for n in 0..volumes {
+        let capability = Capability {
+            access_mode: csid_client::AccessMode::SingleNodeWriter,
+            attachment_mode: AttachmentMode::FileSystem,
+        };
+        let spec = RegisterVolume {
+            plugin: Some("bench".to_owned()),
+            external_id: Some(registered(n)),
+            capabilities: Some(vec![capability]),
+            ..RegisterVolume::default()
+        };
+        client.register_volume("bench", &registered(n), spec).await?;
+    }
+    Ok(())
 }
 
 /// A bare tonic client: the two RPCs and nothing before, between or after them.

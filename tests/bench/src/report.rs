@@ -32,6 +32,16 @@ const ASIDE: [&str; 8] = [
     "foreign_floor_5000_ratio",
 ];
 
+/// Figures of claims, which have no target.
+const CLAIMS: [(&str, &str); 6] = [
+    ("claims_per_s.1", "claims with their release a second, 1 caller"),
+    ("claims_per_s.64", "claims with their release a second, 64 callers"),
+    ("claimed_mount_p50_ratio.1", "claim and mount against mount alone, p50, 1 caller"),
+    ("claimed_mount_p50_ratio.64", "claim and mount against mount alone, p50, 64 callers"),
+    ("claimed_mount_cycles_ratio.1", "cycles with a claim against cycles without, 1 caller"),
+    ("claimed_mount_cycles_ratio.64", "cycles with a claim against cycles without, 64 callers"),
+];
+
 enum Bound {
     AtMost(f64),
     AtLeast(f64),
@@ -98,6 +108,11 @@ impl Report {
             table.add_row([what.to_owned(), format!("{}{unit}", rounded(value)), wanted, verdict.to_owned()]);
         }
         println!("{table}");
+        for (key, what) in CLAIMS {
+            if let Some(value) = self.get(key) {
+                println!("{what}: {}", rounded(value));
+            }
+        }
         for key in ASIDE {
             if let Some(value) = self.get(key) {
                 println!("{key}: {}", rounded(value));
