@@ -11,6 +11,7 @@ use crate::store::registry::{Origin, Record, Registration, Standing, Swap, Volum
 use crate::store::rows::{NewEvent, VolumeKey};
 use crate::store::{Durability, MountFilter, StoreError};
 use crate::volume::controlling::{Call, Target};
+use crate::volume::creating::refuse_anothers;
 use crate::volume::registered::{RegisterRequest, VolumeRequest, VolumeView};
 use crate::volume::work::{Done, Work};
 use crate::volume::{Shared, Volumes, Wait, claim_words as words, say};
@@ -71,6 +72,7 @@ impl Volumes {
             return Err(words::mounted(&name, holders));
         }
         let gone = |record: &mut Record| {
+            refuse_anothers(record, request.uid)?;
             match &record.registration {
                 None => return Ok(None),
                 Some(registration) if registration.origin == Origin::File => {
@@ -211,7 +213,7 @@ fn may_change(
         Err(Error::new(Kind::AlreadyExists, text))
     };
     if uid != 0 && uid != present.uid {
-        return Err(Error::new(Kind::NotAuthorized, format!("{name} was registered by another uid")));
+        return Err(words::anothers(name));
     }
     if present.origin == Origin::File {
         return Err(words::of_file(name));
@@ -227,5 +229,42 @@ fn may_change(
         () if old.clone != new.clone => exists("clone"),
         () if old.parameters != new.parameters => exists("parameters"),
         () => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_a_volume_what_it_is_never_changes_and_is_its_owners() {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        let volume = |plugin: &str, id: &str| VolumeKey { plugin: plugin.into(), external_id: id.into() };
+        let present = new_registration(7, VolumeSpec::default(), Origin::Bus);
+        let change = |present: &Registration, uid, to: VolumeKey, spec: &VolumeSpec| {
+            may_change(&name, &volume("p", "x"), present, uid, &to, spec).err().map(|error| error.kind)
+        };
+        let same = VolumeSpec::default();
+        let flags = VolumeSpec { mount_flags: vec!["noatime".into()], ..VolumeSpec::default() };
+        let clone = VolumeSpec { clone: "y".into(), ..VolumeSpec::default() };
+        let snapshot = VolumeSpec { snapshot: "y".into(), ..VolumeSpec::default() };
+        let parameters =
+            VolumeSpec { parameters: [("a".into(), "b".into())].into(), ..VolumeSpec::default() };
+        for (uid, to, spec, refused) in [
+            (7, volume("p", "x"), &flags, None),
+            (0, volume("p", "x"), &flags, None),
+            (8, volume("p", "x"), &flags, Some(Kind::NotAuthorized)),
+            (7, volume("q", "x"), &same, Some(Kind::AlreadyExists)),
+            (7, volume("p", "y"), &same, Some(Kind::AlreadyExists)),
+            (7, volume("p", "x"), &clone, Some(Kind::AlreadyExists)),
+            (7, volume("p", "x"), &snapshot, Some(Kind::AlreadyExists)),
+            (7, volume("p", "x"), &parameters, Some(Kind::AlreadyExists)),
+        ] {
+            assert_eq!(change(&present, uid, to, spec), refused);
+        }
+        let of_file = Registration { origin: Origin::File, ..present.clone() };
+        assert_eq!(change(&of_file, 0, volume("p", "x"), &flags), Some(Kind::NotSupported));
+        let leaving = Registration { standing: Standing::Deleting { secrets_given: false, back: None }, ..present };
+        assert_eq!(change(&leaving, 7, volume("p", "x"), &flags), Some(Kind::Busy));
     }
 }
