@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::plugin::Controller;
 use crate::store::Durability;
-use crate::store::registry::{Expansion, Record, VolumeName};
+use crate::store::registry::{Expansion, Record, Registration, VolumeName};
 use crate::volume::claim_words as words;
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
@@ -19,9 +19,13 @@ impl Drive<'_> {
         limit: u64,
         part: Part,
     ) -> Result<(u64, bool)> {
-        let current = target.registration.capacity;
+        // Calls that came before this one have changed it.
+        let record = self.shared.registry.record(VolumeName::of(&target.key)).await?;
+        let now = record.registration.filter(|_| target.is_registered);
+        let target = &Target { registration: now.unwrap_or(target.registration.clone()), ..target.clone() };
+        let (current, pending) = (target.registration.capacity, target.registration.pending_expansion);
         if (required, limit) == (0, 0) {
-            return Ok((current, target.registration.pending_expansion.is_some()));
+            return Ok((current, pending.is_some()));
         }
         if limit > 0 && limit < required.max(current) {
             let text = format!(
@@ -30,76 +34,81 @@ impl Drive<'_> {
             );
             return Err(Error::invalid(text));
         }
-        if part != Part::Node && current > 0 && required <= current {
-            return Ok((current, target.registration.pending_expansion.is_some()));
-        }
-        let mut expansion = Expansion { required, limit, by_controller: part == Part::Node };
-        let mut capacity = current;
-        let mut node_is_due = true;
-        if part != Part::Node {
-            let plugin = self.plugin();
-            let view = self.shared.plugins.view(&plugin).unwrap_or_default();
-            let has = |names: &[String], name: &str| names.iter().any(|has| has == name);
-            let by_node_alone = !has(&view.controller_capabilities, "EXPAND_VOLUME")
-                && has(&view.node_capabilities, "EXPAND_VOLUME");
-            if !by_node_alone {
-                let offline =
-                    has(&view.plugin_capabilities, "OFFLINE") && !has(&view.plugin_capabilities, "ONLINE");
-                if offline {
-                    self.refuse_while_used(target).await?;
-                }
-                self.note_expansion(target, Some(expansion), current).await?;
-                let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
-                let usage = &target.registration.usage(self.capability(target));
-                let call = |controller: Controller, request| async move {
-                    controller.expand(id, required, limit, usage, request).await
-                };
-                let expanded =
-                    self.controlled("expand", "ControllerExpandVolume", target, secrets.as_ref(), call).await;
-                if let Err(unanswered) = &expanded
-                    && !unanswered.perhaps_done
-                {
-                    self.note_expansion(target, None, current).await?;
-                }
-                (capacity, node_is_due) = expanded?;
+        let asked = Expansion { required, limit, by_controller: true };
+        let (capacity, due) = match part {
+            Part::Node => (current, Some(asked)),
+            _ if current > 0 && required <= current => (current, pending.filter(|of| of.by_controller)),
+            _ if self.expands_by_node_alone() => (current, Some(asked)),
+            _ => self.expand_by_controller(target, required, limit).await?,
+        };
+        let can = |name: &String| name == "EXPAND_VOLUME";
+        let view = self.shared.plugins.view(&self.plugin());
+        let due = due.filter(|_| view.is_some_and(|view| view.node_capabilities.iter().any(can)));
+        self.note_expansion(target, due, capacity).await?;
+        match due.filter(|_| part != Part::Controller && self.mounted().is_some()) {
+            Some(expansion) => {
+                let capacity = self.expand_on_node(target, expansion).await?.max(capacity);
+                self.note_expansion(target, None, capacity).await?;
+                Ok((capacity, false))
             }
-            expansion.by_controller = true;
+            None => Ok((capacity, due.is_some())),
         }
-        node_is_due &= self
-            .shared
-            .plugins
-            .view(&self.plugin())
-            .is_some_and(|view| view.node_capabilities.iter().any(|has| has == "EXPAND_VOLUME"));
-        let pending = node_is_due.then_some(expansion);
-        self.note_expansion(target, pending, capacity).await?;
-        if node_is_due && part != Part::Controller && self.mounted().is_some() {
-            let of_node = self.expand_on_node(target, expansion).await?;
-            capacity = capacity.max(of_node);
-            self.note_expansion(target, None, capacity).await?;
-            node_is_due = false;
-        }
-        Ok((capacity, node_is_due))
     }
 
     /// What an expansion left for this node, after the volume is published.
     pub(super) async fn finish_expansion(&mut self, target: &Target) -> Result<()> {
         let Some(expansion) = target.registration.pending_expansion else { return Ok(()) };
-        let mut capacity = target.registration.capacity;
-        if !expansion.by_controller {
-            let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
-            let usage = &target.registration.usage(self.capability(target));
-            let call = |controller: Controller, request| async move {
-                controller.expand(id, expansion.required, expansion.limit, usage, request).await
-            };
-            let (expanded, node_is_due) =
-                self.controlled("expand", "ControllerExpandVolume", target, secrets.as_ref(), call).await?;
-            capacity = expanded;
-            if !node_is_due {
-                return self.note_expansion(target, None, capacity).await;
-            }
+        let (capacity, due) = match expansion.by_controller {
+            true => (target.registration.capacity, Some(expansion)),
+            // It has to be asked for again, when nobody has the volume.
+            false if self.expands_offline() => return Ok(()),
+            false => self.expand_by_controller(target, expansion.required, expansion.limit).await?,
+        };
+        let capacity = match due {
+            Some(expansion) => self.expand_on_node(target, expansion).await?.max(capacity),
+            None => capacity,
+        };
+        self.note_expansion(target, None, capacity).await
+    }
+
+    /// The capacity, and what a node has to do yet.
+    async fn expand_by_controller(
+        &mut self,
+        target: &Target,
+        required: u64,
+        limit: u64,
+    ) -> Result<(u64, Option<Expansion>)> {
+        if self.expands_offline() {
+            self.refuse_while_used(target).await?;
         }
-        let of_node = self.expand_on_node(target, expansion).await?;
-        self.note_expansion(target, None, capacity.max(of_node)).await
+        let Registration { capacity, pending_expansion, .. } = target.registration;
+        let expansion = Expansion { required, limit, by_controller: false };
+        self.note_expansion(target, Some(expansion), capacity).await?;
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
+        let usage = &target.registration.usage(self.capability(target));
+        let call = |controller: Controller, request| async move {
+            controller.expand(id, required, limit, usage, request).await
+        };
+        let expanded =
+            self.controlled("expand", "ControllerExpandVolume", target, secrets.as_ref(), call).await;
+        if expanded.as_ref().is_err_and(|unanswered| !unanswered.perhaps_done) {
+            self.note_expansion(target, pending_expansion, capacity).await?;
+        }
+        let (capacity, node_is_due) = expanded?;
+        Ok((capacity, node_is_due.then_some(Expansion { by_controller: true, ..expansion })))
+    }
+
+    /// CSI rule 26: nobody may have it meanwhile.
+    fn expands_offline(&self) -> bool {
+        let view = self.shared.plugins.view(&self.plugin()).unwrap_or_default();
+        let has = |name: &str| view.plugin_capabilities.iter().any(|has| has == name);
+        has("OFFLINE") && !has("ONLINE")
+    }
+
+    fn expands_by_node_alone(&self) -> bool {
+        let view = self.shared.plugins.view(&self.plugin()).unwrap_or_default();
+        let has = |names: &[String]| names.iter().any(|has| has == "EXPAND_VOLUME");
+        has(&view.node_capabilities) && !has(&view.controller_capabilities)
     }
 
     async fn expand_on_node(&mut self, target: &Target, expansion: Expansion) -> Result<u64> {

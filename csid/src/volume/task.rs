@@ -41,7 +41,7 @@ pub(super) struct Task {
     key: VolumeKey,
     inbox: mpsc::UnboundedReceiver<Message>,
     queue: VecDeque<Operation>,
-    /// Claims that wait for those in their way to end, in the order they came.
+    /// What waits for claims and mounts in its way to end, in the order it came.
     waiting: VecDeque<Operation>,
     /// Rows that are to be settled before the next pause.
     round: VecDeque<MountKey>,
@@ -114,7 +114,8 @@ impl Task {
             operation.expire(now, &self.key);
         }
         self.drop_deserted();
-        if self.waiting.iter().any(|operation| !operation.work.waits_beyond(now)) {
+        let is_over = |operation: &Operation| operation.work.waits_until().is_some_and(|until| until <= now);
+        if self.waiting.iter().any(is_over) {
             self.retry_waiting();
         }
     }
@@ -198,7 +199,8 @@ impl Task {
         let is_wanted = |operation: &Operation| !operation.waiters.is_empty() || !operation.work.is_undone();
         self.queue.retain(is_wanted);
         let before = self.waiting.len();
-        self.waiting.retain(is_wanted);
+        // What waits has done nothing yet.
+        self.waiting.retain(|operation| !operation.waiters.is_empty());
         if self.waiting.len() < before {
             self.retry_waiting();
         }
@@ -269,11 +271,10 @@ impl Task {
             // It was done just when the last caller left: nobody was told, so it is undone.
             self.queue.push_front(Operation::new(undo));
         }
-        if let (Work::Claim { .. }, Err(error)) = (&current.work, &result)
-            && (error.kind == Kind::ClaimConflict && current.work.waits_beyond(Instant::now()))
+        if let Some(step) = current.work.waits(&result, Instant::now())
             && !current.waiters.is_empty()
         {
-            current.step.set("waiting for claims");
+            current.step.set(step);
             return self.waiting.push_back(current);
         }
         if current.work.frees(&result) {

@@ -67,6 +67,9 @@ pub(super) enum Work {
     },
 }
 
+/// The step of what waits for that; it has done nothing yet.
+const NOBODY_HAS_IT: &str = "waiting until nobody has it";
+
 /// What an operation came to.
 #[derive(Clone)]
 pub(super) enum Done {
@@ -286,9 +289,16 @@ impl Work {
         }
     }
 
-    /// Whether it waits for other claims, and longer than until `now`.
-    pub(super) fn waits_beyond(&self, now: Instant) -> bool {
-        self.waits_until().is_some_and(|until| until > now)
+    /// What it waits for after this answer instead of giving it to those who ask: other claims to end, or, where a volume is
+    /// expanded OFFLINE, that nobody has it (CSI rule 26).
+    pub(super) fn waits(&self, result: &Result<Done>, now: Instant) -> Option<&'static str> {
+        match (self, result.as_ref().err()?.kind) {
+            (Work::Claim { wait_until, .. }, Kind::ClaimConflict) => {
+                wait_until.filter(|until| *until > now).map(|_| "waiting for claims")
+            }
+            (Work::Call { call: Call::Expand { .. }, .. }, Kind::Busy) => Some(NOBODY_HAS_IT),
+            _ => None,
+        }
     }
 
     pub(super) fn waits_until(&self) -> Option<Instant> {
@@ -406,6 +416,9 @@ impl Operation {
             work if work.is_undone() => {
                 let kind = work.kind();
                 format!("the deadline passed at `{step}`; the {kind} is undone unless somebody else waits")
+            }
+            _ if step == NOBODY_HAS_IT => {
+                "the volume is in use, and is expanded only while it is not; the deadline passed".to_owned()
             }
             _ => format!(
                 "the deadline passed at `{step}`; the operation goes on, ask again or see ListOperations"
