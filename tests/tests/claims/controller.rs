@@ -111,15 +111,15 @@ fn a_scheduler_attaches_and_detaches_by_itself() {
             capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
             ..AttachOptions::default()
         };
-        let context = client.attach_volume(NAMESPACE, "v", "node-7", options()).await.unwrap();
+        let context = client.attach_volume(NAMESPACE, "v", "node-2", options()).await.unwrap();
         assert!(!context.is_empty());
-        assert_eq!(client.attach_volume(NAMESPACE, "v", "node-7", options()).await.unwrap(), context);
+        assert_eq!(client.attach_volume(NAMESPACE, "v", "node-2", options()).await.unwrap(), context);
         assert_eq!(w.plugin("p").count("ControllerPublishVolume", "v"), 1, "the same call again");
         w.kill();
         let client = w.start().await;
         healthy(&client, "p").await;
-        client.detach_volume(NAMESPACE, "v", "node-7", VolumeOptions::default()).await.unwrap();
-        client.detach_volume(NAMESPACE, "v", "node-7", VolumeOptions::default()).await.unwrap();
+        client.detach_volume(NAMESPACE, "v", "node-2", VolumeOptions::default()).await.unwrap();
+        client.detach_volume(NAMESPACE, "v", "node-2", VolumeOptions::default()).await.unwrap();
         assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 1);
         w.nothing_left(&client).await;
 
