@@ -264,7 +264,8 @@ mod tests {
         }
         let of_file = Registration { origin: Origin::File, ..present.clone() };
         assert_eq!(change(&of_file, 0, volume("p", "x"), &flags), Some(Kind::NotSupported));
-        let leaving = Registration { standing: Standing::Deleting { secrets_given: false, back: None }, ..present };
+        let leaving =
+            Registration { standing: Standing::Deleting { secrets_given: false, back: None }, ..present };
         assert_eq!(change(&leaving, 7, volume("p", "x"), &flags), Some(Kind::Busy));
     }
 }
