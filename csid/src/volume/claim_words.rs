@@ -208,9 +208,10 @@ pub(super) fn made_and_not_needed(name: &VolumeName, external_id: &str) -> Error
     Error::new(Kind::Busy, text).with(|details| details.retryable = false)
 }
 
-pub(super) fn not_own_snapshot(namespace: &str, snapshot: &str) -> Error {
+pub(super) fn not_own_snapshot(snapshot: &str) -> Error {
     let text = format!(
-        "snapshot `{snapshot}` is of no volume of yours that is registered in namespace {namespace}; root may name it"
+        "snapshot `{snapshot}` is of no volume that you have registered (for a new volume: in its namespace); root may \
+         name it"
     );
     Error::new(Kind::NotAuthorized, text)
 }

@@ -9,12 +9,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
-use crate::plugin::{Controller, Create, Created, Request, Service, Source};
+use crate::plugin::{Controller, Create, Created, Service, Source};
 use crate::secret::Secrets;
 use crate::store::Durability;
-use crate::store::registry::{
-    Creation, Origin, Record, RecordFilter, Registration, Standing, VolumeName, VolumeSpec,
-};
+use crate::store::registry::{Creation, Origin, Record, Registration, Standing, VolumeName, VolumeSpec};
 use crate::store::rows::{Usage, VolumeKey};
 use crate::volume::controlling::{Call, Target, Unanswered};
 use crate::volume::drive::Drive;
@@ -158,27 +156,14 @@ impl Shared {
             refuse_anothers(&source, uid)?;
             return Ok(source.volume.external_id);
         }
-        if spec.snapshot.is_empty() || uid == 0 {
+        if spec.snapshot.is_empty() {
             return Ok(String::new());
         }
         let patience = Instant::now() + self.config.borrow().deadlines.operation;
         let deadline = wait.deadline.map_or(patience, |deadline| deadline.min(patience));
-        let controller = self.plugins.controller(plugin, deadline).await?;
-        let request = Request { uid, secrets, secrets_forgotten: false, deadline };
-        let (found, _) = controller.snapshots(&spec.snapshot, "", "", 1, request).await?;
-        if let Some(snapshot) = found.into_iter().find(|found| found.id == spec.snapshot) {
-            let filter = RecordFilter {
-                namespace: Some(name.namespace.clone()),
-                plugin: Some(plugin.to_owned()),
-                external_id: Some(snapshot.external_id),
-                ..RecordFilter::default()
-            };
-            let is_own = |record: &Record| record.registration.as_ref().is_some_and(|of| of.uid == uid);
-            if self.registry.records(filter).await?.0.iter().any(is_own) {
-                return Ok(String::new());
-            }
-        }
-        Err(words::not_own_snapshot(&name.namespace, &spec.snapshot))
+        let namespace = Some(name.namespace.as_str());
+        self.refuse_anothers_snapshot(plugin, namespace, &spec.snapshot, uid, secrets, deadline).await?;
+        Ok(String::new())
     }
 }
 

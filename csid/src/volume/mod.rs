@@ -19,6 +19,7 @@ mod drive;
 mod effects;
 mod expanding;
 mod intents;
+pub mod inventory;
 mod journalled;
 mod operations;
 mod options;

@@ -1,0 +1,160 @@
+//! What a plugin has, and could have: asked of a controller straight away, for csid keeps nothing of it. The lists are no
+//! consistent views (CSI rule 40).
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use tonic::Code;
+
+use crate::error::{Error, Kind, Result};
+use crate::fault;
+use crate::plugin::{Class, Controller, External, Request, RpcError, Snapshot};
+use crate::secret::Secrets;
+use crate::store::registry::{Capability, Origin, RecordFilter, VolumeSpec};
+use crate::store::rows::Usage;
+use crate::volume::control::Backoff;
+use crate::volume::registering::new_registration;
+use crate::volume::{Shared, Volumes, Wait, claim_words as words, say};
+
+/// What is asked of ListSnapshots; an empty id stands for any.
+pub struct SnapshotFilter {
+    pub snapshot: String,
+    pub external_id: String,
+}
+
+/// Where a list goes on, and how much of it at most; 0: as much as the plugin likes.
+pub struct Page {
+    pub token: String,
+    pub max: u32,
+}
+
+impl Volumes {
+    /// How many bytes volumes that are used so could have.
+    pub async fn capacity(
+        &self,
+        plugin: &str,
+        capabilities: Vec<Capability>,
+        parameters: BTreeMap<String, String>,
+        topology: BTreeMap<String, String>,
+        wait: Wait,
+    ) -> Result<u64> {
+        let any = new_registration(0, VolumeSpec::default(), Origin::Bus);
+        let usages: Vec<Usage> = capabilities.into_iter().map(|of| any.usage(of)).collect();
+        let (controller, deadline) = self.shared.asked(plugin, wait.deadline).await?;
+        Ok(controller.capacity(&usages, &parameters, &topology, deadline).await?)
+    }
+
+    /// A page of the plugin's volumes, and the token of the next.
+    pub async fn external_volumes(
+        &self,
+        plugin: &str,
+        page: Page,
+        wait: Wait,
+    ) -> Result<(Vec<External>, String)> {
+        let (controller, deadline) = self.shared.asked(plugin, wait.deadline).await?;
+        controller.volumes(&page.token, page.max, deadline).await.map_err(|error| of_list(error, &page))
+    }
+
+    /// A page of the plugin's snapshots, and the token of the next.
+    pub async fn snapshots(
+        &self,
+        plugin: &str,
+        uid: u32,
+        filter: SnapshotFilter,
+        page: Page,
+        secrets: Option<Secrets>,
+        wait: Wait,
+    ) -> Result<(Vec<Snapshot>, String)> {
+        let (controller, deadline) = self.shared.asked(plugin, wait.deadline).await?;
+        let request = Request { uid, secrets: secrets.as_ref(), secrets_forgotten: false, deadline };
+        let SnapshotFilter { snapshot, external_id } = &filter;
+        let listed = controller.snapshots(snapshot, external_id, &page.token, page.max, request).await;
+        listed.map_err(|error| of_list(error, &page))
+    }
+
+    /// One that is not there is deleted. It is repeated until the plugin has answered, or csid's patience ends.
+    pub async fn delete_snapshot(
+        &self,
+        plugin: &str,
+        snapshot: &str,
+        uid: u32,
+        secrets: Option<Secrets>,
+    ) -> Result<()> {
+        self.shared.changeable()?;
+        let secrets = secrets.as_ref();
+        let patience = Instant::now() + self.shared.config.borrow().deadlines.operation;
+        self.shared.refuse_anothers_snapshot(plugin, None, snapshot, uid, secrets, patience).await?;
+        let mut delay = Backoff::new();
+        let mut unknown = false;
+        loop {
+            let (controller, deadline) = self.shared.asked(plugin, Some(patience)).await?;
+            let request = Request { uid, secrets, secrets_forgotten: false, deadline };
+            let deleted = controller.delete_snapshot(snapshot, request);
+            let Err(error) = fault::around("DeleteSnapshot", deleted).await else { return Ok(()) };
+            unknown |= error.class == Class::Unknown;
+            let wait = delay.next();
+            let again = matches!(error.class, Class::NotSent | Class::Transient | Class::Unknown);
+            if !again || Instant::now() + wait >= patience {
+                let error = Error::from(error);
+                let kind = if unknown && again { Kind::Uncertain } else { error.kind };
+                return Err(Error { kind, ..error });
+            }
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
+impl Shared {
+    /// A controller of the plugin, waited for, and until when it may take to answer.
+    async fn asked(&self, plugin: &str, deadline: Option<Instant>) -> Result<(Controller, Instant)> {
+        if self.plugins.view(plugin).is_none() {
+            return Err(say::unknown_plugin(plugin));
+        }
+        let patience = Instant::now() + self.config.borrow().deadlines.operation;
+        let deadline = deadline.map_or(patience, |deadline| deadline.min(patience));
+        Ok((self.plugins.controller(plugin, deadline).await?, deadline))
+    }
+
+    /// A snapshot is whose volume it is of (CVE-2019-11255), as long as that is registered; root may use any.
+    pub(super) async fn refuse_anothers_snapshot(
+        &self,
+        plugin: &str,
+        namespace: Option<&str>,
+        snapshot: &str,
+        uid: u32,
+        secrets: Option<&Secrets>,
+        deadline: Instant,
+    ) -> Result<()> {
+        if uid == 0 {
+            return Ok(());
+        }
+        let (controller, deadline) = self.asked(plugin, Some(deadline)).await?;
+        let request = Request { uid, secrets, secrets_forgotten: false, deadline };
+        let (found, _) = controller.snapshots(snapshot, "", "", 1, request).await?;
+        if let Some(found) = found.into_iter().find(|found| found.id == snapshot) {
+            let filter = RecordFilter {
+                namespace: namespace.map(str::to_owned),
+                plugin: Some(plugin.to_owned()),
+                external_id: Some(found.external_id),
+                ..RecordFilter::default()
+            };
+            let (volumes, _) = self.registry.records(filter).await?;
+            if volumes.iter().flat_map(|record| &record.registration).any(|of| of.uid == uid) {
+                return Ok(());
+            }
+        }
+        Err(words::not_own_snapshot(snapshot))
+    }
+}
+
+/// CSI rule 40: a list whose token the plugin does not go on with begins anew.
+fn of_list(error: RpcError, page: &Page) -> Error {
+    let stale = error.code == Code::Aborted && !page.token.is_empty();
+    let error = Error::from(error);
+    match stale {
+        true => {
+            Error { message: format!("{}; begin the list again, without a token", error.message), ..error }
+        }
+        false => error,
+    }
+}
