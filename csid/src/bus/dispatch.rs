@@ -111,6 +111,7 @@ pub(super) static MEMBERS: &[Member] = members! {
     MANAGER.GetVolumeStats("ssa{sv}"): Read, Operation => volumes::get_volume_stats;
     MANAGER.AttachVolume("sssa{sv}"): ManageVolumes, Operation => volumes::attach_volume;
     MANAGER.DetachVolume("sssa{sv}"): ManageVolumes, Operation => volumes::detach_volume;
+    MANAGER.Explain("ssa{sv}"): Read, Operation => volumes::explain;
     MANAGER.Claim("sssa{sv}"): Mount, Operation => claims::claim;
     MANAGER.Release("sssa{sv}"): Unmount, Operation => claims::release;
     MANAGER.ListClaims("a{sv}"): Read, Survey => claims::list_claims;

@@ -254,6 +254,25 @@ pub(super) async fn detach_volume(call: Call) -> Answer {
     call.reply(&())
 }
 
+pub(super) async fn explain(call: Call) -> Answer {
+    let (namespace, volume, given): Named = call.arguments()?;
+    let name = given::volume_name(namespace, volume)?;
+    let mut options = Options::check(given, &[])?;
+    let wait = options.wait(call.arrived)?;
+    let volumes = call.server.rooms.volumes.clone();
+    let told =
+        within(&call.slot, wait.deadline, "the explanation", async move { volumes.explain(name).await })
+            .await?;
+    let report = Map::from([
+        ("waiting-for", told.waiting_for.into()),
+        ("holders", told.holders.into()),
+        ("last-error", told.last_error.into()),
+        ("next-try", told.next_try_usec.into()),
+        ("steps", told.steps.into()),
+    ]);
+    call.reply(&(report,))
+}
+
 /// What every call about one volume says: which one, and with what secrets. One that is given inline needs its action too.
 async fn request(
     call: &Call,
@@ -463,6 +482,7 @@ mod tests {
             capacity: 7,
             pending_expansion: Some(Expansion { required: 9, limit: 0, by_controller: false }),
             parked: String::new(),
+            error: String::new(),
         };
         let record = Record {
             name: VolumeName { namespace: "ns".into(), volume: "v".into() },

@@ -147,6 +147,9 @@ pub struct Registration {
     /// Why a creation or deletion does not go on, for a person. Empty: it goes on.
     #[serde(default)]
     pub parked: String,
+    /// The last failure of one, for a person; redacted.
+    #[serde(default)]
+    pub error: String,
 }
 
 impl Registration {

@@ -267,7 +267,7 @@ pub(super) fn log(key: &MountKey, error: &Error) {
     tracing::warn!(namespace, volume, consumer, kind = error.kind.name(), "{}", error.message);
 }
 
-fn state(claim: Option<&Claim>) -> &'static str {
+pub(super) fn state(claim: Option<&Claim>) -> &'static str {
     match claim {
         None => "free",
         Some(claim) if !claim.parked.is_empty() => "parked",

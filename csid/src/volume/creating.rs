@@ -120,16 +120,17 @@ impl Shared {
         Ok(())
     }
 
-    /// Say in the record why it rests, or that it does not.
-    pub(super) async fn note_parked(&self, name: &VolumeName, why: Option<&Error>) -> Result<()> {
+    /// Say in the record what a creation or deletion failed of, and whether it rests for that.
+    pub(super) async fn note_failure(&self, name: &VolumeName, error: &Error) -> Result<()> {
         let noted = |record: &mut Record| {
             let Some(registration) = &mut record.registration else { return Ok(None) };
-            let text = why.map(|error| error.message.clone()).unwrap_or_default();
-            let is_news = !text.is_empty() && registration.parked != text;
-            registration.parked = text;
-            Ok(why.filter(|_| is_news).map(|error| words::parked(record, error)))
+            let parked = if error.details.retryable { "" } else { error.message.as_str() };
+            let is_news = !parked.is_empty() && registration.parked != parked;
+            parked.clone_into(&mut registration.parked);
+            registration.error.clone_from(&error.message);
+            Ok(is_news.then(|| words::parked(record, error)))
         };
-        self.amend(name, Durability::Disk, noted).await.map(drop)
+        self.amend(name, Durability::Process, noted).await.map(drop)
     }
 
     /// The plugin's id of the volume that is to be cloned. A source is the caller's own, and of the volume's namespace
@@ -292,7 +293,7 @@ impl Drive<'_> {
         };
         let parked = !error.details.retryable;
         self.rows.set_unfinished(target.key, Some(Unfinished { uid, parked }));
-        self.shared.note_parked(&name, Some(&error).filter(|_| parked)).await?;
+        self.shared.note_failure(&name, &error).await?;
         Err(if parked { error } else { words::goes_on(error) })
     }
 
@@ -339,6 +340,7 @@ impl Drive<'_> {
             registration.spec.topologies.clone_from(&created.topologies);
             registration.capacity = created.capacity;
             registration.parked.clear();
+            registration.error.clear();
             record.volume = volume.clone();
             if !created.from_source {
                 // It may be empty, and it may have been there before: it is neither used nor deleted without being asked.

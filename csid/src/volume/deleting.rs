@@ -97,9 +97,7 @@ impl Drive<'_> {
                 self.not_deleted(&name).await.and(Err(unanswered.error))
             }
             Err(unanswered) => {
-                let parked = !unanswered.error.details.retryable;
-                let why = Some(&unanswered.error).filter(|_| parked);
-                self.shared.note_parked(&name, why).await.and(Err(unanswered.error))
+                self.shared.note_failure(&name, &unanswered.error).await.and(Err(unanswered.error))
             }
         };
         // Also one whose end the journal could not take: the plugin is asked again, and says that it is gone.
@@ -128,7 +126,8 @@ impl Drive<'_> {
                     return Some(registration);
                 };
                 let standing = Standing::clone(back.as_deref()?);
-                Some(Registration { standing, parked: String::new(), ..registration })
+                let (parked, error) = (String::new(), String::new());
+                Some(Registration { standing, parked, error, ..registration })
             });
             Ok(None)
         };

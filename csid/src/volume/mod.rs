@@ -18,6 +18,7 @@ mod directory;
 mod drive;
 mod effects;
 mod expanding;
+mod explaining;
 mod intents;
 pub mod inventory;
 mod journalled;
@@ -170,6 +171,8 @@ struct Shared {
     untaken: AtomicBool,
     /// Plugins that are being unregistered.
     leaving: Mutex<BTreeSet<String>>,
+    /// When what is parked gets its second chance.
+    next_sweep: Mutex<Option<Instant>>,
 }
 
 /// One plugin's leave, till it is dropped.
@@ -219,6 +222,7 @@ impl Volumes {
             stopping: AtomicBool::new(false),
             untaken: AtomicBool::new(false),
             leaving: Mutex::default(),
+            next_sweep: Mutex::default(),
         };
         Volumes { shared: Arc::new(shared) }
     }
@@ -406,6 +410,10 @@ impl Shared {
     /// What the task answers. One that has ended without an answer did so because csid stops or the journal is damaged.
     async fn answered(&self, answer: Answer) -> Result<Done> {
         answer.await.unwrap_or_else(|_| Err(self.store.writable().err().unwrap_or_else(shutting_down)))
+    }
+
+    fn next_sweep(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.next_sweep.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn boot(&self) -> String {

@@ -136,10 +136,6 @@ fn unanswered() -> Error {
     Error::internal("a call was answered with another's answer")
 }
 
-fn later<T>() -> Result<T> {
-    Err(Error::new(Kind::NotSupported, "not yet"))
-}
-
 /// What a Mount is of.
 pub(super) struct MountOf {
     pub(super) volume: VolumeKey,
@@ -491,10 +487,6 @@ impl Volumes {
         let target = Box::new(Target { key, uid, registration, is_registered });
         let answer = self.shared.ask(&volume, uid, Work::Call { target, call, secrets }, wait)?;
         self.shared.answered(answer).await
-    }
-
-    pub async fn explain(&self, _name: VolumeName) -> Result<Explanation> {
-        later()
     }
 
     pub async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {

@@ -178,6 +178,7 @@ pub(super) fn new_registration(uid: u32, spec: VolumeSpec, origin: Origin) -> Re
         capacity: 0,
         pending_expansion: None,
         parked: String::new(),
+        error: String::new(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
@@ -32,6 +32,8 @@ pub(super) enum Message {
     Wake,
     /// Go on with the claim of this consumer, for this uid.
     Continue(MountKey, u32),
+    /// Explain: when the next try of what nobody waits for is.
+    NextTry(oneshot::Sender<Option<Instant>>),
     /// csid stops: answer everybody.
     Stop,
 }
@@ -166,6 +168,9 @@ impl Task {
                 }
                 self.queue.clear();
                 self.waiting.clear();
+            }
+            Message::NextTry(answer) => {
+                let _ = answer.send((!self.round.is_empty()).then_some(self.settle_at));
             }
             Message::Wake => {
                 self.settle_pause = SETTLE.0;
@@ -396,8 +401,6 @@ fn refuse(work: Work, waiter: Waiter, volume: &VolumeKey, error: Error) {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
-
     use super::*;
     use crate::config::{Config, Directories};
     use crate::host::Host;

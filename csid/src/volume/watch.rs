@@ -2,7 +2,7 @@
 //! and repairs nothing: a repeated Mount and Reconcile do.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::host::{Look, trim_memory};
 use crate::plugin::PluginChange;
@@ -31,10 +31,12 @@ impl Volumes {
         let mut sweep = tokio::time::interval(SWEEP);
         every.tick().await;
         sweep.tick().await;
+        *self.shared.next_sweep() = Some(Instant::now() + SWEEP);
         loop {
             tokio::select! {
                 _ = every.tick() => {}
                 _ = sweep.tick() => {
+                    *self.shared.next_sweep() = Some(Instant::now() + SWEEP);
                     if let Err(error) = self.sweep().await {
                         tracing::warn!(%error, "claims could not be looked for that are on their way out");
                     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use csid_client::{CreateVolume, Kind, MountOptions, VolumeOptions};
+use csid_client::{CallOptions, CreateVolume, Kind, MountOptions, VolumeOptions};
 use csid_tests::ask::{NAMESPACE, cursor, event, secrets, unmount};
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{eventually, refusal, world};
@@ -113,6 +113,12 @@ fn nobody_has_to_ask_again() {
         s.restart().await;
         eventually("csid asks again", async || s.w.plugin("p").count("CreateVolume", "") > 3).await;
         assert_eq!(s.rows().await[0].external_id, "", "it is known, and not there yet");
+        eventually("it is explained", async || {
+            let told = s.client.explain(NAMESPACE, "a", CallOptions::default()).await.unwrap();
+            let waits = told.waiting_for.contains("CreateVolume") && told.next_try > 0;
+            waits && told.last_error.contains("INTERNAL")
+        })
+        .await;
         s.w.plugin("p").honest();
         eventually("it is there", async || s.rows().await[0].external_id.starts_with("id-")).await;
         s.delete("a", options()).await.unwrap();

@@ -49,6 +49,7 @@ pub(super) fn record(volume: &str, consumers: &[&str]) -> Record {
         capacity: 0,
         pending_expansion: Some(Expansion { required: 1 << 40, limit: 0, by_controller: true }),
         parked: String::new(),
+        error: String::new(),
     };
     let mut attachment = Attachment::new("n1", Leg::Present);
     attachment.publish_context.insert("device".into(), "/dev/x".into());
