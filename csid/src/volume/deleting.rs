@@ -57,10 +57,10 @@ impl Drive<'_> {
                 });
                 return Ok(None);
             }
+            let Some(registration) = &mut record.registration else { return Ok(None) };
             if record.volume != volume {
                 return Err(words::changed_meanwhile(&record.name));
             }
-            let Some(registration) = &mut record.registration else { return Ok(None) };
             if registration.origin == Origin::File {
                 return Err(words::of_file(&record.name));
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::plugin::Service;
 use crate::secret::Secrets;
 use crate::store::registry::{Origin, Record, Registration, Standing, Swap, VolumeName, VolumeSpec};
@@ -117,7 +118,7 @@ impl Shared {
             let past = words::past(&before, &after);
             let events = event.into_iter().collect();
             let swap = Swap { before, after: after.clone(), past, events, durability };
-            match self.registry.swap(swap).await {
+            match fault::around("registration", self.registry.swap(swap)).await {
                 Ok(revision) => return Ok(Record { revision, ..after }),
                 Err(StoreError::Stale) => {}
                 Err(error) => return Err(error.into()),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use csid_client::{CallOptions, CreateVolume, Kind, MountOptions, VolumeOptions};
 use csid_tests::ask::{NAMESPACE, cursor, event, secrets, unmount};
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{eventually, refusal, world};
+use csid_tests::world::{count, eventually, refusal, world};
 
 use crate::site::{PASSWORD, Site, options, spec, with_secrets, within};
 
@@ -141,6 +141,52 @@ fn killed_around_a_creation_csid_finishes_it() {
             s.has(&[&row.external_id]).await;
             s.delete(&volume, options()).await.unwrap();
         }
+        s.nothing_left().await;
+    });
+}
+
+/// What a caller asks for, with csid killed at each edge that it passes.
+#[test]
+fn killed_anywhere_csid_ends_as_its_caller_wants() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        let mut kills = 0;
+        for register in [true, false] {
+            for edge in 1.. {
+                let spec = || CreateVolume { register: Some(register), ..spec() };
+                let volume = format!("{register}-{edge}");
+                s.arm(&format!("any:{edge}"));
+                let mut made = s.create(&volume, spec()).await.ok();
+                let inline = |external_id: &str| match register {
+                    true => options(),
+                    false => VolumeOptions {
+                        plugin: Some("p".to_owned()),
+                        external_id: Some(external_id.to_owned()),
+                        ..options()
+                    },
+                };
+                let mut deleted = false;
+                if let Some(row) = &made {
+                    deleted = s.delete(&volume, inline(&row.external_id)).await.is_ok();
+                }
+                if made.is_some() && deleted {
+                    break;
+                }
+                kills += 1;
+                s.died().await;
+                s.restart().await;
+                s.is_ready().await;
+                if made.is_none() {
+                    made = s.create(&volume, spec()).await.ok();
+                }
+                let row = made.expect("a caller who asks again is answered");
+                s.delete(&volume, inline(&row.external_id)).await.unwrap();
+                s.has(&[]).await;
+            }
+        }
+        count("kills around creations and deletions", kills);
+        assert!(kills >= 28, "{kills}");
+        s.arm("");
         s.nothing_left().await;
     });
 }
