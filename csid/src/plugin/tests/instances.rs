@@ -119,7 +119,7 @@ async fn chosen(host: &Host) -> Controller {
 #[tokio::test]
 async fn controllers_share_the_load() {
     let host = Host::new();
-    let mut a = host.instance("a", false, true).await;
+    let a = host.instance("a", false, true).await;
     let mut b = host.instance("b", false, true).await;
     let deleted = |a: &Fake, b: &Fake| (a.calls("DeleteVolume"), b.calls("DeleteVolume"));
     for _ in 0..6 {
@@ -176,18 +176,23 @@ async fn controllers_share_the_load() {
     }
     let after = deleted(&a, &b);
     assert!(after.0 > before.0 && after.1 > before.1, "{before:?} {after:?}");
+}
 
-    // Whichever is back first ends the waiting.
-    a.kill();
-    b.kill();
-    until(|| !host.is_healthy("a") && !host.is_healthy("b")).await;
+#[tokio::test]
+async fn an_older_instance_is_waited_for_too() {
+    // Nothing is heard of the newest meanwhile.
+    let host = Host::with(Pace { heartbeat: LONG, ..PACE }, Vec::new());
+    let mut old = host.instance("old", false, true).await;
+    let _new = host.instance("new", true, false).await;
+    old.kill();
+    until(|| !host.is_healthy("old")).await;
     let waiting = {
         let plugins = host.plugins.clone();
         tokio::spawn(async move { plugins.controller("p", soon(LONG)).await.map(drop) })
     };
     tokio::time::sleep(Duration::from_millis(20)).await;
-    a.start();
-    tokio::time::timeout(LONG / 2, waiting).await.expect("it waits for the newest").unwrap().unwrap();
+    old.start();
+    tokio::time::timeout(LONG / 2, waiting).await.expect("it hears of it").unwrap().unwrap();
 }
 
 /// The node half and the controllers of a plugin may be different processes (CSI rule 10).
@@ -271,6 +276,21 @@ async fn a_file_defines_one_instance_and_is_the_oldest() {
     assert_eq!((applied.failed.len(), instances()), (1, names(&["b"])));
     let applied = host.plugins.apply_files(file("/run/file.sock"), Default::default()).await.unwrap();
     assert_eq!((applied.added, instances()), (names(&["p"]), names(&["b", "default"])));
+
+    // At the next start, too, a file's plugin is not joined by another's instance that was there before it.
+    let row = |instance: &str, uid| PluginRow {
+        id: "p".into(),
+        instance: instance.into(),
+        number: 1,
+        uid,
+        spec: format!(
+            r#"{{"supervision":"external","socket":"/run/{instance}.sock","instance":"{instance}"}}"#
+        ),
+    };
+    let rows = vec![row("theirs", 1000), row("roots", 0)];
+    let directories = directories(host.directory.path());
+    let next = Plugins::start_at(PACE, &directories, RPC, host.store.clone(), file("/run/file.sock"), rows);
+    assert_eq!(next.view("p").unwrap().instances, ["roots", "default"]);
 
     // Nor is another's plugin joined by a file that root wrote for one of his own.
     host.plugins.register("q", instance("b", "/run/q.sock"), 1000).await.unwrap();
