@@ -9,7 +9,7 @@ use csid_client::MountRow;
 use csid_tests::ask::events;
 use csid_tests::kernel;
 
-use crate::model::{Ask, State};
+use crate::model::{self, Ask, State};
 use crate::plan::Kind;
 use crate::report::Broken;
 use crate::site::Site;
@@ -95,7 +95,19 @@ impl Site<'_> {
         for (wrong, _) in &wrong {
             self.report.wrong(*wrong);
         }
-        assert!(wrong.is_empty(), "{wrong:#?}");
+        if wrong.is_empty() {
+            return;
+        }
+        for (wrong, what) in wrong {
+            eprintln!("{wrong:?}: {what}");
+        }
+        for row in rows {
+            eprintln!("{row:?}");
+        }
+        for Slot { volume, consumer, history, .. } in &self.slots {
+            eprintln!("{volume} {consumer}, since it was looked at:{}", model::told(history));
+        }
+        panic!("what csid shows is not what the answers allow");
     }
 
     /// Everything is asked away, and nothing is left. The secrets were written nowhere.

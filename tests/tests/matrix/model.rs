@@ -123,6 +123,16 @@ pub struct Entry {
     pub ended: Instant,
 }
 
+/// What happened, in milliseconds since the first of it began.
+pub fn told(history: &[Entry]) -> String {
+    let Some(start) = history.iter().map(|entry| entry.begun).min() else { return String::new() };
+    let line = |Entry { what, begun, ended }: &Entry| {
+        let [begun, ended] = [begun, ended].map(|at| at.duration_since(start).as_millis());
+        format!("\n{begun:>6} to {ended:>6} {what:?}")
+    };
+    history.iter().map(line).collect()
+}
+
 /// What may be true after all of `history`, in any order that its times allow.
 pub fn after_all(before: State, history: &[Entry], restores: Restores) -> BTreeSet<State> {
     let all = (1_u64 << history.len()) - 1;

@@ -69,6 +69,7 @@ impl Site<'_> {
             if history.iter().any(|entry| entry.what.may_unmount()) {
                 slot.holds.clear();
             }
+            slot.history = history;
         }
         self.w.honest();
         // It may be dead, or about to die.

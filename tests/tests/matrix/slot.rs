@@ -12,7 +12,7 @@ use csid_tests::kernel;
 use csid_tests::world::World;
 use rustix::mount::{UnmountFlags, unmount as unmount_now};
 
-use crate::model::{Ask, Restores, State, Told};
+use crate::model::{Ask, Entry, Restores, State, Told};
 use crate::plan::{Kind, MANY};
 
 pub const CANARY: &str = "c4n4ry-0f-th3-m4tr1x";
@@ -31,6 +31,8 @@ pub struct Slot {
     shows: OsString,
     /// What may be true of it.
     pub allowed: BTreeSet<State>,
+    /// What happened since it was looked at, where calls may overlap.
+    pub history: Vec<Entry>,
     /// The mounts that it may not lose: their paths and the kernel's numbers.
     pub holds: Vec<(PathBuf, u64)>,
 }
@@ -79,6 +81,7 @@ impl Slot {
                         credential: restores == Restores::Alone && number % 3 == 0,
                         shows: shows.clone(),
                         allowed: [State::Absent].into(),
+                        history: Vec::new(),
                         holds: Vec::new(),
                     });
                 }
@@ -91,8 +94,18 @@ impl Slot {
     pub fn rival(&self) -> Slot {
         let (volume, shows) = (self.volume.clone(), self.shows.clone());
         let Slot { kind, restores, credential, .. } = *self;
-        let (allowed, holds) = ([State::Absent].into(), Vec::new());
-        Slot { kind, volume, consumer: "rival", target: None, restores, credential, shows, allowed, holds }
+        Slot {
+            kind,
+            volume,
+            consumer: "rival",
+            target: None,
+            restores,
+            credential,
+            shows,
+            allowed: [State::Absent].into(),
+            history: Vec::new(),
+            holds: Vec::new(),
+        }
     }
 
     /// Only one may have the volume.
