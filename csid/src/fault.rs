@@ -1,7 +1,7 @@
 //! Named edges at which the crash tests end the process (feature `fault`): before and after each effect, each RPC, each
 //! commit and each answer. `CSID_FAULT` names a file; while `NAME:N` is in it, csid is killed at the N-th passing of the
-//! edge NAME since, `any:N` being the N-th of all. What csid was killed at then stands in the file. Without the feature
-//! nothing of it is compiled.
+//! edge NAME since, `any:N` being the N-th of all. What csid was killed at then stands in the file. While `NAME.held` is in
+//! it, what is between the edges NAME does not begin. Without the feature nothing of it is compiled.
 
 use crate::volume::state::Action;
 
@@ -26,6 +26,7 @@ pub(crate) async fn around<T>(_name: &str, f: impl Future<Output = T>) -> T {
 #[cfg(feature = "fault")]
 pub(crate) async fn around<T>(name: &str, f: impl Future<Output = T>) -> T {
     armed::point(name, "before");
+    armed::held(name).await;
     let value = f.await;
     armed::point(name, "after");
     value
@@ -35,10 +36,18 @@ pub(crate) async fn around<T>(name: &str, f: impl Future<Output = T>) -> T {
 mod armed {
     use std::ffi::OsString;
     use std::sync::{LazyLock, Mutex, PoisonError};
+    use std::time::Duration;
 
     static FILE: LazyLock<Option<OsString>> = LazyLock::new(|| std::env::var_os("CSID_FAULT"));
     /// What the file asked for when it was last read, and how often that was passed.
     static PASSED: Mutex<(String, u32)> = Mutex::new((String::new(), 0));
+
+    pub(super) async fn held(name: &str) {
+        let Some(file) = &*FILE else { return };
+        while std::fs::read_to_string(file).is_ok_and(|asked| asked == format!("{name}.held")) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
 
     pub(super) fn point(name: &str, edge: &str) {
         let Some(file) = &*FILE else { return };

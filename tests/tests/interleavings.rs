@@ -1,10 +1,10 @@
 //! Orders of events that once gave a wrong answer, each by a running csid: what must never happen again.
 
-use csid_client::{MountFilter, MountOptions, UnmountOptions};
+use csid_client::{Error, MountFilter, MountOptions, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::world;
+use csid_tests::world::{eventually, world};
 use std::time::Duration;
 
 fn umount(path: &std::path::Path) {
@@ -267,6 +267,63 @@ fn mounts_that_timed_out_do_not_stay() {
         );
         assert!(timed > 0, "no deadline was met on the way: nothing was tried");
         assert!(stayed.is_empty());
+    });
+}
+
+/// csid may be killed while a mount is being written, and find it in the journal then: nobody can have been told that it is undone.
+#[test]
+fn nobody_leaves_a_mount_that_is_being_written() {
+    world(async |w| {
+        let fault = w.path("fault");
+        w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
+        let arm = |edge: &str| std::fs::write(&fault, edge).unwrap();
+        let mut client = running(w).await;
+        for (leaves, killed) in
+            ["deadline", "cancel", "unmount"].into_iter().flat_map(|leaves| [(leaves, true), (leaves, false)])
+        {
+            let volume = format!("{leaves}-{killed}");
+            arm("outcome.held");
+            let options = MountOptions {
+                operation_id: Some("mount".to_owned()),
+                deadline_usec: (leaves == "deadline").then_some(500_000),
+                ..inline(&volume)
+            };
+            let asking = client.clone();
+            let asked = tokio::spawn(async move { mount(&asking, "a", options).await });
+            eventually("it is published", async || w.plugin("p").count("NodePublishVolume", &volume) == 1)
+                .await;
+            sleep(100).await;
+            let (leaving, of) = (client.clone(), volume.clone());
+            let left = tokio::spawn(async move {
+                match leaves {
+                    "cancel" => leaving.cancel_operation("mount").await,
+                    "unmount" => unmount(&leaving, &of, "a").await,
+                    _ => Ok(()),
+                }
+            });
+            sleep(600).await;
+            arm(if killed { "answer.before:1" } else { "" });
+            let told = asked.await.unwrap();
+            println!("{volume}: {told:?}");
+            if killed {
+                eventually("csid is killed", async || w.dead()).await;
+                arm("");
+                client = w.start().await;
+                healthy(&client, "p").await;
+                let refused = matches!(told, Err(Error::Csid(_)));
+                assert!(
+                    !refused || state(&client, &volume, "a").await == "none",
+                    "{told:?}, and it is there"
+                );
+            } else {
+                told.unwrap();
+                left.await.unwrap().unwrap();
+                let now = if leaves == "unmount" { "none" } else { "mounted" };
+                assert_eq!(state(&client, &volume, "a").await, now);
+            }
+            unmount(&client, &volume, "a").await.unwrap();
+        }
+        w.nothing_left(&client).await;
     });
 }
 

@@ -61,7 +61,7 @@ impl Drive<'_> {
         };
         let published =
             self.making("attach", "ControllerPublishVolume", target, secrets.as_ref(), publish).await;
-        match published {
+        match published.and_then(|context| self.decide().map(|()| context)) {
             Ok(context) => {
                 let present = |record: &mut Record| {
                     for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {

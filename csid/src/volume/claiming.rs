@@ -11,7 +11,7 @@ use crate::store::registry::{Claim, ClaimState, Record, RecordFilter, Swap, Volu
 use crate::store::rows::{Leg, MountKey, Phase};
 use crate::volume::claim_effects::Failure;
 use crate::volume::claims::{self, Action, Claims, Effect, Event, Next, Outcome};
-use crate::volume::control::Backoff;
+use crate::volume::control::{Backoff, abandoned};
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
@@ -27,13 +27,8 @@ struct Facts {
 }
 
 impl Drive<'_> {
-    /// Take a claim, or find it taken; the volume with it, and whether it was not there before. `ahead` wait for theirs.
-    pub(super) async fn claim(
-        &mut self,
-        key: &MountKey,
-        wanted: &Claim,
-        ahead: &[Claim],
-    ) -> Result<(Record, bool)> {
+    /// Take a claim, or find it taken; the volume with it. `ahead` wait for theirs.
+    pub(super) async fn claim(&mut self, key: &MountKey, wanted: &Claim, ahead: &[Claim]) -> Result<Record> {
         self.step.set("claim");
         let mut record = self.shared.registered(key).await?;
         if let Some(present) = record.claim(&wanted.consumer)
@@ -54,7 +49,7 @@ impl Drive<'_> {
         let consumer = wanted.consumer.clone();
         let next = self.advance(&mut record, Event::Claim(wanted), Facts::default()).await?;
         match self.walk(&mut record, &consumer, next).await {
-            Ok(()) if record.claim(&consumer).is_some() => Ok((record, is_new)),
+            Ok(()) if record.claim(&consumer).is_some() => Ok(record),
             Ok(()) => Err(Error::internal("a claim ended without its claim")),
             Err(error) if record.claim(&consumer).is_some_and(|claim| claim.kept) => Err(error),
             // Nobody has it: it is undone, also when that takes longer than the call.
@@ -129,7 +124,7 @@ impl Drive<'_> {
             // What is recorded and there needs no claim, also when the rest of the world is away.
             Some(row) => wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone(),
             None => {
-                let (record, _) = self.claim(&key, claim, ahead).await?;
+                let record = self.claim(&key, claim, ahead).await?;
                 self.use_attachment(&record, wanted);
                 registration = record.registration;
             }
@@ -138,9 +133,16 @@ impl Drive<'_> {
         let rest = match (&mounted, registration) {
             (Err(_), _) => self.give_back(&key).await,
             (Ok(_), Some(registration)) => {
-                // The volume is there as it was; what it is to be is tried again by the next mount.
+                // The volume is there as it was; what it is to be is tried again by the next mount, also when nobody waits
+                // for it any more.
                 let (key, uid, is_registered) = (key.clone(), wanted.uid, true);
-                self.finish_expansion(&Target { key, uid, registration, is_registered }).await
+                let target = Target { key, uid, registration, is_registered };
+                let mut control = self.control.clone();
+                tokio::select! {
+                    biased;
+                    rest = self.finish_expansion(&target) => rest,
+                    _ = abandoned(&mut control) => Ok(()),
+                }
             }
             (Ok(_), None) => Ok(()),
         };
@@ -158,7 +160,7 @@ impl Drive<'_> {
             let Some(claim) = record.claim(&key.consumer).cloned() else {
                 return Err(words::unclaimed(&key));
             };
-            let (record, _) = self.claim(&key, &claim, &[]).await?;
+            let record = self.claim(&key, &claim, &[]).await?;
             self.use_attachment(&record, wanted);
         }
         self.mount(wanted).await
@@ -246,6 +248,9 @@ impl Drive<'_> {
                 (Next::Taken | Next::Free, event) if !is_by_mount(record, &after, event) => Durability::Disk,
                 _ => Durability::Process,
             };
+            if takes(record, &after) {
+                self.decide()?;
+            }
             let swap = Swap {
                 past: words::past(record, &after),
                 events: words::events(record, &after, &event),
@@ -262,6 +267,17 @@ impl Drive<'_> {
                 }
                 Err(StoreError::Stale) => *record = self.shared.registry.record(record.name.clone()).await?,
                 Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// What is made is its callers' from here on (`Step::decide`), unless all of them have left.
+    pub(super) fn decide(&self) -> Result<()> {
+        match self.control.borrow().abandon {
+            Some(kind) => Err(say::stopped(kind)),
+            None => {
+                self.step.decide();
+                Ok(())
             }
         }
     }
@@ -360,6 +376,14 @@ impl Drive<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a claim becomes its consumer's; one that a Mount takes does with the mount.
+fn takes(before: &Record, after: &Record) -> bool {
+    let is_taken = |record: &Record, consumer: &str| {
+        record.claim(consumer).is_some_and(|claim| claim.kept && !claim.by_mount)
+    };
+    after.claims.iter().any(|Claim { consumer, .. }| is_taken(after, consumer) && !is_taken(before, consumer))
 }
 
 fn is_by_mount(before: &Record, after: &Record, event: &Event) -> bool {

@@ -267,6 +267,7 @@ impl Drive<'_> {
                 // It was mounted before, and is.
                 Next::Mounted if self.rows.is_written() => return Ok(()),
                 Next::Mounted => {
+                    self.step.decide();
                     let event = say::event("mount", self.row(key), None);
                     return self.persist(Durability::Disk, event).await;
                 }
@@ -379,11 +380,17 @@ impl Drive<'_> {
             force: self.force,
         };
         let mut control = self.control.clone();
-        tokio::select! {
+        let unwanted = |kind| Failure::new(Outcome::Failed, say::stopped(kind));
+        let ended = tokio::select! {
             biased;
             ended = fault::around(effect.action.name(), surroundings.perform(effect.action)) => ended,
             // Only what is being made is dropped, and with it the RPC; a removal goes on to its end.
-            kind = abandoned(&mut control), if makes => Err(Failure::new(Outcome::Failed, say::stopped(kind))),
+            kind = abandoned(&mut control), if makes => Err(unwanted(kind)),
+        };
+        // It ended just when nobody wanted it any more.
+        match self.control.borrow().abandon.filter(|_| makes && ended.is_ok()) {
+            Some(kind) => Err(unwanted(kind)),
+            None => ended,
         }
     }
 

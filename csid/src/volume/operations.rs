@@ -2,6 +2,7 @@
 //! Owns nothing of a volume: an entry only says which task to ask.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,19 +15,33 @@ const OWN: [&str; 3] = ["settle", "restore", "continue"];
 
 /// What an operation is doing now, written by the task and read by listings.
 #[derive(Clone)]
-pub(crate) struct Step(Arc<Mutex<&'static str>>);
+pub(crate) struct Step {
+    name: Arc<Mutex<&'static str>>,
+    decided: Arc<AtomicBool>,
+}
 
 impl Step {
     pub(crate) fn new() -> Self {
-        Step(Arc::new(Mutex::new("queued")))
+        Step { name: Arc::new(Mutex::new("queued")), decided: Arc::default() }
     }
 
     pub(crate) fn set(&self, step: &'static str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = step;
+        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = step;
     }
 
     pub(crate) fn get(&self) -> &'static str {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is made goes into the journal now as its callers'. A csid that is killed from here on may find it there and
+    /// keep it, so nobody can be told any more that it is undone: who would leave is told the outcome.
+    pub(crate) fn decide(&self) {
+        self.set("commit");
+        self.decided.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_decided(&self) -> bool {
+        self.decided.load(Ordering::Relaxed)
     }
 }
 

@@ -514,7 +514,7 @@ impl Volumes {
         let claim = Claim { bound: request.bound, credential, ..new_claim(&consumer, &node, uid, usage) };
         let work = Work::Claim { key, claim, wait_until: request.wait_until, secrets };
         let answer = self.shared.ask(&record.volume, uid, work, wait)?;
-        let Done::Claimed { record, .. } = self.shared.answered(answer).await? else {
+        let Done::Claimed(record) = self.shared.answered(answer).await? else {
             return Err(Error::internal("a claim was answered without its volume"));
         };
         let state = record.claim(&consumer).map_or(ClaimState::Pending, |claim| claim.state);

@@ -233,7 +233,6 @@ impl Task {
             watch::channel(Control { abandon: None, hurry: false, give_up: give_up(&current) });
         let anonymous = current.anonymous_ticket(&self.shared, &self.key, rows.volume());
         let names = current.names();
-        let is_new = rows.volume().mount(current.work.key()).is_none();
         let ahead: Vec<Claim> =
             self.waiting.iter().filter_map(|operation| operation.work.claim().cloned()).collect();
 
@@ -242,7 +241,9 @@ impl Task {
         let mut running: Running<'_> =
             Box::pin(current.job(names).run(&shared, rows, orders, current.step.clone(), &ahead));
         let result = loop {
-            let own = current.waiters.iter().filter_map(|waiter| waiter.deadline);
+            // Who would leave what is decided is seen once.
+            let is_over = current.step.is_decided() && control.borrow().abandon.is_some();
+            let own = current.waiters.iter().filter(|_| !is_over).filter_map(|waiter| waiter.deadline);
             let deadline = own.chain(self.next_deadline()).min();
             tokio::select! {
                 biased;
@@ -250,9 +251,10 @@ impl Task {
                 // The directory holds the other end as long as the task runs.
                 Some(message) = self.inbox.recv() => self.while_running(message, &mut current, &control),
                 () = until(deadline) => {
-                    current.expire(Instant::now(), &self.key);
+                    if current.expire(Instant::now(), &self.key) {
+                        self.desert(&current, &control, Kind::TimedOut);
+                    }
                     self.expire();
-                    self.desert(&current, &control, Kind::TimedOut);
                 }
             }
             control.send_if_modified(|control| {
@@ -267,15 +269,6 @@ impl Task {
         };
         drop(running);
         drop(anonymous);
-        let undo = match &result {
-            Ok(Done::Mounted(_)) if is_new => current.work.undo(),
-            Ok(Done::Claimed { is_new: true, .. } | Done::Attached(_)) => current.work.undo(),
-            _ => None,
-        };
-        if let Some(undo) = undo.filter(|_| control.borrow().abandon.is_some()) {
-            // It was done just when the last caller left: nobody was told, so it is undone.
-            self.queue.push_front(Operation::new(undo));
-        }
         if let Some(step) = current.work.waits(&result, Instant::now())
             && !current.waiters.is_empty()
         {
@@ -325,7 +318,10 @@ impl Task {
         self.cancel_queued(&work);
         if ends {
             control.send_modify(|control| control.abandon = Some(Kind::Cancelled));
-            current.fail(&self.key, &say::ended_by(work.kind()));
+            // What is decided is had, and answered so, before it ends.
+            if !current.step.is_decided() {
+                current.fail(&self.key, &say::ended_by(work.kind()));
+            }
             let mut operation = Operation::new(work);
             operation.join(&self.shared, waiter);
             self.queue.push_front(operation);
@@ -341,9 +337,10 @@ impl Task {
         self.queue.iter().chain(&self.waiting).find_map(|queued| queued.work.refuses(asked))
     }
 
-    /// When no caller waits any more, a Mount is undone; all else goes on to its end.
+    /// When no caller waits any more, a Mount is undone; all else goes on to its end. What is decided is not undone, but
+    /// comes to its end at once.
     fn desert(&self, current: &Operation, control: &watch::Sender<Control>, why: Kind) {
-        if current.waiters.is_empty() && current.work.is_undone() {
+        if current.step.is_decided() || (current.waiters.is_empty() && current.work.is_undone()) {
             control.send_if_modified(|control| {
                 let first = control.abandon.is_none();
                 control.abandon.get_or_insert(why);

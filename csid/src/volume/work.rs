@@ -76,11 +76,8 @@ pub(super) enum Done {
     /// What was to go is gone.
     Gone,
     Mounted(Mounted),
-    /// The volume with the claim in it; whether it was not there before.
-    Claimed {
-        record: Box<Record>,
-        is_new: bool,
-    },
+    /// The volume with the claim in it.
+    Claimed(Box<Record>),
     /// Whether the plugin confirms it; what it says if not.
     Validated(Result<(), String>),
     Stats(Stats),
@@ -209,8 +206,7 @@ impl Job {
             }
             Job::Claim { key, claim, secrets } => {
                 drive.secrets = secrets;
-                let (record, is_new) = drive.claim(&key, &claim, ahead).await?;
-                Ok(Done::Claimed { record: Box::new(record), is_new })
+                drive.claim(&key, &claim, ahead).await.map(|record| Done::Claimed(Box::new(record)))
             }
             Job::Release { key, authority, force, secrets } => {
                 drive.secrets = secrets;
@@ -260,24 +256,6 @@ impl Work {
             Work::Mount { .. } | Work::Claim { .. } => true,
             Work::Call { call, .. } => call.is_undone(),
             _ => false,
-        }
-    }
-
-    /// What undoes it.
-    pub(super) fn undo(&self) -> Option<Work> {
-        let authority = Authority::Any(0);
-        match self {
-            Work::Mount { wanted, .. } => {
-                Some(Work::Unmount { key: wanted.key.clone(), authority, force: false })
-            }
-            Work::Claim { key, .. } => {
-                Some(Work::Release { key: key.clone(), authority, force: false, secrets: None })
-            }
-            Work::Call { target, call: Call::Attach { node_id, .. }, secrets } => {
-                let call = Call::Detach { node_id: node_id.clone() };
-                Some(Work::Call { target: target.clone(), call, secrets: secrets.clone() })
-            }
-            _ => None,
         }
     }
 
@@ -405,12 +383,16 @@ impl Operation {
         shared.operations.begin(begin).ok()
     }
 
-    /// Answer those whose deadline has passed.
-    pub(super) fn expire(&mut self, now: Instant, volume: &VolumeKey) {
-        let (late, rest) = std::mem::take(&mut self.waiters)
-            .into_iter()
-            .partition(|waiter| waiter.deadline.is_some_and(|at| at <= now));
+    /// Whether somebody's deadline has passed; he is answered, unless it is decided what he will be told.
+    pub(super) fn expire(&mut self, now: Instant, volume: &VolumeKey) -> bool {
+        let is_late = |waiter: &Waiter| waiter.deadline.is_some_and(|at| at <= now);
+        if self.step.is_decided() {
+            return self.waiters.iter().any(is_late);
+        }
+        let (late, rest): (Vec<Waiter>, Vec<Waiter>) =
+            std::mem::take(&mut self.waiters).into_iter().partition(is_late);
         self.waiters = rest;
+        let found = !late.is_empty();
         let step = self.step.get();
         let text = match &self.work {
             work if work.is_undone() => {
@@ -425,12 +407,17 @@ impl Operation {
             ),
         };
         self.part(late, volume, &Error::new(Kind::TimedOut, text));
+        found
     }
 
-    /// Answer the one caller who cancelled; whether he was one of this operation's.
+    /// Whether the caller who cancelled is one of this operation's; he is answered, unless it is decided what he will be told.
     pub(super) fn withdraw(&mut self, number: u64, volume: &VolumeKey) -> bool {
+        let is_his = |waiter: &Waiter| waiter.ticket.number == number;
+        if self.step.is_decided() {
+            return self.waiters.iter().any(is_his);
+        }
         let (gone, rest): (Vec<Waiter>, Vec<Waiter>) =
-            std::mem::take(&mut self.waiters).into_iter().partition(|waiter| waiter.ticket.number == number);
+            std::mem::take(&mut self.waiters).into_iter().partition(is_his);
         self.waiters = rest;
         let found = !gone.is_empty();
         self.part(gone, volume, &Error::new(Kind::Cancelled, "cancelled by CancelOperation"));

@@ -2,8 +2,11 @@
 
 use std::fs;
 
-use csid_client::{AccessMode, Client};
+use std::time::Duration;
+
+use csid_client::{AccessMode, Client, Error};
 use csid_tests::ask::*;
+use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, count, eventually, world};
 
 use crate::*;
@@ -69,5 +72,62 @@ fn killed_anywhere_on_its_way_a_claim_ends_as_it_was_answered() {
         count("kills on a claim's way", kills);
         assert!(kills >= 12, "{kills}");
         w.plugin("p").assert_rules();
+    });
+}
+
+/// csid may be killed while a claim is being written, and find it then: nobody can have been told that it is undone.
+#[test]
+fn nobody_leaves_a_claim_that_is_being_written() {
+    world(async |w| {
+        let fault = w.path("fault");
+        w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
+        let arm = |edge: &str| fs::write(&fault, edge).unwrap();
+        let pause = |ms| tokio::time::sleep(Duration::from_millis(ms));
+        let mut client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        for (leaves, killed) in
+            ["deadline", "cancel", "release"].into_iter().flat_map(|leaves| [(leaves, true), (leaves, false)])
+        {
+            w.plugin("p").rules([Rule::once("ControllerPublishVolume", Act::Delay(300))]);
+            let options = ClaimOptions {
+                operation_id: Some("claim".to_owned()),
+                deadline_usec: (leaves == "deadline").then_some(900_000),
+                ..ClaimOptions::default()
+            };
+            let asking = client.clone();
+            let asked = tokio::spawn(async move { asking.claim(NAMESPACE, "v", "one", options).await });
+            eventually("it is being attached", async || {
+                client.list_operations().await.unwrap().iter().any(|operation| operation.step == "attach")
+            })
+            .await;
+            arm("claim.held");
+            pause(600).await;
+            let leaving = client.clone();
+            let left = tokio::spawn(async move {
+                match leaves {
+                    "cancel" => leaving.cancel_operation("claim").await,
+                    "release" => release(&leaving, "v", "one").await,
+                    _ => Ok(()),
+                }
+            });
+            pause(600).await;
+            arm(if killed { "answer.before:1" } else { "" });
+            let told = asked.await.unwrap();
+            println!("{leaves}, killed {killed}: {told:?}");
+            if killed {
+                eventually("csid is killed", async || w.dead()).await;
+                arm("");
+                client = w.start().await;
+                healthy(&client, "p").await;
+                let refused = matches!(told, Err(Error::Csid(_)));
+                assert!(!refused || claimed(&client).await.is_empty(), "{told:?}, and it is taken");
+            } else {
+                assert_eq!(told.unwrap().state, "taken");
+                left.await.unwrap().unwrap();
+                assert_eq!(claimed(&client).await.is_empty(), leaves == "release");
+            }
+            release(&client, "v", "one").await.unwrap();
+        }
+        w.nothing_left(&client).await;
     });
 }
