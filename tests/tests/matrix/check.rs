@@ -22,22 +22,26 @@ impl Site<'_> {
         let mut table = kernel::below(&self.w.dir).expect("the mount table");
         table.retain(|mount| mount.point != self.w.path("run"));
         let mut points: BTreeSet<PathBuf> = BTreeSet::new();
-        // A row that rests may have its volume staged.
-        let mut staged: BTreeSet<PathBuf> = BTreeSet::new();
+        // A row that rests may have its volume staged, and one that was taken away while csid bound it is there in part.
+        let mut possible: BTreeSet<PathBuf> = BTreeSet::new();
         let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
         for row in rows {
             let source = Path::new(&row.source);
             paths.extend([source.to_owned(), source.parent().expect("a parent").to_owned()]);
             paths.extend(Some(PathBuf::from(&row.staging)).filter(|path| path.is_absolute()));
-            staged.insert(row.staging.clone().into());
+            possible.insert(row.staging.clone().into());
             let Some(slot) = self.slot(row) else {
                 wrong.push((Broken::Leftover, format!("a row that nobody asked for: {row:?}")));
                 continue;
             };
-            if seen(Some(row)) == State::Mounted {
-                points.insert(source.to_owned());
-                points.extend(slot.target.clone());
-                points.extend((slot.kind == Kind::FileSystem).then(|| row.staging.clone().into()));
+            let shown = [source.to_owned()].into_iter().chain(slot.target.clone());
+            match seen(Some(row)) {
+                State::Mounted => {
+                    points.extend(shown);
+                    points.extend((slot.kind == Kind::FileSystem).then(|| row.staging.clone().into()));
+                }
+                State::Taken => possible.extend(shown),
+                _ => {}
             }
         }
         for slot in &mut self.slots {
@@ -76,7 +80,7 @@ impl Site<'_> {
         }
         for mount in &table {
             let stacked = table.iter().filter(|other| other.point == mount.point).count();
-            if stacked != 1 || !(points.contains(&mount.point) || staged.contains(&mount.point)) {
+            if stacked != 1 || !(points.contains(&mount.point) || possible.contains(&mount.point)) {
                 wrong.push((Broken::Leftover, format!("{stacked} mounts: {mount:?}")));
             }
         }

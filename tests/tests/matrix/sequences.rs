@@ -229,6 +229,8 @@ impl Fate<'_> {
                 let plugin = self.w.plugin(dice.of(&Kind::ALL).plugin());
                 self.host.report.count("kills of the plugin in sequences".to_owned());
                 plugin.kill();
+                // Else it may die of its script before it is seen to listen.
+                plugin.honest();
                 plugin.start().await;
             }
             _ => {
