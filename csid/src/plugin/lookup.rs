@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -99,13 +100,15 @@ impl Plugins {
     /// Whether volumes of this plugin are attached: a controller of it says PUBLISH_UNPUBLISH_VOLUME. `None`: that is not
     /// known yet, for the plugin was not seen, or names a controller service and none was seen.
     pub fn attaches(&self, id: &str) -> Option<bool> {
-        let view = self.view(id)?;
-        let has = |names: &[String], name: &str| names.iter().any(|found| found == name);
-        if has(&view.services, Service::Controller.name()) {
-            return Some(has(&view.controller_capabilities, "PUBLISH_UNPUBLISH_VOLUME"));
+        let views = self.views(id);
+        let has = |names: fn(&PluginView) -> &Vec<String>, name: &str| {
+            views.iter().any(|view| names(view).iter().any(|found| found == name))
+        };
+        if has(|view| &view.services, Service::Controller.name()) {
+            return Some(has(|view| &view.controller_capabilities, "PUBLISH_UNPUBLISH_VOLUME"));
         }
-        let seen = !view.provider.is_empty();
-        (seen && !has(&view.plugin_capabilities, "CONTROLLER_SERVICE")).then_some(false)
+        let seen = views.iter().any(|view| !view.provider.is_empty());
+        (seen && !has(|view| &view.plugin_capabilities, "CONTROLLER_SERVICE")).then_some(false)
     }
 
     /// Probe the active instance now; what it finds is also its health.
@@ -156,13 +159,15 @@ impl Plugins {
         }
     }
 
+    /// Of each instance, the newest first.
+    fn views(&self, id: &str) -> Vec<Arc<PluginView>> {
+        let plugins = self.entries();
+        plugins.get(id).into_iter().flatten().map(|entry| entry.state.borrow().view.clone()).collect()
+    }
+
     /// What a caller reads who has waited for a plugin in vain.
     fn lacking(&self, id: &str, service: Service) -> String {
-        let views: Vec<_> = {
-            let plugins = self.entries();
-            let entries = plugins.get(id).into_iter().flatten();
-            entries.map(|entry| entry.state.borrow().view.clone()).collect()
-        };
+        let views = self.views(id);
         let Some(newest) = views.first() else {
             return format!(
                 "no plugin {id} is registered; register it (csictl plugin register), or write \
@@ -214,8 +219,9 @@ fn active(entries: &[Entry]) -> Option<&Entry> {
     })
 }
 
-/// A plugin's instances as one: it is as the active one is, which is named first. Services, and what is said beside the
-/// node's capabilities, are those of all, for controller calls go to all; each call asks its own instance.
+/// A plugin's instances as one: it is as the active one is, which is named first. With it serve the others that are healthy,
+/// and what is said beside the node's capabilities is said of all, for controller calls go to all; each call asks its own
+/// instance.
 fn merged(entries: &[Entry]) -> Option<PluginView> {
     let active = active(entries)?;
     let mut view = (*active.state.borrow().view).clone();
@@ -223,7 +229,9 @@ fn merged(entries: &[Entry]) -> Option<PluginView> {
     for other in entries.iter().filter(|entry| entry.spec.instance() != active.spec.instance()) {
         let other = other.state.borrow().view.clone();
         view.instances.extend_from_slice(&other.instances);
-        add(&mut view.services, &other.services);
+        if other.healthy {
+            add(&mut view.services, &other.services);
+        }
         add(&mut view.plugin_capabilities, &other.plugin_capabilities);
         add(&mut view.controller_capabilities, &other.controller_capabilities);
     }

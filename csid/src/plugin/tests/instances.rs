@@ -218,6 +218,9 @@ async fn a_plugin_may_be_split() {
     until(|| !host.is_healthy("c1")).await;
     let error = host.plugins.controller("p", soon(Duration::from_millis(50))).await.err().unwrap();
     assert!(error.message.contains("the plugin p (instance c1) is unhealthy"), "{error}");
+    let view = host.plugins.view("p").unwrap();
+    assert_eq!((view.healthy, view.services), (true, names(&["node"])), "which is what serves");
+    assert_eq!(host.plugins.attaches("p"), Some(true), "what was seen is known");
     host.ready().await;
     controller.start();
     node.kill();
