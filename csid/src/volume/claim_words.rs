@@ -36,7 +36,7 @@ pub(super) fn refusal(refusal: Refusal, key: &MountKey, wanted: &Claim) -> Error
             };
             let text = format!(
                 "{what} conflicts with the claim of {name} by {who}; release it there first, or wait for it \
-                 (wait-usec, `csictl claim --wait`)"
+                 (wait-usec, `csictl claim --queue`)"
             );
             Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
         }
