@@ -186,6 +186,7 @@ async fn an_older_instance_is_waited_for_too() {
     let _new = host.instance("new", true, false).await;
     old.kill();
     until(|| !host.is_healthy("old")).await;
+    assert_eq!(host.plugins.attaches("p"), Some(true), "whoever says it");
     let waiting = {
         let plugins = host.plugins.clone();
         tokio::spawn(async move { plugins.controller("p", soon(LONG)).await.map(drop) })
