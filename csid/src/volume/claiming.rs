@@ -393,5 +393,5 @@ fn is_by_mount(before: &Record, after: &Record, event: &Event) -> bool {
         Event::Ended { effect, .. } => &effect.consumer,
         Event::Recovered { .. } => return false,
     };
-    before.claim(consumer).or(after.claim(consumer)).is_some_and(|claim| claim.by_mount)
+    after.claim(consumer).or(before.claim(consumer)).is_some_and(|claim| claim.by_mount)
 }

@@ -207,8 +207,10 @@ pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
         Event::Claim(wanted) => {
             admit(&volume, &wanted)?;
             let consumer = wanted.consumer.clone();
-            if volume.claim(&consumer).is_none() {
-                volume.claims.push(wanted);
+            match volume.claim_mut(&consumer) {
+                // Claimed by itself it outlives the mount that took it.
+                Ok(present) => present.by_mount &= wanted.by_mount,
+                Err(_) => volume.claims.push(wanted),
             }
             advance(&mut volume, &consumer)
         }

@@ -120,6 +120,13 @@ fn a_mount_takes_a_claim_and_the_last_unmount_gives_it_back() {
         mount_registered(&client, "v", "two").await.unwrap();
         release(&client, "v", "two").await.unwrap();
         assert_eq!(claimed(&client).await, []);
+
+        // Also one that a Mount took, once it was claimed.
+        mount_registered(&client, "v", "three").await.unwrap();
+        claim(&client, "v", "three").await.unwrap();
+        unmount(&client, "v", "three").await.unwrap();
+        assert_eq!(claimed(&client).await, [pair("three", "taken")]);
+        release(&client, "v", "three").await.unwrap();
         w.nothing_left(&client).await;
         w.plugin("p").assert_rules();
     });
