@@ -217,12 +217,13 @@ impl Drive<'_> {
                     let facts = Facts { error: error.message.clone(), ..Facts::default() };
                     let next = self.advance(record, Event::Ended { effect, outcome }, facts).await?;
                     let again = next == Next::Rest && !lasting && self.pause(&mut delay, makes).await;
-                    why = Some(self.control.borrow().abandon.filter(|_| makes).map_or(error, say::stopped));
                     if again {
-                        why = None;
                         let again = Event::Continue { consumer: consumer.to_owned() };
                         self.advance(record, again, Facts::default()).await?
                     } else {
+                        // What the way turned back for stays the reason, however its undoing ends.
+                        let stopped = self.control.borrow().abandon.filter(|_| makes);
+                        why.get_or_insert(stopped.map_or(error, say::stopped));
                         next
                     }
                 }

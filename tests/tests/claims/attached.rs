@@ -102,6 +102,13 @@ fn an_attach_that_is_refused_is_undone_and_its_claim_released() {
         assert_eq!(refusal(claim(&client, "v", "one").await).0, Kind::PluginError);
         assert_eq!(claimed(&client).await, []);
         assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 1, "it may have been done");
+
+        // The refusal is the answer, also when the detach takes several tries.
+        let busy = Rule { times: 2, ..Rule::always("ControllerUnpublishVolume", Act::Fail(10)) };
+        w.plugin("p").rules([Rule::once("ControllerPublishVolume", Act::FailAfter(9)), busy]);
+        let (kind, error) = refusal(claim(&client, "v", "one").await);
+        assert_eq!((kind, error.details.grpc_code), (Kind::PluginError, Some(9)), "{error}");
+        assert_eq!(claimed(&client).await, []);
         w.nothing_left(&client).await;
     });
 }
