@@ -157,7 +157,7 @@ impl Drive<'_> {
         if wanted.spec.registered {
             let key = wanted.key.clone();
             let record = self.shared.registered(&key).await?;
-            let Some(claim) = record.claim(&key.consumer).cloned() else {
+            let Some(claim) = record.claim(&key.consumer).filter(|claim| !claim.releasing).cloned() else {
                 return Err(words::unclaimed(&key));
             };
             let record = self.claim(&key, &claim, &[]).await?;

@@ -227,8 +227,7 @@ impl Shared {
         let record = self.registered(key).await?;
         let wanted = Wanted { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
         let mode = if options.read_only { ClaimMode::Read } else { ClaimMode::Write };
-        let present = record.claim(&key.consumer);
-        let claim = match present {
+        let usage = match record.claim(&key.consumer) {
             Some(present) if present.usage.mode == ClaimMode::Read && mode == ClaimMode::Write => {
                 let text =
                     format!("{} has claimed {} to read: mount it read-only", key.consumer, record.name);
@@ -236,14 +235,13 @@ impl Shared {
             }
             Some(present) => {
                 wanted.refuse_unlike(present, &record.name)?;
-                Claim { uid, ..present.clone() }
+                present.usage
             }
-            None => {
-                let usage = Use { mode, capability: wanted.choose(&record)? };
-                let credential = options.credential.clone();
-                Claim { by_mount: true, credential, ..new_claim(&key.consumer, &self.node, uid, usage) }
-            }
+            None => Use { mode, capability: wanted.choose(&record)? },
         };
+        // One of its own also where one is present, which may be gone when it is this one's turn.
+        let credential = options.credential.clone();
+        let claim = Claim { by_mount: true, credential, ..new_claim(&key.consumer, &self.node, uid, usage) };
         let registration = record.registration.as_ref().ok_or_else(|| say::not_registered(key))?;
         let mut spec = options.spec(Some((claim.usage.capability, &registration.spec)))?;
         if spec.credential.is_none() && !secrets_given {

@@ -87,7 +87,10 @@ fn a_detach_that_fails_for_good_is_parked_and_shown() {
         let client = w.start().await;
         healthy(&client, "p").await;
         w.honest();
-        release(&client, "v", "one").await.unwrap();
+        // Who mounts meanwhile has a claim of its own, which the Unmount gives back.
+        mount_registered(&client, "v", "one").await.unwrap();
+        assert_eq!(claimed(&client).await, [pair("one", "taken")]);
+        unmount(&client, "v", "one").await.unwrap();
         assert_eq!(claimed(&client).await, []);
         w.nothing_left(&client).await;
     });
