@@ -5,14 +5,26 @@
 
 use crate::volume::state::Action;
 
-const RPCS: [&str; 4] = ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"];
+const RPCS: [&str; 11] = [
+    "NodeStageVolume",
+    "NodePublishVolume",
+    "NodeUnpublishVolume",
+    "NodeUnstageVolume",
+    "NodeExpandVolume",
+    "ControllerPublishVolume",
+    "ControllerUnpublishVolume",
+    "ControllerExpandVolume",
+    "ValidateVolumeCapabilities",
+    "CreateSnapshot",
+    "DeleteVolume",
+];
 
 /// Every edge there is; an edge that no test hits fails the run.
 pub fn points() -> Vec<String> {
     let actions = Action::ALL.iter().map(|action| action.name());
     actions
         .chain(RPCS)
-        .chain(["intent", "outcome", "answer", "recovery"])
+        .chain(["intent", "outcome", "claim", "registration", "answer", "recovery"])
         .flat_map(|n| [format!("{n}.before"), format!("{n}.after")])
         .collect()
 }

@@ -1,12 +1,14 @@
 //! The crash matrix: csid is killed at every journal and RPC edge of mount, unmount and restore, and of what repairs,
 //! undoes and finishes them; one volume in flight and many, of each kind, the plugin answering, failing, hanging and dying.
-//! Then csid starts again, and what it owes its clients is looked at (`site`).
+//! Then csid starts again, and what it owes its clients is looked at (`site`). The same of volumes that are registered, claimed
+//! and attached (`registered`).
 //!
 //! `CSID_KILLS` is how many kills there are at least, `CSID_SEED` repeats a run, and with `CSID_CHAPTER` only one world of it.
 
 mod check;
 mod model;
 mod plan;
+mod registered;
 mod report;
 mod rounds;
 mod sequences;
@@ -21,7 +23,7 @@ use std::sync::{Arc, Mutex};
 
 use csid_tests::dice::Dice;
 use csid_tests::world::{program, world};
-use plan::{Chapter, Kind};
+use plan::{Chapter, Kind, Life};
 use report::Report;
 use site::Site;
 
@@ -63,13 +65,18 @@ async fn live(mut site: Site<'_>, chapter: Chapter) {
     site.close().await;
 }
 
-fn run(number: u64, chapter: Chapter, report: &Arc<Report>, seed: u64) {
+fn run(number: u64, life: Life, report: &Arc<Report>, seed: u64) {
     let for_world = Arc::clone(report);
     let lived = std::panic::catch_unwind(move || {
         world(async move |w| {
             let dice = Dice::new(seed, number);
-            let site = Site::new(w, &kinds(&chapter), dice, for_world).await;
-            live(site, chapter).await;
+            match life {
+                Life::Inline(chapter) => {
+                    let site = Site::new(w, &kinds(&chapter), dice, for_world).await;
+                    live(site, chapter).await;
+                }
+                Life::Registered(chapter) => registered::live(w, chapter, dice, for_world).await,
+            }
         });
     });
     if lived.is_err() {
@@ -105,11 +112,11 @@ fn killed_at_every_edge_nothing_is_lost_or_left() {
                     if only.is_none() && number >= must && report.numbers().kills >= kills {
                         return;
                     }
-                    let chapter = match matrix.get(number) {
-                        Some(chapter) => chapter.lock().expect("a chapter").take().expect("lived once"),
+                    let life = match matrix.get(number) {
+                        Some(life) => life.lock().expect("a life").take().expect("lived once"),
                         None => plan::another(&mut Dice::new(seed, !(number as u64))),
                     };
-                    run(number as u64, chapter, &report, seed);
+                    run(number as u64, life, &report, seed);
                 }
             });
         }

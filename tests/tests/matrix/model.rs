@@ -1,6 +1,7 @@
 //! What a client may believe of a mount, from its own calls and their answers alone.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Instant;
 
 use csid_client::Kind;
@@ -117,24 +118,28 @@ fn after_loss(before: State, restores: Restores) -> State {
 
 /// What happened, and when: two that overlap may have happened in either order.
 #[derive(Clone, Debug)]
-pub struct Entry {
-    pub what: What,
+pub struct Entry<W> {
+    pub what: W,
     pub begun: Instant,
     pub ended: Instant,
 }
 
 /// What happened, in milliseconds since the first of it began.
-pub fn told(history: &[Entry]) -> String {
+pub fn told<W: fmt::Debug>(history: &[Entry<W>]) -> String {
     let Some(start) = history.iter().map(|entry| entry.begun).min() else { return String::new() };
-    let line = |Entry { what, begun, ended }: &Entry| {
+    let line = |Entry { what, begun, ended }: &Entry<W>| {
         let [begun, ended] = [begun, ended].map(|at| at.duration_since(start).as_millis());
         format!("\n{begun:>6} to {ended:>6} {what:?}")
     };
     history.iter().map(line).collect()
 }
 
-/// What may be true after all of `history`, in any order that its times allow.
-pub fn after_all(before: State, history: &[Entry], restores: Restores) -> BTreeSet<State> {
+/// What may be true after all of `history`, in any order that its times allow, when `after` is what one of them leads to.
+pub fn after_all<S: Copy + Ord, W>(
+    before: S,
+    history: &[Entry<W>],
+    after: impl Fn(S, &W) -> BTreeSet<S>,
+) -> BTreeSet<S> {
     let all = (1_u64 << history.len()) - 1;
     // By the set of entries that have happened; each leads to larger ones only.
     let mut reached = BTreeMap::from([(0, BTreeSet::from([before]))]);
@@ -147,7 +152,7 @@ pub fn after_all(before: State, history: &[Entry], restores: Restores) -> BTreeS
         for (number, next) in history.iter().enumerate().filter(|(number, _)| missing(*number)) {
             let mut before_it = history.iter().enumerate().filter(|(_, entry)| entry.ended < next.begun);
             if before_it.all(|(number, _)| !missing(number)) {
-                let after = states.iter().flat_map(|state| after(*state, &next.what, restores));
+                let after = states.iter().flat_map(|state| after(*state, &next.what));
                 reached.entry(done | (1 << number)).or_default().extend(after);
             }
         }
@@ -171,7 +176,8 @@ mod tests {
             ended: start + Duration::from_secs(*ended),
         };
         let history: Vec<_> = calls.iter().map(entry).collect();
-        after_all(State::Absent, &history, Restores::OnRequest).into_iter().collect()
+        let after = |state, what: &What| after(state, what, Restores::OnRequest);
+        after_all(State::Absent, &history, after).into_iter().collect()
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::fmt;
 use csid_tests::dice::Dice;
 use csid_tests::script::{Act, Rule};
 
+use crate::registered;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     FileSystem,
@@ -100,6 +102,12 @@ impl fmt::Display for Cell {
 }
 
 /// One life of a world.
+pub enum Life {
+    /// Of volumes that are given with their mounts.
+    Inline(Chapter),
+    Registered(registered::Chapter),
+}
+
 pub enum Chapter {
     /// One volume in flight, killed at each edge in turn; the plugin does what it does at one of its calls, or at each.
     EveryEdge(Vec<Cell>, Calls),
@@ -119,7 +127,7 @@ pub enum Calls {
 pub const MANY: usize = 16;
 
 /// What every run goes through.
-pub fn matrix() -> Vec<Chapter> {
+pub fn matrix() -> Vec<Life> {
     let mut chapters = Vec::new();
     for kind in Kind::ALL {
         for plugin in Plugin::ALL {
@@ -138,17 +146,18 @@ pub fn matrix() -> Vec<Chapter> {
         }
     }
     chapters.extend((0..4).map(|_| Chapter::Sequences(40)));
-    chapters
+    let registered = registered::matrix().into_iter().map(Life::Registered);
+    chapters.into_iter().map(Life::Inline).chain(registered).collect()
 }
 
 /// What a long run goes through then.
-pub fn every_call() -> Vec<Chapter> {
+pub fn every_call() -> Vec<Life> {
     let mut chapters = Vec::new();
     for kind in Kind::ALL {
         for plugin in Plugin::ALL {
             for operation in Operation::ALL {
                 let cell = Cell { operation, flight: 1, kind, plugin };
-                chapters.push(Chapter::EveryEdge(vec![cell], Calls::Each));
+                chapters.push(Life::Inline(Chapter::EveryEdge(vec![cell], Calls::Each)));
             }
         }
     }
@@ -156,9 +165,11 @@ pub fn every_call() -> Vec<Chapter> {
 }
 
 /// And at last.
-pub fn another(dice: &mut Dice) -> Chapter {
-    if dice.once_in(2) {
-        return Chapter::Sequences(40);
+pub fn another(dice: &mut Dice) -> Life {
+    match dice.below(3) {
+        0 => return Life::Registered(registered::another(dice)),
+        1 => return Life::Inline(Chapter::Sequences(40)),
+        _ => {}
     }
     let cells = (0..12).map(|_| Cell {
         operation: dice.of(&Operation::ALL),
@@ -166,7 +177,7 @@ pub fn another(dice: &mut Dice) -> Chapter {
         kind: dice.of(&Kind::ALL),
         plugin: dice.of(&Plugin::ALL),
     });
-    Chapter::RandomEdge(cells.collect(), 48)
+    Life::Inline(Chapter::RandomEdge(cells.collect(), 48))
 }
 
 impl Cell {

@@ -10,6 +10,8 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug)]
 pub enum Broken {
     LostMount,
+    /// Or an attachment, an expansion, a snapshot.
+    LostClaim,
     Leftover,
     WrongUnmount,
     Breach,
@@ -20,6 +22,7 @@ pub enum Broken {
 pub struct Numbers {
     pub kills: u64,
     lost_mounts: u64,
+    lost_claims: u64,
     leftovers: u64,
     wrong_unmounts: u64,
     breaches: u64,
@@ -68,6 +71,7 @@ impl Report {
         self.change(|Found { numbers: n, .. }| {
             *match wrong {
                 Broken::LostMount => &mut n.lost_mounts,
+                Broken::LostClaim => &mut n.lost_claims,
                 Broken::Leftover => &mut n.leftovers,
                 Broken::WrongUnmount => &mut n.wrong_unmounts,
                 Broken::Breach => &mut n.breaches,
@@ -106,9 +110,9 @@ impl Report {
                 found.failures.len(),
                 found.failures
             );
-            let Numbers { kills: _, seed: _, lost_mounts, leftovers, wrong_unmounts, breaches, secret_hits } =
-                found.numbers;
-            assert_eq!(lost_mounts + leftovers + wrong_unmounts + breaches + secret_hits, 0);
+            let Numbers { kills: _, seed: _, lost_mounts, lost_claims, .. } = found.numbers;
+            let Numbers { leftovers, wrong_unmounts, breaches, secret_hits, .. } = found.numbers;
+            assert_eq!(lost_mounts + lost_claims + leftovers + wrong_unmounts + breaches + secret_hits, 0);
             let missed: Vec<_> = points.iter().filter(|point| !found.edges.contains_key(*point)).collect();
             assert!(missed.is_empty(), "no kill at {missed:?}");
         });

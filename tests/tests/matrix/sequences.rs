@@ -15,7 +15,7 @@ use csid_tests::script::{Act, Rule};
 use csid_tests::world::World;
 use futures_util::future::join_all;
 
-use crate::model::{Ask, Entry, Told, What, after_all};
+use crate::model::{Ask, Entry, Told, What, after, after_all};
 use crate::plan::{self, Kind, Operation, Plugin};
 use crate::report::{Broken, Report};
 use crate::site::{POLL, Site, Witnesses, arm, disarm};
@@ -28,7 +28,7 @@ const CALLS: u64 = 5;
 const CELL: &str = "sequences";
 
 /// What happened to each slot.
-type History = RefCell<Vec<Vec<Entry>>>;
+type History = RefCell<Vec<Vec<Entry<What>>>>;
 
 impl Site<'_> {
     pub async fn sequences(&mut self, epochs: usize) {
@@ -65,7 +65,8 @@ impl Site<'_> {
         tokio::join!(clients, fate.until(&paused, &mut self.dice));
 
         for (slot, history) in self.slots.iter_mut().zip(history.into_inner()) {
-            slot.allowed = after_all(slot.state(), &history, slot.restores);
+            let after = |state, what: &What| after(state, what, slot.restores);
+            slot.allowed = after_all(slot.state(), &history, after);
             if history.iter().any(|entry| entry.what.may_unmount()) {
                 slot.holds.clear();
             }

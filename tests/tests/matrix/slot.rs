@@ -12,7 +12,7 @@ use csid_tests::kernel;
 use csid_tests::world::World;
 use rustix::mount::{UnmountFlags, unmount as unmount_now};
 
-use crate::model::{Ask, Entry, Restores, State, Told};
+use crate::model::{Ask, Entry, Restores, State, Told, What};
 use crate::plan::{Kind, MANY};
 
 pub const CANARY: &str = "c4n4ry-0f-th3-m4tr1x";
@@ -32,7 +32,7 @@ pub struct Slot {
     /// What may be true of it.
     pub allowed: BTreeSet<State>,
     /// What happened since it was looked at, where calls may overlap.
-    pub history: Vec<Entry>,
+    pub history: Vec<Entry<What>>,
     /// The mounts that it may not lose: their paths and the kernel's numbers.
     pub holds: Vec<(PathBuf, u64)>,
 }

@@ -1,0 +1,206 @@
+//! What csid owes: what was answered is there, what is there was asked for, and at the plugin is attached what rows explain.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use csid_client::{AccessMode, ClaimFilter, ClaimRow, MountFilter, MountRow, VolumeFilter, VolumeRow};
+use csid_tests::backend;
+use csid_tests::kernel;
+
+use super::{Pool, State, Thing, items_of};
+use crate::model;
+use crate::report::Broken;
+
+/// This node's name at the plugin.
+const HERE: &str = "node-1";
+
+/// Whatever csid and the world show at rest.
+struct Seen {
+    volumes: Vec<VolumeRow>,
+    claims: Vec<ClaimRow>,
+    mounts: Vec<MountRow>,
+    /// At the plugin.
+    made: BTreeSet<String>,
+    kept: Vec<backend::Volume>,
+    table: Vec<kernel::Mount>,
+}
+
+impl Pool<'_> {
+    /// Hold rows, mounts and attachments against what the answers allow.
+    pub(super) async fn check(&mut self) {
+        let (client, backend) = (&self.client, self.w.plugin("p").backend());
+        let seen = Seen {
+            volumes: client.list_volumes(VolumeFilter::default()).await.expect("the volumes"),
+            claims: client.list_claims(ClaimFilter::default()).await.expect("the claims"),
+            mounts: client.list_mounts(MountFilter::default()).await.expect("the rows"),
+            made: backend.made().expect("the backend").into_iter().collect(),
+            kept: backend.all().expect("the backend"),
+            table: kernel::below(&self.w.dir).expect("the mount table"),
+        };
+        let mut wrong = Vec::new();
+        self.check_items(&seen, &mut wrong);
+        self.check_volumes(&seen, &mut wrong);
+        self.check_mounts(&seen, &mut wrong);
+        let breaches = self.witness.verdict().expect("the witness' log").breaches;
+        wrong.extend(breaches.iter().map(|breach| (Broken::Breach, format!("{breach:?}"))));
+        for (wrong, _) in &wrong {
+            self.report.wrong(*wrong);
+        }
+        if wrong.is_empty() {
+            return;
+        }
+        for (wrong, what) in wrong {
+            eprintln!("{wrong:?}: {what}");
+        }
+        for (number, item) in self.items.iter().enumerate().filter(|(_, item)| !item.history.is_empty()) {
+            let told = model::told(&item.history);
+            eprintln!("{}, since it was looked at:{told}", self.say(number));
+        }
+        panic!("what csid shows is not what the answers allow");
+    }
+
+    fn check_items(&mut self, seen: &Seen, wrong: &mut Vec<(Broken, String)>) {
+        for number in 0..self.items.len() {
+            let state = self.state_of(number, seen, wrong);
+            let name = self.say(number);
+            let item = &mut self.items[number];
+            if !item.allowed.contains(&state) {
+                let lost = !item.allowed.contains(&State::Absent);
+                let what = format!("{name} is {state:?}, not one of {:?}", item.allowed);
+                wrong.push((if lost { Broken::LostClaim } else { Broken::Leftover }, what));
+            }
+            for (path, number) in &item.holds {
+                let now = kernel::mount_id(path).ok();
+                if now != Some(*number) {
+                    let what = format!("{}: mount {number} is {now:?} now", path.display());
+                    wrong.push((Broken::WrongUnmount, what));
+                }
+            }
+            item.allowed = [state].into();
+            item.holds.clear();
+        }
+        let known = |row: &ClaimRow| {
+            let is_its =
+                |thing: &Thing| matches!(thing, Thing::Use { consumer, .. } if *consumer == row.consumer);
+            super::THINGS.iter().any(is_its)
+        };
+        for row in seen.claims.iter().filter(|row| !known(row)) {
+            wrong.push((Broken::Leftover, format!("a claim that nobody asked for: {row:?}")));
+        }
+    }
+
+    /// The state that rows, or for what has none the plugin, show.
+    fn state_of(&self, item: usize, seen: &Seen, wrong: &mut Vec<(Broken, String)>) -> State {
+        let item = &self.items[item];
+        let name = &self.volumes[item.volume].name;
+        match item.thing {
+            Thing::Registration if seen.volumes.iter().any(|row| row.id == *name) => State::Kept,
+            Thing::Registration => State::Absent,
+            Thing::Attachment { node } => {
+                let by_claim = node == HERE && seen.claims.iter().any(|row| row.volume == *name);
+                let attached = seen.made.contains(&attachment(name, node));
+                if attached && !by_claim { State::Kept } else { State::Absent }
+            }
+            Thing::Use { consumer, .. } => {
+                let claim = seen.claims.iter().find(|row| row.volume == *name && row.consumer == consumer);
+                let mount = seen.mounts.iter().find(|row| row.volume == *name && row.consumer == consumer);
+                match (claim.map(|claim| claim.by_mount), mount.is_some()) {
+                    (None, false) => State::Absent,
+                    (Some(false), false) => State::Kept,
+                    (Some(true), true) => State::Mounted,
+                    (Some(false), true) => State::KeptMounted,
+                    (None, true) => {
+                        wrong.push((Broken::LostClaim, format!("without its claim: {mount:?}")));
+                        State::Mounted
+                    }
+                    (Some(true), false) => {
+                        wrong.push((Broken::Leftover, format!("without its mount: {claim:?}")));
+                        State::Absent
+                    }
+                }
+            }
+        }
+    }
+
+    fn check_volumes(&self, seen: &Seen, wrong: &mut Vec<(Broken, String)>) {
+        let mut explained = BTreeSet::new();
+        for (number, volume) in self.volumes.iter().enumerate() {
+            let name = &volume.name;
+            let claims: Vec<_> = seen.claims.iter().filter(|row| row.volume == *name).collect();
+            let writers = claims.iter().filter(|row| row.mode == "write").count();
+            let by_call = items_of(number).filter(|item| self.items[*item].state() == State::Kept);
+            let by_call: Vec<_> = by_call
+                .filter_map(|item| match self.items[item].thing {
+                    Thing::Attachment { node } => Some(attachment(name, node)),
+                    _ => None,
+                })
+                .collect();
+            let many = match volume.access_mode {
+                AccessMode::SingleNodeWriter => claims.len() > 1,
+                AccessMode::MultiNodeSingleWriter => writers > 1,
+                _ => false,
+            };
+            if many || (!claims.is_empty() && !by_call.is_empty()) {
+                wrong.push((Broken::Breach, format!("{name} is had by {claims:?} and {by_call:?}")));
+            }
+            explained.extend(by_call);
+            explained.extend((!claims.is_empty()).then(|| attachment(name, HERE)));
+            let row = seen.volumes.iter().find(|row| row.id == *name);
+            if row.is_some_and(|row| row.capacity < volume.bytes && volume.bytes > super::BYTES) {
+                wrong.push((Broken::LostClaim, format!("{} bytes were answered: {row:?}", volume.bytes)));
+            }
+            let lost = volume.snapshots.iter().filter(|id| !seen.made.contains(&format!("snapshot {id}")));
+            wrong.extend(lost.map(|id| (Broken::LostClaim, format!("snapshot {id} was answered"))));
+            let kept = seen.kept.iter().find(|kept| kept.id == *name);
+            if row.is_some() && kept.is_none_or(|kept| (kept.bytes as u64) < volume.bytes) {
+                wrong.push((Broken::LostClaim, format!("{name} at the plugin: {kept:?}")));
+            }
+        }
+        let attached: BTreeSet<_> =
+            seen.made.iter().filter(|made| made.starts_with("attachment ")).cloned().collect();
+        let not_explained = attached.difference(&explained).map(|what| (Broken::Leftover, what.clone()));
+        let lost = explained.difference(&attached).map(|what| (Broken::LostClaim, format!("no {what}")));
+        wrong.extend(not_explained.chain(lost));
+    }
+
+    fn check_mounts(&mut self, seen: &Seen, wrong: &mut Vec<(Broken, String)>) {
+        let (mut points, mut paths) = (BTreeSet::new(), BTreeSet::new());
+        for row in &seen.mounts {
+            let (source, staging) = (Path::new(&row.source), PathBuf::from(&row.staging));
+            points.extend([source.to_owned(), staging.clone()]);
+            paths.extend([source.to_owned(), source.parent().expect("a parent").to_owned(), staging]);
+            let shows: String = row.volume.bytes().map(|byte| format!("{byte:02x}")).collect();
+            let mut here = seen.table.iter().filter(|mount| mount.point == source);
+            let is_shown = here.next().is_some_and(|mount| mount.root.file_name() == Some(shows.as_ref()));
+            if !row.healthy || !is_shown || here.next().is_some() {
+                wrong.push((Broken::LostMount, format!("not shown once, or another volume: {row:?}")));
+            }
+            let is_its =
+                |thing: Thing| matches!(thing, Thing::Use { consumer, .. } if consumer == row.consumer);
+            let volumes = &self.volumes;
+            let item = self
+                .items
+                .iter_mut()
+                .find(|item| volumes[item.volume].name == row.volume && is_its(item.thing));
+            match (item, kernel::mount_id(source)) {
+                (Some(item), Ok(id)) => item.holds = vec![(source.to_owned(), id)],
+                _ => wrong.push((Broken::Leftover, format!("a row that nobody asked for: {row:?}"))),
+            }
+        }
+        for left in self.w.leftovers() {
+            let is_explained = match left.split_once(' ') {
+                Some(("mount", path)) => points.contains(Path::new(path)),
+                Some(("path", path)) => paths.contains(Path::new(path)),
+                // Looked at with the volumes.
+                _ => true,
+            };
+            if !is_explained {
+                wrong.push((Broken::Leftover, format!("no row explains {left}")));
+            }
+        }
+    }
+}
+
+fn attachment(volume: &str, node: &str) -> String {
+    format!("attachment {volume} {node}")
+}

@@ -1,0 +1,259 @@
+//! What a client can have of a registered volume: the registration, a consumer's claim with its mount, an attachment. How it
+//! is asked for, and what may be true of it then.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use csi_witness::GRPC_CODES;
+use csid_client::{
+    AccessMode, AttachOptions, AttachmentMode, Capability, ClaimMode, ClaimOptions, Client, Error,
+    ExpandOptions, Kind, MountOptions, RegisterVolume, ReleaseOptions, SnapshotOptions, UnmountOptions,
+    VolumeOptions,
+};
+use csid_tests::ask::NAMESPACE;
+
+use crate::model::{Entry, Told};
+
+pub struct Item {
+    /// The volume's place in the pool.
+    pub volume: usize,
+    pub thing: Thing,
+    /// What may be true of it.
+    pub allowed: BTreeSet<State>,
+    /// The mounts that it may not lose: their paths and the kernel's numbers.
+    pub holds: Vec<(PathBuf, u64)>,
+    /// What several clients asked of it and were told, since it was looked at.
+    pub history: Vec<Entry<(Ask, Told)>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thing {
+    Registration,
+    Use {
+        consumer: &'static str,
+        mode: ClaimMode,
+    },
+    /// By AttachVolume.
+    Attachment {
+        node: &'static str,
+    },
+}
+
+/// An item when nothing is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    Absent,
+    /// Registered, claimed, attached: until it is asked away.
+    Kept,
+    /// With the claim that its Mount took.
+    Mounted,
+    KeptMounted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    Register,
+    Expand,
+    Snapshot,
+    Delete,
+    Claim,
+    Mount,
+    Unmount,
+    Release,
+    Attach,
+    Detach,
+}
+
+impl Ask {
+    /// Nobody has it any more when this was done.
+    fn ends(self) -> bool {
+        matches!(self, Ask::Unmount | Ask::Release | Ask::Detach | Ask::Delete)
+    }
+}
+
+/// How a caller asks.
+#[derive(Clone, Default)]
+pub struct Manner {
+    pub deadline: Option<Duration>,
+    /// The call is cancelled under this name after a while.
+    pub cancel: Option<(String, Duration)>,
+    /// For claims that are in the way.
+    pub wait: Option<Duration>,
+    /// Which snapshot, and to how many bytes.
+    pub number: u64,
+}
+
+/// What a caller was told, and what he got.
+pub type Answer = (Told, Got);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Got {
+    Nothing,
+    Bytes(u64),
+    /// Its id.
+    Snapshot(String),
+}
+
+/// What may be true once that has come to its end and nothing is under way any more.
+pub fn after(before: State, ask: Ask, told: &Told) -> BTreeSet<State> {
+    use State::*;
+    let done = match (ask, before) {
+        (Ask::Register | Ask::Claim | Ask::Attach, Absent) | (Ask::Unmount, KeptMounted) => Kept,
+        (Ask::Mount, Absent) => Mounted,
+        (Ask::Claim, Mounted) | (Ask::Mount, Kept) => KeptMounted,
+        (Ask::Unmount, Mounted) | (Ask::Release | Ask::Detach | Ask::Delete, _) => Absent,
+        _ => before,
+    };
+    let states: &[State] = match told {
+        Told::Done => &[done],
+        Told::CutOff | Told::Refused(Kind::ShuttingDown, _) => &[before, done],
+        Told::Refused(Kind::Busy | Kind::ClaimConflict, _) => &[before],
+        // It goes on without its caller, once it has begun.
+        Told::Refused(..) if ask.ends() => &[before, done],
+        // The claim is the mount's too, and is not undone.
+        Told::Refused(Kind::TimedOut | Kind::Cancelled, _) if before == Mounted => &[before, done],
+        // What failed is undone; what was answered before is not.
+        Told::Refused(..) => &[before],
+    };
+    states.iter().copied().collect()
+}
+
+impl Item {
+    pub fn new(volume: usize, thing: Thing) -> Self {
+        Item { volume, thing, allowed: [State::Absent].into(), holds: Vec::new(), history: Vec::new() }
+    }
+
+    /// The one state it is in, at rest.
+    pub fn state(&self) -> State {
+        assert_eq!(self.allowed.len(), 1, "{:?} of volume {} was not looked at", self.thing, self.volume);
+        *self.allowed.first().expect("a state")
+    }
+
+    /// What can be asked of it while its volume is registered.
+    pub fn asks(&self) -> &'static [Ask] {
+        match self.thing {
+            Thing::Registration => &[Ask::Register, Ask::Expand, Ask::Snapshot],
+            Thing::Use { .. } => &[Ask::Claim, Ask::Mount, Ask::Unmount, Ask::Release],
+            Thing::Attachment { .. } => &[Ask::Attach, Ask::Detach],
+        }
+    }
+
+    /// What takes it away, whatever is there.
+    pub fn away(&self) -> Ask {
+        match self.thing {
+            Thing::Registration => Ask::Delete,
+            Thing::Use { .. } => Ask::Release,
+            Thing::Attachment { .. } => Ask::Detach,
+        }
+    }
+}
+
+/// Ask for it in the volume of this name.
+pub async fn ask(
+    client: &Client,
+    volume: &str,
+    access_mode: AccessMode,
+    thing: Thing,
+    ask: Ask,
+    manner: Manner,
+) -> Answer {
+    let Manner { deadline, cancel, .. } = &manner;
+    let deadline_usec = deadline.map(usec);
+    let operation_id = cancel.as_ref().map(|(id, _)| id.clone());
+    let cancel = async {
+        if let Some((id, pause)) = cancel {
+            tokio::time::sleep(*pause).await;
+            // It may have ended.
+            let _ = client.cancel_operation(id).await;
+        }
+    };
+    let (ns, no) = (NAMESPACE, Got::Nothing);
+    let call = async {
+        match (ask, thing) {
+            (Ask::Register, _) => {
+                let capability = Capability { access_mode, attachment_mode: AttachmentMode::FileSystem };
+                let spec = RegisterVolume {
+                    plugin: Some("p".to_owned()),
+                    external_id: Some(volume.to_owned()),
+                    capabilities: Some(vec![capability]),
+                    deadline_usec,
+                    operation_id,
+                    ..Default::default()
+                };
+                client.register_volume(ns, volume, spec).await.map(|_| no)
+            }
+            (Ask::Expand, _) => {
+                let options = ExpandOptions { deadline_usec, operation_id, ..Default::default() };
+                let expanded = client.expand_volume(ns, volume, manner.number, 0, options).await?;
+                Ok(Got::Bytes(expanded.capacity_bytes))
+            }
+            (Ask::Snapshot, _) => {
+                let options = SnapshotOptions { deadline_usec, operation_id, ..Default::default() };
+                let name = format!("{volume}-{}", manner.number);
+                client.create_snapshot(ns, volume, &name, options).await.map(|row| Got::Snapshot(row.id))
+            }
+            (Ask::Delete, _) => {
+                let options = VolumeOptions { deadline_usec, operation_id, ..Default::default() };
+                client.delete_volume(ns, volume, options).await.map(|()| no)
+            }
+            (Ask::Claim, Thing::Use { consumer, mode }) => {
+                let wait_usec = manner.wait.map(usec);
+                let mode = Some(mode);
+                let options =
+                    ClaimOptions { mode, wait_usec, deadline_usec, operation_id, ..Default::default() };
+                client.claim(ns, volume, consumer, options).await.map(|_| no)
+            }
+            (Ask::Mount, Thing::Use { consumer, mode }) => {
+                let read_only = Some(mode == ClaimMode::Read);
+                let options = MountOptions { read_only, deadline_usec, operation_id, ..Default::default() };
+                client.mount(ns, volume, consumer, options).await.map(|_| no)
+            }
+            (Ask::Unmount, Thing::Use { consumer, .. }) => {
+                let options = UnmountOptions { deadline_usec, operation_id, ..Default::default() };
+                client.unmount(ns, volume, consumer, options).await.map(|()| no)
+            }
+            (Ask::Release, Thing::Use { consumer, .. }) => {
+                let options = ReleaseOptions { deadline_usec, operation_id, ..Default::default() };
+                client.release(ns, volume, consumer, options).await.map(|()| no)
+            }
+            (Ask::Attach, Thing::Attachment { node }) => {
+                let options = AttachOptions { deadline_usec, operation_id, ..Default::default() };
+                client.attach_volume(ns, volume, node, options).await.map(|_| no)
+            }
+            (Ask::Detach, Thing::Attachment { node }) => {
+                let options = VolumeOptions { deadline_usec, operation_id, ..Default::default() };
+                client.detach_volume(ns, volume, node, options).await.map(|()| no)
+            }
+            (ask, thing) => panic!("{ask:?} of {thing:?}"),
+        }
+    };
+    match tokio::join!(call, cancel).0 {
+        Ok(got) => (Told::Done, got),
+        Err(Error::Csid(error)) => {
+            assert_ne!(error.kind, Kind::Internal, "{ask:?} {volume} {thing:?}: {error}");
+            let code = error.details.grpc_code.map(|code| GRPC_CODES[code as usize]);
+            (Told::Refused(error.kind, code), Got::Nothing)
+        }
+        Err(Error::Disconnected(_)) => (Told::CutOff, Got::Nothing),
+        Err(other) => panic!("{ask:?} {volume} {thing:?}: {other}"),
+    }
+}
+
+fn usec(duration: Duration) -> u64 {
+    duration.as_micros() as u64
+}
+
+#[test]
+fn an_answer_holds_until_it_is_asked_away() {
+    use State::*;
+    let done = |state, ask| after(state, ask, &Told::Done).into_iter().collect::<Vec<_>>();
+    assert_eq!(done(Absent, Ask::Mount), [Mounted]);
+    assert_eq!(done(Mounted, Ask::Unmount), [Absent], "the Mount's claim goes with it");
+    assert_eq!(done(Mounted, Ask::Claim), [KeptMounted], "the consumer's own claim stays");
+    assert_eq!(done(KeptMounted, Ask::Unmount), [Kept]);
+    assert_eq!(done(KeptMounted, Ask::Release), [Absent]);
+    let refused = Told::Refused(Kind::PluginError, Some("UNAVAILABLE"));
+    assert_eq!(after(Kept, Ask::Attach, &refused), [Kept].into());
+    assert_eq!(after(Kept, Ask::Detach, &refused), [Absent, Kept].into());
+}

@@ -1,0 +1,308 @@
+//! Registered volumes of a plugin that attaches: csid is killed on the way of a volume from its registration to its deletion
+//! (`way`), and while several clients claim, mount, attach and expand (`clients`). Then csid starts again, comes to rest, and
+//! what is there is held against the answers (`check`).
+
+mod check;
+mod clients;
+mod item;
+mod way;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use csi_witness::{Mark, Setup, Sockets, Witness};
+use csid_client::{AccessMode, ClaimFilter, ClaimMode, Client, MountFilter};
+use csid_tests::ask::{NAMESPACE, healthy};
+use csid_tests::dice::Dice;
+use csid_tests::script::CONTROLLER;
+use csid_tests::world::{World, eventually};
+
+use crate::model::Told;
+use crate::plan::Plugin;
+use crate::report::Report;
+use crate::site::{POLL, disarm};
+use item::{Answer, Ask, Got, Item, Manner, State, Thing, after};
+
+/// Within this csid comes to rest, however slow the machine is.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What a volume has when it was provisioned.
+const BYTES: u64 = 4 << 20;
+const MODES: [AccessMode; 3] =
+    [AccessMode::SingleNodeWriter, AccessMode::SingleNodeMultiWriter, AccessMode::MultiNodeSingleWriter];
+const THINGS: [Thing; 6] = [
+    Thing::Registration,
+    Thing::Use { consumer: "one", mode: ClaimMode::Write },
+    Thing::Use { consumer: "two", mode: ClaimMode::Write },
+    Thing::Use { consumer: "reader", mode: ClaimMode::Read },
+    Thing::Attachment { node: "node-1" },
+    Thing::Attachment { node: "node-2" },
+];
+
+pub enum Chapter {
+    /// One volume, killed at each edge of its way.
+    EveryEdge,
+    /// So many at once, killed anywhere on their way, so many times.
+    AnyEdge(usize, Plugin, usize),
+    /// Clients and fate of so many volumes, so many times.
+    Clients(usize, usize),
+}
+
+/// How many volumes are in flight.
+const FLIGHTS: [usize; 2] = [1, 8];
+
+/// What every run goes through.
+pub fn matrix() -> Vec<Chapter> {
+    let cells = Plugin::ALL.into_iter().flat_map(|plugin| FLIGHTS.map(|flight| (flight, plugin)));
+    let mut chapters = vec![Chapter::EveryEdge];
+    chapters.extend(cells.map(|(flight, plugin)| Chapter::AnyEdge(flight, plugin, 12)));
+    chapters.extend([1, 8, 1, 8].map(|volumes| Chapter::Clients(volumes, 30)));
+    chapters
+}
+
+pub fn another(dice: &mut Dice) -> Chapter {
+    let flight = dice.of(&FLIGHTS);
+    match dice.once_in(2) {
+        true => Chapter::Clients(flight, 40),
+        false => Chapter::AnyEdge(flight, dice.of(&Plugin::ALL), 24),
+    }
+}
+
+pub async fn live(w: &mut World, chapter: Chapter, dice: Dice, report: Arc<Report>) {
+    let volumes = match chapter {
+        // And one that somebody has all the time.
+        Chapter::EveryEdge => 2,
+        Chapter::AnyEdge(flight, ..) => flight + 1,
+        Chapter::Clients(volumes, _) => volumes,
+    };
+    let mut pool = Pool::new(w, volumes, dice, report).await;
+    match chapter {
+        Chapter::EveryEdge => pool.every_edge().await,
+        Chapter::AnyEdge(_, plugin, rounds) => pool.any_edge(plugin, rounds).await,
+        Chapter::Clients(_, epochs) => pool.clients(epochs).await,
+    }
+    pool.close().await;
+}
+
+struct Pool<'w> {
+    w: &'w mut World,
+    client: Client,
+    volumes: Vec<Volume>,
+    items: Vec<Item>,
+    witness: Witness,
+    dice: Dice,
+    report: Arc<Report>,
+}
+
+struct Volume {
+    name: String,
+    access_mode: AccessMode,
+    /// The most bytes that were answered.
+    bytes: u64,
+    /// Those that were answered.
+    snapshots: BTreeSet<String>,
+}
+
+/// The first item of a volume, its registration.
+fn first_of(volume: usize) -> usize {
+    volume * THINGS.len()
+}
+
+/// The items of a volume.
+fn items_of(volume: usize) -> Range<usize> {
+    first_of(volume)..first_of(volume + 1)
+}
+
+/// One call: of which item, and how.
+type Call = (usize, Ask, Manner);
+
+impl<'w> Pool<'w> {
+    /// So many volumes, of each access mode in turn.
+    async fn new(w: &'w mut World, volumes: usize, dice: Dice, report: Arc<Report>) -> Self {
+        let plugin = w.add_plugin("p").await;
+        plugin.set(|script| {
+            script.control(&CONTROLLER);
+            script.plugin.push("ONLINE".to_owned());
+            script.capabilities.push("EXPAND_VOLUME".to_owned());
+        });
+        plugin.kill();
+        plugin.start().await;
+        let [listen, log] = ["witness.sock", "witness.jsonl"].map(|name| plugin.directory.join(name));
+        let sockets = vec![Sockets { listen: listen.clone(), plugin: plugin.socket() }];
+        let witness = Witness::start(Setup { sockets, log, ..Setup::default() }).expect("a witness");
+        w.configure_plugin("p", &listen, "rpc-deadline = \"1s\"");
+        let fault = w.path("fault").to_str().expect("UTF-8").to_owned();
+        w.environment.insert("CSID_FAULT".to_owned(), fault);
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        let volume = |number: usize| Volume {
+            name: format!("v{number}"),
+            access_mode: MODES[number % MODES.len()],
+            bytes: BYTES,
+            snapshots: BTreeSet::new(),
+        };
+        let items = (0..volumes).flat_map(|volume| THINGS.map(|thing| Item::new(volume, thing)));
+        let (volumes, items) = ((0..volumes).map(volume).collect(), items.collect());
+        Pool { w, client, volumes, items, witness, dice, report }
+    }
+
+    fn caller(&self) -> Caller<'_> {
+        Caller { client: &self.client, volumes: &self.volumes, items: &self.items }
+    }
+
+    /// This was asked of an item and answered, and nothing else meanwhile.
+    fn note(&mut self, item: usize, ask: Ask, answer: &Answer) {
+        let (told, got) = answer;
+        let states = &self.items[item].allowed;
+        self.items[item].allowed = states.iter().flat_map(|state| after(*state, ask, told)).collect();
+        self.got(item, ask, got);
+    }
+
+    /// What is answered is there from then on.
+    fn got(&mut self, item: usize, ask: Ask, got: &Got) {
+        let item = &mut self.items[item];
+        if ask == item.away() || ask == Ask::Unmount {
+            item.holds.clear();
+        }
+        let volume = &mut self.volumes[item.volume];
+        match got {
+            Got::Nothing => {}
+            Got::Bytes(bytes) => volume.bytes = volume.bytes.max(*bytes),
+            Got::Snapshot(id) => drop(volume.snapshots.insert(id.clone())),
+        }
+    }
+
+    /// What an honest plugin does; one that a busy machine held up beyond its deadline is asked again.
+    async fn must(&mut self, item: usize, ask: Ask) {
+        for _ in 0..3 {
+            let answer = self.caller().call((item, ask, Manner::default())).await;
+            self.note(item, ask, &answer);
+            match answer.0 {
+                Told::Done => return,
+                told => assert!(told.is_held_up(), "{ask:?} of {}: {told:?}", self.say(item)),
+            }
+        }
+        panic!("{ask:?} of {} was held up thrice", self.say(item));
+    }
+
+    fn say(&self, item: usize) -> String {
+        let item = &self.items[item];
+        format!("{} {:?}", self.volumes[item.volume].name, item.thing)
+    }
+
+    /// Let csid come to rest, ask away what is open, and hold what is there against what may be. If it was killed, where; then
+    /// it was started again, the plugin mostly honest.
+    async fn settle(&mut self, cell: &str) -> Option<String> {
+        let rests = self.rests().await;
+        let edge = disarm(self.w);
+        let killed = (!rests || self.client.list_operations().await.is_err()).then_some(edge);
+        if let Some(edge) = &killed {
+            eventually("csid has ended", async || self.w.dead()).await;
+            let number = self.report.kill(edge, cell);
+            println!("kill {number} at {edge}: {cell}");
+            if !self.dice.once_in(4) {
+                self.w.honest();
+            }
+            assert!(self.w.launch(&[]).await, "csid ended without a fault");
+            self.client = self.w.client().await;
+            healthy(&self.client, "p").await;
+            assert!(self.rests().await, "csid ended without a fault");
+        }
+        self.w.honest();
+        self.w.revive().await;
+        let claims = self.client.list_claims(ClaimFilter::default()).await.expect("the claims");
+        for number in 0..self.items.len() {
+            let item = &self.items[number];
+            let claimed = claims.iter().any(|row| row.volume == self.volumes[item.volume].name);
+            // No row tells which it is.
+            if !matches!(item.thing, Thing::Use { .. }) && item.allowed.len() > 1 && !claimed {
+                self.must(number, item.away()).await;
+            }
+        }
+        self.check().await;
+        killed
+    }
+
+    /// Wait until nothing is under way; what is parked is asked for again. False: csid was killed before.
+    async fn rests(&mut self) -> bool {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            self.w.revive().await;
+            if self.w.dead() {
+                return false;
+            }
+            let client = &self.client;
+            let claims = client.list_claims(ClaimFilter::default()).await;
+            let mounts = client.list_mounts(MountFilter::default()).await;
+            let busy = match (client.list_operations().await, claims, mounts) {
+                (Ok(operations), Ok(claims), Ok(mounts)) => {
+                    for parked in claims.iter().filter(|row| row.state == "parked") {
+                        let _ = client
+                            .release(NAMESPACE, &parked.volume, &parked.consumer, Default::default())
+                            .await;
+                    }
+                    let operations = operations.iter().map(|row| format!("{row:?}"));
+                    let claims = claims.iter().filter(|row| row.state != "taken" || row.releasing);
+                    let claims = claims.map(|row| format!("{row:?}"));
+                    let mounts = mounts.iter().filter(|row| row.state != "mounted");
+                    operations.chain(claims).chain(mounts.map(|row| format!("{row:?}"))).collect()
+                }
+                cut_off => vec![format!("{cut_off:?}")],
+            };
+            if busy.is_empty() {
+                return true;
+            }
+            assert!(Instant::now() < end, "csid does not come to rest: {busy:#?}");
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Ask everything away from these volumes, which then are no more.
+    async fn away(&mut self, volumes: &[usize]) {
+        for volume in volumes {
+            for item in items_of(*volume).rev() {
+                if self.items[item].state() != State::Absent {
+                    self.must(item, self.items[item].away()).await;
+                }
+            }
+            let volume = &mut self.volumes[*volume];
+            volume.bytes = BYTES;
+            volume.snapshots.clear();
+        }
+    }
+
+    /// Make the volume at the plugin and register it.
+    async fn register(&mut self, volume: usize) {
+        self.w.plugin("p").provision(&self.volumes[volume].name);
+        self.must(first_of(volume), Ask::Register).await;
+    }
+
+    /// Everything is asked away, and nothing is left.
+    async fn close(mut self) {
+        self.w.honest();
+        let all: Vec<_> = (0..self.volumes.len()).collect();
+        self.away(&all).await;
+        assert_eq!(self.settle("closing").await, None, "csid ended by itself");
+        self.witness.mark(Mark::Rest).expect("the witness' log");
+        self.check().await;
+        self.w.nothing_left(&self.client).await;
+        self.w.stop().await;
+    }
+}
+
+/// Who asks: no more than what does not change meanwhile.
+#[derive(Clone, Copy)]
+struct Caller<'a> {
+    client: &'a Client,
+    volumes: &'a [Volume],
+    items: &'a [Item],
+}
+
+impl Caller<'_> {
+    async fn call(self, (item, ask, manner): Call) -> Answer {
+        let Item { volume, thing, .. } = self.items[item];
+        let Volume { name, access_mode, .. } = &self.volumes[volume];
+        item::ask(self.client, name, *access_mode, thing, ask, manner).await
+    }
+}
