@@ -12,6 +12,8 @@ use tokio::sync::Mutex;
 use zbus::{OwnedObjectPath, OwnedVariant, Variant};
 
 const MANAGER: &str = "org.freedesktop.systemd1";
+/// What systemd says of a unit that is not loaded.
+const ABSENT: [&str; 2] = ["org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.NoUnitForPID"];
 /// A call to PID 1 that takes longer has failed.
 const CALL: Duration = Duration::from_secs(30);
 
@@ -198,7 +200,13 @@ impl Units {
         answer.body().deserialize().map(Some).map_err(failed)
     }
 
-    async fn property<T>(&self, unit: &str, path: &str, kind: &str, name: &str) -> Result<T, UnitsError>
+    pub(super) async fn property<T>(
+        &self,
+        unit: &str,
+        path: &str,
+        kind: &str,
+        name: &str,
+    ) -> Result<T, UnitsError>
     where
         T: TryFrom<OwnedVariant>,
         T::Error: Into<zbus::Error>,
@@ -210,11 +218,29 @@ impl Units {
         T::try_from(value).map_err(|error| failed(error.into()))
     }
 
-    async fn manager<B>(&self, call: &'static str, unit: &str, body: &B) -> Result<zbus::Message, UnitsError>
+    pub(super) async fn manager<B>(
+        &self,
+        call: &'static str,
+        unit: &str,
+        body: &B,
+    ) -> Result<zbus::Message, UnitsError>
     where
         B: serde::Serialize + zbus::DynamicType,
     {
         self.call("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", call, unit, body).await
+    }
+
+    /// The service that csid runs in, and its object; `None`: it was not started by this systemd.
+    pub(super) async fn own_unit(&self) -> Result<Option<(String, OwnedObjectPath)>, UnitsError> {
+        let own = "csid's own";
+        let pid = std::process::id();
+        let Some(answer) = unless_unloaded(self.manager("GetUnitByPID", own, &(pid,)).await)? else {
+            return Ok(None);
+        };
+        let failed = |source| UnitsError::Call { call: "GetUnitByPID", unit: own.to_owned(), source };
+        let path: OwnedObjectPath = answer.body().deserialize().map_err(failed)?;
+        let unit: String = self.property(own, &path, "Unit", "Id").await?;
+        Ok(unit.ends_with(".service").then_some((unit, path)))
     }
 
     async fn call<B>(
@@ -273,7 +299,7 @@ fn error_name(error: &zbus::Error) -> Option<&str> {
 fn unless_unloaded<T>(answer: Result<T, UnitsError>) -> Result<Option<T>, UnitsError> {
     match answer {
         Err(UnitsError::Call { source, .. })
-            if error_name(&source) == Some("org.freedesktop.systemd1.NoSuchUnit") =>
+            if error_name(&source).is_some_and(|name| ABSENT.contains(&name)) =>
         {
             Ok(None)
         }

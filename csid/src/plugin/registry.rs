@@ -87,6 +87,11 @@ impl Plugins {
         Self::start_at(Pace::default(), directories, rpc, store, files, rows)
     }
 
+    /// systemd, by the one connection that csid has to it.
+    pub fn units(&self) -> Units {
+        self.0.shared.units.clone()
+    }
+
     pub(super) fn start_at(
         pace: Pace,
         directories: &Directories,

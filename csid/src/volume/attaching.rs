@@ -53,7 +53,7 @@ impl Drive<'_> {
             Ok(None)
         };
         self.shared.amend(&name, Durability::Disk, entered).await?;
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
         let usage = &target.registration.usage(call.capability);
         let read_only = call.read_only || reader_only(call.capability.access_mode);
         let publish = |controller: Controller, request| async move {
@@ -106,7 +106,7 @@ impl Drive<'_> {
             Ok(None)
         };
         self.shared.amend(&name, Durability::Disk, removing).await?;
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
         let unpublish =
             |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
         let done = self

@@ -48,7 +48,7 @@ impl Drive<'_> {
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
-        let secrets = self.claim_secrets(claim, registration).map_err(hopeless)?;
+        let secrets = self.claim_secrets(claim, registration).await.map_err(hopeless)?;
         let controller = self.controller().await.map_err(again)?;
         let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
         let request =
@@ -95,7 +95,7 @@ impl Drive<'_> {
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
-        let secrets = self.claim_secrets(claim, registration).map_err(hopeless)?;
+        let secrets = self.claim_secrets(claim, registration).await.map_err(hopeless)?;
         if secrets.is_none() && claim.secrets_given {
             return Err(hopeless(words::secret_required(&record.name, &claim.consumer)));
         }
@@ -112,10 +112,10 @@ impl Drive<'_> {
     }
 
     /// The call's secrets, or those of the claim's credential, or of the volume's.
-    fn claim_secrets(&self, claim: &Claim, registration: &Registration) -> Result<Option<Secrets>> {
+    async fn claim_secrets(&self, claim: &Claim, registration: &Registration) -> Result<Option<Secrets>> {
         match (&self.secrets, claim.credential.as_ref().or(registration.spec.credential.as_ref())) {
             (Some(given), _) => Ok(Some(given.clone())),
-            (None, Some(name)) => self.shared.credential(name).map(Some),
+            (None, Some(name)) => self.shared.credential(name).await.map(Some),
             (None, None) => Ok(None),
         }
     }

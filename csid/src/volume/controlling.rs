@@ -161,7 +161,7 @@ impl Drive<'_> {
     /// Whether the plugin confirms that the volume can be used so (CSI rule 35); what it says if not.
     async fn validate(&mut self, target: &Target, capabilities: &[Capability]) -> Result<Result<(), String>> {
         let usages: Vec<Usage> = capabilities.iter().map(|of| target.registration.usage(*of)).collect();
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
         let (usages, parameters) = (&usages, &target.registration.spec.parameters);
         let call = |controller: Controller, request| async move {
             controller.validate(id, usages, parameters, request).await
@@ -184,7 +184,7 @@ impl Drive<'_> {
         name: &str,
         parameters: &BTreeMap<String, String>,
     ) -> Result<Snapshot> {
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
         loop {
             let call = |controller: Controller, request| async move {
                 controller.snapshot(id, name, parameters, request).await
@@ -246,10 +246,10 @@ impl Drive<'_> {
     }
 
     /// The call's secrets, or those of the volume's credential.
-    pub(super) fn target_secrets(&self, target: &Target) -> Result<Option<Secrets>> {
+    pub(super) async fn target_secrets(&self, target: &Target) -> Result<Option<Secrets>> {
         match (&self.secrets, &target.registration.spec.credential) {
             (Some(given), _) => Ok(Some(given.clone())),
-            (None, Some(name)) => self.shared.credential(name).map(Some),
+            (None, Some(name)) => self.shared.credential(name).await.map(Some),
             (None, None) => Ok(None),
         }
     }

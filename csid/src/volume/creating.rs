@@ -299,7 +299,7 @@ impl Drive<'_> {
 
     async fn ask_plugin(&mut self, target: &Target, creation: &Creation) -> Result<Created, Unanswered> {
         let spec = &target.registration.spec;
-        let secrets = self.target_secrets(target).map_err(Unanswered::before)?;
+        let secrets = self.target_secrets(target).await.map_err(Unanswered::before)?;
         if creation.secrets_given && secrets.is_none() {
             let error = words::secrets_again(&VolumeName::of(&target.key), "CreateVolume");
             return Err(Unanswered::before(error));

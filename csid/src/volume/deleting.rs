@@ -23,7 +23,7 @@ impl Volumes {
         if is_unborn(&record) {
             refuse_anothers(&record, request.uid)?;
             if let Some(name) = request.credential.take() {
-                request.secrets = Some(self.shared.credential(&name)?);
+                request.secrets = Some(self.shared.credential(&name).await?);
             }
             let VolumeRequest { name, uid, secrets, wait, .. } = &request;
             let (plugin, uid, wait) = (&record.volume.plugin, *uid, wait.clone());
@@ -81,7 +81,7 @@ impl Drive<'_> {
         // An earlier call has deleted it.
         let Some(registration) = &record.registration else { return self.shared.synced().await };
         let needs = matches!(registration.standing, Standing::Deleting { secrets_given: true, .. });
-        let deleted = match self.target_secrets(target) {
+        let deleted = match self.target_secrets(target).await {
             Err(error) => Err(Unanswered::before(error)),
             Ok(None) if needs => Err(Unanswered::before(words::secrets_again(&name, "DeleteVolume"))),
             Ok(secrets) => {

@@ -68,7 +68,7 @@ impl Drive<'_> {
                         _ => self.shared.sights(&self.rows.volume().mounts).await,
                     };
                     if !there(&row, &look) {
-                        self.find_secrets(wanted)?;
+                        self.find_secrets(wanted).await?;
                     }
                     self.ready().await?;
                     self.rows.remark(key, |row| row.spec.remember_secrets(&wanted.spec));
@@ -93,7 +93,7 @@ impl Drive<'_> {
         let key = &wanted.key;
         self.refuse_unknown_plugin(key)?;
         if self.row(key).is_none_or(|row| row.publish != Leg::Present) {
-            self.find_secrets(wanted)?;
+            self.find_secrets(wanted).await?;
         }
         let ready = self.ready().await?;
         self.refuse_missing_target(wanted).await?;
@@ -173,14 +173,14 @@ impl Drive<'_> {
     }
 
     /// The call's secrets, or its credential's, or those of the credential that the row names.
-    fn find_secrets(&mut self, wanted: &Wanted) -> Result<()> {
+    async fn find_secrets(&mut self, wanted: &Wanted) -> Result<()> {
         if self.secrets.is_some() {
             return Ok(());
         }
         let row = self.row(&wanted.key);
         let credential = wanted.spec.credential.as_ref().or(row.and_then(|row| row.spec.credential.as_ref()));
         match credential {
-            Some(name) => self.secrets = Some(self.shared.credential(name)?),
+            Some(name) => self.secrets = Some(self.shared.credential(name).await?),
             None if row.is_some_and(|row| row.spec.needs_secrets()) => {
                 return Err(say::secret_required(&wanted.key));
             }

@@ -84,7 +84,7 @@ impl Drive<'_> {
         let Registration { capacity, pending_expansion, .. } = target.registration;
         let expansion = Expansion { required, limit, by_controller: false };
         self.note_expansion(target, Some(expansion), capacity).await?;
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target)?);
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
         let usage = &target.registration.usage(self.capability(target));
         let call = |controller: Controller, request| async move {
             controller.expand(id, required, limit, usage, request).await
@@ -115,7 +115,7 @@ impl Drive<'_> {
         let ready = self.ready().await?;
         let row = self.mounted().ok_or_else(|| words::not_mounted(&target.key))?;
         self.step.set("expand");
-        let secrets = self.target_secrets(target)?;
+        let secrets = self.target_secrets(target).await?;
         let call = self.node_call(&row, target, secrets.as_ref());
         let expanded = ready.expand(call, expansion.required, expansion.limit);
         Ok(fault::around("NodeExpandVolume", expanded).await?)

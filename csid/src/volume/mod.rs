@@ -49,6 +49,7 @@ use tokio::sync::oneshot;
 use crate::config::{Config, Directories};
 use crate::error::{Error, Kind, Result};
 use crate::host::{Host, Look};
+use crate::host::units::Units;
 use crate::plugin::Plugins;
 use crate::secret::Secrets;
 use crate::store::registry::Registry;
@@ -159,6 +160,7 @@ struct Shared {
     host: Host,
     config: tokio::sync::watch::Receiver<Arc<Config>>,
     directories: Directories,
+    units: Units,
     directory: Directory,
     operations: Operations,
     registry: Arc<dyn Registry>,
@@ -220,6 +222,7 @@ impl Volumes {
             directory: Directory::default(),
             operations: Operations::default(),
             stopping: AtomicBool::new(false),
+            units: plugins.units(),
             untaken: AtomicBool::new(false),
             leaving: Mutex::default(),
             next_sweep: Mutex::default(),

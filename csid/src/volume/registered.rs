@@ -479,7 +479,7 @@ impl Volumes {
             call => call,
         };
         let secrets = match credential {
-            Some(name) => Some(self.shared.credential(&name)?),
+            Some(name) => Some(self.shared.credential(&name).await?),
             None => secrets,
         };
         let target = Box::new(Target { key, uid, registration, is_registered });
@@ -544,7 +544,7 @@ impl Volumes {
         }
         let (Authority::Own(uid) | Authority::Any(uid)) = authority;
         let secrets = match credential {
-            Some(name) => Some(self.shared.credential(&name)?),
+            Some(name) => Some(self.shared.credential(&name).await?),
             None => secrets,
         };
         let work = Work::Release { key, authority, force, secrets };

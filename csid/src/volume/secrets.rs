@@ -3,30 +3,55 @@
 
 use std::path::Path;
 
+use zeroize::Zeroizing;
+
 use crate::error::{Error, Kind, Result};
-use crate::secret::Secrets;
+use crate::host::credential::CredentialError;
+use crate::host::units::UnitsError;
+use crate::secret::{MAX_BYTES, Secrets};
 use crate::store::rows::{MountKey, MountRow, MountSpec};
 use crate::volume::Shared;
 use crate::volume::record::UNKNOWN;
 use crate::volume::state::Volume;
 
 impl Shared {
-    /// The secrets that a systemd credential of csid's holds.
-    pub(super) fn credential(&self, name: &str) -> Result<Secrets> {
-        let required = |why: String| {
-            let text = format!(
-                "credential {name}: {why}; add LoadCredential={name}:PATH to csid.service and restart csid"
-            );
-            Error::new(Kind::SecretRequired, text)
-        };
+    /// The secrets that a systemd credential holds now: systemd is asked at each use. What it does not find may be what csid was
+    /// started with, and without systemd that is all there is.
+    pub(super) async fn credential(&self, name: &str) -> Result<Secrets> {
         if name.is_empty() || name.starts_with('.') || name.contains('/') {
             return Err(Error::invalid(format!("`{name}` is no credential's name")));
         }
-        let directory = std::env::var_os("CREDENTIALS_DIRECTORY")
-            .ok_or_else(|| required("csid was started without credentials".into()))?;
-        let document =
-            std::fs::read(Path::new(&directory).join(name)).map_err(|error| required(error.to_string()))?;
-        Secrets::from_json(&zeroize::Zeroizing::new(document))
+        let required = |why: &dyn std::fmt::Display| {
+            let text = format!(
+                "credential {name}: {why}; put it into /etc/credstore/{name} (root's, mode 0600), or say where it is by \
+                 LoadCredential={name}:PATH in csid.service, then `systemctl daemon-reload`"
+            );
+            Error::new(Kind::SecretRequired, text)
+        };
+        let (found, otherwise) = match self.units.credential(name, MAX_BYTES).await {
+            Ok(found) => (found, "systemd has none of that name"),
+            Err(CredentialError::Units(UnitsError::NoManager { .. })) => {
+                (None, "no systemd answers, and csid was started without it")
+            }
+            Err(error) => return Err(required(&error)),
+        };
+        let document = match found {
+            Some(document) => document,
+            None => {
+                given_at_start(name).map_err(|error| required(&error))?.ok_or_else(|| required(&otherwise))?
+            }
+        };
+        Secrets::from_json(&document)
+    }
+}
+
+/// What systemd gave csid at its start.
+fn given_at_start(name: &str) -> std::io::Result<Option<Zeroizing<Vec<u8>>>> {
+    let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else { return Ok(None) };
+    match std::fs::read(Path::new(&directory).join(name)) {
+        Ok(document) => Ok(Some(Zeroizing::new(document))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
