@@ -87,6 +87,10 @@ options! {
         suid: bool,
         dev: bool,
         restore: Restore,
+        /// Of a registered volume: what ends its claim, and with it the mount: `unit:NAME`, or `caller`, this connection.
+        bind: String,
+        /// How long after that; absent: at once.
+        grace_usec: u64,
     }
 }
 
@@ -192,6 +196,10 @@ options! {
         node: String,
         /// How long to wait for the claims that are in the way; absent: not at all.
         wait_usec: u64,
+        /// What ends it in place of Release: `unit:NAME`, or `caller`, this connection.
+        bind: String,
+        /// How long after that; absent: at once.
+        grace_usec: u64,
     }
 }
 

@@ -12,8 +12,8 @@ use clap_complete::Shell;
 use csid_client::{AccessMode, PluginService, Propagation, Restore, Target};
 
 pub use volume::{
-    Amount, Claim, Claims, Confirm, Create, OneVolume, Register as RegisterVolume, Release, Secrets, Spec,
-    Volume, Volumes,
+    Amount, Bind, Claim, Claims, Confirm, Create, OneVolume, Register as RegisterVolume, Release, Secrets,
+    Spec, Volume, Volumes,
 };
 
 /// Control csid, the CSI volume manager
@@ -223,6 +223,8 @@ pub struct Mount {
     /// Let device nodes on the target work
     #[arg(long)]
     pub dev: bool,
+    #[command(flatten)]
+    pub bind: Bind,
     #[command(flatten)]
     pub secrets: Secrets,
     #[command(flatten)]

@@ -22,7 +22,8 @@ use zeroize::Zeroizing;
 
 use crate::{
     args::{
-        Cli, Command, Events, Mount, Mounts, Name, Pair, Plugin, PluginWait, Reconcile, Register, Unmount,
+        Cli, Command, Deadline, Events, Mount, Mounts, Name, Pair, Plugin, PluginWait, Reconcile, Register,
+        Unmount,
     },
     generate,
     hints::Tried,
@@ -233,6 +234,8 @@ async fn mount(client: &Client, args: Mount, json: bool, tried: &mut Tried) -> a
         suid: yes(args.suid),
         dev: yes(args.dev),
         restore: args.restore,
+        bind: args.bind.unit(),
+        grace_usec: Deadline::usec_of(args.bind.grace),
     };
     let call = client.mount(&name.namespace, &name.volume, &name.consumer, options);
     let mounted = wait::operation(client, &id, &what, call).await?;

@@ -238,6 +238,8 @@ pub struct Claim {
     #[arg(long, value_name = "TIME", value_parser = span)]
     pub queue: Option<Duration>,
     #[command(flatten)]
+    pub bind: Bind,
+    #[command(flatten)]
     pub secrets: Secrets,
     #[command(flatten)]
     pub wait: Wait,
@@ -289,6 +291,24 @@ pub struct Confirm {
     /// Do not ask: the volume that is meant, once more
     #[arg(long, value_name = "NAMESPACE/VOLUME")]
     pub yes: Option<String>,
+}
+
+/// What ends a claim of a registered volume, and the mounts with it, in place of a release.
+#[derive(Args)]
+pub struct Bind {
+    /// Unmount and release when this systemd unit, such as db.service, has stopped
+    #[arg(long, value_name = "UNIT")]
+    pub bind_unit: Option<String>,
+    /// So long after that, unless it runs again
+    #[arg(long, value_name = "TIME", value_parser = span, requires = "bind_unit")]
+    pub grace: Option<Duration>,
+}
+
+impl Bind {
+    /// As the option of the contract has it.
+    pub fn unit(&self) -> Option<String> {
+        self.bind_unit.as_ref().map(|unit| format!("unit:{unit}"))
+    }
 }
 
 #[derive(Args)]

@@ -262,6 +262,8 @@ pub async fn claim(client: &Client, args: Claim, json: bool, tried: &mut Tried) 
         attachment_mode: args.block.then_some(AttachmentMode::BlockDevice),
         node: args.node,
         wait_usec: Deadline::usec_of(args.queue),
+        bind: args.bind.unit(),
+        grace_usec: Deadline::usec_of(args.bind.grace),
     };
     let name = args.name;
     let call = client.claim(&name.namespace, &name.volume, &name.consumer, options);
