@@ -14,6 +14,9 @@ use crate::error::{Error, Kind, Result};
 const GROUP: &str = "csid";
 
 pub(super) struct Caller {
+    /// Of his connection, which no other one has had or will have: the bus', with his unique name on it, or csid's own for the
+    /// private socket. What a claim is bound to.
+    pub name: String,
     pub uid: u32,
     /// A member of group csid.
     pub member: bool,
@@ -31,11 +34,17 @@ pub(super) enum Way {
 
 impl Caller {
     pub fn on_socket(credentials: &Credentials, group: Option<u32>) -> Self {
-        Caller { uid: credentials.uid, member: member(credentials, group), way: Way::Socket }
+        Caller {
+            name: String::new(),
+            uid: credentials.uid,
+            member: member(credentials, group),
+            way: Way::Socket,
+        }
     }
 
     pub fn on_bus(credentials: &Credentials, group: Option<u32>, sender: String, interactive: bool) -> Self {
         Caller {
+            name: String::new(),
             uid: credentials.uid,
             member: member(credentials, group),
             way: Way::Bus { sender, interactive },
@@ -119,7 +128,8 @@ impl Senders {
         let interactive = header.primary().flags().contains(Flags::ALLOW_INTERACTIVE_AUTH);
         // Root needs no group, and is who calls most.
         let group = if credentials.uid == 0 { None } else { csid_group(&self.group_file) };
-        Ok(Caller::on_bus(&credentials, group, sender, interactive))
+        let name = format!("{}{sender}", self.asker.server_guid());
+        Ok(Caller { name, ..Caller::on_bus(&credentials, group, sender, interactive) })
     }
 
     async fn ask(&self, sender: &str) -> Result<Credentials, String> {

@@ -12,7 +12,7 @@ use super::manager::within;
 use super::names::{self, word};
 use super::options::{Keys, Options};
 use super::volumes;
-use crate::store::registry::{Bound, BoundTo, Claim, ClaimFilter, ClaimState, VolumeName};
+use crate::store::registry::{Claim, ClaimFilter, ClaimState, VolumeName};
 use crate::volume::Authority;
 use crate::volume::registered::{ClaimRequest, ReleaseRequest};
 
@@ -36,12 +36,12 @@ pub(super) async fn claim(call: Call) -> Answer {
     let name = given::volume_name(namespace, volume)?;
     names::name("consumer", &consumer)?;
     let mut options = Options::check(given, CLAIM)?;
-    given::not_yet(&options, &["bind", "grace-usec"])?;
     let wait = call.wait(&mut options)?;
     let wait_usec = options.number("wait-usec");
     let (mode, access_mode) = (options.word("mode")?, options.word("access-mode")?);
     let attachment_mode = options.word("attachment-mode")?;
     let node = options.checked("node", names::name)?;
+    let bound = given::bound(&mut options, &call.permit)?;
     let credential = given::credential(&mut options, &call.permit, &name.namespace)?;
     let secrets = given::secrets(&mut options, &credential).await?;
     let request = ClaimRequest {
@@ -54,7 +54,7 @@ pub(super) async fn claim(call: Call) -> Answer {
         node,
         wait_until: wait_usec
             .and_then(|usec| call.arrived.checked_add(Duration::from_micros(usec).min(LONGEST_WAIT))),
-        bound: None,
+        bound,
         secrets,
         credential,
         wait,
@@ -138,19 +138,11 @@ fn row(name: VolumeName, claim: Claim, past: bool) -> Map {
         ("state", state.into()),
         ("releasing", claim.releasing.into()),
         ("by-mount", claim.by_mount.into()),
-        ("bind", claim.bound.map(bind).unwrap_or_default().into()),
+        ("bind", claim.bound.map(|bound| bound.to.to_string()).unwrap_or_default().into()),
         ("error", error.into()),
         ("since", claim.since_usec.into()),
         ("modify-index", claim.modify_index.into()),
     ])
-}
-
-/// As the option says it.
-fn bind(bound: Bound) -> String {
-    match bound.to {
-        BoundTo::Unit(unit) => format!("unit:{unit}"),
-        BoundTo::Caller(_) => "caller".to_owned(),
-    }
 }
 
 fn state_word(state: ClaimState) -> &'static str {
@@ -167,7 +159,7 @@ pub(super) mod tests {
     use zbus::Variant;
 
     use super::*;
-    use crate::store::registry::{ClaimMode, Use};
+    use crate::store::registry::{Bound, BoundTo, ClaimMode, Use};
 
     pub fn claim() -> Claim {
         Claim {
@@ -212,7 +204,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_a_claim_is_bound_to_is_said_as_it_was_asked() {
-        let bound = |to| Some(Bound { to, grace_usec: 0 });
+        let bound = |to| Some(Bound::new(to, 0));
         for (bound, word) in [
             (None, ""),
             (bound(BoundTo::Unit("db.service".into())), "unit:db.service"),

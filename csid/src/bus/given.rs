@@ -12,7 +12,7 @@ use super::options::{Keys, Options, check_types};
 use crate::error::{Error, Kind, Result};
 use crate::plugin::validate_id;
 use crate::secret::Secrets;
-use crate::store::registry::{Capability, VolumeName, VolumeSpec};
+use crate::store::registry::{Bound, BoundTo, Capability, VolumeName, VolumeSpec};
 use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
 use crate::volume::registered::Inline;
 
@@ -112,13 +112,21 @@ pub(super) fn mount_flags(options: &mut Options) -> Result<Option<Vec<String>>> 
     names::mount_flags(flags.as_deref().unwrap_or_default()).map(|()| flags)
 }
 
-pub(super) fn not_yet(options: &Options, keys: &[&str]) -> Result<()> {
-    match keys.iter().find(|key| options.has(key)) {
-        None => Ok(()),
-        Some(key) => {
-            Err(Error::new(Kind::NotSupported, format!("this csid does not know {key} yet: leave it out")))
+/// What ends the claim of this call, in place of its Release. A caller may name any unit: his own claim ends the earlier.
+pub(super) fn bound(options: &mut Options, permit: &Permit) -> Result<Option<Bound>> {
+    let (bind, grace_usec) = (options.text("bind"), options.number("grace-usec"));
+    let to = match bind.as_deref() {
+        None if grace_usec.is_some() => return Err(Error::invalid("grace-usec means nothing without bind")),
+        None => return Ok(None),
+        Some("caller") => BoundTo::Caller(permit.caller().name.clone()),
+        Some(text) => {
+            let unit = text.strip_prefix("unit:");
+            let unit = unit.ok_or_else(|| Error::invalid("bind is neither `caller` nor `unit:NAME`"))?;
+            names::unit("bind", unit)?;
+            BoundTo::Unit(unit.to_owned())
         }
-    }
+    };
+    Ok(Some(Bound::new(to, grace_usec.unwrap_or(0))))
 }
 
 /// A credential's name, if this caller may name it for a volume of the namespace.

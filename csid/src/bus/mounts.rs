@@ -56,7 +56,13 @@ pub(super) async fn mount(call: Call) -> Answer {
         given::only_inline(&options, &["volume-context", "publish-context", "capabilities"])?;
     }
     let wait = call.wait(&mut options)?;
-    let of_mount = mount_options(&mut options)?;
+    let bound = given::bound(&mut options, &call.permit)?;
+    if inline.is_some() && bound.is_some() {
+        let text = "bind ends a claim, and a volume that is given with the call has none: register it, or unmount it \
+                    when its consumer ends (ExecStopPost=csictl unmount)";
+        return Err(Error::new(Kind::NotSupported, text).into());
+    }
+    let of_mount = MountOptions { bound, ..mount_options(&mut options)? };
     authorise_options(&call.permit, &call.server.rooms.config.borrow().clone(), &key, &of_mount)?;
     let secrets = given::secrets(&mut options, &of_mount.credential).await?;
     let request = MountRequest { key, inline, uid: call.permit.uid(), options: of_mount, secrets, wait };
@@ -65,7 +71,6 @@ pub(super) async fn mount(call: Call) -> Answer {
 }
 
 fn mount_options(options: &mut Options) -> Result<MountOptions> {
-    given::not_yet(options, &["bind", "grace-usec"])?;
     let (access_mode, attachment_mode) = (options.word("access-mode")?, options.word("attachment-mode")?);
     if let Some(capabilities) = given::capabilities(options)? {
         among(&capabilities, given::capability(access_mode, attachment_mode))?;
@@ -88,6 +93,7 @@ fn mount_options(options: &mut Options) -> Result<MountOptions> {
         credential: options.checked("credential", |_, text| names::credential(text))?,
         context,
         publish_context,
+        bound: None,
     })
 }
 
@@ -315,8 +321,6 @@ mod tests {
                 Kind::InvalidArgument,
             ),
             (vec![("credential", "../etc".into())], Kind::InvalidArgument),
-            (vec![("bind", "caller".into())], Kind::NotSupported),
-            (vec![("grace-usec", 1u64.into())], Kind::NotSupported),
         ] {
             let keys: Vec<&str> = entries.iter().map(|(key, _)| *key).collect();
             assert_eq!(

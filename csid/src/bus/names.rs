@@ -88,6 +88,33 @@ pub(super) fn credential(text: &str) -> Result<()> {
     }
 }
 
+/// A systemd unit's whole name, no template's: systemd answers nothing to a list with a wrong one in it.
+pub(super) fn unit(what: &str, text: &str) -> Result<()> {
+    const TYPES: [&str; 11] = [
+        "service",
+        "scope",
+        "socket",
+        "target",
+        "slice",
+        "mount",
+        "automount",
+        "swap",
+        "path",
+        "timer",
+        "device",
+    ];
+    let good = |c: char| c.is_ascii_alphanumeric() || ":-_.\\@".contains(c);
+    let whole = |(name, kind): (&str, &str)| {
+        !name.is_empty() && !name.starts_with('@') && !name.ends_with('@') && TYPES.contains(&kind)
+    };
+    match text.len() <= 255 && text.chars().all(good) && text.rsplit_once('.').is_some_and(whole) {
+        true => Ok(()),
+        false => {
+            Err(Error::invalid(format!("{what} names no systemd unit; give its whole name, NAME.service")))
+        }
+    }
+}
+
 /// Mount flags: their text is bounded together, and never quoted in an error.
 pub(super) fn mount_flags(flags: &[String]) -> Result<()> {
     if flags.iter().map(|flag| flag.len() + 1).sum::<usize>() > MAP {
@@ -201,6 +228,18 @@ impl Word for Phase {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_unit_is_named_as_a_whole() {
+        for good in ["db.service", "db@1.service", "dev-sda1.device", "a\\x2db.mount", "run-u1.scope"] {
+            assert!(unit("bind", good).is_ok(), "{good}");
+        }
+        for bad in ["", "db", ".service", "@.service", "db@.service", "db.exe", "a/b.service", "a b.service"]
+        {
+            assert!(unit("bind", bad).is_err(), "{bad}");
+        }
+        assert!(unit("bind", &format!("{}.service", "x".repeat(248))).is_err());
+    }
 
     #[test]
     fn names_are_free_but_for_control_characters_and_length() {

@@ -98,6 +98,7 @@ pub(super) async fn serve_peers(
     let guid = OwnedGuid::from(Guid::generate());
     let seats = Seats::default();
     let mut peers = JoinSet::new();
+    let mut number = 0_u64;
     loop {
         let accepted = tokio::select! {
             () = stopping(&rooms) => break,
@@ -118,11 +119,14 @@ pub(super) async fn serve_peers(
             warn!(uid = credentials.uid, "too many connections on the private socket; this one is closed");
             continue;
         };
-        let caller = Arc::new(Caller::on_socket(&credentials, csid_group(&group_file)));
+        number += 1;
+        let connected = rooms.volumes.connected(format!("{guid}/{number}"));
+        let caller = Caller::on_socket(&credentials, csid_group(&group_file));
+        let caller = Arc::new(Caller { name: connected.name().to_owned(), ..caller });
         let peer = serve_peer(stream, server.clone(), caller, signals.clone(), guid.clone());
         peers.spawn(async move {
             peer.await;
-            drop(seat);
+            drop((connected, seat));
         });
     }
     while peers.join_next().await.is_some() {}

@@ -174,6 +174,33 @@ impl Units {
             && service.credentials.iter().all(|one| credentials.contains(one)))
     }
 
+    /// Those of `units` that run, or that a job is about to start: in one call, whatever their number.
+    pub async fn running(&self, units: &[&str]) -> Result<Vec<String>, UnitsError> {
+        type Row =
+            (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
+        let call = "ListUnitsByNames";
+        let rows = self.manager(call, "", &(units,)).await?;
+        let failed = |source| UnitsError::Call { call, unit: String::new(), source };
+        // In the order of the question; under other names, where a unit has several.
+        let rows: Vec<Row> = rows.body().deserialize().map_err(failed)?;
+        if rows.len() != units.len() {
+            return Err(failed(zbus::Error::InvalidReply));
+        }
+        let runs = |(_, row): &(&&str, Row)| !matches!(row.3.as_str(), "inactive" | "failed") || row.7 != 0;
+        Ok(units.iter().zip(rows).filter(runs).map(|(unit, _)| (*unit).to_owned()).collect())
+    }
+
+    /// Everybody's unique name on the bus, after that of the bus itself: another one gives the same names again.
+    pub async fn bus_names(&self) -> Result<Vec<String>, UnitsError> {
+        const DBUS: &str = "org.freedesktop.DBus";
+        let connection = self.connection().await.map_err(|source| UnitsError::NoManager { source })?;
+        let failed = |source| UnitsError::Call { call: "ListNames", unit: String::new(), source };
+        let asked = connection.call_method(Some(DBUS), "/org/freedesktop/DBus", Some(DBUS), "ListNames", &());
+        let names: Vec<String> = asked.await.map_err(failed)?.body().deserialize().map_err(failed)?;
+        let bus = connection.server_guid();
+        Ok(names.iter().filter(|name| name.starts_with(':')).map(|name| format!("{bus}{name}")).collect())
+    }
+
     /// Watch the main process of a unit that runs; `None`: it has none, or it has just changed.
     pub async fn watch(&self, unit: &str, pid: u32) -> Result<Option<MainProcess>, UnitsError> {
         let failed = |source| UnitsError::Watch { unit: unit.to_owned(), pid, source };
@@ -190,6 +217,19 @@ impl Units {
         #[expect(deprecated, reason = "safe for an OwnedFd; what replaces it is unsafe for every type")]
         let fd = AsyncFd::new(fd).map_err(failed)?;
         Ok(Some(MainProcess { pid, fd }))
+    }
+
+    /// The service that csid runs in, and its object; `None`: it was not started by this systemd.
+    pub(super) async fn own_unit(&self) -> Result<Option<(String, OwnedObjectPath)>, UnitsError> {
+        let own = "csid's own";
+        let pid = std::process::id();
+        let Some(answer) = unless_unloaded(self.manager("GetUnitByPID", own, &(pid,)).await)? else {
+            return Ok(None);
+        };
+        let failed = |source| UnitsError::Call { call: "GetUnitByPID", unit: own.to_owned(), source };
+        let path: OwnedObjectPath = answer.body().deserialize().map_err(failed)?;
+        let unit: String = self.property(own, &path, "Unit", "Id").await?;
+        Ok(unit.ends_with(".service").then_some((unit, path)))
     }
 
     async fn path(&self, unit: &str) -> Result<Option<OwnedObjectPath>, UnitsError> {
@@ -228,19 +268,6 @@ impl Units {
         B: serde::Serialize + zbus::DynamicType,
     {
         self.call("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", call, unit, body).await
-    }
-
-    /// The service that csid runs in, and its object; `None`: it was not started by this systemd.
-    pub(super) async fn own_unit(&self) -> Result<Option<(String, OwnedObjectPath)>, UnitsError> {
-        let own = "csid's own";
-        let pid = std::process::id();
-        let Some(answer) = unless_unloaded(self.manager("GetUnitByPID", own, &(pid,)).await)? else {
-            return Ok(None);
-        };
-        let failed = |source| UnitsError::Call { call: "GetUnitByPID", unit: own.to_owned(), source };
-        let path: OwnedObjectPath = answer.body().deserialize().map_err(failed)?;
-        let unit: String = self.property(own, &path, "Unit", "Id").await?;
-        Ok(unit.ends_with(".service").then_some((unit, path)))
     }
 
     async fn call<B>(

@@ -202,7 +202,37 @@ pub struct Use {
 #[serde(rename_all = "kebab-case")]
 pub struct Bound {
     pub to: BoundTo,
+    /// How long after its end the claim is kept, should it come back.
     pub grace_usec: u64,
+    /// It has ended, and the claim is let go for that.
+    #[serde(default)]
+    pub ended: bool,
+}
+
+impl Bound {
+    pub fn new(to: BoundTo, grace_usec: u64) -> Self {
+        Bound { to, grace_usec, ended: false }
+    }
+
+    /// The same options: whoever repeats his call on another connection is bound by that one.
+    pub fn same_call(&self, other: &Bound) -> bool {
+        let same = match (&self.to, &other.to) {
+            (BoundTo::Unit(one), BoundTo::Unit(other)) => one == other,
+            (BoundTo::Caller(_), BoundTo::Caller(_)) => true,
+            _ => false,
+        };
+        same && self.grace_usec == other.grace_usec
+    }
+}
+
+/// As the option says it.
+impl fmt::Display for BoundTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BoundTo::Unit(unit) => write!(f, "unit:{unit}"),
+            BoundTo::Caller(_) => f.write_str("caller"),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

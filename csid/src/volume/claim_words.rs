@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::error::{Error, Kind};
-use crate::store::registry::{Claim, ClaimState, Record, VolumeName};
+use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
 use crate::store::rows::{EventDetails, MountKey, NewEvent};
 use crate::volume::claims::{Event, Refusal};
 
@@ -73,6 +73,15 @@ pub(super) fn no_node_id(plugin: &str) -> Error {
     let text =
         format!("plugin {plugin} attaches volumes, but its node service gives no node id (NodeGetInfo)");
     Error::new(Kind::PluginError, text)
+}
+
+pub(super) fn unwatchable(to: &BoundTo, why: &dyn std::fmt::Display) -> Error {
+    Error::new(Kind::NotSupported, format!("bind {to}: its end cannot be watched: {why}"))
+}
+
+pub(super) fn at_rest(to: &BoundTo) -> Error {
+    let text = format!("bind {to}: that does not run; start it first, or give it time with grace-usec");
+    Error::new(Kind::NotFound, text)
 }
 
 pub(super) fn out_of_reach(name: &VolumeName, topology: &BTreeMap<String, String>) -> Error {
@@ -308,6 +317,9 @@ pub(super) fn events(before: &Record, after: &Record, event: &Event) -> Vec<NewE
         details.insert("uid", Value::from(claim.uid));
         details.insert("plugin", Value::from(after.volume.plugin.clone()));
         details.insert("node", Value::from(claim.node.clone()));
+        if let Some(bound) = claim.bound.as_ref().filter(|bound| bound.ended) {
+            details.insert("bound", Value::from(bound.to.to_string()));
+        }
         details.insert("from", Value::from(from));
         details.insert("to", Value::from(to));
         let kind =

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::store::Durability;
 use crate::store::StoreError;
-use crate::store::registry::{Claim, ClaimState, Record, RecordFilter, Swap, VolumeName};
+use crate::store::registry::{Bound, Claim, ClaimState, Record, RecordFilter, Swap, VolumeName};
 use crate::store::rows::{Leg, MountKey, Phase};
 use crate::volume::claim_effects::Failure;
 use crate::volume::claims::{self, Action, Claims, Effect, Event, Next, Outcome};
@@ -44,6 +44,7 @@ impl Drive<'_> {
         if is_new {
             self.refuse_what_cannot_be_here(&record, wanted).await?;
         }
+        self.rebind(&mut record, wanted).await?;
         let wanted =
             Claim { secrets_given: self.secrets.is_some(), since_usec: now_usec(), ..wanted.clone() };
         let consumer = wanted.consumer.clone();
@@ -58,6 +59,33 @@ impl Drive<'_> {
                 Err(undo) => Err(words::undone_later(error, &undo)),
             },
         }
+    }
+
+    /// The claim that is there ends with what the repeated call says, which is the same but for its connection.
+    async fn rebind(&mut self, record: &mut Record, wanted: &Claim) -> Result<()> {
+        let (consumer, Some(bound)) = (wanted.consumer.clone(), wanted.bound.clone()) else { return Ok(()) };
+        if record.claim(&consumer).is_none_or(|present| present.bound.as_ref() == Some(&bound)) {
+            return Ok(());
+        }
+        self.advance(record, Event::Bind { consumer, bound }, Facts::default()).await.map(drop)
+    }
+
+    /// What the claim was bound to has ended: it is let go, if it was bound to nothing else since.
+    pub(super) async fn unbind(&mut self, key: &MountKey, bound: &Bound) -> Result<()> {
+        self.step.set("release");
+        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        let consumer = &key.consumer;
+        let is_due = record
+            .claim(consumer)
+            .is_some_and(|claim| claim.bound.as_ref() == Some(bound) && !claim.releasing);
+        if !is_due {
+            self.shared.bound.note(&record, &self.shared.node);
+            return Ok(());
+        }
+        tracing::info!(volume = %record.name, consumer, "{} has ended: its claim is released", bound.to);
+        let unbound = Event::Unbound { consumer: consumer.clone() };
+        let next = self.advance(&mut record, unbound, Facts::default()).await?;
+        self.walk(&mut record, consumer, next).await
     }
 
     /// Let a claim go, for its owner or by authority; `force`: drop it as it is.
@@ -122,7 +150,15 @@ impl Drive<'_> {
         let mut registration = None;
         match self.row(&key).filter(|row| row.phase == Phase::Mounted) {
             // What is recorded and there needs no claim, also when the rest of the world is away.
-            Some(row) => wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone(),
+            Some(row) => {
+                wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone();
+                if claim.bound.is_some() {
+                    let mut record = self.shared.registered(&key).await?;
+                    claims::admit(&self.claims(&record), claim)
+                        .map_err(|refusal| words::refusal(refusal, &key, claim))?;
+                    self.rebind(&mut record, claim).await?;
+                }
+            }
             None => {
                 let record = self.claim(&key, claim, ahead).await?;
                 self.use_attachment(&record, wanted);
@@ -264,6 +300,7 @@ impl Drive<'_> {
                     after.revision = revision;
                     *record = after;
                     self.note_unfinished(record);
+                    self.shared.bound.note(record, &self.shared.node);
                     return Ok(next);
                 }
                 Err(StoreError::Stale) => *record = self.shared.registry.record(record.name.clone()).await?,
@@ -390,7 +427,11 @@ fn takes(before: &Record, after: &Record) -> bool {
 fn is_by_mount(before: &Record, after: &Record, event: &Event) -> bool {
     let consumer = match event {
         Event::Claim(claim) => &claim.consumer,
-        Event::Release { consumer } | Event::Continue { consumer } | Event::Forget { consumer } => consumer,
+        Event::Release { consumer }
+        | Event::Continue { consumer }
+        | Event::Bind { consumer, .. }
+        | Event::Unbound { consumer }
+        | Event::Forget { consumer } => consumer,
         Event::Ended { effect, .. } => &effect.consumer,
         Event::Recovered { .. } => return false,
     };

@@ -13,7 +13,7 @@
 //! * `Making` and `Removing` are written before the call; what is not known is `Removing`, and only an acknowledged
 //!   ControllerUnpublish ends that (rule 25).
 
-use crate::store::registry::{Attachment, Capability, Claim, ClaimMode, ClaimState};
+use crate::store::registry::{Attachment, Bound, Capability, Claim, ClaimMode, ClaimState};
 use crate::store::rows::{AccessMode, Leg};
 
 /// All that decides what may happen to a volume's claims.
@@ -60,7 +60,11 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
         if present.releasing {
             return Err(Refusal::Releasing);
         }
-        let same = (present.usage, &present.node) == (wanted.usage, &wanted.node);
+        let same_bound = match (&present.bound, &wanted.bound) {
+            (Some(present), Some(wanted)) => present.same_call(wanted),
+            (present, wanted) => present.is_none() && wanted.is_none(),
+        };
+        let same = same_bound && (present.usage, &present.node) == (wanted.usage, &wanted.node);
         return if same { Ok(()) } else { Err(Refusal::OtherOptions) };
     }
     if !volume.capabilities.contains(&capability) {
@@ -108,6 +112,10 @@ pub enum Event {
     Release { consumer: String },
     /// The next try of what is under way or parked.
     Continue { consumer: String },
+    /// The caller has repeated his call on another connection: that one ends the claim.
+    Bind { consumer: String, bound: Bound },
+    /// What the claim is bound to has ended, and with it the claim.
+    Unbound { consumer: String },
     /// The effect's outcome.
     Ended { effect: Effect, outcome: Outcome },
     /// An operator knows that the consumer, and what it had on its node, is gone: the claim is dropped as it is, and the node's
@@ -220,6 +228,16 @@ pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
         }
         Event::Continue { consumer } => {
             volume.claim_mut(&consumer)?.parked.clear();
+            advance(&mut volume, &consumer)
+        }
+        Event::Bind { consumer, bound } => {
+            volume.claim_mut(&consumer)?.bound = Some(bound);
+            Next::Rest
+        }
+        Event::Unbound { consumer } => {
+            let claim = volume.claim_mut(&consumer)?;
+            claim.releasing = true;
+            claim.bound.iter_mut().for_each(|bound| bound.ended = true);
             advance(&mut volume, &consumer)
         }
         Event::Ended { effect, outcome } => ended(&mut volume, &effect, outcome)?,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::registry::{AttachCall, Use};
+use crate::store::registry::{AttachCall, BoundTo, Use};
 use crate::store::rows::AttachmentMode;
 use AccessMode::*;
 use AttachmentMode::{BlockDevice, FileSystem};
@@ -116,6 +116,27 @@ fn an_identity_is_its_owners_and_keeps_its_options() {
     let mut leaving = held;
     leaving.claims[0].releasing = true;
     assert_eq!(admit(&leaving, &mine), Err(Refusal::Releasing));
+}
+
+#[test]
+fn what_a_claim_is_bound_to_is_an_option_and_its_end_is_the_claims() {
+    let to = |to, grace_usec| Claim {
+        bound: Some(Bound::new(to, grace_usec)),
+        ..claim("a", "here", Write, MultiNodeMultiWriter)
+    };
+    let caller = |name: &str| BoundTo::Caller(name.to_owned());
+    let held = holding(&[to(caller("1"), 5)]);
+    assert_eq!(admit(&held, &to(caller("2"), 5)), Ok(()), "the same call on another connection");
+    let unbound = claim("a", "here", Write, MultiNodeMultiWriter);
+    for other in [to(caller("1"), 6), to(BoundTo::Unit("a.service".into()), 5), unbound] {
+        assert_eq!(admit(&held, &other), Err(Refusal::OtherOptions));
+    }
+    let bound = Bound::new(caller("2"), 5);
+    let (held, next) = step(&held, Event::Bind { consumer: "a".into(), bound: bound.clone() }).unwrap();
+    assert_eq!((held.claims[0].bound.as_ref(), next), (Some(&bound), Next::Rest));
+    let (ended, next) = step(&held, Event::Unbound { consumer: "a".into() }).unwrap();
+    assert!(matches!(next, Next::Run(Effect { action: Action::NodeDetach, .. })));
+    assert!(ended.claims[0].releasing && ended.claims[0].bound.as_ref().is_some_and(|bound| bound.ended));
 }
 
 #[test]

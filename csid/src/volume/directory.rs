@@ -127,6 +127,11 @@ impl Directory {
 
     /// Have a volume's task go on with a claim.
     pub(super) fn go_on(&self, shared: &Arc<Shared>, key: &VolumeKey, claim: MountKey, uid: u32) {
+        self.send(shared, key, &claim.clone(), Message::Continue(claim, uid));
+    }
+
+    /// Have a volume's task do what nobody waits for, about `claim`.
+    pub(super) fn send(&self, shared: &Arc<Shared>, key: &VolumeKey, claim: &MountKey, message: Message) {
         let mut table = self.lock();
         let name = (claim.namespace.clone(), claim.volume.clone());
         if !table.names.contains_key(&name) {
@@ -134,7 +139,7 @@ impl Directory {
         }
         let (task, taken) = table.task(shared, key, &name);
         taken.names.push(name);
-        let _ = task.send(Message::Continue(claim, uid));
+        let _ = task.send(message);
     }
 
     /// The rows of a volume at rest.

@@ -6,6 +6,7 @@
 
 mod admission;
 mod attaching;
+mod bound;
 mod claim_effects;
 mod claim_words;
 mod claiming;
@@ -48,13 +49,14 @@ use tokio::sync::oneshot;
 
 use crate::config::{Config, Directories};
 use crate::error::{Error, Kind, Result};
-use crate::host::{Host, Look};
 use crate::host::units::Units;
+use crate::host::{Host, Look};
 use crate::plugin::Plugins;
 use crate::secret::Secrets;
 use crate::store::registry::Registry;
 use crate::store::rows::{AttachmentMode, MountKey, MountRow, Phase, VolumeKey};
 use crate::store::{Durability, MountFilter, Store, StoreError};
+use bound::{BoundClaims, Connections};
 use directory::Directory;
 use operations::{Begin, Operations, Step};
 pub use options::MountOptions;
@@ -158,12 +160,15 @@ struct Shared {
     store: Store,
     plugins: Plugins,
     host: Host,
+    units: Units,
     config: tokio::sync::watch::Receiver<Arc<Config>>,
     directories: Directories,
-    units: Units,
     directory: Directory,
     operations: Operations,
     registry: Arc<dyn Registry>,
+    bound: BoundClaims,
+    /// Connections on the private socket.
+    connections: Connections,
     /// This host, in claims.
     node: String,
     /// The boot of now; empty until the rows were taken over.
@@ -214,7 +219,10 @@ impl Volumes {
             registry: Arc::new(store.clone()),
             node: store.node().to_owned(),
             boot: Mutex::default(),
+            bound: BoundClaims::default(),
+            connections: Connections::default(),
             store,
+            units: plugins.units(),
             plugins,
             host,
             config,
@@ -222,7 +230,6 @@ impl Volumes {
             directory: Directory::default(),
             operations: Operations::default(),
             stopping: AtomicBool::new(false),
-            units: plugins.units(),
             untaken: AtomicBool::new(false),
             leaving: Mutex::default(),
             next_sweep: Mutex::default(),

@@ -11,7 +11,7 @@ use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::{Authority, OperationView};
 
 /// What csid does without being asked.
-const OWN: [&str; 3] = ["settle", "restore", "continue"];
+const OWN: [&str; 4] = ["settle", "restore", "continue", "unbind"];
 
 /// What an operation is doing now, written by the task and read by listings.
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::store::registry::{Capability, VolumeSpec};
+use crate::store::registry::{Bound, Capability, VolumeSpec};
 use crate::store::rows::{AccessMode, AttachmentMode, MountSpec, Propagation, Restore, Usage};
 
 /// The options of a Mount. What is absent is as the volume was registered, or the contract's default.
@@ -24,6 +24,8 @@ pub struct MountOptions {
     /// Only of a volume that is given with the call.
     pub context: BTreeMap<String, String>,
     pub publish_context: BTreeMap<String, String>,
+    /// What ends the claim that goes with it; it stays with the claim.
+    pub bound: Option<Bound>,
 }
 
 impl MountOptions {

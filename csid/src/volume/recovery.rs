@@ -134,6 +134,9 @@ impl Volumes {
         let filter = ClaimFilter { node: Some(shared.node.clone()), ..ClaimFilter::default() };
         for (name, claim) in shared.registry.claims(filter).await?.0 {
             let key = name.key(&claim.consumer);
+            if claim.bound.is_some() {
+                shared.bound.note(&shared.registry.record(name.clone()).await?, &shared.node);
+            }
             if claim.by_mount && !users.contains(&key) && !left.iter().any(|left| left.key == key) {
                 let volume = shared.registry.record(name).await?.volume;
                 left.push(Left { volume, key, uid: claim.uid });

@@ -227,7 +227,12 @@ impl Shared {
         let record = self.registered(key).await?;
         let wanted = Wanted { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
         let mode = if options.read_only { ClaimMode::Read } else { ClaimMode::Write };
-        let usage = match record.claim(&key.consumer) {
+        // One that is on its way out is another's: it is gone before this one is taken.
+        let present = record.claim(&key.consumer).filter(|claim| !claim.releasing);
+        if let Some(bound) = &options.bound {
+            self.refuse_ended(bound).await?;
+        }
+        let usage = match present {
             Some(present) if present.usage.mode == ClaimMode::Read && mode == ClaimMode::Write => {
                 let text =
                     format!("{} has claimed {} to read: mount it read-only", key.consumer, record.name);
@@ -241,7 +246,9 @@ impl Shared {
         };
         // One of its own also where one is present, which may be gone when it is this one's turn.
         let credential = options.credential.clone();
-        let claim = Claim { by_mount: true, credential, ..new_claim(&key.consumer, &self.node, uid, usage) };
+        let bound = options.bound.clone().or_else(|| present.and_then(|claim| claim.bound.clone()));
+        let claim =
+            Claim { by_mount: true, bound, credential, ..new_claim(&key.consumer, &self.node, uid, usage) };
         let registration = record.registration.as_ref().ok_or_else(|| say::not_registered(key))?;
         let mut spec = options.spec(Some((claim.usage.capability, &registration.spec)))?;
         if spec.credential.is_none() && !secrets_given {
@@ -497,7 +504,10 @@ impl Volumes {
         let key = name.key(&consumer);
         let record = self.shared.registered(&key).await?;
         let modes = Wanted { access_mode: request.access_mode, attachment_mode: request.attachment_mode };
-        let usage = match record.claim(&consumer) {
+        if let Some(bound) = &request.bound {
+            self.shared.refuse_ended(bound).await?;
+        }
+        let usage = match record.claim(&consumer).filter(|claim| !claim.releasing) {
             Some(present) => {
                 modes.refuse_unlike(present, &name)?;
                 Use { mode: request.mode.unwrap_or(present.usage.mode), ..present.usage }

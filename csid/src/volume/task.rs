@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::store::registry::Claim;
+use crate::store::registry::{Bound, Claim};
 use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
 use crate::volume::control::Control;
 use crate::volume::journalled::Journalled;
@@ -34,6 +34,8 @@ pub(super) enum Message {
     Continue(MountKey, u32),
     /// Explain: when the next try of what nobody waits for is.
     NextTry(oneshot::Sender<Option<Instant>>),
+    /// What this consumer's claim, of this uid, is bound to has ended.
+    Unbind(MountKey, u32, Bound),
     /// csid stops: answer everybody.
     Stop,
 }
@@ -176,13 +178,16 @@ impl Task {
                 self.settle_pause = SETTLE.0;
                 self.settle_at = Instant::now();
             }
-            Message::Continue(key, uid) => {
-                let is_same =
-                    |work: &Work| matches!(work, Work::Continue { key: queued, .. } if *queued == key);
-                if !self.queue.iter().any(|queued| is_same(&queued.work)) {
-                    self.queue.push_back(Operation::new(Work::Continue { key, uid }));
-                }
-            }
+            Message::Continue(key, uid) => self.once(Work::Continue { key, uid }),
+            Message::Unbind(key, uid, bound) => self.once(Work::Unbind { key, uid, bound }),
+        }
+    }
+
+    /// Queue what nobody waits for, unless it is queued already.
+    fn once(&mut self, work: Work) {
+        let same = |queued: &Operation| queued.work.kind() == work.kind() && queued.work.key() == work.key();
+        if !self.queue.iter().any(same) {
+            self.queue.push_back(Operation::new(work));
         }
     }
 

@@ -9,7 +9,7 @@ use tokio::sync::{oneshot, watch};
 use crate::error::{Error, Kind, Result};
 use crate::plugin::{Snapshot, Stats};
 use crate::secret::Secrets;
-use crate::store::registry::{Claim, Record};
+use crate::store::registry::{Bound, Claim, Record};
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::admission::Refusal;
 use crate::volume::control::Control;
@@ -59,6 +59,12 @@ pub(super) enum Work {
         target: Box<Target>,
         call: Call,
         secrets: Option<Secrets>,
+    },
+    /// What this claim of `uid`'s is bound to has ended.
+    Unbind {
+        key: MountKey,
+        uid: u32,
+        bound: Bound,
     },
     /// The next try of a claim that is on its way out, or of a call that has to come to its end.
     Continue {
@@ -114,6 +120,7 @@ impl Work {
             | Work::Settle { key }
             | Work::Claim { key, .. }
             | Work::Release { key, .. }
+            | Work::Unbind { key, .. }
             | Work::Continue { key, .. } => key,
             Work::Call { target, .. } => &target.key,
         }
@@ -134,6 +141,7 @@ impl Work {
             Work::Restore { .. } => "restore",
             Work::Claim { .. } => "claim",
             Work::Release { .. } => "release",
+            Work::Unbind { .. } => "unbind",
             Work::Continue { .. } => "continue",
             Work::Call { call, .. } => call.kind(),
         }
@@ -167,6 +175,7 @@ pub(super) enum Job {
     Claim { key: MountKey, claim: Claim, secrets: Option<Secrets> },
     Release { key: MountKey, authority: Authority, force: bool, secrets: Option<Secrets> },
     Call { target: Box<Target>, call: Call, secrets: Option<Secrets> },
+    Unbind { key: MountKey, bound: Bound },
     Continue(MountKey),
 }
 
@@ -216,6 +225,7 @@ impl Job {
                 drive.secrets = secrets;
                 drive.call(&target, call).await
             }
+            Job::Unbind { key, bound } => drive.unbind(&key, &bound).await.map(|()| Done::Gone),
             Job::Continue(key) if key.consumer.is_empty() => {
                 drive.continue_call(&key).await.map(|()| Done::Gone)
             }
@@ -337,6 +347,7 @@ impl Operation {
             Work::Call { target, call, secrets } => {
                 Job::Call { target: target.clone(), call: call.clone(), secrets: secrets.clone() }
             }
+            Work::Unbind { key, bound, .. } => Job::Unbind { key: key.clone(), bound: bound.clone() },
             Work::Continue { key, .. } => Job::Continue(key.clone()),
         }
     }
@@ -368,7 +379,7 @@ impl Operation {
             return None;
         }
         let (uid, id) = match &self.work {
-            Work::Continue { uid, .. } => (*uid, None),
+            Work::Continue { uid, .. } | Work::Unbind { uid, .. } => (*uid, None),
             _ => rows.mount(self.work.key()).map(|row| (row.uid, row.operations.first().cloned()))?,
         };
         let begin = Begin {

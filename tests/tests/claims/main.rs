@@ -2,6 +2,7 @@
 //! asked, and what is attached afterwards, also after csid was killed.
 
 mod attached;
+mod bound;
 mod controller;
 mod kills;
 mod waits;

@@ -2,6 +2,7 @@
 //! Needs `make deb PROFILE=dev` before, which `make test` does.
 
 mod access;
+mod bound;
 mod credentials;
 mod machine;
 mod package;

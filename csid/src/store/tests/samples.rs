@@ -22,7 +22,7 @@ pub(super) fn claim(consumer: &str, node: &str) -> Claim {
         parked: String::new(),
         by_mount: true,
         kept: true,
-        bound: Some(Bound { to: BoundTo::Unit("db ä.service".into()), grace_usec: 5 }),
+        bound: Some(Bound { to: BoundTo::Unit("db ä.service".into()), grace_usec: 5, ended: false }),
         credential: Some("csid.claim".into()),
         secrets_given: true,
         error: "\"quoted\"".into(),

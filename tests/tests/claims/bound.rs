@@ -1,0 +1,141 @@
+//! Claims that end with their caller's connection. (Units: the booted container.)
+
+use std::time::{Duration, Instant};
+
+use csid_client::{AccessMode, ClaimOptions, Kind, MountOptions};
+use csid_tests::ask::*;
+use csid_tests::script::{Act, Rule};
+use csid_tests::world::{eventually, refusal, world};
+
+use crate::*;
+
+fn bound(grace: Duration) -> ClaimOptions {
+    let grace_usec = (!grace.is_zero()).then(|| u64::try_from(grace.as_micros()).expect("a time"));
+    ClaimOptions { bind: Some("caller".to_owned()), grace_usec, ..ClaimOptions::default() }
+}
+
+fn bound_mount() -> MountOptions {
+    MountOptions { bind: Some("caller".to_owned()), ..MountOptions::default() }
+}
+
+/// The claims' events since, as (from, to, whether the end of what it was bound to is named).
+async fn changes(client: &Client, since: u64) -> Vec<(String, String, bool)> {
+    let changed = events(client, since).await.into_iter().filter(|event| event.kind == "claim-changed");
+    let text = |event: &csid_client::Event, key: &str| {
+        event.details.get(key).map(|value| value.to_string().trim_matches('"').to_owned()).unwrap_or_default()
+    };
+    changed
+        .map(|event| (text(&event, "from"), text(&event, "to"), text(&event, "bound") == "caller"))
+        .collect()
+}
+
+#[test]
+fn the_end_of_a_connection_unmounts_and_releases() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let since = cursor(&client).await;
+        let other = w.client().await;
+        other.claim(NAMESPACE, "v", "one", bound(Duration::ZERO)).await.unwrap();
+        mount_registered(&other, "v", "one").await.unwrap();
+        assert_eq!(claims(&client).await[0].bind, "caller");
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        assert_eq!(claimed(&client).await, [pair("one", "taken")], "as long as it is there");
+        assert!(changes(&client, since).await.iter().all(|(_, _, bound)| !bound));
+
+        drop(other);
+        eventually("it is released", async || claimed(&client).await.is_empty()).await;
+        w.nothing_left(&client).await;
+        let ended = changes(&client, since).await;
+        assert!(ended.iter().any(|(from, _, bound)| from == "taken" && *bound), "{ended:?}");
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 1);
+        w.plugin("p").assert_rules();
+
+        // A Mount's claim is bound as the Mount is; one that is released is released.
+        let other = w.client().await;
+        other.mount(NAMESPACE, "v", "two", bound_mount()).await.unwrap();
+        unmount(&other, "v", "two").await.unwrap();
+        assert_eq!(claimed(&client).await, []);
+        other.mount(NAMESPACE, "v", "two", bound_mount()).await.unwrap();
+        drop(other);
+        eventually("it is released", async || claimed(&client).await.is_empty()).await;
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn who_comes_back_within_the_grace_time_keeps_it() {
+    const GRACE: Duration = Duration::from_secs(4);
+    world(async |w| {
+        let client = running(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let first = w.client().await;
+        first.claim(NAMESPACE, "v", "one", bound(GRACE)).await.unwrap();
+        drop(first);
+        tokio::time::sleep(GRACE / 4).await;
+        let second = w.client().await;
+        second.claim(NAMESPACE, "v", "one", bound(GRACE)).await.expect("the same call");
+        for other in [ClaimOptions::default(), bound(GRACE * 2)] {
+            let refused = refusal(second.claim(NAMESPACE, "v", "one", other).await).0;
+            assert_eq!(refused, Kind::AlreadyExists, "with other options it is another call");
+        }
+        tokio::time::sleep(GRACE + GRACE / 2).await;
+        assert_eq!(claimed(&client).await, [pair("one", "taken")]);
+        // The repeated Mount, too, binds it to its own connection.
+        drop(mount_registered(&second, "v", "one").await.unwrap());
+        let third = w.client().await;
+        let options = MountOptions { grace_usec: Some(GRACE.as_micros() as u64), ..bound_mount() };
+        third.mount(NAMESPACE, "v", "one", options).await.unwrap();
+        drop(second);
+        tokio::time::sleep(GRACE + GRACE / 2).await;
+        assert_eq!(claimed(&client).await, [pair("one", "taken")]);
+        let begun = Instant::now();
+        drop(third);
+        eventually("it is released", async || claimed(&client).await.is_empty()).await;
+        assert!(begun.elapsed() >= GRACE - Duration::from_millis(100), "{:?}", begun.elapsed());
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn no_connection_outlives_csid_and_what_fails_is_repeated() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        client.mount(NAMESPACE, "v", "one", bound_mount()).await.unwrap();
+        w.plugin("p").rules([Rule { times: 2, ..Rule::always("NodeUnpublishVolume", Act::Fail(14)) }]);
+        w.kill();
+        let client = w.start().await;
+        eventually("it is released", async || claimed(&client).await.is_empty()).await;
+        assert!(w.plugin("p").count("NodeUnpublishVolume", "v") >= 3);
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn what_cannot_be_watched_is_refused() {
+    world(async |w| {
+        let client = running(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let with = |bind: Option<&str>, grace_usec| ClaimOptions {
+            bind: bind.map(str::to_owned),
+            grace_usec,
+            ..ClaimOptions::default()
+        };
+        for (options, kind) in [
+            (with(Some("nobody"), None), Kind::InvalidArgument),
+            (with(Some("unit:db"), None), Kind::InvalidArgument),
+            (with(Some("unit:../db.service"), None), Kind::InvalidArgument),
+            (with(None, Some(1)), Kind::InvalidArgument),
+            // Here no systemd answers.
+            (with(Some("unit:db.service"), None), Kind::NotSupported),
+        ] {
+            let text = format!("{:?}", options.bind);
+            assert_eq!(refusal(client.claim(NAMESPACE, "v", "one", options).await).0, kind, "{text}");
+        }
+        let inline = MountOptions { bind: Some("caller".to_owned()), ..inline("w") };
+        assert_eq!(refusal(mount(&client, "one", inline).await).0, Kind::NotSupported);
+        assert_eq!(claimed(&client).await, []);
+    });
+}

@@ -1,0 +1,74 @@
+//! Claims that end with a systemd unit, or with a name on the system bus.
+
+use csid_tests::world::count;
+
+use crate::credentials::test_plugin;
+use crate::machine::Machine;
+
+const GRACE: u64 = 4;
+
+fn mount(m: &Machine, consumer: &str, more: &str) -> String {
+    m.run(&format!("csictl mount demo v {consumer} --bind-unit db.service {more}"))
+}
+
+/// What the claims' events since then say of why: of each that names a reason, the state that it came to.
+fn reasons(m: &Machine, bound: &str) -> usize {
+    let events = m.run("csictl events --json");
+    events.lines().filter(|line| line.contains("claim-changed") && line.contains(bound)).count()
+}
+
+#[test]
+fn a_claim_ends_with_its_unit_and_with_its_callers_name() {
+    let m = Machine::with_csid();
+    let _plugin = test_plugin(&m);
+    m.run("csictl volume register demo v --plugin p --external-id v --access-mode single-node-multi-writer");
+    m.write("/etc/systemd/system/db.service", "[Service]\nExecStart=sleep infinity\nExecReload=/bin/true\n");
+    m.run("systemctl daemon-reload");
+    let claims = || m.run("csictl claims --json");
+    let released = |consumer: &str| m.until(&format!("! csictl claims --json | grep -q '\"{consumer}\"'"));
+
+    // It does not run yet.
+    let refused = m.run("csictl mount demo v web --bind-unit db.service 2>&1 && echo mounted || true");
+    assert!(refused.contains("does not run"), "{refused}");
+
+    m.run("systemctl start db");
+    let path = mount(&m, "web", "");
+    m.run("systemctl reload db && sleep 2");
+    assert!(m.run(&format!("mountpoint -q {path}; echo $?")) == "0", "a reload ends nothing");
+    m.run("systemctl stop db");
+    released("web");
+    m.run(&format!("! mountpoint -q {path}"));
+    assert!(reasons(&m, "unit:db.service") > 0, "{}", m.run("csictl events --json"));
+
+    // A restart within the grace time, and a failure; csid's own restart in between.
+    m.run("systemctl start db");
+    let path = mount(&m, "web", &format!("--grace {GRACE}s"));
+    m.run("systemctl stop db && sleep 2 && systemctl start db && sleep 4");
+    m.run(&format!("mountpoint -q {path}"));
+    m.run("systemctl restart csid && csictl wait p && sleep 2");
+    m.run(&format!("mountpoint -q {path}"));
+    // What is in use is not taken away.
+    m.run(&format!("systemd-run --quiet --unit user --working-directory {path} sleep 600"));
+    m.run("systemctl kill --signal KILL db && sleep 8");
+    m.run(&format!("mountpoint -q {path}"));
+    m.run("systemctl stop user");
+    released("web");
+    m.run(&format!("! mountpoint -q {path}"));
+
+    // It stopped while csid was away.
+    m.run("systemctl reset-failed; systemctl start db");
+    mount(&m, "web", "");
+    m.run("systemctl stop csid.service csid.socket && systemctl stop db && systemctl start csid");
+    released("web");
+
+    // busctl's name is gone when it has its answer.
+    m.run(
+        "busctl call org.csid1 /org/csid1 org.csid1.Manager Claim 'sssa{sv}' demo v caller 2 bind s caller \
+         grace-usec t 3000000",
+    );
+    assert!(claims().contains("\"caller\""), "within the grace time: {}", claims());
+    m.run("systemctl restart csid && csictl wait p");
+    released("caller");
+    assert!(!claims().contains("db.service"), "{}", claims());
+    count("claims ended with what they were bound to", 4);
+}
