@@ -62,7 +62,9 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
         }
         let same_bound = match (&present.bound, &wanted.bound) {
             (Some(present), Some(wanted)) => present.same_call(wanted),
-            (present, wanted) => present.is_none() && wanted.is_none(),
+            // A Mount that says nothing of it goes with the claim that is there.
+            (Some(_), None) => wanted.by_mount,
+            (None, wanted) => wanted.is_none(),
         };
         let same = same_bound && (present.usage, &present.node) == (wanted.usage, &wanted.node);
         return if same { Ok(()) } else { Err(Refusal::OtherOptions) };

@@ -131,6 +131,8 @@ fn what_a_claim_is_bound_to_is_an_option_and_its_end_is_the_claims() {
     for other in [to(caller("1"), 6), to(BoundTo::Unit("a.service".into()), 5), unbound] {
         assert_eq!(admit(&held, &other), Err(Refusal::OtherOptions));
     }
+    let by_mount = Claim { by_mount: true, ..claim("a", "here", Write, MultiNodeMultiWriter) };
+    assert_eq!(admit(&held, &by_mount), Ok(()), "a Mount goes with the claim that is there");
     let bound = Bound::new(caller("2"), 5);
     let (held, next) = step(&held, Event::Bind { consumer: "a".into(), bound: bound.clone() }).unwrap();
     assert_eq!((held.claims[0].bound.as_ref(), next), (Some(&bound), Next::Rest));

@@ -227,12 +227,10 @@ impl Shared {
         let record = self.registered(key).await?;
         let wanted = Wanted { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
         let mode = if options.read_only { ClaimMode::Read } else { ClaimMode::Write };
-        // One that is on its way out is another's: it is gone before this one is taken.
-        let present = record.claim(&key.consumer).filter(|claim| !claim.releasing);
         if let Some(bound) = &options.bound {
             self.refuse_ended(bound).await?;
         }
-        let usage = match present {
+        let usage = match record.claim(&key.consumer) {
             Some(present) if present.usage.mode == ClaimMode::Read && mode == ClaimMode::Write => {
                 let text =
                     format!("{} has claimed {} to read: mount it read-only", key.consumer, record.name);
@@ -245,8 +243,7 @@ impl Shared {
             None => Use { mode, capability: wanted.choose(&record)? },
         };
         // One of its own also where one is present, which may be gone when it is this one's turn.
-        let credential = options.credential.clone();
-        let bound = options.bound.clone().or_else(|| present.and_then(|claim| claim.bound.clone()));
+        let (credential, bound) = (options.credential.clone(), options.bound.clone());
         let claim =
             Claim { by_mount: true, bound, credential, ..new_claim(&key.consumer, &self.node, uid, usage) };
         let registration = record.registration.as_ref().ok_or_else(|| say::not_registered(key))?;
