@@ -282,8 +282,10 @@ fn polkit_is_asked_for_the_tables_action() {
             let due = match name.as_str() {
                 "Mount" | "Claim" => "mount",
                 "Unmount" | "Release" | "CancelOperation" => "unmount",
-                "RegisterVolume" | "ValidateVolume" | "DeregisterVolume" | "DeleteVolume"
-                | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume" => "manage-volumes",
+                "RegisterVolume" | "CreateVolume" | "ValidateVolume" | "DeregisterVolume"
+                | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume" => {
+                    "manage-volumes"
+                }
                 "RegisterPlugin" | "UnregisterPlugin" => "manage-plugins",
                 "Reload" | "Reconcile" => "manage",
                 _ => "read",
