@@ -286,6 +286,7 @@ impl Units {
         answer.map_err(|source| match error_name(&source) {
             Some("org.freedesktop.systemd1.UnitExists") => UnitsError::Exists { unit: unit.to_owned() },
             Some("org.freedesktop.DBus.Error.ServiceUnknown") => UnitsError::NoManager { source },
+            None if is_unknown(&source) => UnitsError::NoManager { source },
             _ => UnitsError::Call { call, unit: unit.to_owned(), source },
         })
     }
@@ -314,6 +315,11 @@ impl MainProcess {
         // An error would mean that the runtime is gone, and then nobody waits.
         let _ = self.fd.readable().await;
     }
+}
+
+/// The bus answers that nobody has the name.
+fn is_unknown(error: &zbus::Error) -> bool {
+    matches!(error, zbus::Error::FDO(error) if matches!(**error, zbus::fdo::Error::ServiceUnknown(_)))
 }
 
 fn error_name(error: &zbus::Error) -> Option<&str> {
