@@ -277,6 +277,8 @@ impl Drive<'_> {
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
             self.enter(&mut after, &event, &next, &facts).await?;
             if after == *record {
+                // An earlier csid may have written it: what is left of it is this one's to finish.
+                self.note_unfinished(record);
                 return Ok(next);
             }
             let durability = match (&next, &event) {
@@ -351,7 +353,8 @@ impl Drive<'_> {
     }
 
     fn note_unfinished(&mut self, record: &Record) {
-        let of_volume = |key: &MountKey| VolumeName::of(key) == record.name;
+        // A call's has no consumer.
+        let of_volume = |key: &MountKey| !key.consumer.is_empty() && VolumeName::of(key) == record.name;
         let known: Vec<MountKey> =
             self.rows.unfinished().map(|(key, _)| key.clone()).filter(of_volume).collect();
         for key in known {

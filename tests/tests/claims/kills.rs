@@ -7,7 +7,7 @@ use std::time::Duration;
 use csid_client::{AccessMode, Client, Error};
 use csid_tests::ask::*;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{World, count, eventually, world};
+use csid_tests::world::{World, count, eventually, refusal, world};
 
 use crate::*;
 
@@ -128,6 +128,30 @@ fn nobody_leaves_a_claim_that_is_being_written() {
             }
             release(&client, "v", "one").await.unwrap();
         }
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn what_fails_as_it_failed_before_csid_was_killed_is_tried_again() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        claim(&client, "v", "one").await.unwrap();
+        w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Fail(10))]);
+        let short = ReleaseOptions { deadline_usec: Some(200_000), ..ReleaseOptions::default() };
+        client.release(NAMESPACE, "v", "one", short).await.unwrap_err();
+        w.kill();
+        let before = w.plugin("p").count("ControllerUnpublishVolume", "v");
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        eventually("it is tried", async || w.plugin("p").count("ControllerUnpublishVolume", "v") > before)
+            .await;
+        // Somebody else's turn ends the try, which changed nothing that is written.
+        let (kind, _) = refusal(claim(&client, "v", "two").await);
+        assert_eq!(kind, Kind::ClaimConflict);
+        w.honest();
+        eventually("the claim is gone", async || claims(&client).await.is_empty()).await;
         w.nothing_left(&client).await;
     });
 }
