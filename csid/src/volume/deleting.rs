@@ -1,6 +1,6 @@
 //! DeleteVolume: once it was asked for, it goes on to its end, or until the plugin refuses.
 
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::plugin::Controller;
 use crate::store::Durability;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
@@ -37,7 +37,15 @@ impl Volumes {
                 _ => {}
             }
         }
-        self.call(request, Call::Delete).await.map(drop)
+        let name = request.name.clone();
+        match self.call(request, Call::Delete).await {
+            // An earlier call's deletion has come to its end since.
+            Err(error) if error.kind == Kind::NotFound => {
+                let now = self.shared.registry.record(name).await?;
+                if now.registration.is_none() { self.shared.synced().await } else { Err(error) }
+            }
+            done => done.map(drop),
+        }
     }
 }
 
