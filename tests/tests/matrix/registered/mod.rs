@@ -206,7 +206,6 @@ impl<'w> Pool<'w> {
             }
             assert!(self.w.launch(&[]).await, "csid ended without a fault");
             self.client = self.w.client().await;
-            healthy(&self.client, "p").await;
             assert!(self.rests().await, "csid ended without a fault");
         }
         self.w.honest();
