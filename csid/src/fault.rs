@@ -5,7 +5,7 @@
 
 use crate::volume::state::Action;
 
-const RPCS: [&str; 11] = [
+const RPCS: [&str; 12] = [
     "NodeStageVolume",
     "NodePublishVolume",
     "NodeUnpublishVolume",
@@ -16,6 +16,7 @@ const RPCS: [&str; 11] = [
     "ControllerExpandVolume",
     "ValidateVolumeCapabilities",
     "CreateSnapshot",
+    "CreateVolume",
     "DeleteVolume",
 ];
 

@@ -6,6 +6,9 @@ use std::sync::Mutex;
 
 use serde::Serialize;
 
+/// Those that volumes with a controller are to be held against.
+const RULES: [u8; 14] = [18, 20, 21, 22, 23, 24, 25, 26, 27, 31, 32, 33, 35, 39];
+
 /// Ways to break a promise; each is a number of the report that has to be 0.
 #[derive(Clone, Copy, Debug)]
 pub enum Broken {
@@ -37,6 +40,8 @@ struct Found {
     edges: BTreeMap<String, u64>,
     /// Kills in each cell of the matrix, and what else was counted.
     counts: BTreeMap<String, u64>,
+    /// How often the witnesses had something to look at, by rule.
+    rules: BTreeMap<u8, u64>,
     failures: Vec<String>,
 }
 
@@ -67,6 +72,15 @@ impl Report {
         self.change(|found| *found.counts.entry(what).or_default() += 1);
     }
 
+    /// What a witness looked at.
+    pub fn looked(&self, checked: &BTreeMap<u8, u64>) {
+        self.change(|found| {
+            for (rule, times) in checked {
+                *found.rules.entry(*rule).or_default() += times;
+            }
+        });
+    }
+
     pub fn wrong(&self, wrong: Broken) {
         self.change(|Found { numbers: n, .. }| {
             *match wrong {
@@ -88,7 +102,8 @@ impl Report {
         self.change(|found| found.numbers)
     }
 
-    /// Print it, write it, and fail unless all is well and every one of `points` was hit.
+    /// Print it, write it, and fail unless all is well, every one of `points` was hit, and of a whole run every one of `RULES`
+    /// was looked at.
     pub fn close(&self, points: &[String]) {
         let json = serde_json::to_string(&self.numbers()).expect("JSON");
         let program = std::env::current_exe().expect("this program's path");
@@ -103,6 +118,9 @@ impl Report {
             for (edge, kills) in &found.edges {
                 writeln!(out, "    {kills:>6} kills at {edge}").expect("stderr");
             }
+            for (rule, times) in &found.rules {
+                writeln!(out, "    {times:>6} looks at CSI rule {rule}").expect("stderr");
+            }
             writeln!(out, "{json}").expect("stderr");
             assert!(
                 found.failures.is_empty(),
@@ -115,6 +133,8 @@ impl Report {
             assert_eq!(lost_mounts + lost_claims + leftovers + wrong_unmounts + breaches + secret_hits, 0);
             let missed: Vec<_> = points.iter().filter(|point| !found.edges.contains_key(*point)).collect();
             assert!(missed.is_empty(), "no kill at {missed:?}");
+            let untried: Vec<_> = RULES.iter().filter(|rule| !found.rules.contains_key(rule)).collect();
+            assert!(points.is_empty() || untried.is_empty(), "nothing to look at for the rules {untried:?}");
         });
     }
 }

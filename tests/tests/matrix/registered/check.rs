@@ -7,7 +7,7 @@ use csid_client::{AccessMode, ClaimFilter, ClaimRow, MountFilter, MountRow, Volu
 use csid_tests::backend;
 use csid_tests::kernel;
 
-use super::{Pool, State, Thing, items_of};
+use super::{Pool, State, Thing, Volume, items_of};
 use crate::model;
 use crate::report::Broken;
 
@@ -59,6 +59,29 @@ impl Pool<'_> {
         panic!("what csid shows is not what the answers allow");
     }
 
+    /// The plugin's volumes that CreateVolume made.
+    pub(super) fn made_volumes(&mut self) -> BTreeSet<String> {
+        let made = self.w.plugin("p").backend().made().expect("the backend");
+        made.into_iter().filter(|made| made.starts_with("volume ")).collect()
+    }
+
+    /// Also before csid has come to rest a row knows each volume that was there before and is there yet, at least by its name
+    /// (CSI rule 39).
+    pub(super) async fn check_known(&mut self, before: &BTreeSet<String>) {
+        let rows = self.client.list_volumes(VolumeFilter::default()).await.expect("the volumes");
+        let known = |row: &VolumeRow| match row.external_id.as_str() {
+            "" => format!("volume {}", backend::id_of("id", &row.name)),
+            id => format!("volume {id}"),
+        };
+        let known: BTreeSet<_> = rows.iter().map(known).collect();
+        let there = self.made_volumes();
+        let unknown: Vec<_> = before.intersection(&there).filter(|made| !known.contains(*made)).collect();
+        if !unknown.is_empty() {
+            self.report.wrong(Broken::Leftover);
+            panic!("no row knows {unknown:?}: {rows:#?}");
+        }
+    }
+
     fn check_items(&mut self, seen: &Seen, wrong: &mut Vec<(Broken, String)>) {
         for number in 0..self.items.len() {
             let state = self.state_of(number, seen, wrong);
@@ -98,7 +121,7 @@ impl Pool<'_> {
             Thing::Registration => State::Absent,
             Thing::Attachment { node } => {
                 let by_claim = node == HERE && seen.claims.iter().any(|row| row.volume == *name);
-                let attached = seen.made.contains(&attachment(name, node));
+                let attached = seen.made.contains(&attachment(&self.volumes[item.volume], node));
                 if attached && !by_claim { State::Kept } else { State::Absent }
             }
             Thing::Use { consumer, .. } => {
@@ -131,7 +154,7 @@ impl Pool<'_> {
             let by_call = items_of(number).filter(|item| self.items[*item].state() == State::Kept);
             let by_call: Vec<_> = by_call
                 .filter_map(|item| match self.items[item].thing {
-                    Thing::Attachment { node } => Some(attachment(name, node)),
+                    Thing::Attachment { node } => Some(attachment(volume, node)),
                     _ => None,
                 })
                 .collect();
@@ -144,18 +167,22 @@ impl Pool<'_> {
                 wrong.push((Broken::Breach, format!("{name} is had by {claims:?} and {by_call:?}")));
             }
             explained.extend(by_call);
-            explained.extend((!claims.is_empty()).then(|| attachment(name, HERE)));
+            explained.extend((!claims.is_empty()).then(|| attachment(volume, HERE)));
             let row = seen.volumes.iter().find(|row| row.id == *name);
             if row.is_some_and(|row| row.capacity < volume.bytes && volume.bytes > super::BYTES) {
                 wrong.push((Broken::LostClaim, format!("{} bytes were answered: {row:?}", volume.bytes)));
             }
             let lost = volume.snapshots.iter().filter(|id| !seen.made.contains(&format!("snapshot {id}")));
             wrong.extend(lost.map(|id| (Broken::LostClaim, format!("snapshot {id} was answered"))));
-            let kept = seen.kept.iter().find(|kept| kept.id == *name);
+            let kept = seen.kept.iter().find(|kept| kept.id == volume.external_id());
             if row.is_some() && kept.is_none_or(|kept| (kept.bytes as u64) < volume.bytes) {
                 wrong.push((Broken::LostClaim, format!("{name} at the plugin: {kept:?}")));
             }
         }
+        let rows: BTreeSet<_> =
+            seen.volumes.iter().map(|row| format!("volume {}", row.external_id)).collect();
+        let unknown = seen.made.iter().filter(|made| made.starts_with("volume ") && !rows.contains(*made));
+        wrong.extend(unknown.map(|made| (Broken::Leftover, format!("no row knows {made}"))));
         let attached: BTreeSet<_> =
             seen.made.iter().filter(|made| made.starts_with("attachment ")).cloned().collect();
         let not_explained = attached.difference(&explained).map(|what| (Broken::Leftover, what.clone()));
@@ -169,7 +196,7 @@ impl Pool<'_> {
             let (source, staging) = (Path::new(&row.source), PathBuf::from(&row.staging));
             points.extend([source.to_owned(), staging.clone()]);
             paths.extend([source.to_owned(), source.parent().expect("a parent").to_owned(), staging]);
-            let shows: String = row.volume.bytes().map(|byte| format!("{byte:02x}")).collect();
+            let shows: String = row.external_id.bytes().map(|byte| format!("{byte:02x}")).collect();
             let mut here = seen.table.iter().filter(|mount| mount.point == source);
             let is_shown = here.next().is_some_and(|mount| mount.root.file_name() == Some(shows.as_ref()));
             if !row.healthy || !is_shown || here.next().is_some() {
@@ -201,6 +228,6 @@ impl Pool<'_> {
     }
 }
 
-fn attachment(volume: &str, node: &str) -> String {
-    format!("attachment {volume} {node}")
+fn attachment(volume: &Volume, node: &str) -> String {
+    format!("attachment {} {node}", volume.external_id())
 }

@@ -112,8 +112,7 @@ impl Desk<'_> {
                 false => self.near.start + dice.below(self.near.len() as u64) as usize,
             };
             let Item { volume, thing, .. } = self.items[number];
-            let Volume { name, access_mode, .. } = &self.volumes[volume];
-            let ask = dice.of(self.items[number].asks());
+            let ask = dice.of(self.items[number].asks(self.volumes[volume].birth()));
             let mut pause = |most| Duration::from_millis(dice.below(most));
             let (rest, patience, regret, wait) = (pause(40), pause(400), pause(100), pause(600));
             let manner = Manner {
@@ -126,7 +125,7 @@ impl Desk<'_> {
                 },
             };
             let begun = Instant::now();
-            let (told, got): Answer = item::ask(client, name, *access_mode, thing, ask, manner).await;
+            let (told, got): Answer = item::ask(client, &self.volumes[volume], thing, ask, manner).await;
             if told == Told::CutOff {
                 connection = None;
             }
@@ -180,8 +179,9 @@ async fn strike(w: &mut World, report: &Report, dice: &mut Dice) {
                 1 => Act::DelayAfter(late),
                 _ => Act::Stubborn(late),
             };
-            let act = misbehaviour(dice.of(&Plugin::ALL), dice).unwrap_or(late);
-            w.plugin("p").rules([Rule::once(dice.of(&RPCS), act)]);
+            let rpc = dice.of(&RPCS);
+            let act = misbehaviour(dice.of(&Plugin::ALL), rpc, dice).unwrap_or(late);
+            w.plugin("p").rules([Rule::once(rpc, act)]);
         }
     }
 }

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use csi_witness::GRPC_CODES;
 use csid_client::{
-    AccessMode, AttachOptions, AttachmentMode, Capability, ClaimMode, ClaimOptions, Client, Error,
+    AttachOptions, AttachmentMode, Capability, ClaimMode, ClaimOptions, Client, CreateVolume, Error,
     ExpandOptions, Kind, MountOptions, RegisterVolume, ReleaseOptions, SnapshotOptions, UnmountOptions,
     VolumeOptions,
 };
 use csid_tests::ask::NAMESPACE;
 
+use super::{BYTES, Volume};
 use crate::model::{Entry, Told};
 
 pub struct Item {
@@ -21,6 +22,8 @@ pub struct Item {
     pub thing: Thing,
     /// What may be true of it.
     pub allowed: BTreeSet<State>,
+    /// The last that one client asked of it.
+    pub asked: Option<Ask>,
     /// The mounts that it may not lose: their paths and the kernel's numbers.
     pub holds: Vec<(PathBuf, u64)>,
     /// What several clients asked of it and were told, since it was looked at.
@@ -54,6 +57,7 @@ pub enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     Register,
+    Create,
     Expand,
     Snapshot,
     Delete,
@@ -99,7 +103,9 @@ pub enum Got {
 pub fn after(before: State, ask: Ask, told: &Told) -> BTreeSet<State> {
     use State::*;
     let done = match (ask, before) {
-        (Ask::Register | Ask::Claim | Ask::Attach, Absent) | (Ask::Unmount, KeptMounted) => Kept,
+        (Ask::Register | Ask::Create | Ask::Claim | Ask::Attach, Absent) | (Ask::Unmount, KeptMounted) => {
+            Kept
+        }
         (Ask::Mount, Absent) => Mounted,
         (Ask::Claim, Mounted) | (Ask::Mount, Kept) => KeptMounted,
         (Ask::Unmount, Mounted) | (Ask::Release | Ask::Detach | Ask::Delete, _) => Absent,
@@ -110,7 +116,7 @@ pub fn after(before: State, ask: Ask, told: &Told) -> BTreeSet<State> {
         Told::CutOff | Told::Refused(Kind::ShuttingDown, _) => &[before, done],
         Told::Refused(Kind::Busy | Kind::ClaimConflict, _) => &[before],
         // It goes on without its caller, once it has begun.
-        Told::Refused(..) if ask.ends() => &[before, done],
+        Told::Refused(..) if ask.ends() || ask == Ask::Create => &[before, done],
         // The claim is the mount's too, and is not undone.
         Told::Refused(Kind::TimedOut | Kind::Cancelled, _) if before == Mounted => &[before, done],
         // What failed is undone; what was answered before is not.
@@ -121,7 +127,14 @@ pub fn after(before: State, ask: Ask, told: &Told) -> BTreeSet<State> {
 
 impl Item {
     pub fn new(volume: usize, thing: Thing) -> Self {
-        Item { volume, thing, allowed: [State::Absent].into(), holds: Vec::new(), history: Vec::new() }
+        Item {
+            volume,
+            thing,
+            allowed: [State::Absent].into(),
+            asked: None,
+            holds: Vec::new(),
+            history: Vec::new(),
+        }
     }
 
     /// The one state it is in, at rest.
@@ -130,9 +143,10 @@ impl Item {
         *self.allowed.first().expect("a state")
     }
 
-    /// What can be asked of it while its volume is registered.
-    pub fn asks(&self) -> &'static [Ask] {
+    /// What can be asked of it while its volume is registered, or created.
+    pub fn asks(&self, birth: Ask) -> &'static [Ask] {
         match self.thing {
+            Thing::Registration if birth == Ask::Create => &[Ask::Create, Ask::Expand, Ask::Snapshot],
             Thing::Registration => &[Ask::Register, Ask::Expand, Ask::Snapshot],
             Thing::Use { .. } => &[Ask::Claim, Ask::Mount, Ask::Unmount, Ask::Release],
             Thing::Attachment { .. } => &[Ask::Attach, Ask::Detach],
@@ -149,15 +163,10 @@ impl Item {
     }
 }
 
-/// Ask for it in the volume of this name.
-pub async fn ask(
-    client: &Client,
-    volume: &str,
-    access_mode: AccessMode,
-    thing: Thing,
-    ask: Ask,
-    manner: Manner,
-) -> Answer {
+/// Ask for it in this volume.
+pub async fn ask(client: &Client, volume: &Volume, thing: Thing, ask: Ask, manner: Manner) -> Answer {
+    let Volume { name: volume, access_mode, .. } = volume;
+    let capability = Capability { access_mode: *access_mode, attachment_mode: AttachmentMode::FileSystem };
     let Manner { deadline, cancel, .. } = &manner;
     let deadline_usec = deadline.map(usec);
     let operation_id = cancel.as_ref().map(|(id, _)| id.clone());
@@ -171,8 +180,19 @@ pub async fn ask(
     let (ns, no) = (NAMESPACE, Got::Nothing);
     let call = async {
         match (ask, thing) {
+            (Ask::Create, _) => {
+                let spec = CreateVolume {
+                    plugin: Some("p".to_owned()),
+                    name: Some(volume.to_owned()),
+                    capabilities: Some(vec![capability]),
+                    capacity_min: Some(BYTES),
+                    deadline_usec,
+                    operation_id,
+                    ..Default::default()
+                };
+                client.create_volume(ns, volume, spec).await.map(|_| no)
+            }
             (Ask::Register, _) => {
-                let capability = Capability { access_mode, attachment_mode: AttachmentMode::FileSystem };
                 let spec = RegisterVolume {
                     plugin: Some("p".to_owned()),
                     external_id: Some(volume.to_owned()),

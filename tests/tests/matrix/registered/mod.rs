@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use csi_witness::{Mark, Setup, Sockets, Witness};
 use csid_client::{AccessMode, ClaimFilter, ClaimMode, Client, MountFilter};
 use csid_tests::ask::{NAMESPACE, healthy};
+use csid_tests::backend::id_of;
 use csid_tests::dice::Dice;
 use csid_tests::script::CONTROLLER;
 use csid_tests::world::{World, eventually};
@@ -43,6 +44,8 @@ const THINGS: [Thing; 6] = [
 pub enum Chapter {
     /// One volume, killed at each edge of its way.
     EveryEdge,
+    /// One volume, killed at each edge of its creation and its deletion, the plugin doing this in either call.
+    Born(Plugin),
     /// So many at once, killed anywhere on their way, so many times.
     AnyEdge(usize, Plugin, usize),
     /// Clients and fate of so many volumes, so many times.
@@ -58,6 +61,7 @@ pub fn matrix() -> Vec<Chapter> {
     let mut chapters = vec![Chapter::EveryEdge];
     chapters.extend(cells.map(|(flight, plugin)| Chapter::AnyEdge(flight, plugin, 12)));
     chapters.extend([1, 8, 1, 8].map(|volumes| Chapter::Clients(volumes, 30)));
+    chapters.extend(Plugin::ALL.map(Chapter::Born));
     chapters
 }
 
@@ -72,13 +76,14 @@ pub fn another(dice: &mut Dice) -> Chapter {
 pub async fn live(w: &mut World, chapter: Chapter, dice: Dice, report: Arc<Report>) {
     let volumes = match chapter {
         // And one that somebody has all the time.
-        Chapter::EveryEdge => 2,
+        Chapter::EveryEdge | Chapter::Born(_) => 3,
         Chapter::AnyEdge(flight, ..) => flight + 1,
         Chapter::Clients(volumes, _) => volumes,
     };
     let mut pool = Pool::new(w, volumes, dice, report).await;
     match chapter {
         Chapter::EveryEdge => pool.every_edge().await,
+        Chapter::Born(plugin) => pool.born(plugin).await,
         Chapter::AnyEdge(_, plugin, rounds) => pool.any_edge(plugin, rounds).await,
         Chapter::Clients(_, epochs) => pool.clients(epochs).await,
     }
@@ -97,11 +102,24 @@ struct Pool<'w> {
 
 struct Volume {
     name: String,
+    /// Not by an operator: by CreateVolume.
+    is_created: bool,
     access_mode: AccessMode,
     /// The most bytes that were answered.
     bytes: u64,
     /// Those that were answered.
     snapshots: BTreeSet<String>,
+}
+
+impl Volume {
+    /// The plugin's.
+    fn external_id(&self) -> String {
+        if self.is_created { id_of("id", &self.name) } else { self.name.clone() }
+    }
+
+    fn birth(&self) -> Ask {
+        if self.is_created { Ask::Create } else { Ask::Register }
+    }
 }
 
 /// The first item of a volume, its registration.
@@ -138,6 +156,7 @@ impl<'w> Pool<'w> {
         healthy(&client, "p").await;
         let volume = |number: usize| Volume {
             name: format!("v{number}"),
+            is_created: number % 2 == 1,
             access_mode: MODES[number % MODES.len()],
             bytes: BYTES,
             snapshots: BTreeSet::new(),
@@ -156,6 +175,7 @@ impl<'w> Pool<'w> {
         let (told, got) = answer;
         let states = &self.items[item].allowed;
         self.items[item].allowed = states.iter().flat_map(|state| after(*state, ask, told)).collect();
+        self.items[item].asked = Some(ask);
         self.got(item, ask, got);
     }
 
@@ -204,8 +224,10 @@ impl<'w> Pool<'w> {
             if !self.dice.once_in(4) {
                 self.w.honest();
             }
+            let there = self.made_volumes();
             assert!(self.w.launch(&[]).await, "csid ended without a fault");
             self.client = self.w.client().await;
+            self.check_known(&there).await;
             assert!(self.rests().await, "csid ended without a fault");
         }
         self.w.honest();
@@ -216,7 +238,9 @@ impl<'w> Pool<'w> {
             let claimed = claims.iter().any(|row| row.volume == self.volumes[item.volume].name);
             // No row tells which it is.
             if !matches!(item.thing, Thing::Use { .. }) && item.allowed.len() > 1 && !claimed {
-                self.must(number, item.away()).await;
+                let birth = self.volumes[item.volume].birth();
+                let again = birth == Ask::Create && item.asked == Some(birth) && self.dice.once_in(2);
+                self.must(number, if again { birth } else { item.away() }).await;
             }
         }
         self.check().await;
@@ -271,10 +295,16 @@ impl<'w> Pool<'w> {
         }
     }
 
-    /// Make the volume at the plugin and register it.
+    /// The operator's part.
+    fn provision(&mut self, volume: usize) {
+        if !self.volumes[volume].is_created {
+            self.w.plugin("p").provision(&self.volumes[volume].name);
+        }
+    }
+
     async fn register(&mut self, volume: usize) {
-        self.w.plugin("p").provision(&self.volumes[volume].name);
-        self.must(first_of(volume), Ask::Register).await;
+        self.provision(volume);
+        self.must(first_of(volume), self.volumes[volume].birth()).await;
     }
 
     /// Everything is asked away, and nothing is left.
@@ -285,6 +315,7 @@ impl<'w> Pool<'w> {
         assert_eq!(self.settle("closing").await, None, "csid ended by itself");
         self.witness.mark(Mark::Rest).expect("the witness' log");
         self.check().await;
+        self.report.looked(&self.witness.verdict().expect("the witness' log").checked);
         self.w.nothing_left(&self.client).await;
         self.w.stop().await;
     }
@@ -301,7 +332,6 @@ struct Caller<'a> {
 impl Caller<'_> {
     async fn call(self, (item, ask, manner): Call) -> Answer {
         let Item { volume, thing, .. } = self.items[item];
-        let Volume { name, access_mode, .. } = &self.volumes[volume];
-        item::ask(self.client, name, *access_mode, thing, ask, manner).await
+        item::ask(self.client, &self.volumes[volume], thing, ask, manner).await
     }
 }

@@ -18,8 +18,8 @@ const REGISTRATION: usize = 0;
 const USE: usize = 1;
 const OTHER_NODE: usize = 5;
 
-const WAY: [(usize, Ask); 13] = [
-    (REGISTRATION, Ask::Register),
+/// After its birth.
+const WAY: [(usize, Ask); 12] = [
     (USE, Ask::Claim),
     (USE, Ask::Mount),
     (REGISTRATION, Ask::Expand),
@@ -34,8 +34,12 @@ const WAY: [(usize, Ask); 13] = [
     (REGISTRATION, Ask::Delete),
 ];
 
-/// The calls it makes.
-pub const RPCS: [&str; 11] = [
+/// Of one whose birth is another.
+const SHORT_WAY: [(usize, Ask); 3] = [(USE, Ask::Mount), (USE, Ask::Unmount), (REGISTRATION, Ask::Delete)];
+
+/// The calls they make.
+pub const RPCS: [&str; 12] = [
+    "CreateVolume",
     "ValidateVolumeCapabilities",
     "ControllerPublishVolume",
     "ControllerUnpublishVolume",
@@ -50,13 +54,41 @@ pub const RPCS: [&str; 11] = [
 ];
 
 impl Pool<'_> {
-    /// One volume, killed at its first edge, then at its second, to the last. The other is mounted, and stays so.
+    /// One volume, killed at its first edge, then at its second, to the last; one that is registered, and one that is
+    /// created.
     pub async fn every_edge(&mut self) {
         self.bystander().await;
-        let mut edge = 1;
-        while self.round("the way of 1, the plugin Answers", &[0], edge).await {
-            edge += 1;
-            assert!(edge < EDGES, "the way has no end");
+        for (volume, way) in [(0, &WAY[..]), (1, &SHORT_WAY)] {
+            let mut edge = 1;
+            while self.round("the way of 1, the plugin Answers", way, &[volume], edge).await {
+                edge += 1;
+                assert!(edge < EDGES, "the way has no end");
+            }
+        }
+    }
+
+    /// Created and deleted, nothing between. When it is killed no more, the plugin having done what it does in any way it
+    /// can, that was the last edge.
+    pub async fn born(&mut self, plugin: Plugin) {
+        self.bystander().await;
+        let cell = format!("a birth and an end, the plugin {plugin:?}");
+        for rpc in ["CreateVolume", "DeleteVolume"] {
+            let (mut edge, mut survived) = (1, 0);
+            while survived < 3 {
+                let act = match misbehaviour(plugin, rpc, &mut self.dice) {
+                    // It was not asked for before, and may be refused for good.
+                    Some(Act::Fail(_)) if rpc == "CreateVolume" && self.dice.once_in(2) => {
+                        Some(Act::Fail(self.dice.of(&FINAL)))
+                    }
+                    act => act,
+                };
+                self.w.plugin("p").rules(act.map(|act| Rule::once(rpc, act)));
+                match self.round(&cell, &[(REGISTRATION, Ask::Delete)], &[1], edge).await {
+                    true => edge += 1,
+                    false => survived += 1,
+                }
+                assert!(edge < EDGES, "the way has no end");
+            }
         }
     }
 
@@ -67,10 +99,10 @@ impl Pool<'_> {
         let cell = format!("the way of {}, the plugin {plugin:?}", volumes.len());
         for _ in 0..rounds {
             let (rpc, from) = (self.dice.of(&RPCS), 1 + self.dice.below(2));
-            let act = misbehaviour(plugin, &mut self.dice);
+            let act = misbehaviour(plugin, rpc, &mut self.dice);
             self.w.plugin("p").rules(act.map(|act| Rule { from, ..Rule::once(rpc, act) }));
             let edge = 1 + self.dice.below(EDGES_OF_ONE * volumes.len() as u64);
-            self.round(&cell, &volumes, edge).await;
+            self.round(&cell, &WAY, &volumes, edge).await;
         }
     }
 
@@ -82,13 +114,13 @@ impl Pool<'_> {
         assert_eq!(self.settle("beginning").await, None, "csid ended by itself");
     }
 
-    /// Whether csid came so far.
-    async fn round(&mut self, cell: &str, volumes: &[usize], edge: u64) -> bool {
+    /// All of these volumes go this way at once. Whether csid came to the edge.
+    async fn round(&mut self, cell: &str, way: &[(usize, Ask)], volumes: &[usize], edge: u64) -> bool {
         for volume in volumes {
-            self.w.plugin("p").provision(&self.volumes[*volume].name);
+            self.provision(*volume);
         }
         arm(self.w, &format!("any:{edge}"));
-        for (item, ask, answer) in self.go(volumes).await {
+        for (item, ask, answer) in self.go(way, volumes).await {
             self.note(item, ask, &answer);
             if ask == Ask::Delete && answer.0 == Told::Done {
                 self.volumes[self.items[item].volume].bytes = super::BYTES;
@@ -100,14 +132,15 @@ impl Pool<'_> {
         killed.is_some()
     }
 
-    /// All of them go their way at once, each until it is cut off.
-    async fn go(&mut self, volumes: &[usize]) -> Vec<(usize, Ask, Answer)> {
+    /// Each until it is cut off.
+    async fn go(&mut self, way: &[(usize, Ask)], volumes: &[usize]) -> Vec<(usize, Ask, Answer)> {
         let caller = Caller { client: &self.client, volumes: &self.volumes, items: &self.items };
         let ways = volumes.iter().map(|volume| {
             let first = first_of(*volume);
+            let birth = (REGISTRATION, self.volumes[*volume].birth());
             async move {
                 let mut answers = Vec::new();
-                for (place, ask) in WAY {
+                for (place, ask) in std::iter::once(birth).chain(way.iter().copied()) {
                     let manner = Manner { number: 2 * super::BYTES, ..Manner::default() };
                     let answer = caller.call((first + place, ask, manner)).await;
                     let is_cut_off = answer.0 == Told::CutOff;
@@ -129,12 +162,24 @@ impl Pool<'_> {
     }
 }
 
+/// The codes after which it is open whether a volume was made. Whoever answers another one has none of that name (CSI rule 36),
+/// and csid forgets it.
+const OPEN: [i32; 7] = [1, 2, 4, 10, 13, 14, 15];
+
+/// What a plugin may say of a volume that it does not make, and may be asked again after it: the next round asks for the same.
+const FINAL: [i32; 5] = [5, 7, 8, 9, 16];
+
 /// What the plugin does wrong in one call.
-pub fn misbehaviour(plugin: Plugin, dice: &mut csid_tests::dice::Dice) -> Option<Act> {
+pub fn misbehaviour(plugin: Plugin, rpc: &str, dice: &mut csid_tests::dice::Dice) -> Option<Act> {
     let before = dice.once_in(2);
     let any = 1 + dice.below(16) as i32;
     // UNAVAILABLE and FAILED_PRECONDITION, for a while and for good, more often than others.
-    let code = dice.of(&[14, 9, any]);
+    let code = match (rpc, any) {
+        ("CreateVolume", _) => dice.of(&OPEN),
+        // NOT_FOUND: it is gone.
+        ("DeleteVolume", 5) => 9,
+        _ => dice.of(&[14, 9, any]),
+    };
     match plugin {
         Plugin::Answers => None,
         Plugin::Fails if before => Some(Act::Fail(code)),
