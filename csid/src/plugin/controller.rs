@@ -11,6 +11,7 @@ use csi_proto::csi::v1::volume_content_source::{SnapshotSource, Type as ContentS
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
+use super::answer;
 use super::instance::{Instance, capability, condition, gone, opaque};
 use super::rpc::{Class, Hidden, MAP_BYTES, RpcError, STRING_BYTES, map_bytes, sent};
 use crate::secret::Secrets;
@@ -121,6 +122,7 @@ impl Controller {
             async |channel, message| ControllerClient::new(channel).controller_publish_volume(message).await;
         let answer = self.call(RPC, request, message, opaque(usage), send).await?;
         self.0.peer.warn_if_long("publish_context", map_bytes(&answer.publish_context), MAP_BYTES);
+        self.0.taken(RPC, Class::Unknown, "publish_context", answer::maps([&answer.publish_context]))?;
         Ok(answer.publish_context)
     }
 
@@ -184,11 +186,14 @@ impl Controller {
         let volume = self.call(RPC, request, message, words, send).await?.volume.unwrap_or_default();
         let external_id = self.named(RPC, Class::Unknown, "volume_id", volume.volume_id)?;
         self.0.peer.warn_if_long("volume_context", map_bytes(&volume.volume_context), MAP_BYTES);
+        self.0.taken(RPC, Class::Unknown, "volume_context", answer::maps([&volume.volume_context]))?;
+        let topologies: Vec<_> = volume.accessible_topology.into_iter().map(|place| place.segments).collect();
+        self.0.taken(RPC, Class::Unknown, "accessible_topology", answer::maps(&topologies))?;
         Ok(Created {
             external_id,
             context: volume.volume_context,
             capacity: self.0.size(RPC, Class::Unknown, "capacity_bytes", volume.capacity_bytes)?,
-            topologies: volume.accessible_topology.into_iter().map(|place| place.segments).collect(),
+            topologies,
             from_source: source.is_none() || volume.content_source.and_then(|it| it.r#type) == source,
         })
     }
@@ -316,8 +321,7 @@ impl Controller {
         let answer = self.call(RPC, request, message, [], send).await?;
         let snapshots =
             answer.entries.into_iter().map(|entry| self.told(RPC, Class::Refused, entry.snapshot));
-        self.0.peer.warn_if_long("next_token", answer.next_token.len(), STRING_BYTES);
-        Ok((snapshots.collect::<Result<_, _>>()?, answer.next_token))
+        Ok((snapshots.collect::<Result<_, _>>()?, self.next(RPC, answer.next_token)?))
     }
 
     /// One page, as of [`snapshots`](Controller::snapshots).
@@ -340,16 +344,16 @@ impl Controller {
                 true => status.published_node_ids,
                 false => Vec::new(),
             };
+            let named = |node| self.named(RPC, Class::Refused, "published_node_ids", node);
             Ok(External {
                 external_id: self.named(RPC, Class::Refused, "volume_id", volume.volume_id)?,
                 capacity: self.0.size(RPC, Class::Refused, "capacity_bytes", volume.capacity_bytes)?,
-                published_node_ids: nodes,
+                published_node_ids: nodes.into_iter().map(named).collect::<Result<_, _>>()?,
                 abnormal: condition(told, &Hidden::default()),
             })
         };
         let volumes = answer.entries.into_iter().map(external).collect::<Result<_, _>>()?;
-        self.0.peer.warn_if_long("next_token", answer.next_token.len(), STRING_BYTES);
-        Ok((volumes, answer.next_token))
+        Ok((volumes, self.next(RPC, answer.next_token)?))
     }
 
     /// How many bytes volumes of these usages and parameters could have; `topology`: there, and only sent with
@@ -409,10 +413,13 @@ impl Controller {
     /// An id that an answer must have.
     fn named(&self, rpc: &'static str, class: Class, field: &str, id: String) -> Result<String, RpcError> {
         self.0.peer.warn_if_long(field, id.len(), STRING_BYTES);
-        match id.is_empty() {
-            true => Err(self.0.breach(rpc, class, &format!("its {field} is empty"))),
-            false => Ok(id),
-        }
+        self.0.taken(rpc, class, field, answer::id(&id)).map(|()| id)
+    }
+
+    /// The token of a list's next page.
+    fn next(&self, rpc: &'static str, token: String) -> Result<String, RpcError> {
+        self.0.peer.warn_if_long("next_token", token.len(), STRING_BYTES);
+        self.0.taken(rpc, Class::Refused, "next_token", answer::token(&token)).map(|()| token)
     }
 
     fn told(

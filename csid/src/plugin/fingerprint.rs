@@ -15,6 +15,7 @@ use v1::plugin_capability::{
     Type as PluginType, service::Type as Service, volume_expansion::Type as Expansion,
 };
 
+use super::answer;
 use super::rpc::{Class, Hidden, MAP_BYTES, Peer, RpcError, STRING_BYTES, map_bytes};
 
 /// CSI rule 11.
@@ -46,8 +47,8 @@ pub(super) enum Failure {
     Rpc(#[from] RpcError),
     #[error("GetPluginInfo: the plugin's name is empty; CSI asks for one")]
     NoName,
-    #[error("NodeGetInfo: the plugin's node id is empty; CSI asks for one")]
-    NoNodeId,
+    #[error("NodeGetInfo: the answer breaks CSI: its node_id {0}")]
+    NodeId(String),
 }
 
 /// CSI rule 37: no `ready` is ready, `false` is wait.
@@ -136,9 +137,7 @@ async fn node_info(peer: &Peer, deadline: Instant, identity: &mut Identity) -> R
     let request = v1::NodeGetInfoRequest {};
     let answer = peer.call("NodeGetInfo", deadline, request, Hidden::default, send).await;
     let Some(info) = served(answer)? else { return Ok(()) };
-    if info.node_id.is_empty() {
-        return Err(Failure::NoNodeId);
-    }
+    answer::id(&info.node_id).map_err(Failure::NodeId)?;
     identity.node_id = info.node_id;
     // CSI allows no negative one; no limit is what it can mean.
     identity.max_volumes = info.max_volumes_per_node.max(0);

@@ -115,6 +115,17 @@ impl Instance {
         self.peer.error(rpc, Code::Ok, format!("the answer breaks CSI: {what}"), class)
     }
 
+    /// What [`answer`](super::answer) says of a field.
+    pub fn taken(
+        &self,
+        rpc: &'static str,
+        class: Class,
+        field: &str,
+        checked: Result<(), String>,
+    ) -> Result<(), RpcError> {
+        checked.map_err(|why| self.breach(rpc, class, &format!("its {field} {why}")))
+    }
+
     /// A number of bytes in an answer.
     pub fn size(&self, rpc: &'static str, class: Class, field: &str, size: i64) -> Result<u64, RpcError> {
         u64::try_from(size).map_err(|_| self.breach(rpc, class, &format!("{field} is negative")))

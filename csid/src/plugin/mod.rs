@@ -13,6 +13,7 @@
 //! plugin running, and its start adopts those that run; a mount costs no capability call; no message, log line or
 //! event of this room holds a secret, a context's value or a mount flag.
 
+mod answer;
 mod channel;
 mod controller;
 mod events;

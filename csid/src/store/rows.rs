@@ -148,6 +148,9 @@ pub struct VolumeKey {
     pub external_id: String,
 }
 
+/// What the external id of a volume begins with whose own is not known: no plugin's id is taken that does.
+pub const WITHOUT_ID: &str = "unidentified:";
+
 /// A mount's identity in the contract.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MountKey {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::store::registry::VolumeName;
-use crate::store::rows::{MountKey, VolumeKey};
+use crate::store::rows::{MountKey, VolumeKey, WITHOUT_ID};
 
 pub const STAGING: &str = "staging";
 pub const PUBLISH: &str = "publish";
@@ -62,9 +62,6 @@ pub fn name_at_plugin(node: &str, name: &VolumeName) -> String {
 }
 
 const UNBORN: &str = "\u{1}unborn:";
-
-/// No external id that anybody gave looks like that.
-const WITHOUT_ID: &str = "unidentified:";
 
 /// Half of a SHA-256 over the parts, each with its length before it, so that no two lists of parts are one text.
 fn digest(parts: &[&str]) -> String {

@@ -3,10 +3,13 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use csid_client::{Kind, MountOptions};
+use csid_client::{
+    AccessMode, AttachmentMode, Capability, CreateVolume, Kind, MountOptions, VolumeFilter, VolumeOptions,
+};
 use csid_tests::ask::*;
+use csid_tests::backend::{Volume, id_of};
 use csid_tests::kernel;
-use csid_tests::script::{Act, Lie, Rule};
+use csid_tests::script::{Act, CONTROLLER, Lie, Rule};
 use csid_tests::world::{count, refusal, world};
 
 fn read_only(options: MountOptions) -> MountOptions {
@@ -214,5 +217,39 @@ fn a_plugin_that_rambles_hurts_nobody() {
             unmount(&client, "v", "job").await.unwrap();
             w.nothing_left(&client).await;
         }
+    });
+}
+
+/// zbus sends what D-Bus forbids, and whoever gets it ends the connection.
+#[test]
+fn a_place_that_d_bus_cannot_carry_costs_nobody_his_connection() {
+    world(async |w| {
+        w.add_plugin("p").await;
+        w.plugin("p").set(|script| {
+            script.control(&CONTROLLER);
+            script.plugin.push("VOLUME_ACCESSIBILITY_CONSTRAINTS".to_owned());
+            script.topology = [("zone".to_owned(), "a\0b".to_owned())].into();
+        });
+        let client = w.start().await;
+        let create = || CreateVolume {
+            plugin: Some("p".to_owned()),
+            name: Some("disk".to_owned()),
+            capabilities: Some(vec![Capability {
+                access_mode: AccessMode::SingleNodeWriter,
+                attachment_mode: AttachmentMode::FileSystem,
+            }]),
+            deadline_usec: Some(3_000_000),
+            ..CreateVolume::default()
+        };
+        let (kind, error) = refusal(client.create_volume(NAMESPACE, "v", create()).await);
+        assert!([Kind::TimedOut, Kind::Uncertain, Kind::PluginError].contains(&kind), "{error}");
+        let rows = client.list_volumes(VolumeFilter::default()).await.expect("the list is sent, and read");
+        assert!(rows.iter().all(|row| row.topologies.is_empty()), "{rows:?}");
+        // The plugin mends it.
+        w.plugin("p").set(|script| script.topology.clear());
+        w.plugin("p").backend().remove::<Volume>(&id_of("id", "disk")).unwrap();
+        client.create_volume(NAMESPACE, "v", create()).await.unwrap();
+        client.delete_volume(NAMESPACE, "v", VolumeOptions::default()).await.unwrap();
+        w.nothing_left(&client).await;
     });
 }

@@ -49,6 +49,74 @@ async fn an_answer_that_breaks_csi_is_an_error_of_its_own() {
     }
 }
 
+/// It would go into rows, and onto a bus that ends the connection of whoever sends it.
+#[tokio::test]
+async fn what_d_bus_cannot_carry_is_not_taken() {
+    let (_host, fake, controller) = with(&ALL, &[]).await;
+    let (usages, none, r) = ([usage()], BTreeMap::new(), request(None));
+    let mut seen = Vec::new();
+    let long = "v".repeat(1025);
+    for id in ["v\0", "\u{1}unborn:n", "unidentified:0123456789abcdef0123456789abcdef", &long] {
+        let volume = v1::Volume { volume_id: id.into(), ..v1::Volume::default() };
+        fake.says(made(volume.clone()));
+        seen.push((controller.create(create(&usages), r).await.err(), Class::Unknown));
+        let with_node = |id: &str, node: &str| {
+            let status = v1::list_volumes_response::VolumeStatus {
+                published_node_ids: vec![node.into()],
+                volume_condition: None,
+            };
+            let volume = v1::Volume { volume_id: id.into(), ..v1::Volume::default() };
+            v1::list_volumes_response::Entry { volume: Some(volume), status: Some(status) }
+        };
+        for entry in [with_node(id, "n"), with_node("v", id)] {
+            fake.says(v1::ListVolumesResponse { entries: vec![entry], next_token: String::new() });
+            seen.push((controller.volumes("", 0, soon(LONG)).await.err(), Class::Refused));
+        }
+        for snapshot in [
+            v1::Snapshot { snapshot_id: id.into(), ..snapshot() },
+            v1::Snapshot { source_volume_id: id.into(), ..snapshot() },
+        ] {
+            fake.says(v1::CreateSnapshotResponse { snapshot: Some(snapshot.clone()) });
+            seen.push((controller.snapshot("v", "s", &none, r).await.err(), Class::Unknown));
+            let entries = vec![v1::list_snapshots_response::Entry { snapshot: Some(snapshot) }];
+            fake.says(v1::ListSnapshotsResponse { entries, next_token: String::new() });
+            seen.push((controller.snapshots("", "", "", 0, r).await.err(), Class::Refused));
+        }
+    }
+    for map in [map("k\n", "v"), map("k", "v\0"), map("k", &"v".repeat(64 * 1024))] {
+        let volume = v1::Volume { volume_id: "v".into(), ..v1::Volume::default() };
+        let accessible_topology = vec![v1::Topology { segments: map.clone() }];
+        fake.says(made(v1::Volume { accessible_topology, ..volume.clone() }));
+        seen.push((controller.create(create(&usages), r).await.err(), Class::Unknown));
+        fake.says(made(v1::Volume { volume_context: map.clone(), ..volume }));
+        seen.push((controller.create(create(&usages), r).await.err(), Class::Unknown));
+        fake.says(v1::ControllerPublishVolumeResponse { publish_context: map });
+        seen.push((controller.publish("v", "n", &usages[0], false, r).await.err(), Class::Unknown));
+    }
+    let nowhere = vec![v1::Topology::default(); 5000];
+    fake.says(made(v1::Volume {
+        volume_id: "v".into(),
+        accessible_topology: nowhere,
+        ..v1::Volume::default()
+    }));
+    seen.push((controller.create(create(&usages), r).await.err(), Class::Unknown));
+    fake.says(v1::ListVolumesResponse { entries: Vec::new(), next_token: "t\0".into() });
+    seen.push((controller.volumes("", 0, soon(LONG)).await.err(), Class::Refused));
+    fake.says(v1::ListSnapshotsResponse { entries: Vec::new(), next_token: "t\0".into() });
+    seen.push((controller.snapshots("", "", "", 0, r).await.err(), Class::Refused));
+    for (number, (error, class)) in seen.into_iter().enumerate() {
+        let error = error.unwrap_or_else(|| panic!("answer {number} was taken"));
+        assert_eq!((error.class, error.code), (class, Code::Ok), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(": OK: the answer breaks CSI: its ") && text.len() < 200, "{error}");
+        assert!(!text.contains(char::is_control), "{error}");
+    }
+    // A value may have lines.
+    let context = map("certificate", "a\nb\n");
+    fake.says(v1::ControllerPublishVolumeResponse { publish_context: context.clone() });
+    assert_eq!(controller.publish("v", "n", &usages[0], false, r).await.unwrap(), context);
+}
+
 /// CSI rule 11 binds the plugin, not csid.
 #[tokio::test]
 async fn co_rule_11_a_long_answer_is_taken_as_it_is() {

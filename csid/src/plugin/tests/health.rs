@@ -115,7 +115,7 @@ async fn co_rule_37_false_waits_an_error_is_unhealthy() {
 }
 
 #[tokio::test]
-async fn an_empty_name_or_node_id_is_an_error() {
+async fn an_empty_name_and_a_node_id_that_cannot_be_are_errors() {
     let host = Host::new();
     let mut fake = host.fake();
     fake.script().name = String::new();
@@ -126,7 +126,14 @@ async fn an_empty_name_or_node_id_is_an_error() {
     fake.script().name = "n".into();
     fake.script().node_id = String::new();
     let node_id = async {
-        while !host.plugins.view("p").unwrap().health_message.contains("node id is empty") {
+        while !host.plugins.view("p").unwrap().health_message.contains("node_id is empty") {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(LONG, node_id).await.unwrap();
+    fake.script().node_id = "n\0".into();
+    let node_id = async {
+        while !host.plugins.view("p").unwrap().health_message.contains("node_id has a control character") {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
