@@ -7,6 +7,7 @@ pub mod error;
 pub mod fault;
 pub mod host;
 mod log;
+mod names;
 pub mod plugin;
 pub mod secret;
 pub mod store;

@@ -7,9 +7,9 @@ use zbus::OwnedVariant;
 
 use super::authorise::Permit;
 use super::fds;
-use super::names::{self, Word};
 use super::options::{Keys, Options, check_types};
 use crate::error::{Error, Kind, Result};
+use crate::names::{self, Word};
 use crate::plugin::validate_id;
 use crate::secret::Secrets;
 use crate::store::registry::{Bound, BoundTo, Capability, VolumeName, VolumeSpec};

@@ -16,7 +16,6 @@ mod introspect;
 mod limits;
 mod manager;
 mod mounts;
-mod names;
 mod options;
 mod plugin;
 mod polkit;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use zbus::{OwnedVariant, Variant};
 
-use super::names::{self, Word};
 use crate::error::{Error, Kind, Result};
+use crate::names::{self, Word};
 use crate::volume::Wait;
 
 /// Keys and the D-Bus types of their values.

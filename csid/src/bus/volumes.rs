@@ -8,9 +8,9 @@ use super::authorise::{Action, Permit};
 use super::dispatch::{Answer, Call, Map};
 use super::given::{self, INLINE};
 use super::manager::within;
-use super::names::{self, word};
 use super::options::{Keys, Options};
 use crate::error::{Error, Result};
+use crate::names::{self, Word, word};
 use crate::plugin::validate_id;
 use crate::store::registry::{Capability, Claim, ClaimMode, RecordFilter, VolumeSpec};
 use crate::store::rows::{AttachmentMode, VolumeKey};
@@ -34,6 +34,11 @@ const REGISTER: Keys = &[("external-id", "s"), ("context", "a{ss}")];
 const CREATE: Keys =
     &[("capacity-min", "t"), ("capacity-max", "t"), ("clone", "s"), ("snapshot", "s"), ("register", "b")];
 const MODES: Keys = &[("access-mode", "s"), ("attachment-mode", "s")];
+
+impl Word for Part {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("all", Part::All), ("controller", Part::Controller), ("node", Part::Node)];
+}
 
 type Named = (String, String, HashMap<String, OwnedVariant>);
 

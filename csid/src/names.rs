@@ -1,4 +1,4 @@
-//! The limits of every string a caller gives. Names are data and become no path; they are bounded so that logs, rows and the
+//! The limits of every string that a caller or a file gives, and the contract's words. Names are data and become no path; they are bounded so that logs, rows and the
 //! plugin can hold them (CSI rules 11-13).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,16 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::error::{Error, Result};
 use crate::store::registry::{ClaimMode, Heal};
 use crate::store::rows::{AccessMode, AttachmentMode, Phase, Propagation, Restore};
-use crate::volume::registered::Part;
 
 const NAME: usize = 128;
 const NODE_ID: usize = 256;
 const MAP: usize = 4096;
 /// PATH_MAX without its NUL.
-pub(super) const PATH: usize = 4095;
+pub(crate) const PATH: usize = 4095;
 
 /// A namespace, volume, consumer, external id, operation id: 1-128 bytes without control characters.
-pub(super) fn name(what: &str, text: &str) -> Result<()> {
+pub(crate) fn name(what: &str, text: &str) -> Result<()> {
     match text.is_empty() {
         true => Err(Error::invalid(format!("{what} is empty"))),
         false => optional_name(what, text),
@@ -23,7 +22,7 @@ pub(super) fn name(what: &str, text: &str) -> Result<()> {
 }
 
 /// A tag, mount group: as a name, or empty.
-pub(super) fn optional_name(what: &str, text: &str) -> Result<()> {
+pub(crate) fn optional_name(what: &str, text: &str) -> Result<()> {
     if text.len() > NAME {
         return Err(Error::invalid(format!("{what} is longer than {NAME} bytes")));
     }
@@ -31,21 +30,21 @@ pub(super) fn optional_name(what: &str, text: &str) -> Result<()> {
 }
 
 /// What a plugin calls a node: 1-256 bytes (CSI rule 11).
-pub(super) fn node_id(text: &str) -> Result<()> {
+pub(crate) fn node_id(text: &str) -> Result<()> {
     match text.is_empty() || text.len() > NODE_ID {
         true => Err(Error::invalid(format!("node_id is empty or longer than {NODE_ID} bytes"))),
         false => plain("node_id", text),
     }
 }
 
-pub(super) fn plain(what: &str, text: &str) -> Result<()> {
+pub(crate) fn plain(what: &str, text: &str) -> Result<()> {
     match text.chars().any(char::is_control) {
         true => Err(Error::invalid(format!("{what} has a control character in it"))),
         false => Ok(()),
     }
 }
 
-pub(super) fn instance(text: &str) -> Result<()> {
+pub(crate) fn instance(text: &str) -> Result<()> {
     let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     match plain && (1..=16).contains(&text.len()) {
         true => Ok(()),
@@ -53,7 +52,7 @@ pub(super) fn instance(text: &str) -> Result<()> {
     }
 }
 
-pub(super) fn fs_type(text: &str) -> Result<()> {
+pub(crate) fn fs_type(text: &str) -> Result<()> {
     let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
     match plain && text.len() <= 64 {
         true => Ok(()),
@@ -62,7 +61,7 @@ pub(super) fn fs_type(text: &str) -> Result<()> {
 }
 
 /// An absolute path of at most 4095 bytes that says where it leads: no `.`, `..`, empty component or control character.
-pub(super) fn path(what: &str, text: &str) -> Result<()> {
+pub(crate) fn path(what: &str, text: &str) -> Result<()> {
     let wrong = |why: &str| Err(Error::invalid(format!("{what} {why}")));
     if text.len() > PATH {
         return wrong("is longer than 4095 bytes");
@@ -78,7 +77,7 @@ pub(super) fn path(what: &str, text: &str) -> Result<()> {
 }
 
 /// A systemd credential's name; a caller other than root may only name `csid.NAMESPACE.*`.
-pub(super) fn credential(text: &str) -> Result<()> {
+pub(crate) fn credential(text: &str) -> Result<()> {
     plain("credential", text)?;
     match !text.is_empty() && text.len() <= 255 && !text.contains('/') && !matches!(text, "." | "..") {
         true => Ok(()),
@@ -89,7 +88,7 @@ pub(super) fn credential(text: &str) -> Result<()> {
 }
 
 /// A systemd unit's whole name, no template's: systemd answers nothing to a list with a wrong one in it.
-pub(super) fn unit(what: &str, text: &str) -> Result<()> {
+pub(crate) fn unit(what: &str, text: &str) -> Result<()> {
     const TYPES: [&str; 11] = [
         "service",
         "scope",
@@ -116,7 +115,7 @@ pub(super) fn unit(what: &str, text: &str) -> Result<()> {
 }
 
 /// Mount flags: their text is bounded together, and never quoted in an error.
-pub(super) fn mount_flags(flags: &[String]) -> Result<()> {
+pub(crate) fn mount_flags(flags: &[String]) -> Result<()> {
     if flags.iter().map(|flag| flag.len() + 1).sum::<usize>() > MAP {
         return Err(Error::invalid("mount-flags are longer than 4 KiB together"));
     }
@@ -127,7 +126,7 @@ pub(super) fn mount_flags(flags: &[String]) -> Result<()> {
 }
 
 /// A context map: at most 4 KiB (CSI rule 11); values may hold anything, and are never quoted in an error.
-pub(super) fn context(what: &str, map: &BTreeMap<String, String>) -> Result<()> {
+pub(crate) fn context(what: &str, map: &BTreeMap<String, String>) -> Result<()> {
     if map.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() > MAP {
         return Err(Error::invalid(format!("{what} is larger than 4 KiB")));
     }
@@ -135,7 +134,7 @@ pub(super) fn context(what: &str, map: &BTreeMap<String, String>) -> Result<()> 
 }
 
 /// Where a volume can be had: topologies of one segment or more, whose keys are unique ignoring case (CSI rules 12, 15).
-pub(super) fn topologies(maps: &[BTreeMap<String, String>]) -> Result<()> {
+pub(crate) fn topologies(maps: &[BTreeMap<String, String>]) -> Result<()> {
     if maps.iter().flatten().map(|(key, value)| key.len() + value.len()).sum::<usize>() > MAP {
         return Err(Error::invalid("topologies are larger than 4 KiB together"));
     }
@@ -156,7 +155,7 @@ pub(super) fn topologies(maps: &[BTreeMap<String, String>]) -> Result<()> {
 }
 
 /// A word of the contract.
-pub(super) trait Word: Sized + Copy + 'static {
+pub(crate) trait Word: Sized + Copy + 'static {
     const WORDS: &'static [(&'static str, Self)];
 
     fn read(what: &str, text: &str) -> Result<Self> {
@@ -168,7 +167,7 @@ pub(super) trait Word: Sized + Copy + 'static {
 }
 
 /// The word of a value; each value of a [`Word`] has one.
-pub(super) fn word<W: Word + PartialEq>(value: W) -> &'static str {
+pub(crate) fn word<W: Word + PartialEq>(value: W) -> &'static str {
     W::WORDS.iter().find(|(_, of)| *of == value).map_or("", |(word, _)| word)
 }
 
@@ -207,11 +206,6 @@ impl Word for Heal {
 
 impl Word for ClaimMode {
     const WORDS: &'static [(&'static str, Self)] = &[("read", ClaimMode::Read), ("write", ClaimMode::Write)];
-}
-
-impl Word for Part {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("all", Part::All), ("controller", Part::Controller), ("node", Part::Node)];
 }
 
 impl Word for Phase {
