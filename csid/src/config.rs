@@ -1,5 +1,7 @@
-//! `csid.toml` and the directories csid lives in.
+//! `csid.toml`, the directories csid lives in, and those that have one file per thing.
 
+use std::ffi::OsStr;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ pub struct Directories {
     pub state: PathBuf,
     /// `$RUNTIME_DIRECTORY`: sockets and the boot marker.
     pub runtime: PathBuf,
-    /// `$CONFIGURATION_DIRECTORY`: `csid.toml` and `plugins.d/`.
+    /// `$CONFIGURATION_DIRECTORY`: `csid.toml`, `plugins.d/` and `volumes.d/`.
     pub configuration: PathBuf,
 }
 
@@ -83,7 +85,7 @@ impl Default for Deadlines {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read {path}")]
-    Read { path: PathBuf, source: std::io::Error },
+    Read { path: PathBuf, source: io::Error },
     #[error("{path}: {message}")]
     Parse { path: PathBuf, message: String },
     #[error("{path}: target-roots: {root} is not an absolute path without `..`")]
@@ -97,7 +99,7 @@ impl Config {
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Config::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Config::default()),
             Err(source) => return Err(ConfigError::Read { path: path.into(), source }),
         };
         let config: Config = toml::from_str(&text)
@@ -114,6 +116,46 @@ impl Config {
         }
         Ok(config)
     }
+}
+
+/// What is wrong with a directory of files, or one file in it; it begins with the path.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    /// With the line, where there is one.
+    #[error("{}: {message}", path.display())]
+    Wrong { path: PathBuf, message: String },
+}
+
+/// Read every `*.toml` of a directory, by name, each for itself: `read` takes the path, the name without `.toml`, and the
+/// text. A directory that is not there has none.
+pub(crate) fn read_each<T>(
+    directory: &Path,
+    read: impl Fn(&Path, &str, &str) -> Result<T, String>,
+) -> Result<Vec<Result<T, FileError>>, FileError> {
+    let unread = |source| FileError::Read { path: directory.into(), source };
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(unread)?,
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(unread)?.path();
+        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !hidden && path.extension() == Some(OsStr::new("toml")) {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let file = |path: PathBuf| {
+        let id = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+        match std::fs::read_to_string(&path) {
+            Ok(text) => read(&path, id, &text).map_err(|message| FileError::Wrong { path, message }),
+            Err(source) => Err(FileError::Read { path, source }),
+        }
+    };
+    Ok(paths.into_iter().map(file).collect())
 }
 
 /// `90s`, `2min`, `500ms`: systemd's spelling of a time span, one unit.

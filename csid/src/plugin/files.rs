@@ -1,66 +1,26 @@
 //! `plugins.d`: one file per plugin, its name the id. A reload takes the whole directory, or nothing of it; at csid's start one
 //! wrong file must not keep the other plugins' volumes away.
 
-use std::ffi::OsStr;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::PluginSpec;
-use crate::error::Error;
-
-/// What is wrong with a directory of plugins; it begins with the file.
-#[derive(Debug, thiserror::Error)]
-pub enum FilesError {
-    #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    /// With the line and the key, as the parser tells them.
-    #[error("{}: {message}", path.display())]
-    Parse { path: PathBuf, message: String },
-    #[error("{}: {}", path.display(), reason.message)]
-    Wrong { path: PathBuf, reason: Error },
-}
+use crate::config::{FileError, read_each};
 
 /// A file's plugin: its id and its spec.
-pub type File = Result<(String, PluginSpec), FilesError>;
+pub type File = Result<(String, PluginSpec), FileError>;
 
-/// Read and check every `*.toml` of a directory, by id. A directory that is not there defines no plugin.
-pub fn load(directory: &Path) -> Result<Vec<(String, PluginSpec)>, FilesError> {
+/// Read and check every file of a directory, by id.
+pub fn load(directory: &Path) -> Result<Vec<(String, PluginSpec)>, FileError> {
     load_each(directory)?.into_iter().collect()
 }
 
 /// As [`load`], each file for itself.
-pub fn load_each(directory: &Path) -> Result<Vec<File>, FilesError> {
-    let read = |source| FilesError::Read { path: directory.into(), source };
-    let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(read)?,
-    };
-    let mut paths = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(read)?.path();
-        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-        if !hidden && path.extension() == Some(OsStr::new("toml")) {
-            paths.push(path);
-        }
-    }
-    paths.sort();
-    Ok(paths.into_iter().map(load_file).collect())
-}
-
-fn load_file(path: PathBuf) -> File {
-    let id = path.file_stem().and_then(OsStr::to_str).unwrap_or_default().to_owned();
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(source) => return Err(FilesError::Read { path, source }),
-    };
-    let spec: PluginSpec = match toml::from_str(&text) {
-        Ok(spec) => spec,
-        Err(error) => return Err(FilesError::Parse { path, message: error.to_string() }),
-    };
-    match spec.validate(&id).and_then(|()| spec.check_program()) {
-        Ok(()) => Ok((id, spec)),
-        Err(reason) => Err(FilesError::Wrong { path, reason }),
-    }
+pub fn load_each(directory: &Path) -> Result<Vec<File>, FileError> {
+    read_each(directory, |_, id, text| {
+        let spec: PluginSpec = toml::from_str(text).map_err(|error| error.to_string())?;
+        spec.validate(id).and_then(|()| spec.check_program()).map_err(|error| error.message)?;
+        Ok((id.to_owned(), spec))
+    })
 }
 
 #[cfg(test)]
