@@ -26,11 +26,12 @@ use crate::error::Error;
 use crate::fault;
 use crate::host::{self, Host, boot};
 use crate::log;
-use crate::plugin::{Plugins, files};
+use crate::plugin::{PluginSpec, Plugins, files};
 use crate::store::rows::{EventDetails, NewEvent, Phase};
 use crate::store::{Change, Durability, Health, Loaded, Store, StoreError};
 use crate::unix_signals::{Order, UnixSignals};
-use crate::volume::{Recovered, Volumes};
+use crate::volume::files::Declared;
+use crate::volume::{self, Recovered, Volumes};
 
 const USAGE: &str = "csid: a CSI volume manager for a plain Linux host; started by csid.service
 
@@ -38,7 +39,7 @@ const USAGE: &str = "csid: a CSI volume manager for a plain Linux host; started 
   csid --check-config   read the configuration and say what is wrong with it
   csid --version        the version
 
-The configuration is in /etc/csid (csid.toml, plugins.d/*.toml); see csid(8) and csictl(1).";
+The configuration is in /etc/csid (csid.toml, plugins.d/*.toml, volumes.d/*.toml); see csid(8) and csictl(1).";
 
 /// How long csid waits at its end for what is under way; the journal keeps what is left.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
@@ -90,12 +91,13 @@ fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
     Ok(Directories { state, runtime, ..directories })
 }
 
-type Configuration = (Config, Vec<(String, crate::plugin::PluginSpec)>);
+type Configuration = (Config, Vec<(String, PluginSpec)>, Vec<Declared>);
 
 fn read_configuration(directories: &Directories) -> anyhow::Result<Configuration> {
     let config = load_config(directories)?;
     let plugins = files::load(&directories.configuration.join("plugins.d"))?;
-    Ok((config, plugins))
+    let volumes = volume::files::load(&directories.configuration.join("volumes.d"))?;
+    Ok((config, plugins, volumes))
 }
 
 fn load_config(directories: &Directories) -> anyhow::Result<Config> {
@@ -186,11 +188,13 @@ impl Handles {
         let now = NotifyState::monotonic_usec_now().into_iter();
         notify(&std::iter::once(NotifyState::Reloading).chain(now).collect::<Vec<_>>());
         let result = async {
-            let (config, files) = read_configuration(&self.directories)
+            let (config, plugins, declared) = read_configuration(&self.directories)
                 .map_err(|error| Error::invalid(format!("{error:#}")))?;
+            self.volumes.check_declared(&declared).await?;
             let in_use = self.volumes.plugins_in_use().await?;
-            let applied = self.plugins.apply_files(files, in_use).await?;
-            tracing::info!(?applied, "the configuration was read again");
+            let plugins = self.plugins.apply_files(plugins, in_use).await?;
+            let volumes = self.volumes.declare(declared, true).await?;
+            tracing::info!(?plugins, ?volumes, "the configuration was read again");
             self.plugins.set_rpc_deadline(config.deadlines.rpc);
             self.config.send_replace(Arc::new(config));
             Ok(())
@@ -199,6 +203,27 @@ impl Handles {
         notify(&[NotifyState::Ready]);
         self.tell_event("reload", String::new(), result.as_ref().err()).await;
         result
+    }
+
+    /// At csid's start: one wrong file keeps no other file's volume away, and no volume is forgotten that may be its.
+    async fn declare(&self) {
+        let files = volume::files::load_each(&self.directories.configuration.join("volumes.d"));
+        let (mut declared, mut all) = (Vec::new(), true);
+        for file in files.unwrap_or_else(|error| vec![Err(error)]) {
+            match file {
+                Ok(file) => declared.push(file),
+                Err(error) => {
+                    tracing::error!(%error, "this volume is left out; mend its file, then `csictl reload`");
+                    let wrong = Error::invalid(error.to_string());
+                    self.tell_event("reload", String::new(), Some(&wrong)).await;
+                    all = false;
+                }
+            }
+        }
+        match self.volumes.declare(declared, all).await {
+            Ok(applied) => tracing::info!(?applied, "the volumes of volumes.d were read"),
+            Err(error) => tracing::error!(%error, "the volumes of volumes.d could not be taken"),
+        }
     }
 
     async fn tell_event(&self, kind: &'static str, subject: String, error: Option<&Error>) {
@@ -274,6 +299,9 @@ impl Daemon {
         );
         let restoration = Restoration { begun, mounts: (adopted + waiting) as u64, done: None };
         let handles = Handles { directories, config, store, plugins, volumes };
+        if untaken.is_none() && handles.store.writable().is_ok() {
+            handles.declare().await;
+        }
         let mut daemon = Daemon { handles, state, restoration, untaken };
 
         let (reload, reloads) = mpsc::channel(1);
@@ -383,6 +411,7 @@ impl Daemon {
             taken => {
                 tracing::info!(taken = ?taken?, "there is room again, the journal's mounts were taken over");
                 self.untaken = None;
+                self.handles.declare().await;
             }
         }
         Ok(())
@@ -426,8 +455,13 @@ impl Daemon {
         });
         let count = |phase| phases.get(&phase).copied().unwrap_or(0);
         let (mounted, waiting) = (count(Phase::Mounted), count(Phase::Waiting));
-        let others =
-            [("waiting", waiting), ("lost", count(Phase::Lost)), ("uncertain", count(Phase::Uncertain))];
+        let unregistered = self.handles.volumes.unregistered();
+        let others = [
+            ("waiting", waiting),
+            ("lost", count(Phase::Lost)),
+            ("uncertain", count(Phase::Uncertain)),
+            ("volumes not registered as declared", unregistered as u64),
+        ];
         let others: String =
             others.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!(", {n} {name}")).collect();
         let restoring =
@@ -454,6 +488,7 @@ impl Daemon {
             || self.untaken.is_some()
             || healthy < plugins
             || waiting > 0
+            || unregistered > 0
             || count(Phase::Uncertain) > 0
         {
             State::Degraded

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, Result};
-use crate::store::registry::{ClaimMode, Heal};
+use crate::store::registry::{Capability, ClaimMode, Heal};
 use crate::store::rows::{AccessMode, AttachmentMode, Phase, Propagation, Restore};
 
 const NAME: usize = 128;
@@ -152,6 +152,31 @@ pub(crate) fn topologies(maps: &[BTreeMap<String, String>]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+pub(crate) fn capability(access: Option<AccessMode>, attachment: Option<AttachmentMode>) -> Capability {
+    Capability {
+        access_mode: access.unwrap_or(AccessMode::SingleNodeWriter),
+        attachment_mode: attachment.unwrap_or(AttachmentMode::FileSystem),
+    }
+}
+
+/// What a volume can be used as, each said as access mode and attachment mode: at least one capability, none twice.
+pub(crate) fn capabilities<'a>(said: impl Iterator<Item = [Option<&'a str>; 2]>) -> Result<Vec<Capability>> {
+    let mut read: Vec<Capability> = Vec::new();
+    for [access, attachment] in said {
+        let access = access.map(|text| Word::read("access-mode", text)).transpose()?;
+        let attachment = attachment.map(|text| Word::read("attachment-mode", text)).transpose()?;
+        let capability = capability(access, attachment);
+        if read.contains(&capability) {
+            return Err(Error::invalid("capabilities has a capability twice"));
+        }
+        read.push(capability);
+    }
+    match read.is_empty() {
+        true => Err(Error::invalid("capabilities is empty; at least one is needed")),
+        false => Ok(read),
+    }
 }
 
 /// A word of the contract.

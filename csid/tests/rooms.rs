@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// (room, what it may import of csid beside itself)
 const ROOMS: [(&str, &[&str]); 5] = [
     ("bus", &["config", "error", "names", "plugin", "secret", "store", "volume"]),
-    ("volume", &["config", "error", "fault", "host", "plugin", "secret", "store"]),
+    ("volume", &["config", "error", "fault", "host", "names", "plugin", "secret", "store"]),
     ("plugin", &["config", "error", "host", "secret", "store"]),
     ("store", &["error"]),
     ("host", &["config", "error", "store"]),

@@ -166,7 +166,7 @@ pub(super) mod tests {
             consumer: "job".into(),
             node: "host".into(),
             uid: 7,
-            usage: Use { mode: ClaimMode::Write, capability: given::capability(None, None) },
+            usage: Use { mode: ClaimMode::Write, capability: names::capability(None, None) },
             state: ClaimState::NodeDetached,
             releasing: true,
             parked: String::new(),

@@ -9,11 +9,11 @@ use super::authorise::Permit;
 use super::fds;
 use super::options::{Keys, Options, check_types};
 use crate::error::{Error, Kind, Result};
-use crate::names::{self, Word};
+use crate::names;
 use crate::plugin::validate_id;
 use crate::secret::Secrets;
 use crate::store::registry::{Bound, BoundTo, Capability, VolumeName, VolumeSpec};
-use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
+use crate::store::rows::VolumeKey;
 use crate::volume::registered::Inline;
 
 /// What a member that the contract marks (inline) takes of a volume that is not registered here.
@@ -72,34 +72,14 @@ pub(super) fn only_inline(options: &Options, keys: &[&str]) -> Result<()> {
     }
 }
 
-pub(super) fn capability(access: Option<AccessMode>, attachment: Option<AttachmentMode>) -> Capability {
-    Capability {
-        access_mode: access.unwrap_or(AccessMode::SingleNodeWriter),
-        attachment_mode: attachment.unwrap_or(AttachmentMode::FileSystem),
-    }
-}
-
-/// What a volume can be used as, where that is said: at least one capability, none twice.
+/// What a volume can be used as, where that is said.
 pub(super) fn capabilities(options: &mut Options) -> Result<Option<Vec<Capability>>> {
     let Some(maps) = options.maps("capabilities") else { return Ok(None) };
-    let mut read: Vec<Capability> = Vec::new();
-    for map in &maps {
-        check_types(map, CAPABILITY.iter())?;
-        let capability = capability(word(map, "access-mode")?, word(map, "attachment-mode")?);
-        if read.contains(&capability) {
-            return Err(Error::invalid("capabilities has a capability twice"));
-        }
-        read.push(capability);
-    }
-    match read.is_empty() {
-        true => Err(Error::invalid("capabilities is empty; at least one is needed")),
-        false => Ok(Some(read)),
-    }
-}
-
-fn word<W: Word>(map: &HashMap<String, OwnedVariant>, key: &str) -> Result<Option<W>> {
-    let text = map.get(key).and_then(|value| <&str>::try_from(&**value).ok());
-    text.map(|text| W::read(key, text)).transpose()
+    maps.iter().try_for_each(|map| check_types(map, CAPABILITY.iter()))?;
+    let text =
+        |map, key| HashMap::get(map, key).and_then(|value: &OwnedVariant| <&str>::try_from(&**value).ok());
+    let said = maps.iter().map(|map| [text(map, "access-mode"), text(map, "attachment-mode")]);
+    names::capabilities(said).map(Some)
 }
 
 pub(super) fn map(options: &mut Options, key: &str) -> Result<BTreeMap<String, String>> {
@@ -179,6 +159,7 @@ mod tests {
     use zbus::Variant;
 
     use super::*;
+    use crate::store::rows::{AccessMode, AttachmentMode};
 
     fn options(entries: Vec<(&str, Variant<'static>)>) -> Options {
         let map = entries
@@ -204,7 +185,7 @@ mod tests {
         let block = capability_map("multi-node-multi-writer", "block-device");
         let both = read(vec![block, HashMap::new()]).unwrap().unwrap();
         let (access_mode, attachment_mode) = (AccessMode::MultiNodeMultiWriter, AttachmentMode::BlockDevice);
-        assert_eq!(both, [Capability { access_mode, attachment_mode }, capability(None, None)]);
+        assert_eq!(both, [Capability { access_mode, attachment_mode }, names::capability(None, None)]);
         for (wrong, why) in [
             (vec![], "empty"),
             (vec![HashMap::new(), capability_map("single-node-writer", "file-system")], "twice"),

@@ -73,7 +73,7 @@ pub(super) async fn mount(call: Call) -> Answer {
 fn mount_options(options: &mut Options) -> Result<MountOptions> {
     let (access_mode, attachment_mode) = (options.word("access-mode")?, options.word("attachment-mode")?);
     if let Some(capabilities) = given::capabilities(options)? {
-        among(&capabilities, given::capability(access_mode, attachment_mode))?;
+        among(&capabilities, names::capability(access_mode, attachment_mode))?;
     }
     let (context, publish_context) =
         (given::map(options, "volume-context")?, given::map(options, "publish-context")?);

@@ -12,8 +12,9 @@ use super::options::{Keys, Options};
 use crate::error::{Error, Result};
 use crate::names::{self, Word, word};
 use crate::plugin::validate_id;
-use crate::store::registry::{Capability, Claim, ClaimMode, RecordFilter, VolumeSpec};
-use crate::store::rows::{AttachmentMode, VolumeKey};
+use crate::store::registry::{Capability, Claim, ClaimMode, Origin, RecordFilter, VolumeSpec};
+use crate::store::rows::VolumeKey;
+use crate::volume::refuse_nonsense;
 use crate::volume::registered::{CreateRequest, Inline, Part, RegisterRequest, VolumeRequest, VolumeView};
 
 const SPEC: Keys = &[
@@ -69,24 +70,7 @@ fn read(options: &mut Options) -> Result<VolumeSpec> {
         snapshot: options.checked("snapshot", names::name)?.unwrap_or_default(),
         clone: options.checked("clone", names::name)?.unwrap_or_default(),
     };
-    let file_system = |capability: &Capability| capability.attachment_mode == AttachmentMode::FileSystem;
-    if !spec.capabilities.iter().any(file_system) {
-        for (key, given) in [
-            ("fs-type", !spec.fs_type.is_empty()),
-            ("mount-flags", !spec.mount_flags.is_empty()),
-            ("mount-group", !spec.mount_group.is_empty()),
-        ] {
-            if given {
-                return Err(Error::invalid(format!(
-                    "{key} means nothing for a volume that is block-device only"
-                )));
-            }
-        }
-    }
-    match !spec.snapshot.is_empty() && !spec.clone.is_empty() {
-        true => Err(Error::invalid("give snapshot or clone, not both")),
-        false => Ok(spec),
-    }
+    refuse_nonsense(&spec).map(|()| spec)
 }
 
 fn missing(key: &str) -> Error {
@@ -114,7 +98,8 @@ pub(super) async fn register_volume(call: Call) -> Answer {
     let wait = call.wait(&mut options)?;
     let spec = spec(&call.permit, &name.namespace, &mut options)?;
     let secrets = given::secrets(&mut options, &spec.credential).await?;
-    let request = RegisterRequest { name, volume, spec, uid: call.permit.uid(), secrets, wait };
+    let request =
+        RegisterRequest { name, volume, spec, uid: call.permit.uid(), origin: Origin::Bus, secrets, wait };
     let view = call.server.rooms.volumes.register_volume(request).await?;
     call.reply(&(row(view),))
 }
@@ -167,7 +152,7 @@ pub(super) async fn validate_volume(call: Call) -> Answer {
     let (namespace, volume, given): Named = call.arguments()?;
     let mut options = Options::check_all(given, &[MODES, INLINE])?;
     let (access, attachment) = (options.word("access-mode")?, options.word("attachment-mode")?);
-    let asked = (access.is_some() || attachment.is_some()).then(|| given::capability(access, attachment));
+    let asked = (access.is_some() || attachment.is_some()).then(|| names::capability(access, attachment));
     let request = request(&call, namespace, volume, &mut options).await?;
     let nothing = |inline: &Inline| inline.spec.capabilities.is_empty() && asked.is_none();
     if request.inline.as_ref().is_some_and(nothing) {
@@ -373,7 +358,7 @@ mod tests {
     use crate::bus::claims;
     use crate::bus::socket::Credentials;
     use crate::error::Kind;
-    use crate::store::registry::{Expansion, Origin, Record, Registration, Standing, Use, VolumeName};
+    use crate::store::registry::{Expansion, Record, Registration, Standing, Use, VolumeName};
 
     type Entries = Vec<(&'static str, Variant<'static>)>;
 
@@ -466,7 +451,7 @@ mod tests {
     }
 
     fn view() -> VolumeView {
-        let capability = given::capability(None, None);
+        let capability = names::capability(None, None);
         let claim = |consumer: &str, mode| Claim {
             consumer: consumer.into(),
             usage: Use { mode, capability },

@@ -1,6 +1,7 @@
 //! What is said of claims: errors that say what to do next, and events.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -157,9 +158,37 @@ pub(super) fn attached(kind: &'static str, record: &Record, node_id: &str) -> Ne
     event
 }
 
-pub(super) fn of_file(name: &VolumeName) -> Error {
-    let text = format!("{name} is defined by a file of volumes.d: change or remove that, and reload");
+pub(super) fn of_file(name: &VolumeName, file: Option<&Path>) -> Error {
+    let text = match file {
+        Some(file) => format!("{name} is declared by {}: change or remove that, and reload", file.display()),
+        None => format!(
+            "{name} was declared by a file of volumes.d that is gone or wrong: release the volume, or mend the file, and reload"
+        ),
+    };
     Error::new(Kind::NotSupported, text)
+}
+
+/// Of a declared volume.
+pub(super) fn of_call(name: &VolumeName) -> Error {
+    let text = format!(
+        "{name} was registered by a call, and is not taken over: deregister it (`csictl volume deregister`), or remove \
+         the file"
+    );
+    Error::new(Kind::AlreadyExists, text)
+}
+
+/// Who only uses it has it registered.
+pub(super) fn not_yet(name: &VolumeName, file: &Path) -> Error {
+    let text = format!(
+        "{name} is declared by {}, and not registered yet: `csictl explain` tells why",
+        file.display()
+    );
+    Error::not_found(text).with(|details| details.retryable = true)
+}
+
+/// What cannot be as a file declares it.
+pub(super) fn declared(file: &Path, error: Error) -> Error {
+    Error { message: format!("{}: {}", file.display(), error.message), ..error }
 }
 
 pub(super) fn anothers(name: &VolumeName) -> Error {

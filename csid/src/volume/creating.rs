@@ -51,6 +51,7 @@ impl Volumes {
             sourceless: false,
         };
         let record = shared.registry.record(name.clone()).await?;
+        shared.refuse_other_origin(&record, Origin::Bus)?;
         // What is there already has its source, and needs no plugin to be told of.
         if record.registration.is_none() {
             shared.refuse_if_it_cannot(&plugin)?;

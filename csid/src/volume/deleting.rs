@@ -65,12 +65,10 @@ impl Drive<'_> {
                 });
                 return Ok(None);
             }
+            self.shared.refuse_other_origin(record, Origin::Bus)?;
             let Some(registration) = &mut record.registration else { return Ok(None) };
             if record.volume != volume {
                 return Err(words::changed_meanwhile(&record.name));
-            }
-            if registration.origin == Origin::File {
-                return Err(words::of_file(&record.name));
             }
             match &mut registration.standing {
                 // The secrets of the first call are not forgotten by the next one, which has none.

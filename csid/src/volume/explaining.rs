@@ -9,6 +9,7 @@ use crate::store::MountFilter;
 use crate::store::registry::{Claim, ClaimState, Record, Standing, VolumeName};
 use crate::store::rows::{Leg, MountRow, Phase};
 use crate::volume::creating::{is_unborn, task_of};
+use crate::volume::declared::{Waits, is_of_file};
 use crate::volume::operations::now_usec;
 use crate::volume::registered::Explanation;
 use crate::volume::task::Message;
@@ -31,10 +32,16 @@ impl Volumes {
         let subject = name.to_string();
         let under_way: Vec<OperationView> =
             shared.operations.list().into_iter().filter(|of| of.subject == subject).collect();
-        if record.is_empty() && mounts.is_empty() && under_way.is_empty() {
+        let file = shared.declarations.file(&name);
+        if record.is_empty() && mounts.is_empty() && under_way.is_empty() && file.is_none() {
             return Err(say::not_registered(&name.key("")));
         }
-        let volume = mounts.first().map_or_else(|| task_of(&record), |row| row.volume.clone());
+        let waiting = shared.declarations.waiting(&name);
+        let volume = match (mounts.first(), &waiting) {
+            (Some(row), _) => row.volume.clone(),
+            (None, Some((declared, _))) if record.registration.is_none() => declared.volume.clone(),
+            (None, _) => task_of(&record),
+        };
         let (answer, answered) = oneshot::channel();
         shared.directory.tell(&volume, Message::NextTry(answer));
         let next = tokio::time::timeout(PATIENCE, answered).await;
@@ -42,6 +49,17 @@ impl Volumes {
         let sweep = shared.next_sweep().filter(|_| record.is_restless()).map(usec_of);
         let mut told = explain(&record, &mounts, &under_way);
         told.next_try_usec = next.or(sweep).unwrap_or(0);
+        if let Some((_, waits)) = waiting {
+            tell_waiting(&mut told, waits);
+        }
+        told.steps.extend(match file {
+            Some(file) => Some(format!("declared by {}", file.display())),
+            None if is_of_file(&record) => Some(
+                "its file of volumes.d is gone or wrong: a reload without forgets it when nobody uses it"
+                    .into(),
+            ),
+            None => None,
+        });
         if told.waiting_for == WAITING_FOR_PLUGIN {
             let view = shared.plugins.view(&volume.plugin);
             let (state, why) =
@@ -57,6 +75,20 @@ const WAITING_FOR_PLUGIN: &str = "waiting for plugin";
 fn usec_of(at: Instant) -> u64 {
     let left = at.saturating_duration_since(Instant::now()).as_micros();
     now_usec().saturating_add(u64::try_from(left).unwrap_or(u64::MAX))
+}
+
+/// Of a volume that is not registered as a file declares it.
+fn tell_waiting(told: &mut Explanation, waits: Waits) {
+    let next = waits.next_try.map_or(0, usec_of);
+    if told.waiting_for.is_empty() {
+        let of_plugin = waits.error.is_empty();
+        told.waiting_for =
+            if of_plugin { WAITING_FOR_PLUGIN } else { "to be registered as declared" }.to_owned();
+        told.next_try_usec = next;
+    }
+    if told.last_error.is_empty() {
+        told.last_error = waits.error;
+    }
 }
 
 /// All but the next try.

@@ -14,12 +14,14 @@ pub mod claims;
 mod control;
 mod controlling;
 mod creating;
+pub mod declared;
 mod deleting;
 mod directory;
 mod drive;
 mod effects;
 mod expanding;
 mod explaining;
+pub mod files;
 mod intents;
 pub mod inventory;
 mod journalled;
@@ -57,11 +59,13 @@ use crate::store::registry::Registry;
 use crate::store::rows::{AttachmentMode, MountKey, MountRow, Phase, VolumeKey};
 use crate::store::{Durability, MountFilter, Store, StoreError};
 use bound::{BoundClaims, Connections};
+use declared::Declarations;
 use directory::Directory;
 use operations::{Begin, Operations, Step};
 pub use options::MountOptions;
 pub use recovery::Recovered;
 use registered::MountOf;
+pub use registering::refuse_nonsense;
 use state::{Sight, Wanted};
 use task::Message;
 use work::{Done, Waiter, Work};
@@ -167,6 +171,7 @@ struct Shared {
     operations: Operations,
     registry: Arc<dyn Registry>,
     bound: BoundClaims,
+    declarations: Declarations,
     /// Connections on the private socket.
     connections: Connections,
     /// This host, in claims.
@@ -220,6 +225,7 @@ impl Volumes {
             node: store.node().to_owned(),
             boot: Mutex::default(),
             bound: BoundClaims::default(),
+            declarations: Declarations::default(),
             connections: Connections::default(),
             store,
             units: plugins.units(),
@@ -241,7 +247,10 @@ impl Volumes {
         let MountRequest { key, inline, uid, options, secrets, wait } = request;
         let MountOf { volume, mut spec, claim } = match inline {
             Some(volume) => self.shared.mount_inline(&key, volume, options).await?,
-            None => self.shared.mount_registered(&key, uid, options, secrets.is_some()).await?,
+            None => {
+                let given = secrets.is_some();
+                self.shared.mount_registered(&key, uid, options, given, wait.deadline).await?
+            }
         };
         spec.secrets_given = secrets.is_some();
         if let Some(target) = &spec.target {
@@ -366,6 +375,7 @@ impl Volumes {
     /// in the journal.
     pub async fn shutdown(&self, patience: Duration) {
         self.shared.stopping.store(true, Ordering::SeqCst);
+        self.shared.declarations.stop();
         let end = Instant::now() + patience;
         while self.shared.operations.are_waited_for() && Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,6 +1,7 @@
 //! What the bus asks of volumes beyond their mounts: the registry, claims, and what only a controller does.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
@@ -16,7 +17,7 @@ use crate::volume::creating::refuse_anothers;
 use crate::volume::deleting::is_being_deleted;
 use crate::volume::registering::{new_registration, unregistered};
 use crate::volume::work::{Done, Work};
-use crate::volume::{Authority, MountOptions, Shared, Volumes, Wait, claims, say};
+use crate::volume::{Authority, MountOptions, Shared, Volumes, Wait, claim_words as words, claims, say};
 
 /// A volume that is given with the call, and not registered here.
 #[derive(Clone)]
@@ -42,6 +43,7 @@ pub struct RegisterRequest {
     pub volume: VolumeKey,
     pub spec: VolumeSpec,
     pub uid: u32,
+    pub origin: Origin,
     pub secrets: Option<Secrets>,
     pub wait: Wait,
 }
@@ -154,8 +156,27 @@ impl Shared {
                 Err(busy(&record.name, "is being created; ask again when it is there"))
             }
             Some(Standing::Deleting { .. }) => Err(busy(&record.name, "is being deleted")),
-            None => Err(say::not_registered(key)),
+            None => Err(self.not_registered(&record.name)),
         }
+    }
+
+    fn not_registered(&self, name: &VolumeName) -> Error {
+        match self.declarations.file(name) {
+            Some(file) => words::not_yet(name, &file),
+            None => say::not_registered(&name.key("")),
+        }
+    }
+
+    /// The same before the volume's first use: what a file declares and is not registered yet is registered now, in this
+    /// call's time.
+    async fn to_be_used(self: &Arc<Self>, key: &MountKey, deadline: Option<Instant>) -> Result<Record> {
+        let name = VolumeName::of(key);
+        let Some((declared, _)) = self.declarations.waiting(&name) else { return self.registered(key).await };
+        if self.registry.record(name).await?.registration.is_none() {
+            let wait = Wait { deadline, ..Wait::default() };
+            self.register_declared(&declared, wait).await?;
+        }
+        self.registered(key).await
     }
 
     /// Which volume a name means: one that is in use, or one that is registered.
@@ -218,13 +239,14 @@ impl Shared {
     }
 
     pub(super) async fn mount_registered(
-        &self,
+        self: &Arc<Self>,
         key: &MountKey,
         uid: u32,
         options: MountOptions,
         secrets_given: bool,
+        deadline: Option<Instant>,
     ) -> Result<MountOf> {
-        let record = self.registered(key).await?;
+        let record = self.to_be_used(key, deadline).await?;
         let wanted = Wanted { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
         let mode = if options.read_only { ClaimMode::Read } else { ClaimMode::Write };
         if let Some(bound) = &options.bound {
@@ -361,7 +383,7 @@ impl Volumes {
             ..RecordFilter::default()
         };
         let view = self.volumes(filter).await?.pop();
-        view.ok_or_else(|| say::not_registered(&name.key("")))
+        view.ok_or_else(|| self.shared.not_registered(&name))
     }
 
     /// Whether the plugin confirms it, and what it says if not; without a capability all that the volume has.
@@ -423,7 +445,7 @@ impl Volumes {
     ) -> Result<BTreeMap<String, String>> {
         let modes = Wanted { access_mode, attachment_mode };
         let record = match &request.inline {
-            None => self.shared.registered(&request.name.key("")).await?,
+            None => self.shared.to_be_used(&request.name.key(""), request.wait.deadline).await?,
             Some(inline) => Record {
                 registration: Some(new_registration(request.uid, inline.spec.clone(), Origin::Bus)),
                 ..Record::none(request.name.clone())
@@ -472,7 +494,7 @@ impl Volumes {
                     }
                     // What was attached inline is known by its name.
                     None if !record.attachments.is_empty() => (record.volume, unregistered(uid), false),
-                    None => return Err(say::not_registered(&key)),
+                    None => return Err(self.shared.not_registered(&record.name)),
                 }
             }
         };
@@ -499,7 +521,7 @@ impl Volumes {
             return Err(Error::new(Kind::NotAuthorized, text));
         }
         let key = name.key(&consumer);
-        let record = self.shared.registered(&key).await?;
+        let record = self.shared.to_be_used(&key, wait.deadline).await?;
         let modes = Wanted { access_mode: request.access_mode, attachment_mode: request.attachment_mode };
         if let Some(bound) = &request.bound {
             self.shared.refuse_ended(bound).await?;

@@ -9,7 +9,7 @@ use crate::fault;
 use crate::plugin::Service;
 use crate::secret::Secrets;
 use crate::store::registry::{Origin, Record, Registration, Standing, Swap, VolumeName, VolumeSpec};
-use crate::store::rows::{NewEvent, VolumeKey};
+use crate::store::rows::{AttachmentMode, NewEvent, VolumeKey};
 use crate::store::{Durability, MountFilter, StoreError};
 use crate::volume::controlling::{Call, Target};
 use crate::volume::creating::refuse_anothers;
@@ -19,49 +19,17 @@ use crate::volume::{Shared, Volumes, Wait, claim_words as words, say};
 
 impl Volumes {
     pub async fn register_volume(&self, request: RegisterRequest) -> Result<VolumeView> {
-        let RegisterRequest { name, volume, spec, uid, secrets, wait } = request;
-        self.shared.changeable()?;
-        refuse_nonsense(&spec)?;
-        if self.shared.plugins.view(&volume.plugin).is_none() {
-            return Err(say::unknown_plugin(&volume.plugin));
-        }
-        self.shared.refuse_in_use_otherwise(&name, &volume)?;
-        let present = self.shared.registry.record(name.clone()).await?;
-        if let Some(registration) = &present.registration {
-            may_change(&name, &present.volume, registration, uid, &volume, &spec)?;
-        }
-        if present.registration.as_ref().is_none_or(|registration| registration.spec != spec) {
-            self.shared.confirm(&name, &volume, &spec, uid, secrets, wait).await?;
-        }
-        let registered = self
-            .shared
-            .amend(&name, Durability::Disk, |record| {
-                let Some(present) = &mut record.registration else {
-                    if record.volume != volume {
-                        words::refuse_attached(record)?;
-                    }
-                    record.volume = volume.clone();
-                    record.registration = Some(new_registration(uid, spec.clone(), Origin::Bus));
-                    return Ok(Some(words::registered("volume-registered", record)));
-                };
-                if present.spec == spec && record.volume == volume {
-                    return Ok(None);
-                }
-                may_change(&record.name, &record.volume, present, uid, &volume, &spec)?;
-                if !record.claims.is_empty() {
-                    return Err(words::in_use(record, "its registration cannot change"));
-                }
-                present.spec = spec.clone();
-                Ok(Some(words::registered("volume-changed", record)))
-            })
-            .await?;
+        let registered = self.shared.register(request).await?;
         Ok(self.shared.view(registered, Vec::new()))
     }
 
     /// Forget a volume; the plugin keeps it. `force`: also one that is in use, with its claims.
     pub async fn deregister_volume(&self, request: VolumeRequest, force: bool) -> Result<()> {
+        self.deregister(request.name, request.uid, force, Origin::Bus).await
+    }
+
+    pub(super) async fn deregister(&self, name: VolumeName, uid: u32, force: bool, by: Origin) -> Result<()> {
         self.shared.changeable()?;
-        let name = request.name;
         let filter = MountFilter {
             namespace: Some(name.namespace.clone()),
             volume: Some(name.volume.clone()),
@@ -73,12 +41,10 @@ impl Volumes {
             return Err(words::mounted(&name, holders));
         }
         let gone = |record: &mut Record| {
-            refuse_anothers(record, request.uid)?;
+            refuse_anothers(record, uid)?;
+            self.shared.refuse_other_origin(record, by)?;
             match &record.registration {
                 None => return Ok(None),
-                Some(registration) if registration.origin == Origin::File => {
-                    return Err(words::of_file(&record.name));
-                }
                 Some(Registration {
                     standing: Standing::Creating(_) | Standing::Deleting { .. }, ..
                 }) if !force => {
@@ -100,6 +66,64 @@ impl Volumes {
 }
 
 impl Shared {
+    /// Have a volume registered so: by a call, or because a file declares it.
+    pub(super) async fn register(self: &Arc<Self>, request: RegisterRequest) -> Result<Record> {
+        let RegisterRequest { name, volume, spec, uid, origin, secrets, wait } = request;
+        self.changeable()?;
+        refuse_nonsense(&spec)?;
+        if self.plugins.view(&volume.plugin).is_none() {
+            return Err(say::unknown_plugin(&volume.plugin));
+        }
+        self.refuse_in_use_otherwise(&name, &volume)?;
+        let new = new_registration(uid, spec, origin);
+        let put = |record: &mut Record| self.put(record, &volume, &new);
+        let present = self.registry.record(name.clone()).await?;
+        if put(&mut present.clone())?.is_none() {
+            return Ok(present);
+        }
+        self.confirm(&name, &volume, &new, secrets, wait).await?;
+        self.amend(&name, Durability::Disk, put).await
+    }
+
+    /// Make a record say this; `None`: it does already. An error says why it cannot.
+    pub(super) fn put(
+        &self,
+        record: &mut Record,
+        volume: &VolumeKey,
+        new: &Registration,
+    ) -> Result<Option<NewEvent>> {
+        self.refuse_other_origin(record, new.origin)?;
+        let Some(present) = &mut record.registration else {
+            if record.volume != *volume {
+                words::refuse_attached(record)?;
+            }
+            record.volume = volume.clone();
+            record.registration = Some(new.clone());
+            return Ok(Some(words::registered("volume-registered", record)));
+        };
+        may_change(&record.name, &record.volume, present, volume, new)?;
+        if present.spec == new.spec {
+            return Ok(None);
+        }
+        if !record.claims.is_empty() {
+            return Err(words::in_use(record, "its registration cannot change"));
+        }
+        present.spec = new.spec.clone();
+        Ok(Some(words::registered("volume-changed", record)))
+    }
+
+    /// What a file declares is changed there; what was registered by a call is not the file's.
+    pub(super) fn refuse_other_origin(&self, record: &Record, by: Origin) -> Result<()> {
+        let (name, present) = (&record.name, record.registration.as_ref().map(|present| present.origin));
+        let file = self.declarations.file(name);
+        match (by, present) {
+            (Origin::Bus, Some(Origin::File)) => Err(words::of_file(name, file.as_deref())),
+            (Origin::Bus, None) if file.is_some() => Err(words::of_file(name, file.as_deref())),
+            (Origin::File, Some(Origin::Bus)) => Err(words::of_call(name)),
+            _ => Ok(()),
+        }
+    }
+
     /// Change a record, read again as often as somebody else was faster; `Ok(None)`: there is nothing to change. An error
     /// changes nothing.
     pub(super) async fn amend(
@@ -131,8 +155,7 @@ impl Shared {
         self: &Arc<Self>,
         name: &VolumeName,
         volume: &VolumeKey,
-        spec: &VolumeSpec,
-        uid: u32,
+        registration: &Registration,
         secrets: Option<Secrets>,
         wait: Wait,
     ) -> Result<()> {
@@ -147,9 +170,9 @@ impl Shared {
         if !view.plugin_capabilities.iter().any(|has| has == "CONTROLLER_SERVICE") {
             return Ok(());
         }
-        let registration = new_registration(uid, spec.clone(), Origin::Bus);
+        let (uid, registration) = (registration.uid, registration.clone());
+        let call = Call::Validate { capabilities: registration.spec.capabilities.clone() };
         let target = Box::new(Target { key: name.key(""), uid, registration, is_registered: false });
-        let call = Call::Validate { capabilities: spec.capabilities.clone() };
         let answer = self.ask(volume, uid, Work::Call { target, call, secrets }, wait)?;
         match self.answered(answer).await {
             Ok(Done::Validated(Err(why))) => Err(words::not_confirmed(name, &why)),
@@ -189,7 +212,7 @@ pub(super) fn unregistered(uid: u32) -> Registration {
 }
 
 /// What no volume is.
-pub(super) fn refuse_nonsense(spec: &VolumeSpec) -> Result<()> {
+pub fn refuse_nonsense(spec: &VolumeSpec) -> Result<()> {
     if spec.capabilities.is_empty() {
         return Err(Error::invalid(
             "capabilities is empty; give at least one access mode and attachment mode",
@@ -198,7 +221,20 @@ pub(super) fn refuse_nonsense(spec: &VolumeSpec) -> Result<()> {
     if !spec.snapshot.is_empty() && !spec.clone.is_empty() {
         return Err(Error::invalid("give snapshot or clone, not both"));
     }
-    Ok(())
+    if spec.capabilities.iter().any(|of| of.attachment_mode == AttachmentMode::FileSystem) {
+        return Ok(());
+    }
+    let of_file_systems = [
+        ("fs-type", spec.fs_type.is_empty()),
+        ("mount-flags", spec.mount_flags.is_empty()),
+        ("mount-group", spec.mount_group.is_empty()),
+    ];
+    match of_file_systems.into_iter().find(|(_, absent)| !absent) {
+        Some((key, _)) => {
+            Err(Error::invalid(format!("{key} means nothing for a volume that is block-device only")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// What is not in use may change, but for what makes it the volume that it is.
@@ -206,24 +242,26 @@ fn may_change(
     name: &VolumeName,
     volume: &VolumeKey,
     present: &Registration,
-    uid: u32,
     new_volume: &VolumeKey,
-    new: &VolumeSpec,
+    new: &Registration,
 ) -> Result<()> {
     let exists = |what: &str| {
-        let text = format!("{name} is registered with another {what}; deregister it first");
+        let first = match new.origin {
+            Origin::Bus => "deregister it first",
+            Origin::File => {
+                "remove the file and reload first, so that it is deregistered, or give the new one another id"
+            }
+        };
+        let text = format!("{name} is registered with another {what}; {first}");
         Err(Error::new(Kind::AlreadyExists, text))
     };
-    if uid != 0 && uid != present.uid {
+    if new.uid != 0 && new.uid != present.uid {
         return Err(words::anothers(name));
-    }
-    if present.origin == Origin::File {
-        return Err(words::of_file(name));
     }
     if present.standing != Standing::Registered {
         return Err(words::on_its_way(name));
     }
-    let old = &present.spec;
+    let (old, new) = (&present.spec, &new.spec);
     match () {
         () if volume.plugin != new_volume.plugin => exists("plugin"),
         () if volume.external_id != new_volume.external_id => exists("external-id"),
@@ -244,7 +282,8 @@ mod tests {
         let volume = |plugin: &str, id: &str| VolumeKey { plugin: plugin.into(), external_id: id.into() };
         let present = new_registration(7, VolumeSpec::default(), Origin::Bus);
         let change = |present: &Registration, uid, to: VolumeKey, spec: &VolumeSpec| {
-            may_change(&name, &volume("p", "x"), present, uid, &to, spec).err().map(|error| error.kind)
+            let new = new_registration(uid, spec.clone(), Origin::Bus);
+            may_change(&name, &volume("p", "x"), present, &to, &new).err().map(|error| error.kind)
         };
         let same = VolumeSpec::default();
         let flags = VolumeSpec { mount_flags: vec!["noatime".into()], ..VolumeSpec::default() };
@@ -264,8 +303,6 @@ mod tests {
         ] {
             assert_eq!(change(&present, uid, to, spec), refused);
         }
-        let of_file = Registration { origin: Origin::File, ..present.clone() };
-        assert_eq!(change(&of_file, 0, volume("p", "x"), &flags), Some(Kind::NotSupported));
         let leaving =
             Registration { standing: Standing::Deleting { secrets_given: false, back: None }, ..present };
         assert_eq!(change(&leaving, 7, volume("p", "x"), &flags), Some(Kind::Busy));

@@ -14,7 +14,7 @@ use crate::volume::{Volumes, healthy, there};
 
 const EVERY: Duration = Duration::from_secs(60);
 /// When claims that are on their way out get their second chance.
-const SWEEP: Duration = Duration::from_secs(300);
+pub(super) const SWEEP: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ill {

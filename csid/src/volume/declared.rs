@@ -1,0 +1,224 @@
+//! Volumes that files declare. Each is registered for uid 0, in the way of RegisterVolume, as soon as its plugin serves, and is
+//! tried again until it is: at csid's start and after a reload nobody waits for that but who uses the volume. What the
+//! registry has already as the file says it needs no plugin.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use serde_json::Value;
+use tokio::task::JoinHandle;
+
+use crate::error::{Error, Result};
+use crate::plugin::Service;
+use crate::store::registry::{Origin, Record, RecordFilter, Registration, VolumeName};
+use crate::store::{Change, Durability, StoreError};
+use crate::volume::control::Backoff;
+use crate::volume::files::Declared;
+use crate::volume::registered::RegisterRequest;
+use crate::volume::registering::new_registration;
+use crate::volume::watch::SWEEP;
+use crate::volume::{Shared, Volumes, Wait, claim_words as words};
+
+/// What files declare now.
+#[derive(Default)]
+pub(super) struct Declarations {
+    table: Mutex<BTreeMap<VolumeName, Entry>>,
+    /// Has those registered that wait. Held across a change of the table.
+    trying: tokio::sync::Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Entry {
+    declared: Declared,
+    /// Absent: it is registered.
+    waits: Option<Waits>,
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Waits {
+    /// Empty: its plugin does not serve yet.
+    pub(super) error: String,
+    pub(super) next_try: Option<Instant>,
+}
+
+/// What [`Volumes::declare`] did.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// As they were.
+    pub unchanged: usize,
+    /// To be registered, or changed.
+    pub waiting: usize,
+    pub removed: Vec<String>,
+    /// Their files are gone, but they are in use: they stay until the next reload without.
+    pub kept: Vec<String>,
+}
+
+impl Declarations {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeName, Entry>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file that declares a volume.
+    pub(super) fn file(&self, name: &VolumeName) -> Option<PathBuf> {
+        self.lock().get(name).map(|entry| entry.declared.file.clone())
+    }
+
+    /// What is declared and not registered so, and why.
+    pub(super) fn waiting(&self, name: &VolumeName) -> Option<(Declared, Waits)> {
+        let table = self.lock();
+        let entry = table.get(name)?;
+        Some((entry.declared.clone(), entry.waits.clone()?))
+    }
+
+    /// It is registered so; the file may say something else by now.
+    fn done(&self, declared: &Declared) {
+        if let Some(entry) = self.lock().get_mut(&declared.name)
+            && entry.declared == *declared
+        {
+            entry.waits = None;
+        }
+    }
+
+    /// Whether that is news.
+    fn failed(&self, name: &VolumeName, error: &Error, next_try: Instant) -> bool {
+        let mut table = self.lock();
+        let Some(waits) = table.get_mut(name).and_then(|entry| entry.waits.as_mut()) else { return false };
+        let before = std::mem::replace(&mut waits.error, error.message.clone());
+        waits.next_try = Some(next_try);
+        before != waits.error
+    }
+
+    /// Nothing is tried any more.
+    pub(super) fn stop(&self) {
+        if let Ok(mut trying) = self.trying.try_lock() {
+            trying.take().inspect(JoinHandle::abort);
+        }
+    }
+}
+
+impl Volumes {
+    /// How many volumes are not registered as files declare them.
+    pub fn unregistered(&self) -> usize {
+        self.shared.declarations.lock().values().filter(|entry| entry.waits.is_some()).count()
+    }
+
+    /// Whether the volumes of `files` may be so, as far as that is known without their plugins.
+    pub async fn check_declared(&self, files: &[Declared]) -> Result<()> {
+        let records = self.shared.records_by_name().await?;
+        for declared in files {
+            let mut record = record_of(&records, &declared.name);
+            let put = self.shared.put(&mut record, &declared.volume, &registration(declared));
+            put.map_err(|error| words::declared(&declared.file, error))?;
+        }
+        Ok(())
+    }
+
+    /// Make the declared volumes those of `files`. One whose file is gone is forgotten, unless it is in use; `all`: no other
+    /// file is there that could be its.
+    pub async fn declare(&self, files: Vec<Declared>, all: bool) -> Result<Applied> {
+        let shared = &self.shared;
+        let mut trying = shared.declarations.trying.lock().await;
+        // What was begun is in the registry before it is read, or never will be.
+        if let Some(before) = trying.take() {
+            before.abort();
+            let _ = before.await;
+        }
+        let records = shared.records_by_name().await?;
+        let mut applied = Applied::default();
+        let mut table = BTreeMap::new();
+        for declared in files {
+            let mut record = record_of(&records, &declared.name);
+            let there = shared.put(&mut record, &declared.volume, &registration(&declared));
+            let waits = (!matches!(there, Ok(None))).then(Waits::default);
+            let count = if waits.is_some() { &mut applied.waiting } else { &mut applied.unchanged };
+            *count += 1;
+            table.insert(declared.name.clone(), Entry { declared, waits });
+        }
+        let gone = |record: &&Record| all && is_of_file(record) && !table.contains_key(&record.name);
+        let gone: Vec<VolumeName> = records.values().filter(gone).map(|record| record.name.clone()).collect();
+        let waiting = table.values().filter(|entry| entry.waits.is_some());
+        let waiting = waiting.map(|entry| Arc::clone(shared).pursue(entry.declared.clone()));
+        let mut waiting: FuturesUnordered<_> = waiting.collect();
+        *shared.declarations.lock() = table;
+        for name in gone {
+            match self.deregister(name.clone(), 0, false, Origin::File).await {
+                Ok(()) => applied.removed.push(name.to_string()),
+                Err(error) => {
+                    tracing::warn!(volume = %name, %error, "the volume's file is gone, but it cannot be forgotten: it stays");
+                    applied.kept.push(name.to_string());
+                }
+            }
+        }
+        *trying = Some(tokio::spawn(async move { while waiting.next().await.is_some() {} }));
+        Ok(applied)
+    }
+}
+
+impl Shared {
+    async fn records_by_name(&self) -> Result<BTreeMap<VolumeName, Record>, StoreError> {
+        let (records, _) = self.registry.records(RecordFilter::default()).await?;
+        Ok(records.into_iter().map(|record| (record.name.clone(), record)).collect())
+    }
+
+    pub(super) async fn register_declared(
+        self: &Arc<Self>,
+        declared: &Declared,
+        wait: Wait,
+    ) -> Result<Record> {
+        let Declared { file, name, volume, spec } = declared.clone();
+        let request =
+            RegisterRequest { name, volume, spec, uid: 0, origin: Origin::File, secrets: None, wait };
+        let registered = self.register(request).await.map_err(|error| words::declared(&file, error))?;
+        self.declarations.done(declared);
+        Ok(registered)
+    }
+
+    /// Register it, however long that takes.
+    async fn pursue(self: Arc<Self>, declared: Declared) {
+        let Declared { name, volume, .. } = &declared;
+        let mut backoff = Backoff::new();
+        loop {
+            tokio::select! {
+                _ = self.plugins.wait(&volume.plugin, Service::Node, None) => {}
+                _ = self.plugins.wait(&volume.plugin, Service::Controller, None) => {}
+            }
+            // Apart: thousands may wait for one plugin.
+            let Err(error) = Box::pin(self.register_declared(&declared, Wait::default())).await else {
+                tracing::info!(volume = %name, "the declared volume is registered");
+                return;
+            };
+            let pause = if error.details.retryable { backoff.next() } else { SWEEP };
+            if self.declarations.failed(name, &error, Instant::now() + pause) {
+                self.tell_failure(&declared, &error).await;
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn tell_failure(&self, declared: &Declared, error: &Error) {
+        let (name, kind) = (&declared.name, error.kind.name());
+        tracing::warn!(volume = %name, kind, "the declared volume is not registered: {}", error.message);
+        let record = Record { volume: declared.volume.clone(), ..Record::none(name.clone()) };
+        let mut event = words::registered("volume-registered", &record);
+        event.details.insert("success", Value::from(false));
+        event.details.insert("error", Value::from(error.to_string()));
+        if let Err(error) = self.store.commit(vec![Change::Event(event)], Durability::Process).await {
+            tracing::warn!(%error, "an event could not be written");
+        }
+    }
+}
+
+fn registration(declared: &Declared) -> Registration {
+    new_registration(0, declared.spec.clone(), Origin::File)
+}
+
+fn record_of(records: &BTreeMap<VolumeName, Record>, name: &VolumeName) -> Record {
+    records.get(name).cloned().unwrap_or_else(|| Record::none(name.clone()))
+}
+
+pub(super) fn is_of_file(record: &Record) -> bool {
+    record.registration.as_ref().is_some_and(|registration| registration.origin == Origin::File)
+}
