@@ -121,7 +121,7 @@ impl World {
             told: Arc::default(),
             boots: 0,
         };
-        for name in ["state", "run", "etc/plugins.d", "credentials", "targets"] {
+        for name in ["state", "run", "etc/plugins.d", "etc/volumes.d", "credentials", "targets"] {
             fs::create_dir_all(world.dir.join(name))?;
         }
         world.mount_run()?;
@@ -172,6 +172,14 @@ impl World {
     pub fn configure_plugin(&self, id: &str, socket: &Path, more: &str) {
         let text = format!("supervision = \"external\"\nsocket = {socket:?}\n{more}");
         fs::write(self.path("etc/plugins.d").join(format!("{id}.toml")), text).expect("a plugin's file");
+    }
+
+    /// A file of volumes.d: `id` is its name and the volume's external id, of plugin `p`; `more` says the rest.
+    pub fn declare(&self, id: &str, more: &str) -> PathBuf {
+        let text = format!("plugin = \"p\"\nexternal-id = {id:?}\n{more}");
+        let file = self.path("etc/volumes.d").join(format!("{id}.toml"));
+        fs::write(&file, text).expect("a volume's file");
+        file
     }
 
     pub fn plugin(&mut self, id: &str) -> &mut TestPlugin {
