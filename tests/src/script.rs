@@ -40,6 +40,8 @@ pub struct Script {
     pub snapshot_ready_at: u64,
     /// No list has more entries in an answer, whatever is asked for.
     pub page: usize,
+    /// The value in every context that it makes; absent: another one each time.
+    pub token: Option<String>,
     /// Every RPC that can have secrets wants this one.
     pub secret: Option<(String, String)>,
     pub rules: Vec<Rule>,
@@ -155,6 +157,7 @@ impl Default for Script {
             capacity: 1 << 40,
             snapshot_ready_at: 1,
             page: usize::MAX,
+            token: None,
             secret: None,
             rules: Vec::new(),
         }

@@ -19,7 +19,7 @@ use crate::store::rows::Usage;
 
 /// A controller service of a plugin that was healthy when it was asked for; a call counts as its load until it is answered.
 #[derive(Clone)]
-pub struct Controller(pub(super) Arc<Instance>);
+pub struct Controller(pub(super) Arc<Instance>, Arc<[String]>);
 
 /// What every controller call has. Secrets live in the caller's frame.
 #[derive(Clone, Copy)]
@@ -89,6 +89,16 @@ pub struct External {
 }
 
 impl Controller {
+    pub(super) fn of(instance: Arc<Instance>) -> Self {
+        Controller(instance, Arc::default())
+    }
+
+    /// For calls about a volume of which the plugin was told this by other calls: the values of its contexts and parameters,
+    /// which no message may repeat.
+    pub fn hiding(self, told: Vec<String>) -> Self {
+        Controller(self.0, told.into())
+    }
+
     pub fn id(&self) -> &str {
         &self.0.peer.id
     }
@@ -262,7 +272,7 @@ impl Controller {
         Ok(match answer.confirmed {
             Some(confirmed) => agrees(&asked, &confirmed),
             None if answer.message.is_empty() => Err("the plugin does not say why".to_owned()),
-            None => Err(request.hidden(words()).clean(&answer.message)),
+            None => Err(request.hidden(words()).and(&*self.1).clean(&answer.message)),
         })
     }
 
@@ -403,7 +413,7 @@ impl Controller {
         F: Future<Output = Result<Response<R>, Status>>,
     {
         let _busy = self.0.load.begin();
-        self.0.peer.call(rpc, request.deadline, message, || request.hidden(words), send).await
+        self.0.peer.call(rpc, request.deadline, message, || request.hidden(words).and(&*self.1), send).await
     }
 
     fn capability(&self, usage: &Usage) -> v1::VolumeCapability {

@@ -82,7 +82,7 @@ impl Plugins {
         };
         let Ready(chosen) = self.picked(id, Service::Controller, deadline, least).await?;
         chosen.load.choose(self.0.turns.fetch_add(1, Ordering::Relaxed) + 1);
-        Ok(Controller(chosen))
+        Ok(Controller::of(chosen))
     }
 
     async fn picked(

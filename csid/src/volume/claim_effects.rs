@@ -15,6 +15,7 @@ use crate::store::rows::Leg;
 use crate::volume::claims::{self, Action, Effect, Outcome};
 use crate::volume::control::{abandoned, hurried};
 use crate::volume::drive::Drive;
+use crate::volume::secrets::told;
 use crate::volume::{Authority, claim_words as words, say};
 
 /// Why an effect of a claim did not come to be, and what that says about it.
@@ -49,10 +50,16 @@ impl Drive<'_> {
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
         let secrets = self.claim_secrets(claim, registration).await.map_err(hopeless)?;
+        let (own, credential) = (Some(claim.consumer.as_str()), credential_of(claim, registration));
         let controller = self.controller().await.map_err(again)?;
+        let controller = controller.hiding(told(registration, &record.attachments));
         let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
-        let request =
-            Request { uid: claim.uid, secrets: secrets.as_ref(), secrets_forgotten: false, deadline };
+        let request = Request {
+            uid: claim.uid,
+            secrets: secrets.as_ref(),
+            secrets_forgotten: self.others_secrets(record, own, credential, secrets.is_some()),
+            deadline,
+        };
         let usage = registration.usage(claim.usage.capability);
         let read_only = claims::reader_only(claim.usage.capability.access_mode);
         let publish = controller.publish(&record.volume.external_id, &at.node_id, &usage, read_only, request);
@@ -96,15 +103,17 @@ impl Drive<'_> {
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
         let secrets = self.claim_secrets(claim, registration).await.map_err(hopeless)?;
+        let (own, credential) = (Some(claim.consumer.as_str()), credential_of(claim, registration));
         if secrets.is_none() && claim.secrets_given {
             return Err(hopeless(words::secret_required(&record.name, &claim.consumer)));
         }
         let controller = self.controller().await.map_err(again)?;
+        let controller = controller.hiding(told(registration, &record.attachments));
         let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
         let request = Request {
             uid: claim.uid,
             secrets: secrets.as_ref(),
-            secrets_forgotten: claim.secrets_given && secrets.is_none(),
+            secrets_forgotten: self.others_secrets(record, own, credential, secrets.is_some()),
             deadline,
         };
         let unpublish = controller.unpublish(&record.volume.external_id, &at.node_id, request);
@@ -113,7 +122,7 @@ impl Drive<'_> {
 
     /// The call's secrets, or those of the claim's credential, or of the volume's.
     async fn claim_secrets(&self, claim: &Claim, registration: &Registration) -> Result<Option<Secrets>> {
-        match (&self.secrets, claim.credential.as_ref().or(registration.spec.credential.as_ref())) {
+        match (&self.secrets, credential_of(claim, registration)) {
             (Some(given), _) => Ok(Some(given.clone())),
             (None, Some(name)) => self.shared.credential(name).await.map(Some),
             (None, None) => Ok(None),
@@ -144,6 +153,10 @@ impl Drive<'_> {
             }
         }
     }
+}
+
+fn credential_of<'a>(claim: &'a Claim, registration: &'a Registration) -> Option<&'a String> {
+    claim.credential.as_ref().or(registration.spec.credential.as_ref())
 }
 
 fn no_row() -> Failure {

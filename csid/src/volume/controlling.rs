@@ -17,6 +17,7 @@ use crate::volume::control::{Backoff, abandoned};
 use crate::volume::drive::Drive;
 use crate::volume::registered::Part;
 use crate::volume::registering::unregistered;
+use crate::volume::secrets::told;
 use crate::volume::work::Done;
 use crate::volume::{claim_words as words, say};
 
@@ -254,15 +255,6 @@ impl Drive<'_> {
         }
     }
 
-    /// Whether the plugin may have heard secrets of the volume that this call does not have: then its words are withheld.
-    fn forgets_secrets(&self, target: &Target, given: bool) -> bool {
-        let credential = &target.registration.spec.credential;
-        self.rows.volume().mounts.iter().map(|mount| &mount.spec).any(|spec| {
-            let of_volume = given && spec.credential.is_some() && spec.credential == *credential;
-            spec.secrets_given || spec.secrets_beside || (spec.credential.is_some() && !of_volume)
-        })
-    }
-
     pub(super) fn external_id(&self) -> String {
         self.rows.volume().row.key.external_id.clone()
     }
@@ -329,6 +321,10 @@ impl Drive<'_> {
         let mut said: Option<RpcError> = None;
         let (mut unknown, mut perhaps_done) = (false, false);
         self.step.set(step);
+        let record = self.shared.registry.record(VolumeName::of(&target.key)).await;
+        let record = record.map_err(|error| Unanswered::before(error.into()))?;
+        let credential = target.registration.spec.credential.as_ref();
+        let told = told(&target.registration, &record.attachments);
         loop {
             let controller = match self.controller().await {
                 Ok(controller) => controller,
@@ -336,9 +332,9 @@ impl Drive<'_> {
                 Err(error) => return Err(unanswered(said.map_or(error, Error::from), unknown, perhaps_done)),
             };
             let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
-            let secrets_forgotten = self.forgets_secrets(target, secrets.is_some());
+            let secrets_forgotten = self.others_secrets(&record, None, credential, secrets.is_some());
             let request = Request { uid: target.uid, secrets, secrets_forgotten, deadline };
-            let error = match fault::around(rpc, call(controller, request)).await {
+            let error = match fault::around(rpc, call(controller.hiding(told.clone()), request)).await {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };

@@ -9,8 +9,10 @@ use crate::error::{Error, Kind, Result};
 use crate::host::credential::CredentialError;
 use crate::host::units::UnitsError;
 use crate::secret::{MAX_BYTES, Secrets};
+use crate::store::registry::{Attachment, Record, Registration};
 use crate::store::rows::{MountKey, MountRow, MountSpec};
 use crate::volume::Shared;
+use crate::volume::drive::Drive;
 use crate::volume::record::UNKNOWN;
 use crate::volume::state::Volume;
 
@@ -64,6 +66,38 @@ impl Volume {
             _ => may_have_had_secrets(mount),
         })
     }
+}
+
+impl Drive<'_> {
+    /// Whether the plugin may have heard secrets of the volume that a controller's call does not have: then its words are
+    /// withheld. At hand are, when they are `given`, those of `own`, the consumer whose claim it is, or of the credential.
+    pub(super) fn others_secrets(
+        &self,
+        record: &Record,
+        own: Option<&str>,
+        at_hand: Option<&String>,
+        given: bool,
+    ) -> bool {
+        let mounts = self.rows.volume().mounts.iter().any(|mount| {
+            let MountSpec { credential, secrets_given, secrets_beside, .. } = &mount.spec;
+            let is_own = given && own == Some(mount.key.consumer.as_str());
+            let is_at_hand = given && credential.as_ref() == at_hand;
+            *secrets_beside || (*secrets_given && !is_own) || (credential.is_some() && !is_own && !is_at_hand)
+        });
+        let claims = record.claims.iter().any(|claim| {
+            let is_own = given && own == Some(claim.consumer.as_str());
+            claim.secrets_given && !is_own
+        });
+        let calls = record.attachments.iter().filter_map(|at| at.by_call.as_ref());
+        mounts || claims || calls.into_iter().any(|call| call.secrets_given && !given)
+    }
+}
+
+/// What a plugin was told of a registered volume beside secrets, and may repeat: a secret may stand there, too.
+pub(super) fn told(registration: &Registration, attachments: &[Attachment]) -> Vec<String> {
+    let spec = &registration.spec;
+    let of_volume = spec.context.values().chain(spec.parameters.values()).chain(&spec.mount_flags);
+    of_volume.chain(attachments.iter().flat_map(|at| at.publish_context.values())).cloned().collect()
 }
 
 /// What was recorded from the kernel alone may have been made with any.

@@ -178,3 +178,25 @@ fn a_controller_that_hangs_leaves_its_load_to_the_other_one() {
         w.nothing_left(&client).await;
     });
 }
+
+#[test]
+fn who_has_no_secrets_is_not_told_anothers() {
+    world(async |w| {
+        let client = able(w, &["PUBLISH_UNPUBLISH_VOLUME", "EXPAND_VOLUME"]).await;
+        client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
+        let given = || Some(secrets(&[("password", "c4n4ry-4242")]));
+        let options = ClaimOptions { secrets: given(), ..ClaimOptions::default() };
+        client.claim(NAMESPACE, "v", "one", options).await.unwrap();
+        let words = Act::Say(9, "no login with c4n4ry-4242".to_owned());
+        w.plugin("p").rules([Rule::always("ControllerExpandVolume", words)]);
+        for secrets in [None, given()] {
+            let is_given = secrets.is_some();
+            let options = ExpandOptions { secrets, ..ExpandOptions::default() };
+            let (_, error) = refusal(client.expand_volume(NAMESPACE, "v", 8 << 20, 0, options).await);
+            assert!(!format!("{error:?}").contains("c4n4ry"), "given {is_given}: {error:?}");
+        }
+        let options = ReleaseOptions { secrets: given(), ..ReleaseOptions::default() };
+        client.release(NAMESPACE, "v", "one", options).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}

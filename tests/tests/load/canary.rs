@@ -19,27 +19,27 @@ use zbus::{Connection, Variant};
 
 use crate::alone;
 
-const SECRET: &str = "c4n4ry>?s3cr3t~4242";
-const CONTEXT: &str = "c4n4ry-c0nt3xt-4242";
-const FLAG: &str = "c4n4ry-fl4g-4242";
+pub const SECRET: &str = "c4n4ry>?s3cr3t~4242";
+pub const CONTEXT: &str = "c4n4ry-c0nt3xt-4242";
+pub const FLAG: &str = "c4n4ry-fl4g-4242";
 /// In the volumes' names: no secret.
-const MARKER: &str = "m4rk3r-n0-s3cr3t-4242";
-const CREDENTIAL: &str = "csid.default.canary";
+pub const MARKER: &str = "m4rk3r-n0-s3cr3t-4242";
+pub const CREDENTIAL: &str = "csid.default.canary";
 const MAKING: [&str; 2] = ["NodeStageVolume", "NodePublishVolume"];
 const REMOVING: [&str; 2] = ["NodeUnpublishVolume", "NodeUnstageVolume"];
-const SHORT: Duration = Duration::from_millis(300);
+pub const SHORT: Duration = Duration::from_millis(300);
 
 /// How the secret comes.
 #[derive(Clone, Copy, Debug)]
-enum By {
+pub enum By {
     Descriptor,
     Credential,
 }
 
-use By::{Credential, Descriptor};
+pub use By::{Credential, Descriptor};
 
 /// Each has a volume of its own.
-fn volume(by: By) -> String {
+pub fn volume(by: By) -> String {
     format!("{MARKER}-{by:?}")
 }
 
@@ -58,7 +58,7 @@ fn options(by: By) -> MountOptions {
 }
 
 /// As a plugin may quote what it was given once.
-fn words() -> String {
+pub fn words() -> String {
     format!("cannot log in with {SECRET} ({:?}) of {CONTEXT} and {FLAG}", format!("password={SECRET}"))
 }
 
@@ -241,7 +241,7 @@ async fn every_bad_document(w: &World, caller: &Caller) -> usize {
 }
 
 /// Everything csid wrote: its log, its journal and what else is below its directories.
-fn written(w: &World, haystack: &mut Haystack) {
+pub fn written(w: &World, haystack: &mut Haystack) {
     haystack.add("log", &fs::read(w.path("csid.log")).unwrap());
     for directory in ["state", "run", "etc", "targets"] {
         for path in kernel::tree(&w.path(directory)).unwrap() {

@@ -4,6 +4,7 @@
 
 mod beside;
 mod canary;
+mod canary_controller;
 mod floods;
 mod hung;
 mod killed;

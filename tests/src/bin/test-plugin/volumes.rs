@@ -18,8 +18,11 @@ pub const TOKEN: &str = "attachment";
 const BYTES: i64 = 4 << 20;
 const AFTER: &str = "after:";
 
-/// Another one each time, also after the plugin died.
-fn token() -> String {
+/// What is in a new context: another one each time, also after the plugin died, unless the script says what.
+fn token(script: &Script) -> String {
+    if let Some(token) = &script.token {
+        return token.clone();
+    }
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{:x}", since.as_nanos())
 }
@@ -105,7 +108,7 @@ pub fn create(backend: &Backend, script: &Script, r: &CreateVolumeRequest) -> Re
     if !wanted.is_empty() && !wanted.iter().any(|place| place.segments == topology) {
         return Err(Status::resource_exhausted("there is no room at that place"));
     }
-    let context = [("born".to_owned(), token())].into();
+    let context = [("born".to_owned(), token(script))].into();
     let volume = Volume { order: Some(order), topology, context, ..Volume::provisioned(&id, bytes) };
     backend.put(&volume).map_err(internal)?;
     Ok(shown(&volume))
@@ -173,7 +176,7 @@ pub fn attach(
     if script.max_volumes > 0 && many as i64 >= script.max_volumes {
         return Err(Status::resource_exhausted("the node has as many volumes as it can (CO rule 38)"));
     }
-    let token = token();
+    let token = token(script);
     let attachment = Attachment { usage, read_only: r.readonly, token: token.clone() };
     volume.attachments.insert(call.node.clone(), attachment);
     backend.put(&volume).map_err(internal)?;
