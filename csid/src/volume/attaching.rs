@@ -41,6 +41,7 @@ impl Drive<'_> {
             }
             self.detach_call(target, node_id).await.map_err(say::unsettled)?;
         }
+        self.refuse_before_expansion(&target.key)?;
         let volume = self.rows.volume().row.key.clone();
         let by_call = AttachCall { secrets_given: self.secrets.is_some(), ..call.clone() };
         let entered = |record: &mut Record| {

@@ -111,6 +111,14 @@ pub(super) fn mounted(name: &VolumeName, holders: Vec<String>) -> Error {
     Error::new(Kind::Busy, text).with(|details| details.holders = holders)
 }
 
+pub(super) fn expands_first(name: &VolumeName) -> Error {
+    let text = format!(
+        "an expansion of {name}, which came before, waits until nobody has the volume; ask again when it is done, or wait \
+         for it (wait-usec, `csictl claim --queue`)"
+    );
+    Error::new(Kind::ClaimConflict, text)
+}
+
 pub(super) fn not_confirmed(name: &VolumeName, why: &str) -> Error {
     let why = if why.is_empty() { "it does not say why" } else { why };
     Error::invalid(format!("the plugin does not confirm that {name} can be used so: {why}"))

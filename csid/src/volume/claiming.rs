@@ -42,6 +42,7 @@ impl Drive<'_> {
         beside.claims.extend(before_me.filter(|_| is_new).cloned());
         claims::admit(&beside, wanted).map_err(|refusal| words::refusal(refusal, key, wanted))?;
         if is_new {
+            self.refuse_before_expansion(key)?;
             self.refuse_what_cannot_be_here(&record, wanted).await?;
         }
         self.rebind(&mut record, wanted).await?;

@@ -37,6 +37,8 @@ pub(super) struct Drive<'a> {
     pub(super) step: Step,
     pub(super) secrets: Option<Secrets>,
     pub(super) force: bool,
+    /// An expansion waits until nobody has the volume, and goes before whoever does not have it yet.
+    pub(super) expands_first: bool,
 }
 
 impl Drive<'_> {

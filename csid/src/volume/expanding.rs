@@ -1,10 +1,12 @@
-//! ExpandVolume: the controller's part, then the node's; what cannot be done now is done by the next mount.
+//! ExpandVolume: the controller's part, then the node's; what cannot be done now is done by the next mount. Where only a volume
+//! that nobody has can be expanded it waits for that, and whoever comes later waits for it.
 
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::plugin::Controller;
 use crate::store::Durability;
 use crate::store::registry::{Expansion, Record, Registration, VolumeName};
+use crate::store::rows::MountKey;
 use crate::volume::claim_words as words;
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
@@ -103,6 +105,14 @@ impl Drive<'_> {
         let view = self.shared.plugins.view(&self.plugin()).unwrap_or_default();
         let has = |name: &str| view.plugin_capabilities.iter().any(|has| has == name);
         has("OFFLINE") && !has("ONLINE")
+    }
+
+    /// Else those who keep coming would keep the expansion waiting for ever. Who has the volume may use it meanwhile.
+    pub(super) fn refuse_before_expansion(&self, key: &MountKey) -> Result<()> {
+        match self.expands_first && self.rows.volume().mount(key).is_none() {
+            true => Err(words::expands_first(&VolumeName::of(key))),
+            false => Ok(()),
+        }
     }
 
     fn expands_by_node_alone(&self) -> bool {

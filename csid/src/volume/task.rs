@@ -241,10 +241,18 @@ impl Task {
         let ahead: Vec<Claim> =
             self.waiting.iter().filter_map(|operation| operation.work.claim().cloned()).collect();
 
+        let expands_first = self.waiting.iter().any(|operation| operation.work.expands());
+
         // The operation has the rows; everything else of the task goes on beside it.
         let shared = self.shared.clone();
-        let mut running: Running<'_> =
-            Box::pin(current.job(names).run(&shared, rows, orders, current.step.clone(), &ahead));
+        let mut running: Running<'_> = Box::pin(current.job(names).run(
+            &shared,
+            rows,
+            orders,
+            current.step.clone(),
+            &ahead,
+            expands_first,
+        ));
         let result = loop {
             // Who would leave what is decided is seen once.
             let is_over = current.step.is_decided() && control.borrow().abandon.is_some();

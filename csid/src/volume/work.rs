@@ -187,14 +187,18 @@ impl Job {
         control: watch::Receiver<Control>,
         step: Step,
         ahead: &[Claim],
+        expands_first: bool,
     ) -> Result<Done> {
-        let mut drive = Drive { shared, rows, control, step, secrets: None, force: false };
+        let mut drive = Drive { shared, rows, control, step, secrets: None, force: false, expands_first };
         match self {
             Job::Mount(mut wanted, claim, secrets) => {
                 drive.secrets = secrets;
                 let mounted = match claim {
                     Some(claim) => drive.mount_claimed(&mut wanted, &claim, ahead).await,
-                    None => drive.mount(&wanted).await,
+                    None => {
+                        drive.refuse_before_expansion(&wanted.key)?;
+                        drive.mount(&wanted).await
+                    }
                 };
                 mounted.map(Done::Mounted)
             }
@@ -287,6 +291,11 @@ impl Work {
             (Work::Call { call: Call::Expand { .. }, .. }, Kind::Busy) => Some(NOBODY_HAS_IT),
             _ => None,
         }
+    }
+
+    /// Whether who comes later may not have the volume while this waits.
+    pub(super) fn expands(&self) -> bool {
+        matches!(self, Work::Call { call: Call::Expand { .. }, .. })
     }
 
     pub(super) fn waits_until(&self) -> Option<Instant> {

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use csid_client::{ExpandOptions, Kind, MountOptions};
+use csid_client::{
+    AccessMode, AttachOptions, ClaimOptions, CreateVolume, ExpandOptions, Kind, MountOptions, ReleaseOptions,
+};
 use csid_tests::ask::{NAMESPACE, unmount};
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{eventually, refusal, world};
+use csid_tests::world::{refusal, world};
 
-use crate::site::{Site, options, spec};
+use crate::site::{Site, options, spec, uses};
 
 const LARGE: u64 = 8 << 20;
 
@@ -15,11 +17,7 @@ const LARGE: u64 = 8 << 20;
 fn co_rule_26_offline_it_waits_until_nobody_has_it() {
     world(async |w| {
         let mut s = Site::new(w).await;
-        s.w.plugin("p").set(|script| script.plugin.push("OFFLINE".to_owned()));
-        s.w.plugin("p").kill();
-        s.w.plugin("p").start().await;
-        s.restart().await;
-        s.is_ready().await;
+        s.expands_offline().await;
         s.create("a", spec()).await.unwrap();
         s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await.unwrap();
 
@@ -32,15 +30,58 @@ fn co_rule_26_offline_it_waits_until_nobody_has_it() {
         let asked = tokio::spawn(async move {
             client.expand_volume(NAMESPACE, "a", LARGE, 0, ExpandOptions::default()).await
         });
-        eventually("it waits", async || {
-            let operations = s.client.list_operations().await.unwrap();
-            operations.iter().any(|operation| operation.step == "waiting until nobody has it")
-        })
-        .await;
+        s.waits("waiting until nobody has it").await;
         unmount(&s.client, "a", "job").await.unwrap();
         let expanded = asked.await.unwrap().unwrap();
         assert_eq!(expanded.capacity_bytes, LARGE);
         assert_eq!(s.w.plugin("p").count("ControllerExpandVolume", ""), 1);
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn an_offline_expansion_is_not_passed_by_those_who_come_later() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.expands_offline().await;
+        let capabilities = Some(uses(&[AccessMode::SingleNodeMultiWriter]));
+        s.create("a", CreateVolume { capabilities, ..spec() }).await.unwrap();
+        let claim = async |s: &Site<'_>, consumer: &str, options: ClaimOptions| {
+            s.client.claim(NAMESPACE, "a", consumer, options).await
+        };
+        claim(&s, "one", ClaimOptions::default()).await.unwrap();
+        let client = s.client.clone();
+        let expanded = tokio::spawn(async move {
+            client.expand_volume(NAMESPACE, "a", LARGE, 0, ExpandOptions::default()).await
+        });
+        s.waits("waiting until nobody has it").await;
+
+        let (kind, error) = refusal(claim(&s, "two", ClaimOptions::default()).await);
+        assert!(kind == Kind::ClaimConflict && error.message.contains("expansion"), "{error}");
+        let mount = s.client.mount(NAMESPACE, "a", "two", MountOptions::default()).await;
+        assert_eq!(refusal(mount).0, Kind::ClaimConflict);
+        let attach = s.client.attach_volume(NAMESPACE, "a", "node-2", AttachOptions::default()).await;
+        assert_eq!(refusal(attach).0, Kind::ClaimConflict);
+        // Who has it goes on using it.
+        claim(&s, "one", ClaimOptions::default()).await.expect("the same again");
+        s.client.mount(NAMESPACE, "a", "one", MountOptions::default()).await.unwrap();
+        unmount(&s.client, "a", "one").await.unwrap();
+
+        let client = s.client.clone();
+        let later = tokio::spawn(async move {
+            let options = ClaimOptions { wait_usec: Some(30_000_000), ..ClaimOptions::default() };
+            client.claim(NAMESPACE, "a", "three", options).await
+        });
+        s.waits("waiting for claims").await;
+        assert_eq!(s.w.plugin("p").count("ControllerExpandVolume", ""), 0);
+        s.client.release(NAMESPACE, "a", "one", ReleaseOptions::default()).await.unwrap();
+        assert_eq!(expanded.await.unwrap().unwrap().capacity_bytes, LARGE);
+        later.await.unwrap().expect("its turn");
+        let calls: Vec<_> = s.w.plugin("p").volume_calls().into_iter().map(|call| call.call.rpc).collect();
+        let last = |rpc: &str| calls.iter().rposition(|call| call == rpc);
+        assert!(last("ControllerExpandVolume") < last("ControllerPublishVolume"), "{calls:?}");
+        s.client.release(NAMESPACE, "a", "three", ReleaseOptions::default()).await.unwrap();
         s.delete("a", options()).await.unwrap();
         s.nothing_left().await;
     });

@@ -28,14 +28,16 @@ pub fn with_secrets() -> VolumeOptions {
     VolumeOptions { secrets: Some(secrets(&[("password", PASSWORD)])), ..options() }
 }
 
+pub fn uses(modes: &[AccessMode]) -> Vec<Capability> {
+    let attachment_mode = AttachmentMode::FileSystem;
+    modes.iter().map(|mode| Capability { access_mode: *mode, attachment_mode }).collect()
+}
+
 /// A CreateVolume of plugin `p` for a file system of at least a MiB.
 pub fn spec() -> CreateVolume {
     CreateVolume {
         plugin: Some("p".to_owned()),
-        capabilities: Some(vec![Capability {
-            access_mode: AccessMode::SingleNodeWriter,
-            attachment_mode: AttachmentMode::FileSystem,
-        }]),
+        capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
         capacity_min: Some(1 << 20),
         ..CreateVolume::default()
     }
@@ -74,6 +76,24 @@ impl<'w> Site<'w> {
     /// csid dies at this edge, once.
     pub fn arm(&self, edge: &str) {
         std::fs::write(self.w.path("fault"), edge).expect("the fault");
+    }
+
+    /// The plugin expands only what nobody has.
+    pub async fn expands_offline(&mut self) {
+        self.w.plugin("p").set(|script| script.plugin.push("OFFLINE".to_owned()));
+        self.w.plugin("p").kill();
+        self.w.plugin("p").start().await;
+        self.restart().await;
+        self.is_ready().await;
+    }
+
+    /// Until an operation is at this step.
+    pub async fn waits(&self, step: &str) {
+        eventually(step, async || {
+            let operations = self.client.list_operations().await.expect("the operations");
+            operations.iter().any(|operation| operation.step == step)
+        })
+        .await;
     }
 
     pub async fn restart(&mut self) {
