@@ -66,7 +66,20 @@ impl TestPlugin {
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.directory.join("csi.sock")
+        Self::own_socket(&self.directory)
+    }
+
+    /// Where a witness listens for it, if there is one.
+    pub fn witnessed_socket(&self) -> PathBuf {
+        Self::witnessed(&self.directory)
+    }
+
+    pub(crate) fn own_socket(directory: &Path) -> PathBuf {
+        directory.join("csi.sock")
+    }
+
+    pub(crate) fn witnessed(directory: &Path) -> PathBuf {
+        directory.join("witness.sock")
     }
 
     pub async fn start(&mut self) {

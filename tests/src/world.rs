@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use csi_witness::{Mark, Setup, Sockets, Witness};
 use csid_client::{Client, Kind, MountFilter, Target};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
@@ -32,6 +33,8 @@ pub struct World {
     pub environment: BTreeMap<String, String>,
     plugins: BTreeMap<String, TestPlugin>,
     loops: Vec<Loop>,
+    /// They outlive csid.
+    witnesses: Vec<Witness>,
     csid: Option<Child>,
     /// What csid told systemd since it was started.
     told: Arc<Mutex<Vec<String>>>,
@@ -53,6 +56,8 @@ where
         runtime.block_on(async {
             tokio::time::timeout(LIMIT, test(&mut world)).await.expect("the test ends in time");
         });
+        let breaches: Vec<_> = world.verdicts().flat_map(|verdict| verdict.breaches).collect();
+        assert!(breaches.is_empty(), "the witness saw {breaches:#?}");
     });
     if let Err(panic) = thread.expect("a thread").join() {
         std::panic::resume_unwind(panic);
@@ -117,6 +122,7 @@ impl World {
             environment: BTreeMap::new(),
             plugins: BTreeMap::new(),
             loops: Vec::new(),
+            witnesses: Vec::new(),
             csid: None,
             told: Arc::default(),
             boots: 0,
@@ -156,6 +162,34 @@ impl World {
         let plugin = self.plugin(id);
         plugin.start().await;
         plugin
+    }
+
+    /// The same, with a witness between it and csid, and between csid and these instances of it: what breaks a rule of CSI's
+    /// fails the test.
+    pub async fn add_witnessed(&mut self, id: &str, instances: &[&str], more: &str) -> &mut TestPlugin {
+        let directory = self.path("plugins").join(id);
+        let of_instances =
+            instances.iter().map(|instance| directory.with_file_name(format!("{id}.{instance}")));
+        let sockets = [directory.clone()].into_iter().chain(of_instances).map(|directory| {
+            fs::create_dir_all(&directory).expect("the plugin's directory");
+            Sockets { listen: TestPlugin::witnessed(&directory), plugin: TestPlugin::own_socket(&directory) }
+        });
+        let setup =
+            Setup { sockets: sockets.collect(), log: directory.join("witness.jsonl"), ..Setup::default() };
+        self.witnesses.push(Witness::start(setup).expect("a witness"));
+        let listen = TestPlugin::witnessed(&directory);
+        self.add_plugin(id).await;
+        self.configure_plugin(id, &listen, more);
+        self.plugin(id)
+    }
+
+    fn verdicts(&self) -> impl Iterator<Item = csi_witness::rules::Verdict> {
+        self.witnesses.iter().map(|witness| witness.verdict().expect("the witness' log"))
+    }
+
+    /// How often the witnesses had something to hold against a rule.
+    pub fn looks_at(&self, rule: u8) -> u64 {
+        self.verdicts().filter_map(|verdict| verdict.checked.get(&rule).copied()).sum()
     }
 
     /// Another running instance of `id`, with the same volumes and its own script; it goes by `ID.INSTANCE` here.
@@ -358,6 +392,9 @@ impl World {
             self.kill();
         }
         let ran = self.stop_plugins();
+        for witness in &self.witnesses {
+            witness.mark(Mark::Reboot).expect("the witness' log");
+        }
         self.unmount_all();
         self.mount_run().expect("a new /run");
         self.start_plugins(&ran).await;

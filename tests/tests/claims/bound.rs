@@ -67,7 +67,7 @@ fn the_end_of_a_connection_unmounts_and_releases() {
 fn who_comes_back_within_the_grace_time_keeps_it() {
     const GRACE: Duration = Duration::from_secs(4);
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let first = w.client().await;
         first.claim(NAMESPACE, "v", "one", bound(GRACE)).await.unwrap();
@@ -116,7 +116,7 @@ fn no_connection_outlives_csid_and_what_fails_is_repeated() {
 #[test]
 fn what_cannot_be_watched_is_refused() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let with = |bind: Option<&str>, grace_usec| ClaimOptions {
             bind: bind.map(str::to_owned),

@@ -13,7 +13,7 @@ use crate::*;
 
 /// As [`attaching`], and it can more.
 async fn able(w: &mut World, controller: &[&str]) -> Client {
-    let plugin = w.add_plugin("p").await;
+    let plugin = w.add_witnessed("p", &[], "").await;
     plugin.set(|script| {
         script.control(controller);
         script.plugin.push("ONLINE".to_owned());
@@ -138,8 +138,8 @@ fn a_controller_that_hangs_leaves_its_load_to_the_other_one() {
     world(async |w| {
         let client = attaching(w).await;
         // The one of plugins.d has but one instance: both are registered here.
-        let mut sockets = vec![w.plugin("p").socket()];
-        sockets.push(w.add_instance("p", "second").await.socket());
+        let mut sockets = vec![w.plugin("p").witnessed_socket()];
+        sockets.push(w.add_instance("p", "second").await.witnessed_socket());
         for (instance, socket) in ["first", "second"].iter().zip(&sockets) {
             let spec = PluginSpec {
                 supervision: Some(Supervision::External),

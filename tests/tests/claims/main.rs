@@ -1,5 +1,5 @@
 //! Registered volumes and claims over D-Bus against a plugin that attaches: what a caller is told, what the controller was
-//! asked, and what is attached afterwards, also after csid was killed.
+//! asked, and what is attached afterwards, also after csid was killed. A witness stands before each plugin.
 
 mod attached;
 mod bound;
@@ -18,11 +18,19 @@ const ATTACH: &[&str] = &["PUBLISH_UNPUBLISH_VOLUME", "PUBLISH_READONLY", "SINGL
 
 /// csid with plugin `p`, whose controller attaches, and its volume `v`.
 async fn attaching(w: &mut World) -> Client {
-    let plugin = w.add_plugin("p").await;
+    let plugin = w.add_witnessed("p", &["second"], "").await;
     plugin.set(|script| script.control(ATTACH));
     plugin.kill();
     plugin.start().await;
     plugin.provision("v");
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    client
+}
+
+/// csid with plugin `p`, which has no controller.
+async fn unattaching(w: &mut World) -> Client {
+    w.add_witnessed("p", &[], "").await;
     let client = w.start().await;
     healthy(&client, "p").await;
     client
@@ -72,7 +80,7 @@ fn pair(consumer: &str, state: &str) -> (String, String) {
 #[test]
 fn a_claim_names_its_holder_and_ends_by_release() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let first = claim(&client, "v", "one").await.unwrap();
         assert_eq!((first.state.as_str(), first.external_id.as_str()), ("taken", "v"));
@@ -101,7 +109,7 @@ fn a_claim_names_its_holder_and_ends_by_release() {
 #[test]
 fn a_mount_takes_a_claim_and_the_last_unmount_gives_it_back() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
         mount_registered(&client, "v", "one").await.unwrap();
         let second = MountOptions { tag: Some("2".to_owned()), ..MountOptions::default() };
@@ -136,7 +144,7 @@ fn a_mount_takes_a_claim_and_the_last_unmount_gives_it_back() {
 #[test]
 fn a_mount_that_fails_leaves_no_claim() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let refuse = csid_tests::script::Act::Fail(3);
         w.plugin("p").rules([csid_tests::script::Rule::always("NodePublishVolume", refuse)]);

@@ -15,7 +15,7 @@ fn waiting(limit: Duration) -> ClaimOptions {
 #[test]
 fn claims_wait_in_the_order_they_came() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "first").await.unwrap();
         let mut calls = Vec::new();
@@ -48,7 +48,7 @@ fn claims_wait_in_the_order_they_came() {
 #[test]
 fn a_writer_that_waits_is_not_passed_by_readers() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::MultiNodeReaderOnly, AccessMode::SingleNodeWriter]).await;
         let reader = || ClaimOptions {
             mode: Some(ClaimMode::Read),
@@ -81,7 +81,7 @@ fn a_writer_that_waits_is_not_passed_by_readers() {
 #[test]
 fn waiting_ends_with_its_time_or_with_a_release() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "one").await.unwrap();
         let late = client.claim(NAMESPACE, "v", "two", waiting(Duration::from_millis(200))).await;

@@ -1,6 +1,8 @@
-//! Registered volumes: created and deleted at the plugin, declared by files, killed and lost answers included.
+//! Registered volumes: created and deleted at the plugin, declared by files, killed and lost answers included. A witness stands
+//! before the plugin.
 
 mod creating;
 mod declared;
 mod expanding;
+mod rules;
 mod site;
