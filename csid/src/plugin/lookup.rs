@@ -45,14 +45,23 @@ impl Plugins {
         self.entries().get(id).into_iter().flatten().any(|entry| entry.state.borrow().ready.is_some())
     }
 
-    /// Whether node calls are served when this instance has left, so that it may although there are mounts.
+    /// Whether its mounts are served when this instance has left, so that it may although there are some: another one has node
+    /// calls in the same directory, and controller calls where it had them and the plugin attaches.
     pub fn serves_without(&self, id: &str, instance: &str) -> bool {
-        let serves = |entry: &Entry| {
-            entry.state.borrow().ready.as_ref().is_some_and(|ready| ready.0.offers(Service::Node))
-        };
+        let attaches = self.attaches(id) != Some(false);
         let plugins = self.entries();
-        let mut others = plugins.get(id).into_iter().flatten();
-        others.any(|entry| entry.spec.instance() != instance && serves(entry))
+        let (own, others): (Vec<&Entry>, Vec<&Entry>) =
+            plugins.get(id).into_iter().flatten().partition(|entry| entry.spec.instance() == instance);
+        let serves = |entry: &Entry, service| {
+            entry.state.borrow().ready.as_ref().is_some_and(|ready| ready.0.offers(service))
+        };
+        let controls = |entry: &Entry| {
+            entry.state.borrow().view.services.iter().any(|offered| offered == Service::Controller.name())
+        };
+        let beside = |other: &Entry| own.iter().all(|own| own.spec.plugin_root == other.spec.plugin_root);
+        let needs_controller = attaches && own.iter().any(|own| controls(own));
+        others.iter().any(|other| serves(other, Service::Node) && beside(other))
+            && (!needs_controller || others.iter().any(|other| serves(other, Service::Controller)))
     }
 
     /// Wait until the plugin is healthy and offers `service`. An id that nobody knows is waited for too.

@@ -25,6 +25,7 @@ pub mod files;
 mod intents;
 pub mod inventory;
 mod journalled;
+mod leaving;
 mod operations;
 mod options;
 mod paths;
@@ -40,7 +41,7 @@ mod task;
 mod watch;
 mod work;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,35 +182,9 @@ struct Shared {
     stopping: AtomicBool,
     /// The journal's rows could not be taken over yet: who asks would be told that he has nothing.
     untaken: AtomicBool,
-    /// Plugins that are being unregistered.
-    leaving: Mutex<BTreeSet<String>>,
+    leaving: leaving::Plugins,
     /// When what is parked gets its second chance.
     next_sweep: Mutex<Option<Instant>>,
-}
-
-/// One plugin's leave, till it is dropped.
-struct Leaving<'a> {
-    shared: &'a Shared,
-    id: &'a str,
-}
-
-impl<'a> Leaving<'a> {
-    fn begin(shared: &'a Shared, id: &'a str) -> Result<Self> {
-        if !Self::lock(shared).insert(id.to_owned()) {
-            return Err(Error::new(Kind::Busy, format!("plugin {id} is being unregistered already")));
-        }
-        Ok(Leaving { shared, id })
-    }
-
-    fn lock(shared: &Shared) -> MutexGuard<'_, BTreeSet<String>> {
-        shared.leaving.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        Self::lock(self.shared).remove(self.id);
-    }
 }
 
 impl Volumes {
@@ -237,7 +212,7 @@ impl Volumes {
             operations: Operations::default(),
             stopping: AtomicBool::new(false),
             untaken: AtomicBool::new(false),
-            leaving: Mutex::default(),
+            leaving: leaving::Plugins::default(),
             next_sweep: Mutex::default(),
         };
         Volumes { shared: Arc::new(shared) }
@@ -319,58 +294,6 @@ impl Volumes {
         Ok(())
     }
 
-    /// Plugins that rows and Mounts under way need.
-    pub async fn plugins_in_use(&self) -> Result<BTreeSet<String>> {
-        let under_way = self.shared.operations.mounting();
-        let rows = self.shared.store.mounts(MountFilter::default()).await?;
-        let claimed = self.shared.claimed_here(None).await?.into_iter().map(|record| record.volume.plugin);
-        Ok(rows.into_iter().map(|(row, _)| row.volume.plugin).chain(under_way).chain(claimed).collect())
-    }
-
-    /// Unregister a plugin for `uid`; one with mounts only by `force`.
-    pub async fn unregister_plugin(
-        &self,
-        id: &str,
-        instance: Option<&str>,
-        force: bool,
-        uid: u32,
-    ) -> Result<()> {
-        self.shared.store.writable()?;
-        // From here on no Mount begins; whatever has begun is among the operations or the rows.
-        let _leaving = Leaving::begin(&self.shared, id)?;
-        if !force {
-            if self.shared.operations.mounting().contains(id) {
-                let text = format!("plugin {id} has a mount under way; wait for it, or use force");
-                return Err(Error::new(Kind::Busy, text).with(|details| details.plugin = Some(id.to_owned())));
-            }
-            let filter = MountFilter { plugin: Some(id.to_owned()), ..MountFilter::default() };
-            let rows = self.shared.store.mounts(filter).await?;
-            if !rows.is_empty() {
-                let holders: Vec<String> = rows.into_iter().map(|(row, _)| row.key.consumer).collect();
-                let text = format!("plugin {id} has {} mounts; unmount them, or use force", holders.len());
-                return Err(Error::new(Kind::Busy, text).with(|details| {
-                    details.plugin = Some(id.to_owned());
-                    details.holders = holders;
-                }));
-            }
-            let claimed = self.shared.claimed_here(Some(id)).await?;
-            if !claimed.is_empty() {
-                let volumes: Vec<String> = claimed.iter().map(|record| record.name.to_string()).collect();
-                let text =
-                    format!("{} of plugin {id} are claimed; release them, or use force", volumes.join(", "));
-                return Err(Error::new(Kind::Busy, text).with(|details| {
-                    details.plugin = Some(id.to_owned());
-                    details.holders = claimed
-                        .iter()
-                        .flat_map(|record| &record.claims)
-                        .map(|claim| claim.consumer.clone())
-                        .collect();
-                }));
-            }
-        }
-        self.shared.plugins.unregister(id, instance, uid).await
-    }
-
     /// Refuse what is new, let what is under way end for as long as `patience`, and answer who waits longer; what is left is
     /// in the journal.
     pub async fn shutdown(&self, patience: Duration) {
@@ -417,9 +340,8 @@ impl Shared {
         let begin =
             Begin { kind, key, volume, uid, id: wait.operation, deadline: wait.deadline, step: Step::new() };
         let ticket = self.operations.begin(begin)?;
-        if kind == "mount" && Leaving::lock(self).contains(&volume.plugin) {
-            let text = format!("plugin {} is being unregistered", volume.plugin);
-            return Err(Error::new(Kind::PluginUnavailable, text));
+        if kind == "mount" {
+            self.refuse_leaving(&volume.plugin)?;
         }
         let (reply, answer) = oneshot::channel();
         let waiter = Waiter { ticket, deadline: wait.deadline, hold: wait.hold, reply };

@@ -4,6 +4,7 @@
 mod calls;
 mod consumers;
 mod events;
+mod instances;
 mod life;
 mod noticed;
 mod reboots;

@@ -214,6 +214,13 @@ async fn a_plugin_may_be_split() {
     assert_eq!((view.node_id.as_str(), view.healthy), ("node-1", true));
     assert_eq!(view.controller_capabilities, ["CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME"]);
 
+    // What attaches detaches, too.
+    assert!(!host.plugins.serves_without("p", "c1") && !host.plugins.serves_without("p", "node"));
+    let second = host.instance("c2", false, true).await;
+    assert!(host.plugins.serves_without("p", "c1") && !host.plugins.serves_without("p", "node"));
+    drop(second);
+    host.plugins.unregister("p", Some("c2"), 0).await.unwrap();
+
     // Each half's health is told where it is asked for.
     controller.kill();
     until(|| !host.is_healthy("c1")).await;

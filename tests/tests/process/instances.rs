@@ -1,0 +1,85 @@
+//! Several instances of one plugin, and one of them that leaves while volumes are mounted.
+
+use csid_client::{Client, Kind, PluginSpec, Result, Supervision, UnregisterOptions};
+use csid_tests::ask::*;
+use csid_tests::script::{Act, Rule};
+use csid_tests::world::{World, eventually, refusal, world};
+
+/// A world with plugin `two`, whose instances are `first` and, newer, `second`.
+async fn two(w: &mut World) -> Client {
+    w.add_plugin("p").await;
+    w.add_instance("p", "second").await;
+    let client = w.start().await;
+    for (instance, plugin) in [("first", "p"), ("second", "p.second")] {
+        let spec = PluginSpec {
+            supervision: Some(Supervision::External),
+            socket: Some(w.plugin(plugin).socket().to_string_lossy().into_owned()),
+            instance: Some(instance.to_owned()),
+            ..PluginSpec::default()
+        };
+        client.register_plugin("two", spec).await.expect("an instance");
+        eventually("it is the active one", async || {
+            let view = client.plugin("two").await.expect("the plugin");
+            view.healthy && view.instances[0] == instance
+        })
+        .await;
+    }
+    client
+}
+
+async fn leave(client: &Client, instance: Option<&str>) -> Result<()> {
+    let instance = instance.map(str::to_owned);
+    client.unregister_plugin("two", UnregisterOptions { instance, ..UnregisterOptions::default() }).await
+}
+
+#[test]
+fn one_of_several_may_go_under_mounts_that_another_serves() {
+    world(async |w| {
+        let client = two(w).await;
+        let options = || of_plugin("two", "v");
+        mount(&client, "job", options()).await.unwrap();
+        assert_eq!(w.plugin("p.second").count("NodeStageVolume", "v"), 1, "the newest was asked");
+        let (kind, error) = refusal(leave(&client, None).await);
+        assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["job".to_owned()]));
+
+        // One that is dead serves nothing.
+        let before = cursor(&client).await;
+        w.plugin("p").kill();
+        event(&client, before, &["plugin-health"], "two").await;
+        assert_eq!(refusal(leave(&client, Some("second")).await).0, Kind::Busy);
+        w.plugin("p").start().await;
+        eventually("the other one serves, and it goes", async || {
+            leave(&client, Some("second")).await.is_ok()
+        })
+        .await;
+        assert_eq!(client.plugin("two").await.unwrap().instances, ["first"]);
+        assert_eq!(state(&client, "v", "job").await, "mounted");
+        assert_eq!(refusal(leave(&client, Some("first")).await).0, Kind::Busy, "it is the last one");
+        unmount(&client, "v", "job").await.unwrap();
+        assert_eq!(w.plugin("p").count("NodeUnstageVolume", "v"), 1);
+        leave(&client, Some("first")).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn what_has_begun_at_the_one_that_goes_ends_well() {
+    world(async |w| {
+        let client = two(w).await;
+        w.plugin("p.second").rules([Rule::once("NodeStageVolume", Act::Delay(1000))]);
+        let (begun, ()) = tokio::join!(mount(&client, "job", of_plugin("two", "v")), async {
+            eventually("it is under way", async || w.plugin("p.second").count("NodeStageVolume", "v") == 1)
+                .await;
+            leave(&client, Some("second")).await.unwrap();
+            mount(&client, "job", of_plugin("two", "w")).await.expect("the other one serves");
+        });
+        begun.unwrap();
+        assert_eq!(w.plugin("p").count("NodeStageVolume", "w"), 1);
+        for volume in ["v", "w"] {
+            assert_eq!(state(&client, volume, "job").await, "mounted");
+            unmount(&client, volume, "job").await.unwrap();
+        }
+        leave(&client, None).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
