@@ -11,14 +11,14 @@ use zbus::{
 use crate::{
     error::{Connecting, Error, Result},
     options::{
-        AttachOptions, CallOptions, ClaimFilter, ClaimOptions, CreateVolume, DeregisterOptions,
-        ExpandOptions, MountFilter, MountOptions, PluginService, PluginSpec, ReconcileOptions,
-        RegisterVolume, ReleaseOptions, SnapshotOptions, UnmountOptions, UnregisterOptions, ValidateOptions,
-        VolumeFilter, VolumeOptions,
+        AttachOptions, CallOptions, CapacityOptions, ClaimFilter, ClaimOptions, CreateVolume,
+        DeregisterOptions, ExpandOptions, MountFilter, MountOptions, PluginService, PluginSpec,
+        ReconcileOptions, RegisterVolume, ReleaseOptions, SnapshotFilter, SnapshotOptions, UnmountOptions,
+        UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
     },
     rows::{
-        ClaimRow, Claimed, Event, Expanded, Explanation, Manager, MountRow, Mounted, OperationRow, Plugin,
-        PluginRow, ReconcileReport, SnapshotRow, Validated, VolumeRow, VolumeStats,
+        ClaimRow, Claimed, Event, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,
+        OperationRow, Plugin, PluginRow, ReconcileReport, SnapshotRow, Validated, VolumeRow, VolumeStats,
     },
 };
 
@@ -349,6 +349,36 @@ impl Client {
     /// Asks the plugin itself whether it is ready.
     pub async fn probe_plugin(&self, id: &str, options: CallOptions) -> Result<bool> {
         self.call(&plugin_path(id), PLUGIN, "Probe", (options,)).await
+    }
+
+    /// How many bytes volumes could have that the plugin makes now.
+    pub async fn capacity(&self, plugin: &str, options: CapacityOptions) -> Result<u64> {
+        self.call(&plugin_path(plugin), PLUGIN, "GetCapacity", (options,)).await
+    }
+
+    /// A page of the volumes that the plugin has, and the token of the next, empty after the last. 0 is as many as the
+    /// plugin likes. Pages are no consistent view; with ABORTED the list begins anew, without a token.
+    pub async fn list_external_volumes(
+        &self,
+        plugin: &str,
+        token: &str,
+        max: u32,
+    ) -> Result<(Vec<ExternalRow>, String)> {
+        self.call(&plugin_path(plugin), PLUGIN, "ListExternalVolumes", (token.to_owned(), max)).await
+    }
+
+    /// The same of the snapshots that the plugin has.
+    pub async fn list_snapshots(
+        &self,
+        plugin: &str,
+        filter: SnapshotFilter,
+    ) -> Result<(Vec<SnapshotRow>, String)> {
+        self.call(&plugin_path(plugin), PLUGIN, "ListSnapshots", (filter,)).await
+    }
+
+    /// Has the plugin delete the snapshot; one that is not there is deleted.
+    pub async fn delete_snapshot(&self, plugin: &str, snapshot: &str, options: CallOptions) -> Result<()> {
+        self.call(&plugin_path(plugin), PLUGIN, "DeleteSnapshot", (snapshot.to_owned(), options)).await
     }
 
     /// One call. It runs in a task of its own: when the caller no longer waits, the daemon still counts it as

@@ -22,14 +22,15 @@ pub use client::{Client, SOCKET, Target, Via};
 pub use error::{Connecting, CsidError, Details, Error, Kind, Result};
 pub use events::{Follower, News};
 pub use options::{
-    AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimMode, ClaimOptions,
-    CreateVolume, DeregisterOptions, ExpandOptions, Heal, MountFilter, MountOptions, Part, PluginService,
-    PluginSpec, Propagation, ReconcileOptions, RegisterVolume, ReleaseOptions, Restore, SnapshotOptions,
-    Supervision, UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
+    AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimFilter,
+    ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, ExpandOptions, Heal, MountFilter, MountOptions,
+    Part, PluginService, PluginSpec, Propagation, ReconcileOptions, RegisterVolume, ReleaseOptions, Restore,
+    SnapshotFilter, SnapshotOptions, Supervision, UnmountOptions, UnregisterOptions, ValidateOptions,
+    VolumeFilter, VolumeOptions,
 };
 pub use rows::{
-    CapabilityRow, ClaimRow, Claimed, Event, Expanded, Explanation, Manager, MountRow, Mounted, OperationRow,
-    Plugin, PluginRow, ReconcileReport, SnapshotRow, Usage, Validated, VolumeRow, VolumeStats,
+    CapabilityRow, ClaimRow, Claimed, Event, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,
+    OperationRow, Plugin, PluginRow, ReconcileReport, SnapshotRow, Usage, Validated, VolumeRow, VolumeStats,
 };
 pub use secrets::{BadSecrets, SealedSecrets, Secrets};
 /// The value of an event's detail.

@@ -182,6 +182,30 @@ volume_options! {
 }
 
 options! {
+    /// GetCapacity: of volumes that are used so, made with these parameters, there.
+    CapacityOptions {
+        capabilities: Vec<Capability>,
+        parameters: BTreeMap<String, String>,
+        /// The segments of one place; sent only to a plugin that has topologies.
+        topology: BTreeMap<String, String>,
+    }
+}
+
+options! {
+    /// ListSnapshots: only those that are these, and where the list goes on.
+    SnapshotFilter {
+        /// The plugin's id for the snapshot.
+        snapshot: String,
+        /// The plugin's id for the volume.
+        volume: String,
+        /// What the page before answered; absent: from the beginning.
+        token: String,
+        /// Absent: as many as the plugin likes.
+        max: u32,
+    }
+}
+
+options! {
     DeregisterOptions {
         force: bool,
     }

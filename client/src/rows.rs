@@ -237,6 +237,20 @@ row! { "kebab-case",
     }
 }
 
+row! { "kebab-case",
+    /// A volume as the plugin lists it, whether or not it is registered here.
+    ExternalRow {
+        external_id: String,
+        /// Bytes; 0: the plugin does not say.
+        capacity: u64,
+        /// Where it is attached, by the plugin's names; empty where the plugin does not say.
+        published_node_ids: Vec<String>,
+        abnormal: bool,
+        /// The plugin's words for it.
+        message: String,
+    }
+}
+
 /// What GetVolumeStats answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Type)]
 pub struct VolumeStats {

@@ -10,6 +10,7 @@ use crate::store::rows::{AccessMode, AttachmentMode, Phase, Propagation, Restore
 const NAME: usize = 128;
 const NODE_ID: usize = 256;
 const MAP: usize = 4096;
+const TOKEN: usize = 4096;
 /// PATH_MAX without its NUL.
 pub(crate) const PATH: usize = 4095;
 
@@ -34,6 +35,14 @@ pub(crate) fn node_id(text: &str) -> Result<()> {
     match text.is_empty() || text.len() > NODE_ID {
         true => Err(Error::invalid(format!("node_id is empty or longer than {NODE_ID} bytes"))),
         false => plain("node_id", text),
+    }
+}
+
+/// Where a list goes on: the plugin's own, and opaque.
+pub(crate) fn token(text: &str) -> Result<()> {
+    match text.len() > TOKEN {
+        true => Err(Error::invalid(format!("token is longer than {TOKEN} bytes"))),
+        false => Ok(()),
     }
 }
 

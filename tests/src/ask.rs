@@ -8,7 +8,7 @@ use csid_client::{
     OwnedVariant, RegisterVolume, Result, Secrets, UnmountOptions, VolumeRow,
 };
 
-use crate::world::{SOON, World, eventually, within_time};
+use crate::world::{SOON, World, child, eventually, program, within_time};
 
 pub const NAMESPACE: &str = "default";
 
@@ -153,6 +153,19 @@ pub async fn running(w: &mut World) -> Client {
     let client = w.start().await;
     healthy(&client, "p").await;
     client
+}
+
+/// A world with csi-local, whose volumes are in `volumes`, as plugin `local`, and csid running.
+pub async fn running_local(w: &mut World) -> (std::process::Child, Client) {
+    let socket = w.path("local.sock");
+    w.configure_plugin("local", &socket, "");
+    let mut command = child(&program("csi-local"));
+    command.arg("--state-dir").arg(w.path("volumes")).args(["serve", "--endpoint"]);
+    let log = std::fs::File::create(w.path("csi-local.log")).expect("a log");
+    let served = command.arg(format!("unix://{}", socket.display())).stderr(log).spawn();
+    let client = w.start().await;
+    healthy(&client, "local").await;
+    (served.expect("csi-local starts"), client)
 }
 
 pub async fn healthy(client: &Client, plugin: &str) {

@@ -16,7 +16,7 @@ use super::authorise::{Action, Authoriser, Permit};
 use super::caller::{Caller, Who};
 use super::limits::{Class, Slot};
 use super::options::Options;
-use super::{Rooms, claims, manager, mounts, plugin, standard, volumes};
+use super::{Rooms, claims, inventory, manager, mounts, plugin, standard, volumes};
 use crate::error::{Details, Error};
 use crate::volume::Wait;
 
@@ -120,6 +120,10 @@ pub(super) static MEMBERS: &[Member] = members! {
     MANAGER.Reload("a{sv}"): Manage, Operation => manager::reload;
     MANAGER.GetEvents("tu"): Read, Survey => manager::get_events;
     PLUGIN.Probe("a{sv}"): Read, Operation => plugin::probe;
+    PLUGIN.GetCapacity("a{sv}"): Read, Operation => inventory::get_capacity;
+    PLUGIN.ListExternalVolumes("su"): Read, Operation => inventory::list_external_volumes;
+    PLUGIN.ListSnapshots("a{sv}"): Read, Operation => inventory::list_snapshots;
+    PLUGIN.DeleteSnapshot("sa{sv}"): ManageVolumes, Operation => inventory::delete_snapshot;
     PROPERTIES.Get("ss"): Read, Short => standard::get;
     PROPERTIES.GetAll("s"): Read, Short => standard::get_all;
     PROPERTIES.Set("ssv"): Read, Short => standard::set;

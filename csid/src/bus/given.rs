@@ -115,6 +115,13 @@ pub(super) fn credential(options: &mut Options, permit: &Permit, namespace: &str
     authorise_credential(permit, namespace, credential.as_deref()).map(|()| credential)
 }
 
+/// The same where no volume is named: then no namespace is the caller's.
+pub(super) fn credential_of_none(options: &mut Options, permit: &Permit) -> Result<Option<String>> {
+    let credential = options.checked("credential", |_, text| names::credential(text))?;
+    roots_alone(permit, [(credential.is_some(), "a credential for what is of no namespace")])?;
+    Ok(credential)
+}
+
 pub(super) fn authorise_credential(permit: &Permit, namespace: &str, credential: Option<&str>) -> Result<()> {
     let own = credential.is_none_or(|name| credential_namespace(name) == Some(namespace));
     match own || permit.caller().is_root() {
@@ -156,9 +163,14 @@ pub(super) fn roots_alone<const N: usize>(permit: &Permit, asked: [(bool, &str);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use zbus::Variant;
 
     use super::*;
+    use crate::bus::authorise::{Action, Authoriser};
+    use crate::bus::caller::Caller;
+    use crate::bus::socket::Credentials;
     use crate::store::rows::{AccessMode, AttachmentMode};
 
     fn options(entries: Vec<(&str, Variant<'static>)>) -> Options {
@@ -220,6 +232,24 @@ mod tests {
             let keys = format!("{keys:?}");
             let error = inline(&mut options(half)).err().expect(&keys);
             assert_eq!(error.kind, Kind::InvalidArgument, "{keys}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_credential_for_what_is_of_no_namespace_is_roots() {
+        for (uid, name, may) in [
+            (0, Some("csid.ns.key"), true),
+            (1000, Some("csid.ns.key"), false),
+            (1000, Some("key"), false),
+            (1000, None, true),
+        ] {
+            let caller = Arc::new(Caller::on_socket(&Credentials { uid, groups: vec![990] }, Some(990)));
+            let permit = Authoriser::for_socket().permit(&caller, Action::Read).await.unwrap();
+            let entries = name.map(|name| ("credential", Variant::from(name)));
+            let named = credential_of_none(&mut options(entries.into_iter().collect()), &permit);
+            let refused = named.as_ref().err().map(|error| error.kind);
+            assert_eq!(refused, (!may).then_some(Kind::NotAuthorized), "{name:?} by {uid}");
+            assert!(!may || named.unwrap().as_deref() == name);
         }
     }
 

@@ -13,6 +13,7 @@ mod dispatch;
 mod fds;
 mod given;
 mod introspect;
+mod inventory;
 mod limits;
 mod manager;
 mod mounts;

@@ -186,7 +186,7 @@ pub(super) async fn list_mounts(call: Call) -> Answer {
         tag: options.checked("tag", names::optional_name)?,
         plugin: options.checked("plugin", |_, id| validate_id(id))?,
         phase: options.word::<Phase>("state")?,
-        uid: options.uid("uid"),
+        uid: options.uint("uid"),
         ..MountFilter::default()
     };
     let volumes = call.server.rooms.volumes.clone();

@@ -48,7 +48,7 @@ impl Options {
         self.take(key)
     }
 
-    pub fn uid(&mut self, key: &str) -> Option<u32> {
+    pub fn uint(&mut self, key: &str) -> Option<u32> {
         self.take(key)
     }
 

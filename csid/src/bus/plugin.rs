@@ -75,13 +75,18 @@ pub(super) fn properties(view: PluginView) -> Map {
     ])
 }
 
-pub(super) async fn probe(call: Call) -> Answer {
+/// The plugin that is called, which is there.
+pub(super) fn id(call: &Call) -> Result<&str, Failure> {
     let Object::Plugin(id) = &call.object else {
         return Err(Failure::Bus("UnknownObject", "no plugin here".to_owned()));
     };
+    view(call, id).map(|_| id.as_str())
+}
+
+pub(super) async fn probe(call: Call) -> Answer {
+    let id = id(&call)?;
     let mut options = Options::check(call.arguments()?, &[])?;
     let wait = options.wait(call.arrived)?;
-    view(&call, id)?;
     let ready = call.server.rooms.plugins.probe(id, wait.deadline).await?;
     call.reply(&ready)
 }

@@ -7,6 +7,7 @@ use zbus::{OwnedVariant, Variant};
 use super::authorise::{Action, Permit};
 use super::dispatch::{Answer, Call, Map};
 use super::given::{self, INLINE};
+use super::inventory;
 use super::manager::within;
 use super::options::{Keys, Options};
 use crate::error::{Error, Result};
@@ -201,14 +202,7 @@ pub(super) async fn create_snapshot(call: Call) -> Answer {
     let parameters = given::map(&mut options, "parameters")?;
     let request = request(&call, namespace, volume, &mut options).await?;
     let snapshot = call.server.rooms.volumes.create_snapshot(request, name, parameters).await?;
-    let row = Map::from([
-        ("id", snapshot.id.into()),
-        ("external-id", snapshot.external_id.into()),
-        ("size", snapshot.size.into()),
-        ("created", snapshot.created_usec.into()),
-        ("ready", snapshot.ready.into()),
-    ]);
-    call.reply(&(row,))
+    call.reply(&(inventory::row(snapshot),))
 }
 
 pub(super) async fn get_volume_stats(call: Call) -> Answer {

@@ -164,8 +164,10 @@ impl Shared {
         let patience = Instant::now() + self.config.borrow().deadlines.operation;
         let deadline = wait.deadline.map_or(patience, |deadline| deadline.min(patience));
         let namespace = Some(name.namespace.as_str());
-        self.refuse_anothers_snapshot(plugin, namespace, &spec.snapshot, uid, secrets, deadline).await?;
-        Ok(String::new())
+        match self.is_own_snapshot(plugin, namespace, &spec.snapshot, uid, secrets, deadline).await? {
+            true => Ok(String::new()),
+            false => Err(words::not_own_snapshot(&spec.snapshot)),
+        }
     }
 }
 

@@ -14,18 +14,30 @@ use crate::store::registry::{Capability, Origin, RecordFilter, VolumeSpec};
 use crate::store::rows::Usage;
 use crate::volume::control::Backoff;
 use crate::volume::registering::new_registration;
-use crate::volume::{Shared, Volumes, Wait, claim_words as words, say};
-
-/// What is asked of ListSnapshots; an empty id stands for any.
-pub struct SnapshotFilter {
-    pub snapshot: String,
-    pub external_id: String,
-}
+use crate::volume::{Shared, Volumes, claim_words as words, say};
 
 /// Where a list goes on, and how much of it at most; 0: as much as the plugin likes.
 pub struct Page {
     pub token: String,
     pub max: u32,
+}
+
+/// An empty id stands for any.
+pub struct ListSnapshots {
+    pub snapshot: String,
+    pub external_id: String,
+    pub page: Page,
+    pub uid: u32,
+    pub secrets: Option<Secrets>,
+    /// The name of a credential with the secrets.
+    pub credential: Option<String>,
+}
+
+pub struct DeleteSnapshot {
+    pub snapshot: String,
+    pub uid: u32,
+    pub secrets: Option<Secrets>,
+    pub credential: Option<String>,
 }
 
 impl Volumes {
@@ -36,60 +48,45 @@ impl Volumes {
         capabilities: Vec<Capability>,
         parameters: BTreeMap<String, String>,
         topology: BTreeMap<String, String>,
-        wait: Wait,
     ) -> Result<u64> {
         let any = new_registration(0, VolumeSpec::default(), Origin::Bus);
         let usages: Vec<Usage> = capabilities.into_iter().map(|of| any.usage(of)).collect();
-        let (controller, deadline) = self.shared.asked(plugin, wait.deadline).await?;
+        let (controller, deadline) = self.shared.asked(plugin, None).await?;
         Ok(controller.capacity(&usages, &parameters, &topology, deadline).await?)
     }
 
     /// A page of the plugin's volumes, and the token of the next.
-    pub async fn external_volumes(
-        &self,
-        plugin: &str,
-        page: Page,
-        wait: Wait,
-    ) -> Result<(Vec<External>, String)> {
-        let (controller, deadline) = self.shared.asked(plugin, wait.deadline).await?;
+    pub async fn external_volumes(&self, plugin: &str, page: Page) -> Result<(Vec<External>, String)> {
+        let (controller, deadline) = self.shared.asked(plugin, None).await?;
         controller.volumes(&page.token, page.max, deadline).await.map_err(|error| of_list(error, &page))
     }
 
     /// A page of the plugin's snapshots, and the token of the next.
-    pub async fn snapshots(
-        &self,
-        plugin: &str,
-        uid: u32,
-        filter: SnapshotFilter,
-        page: Page,
-        secrets: Option<Secrets>,
-        wait: Wait,
-    ) -> Result<(Vec<Snapshot>, String)> {
-        let (controller, deadline) = self.shared.asked(plugin, wait.deadline).await?;
+    pub async fn snapshots(&self, plugin: &str, request: ListSnapshots) -> Result<(Vec<Snapshot>, String)> {
+        let ListSnapshots { snapshot, external_id, page, uid, secrets, credential } = request;
+        let secrets = self.shared.secrets_of(secrets, credential).await?;
+        let (controller, deadline) = self.shared.asked(plugin, None).await?;
         let request = Request { uid, secrets: secrets.as_ref(), secrets_forgotten: false, deadline };
-        let SnapshotFilter { snapshot, external_id } = &filter;
-        let listed = controller.snapshots(snapshot, external_id, &page.token, page.max, request).await;
+        let listed = controller.snapshots(&snapshot, &external_id, &page.token, page.max, request).await;
         listed.map_err(|error| of_list(error, &page))
     }
 
     /// One that is not there is deleted. It is repeated until the plugin has answered, or csid's patience ends.
-    pub async fn delete_snapshot(
-        &self,
-        plugin: &str,
-        snapshot: &str,
-        uid: u32,
-        secrets: Option<Secrets>,
-    ) -> Result<()> {
+    pub async fn delete_snapshot(&self, plugin: &str, request: DeleteSnapshot) -> Result<()> {
         self.shared.changeable()?;
+        let DeleteSnapshot { snapshot, uid, secrets, credential } = request;
+        let secrets = self.shared.secrets_of(secrets, credential).await?;
         let secrets = secrets.as_ref();
         let patience = Instant::now() + self.shared.config.borrow().deadlines.operation;
-        self.shared.refuse_anothers_snapshot(plugin, None, snapshot, uid, secrets, patience).await?;
+        if !self.shared.is_own_snapshot(plugin, None, &snapshot, uid, secrets, patience).await? {
+            return Ok(());
+        }
         let mut delay = Backoff::new();
         let mut unknown = false;
         loop {
             let (controller, deadline) = self.shared.asked(plugin, Some(patience)).await?;
             let request = Request { uid, secrets, secrets_forgotten: false, deadline };
-            let deleted = controller.delete_snapshot(snapshot, request);
+            let deleted = controller.delete_snapshot(&snapshot, request);
             let Err(error) = fault::around("DeleteSnapshot", deleted).await else { return Ok(()) };
             unknown |= error.class == Class::Unknown;
             let wait = delay.next();
@@ -115,8 +112,9 @@ impl Shared {
         Ok((self.plugins.controller(plugin, deadline).await?, deadline))
     }
 
-    /// A snapshot is whose volume it is of (CVE-2019-11255), as long as that is registered; root may use any.
-    pub(super) async fn refuse_anothers_snapshot(
+    /// Whether there is such a snapshot; an error where it is another's. It is whose volume it is of (CVE-2019-11255), as long
+    /// as that is registered. Root may use any, and is not looked for.
+    pub(super) async fn is_own_snapshot(
         &self,
         plugin: &str,
         namespace: Option<&str>,
@@ -124,26 +122,25 @@ impl Shared {
         uid: u32,
         secrets: Option<&Secrets>,
         deadline: Instant,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if uid == 0 {
-            return Ok(());
+            return Ok(true);
         }
         let (controller, deadline) = self.asked(plugin, Some(deadline)).await?;
         let request = Request { uid, secrets, secrets_forgotten: false, deadline };
         let (found, _) = controller.snapshots(snapshot, "", "", 1, request).await?;
-        if let Some(found) = found.into_iter().find(|found| found.id == snapshot) {
-            let filter = RecordFilter {
-                namespace: namespace.map(str::to_owned),
-                plugin: Some(plugin.to_owned()),
-                external_id: Some(found.external_id),
-                ..RecordFilter::default()
-            };
-            let (volumes, _) = self.registry.records(filter).await?;
-            if volumes.iter().flat_map(|record| &record.registration).any(|of| of.uid == uid) {
-                return Ok(());
-            }
+        let Some(found) = found.into_iter().find(|found| found.id == snapshot) else { return Ok(false) };
+        let filter = RecordFilter {
+            namespace: namespace.map(str::to_owned),
+            plugin: Some(plugin.to_owned()),
+            external_id: Some(found.external_id),
+            ..RecordFilter::default()
+        };
+        let (volumes, _) = self.registry.records(filter).await?;
+        match volumes.iter().flat_map(|record| &record.registration).any(|of| of.uid == uid) {
+            true => Ok(true),
+            false => Err(words::not_own_snapshot(snapshot)),
         }
-        Err(words::not_own_snapshot(snapshot))
     }
 }
 

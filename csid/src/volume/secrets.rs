@@ -45,6 +45,18 @@ impl Shared {
         };
         Secrets::from_json(&document)
     }
+
+    /// Those that came with a call, or of the credential that it names instead.
+    pub(super) async fn secrets_of(
+        &self,
+        given: Option<Secrets>,
+        credential: Option<String>,
+    ) -> Result<Option<Secrets>> {
+        match credential {
+            Some(name) => self.credential(&name).await.map(Some),
+            None => Ok(given),
+        }
+    }
 }
 
 /// What systemd gave csid at its start.

@@ -1,7 +1,8 @@
 //! With a damaged journal everything can be asked, and nothing is changed.
 
 use csid_client::{
-    CallOptions, Kind, MountOptions, PluginSpec, ReconcileOptions, Supervision, UnregisterOptions,
+    CallOptions, ClaimFilter, Kind, MountOptions, PluginSpec, ReconcileOptions, Supervision,
+    UnregisterOptions, VolumeFilter,
 };
 use csid_tests::world::{refusal, world};
 
@@ -62,6 +63,8 @@ fn reads_work_and_every_change_is_refused() {
             }
             client.list_operations().await.unwrap();
             client.get_events(0, 1000).await.unwrap();
+            client.list_volumes(VolumeFilter::default()).await.unwrap();
+            client.list_claims(ClaimFilter::default()).await.unwrap();
             assert_eq!(client.list_plugins().await.unwrap().len(), 1);
             client.reconcile(ReconcileOptions { dry_run: Some(true), ..Default::default() }).await.unwrap();
 
@@ -81,6 +84,7 @@ fn reads_work_and_every_change_is_refused() {
                 refusal(unmount(&client, "never", "there").await),
                 refusal(client.register_plugin("q", spec).await),
                 refusal(client.unregister_plugin("p", UnregisterOptions::default()).await),
+                refusal(client.delete_snapshot("p", "s", CallOptions::default()).await),
                 refusal(client.reload(CallOptions::default()).await),
                 refusal(client.reconcile(ReconcileOptions::default()).await),
             ] {

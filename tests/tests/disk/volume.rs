@@ -8,23 +8,10 @@ use std::process::{Child, Command};
 use csid_client::{Client, Error, Kind};
 use csid_tests::ask::*;
 use csid_tests::kernel;
-use csid_tests::world::{World, child, eventually, program, world};
+use csid_tests::world::{World, eventually, program, world};
 use rustix::mount::{UnmountFlags, unmount as unmount_now};
 
 use crate::full::{fill, make_room, small_disk};
-
-/// csi-local with its volumes in `volumes`.
-async fn serve(w: &mut World) -> (Child, Client) {
-    let socket = w.path("local.sock");
-    w.configure_plugin("local", &socket, "");
-    let mut command = child(&program("csi-local"));
-    command.arg("--state-dir").arg(w.path("volumes")).args(["serve", "--endpoint"]);
-    let log = File::create(w.path("csi-local.log")).expect("a log");
-    let served = command.arg(format!("unix://{}", socket.display())).stderr(log).spawn();
-    let client = w.start().await;
-    healthy(&client, "local").await;
-    (served.expect("csi-local starts"), client)
-}
 
 /// A new volume's external id.
 fn create(w: &World) -> String {
@@ -88,7 +75,7 @@ async fn nothing_left(w: &mut World, client: &Client, mut served: Child) {
 fn a_full_volume_is_its_writers_alone() {
     world(async |w| {
         small_disk(&w.path("volumes"), "size=64m");
-        let (served, client) = serve(w).await;
+        let (served, client) = running_local(w).await;
         let id = create(w);
         let source = mounted(&client, "job", of_plugin("local", &id)).await;
         let (written, error) = write(&source.join("file"));
@@ -109,7 +96,7 @@ fn a_full_volume_is_its_writers_alone() {
 fn a_volume_with_no_space_under_it_is_unmounted_and_comes_back() {
     world(async |w| {
         small_disk(&w.path("volumes"), "size=64m");
-        let (served, client) = serve(w).await;
+        let (served, client) = running_local(w).await;
         let id = create(w);
         let source = mounted(&client, "job", of_plugin("local", &id)).await;
         fs::write(source.join("before"), "data").expect("a file");

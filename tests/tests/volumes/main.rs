@@ -4,5 +4,7 @@
 mod creating;
 mod declared;
 mod expanding;
+mod inventory;
+mod local;
 mod rules;
 mod site;

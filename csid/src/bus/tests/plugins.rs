@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use zbus::{OwnedObjectPath, OwnedVariant};
+use zbus::{Connection, OwnedObjectPath, OwnedVariant, Variant};
 
 use super::harness::{Options, World, call, connect, manager};
 use super::members::contract_properties;
@@ -74,6 +74,93 @@ async fn a_plugin_that_does_not_come_is_not_waited_for_for_ever() {
     let client = connect(&socket).await;
     let late = manager(&client, "WaitForPlugin", &("nope", "node", Options::new())).await.unwrap_err();
     assert_eq!(late.0, "org.csid1.Error.TimedOut", "{}", late.1);
+}
+
+/// A plugin that is registered, and whose socket nobody listens at.
+async fn silent(client: &Connection) {
+    let spec =
+        Options::from([("supervision", "external".into()), ("socket", "/run/nothing/csi.sock".into())]);
+    manager(client, "RegisterPlugin", &("my-plugin", spec)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_controller_is_asked_is_read_strictly() {
+    let world = World::new();
+    let (socket, _serving) = world.listen();
+    let client = connect(&socket).await;
+    silent(&client).await;
+    let long = "x".repeat(4097);
+    let ask = async |member: &str, options: Options| call(&client, PATH, PLUGIN, member, &(options,)).await;
+    let delete = async |snapshot: &str, options: Options| {
+        call(&client, PATH, PLUGIN, "DeleteSnapshot", &(snapshot, options)).await
+    };
+    let zone = |key: &str| BTreeMap::from([(key.to_owned(), "a".to_owned())]);
+    let option = |key, value: Variant<'static>| Options::from([(key, value)]);
+    let mut refused = vec![
+        ("a long token", call(&client, PATH, PLUGIN, "ListExternalVolumes", &(long.as_str(), 0u32)).await),
+        ("a long token", ask("ListSnapshots", option("token", long.clone().into())).await),
+        ("max as t", ask("ListSnapshots", option("max", 1u64.into())).await),
+        ("no capabilities", ask("GetCapacity", option("capabilities", no_maps())).await),
+        ("an empty topology", ask("GetCapacity", option("topology", no_map())).await),
+        ("a topology with an empty key", ask("GetCapacity", option("topology", zone("").into())).await),
+        ("large parameters", ask("GetCapacity", option("parameters", zone(&long).into())).await),
+        ("an empty snapshot", delete("", Options::new()).await),
+        ("both kinds of secrets", delete("s", both()).await),
+    ];
+    for member in ["GetCapacity", "ListSnapshots"] {
+        refused.push((member, ask(member, option("colour", "red".into())).await));
+        refused.push((member, ask(member, option("operation-id", "a\nb".into())).await));
+    }
+    refused.push(("DeleteSnapshot", delete("s", option("max", 1u32.into())).await));
+    for bad in ["", "a\nb", &long] {
+        for key in ["snapshot", "volume", "credential"] {
+            refused.push((key, ask("ListSnapshots", option(key, bad.to_owned().into())).await));
+        }
+        refused.push(("snapshot", delete(bad, Options::new()).await));
+        refused.push(("credential", delete("s", option("credential", bad.to_owned().into())).await));
+    }
+    for (what, answer) in refused {
+        let (name, text) = answer.unwrap_err();
+        assert_eq!(name, "org.csid1.Error.InvalidArgument", "{what}: {text}");
+    }
+}
+
+fn no_maps() -> Variant<'static> {
+    Vec::<HashMap<String, Variant<'static>>>::new().into()
+}
+
+fn no_map() -> Variant<'static> {
+    BTreeMap::<String, String>::new().into()
+}
+
+fn both() -> Options {
+    let secrets = std::os::fd::OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    Options::from([("secrets", zbus::Fd::from(secrets).into()), ("credential", "disk".into())])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_does_not_come_is_waited_for_till_the_deadline() {
+    let world = World::new();
+    let (socket, _serving) = world.listen();
+    let client = connect(&socket).await;
+    silent(&client).await;
+    let soon = || Options::from([("deadline-usec", 100_000u64.into())]);
+    for (member, answer) in [
+        ("GetCapacity", call(&client, PATH, PLUGIN, "GetCapacity", &(soon(),)).await),
+        ("ListSnapshots", call(&client, PATH, PLUGIN, "ListSnapshots", &(soon(),)).await),
+        ("DeleteSnapshot", call(&client, PATH, PLUGIN, "DeleteSnapshot", &("s", soon())).await),
+    ] {
+        let (name, text) = answer.unwrap_err();
+        assert_eq!(name, "org.csid1.Error.TimedOut", "{member}: {text}");
+    }
+    // Without one it is csid's own patience that ends.
+    world.config.send_modify(|config| {
+        std::sync::Arc::make_mut(config).deadlines.operation = std::time::Duration::from_millis(100);
+    });
+    let late = call(&client, PATH, PLUGIN, "ListExternalVolumes", &("", 0u32)).await.unwrap_err();
+    assert_eq!(late.0, "org.csid1.Error.PluginUnavailable", "{}", late.1);
+    let nobody = call(&client, "/org/csid1/plugin/none", PLUGIN, "ListExternalVolumes", &("", 0u32)).await;
+    assert_eq!(nobody.unwrap_err().0, "org.freedesktop.DBus.Error.UnknownObject");
 }
 
 fn types(properties: &BTreeMap<String, OwnedVariant>) -> BTreeMap<String, String> {

@@ -15,7 +15,7 @@ const REFUSED: &str = "org.csid1.Error.NotAuthorized";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 
 /// What members of group csid may not do.
-const ROOTS: [&str; 13] = [
+const ROOTS: [&str; 14] = [
     "Reconcile",
     "RegisterPlugin",
     "UnregisterPlugin",
@@ -29,6 +29,7 @@ const ROOTS: [&str; 13] = [
     "CreateSnapshot",
     "AttachVolume",
     "DetachVolume",
+    "DeleteSnapshot",
 ];
 
 /// Every member that is served, and every property, by itself.
@@ -53,6 +54,7 @@ async fn everything(client: &Connection) -> Vec<(String, Result<(), String>)> {
                     let body = (MANAGER, "State", Variant::new("ready"));
                     call(client, object, member.interface, member.name, &body).await
                 }
+                "su" => call(client, object, member.interface, member.name, &("", 1u32)).await,
                 "tu" => call(client, object, member.interface, member.name, &(0u64, 1u32)).await,
                 "a{sv}" => call(client, object, member.interface, member.name, &(Options::new(),)).await,
                 "sa{sv}" => {

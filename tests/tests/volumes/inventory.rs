@@ -1,0 +1,198 @@
+//! What a plugin has and could have: capacity, its volumes and snapshots in pages, and a snapshot's end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use csid_client::{
+    AccessMode, AttachmentMode, CallOptions, Capability, CapacityOptions, Error, Kind, SnapshotFilter,
+    SnapshotOptions,
+};
+use csid_tests::ask::{NAMESPACE, secrets};
+use csid_tests::script::{Act, CONTROLLER, Rule};
+use csid_tests::world::{count, refusal, world};
+
+use crate::site::{PASSWORD, Site, options, spec};
+
+impl Site<'_> {
+    /// A snapshot of `volume`; the plugin's id for it.
+    async fn snapshot(&self, volume: &str, name: &str) -> String {
+        let taken = self.client.create_snapshot(NAMESPACE, volume, name, SnapshotOptions::default());
+        taken.await.expect("a snapshot").id
+    }
+
+    /// Every page, at most `max` a page; the ids, and how many pages there were.
+    async fn snapshots(&self, max: u32, external_id: Option<&str>) -> (Vec<String>, usize) {
+        let (mut ids, mut pages, mut token) = (Vec::new(), 0, None);
+        loop {
+            let volume = external_id.map(str::to_owned);
+            let filter = SnapshotFilter { volume, token, max: Some(max), ..SnapshotFilter::default() };
+            let (rows, next) = self.client.list_snapshots("p", filter).await.expect("a page");
+            assert!(rows.len() <= max as usize, "{rows:?}");
+            assert!(rows.iter().all(|row| row.ready && row.size > 0), "{rows:?}");
+            ids.extend(rows.into_iter().map(|row| row.id));
+            pages += 1;
+            if next.is_empty() {
+                return (ids, pages);
+            }
+            token = Some(next);
+        }
+    }
+}
+
+#[test]
+fn co_rule_40_lists_come_in_pages_and_begin_anew_when_a_token_is_stale() {
+    world(async |w| {
+        let s = Site::new(w).await;
+        let mut made = BTreeSet::new();
+        for volume in ["a", "b", "c"] {
+            made.insert(s.create(volume, spec()).await.unwrap().external_id);
+        }
+        let (mut listed, mut token) = (BTreeSet::new(), String::new());
+        for page in 1..=2 {
+            let (rows, next) = s.client.list_external_volumes("p", &token, 2).await.unwrap();
+            assert!(rows.len() <= 2 && rows.iter().all(|row| row.capacity >= 1 << 20), "{rows:?}");
+            listed.extend(rows.into_iter().map(|row| row.external_id));
+            token = next;
+            assert_eq!(token.is_empty(), page == 2, "{token}");
+        }
+        assert_eq!(listed, made);
+
+        let own = [s.snapshot("a", "one").await, s.snapshot("a", "two").await];
+        let other = s.snapshot("b", "three").await;
+        let (all, pages) = s.snapshots(1, None).await;
+        assert_eq!((all.len(), pages), (3, 3));
+        let of_a = s.client.volume(NAMESPACE, "a").await.unwrap().external_id;
+        assert_eq!(s.snapshots(9, Some(&of_a)).await.0, own);
+        let only = SnapshotFilter { snapshot: Some(other.clone()), ..SnapshotFilter::default() };
+        let (only, next) = s.client.list_snapshots("p", only).await.unwrap();
+        assert_eq!((only.len(), only[0].id.as_str(), next.as_str()), (1, other.as_str(), ""));
+
+        let stale = SnapshotFilter { token: Some("stale".to_owned()), ..SnapshotFilter::default() };
+        for (kind, error) in [
+            refusal(s.client.list_snapshots("p", stale).await),
+            refusal(s.client.list_external_volumes("p", "stale", 0).await),
+        ] {
+            assert_eq!((kind, error.details.grpc_code), (Kind::PluginError, Some(10)), "{error}");
+            assert!(error.message.contains("begin the list again, without a token"), "{error}");
+        }
+
+        for snapshot in own.iter().chain([&other]) {
+            s.client.delete_snapshot("p", snapshot, CallOptions::default()).await.unwrap();
+        }
+        assert_eq!(s.snapshots(9, None).await.0, Vec::<String>::new());
+        for volume in ["a", "b", "c"] {
+            s.delete(volume, options()).await.unwrap();
+        }
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn capacity_is_asked_for_the_use_and_the_parameters_and_the_place() {
+    world(async |w| {
+        let s = Site::new(w).await;
+        let all = s.client.capacity("p", CapacityOptions::default()).await.unwrap();
+        s.create("a", spec()).await.unwrap();
+        let less = CapacityOptions {
+            capabilities: Some(vec![Capability {
+                access_mode: AccessMode::SingleNodeWriter,
+                attachment_mode: AttachmentMode::BlockDevice,
+            }]),
+            parameters: Some(BTreeMap::from([("tier".to_owned(), "1".to_owned())])),
+            topology: Some(BTreeMap::from([("zone".to_owned(), "elsewhere".to_owned())])),
+            ..CapacityOptions::default()
+        };
+        // The plugin has no topologies: it is not told of any, and answers for where it is.
+        assert_eq!(s.client.capacity("p", less).await.unwrap(), all - (1 << 20));
+        let asked = s.w.plugin("p").calls().into_iter().rfind(|call| call.call.rpc == "GetCapacity");
+        assert_eq!(asked.unwrap().call.parameters, [("tier".to_owned(), "1".to_owned())]);
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn what_a_plugin_does_not_offer_is_not_asked() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.w.plugin("p").set(|script| script.control(&CONTROLLER[..1]));
+        s.w.plugin("p").kill();
+        s.w.plugin("p").start().await;
+        s.restart().await;
+        s.is_ready().await;
+        for (rpc, answer) in [
+            ("GetCapacity", s.client.capacity("p", CapacityOptions::default()).await.map(drop)),
+            ("ListVolumes", s.client.list_external_volumes("p", "", 0).await.map(drop)),
+            ("ListSnapshots", s.client.list_snapshots("p", SnapshotFilter::default()).await.map(drop)),
+            ("DeleteSnapshot", s.client.delete_snapshot("p", "x", CallOptions::default()).await),
+        ] {
+            let (kind, error) = refusal(answer);
+            assert_eq!((kind, error.details.grpc_code), (Kind::PluginError, Some(12)), "{error}");
+            assert_eq!((error.details.rpc.as_deref(), s.w.plugin("p").count(rpc, "")), (Some(rpc), 0));
+        }
+        let nobody = s.client.capacity("q", CapacityOptions::default()).await.unwrap_err();
+        assert!(matches!(&nobody, Error::Csid(error) if error.kind == Kind::NotFound), "{nobody:?}");
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn a_snapshots_end_is_asked_for_until_it_is_answered_and_with_its_secrets() {
+    world(async |w| {
+        let s = Site::new(w).await;
+        s.create("a", spec()).await.unwrap();
+        let snapshot = s.snapshot("a", "one").await;
+        s.w.plugin("p").set(|script| script.secret = Some(("password".to_owned(), PASSWORD.to_owned())));
+        let with = || Some(secrets(&[("password", PASSWORD)]));
+        let delete = |secrets| {
+            let options = CallOptions { secrets, ..CallOptions::default() };
+            s.client.delete_snapshot("p", &snapshot, options)
+        };
+        let list = |secrets| {
+            let filter = SnapshotFilter { secrets, ..SnapshotFilter::default() };
+            s.client.list_snapshots("p", filter)
+        };
+        assert_eq!(refusal(delete(None).await).0, Kind::PluginError);
+        assert_eq!(refusal(list(None).await).0, Kind::PluginError);
+        assert_eq!(list(with()).await.unwrap().0.len(), 1);
+        let credential = SnapshotFilter { credential: Some("none".to_owned()), ..SnapshotFilter::default() };
+        assert_eq!(refusal(s.client.list_snapshots("p", credential).await).0, Kind::SecretRequired);
+        std::fs::write(s.w.path("credentials/key"), format!(r#"{{"password":"{PASSWORD}"}}"#)).unwrap();
+        let credential = SnapshotFilter { credential: Some("key".to_owned()), ..SnapshotFilter::default() };
+        assert_eq!(s.client.list_snapshots("p", credential).await.unwrap().0.len(), 1);
+
+        // Not an answer: it is asked again. One that says no is one.
+        let before = s.w.plugin("p").count("DeleteSnapshot", "");
+        s.w.plugin("p").rules([Rule::once("DeleteSnapshot", Act::FailAfter(14))]);
+        s.client
+            .delete_snapshot("p", &snapshot, CallOptions { secrets: with(), ..CallOptions::default() })
+            .await
+            .unwrap();
+        let asked = s.w.plugin("p").count("DeleteSnapshot", "") - before;
+        assert_eq!(asked, 2);
+        count("calls for one deletion", asked);
+        s.w.plugin("p").rules([Rule::once("DeleteSnapshot", Act::Fail(9))]);
+        let refused = CallOptions { secrets: with(), ..CallOptions::default() };
+        let (kind, error) = refusal(s.client.delete_snapshot("p", &snapshot, refused).await);
+        assert_eq!((kind, error.details.grpc_code), (Kind::PluginError, Some(9)), "{error}");
+        s.w.plugin("p").honest();
+        let again = CallOptions { secrets: with(), ..CallOptions::default() };
+        s.client.delete_snapshot("p", &snapshot, again).await.expect("one that is not there is deleted");
+
+        // A caller's deadline ends his waiting, and a deletion that has begun goes on.
+        s.w.plugin("p").set(|script| script.secret = None);
+        let snapshot = s.snapshot("a", "two").await;
+        s.w.plugin("p").rules([
+            Rule::once("DeleteSnapshot", Act::Delay(700)),
+            Rule::once("GetCapacity", Act::Delay(60_000)),
+        ]);
+        let soon = CallOptions { deadline_usec: Some(200_000), ..CallOptions::default() };
+        assert_eq!(refusal(s.client.delete_snapshot("p", &snapshot, soon).await).0, Kind::TimedOut);
+        let soon = CapacityOptions { deadline_usec: Some(200_000), ..CapacityOptions::default() };
+        assert_eq!(refusal(s.client.capacity("p", soon).await).0, Kind::TimedOut);
+        s.w.plugin("p").rules([]);
+        csid_tests::world::eventually("it is deleted", async || s.snapshots(9, None).await.0.is_empty())
+            .await;
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
