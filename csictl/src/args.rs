@@ -1,5 +1,6 @@
 //! The command line: what there is to say, and what each word means in the contract.
 
+mod plugin;
 mod volume;
 
 use std::{path::PathBuf, str::FromStr, time::Duration};
@@ -9,11 +10,12 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
-use csid_client::{AccessMode, PluginService, Propagation, Restore, Target};
+use csid_client::{AccessMode, Propagation, Restore, Target};
 
+pub use plugin::{Capacity, DeleteSnapshot, Plugin, PluginWait, Register, Snapshots};
 pub use volume::{
-    Amount, Bind, Claim, Claims, Confirm, Create, OneVolume, Register as RegisterVolume, Release, Secrets,
-    Spec, Volume, Volumes,
+    Amount, Bind, Claim, Claims, Create, OneVolume, Register as RegisterVolume, Release, Secrets, Spec,
+    Topology, Volume, Volumes,
 };
 
 /// Control csid, the CSI volume manager
@@ -52,9 +54,9 @@ impl Cli {
 pub enum Command {
     /// Show what csid does: its state, plugins, mounts and operations
     Status,
-    /// List, show, register, unregister plugins, or wait for one
+    /// List, show, register, unregister plugins, wait for one, see what one has
     #[command(subcommand)]
-    Plugin(Plugin),
+    Plugin(Box<Plugin>),
     /// Register, create, list, show, expand, snapshot, delete volumes
     #[command(subcommand)]
     Volume(Box<Volume>),
@@ -64,6 +66,8 @@ pub enum Command {
     Release(Release),
     /// List claims
     Claims(Claims),
+    /// List the snapshots that a plugin has
+    Snapshots(Snapshots),
     /// Tell what a volume waits for, who has it, the last error and the next try
     Explain {
         #[command(flatten)]
@@ -107,67 +111,6 @@ pub enum Command {
     /// Write the man pages into a directory
     #[command(hide = true)]
     GenMan { directory: PathBuf },
-}
-
-#[derive(Subcommand)]
-pub enum Plugin {
-    /// List plugins
-    List,
-    /// Show one plugin
-    Show { plugin: String },
-    /// Register a plugin: one that runs already, by its socket, or one that csid runs, by its command
-    Register(Register),
-    /// Forget a plugin, and stop it if csid runs it
-    Unregister {
-        plugin: String,
-        /// Only this instance
-        #[arg(long)]
-        instance: Option<String>,
-        /// Although volumes of it are mounted
-        #[arg(long)]
-        force: bool,
-    },
-    /// Wait until a plugin is ready
-    Wait(PluginWait),
-}
-
-#[derive(Args)]
-pub struct PluginWait {
-    pub plugin: String,
-    /// The service to wait for
-    #[arg(long, default_value = "node", value_parser = words::<PluginService>(PluginService::WORDS))]
-    pub service: PluginService,
-    #[command(flatten)]
-    pub deadline: Deadline,
-}
-
-#[derive(Args)]
-pub struct Register {
-    pub plugin: String,
-    /// The plugin's socket; csid does not start or stop it
-    #[arg(long, value_name = "PATH", conflicts_with = "argv")]
-    pub socket: Option<String>,
-    /// The command that csid runs as the plugin, after `--`; root only
-    #[arg(last = true, required_unless_present = "socket")]
-    pub argv: Vec<String>,
-    /// A variable of its environment; stored and public, so nothing secret
-    #[arg(long, value_name = "NAME=VALUE", requires = "argv")]
-    pub env: Vec<Pair>,
-    /// A systemd credential for it, as in LoadCredential=
-    #[arg(long, value_name = "NAME[:PATH]", requires = "argv")]
-    pub load_credential: Vec<String>,
-    /// The name of this instance of the plugin
-    #[arg(long)]
-    pub instance: Option<String>,
-    /// The host directory for its volumes
-    #[arg(long, value_name = "DIR")]
-    pub plugin_root: Option<String>,
-    /// The same directory as the plugin sees it
-    #[arg(long, value_name = "DIR")]
-    pub plugin_view: Option<String>,
-    /// Where its output goes
-    #[arg(long, value_name = "WHERE", value_parser = ["journal", "none"], requires = "argv")]
-    pub log: Option<String>,
 }
 
 #[derive(Args)]
@@ -401,6 +344,10 @@ mod tests {
             "mount ns v job --plugin p --external-id x --secrets-file f --credential c",
             "plugin register p",
             "plugin register p --socket /s -- /bin/x",
+            "plugin capacity p --block",
+            "plugin capacity p --topology zone",
+            "plugin delete-snapshot p",
+            "snapshots",
             "--bus --csid-socket /s status",
         ];
         for line in wrong {

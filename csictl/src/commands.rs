@@ -1,12 +1,13 @@
 //! One function per command: arguments to options, one call, the answer to `output`.
 
+mod plugin;
 mod spec;
 mod volume;
 
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, Read},
+    io::{self, BufRead, IsTerminal, Read, Write},
     path::Path,
     process::{Command as Process, ExitCode},
     time::{Duration, SystemTime},
@@ -14,17 +15,14 @@ use std::{
 
 use anyhow::{Context, bail};
 use csid_client::{
-    AttachmentMode, CallOptions, Client, Error, Follower, MountFilter, MountOptions, News, PluginSpec,
-    ReconcileOptions, Secrets, Supervision, Target, UnmountOptions, UnregisterOptions, Via,
+    AttachmentMode, CallOptions, Client, Error, Follower, MountFilter, MountOptions, News, ReconcileOptions,
+    Secrets, Target, UnmountOptions, Via,
 };
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::{
-    args::{
-        Cli, Command, Deadline, Events, Mount, Mounts, Name, Pair, Plugin, PluginWait, Reconcile, Register,
-        Unmount,
-    },
+    args::{Cli, Command, Deadline, Events, Mount, Mounts, Name, Pair, Reconcile, Unmount},
     generate,
     hints::Tried,
     output::{self, say, say_json},
@@ -52,7 +50,8 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
     let connect = || Client::connect(&target);
     match cli.command {
         Command::Status => status(&connect().await?, json).await?,
-        Command::Plugin(command) => plugin(&connect().await?, command, json, tried).await?,
+        Command::Plugin(command) => plugin::plugin(&connect().await?, *command, json, tried).await?,
+        Command::Snapshots(args) => plugin::snapshots(&connect().await?, args, json, tried).await?,
         Command::Volume(command) => {
             return volume::volume(&connect().await?, *command, json, tried).await;
         }
@@ -60,7 +59,7 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
         Command::Release(args) => volume::release(&connect().await?, args, json, tried).await?,
         Command::Claims(args) => volume::claims(&connect().await?, args, json, tried).await?,
         Command::Explain { volume } => volume::explain(&connect().await?, volume, json, tried).await?,
-        Command::Wait(args) => plugin_wait(&connect().await?, args, json, tried).await?,
+        Command::Wait(args) => plugin::wait_for(&connect().await?, args, json, tried).await?,
         Command::Mount(args) => mount(&connect().await?, *args, json, tried).await?,
         Command::Unmount(args) => unmount(&connect().await?, args, json, tried).await?,
         Command::Mounts(args) => mounts(&connect().await?, args, json, tried).await?,
@@ -138,75 +137,6 @@ async fn status(client: &Client, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn plugin(client: &Client, command: Plugin, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
-    match command {
-        Plugin::List => {
-            let plugins = client.list_plugins().await?;
-            if json {
-                say_json(&plugins)?;
-            } else if plugins.is_empty() {
-                eprintln!("No plugins. See `csictl plugin register --help`.");
-            } else {
-                say(&output::plugins(&plugins))?;
-            }
-        }
-        Plugin::Show { plugin } => {
-            tried.command = "plugin show";
-            tried.plugin = Some(plugin.clone());
-            let shown = client.plugin(&plugin).await?;
-            if json { say_json(&shown)? } else { say(&output::plugin(&shown))? }
-        }
-        Plugin::Register(args) => {
-            tried.command = "plugin register";
-            tried.plugin = Some(args.plugin.clone());
-            let id = args.plugin.clone();
-            let path =
-                wait::quietly(&format!("register {id}"), client.register_plugin(&id, spec(args))).await?;
-            if json {
-                say_json(&json!({ "plugin": path }))?;
-            }
-        }
-        Plugin::Unregister { plugin, instance, force } => {
-            tried.command = "plugin unregister";
-            tried.plugin = Some(plugin.clone());
-            let options = UnregisterOptions { instance, force: yes(force), ..UnregisterOptions::default() };
-            let call = client.unregister_plugin(&plugin, options);
-            wait::quietly(&format!("unregister {plugin}"), call).await?;
-            done(json)?;
-        }
-        Plugin::Wait(args) => plugin_wait(client, args, json, tried).await?,
-    }
-    Ok(())
-}
-
-async fn plugin_wait(client: &Client, args: PluginWait, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
-    tried.command = "plugin wait";
-    tried.plugin = Some(args.plugin.clone());
-    let options = CallOptions { deadline_usec: args.deadline.usec(), ..CallOptions::default() };
-    let what = format!("wait for {} ({})", args.plugin, args.service.as_str());
-    let path = wait::quietly(&what, client.wait_for_plugin(&args.plugin, args.service, options)).await?;
-    if json {
-        say_json(&json!({ "plugin": path }))?;
-    }
-    Ok(())
-}
-
-fn spec(args: Register) -> PluginSpec {
-    let supervision = if args.socket.is_some() { Supervision::External } else { Supervision::Managed };
-    PluginSpec {
-        supervision: Some(supervision),
-        argv: some(args.argv),
-        environment: pairs(args.env),
-        credentials: some(args.load_credential),
-        socket: args.socket,
-        instance: args.instance,
-        plugin_root: args.plugin_root,
-        plugin_view: args.plugin_view,
-        log: args.log,
-        ..PluginSpec::default()
-    }
-}
-
 async fn mount(client: &Client, args: Mount, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     tried.command = "mount";
     tried.plugin.clone_from(&args.plugin);
@@ -278,6 +208,7 @@ fn begin(name: &Name, id: Option<String>, tried: &mut Tried) -> anyhow::Result<S
     Ok(id)
 }
 
+/// Mounts, with the provider of their plugins.
 async fn mounts(client: &Client, args: Mounts, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     tried.command = "mounts";
     let filter = MountFilter {
@@ -289,13 +220,21 @@ async fn mounts(client: &Client, args: Mounts, json: bool, tried: &mut Tried) ->
         state: args.state,
         uid: args.uid,
     };
-    let mounts = client.list_mounts(filter).await?;
+    let (mounts, plugins) = tokio::try_join!(client.list_mounts(filter), client.list_plugins())?;
+    let provider =
+        |id: &str| plugins.iter().find(|plugin| plugin.id == id).map_or("", |plugin| &plugin.provider);
     if json {
-        say_json(&mounts)?;
+        let mut rows = Vec::new();
+        for mount in &mounts {
+            let mut row = serde_json::to_value(mount)?;
+            row["provider"] = json!(provider(&mount.plugin));
+            rows.push(row);
+        }
+        say_json(&rows)?;
     } else if mounts.is_empty() {
         eprintln!("No mounts.");
     } else {
-        say(&output::mounts(&mounts))?;
+        say(&output::mounts(&mounts, provider))?;
     }
     Ok(())
 }
@@ -412,10 +351,10 @@ fn check_config(json: bool) -> anyhow::Result<ExitCode> {
 
 /// The secrets of a call, when a file with them was named.
 fn sealed(path: Option<&Path>) -> anyhow::Result<Option<csid_client::SealedSecrets>> {
-    path.map(secrets).transpose()
+    path.map(|path| secrets(path)?.seal().context("cannot seal the secrets in memory")).transpose()
 }
 
-fn secrets(path: &Path) -> anyhow::Result<csid_client::SealedSecrets> {
+fn secrets(path: &Path) -> anyhow::Result<Secrets> {
     let mut source: Box<dyn Read> = if path == Path::new("-") {
         Box::new(io::stdin().lock())
     } else {
@@ -427,8 +366,28 @@ fn secrets(path: &Path) -> anyhow::Result<csid_client::SealedSecrets> {
     if text.len() as u64 > SECRETS_MOST {
         bail!("{} is larger than 64 KiB, too large for secrets", path.display());
     }
-    let secrets = Secrets::from_json(&text).with_context(|| format!("cannot use {}", path.display()))?;
-    secrets.seal().context("cannot seal the secrets in memory")
+    Secrets::from_json(&text).with_context(|| format!("cannot use {}", path.display()))
+}
+
+/// The name once more, from the command line or typed: what follows cannot be taken back.
+fn confirmed(name: &str, given: &Option<String>, what: &str) -> anyhow::Result<()> {
+    let typed = match given {
+        Some(typed) => typed.clone(),
+        None if !io::stdin().is_terminal() => {
+            bail!("{what} To do it without being asked: --yes {}", quoted(name));
+        }
+        None => {
+            eprint!("{what}\nType {} to go on: ", output::plain(name));
+            io::stderr().flush()?;
+            let mut typed = String::new();
+            io::stdin().lock().read_line(&mut typed)?;
+            typed.trim_end_matches(['\n', '\r']).to_owned()
+        }
+    };
+    match typed == name {
+        true => Ok(()),
+        false => bail!("that is not {}: nothing was done", output::plain(name)),
+    }
 }
 
 /// A flag that was not given sends nothing.

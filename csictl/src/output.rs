@@ -1,5 +1,6 @@
 //! What people and programs read: plain tables, or JSON with the contract's names.
 
+mod plugin;
 mod volume;
 
 use std::{
@@ -9,11 +10,13 @@ use std::{
 };
 
 use comfy_table::{Table, presets};
-use csid_client::{Event, Manager, MountRow, OperationRow, Plugin, PluginRow, ReconcileReport};
+use csid_client::{Event, Manager, MountRow, OperationRow, PluginRow, ReconcileReport};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use zbus::Variant;
 
+pub use plugin::{Consumer, external_volumes, plugin, plugins, snapshots};
+use volume::known;
 pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
 
 /// To standard output. A reader that went away (`csictl mounts | head`) is no error.
@@ -129,47 +132,9 @@ impl Status {
     }
 }
 
-pub fn plugins(rows: &[PluginRow]) -> String {
+pub fn mounts<'p>(rows: &[MountRow], provider: impl Fn(&str) -> &'p str) -> String {
     table(
-        ["PLUGIN", "STATE", "SUPERVISION", "PROVIDER"],
-        rows.iter().map(|p| [p.id.clone(), p.state.clone(), p.supervision.clone(), p.provider.clone()]),
-    )
-}
-
-pub fn plugin(p: &Plugin) -> String {
-    let mut topology: Vec<_> = p.topology.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    topology.sort();
-    let health = match (p.healthy, p.health_message.as_str()) {
-        (true, "") => "healthy".to_owned(),
-        (true, message) => format!("healthy, {message}"),
-        (false, "") => "not healthy".to_owned(),
-        (false, message) => format!("not healthy: {message}"),
-    };
-    facts([
-        ("plugin", p.id.clone()),
-        ("state", p.state.clone()),
-        ("health", health),
-        ("provider", format!("{} {}", p.provider, p.provider_version).trim().to_owned()),
-        ("supervision", p.supervision.clone()),
-        ("unit", p.unit.clone()),
-        ("socket", p.socket.clone()),
-        ("instances", p.instances.join(" ")),
-        ("restarts", p.restarts.to_string()),
-        ("log", p.log.clone()),
-        ("owner", format!("uid {}", p.owner)),
-        ("services", p.services.join(" ")),
-        ("plugin can", p.plugin_capabilities.join(" ")),
-        ("node can", p.node_capabilities.join(" ")),
-        ("controller can", p.controller_capabilities.join(" ")),
-        ("node id", p.node_id.clone()),
-        ("volumes", if p.max_volumes > 0 { format!("at most {}", p.max_volumes) } else { String::new() }),
-        ("topology", topology.join(" ")),
-    ])
-}
-
-pub fn mounts(rows: &[MountRow]) -> String {
-    table(
-        ["NAMESPACE", "VOLUME", "CONSUMER", "TAG", "PLUGIN", "STATE", "MODE", "SOURCE", "NOTE"],
+        ["NAMESPACE", "VOLUME", "CONSUMER", "TAG", "PLUGIN", "PROVIDER", "STATE", "MODE", "SOURCE", "NOTE"],
         rows.iter().map(|m| {
             let note = match m.error.as_str() {
                 "" if m.state == "mounted" && !m.healthy => "dead".to_owned(),
@@ -182,6 +147,7 @@ pub fn mounts(rows: &[MountRow]) -> String {
                 m.consumer.clone(),
                 m.tag.clone(),
                 m.plugin.clone(),
+                provider(&m.plugin).to_owned(),
                 m.state.clone(),
                 if m.is_device { format!("{mode} block") } else { mode.to_owned() },
                 m.source.clone(),
@@ -339,12 +305,19 @@ mod tests {
 
     #[test]
     fn mounts_are_a_plain_table() {
-        let dead = MountRow { volume: "x\u{1b}[2J".into(), healthy: false, read_only: true, ..row() };
+        let dead = MountRow {
+            volume: "x\u{1b}[2J".into(),
+            plugin: "gone".into(),
+            healthy: false,
+            read_only: true,
+            ..row()
+        };
         let expected = "\
-NAMESPACE  VOLUME  CONSUMER  TAG  PLUGIN  STATE    MODE  SOURCE  NOTE
-default    data    job       -    local   mounted  rw    /p      -
-default    x\u{fffd}[2J   job       -    local   mounted  ro    /p      dead";
-        assert_eq!(mounts(&[row(), dead]), expected);
+NAMESPACE  VOLUME  CONSUMER  TAG  PLUGIN  PROVIDER  STATE    MODE  SOURCE  NOTE
+default    data    job       -    local   L         mounted  rw    /p      -
+default    x\u{fffd}[2J   job       -    gone    -         mounted  ro    /p      dead";
+        let provider = |plugin: &str| if plugin == "local" { "L" } else { "" };
+        assert_eq!(mounts(&[row(), dead], provider), expected);
     }
 
     #[test]
@@ -354,7 +327,7 @@ default    x\u{fffd}[2J   job       -    local   mounted  ro    /p      dead";
         for key in ["external-id", "is-device", "attachment-mode", "modify-index", "uid"] {
             assert!(keys.contains(&key), "{key} in {keys:?}");
         }
-        let plugin = serde_json::to_value(Plugin::default()).unwrap();
+        let plugin = serde_json::to_value(csid_client::Plugin::default()).unwrap();
         assert_eq!(plugin["health-message"], "");
         assert_eq!(plugin["max-volumes"], 0);
     }

@@ -44,10 +44,7 @@ pub async fn operation<T>(
 }
 
 /// Awaits `call`, which is no operation: Ctrl-C ends csictl as usual.
-pub async fn quietly<T>(
-    what: &str,
-    call: impl Future<Output = csid_client::Result<T>>,
-) -> csid_client::Result<T> {
+pub async fn quietly<T>(what: &str, call: impl Future<Output = T>) -> T {
     tokio::select! {
         answer = call => answer,
         never = spin(what, async || None) => match never {},

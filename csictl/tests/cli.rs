@@ -2,6 +2,8 @@
 
 use std::{
     collections::HashMap,
+    io::Read,
+    os::fd::AsFd,
     process::Stdio,
     sync::{
         Arc, Mutex,
@@ -13,8 +15,8 @@ use std::{
 use serde_json::Value;
 use tokio::{net::UnixListener, process::Command, time::timeout};
 use zbus::{
-    DBusError, Guid, Message, OwnedVariant, Variant, connection::Builder, interface, message::Header,
-    names::ErrorName,
+    DBusError, Guid, Message, OwnedObjectPath, OwnedVariant, Variant, connection::Builder, interface,
+    message::Header, names::ErrorName,
 };
 
 type Dict = HashMap<String, OwnedVariant>;
@@ -100,7 +102,24 @@ impl Csid {
 
     fn list_volumes(&self, _filter: Dict) -> Vec<Dict> {
         let of = [("namespace", "default"), ("id", "v"), ("plugin", "p"), ("provider", "P")];
-        vec![dict(of.map(|(key, value)| (key, value.into())))]
+        let mut volume = dict(of.map(|(key, value)| (key, value.into())));
+        volume.extend(dict([("write-claims", vec!["job"].into()), ("read-claims", vec!["reader"].into())]));
+        vec![volume]
+    }
+
+    fn list_mounts(&self, _filter: Dict) -> Vec<Dict> {
+        let of = [("namespace", "default"), ("volume", "v"), ("consumer", "web"), ("state", "mounted")];
+        let mount = |plugin: &'static str| {
+            let mut row = dict(of.map(|(key, value)| (key, value.into())));
+            row.extend(dict([("plugin", plugin.into()), ("healthy", true.into())]));
+            row
+        };
+        vec![mount("p"), mount("gone")]
+    }
+
+    fn list_plugins(&self) -> Vec<(String, String, String, String, OwnedObjectPath)> {
+        let [id, state, provider, supervision] = ["p", "ready", "P", "external"].map(str::to_owned);
+        vec![(id, state, provider, supervision, OwnedObjectPath::try_from("/org/csid1/plugin/p").unwrap())]
     }
 
     fn expand_volume(&self, _n: String, _v: String, least: u64, _most: u64, _options: Dict) -> (u64, bool) {
@@ -120,9 +139,67 @@ impl Csid {
     }
 }
 
+/// A plugin whose lists have two pages, and which forgets the token of the first one once.
+#[derive(Clone, Default)]
+struct Plugin {
+    forgot: Arc<AtomicBool>,
+    endless: Arc<AtomicBool>,
+    deleted: Arc<Mutex<Vec<String>>>,
+    secrets: Arc<Mutex<Vec<String>>>,
+}
+
+impl Plugin {
+    fn page(&self, token: &str, first: Dict, last: Dict) -> Result<(Vec<Dict>, String), Failure> {
+        match token {
+            "" => Ok((vec![first], "more".to_owned())),
+            _ if self.endless.load(SeqCst) => Ok((vec![last], "more".to_owned())),
+            _ if self.forgot.swap(true, SeqCst) => Ok((vec![last], String::new())),
+            _ => {
+                let details = dict([("grpc-code", 10u32.into()), ("retryable", true.into())]);
+                Err(Failure("org.csid1.Error.PluginError", "ListVolumes: ABORTED: what token?", details))
+            }
+        }
+    }
+}
+
+#[interface(name = "org.csid1.Plugin")]
+impl Plugin {
+    #[zbus(property)]
+    fn id(&self) -> String {
+        "p".to_owned()
+    }
+
+    fn get_capacity(&self, options: Dict) -> u64 {
+        let mut keys: Vec<_> = options.keys().map(String::as_str).collect();
+        keys.sort();
+        if keys == ["capabilities", "parameters", "topology"] { 10 << 30 } else { 0 }
+    }
+
+    fn list_external_volumes(&self, token: String, _max: u32) -> Result<(Vec<Dict>, String), Failure> {
+        let volume = |id: &'static str| dict([("external-id", id.into()), ("capacity", (1u64 << 20).into())]);
+        self.page(&token, volume("vol-1"), volume("vol-2"))
+    }
+
+    fn list_snapshots(&self, options: Dict) -> Result<(Vec<Dict>, String), Failure> {
+        if let Some(Variant::Fd(fd)) = options.get("secrets").map(|value| &**value) {
+            let mut file = std::fs::File::from(fd.as_fd().try_clone_to_owned().unwrap());
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            self.secrets.lock().unwrap().push(text);
+        }
+        let snapshot = |id: &'static str| dict([("id", id.into()), ("ready", true.into())]);
+        self.page(options["token"].downcast_ref().unwrap(), snapshot("snap-1"), snapshot("snap-2"))
+    }
+
+    fn delete_snapshot(&self, snapshot: String, _options: Dict) {
+        self.deleted.lock().unwrap().push(snapshot);
+    }
+}
+
 struct Fixture {
     directory: tempfile::TempDir,
     csid: Csid,
+    plugin: Plugin,
 }
 
 impl Fixture {
@@ -130,21 +207,23 @@ impl Fixture {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("csid.sock")).unwrap();
         let csid = Csid::default();
-        let served = csid.clone();
+        let plugin = Plugin::default();
+        let served = (csid.clone(), plugin.clone());
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let connection = Builder::unix_stream(stream.into_std().unwrap())
                     .server(Guid::generate().as_str())
                     .p2p()
-                    .serve_at("/org/csid1", served.clone())
+                    .serve_at("/org/csid1", served.0.clone())
+                    .serve_at("/org/csid1/plugin/p", served.1.clone())
                     .build()
                     .await
                     .unwrap();
                 tokio::spawn(async move { connection.closed().await });
             }
         });
-        Self { directory, csid }
+        Self { directory, csid, plugin }
     }
 
     fn command(&self, line: &str) -> Command {
@@ -240,6 +319,70 @@ async fn claims_are_told_with_their_provider() {
     assert!(out.contains("default    v       job") && !out.contains("of-another-plugin"), "{out}");
     let (_, out, _) = f.run("volume list").await;
     assert!(out.starts_with("NAMESPACE  VOLUME  PLUGIN  PROVIDER"), "{out}");
+}
+
+#[tokio::test]
+async fn mounts_are_told_with_their_provider_and_a_plugin_with_its_consumers() {
+    let f = Fixture::new();
+    let (code, out, err) = f.run("mounts").await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    let header = "NAMESPACE  VOLUME  CONSUMER  TAG  PLUGIN  PROVIDER  STATE";
+    assert!(out.starts_with(header) && out.contains("web       -    p       P         mounted"), "{out}");
+    let (_, out, _) = f.run("mounts --json").await;
+    let rows: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&rows[0]["provider"], &rows[1]["provider"]), (&"P".into(), &"".into()));
+
+    let (code, out, err) = f.run("plugin show p").await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.ends_with("consumers: job (default/v), reader (default/v), web (default/v)\n"), "{out}");
+    let (_, out, _) = f.run("plugin show p --json").await;
+    let shown: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(shown["consumers"][2]["consumer"], "web");
+}
+
+#[tokio::test]
+async fn what_a_plugin_has_is_listed_page_by_page_and_anew_when_it_forgets_where() {
+    let f = Fixture::new();
+    let (code, out, err) = f.run("plugin volumes p").await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert_eq!(
+        out,
+        "EXTERNAL-ID  CAPACITY  NODES  NOTE\nvol-1        1MiB      -      -\nvol-2        1MiB      -      -\n"
+    );
+    let (_, out, _) = f.run("snapshots p --json").await;
+    let rows: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((rows.as_array().unwrap().len(), &rows[1]["id"]), (2, &"snap-2".into()));
+
+    let secrets = f.directory.path().join("secrets");
+    std::fs::write(&secrets, r#"{"a":"b"}"#).unwrap();
+    f.plugin.forgot.store(false, SeqCst);
+    let (code, out, _) = f.run(&format!("snapshots p --secrets-file {}", secrets.display())).await;
+    assert_eq!((code, out.lines().count()), (0, 3));
+    assert_eq!(*f.plugin.secrets.lock().unwrap(), [r#"{"a":"b"}"#; 4], "each call has them");
+
+    f.plugin.endless.store(true, SeqCst);
+    let (code, _, err) = f.run("plugin volumes p").await;
+    assert!(code == 1 && err.contains("the plugin's list has no end"), "{err}");
+}
+
+#[tokio::test]
+async fn a_plugin_is_asked_for_its_capacity_and_for_a_snapshots_end() {
+    let f = Fixture::new();
+    let capacity =
+        "plugin capacity p --access-mode single-node-writer --parameter k=v --topology zone=a,rack=1";
+    assert_eq!(f.run(capacity).await, (0, "10GiB\n".into(), String::new()));
+    let (_, out, _) = f.run("plugin capacity p --json").await;
+    assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["available"], 0);
+
+    let (code, _, err) = f.run("plugin delete-snapshot p snap-1").await;
+    assert!(code == 1 && err.contains("--yes snap-1"), "{err}");
+    assert_eq!(f.run("plugin delete-snapshot p snap-1 --yes snap-2").await.0, 1);
+    assert!(f.plugin.deleted.lock().unwrap().is_empty());
+    assert_eq!(
+        f.run("plugin delete-snapshot p snap-1 --yes snap-1").await,
+        (0, String::new(), String::new())
+    );
+    assert_eq!(*f.plugin.deleted.lock().unwrap(), ["snap-1"]);
 }
 
 #[tokio::test]

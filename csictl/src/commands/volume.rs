@@ -1,23 +1,17 @@
 //! Volumes and claims.
 
-use std::{
-    collections::HashMap,
-    future::Future,
-    io::{self, BufRead, IsTerminal, Write},
-    process::ExitCode,
-    time::SystemTime,
-};
+use std::{collections::HashMap, future::Future, process::ExitCode, time::SystemTime};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use csid_client::{
     AttachmentMode, CallOptions, ClaimFilter, ClaimOptions, Client, DeregisterOptions, ExpandOptions,
     ReleaseOptions, SnapshotOptions, ValidateOptions, VolumeFilter, VolumeOptions, VolumeRow,
 };
 use serde_json::json;
 
-use super::{begin, done, pairs, quoted, sealed, spec, yes};
+use super::{begin, confirmed, done, pairs, quoted, sealed, spec, yes};
 use crate::{
-    args::{Amount, Claim, Claims, Confirm, Deadline, OneVolume, Release, Volume, Volumes, Wait},
+    args::{Amount, Claim, Claims, Deadline, OneVolume, Release, Volume, Volumes, Wait},
     hints::Tried,
     output::{self, say, say_json},
     wait,
@@ -132,7 +126,7 @@ pub async fn volume(
         }
         Volume::Delete { volume, confirm, secrets, wait } => {
             tried.command = "volume delete";
-            confirmed(&volume, &confirm, "The plugin deletes it, and everything on it.")?;
+            confirmed(&full(&volume), &confirm.yes, "The plugin deletes it, and everything on it.")?;
             let work = Work::begin("delete", &volume, wait.operation_id.clone(), tried)?;
             let options = VolumeOptions {
                 deadline_usec: wait.deadline.usec(),
@@ -148,8 +142,8 @@ pub async fn volume(
             tried.command = "volume deregister";
             if force {
                 confirmed(
-                    &volume,
-                    &confirm,
+                    &full(&volume),
+                    &confirm.yes,
                     "Its claims are dropped, wherever they are; nothing is detached.",
                 )?;
             }
@@ -199,6 +193,11 @@ fn words(volume: &OneVolume) -> String {
     format!("{} {}", quoted(&volume.namespace), quoted(&volume.volume))
 }
 
+/// As the volume is confirmed.
+fn full(volume: &OneVolume) -> String {
+    format!("{}/{}", volume.namespace, volume.volume)
+}
+
 fn about(command: &'static str, volume: &OneVolume, tried: &mut Tried) {
     tried.command = command;
     tried.volume = Some(words(volume));
@@ -209,28 +208,6 @@ fn call_options(wait: &Wait, work: &Work) -> CallOptions {
         deadline_usec: wait.deadline.usec(),
         operation_id: Some(work.id.clone()),
         ..CallOptions::default()
-    }
-}
-
-/// The volume's name once more, from the command line or typed: what follows cannot be taken back.
-fn confirmed(volume: &OneVolume, confirm: &Confirm, what: &str) -> anyhow::Result<()> {
-    let name = format!("{}/{}", volume.namespace, volume.volume);
-    let typed = match &confirm.yes {
-        Some(typed) => typed.clone(),
-        None if !io::stdin().is_terminal() => {
-            bail!("{what} To do it without being asked: --yes {}", quoted(&name));
-        }
-        None => {
-            eprint!("{what}\nType {} to go on: ", output::plain(&name));
-            io::stderr().flush()?;
-            let mut typed = String::new();
-            io::stdin().lock().read_line(&mut typed)?;
-            typed.trim_end_matches(['\n', '\r']).to_owned()
-        }
-    };
-    match typed == name {
-        true => Ok(()),
-        false => bail!("that is not {}: nothing was done", output::plain(&name)),
     }
 }
 
@@ -283,7 +260,7 @@ pub async fn release(client: &Client, args: Release, json: bool, tried: &mut Tri
         let volume = OneVolume { namespace: name.namespace.clone(), volume: name.volume.clone() };
         let what = "The claim is dropped as it is; nothing is unmounted or detached. If its consumer still has \
                     the volume, another one may write to it at the same time.";
-        confirmed(&volume, &args.confirm, what)?;
+        confirmed(&full(&volume), &args.confirm.yes, what)?;
     }
     let id = begin(&name, args.wait.operation_id.clone(), tried)?;
     let what = format!("release {}", tried.mount.as_deref().unwrap_or_default());

@@ -21,7 +21,8 @@ pub fn size(bytes: u64) -> String {
     bytes.to_string()
 }
 
-fn known(bytes: u64) -> String {
+/// A size of 0 is none.
+pub(super) fn known(bytes: u64) -> String {
     if bytes == 0 { String::new() } else { size(bytes) }
 }
 

@@ -1,0 +1,116 @@
+//! What is said of plugins, and of what they have.
+
+use clap::{Args, Subcommand};
+use csid_client::{AccessMode, PluginService};
+
+use super::{Deadline, Pair, Secrets, Topology, words};
+
+#[derive(Subcommand)]
+pub enum Plugin {
+    /// List plugins
+    List,
+    /// Show one plugin, and who uses its volumes
+    Show { plugin: String },
+    /// Register a plugin: one that runs already, by its socket, or one that csid runs, by its command
+    Register(Register),
+    /// Forget a plugin, and stop it if csid runs it
+    Unregister {
+        plugin: String,
+        /// Only this instance; it may go under mounts that another one serves
+        #[arg(long)]
+        instance: Option<String>,
+        /// Although volumes of it are mounted
+        #[arg(long)]
+        force: bool,
+    },
+    /// Wait until a plugin is ready
+    Wait(PluginWait),
+    /// Tell how large the volumes may be that the plugin makes now
+    Capacity(Capacity),
+    /// List the volumes that the plugin has, registered or not
+    Volumes { plugin: String },
+    /// Have the plugin delete a snapshot; one that is not there is deleted
+    DeleteSnapshot(DeleteSnapshot),
+}
+
+#[derive(Args)]
+pub struct PluginWait {
+    pub plugin: String,
+    /// The service to wait for
+    #[arg(long, default_value = "node", value_parser = words::<PluginService>(PluginService::WORDS))]
+    pub service: PluginService,
+    #[command(flatten)]
+    pub deadline: Deadline,
+}
+
+#[derive(Args)]
+pub struct Register {
+    pub plugin: String,
+    /// The plugin's socket; csid does not start or stop it
+    #[arg(long, value_name = "PATH", conflicts_with = "argv")]
+    pub socket: Option<String>,
+    /// The command that csid runs as the plugin, after `--`; root only
+    #[arg(last = true, required_unless_present = "socket")]
+    pub argv: Vec<String>,
+    /// A variable of its environment; stored and public, so nothing secret
+    #[arg(long, value_name = "NAME=VALUE", requires = "argv")]
+    pub env: Vec<Pair>,
+    /// A systemd credential for it, as in LoadCredential=
+    #[arg(long, value_name = "NAME[:PATH]", requires = "argv")]
+    pub load_credential: Vec<String>,
+    /// The name of this instance of the plugin
+    #[arg(long)]
+    pub instance: Option<String>,
+    /// The host directory for its volumes
+    #[arg(long, value_name = "DIR")]
+    pub plugin_root: Option<String>,
+    /// The same directory as the plugin sees it
+    #[arg(long, value_name = "DIR")]
+    pub plugin_view: Option<String>,
+    /// Where its output goes
+    #[arg(long, value_name = "WHERE", value_parser = ["journal", "none"], requires = "argv")]
+    pub log: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Capacity {
+    pub plugin: String,
+    /// A way in which the volumes shall be used
+    #[arg(long, value_name = "MODE", value_parser = words::<AccessMode>(AccessMode::WORDS))]
+    pub access_mode: Vec<AccessMode>,
+    /// All these ways as a raw block device
+    #[arg(long, requires = "access_mode")]
+    pub block: bool,
+    /// A parameter of the plugin's
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub parameter: Vec<Pair>,
+    /// Where they shall be: the segments of one topology, such as zone=a,rack=1
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub topology: Option<Topology>,
+    #[command(flatten)]
+    pub deadline: Deadline,
+}
+
+#[derive(Args)]
+pub struct Snapshots {
+    pub plugin: String,
+    /// Only of this volume, by the plugin's id for it
+    #[arg(long, value_name = "ID")]
+    pub external_id: Option<String>,
+    #[command(flatten)]
+    pub secrets: Secrets,
+}
+
+#[derive(Args)]
+pub struct DeleteSnapshot {
+    pub plugin: String,
+    /// The plugin's id for the snapshot, as `csictl snapshots` lists it
+    pub snapshot: String,
+    /// Do not ask: the snapshot that is meant, once more
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub yes: Option<String>,
+    #[command(flatten)]
+    pub secrets: Secrets,
+    #[command(flatten)]
+    pub deadline: Deadline,
+}

@@ -1,0 +1,240 @@
+//! Plugins, and what they have.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, bail};
+use csid_client::{
+    AttachmentMode, CallOptions, Capability, CapacityOptions, Client, Error, MountFilter, PluginSpec,
+    SnapshotFilter, Supervision, UnregisterOptions, VolumeFilter,
+};
+use serde_json::json;
+
+use super::{confirmed, done, pairs, sealed, secrets, some, yes};
+use crate::{
+    args::{Capacity, DeleteSnapshot, Plugin, PluginWait, Register, Snapshots, Topology},
+    hints::Tried,
+    output::{self, Consumer, say, say_json},
+    wait,
+};
+
+pub async fn plugin(client: &Client, command: Plugin, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    match command {
+        Plugin::List => {
+            let plugins = client.list_plugins().await?;
+            if json {
+                say_json(&plugins)?;
+            } else if plugins.is_empty() {
+                eprintln!("No plugins. See `csictl plugin register --help`.");
+            } else {
+                say(&output::plugins(&plugins))?;
+            }
+        }
+        Plugin::Show { plugin } => {
+            about("plugin show", &plugin, tried);
+            let (shown, consumers) = tokio::try_join!(client.plugin(&plugin), consumers(client, &plugin))?;
+            if json {
+                let mut value = serde_json::to_value(&shown)?;
+                value["consumers"] = serde_json::to_value(&consumers)?;
+                say_json(&value)?;
+            } else {
+                say(&output::plugin(&shown, &consumers))?;
+            }
+        }
+        Plugin::Register(args) => {
+            about("plugin register", &args.plugin, tried);
+            let id = args.plugin.clone();
+            let path =
+                wait::quietly(&format!("register {id}"), client.register_plugin(&id, spec(args))).await?;
+            if json {
+                say_json(&json!({ "plugin": path }))?;
+            }
+        }
+        Plugin::Unregister { plugin, instance, force } => {
+            about("plugin unregister", &plugin, tried);
+            let options = UnregisterOptions { instance, force: yes(force), ..UnregisterOptions::default() };
+            let call = client.unregister_plugin(&plugin, options);
+            wait::quietly(&format!("unregister {plugin}"), call).await?;
+            done(json)?;
+        }
+        Plugin::Wait(args) => wait_for(client, args, json, tried).await?,
+        Plugin::Capacity(args) => capacity(client, args, json, tried).await?,
+        Plugin::Volumes { plugin } => {
+            about("plugin volumes", &plugin, tried);
+            let page = async |token: String| Ok(client.list_external_volumes(&plugin, &token, 0).await?);
+            let volumes = pages(&format!("list the volumes of {plugin}"), page).await?;
+            if json {
+                say_json(&volumes)?;
+            } else if volumes.is_empty() {
+                eprintln!("The plugin has no volumes.");
+            } else {
+                say(&output::external_volumes(&volumes))?;
+            }
+        }
+        Plugin::DeleteSnapshot(args) => delete_snapshot(client, args, json, tried).await?,
+    }
+    Ok(())
+}
+
+pub async fn wait_for(
+    client: &Client,
+    args: PluginWait,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<()> {
+    about("plugin wait", &args.plugin, tried);
+    let options = CallOptions { deadline_usec: args.deadline.usec(), ..CallOptions::default() };
+    let what = format!("wait for {} ({})", args.plugin, args.service.as_str());
+    let path = wait::quietly(&what, client.wait_for_plugin(&args.plugin, args.service, options)).await?;
+    if json {
+        say_json(&json!({ "plugin": path }))?;
+    }
+    Ok(())
+}
+
+pub async fn snapshots(
+    client: &Client,
+    args: Snapshots,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<()> {
+    about("snapshots", &args.plugin, tried);
+    let secrets = args.secrets.secrets_file.as_deref().map(secrets).transpose()?;
+    let page = async |token: String| {
+        // csid reads a call's once.
+        let secrets = secrets.as_ref().map(|secrets| secrets.seal()).transpose();
+        let filter = SnapshotFilter {
+            volume: args.external_id.clone(),
+            token: Some(token),
+            secrets: secrets.context("cannot seal the secrets in memory")?,
+            credential: args.secrets.credential.clone(),
+            ..SnapshotFilter::default()
+        };
+        Ok(client.list_snapshots(&args.plugin, filter).await?)
+    };
+    let snapshots = pages(&format!("list the snapshots of {}", args.plugin), page).await?;
+    if json {
+        say_json(&snapshots)?;
+    } else if snapshots.is_empty() {
+        eprintln!("No snapshots.");
+    } else {
+        say(&output::snapshots(&snapshots))?;
+    }
+    Ok(())
+}
+
+fn about(command: &'static str, plugin: &str, tried: &mut Tried) {
+    tried.command = command;
+    tried.plugin = Some(plugin.to_owned());
+}
+
+fn spec(args: Register) -> PluginSpec {
+    let supervision = if args.socket.is_some() { Supervision::External } else { Supervision::Managed };
+    PluginSpec {
+        supervision: Some(supervision),
+        argv: some(args.argv),
+        environment: pairs(args.env),
+        credentials: some(args.load_credential),
+        socket: args.socket,
+        instance: args.instance,
+        plugin_root: args.plugin_root,
+        plugin_view: args.plugin_view,
+        log: args.log,
+        ..PluginSpec::default()
+    }
+}
+
+/// Who has a volume of the plugin mounted or claimed.
+async fn consumers(client: &Client, plugin: &str) -> csid_client::Result<BTreeSet<Consumer>> {
+    let mounts = MountFilter { plugin: Some(plugin.to_owned()), ..MountFilter::default() };
+    let volumes = VolumeFilter { plugin: Some(plugin.to_owned()), ..VolumeFilter::default() };
+    let (mounts, volumes) = tokio::try_join!(client.list_mounts(mounts), client.list_volumes(volumes))?;
+    let mut consumers: BTreeSet<Consumer> = BTreeSet::new();
+    for volume in volumes {
+        for consumer in volume.write_claims.iter().chain(&volume.read_claims) {
+            consumers.insert(Consumer::new(consumer, &volume.namespace, &volume.id));
+        }
+    }
+    let of_mount = |m: &csid_client::MountRow| Consumer::new(&m.consumer, &m.namespace, &m.volume);
+    consumers.extend(mounts.iter().map(of_mount));
+    Ok(consumers)
+}
+
+async fn capacity(client: &Client, args: Capacity, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    about("plugin capacity", &args.plugin, tried);
+    let attachment_mode = if args.block { AttachmentMode::BlockDevice } else { AttachmentMode::FileSystem };
+    let uses = args.access_mode.into_iter().map(|access_mode| Capability { access_mode, attachment_mode });
+    let options = CapacityOptions {
+        deadline_usec: args.deadline.usec(),
+        capabilities: some(uses.collect()),
+        parameters: pairs(args.parameter),
+        topology: args.topology.and_then(|Topology(segments)| pairs(segments)),
+        ..CapacityOptions::default()
+    };
+    let call = client.capacity(&args.plugin, options);
+    let available = wait::quietly(&format!("ask {} for its capacity", args.plugin), call).await?;
+    if json {
+        say_json(&json!({ "available": available }))?;
+    } else {
+        say(&output::size(available))?;
+    }
+    Ok(())
+}
+
+async fn delete_snapshot(
+    client: &Client,
+    args: DeleteSnapshot,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<()> {
+    about("plugin delete-snapshot", &args.plugin, tried);
+    confirmed(&args.snapshot, &args.yes, "The plugin deletes the snapshot, and what is on it.")?;
+    let options = CallOptions {
+        deadline_usec: args.deadline.usec(),
+        secrets: sealed(args.secrets.secrets_file.as_deref())?,
+        credential: args.secrets.credential,
+        ..CallOptions::default()
+    };
+    let call = client.delete_snapshot(&args.plugin, &args.snapshot, options);
+    wait::quietly(&format!("delete snapshot {}", args.snapshot), call).await?;
+    done(json)?;
+    Ok(())
+}
+
+/// How often a list is begun anew whose token the plugin has forgotten.
+const ANEW: usize = 3;
+const ABORTED: u32 = 10;
+
+/// All pages of a list. It may change meanwhile; with ABORTED it begins anew (CSI rule 40).
+async fn pages<T>(
+    what: &str,
+    page: impl AsyncFn(String) -> anyhow::Result<(Vec<T>, String)>,
+) -> anyhow::Result<Vec<T>> {
+    let (mut all, mut seen, mut token, mut anew) = (Vec::new(), BTreeSet::new(), String::new(), 0);
+    loop {
+        let is_first = token.is_empty();
+        match wait::quietly(what, page(token)).await {
+            Ok((rows, next)) => {
+                all.extend(rows);
+                if next.is_empty() {
+                    return Ok(all);
+                }
+                if !seen.insert(next.clone()) {
+                    bail!("the plugin's list has no end: it goes on where it was already");
+                }
+                token = next;
+            }
+            Err(error) if !is_first && anew < ANEW && is_stale(&error) => {
+                anew += 1;
+                all.clear();
+                seen.clear();
+                token = String::new();
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn is_stale(error: &anyhow::Error) -> bool {
+    let csids = error.downcast_ref::<Error>().and_then(Error::csid);
+    csids.is_some_and(|error| error.details.grpc_code == Some(ABORTED))
+}
