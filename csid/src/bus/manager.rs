@@ -20,7 +20,7 @@ use crate::store::rows::Event;
 use crate::volume::Authority;
 
 /// One word a capability that is there.
-const FEATURES: [&str; 6] = ["mount", "plugins", "events", "reconcile", "volumes", "attach"];
+const FEATURES: [&str; 7] = ["mount", "plugins", "events", "reconcile", "volumes", "claims", "attach"];
 /// The most events that one GetEvents answers.
 const MOST_EVENTS: u32 = 1000;
 
