@@ -18,6 +18,14 @@ pub(super) fn detach_key(name: &VolumeName, node_id: &str) -> MountKey {
     MountKey { tag: node_id.to_owned(), ..name.key("") }
 }
 
+/// What another uid's AttachVolume made is his and root's.
+fn refuse_anothers(at: &Attachment, uid: u32, name: &VolumeName) -> Result<()> {
+    match &at.by_call {
+        Some(owner) if uid != 0 && uid != owner.uid => Err(words::not_attacher(name, &at.node_id)),
+        _ => Ok(()),
+    }
+}
+
 impl Drive<'_> {
     /// AttachVolume; the publish context.
     pub(super) async fn attach_call(
@@ -29,10 +37,8 @@ impl Drive<'_> {
         let name = VolumeName::of(&target.key);
         let record = self.shared.registry.record(name.clone()).await?;
         if let Some(at) = record.attachments.iter().find(|at| at.is_by_call(node_id)) {
+            refuse_anothers(at, call.uid, &name)?;
             let owner = at.by_call.as_ref();
-            if owner.is_some_and(|owner| owner.uid != call.uid && call.uid != 0) {
-                return Err(words::not_attacher(&record.name, node_id));
-            }
             if at.leg == Leg::Present {
                 return match owner.is_some_and(|owner| owner.same_call(call)) {
                     true => Ok(at.publish_context.clone()),
@@ -96,7 +102,9 @@ impl Drive<'_> {
             return Err(words::staged_here(&name, holders));
         }
         let of_call = |at: &&Attachment| at.is_by_call(node_id);
-        let by_call = record.attachments.iter().find(of_call).and_then(|at| at.by_call.as_ref());
+        let at = record.attachments.iter().find(of_call);
+        at.map_or(Ok(()), |at| refuse_anothers(at, target.uid, &name))?;
+        let by_call = at.and_then(|at| at.by_call.as_ref());
         let secrets_given = by_call.is_some_and(|call| call.secrets_given);
         if secrets_given && self.secrets.is_none() && target.registration.spec.credential.is_none() {
             return Err(words::secret_required(&record.name, "DetachVolume"));

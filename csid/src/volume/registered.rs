@@ -201,25 +201,29 @@ impl Shared {
         Ok(self.registry.records(filter).await?.0)
     }
 
-    /// A volume that is given with the call must be nobody's in the registry.
+    /// A volume that is given with the call must be nobody's in the registry, but for what is attached of it by this name.
     pub(super) async fn refuse_registered(&self, name: &VolumeName, volume: &VolumeKey) -> Result<()> {
         if self.registry.is_empty() {
             return Ok(());
         }
-        if self.registry.record(name.clone()).await?.registration.is_some() {
+        let own = self.registry.record(name.clone()).await?;
+        if own.registration.is_some() {
             let text = format!("{name} is registered: leave out plugin and external-id");
             return Err(Error::new(Kind::AlreadyExists, text));
+        }
+        if own.volume != *volume {
+            words::refuse_attached(&own)?;
         }
         let filter = RecordFilter {
             plugin: Some(volume.plugin.clone()),
             external_id: Some(volume.external_id.clone()),
             ..RecordFilter::default()
         };
-        match self.registry.records(filter).await?.0.into_iter().find(|record| record.registration.is_some())
-        {
+        match self.registry.records(filter).await?.0.into_iter().find(|record| record.name != *name) {
             Some(record) => {
+                let known = if record.registration.is_some() { "registered" } else { "attached" };
                 let text = format!(
-                    "external id `{}` of plugin {} is registered as {}: ask for it by that name",
+                    "external id `{}` of plugin {} is {known} as {}: ask for it by that name",
                     volume.external_id, volume.plugin, record.name
                 );
                 Err(Error::new(Kind::AlreadyExists, text))
@@ -492,8 +496,10 @@ impl Volumes {
                         call.refuse_between(&record.name, registration)?;
                         (record.volume.clone(), registration.clone(), true)
                     }
-                    // What was attached inline is known by its name.
-                    None if !record.attachments.is_empty() => (record.volume, unregistered(uid), false),
+                    // What was attached inline is known by its name, to whoever detaches it.
+                    None if matches!(call, Call::Detach { .. }) && !record.attachments.is_empty() => {
+                        (record.volume, unregistered(uid), false)
+                    }
                     None => return Err(self.shared.not_registered(&record.name)),
                 }
             }

@@ -5,6 +5,7 @@ mod attached;
 mod bound;
 mod controller;
 mod kills;
+mod owners;
 mod waits;
 
 use csid_client::{

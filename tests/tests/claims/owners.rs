@@ -1,0 +1,99 @@
+//! What is one uid's is not another's, whatever polkit lets him do.
+
+use std::collections::HashMap;
+
+use csid_client::{AccessMode, AttachOptions};
+use csid_tests::ask::*;
+use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
+use csid_tests::raw::{MANAGER, MANAGER_PATH, OTHER, User, call, dict, group_csid, text, value};
+use csid_tests::script::CONTROLLER;
+use csid_tests::world::{World, world};
+use zbus::{Connection, Variant};
+
+use crate::*;
+
+/// As [`attaching`], with all that a controller can and a bus, on which these users are.
+async fn on_bus<const N: usize>(w: &mut World, users: [User; N]) -> (Client, Bus, Polkit, [Connection; N]) {
+    group_csid(w);
+    let bus = Bus::start(w, Policy::Everything).await;
+    let polkit = Polkit::start(&bus, Verdict::Yes).await;
+    let plugin = w.add_plugin("p").await;
+    plugin.set(|script| {
+        script.control(&CONTROLLER);
+        script.plugin.push("OFFLINE".to_owned());
+    });
+    plugin.kill();
+    plugin.start().await;
+    plugin.provision("v");
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    bus.has_csid().await;
+    let mut connections = Vec::new();
+    for user in users {
+        connections.push(bus.connect(user).await);
+    }
+    let connections = connections.try_into().expect("one for each user");
+    (client, bus, polkit, connections)
+}
+
+/// What this member answers to these arguments of volume `v`: the error's name, or nothing.
+async fn told(connection: &Connection, member: &str, volume: &str, more: Vec<Variant<'static>>) -> String {
+    let arguments = [text(NAMESPACE), text(volume)].into_iter().chain(more).collect();
+    match call(connection, MANAGER_PATH, MANAGER, member, arguments).await {
+        Ok(_) => String::new(),
+        Err((name, _)) => name.trim_start_matches("org.csid1.Error.").to_owned(),
+    }
+}
+
+/// A volume of plugin `p`, with one capability and more options.
+fn as_writer(external_id: &str, more: Vec<(&str, Variant<'static>)>) -> Variant<'static> {
+    let capability = HashMap::from([("access-mode".to_owned(), text("single-node-writer"))]);
+    let volume = vec![
+        ("plugin", text("p")),
+        ("external-id", text(external_id)),
+        ("capabilities", Variant::from(vec![capability])),
+    ];
+    dict(volume.into_iter().chain(more).collect())
+}
+
+#[test]
+fn what_was_attached_inline_is_whose_call_it_was() {
+    world(async |w| {
+        let (client, _bus, polkit, [other]) = on_bus(w, [OTHER]).await;
+        polkit.says(Verdict::But("org.csid1.inline"));
+        let options = AttachOptions {
+            plugin: Some("p".to_owned()),
+            external_id: Some("v".to_owned()),
+            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            ..AttachOptions::default()
+        };
+        client.attach_volume(NAMESPACE, "v", "node-2", options).await.unwrap();
+        let calls = w.plugin("p").volume_calls().len();
+        let none = || value("a{sv}");
+        assert_eq!(told(&other, "DetachVolume", "v", vec![text("node-2"), none()]).await, "NotAuthorized");
+        // By its name it can be detached, and no more.
+        let snapshot = vec![text("s"), none()];
+        assert_eq!(told(&other, "CreateSnapshot", "v", snapshot).await, "NotFound");
+        let expand = vec![Variant::from(8u64 << 20), Variant::from(0u64), none()];
+        assert_eq!(told(&other, "ExpandVolume", "v", expand).await, "NotFound");
+
+        // Nor under another name, nor another volume under this one.
+        polkit.says(Verdict::Yes);
+        let given = |id| dict(vec![("plugin", text("p")), ("external-id", text(id))]);
+        let detach = |id| vec![text("node-2"), given(id)];
+        assert_eq!(told(&other, "DetachVolume", "alias", detach("v")).await, "AlreadyExists");
+        assert_eq!(told(&other, "DetachVolume", "v", detach("w")).await, "Busy");
+        assert_eq!(told(&other, "DetachVolume", "v", detach("v")).await, "NotAuthorized");
+        assert_eq!(
+            told(&other, "CreateSnapshot", "alias", vec![text("s"), given("v")]).await,
+            "AlreadyExists"
+        );
+        assert_eq!(w.plugin("p").volume_calls().len(), calls, "the plugin was asked for nothing");
+
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        let attach = vec![text("node-2"), as_writer("v", vec![])];
+        assert_eq!(told(&other, "AttachVolume", "v", attach).await, "");
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.expect("root may");
+        w.nothing_left(&client).await;
+    });
+}
