@@ -279,7 +279,7 @@ pub(super) fn refuse_attached(record: &Record) -> Result<(), Error> {
 }
 
 pub(super) fn changed_meanwhile(name: &VolumeName) -> Error {
-    Error::new(Kind::Busy, format!("{name} was registered as another volume meanwhile; ask again"))
+    Error::not_found(format!("what was {name} is not registered any more; ask again"))
 }
 
 /// A creation or deletion that goes on only when somebody asks.

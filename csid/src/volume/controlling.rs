@@ -111,8 +111,11 @@ impl Call {
         matches!(self, Call::Validate { .. } | Call::Stats)
     }
 
-    /// What is on its way can only be deleted, or detached.
-    pub(super) fn refuse_between(&self, name: &VolumeName, registration: &Registration) -> Result<()> {
+    /// Why it cannot be done to this registration for this uid. What is on its way can only be deleted, or detached.
+    pub(super) fn refuse(&self, name: &VolumeName, registration: &Registration, uid: u32) -> Result<()> {
+        if uid != 0 && uid != registration.uid && !self.only_looks() {
+            return Err(words::anothers(name));
+        }
         match (&registration.standing, self) {
             (Standing::Registered, _)
             | (Standing::Creating(_) | Standing::Deleting { .. }, Call::Delete | Call::Detach { .. }) => {
@@ -138,6 +141,7 @@ impl Call {
 
 impl Drive<'_> {
     pub(super) async fn call(&mut self, target: &Target, call: Call) -> Result<Done> {
+        let target = &self.as_it_is_now(target, &call).await?;
         match call {
             Call::Create => self.create(target).await.map(|record| Done::Created(Box::new(record))),
             Call::Validate { capabilities } => {
@@ -157,6 +161,24 @@ impl Drive<'_> {
             Call::Detach { node_id } => self.detach_call(target, &node_id).await.map(|()| Done::Gone),
             Call::Delete => self.delete(target).await.map(|()| Done::Gone),
         }
+    }
+
+    /// The target when it is its turn: since it was asked for, the name may have become another's, or another volume's, and a
+    /// volume that was given somebody's. What is to be created is compared where it is entered; what is validated to be
+    /// registered is nobody's yet.
+    async fn as_it_is_now(&self, target: &Target, call: &Call) -> Result<Target> {
+        let (name, volume) = (VolumeName::of(&target.key), &self.rows.volume().row.key);
+        let record = self.shared.registry.record(name.clone()).await?;
+        if !target.is_registered {
+            if *call != Call::Create && !call.only_looks() {
+                self.shared.refuse_given(&record, volume, call).await?;
+            }
+            return Ok(target.clone());
+        }
+        let registration = record.registration.filter(|_| record.volume == *volume);
+        let registration = registration.ok_or_else(|| words::changed_meanwhile(&name))?;
+        call.refuse(&name, &registration, target.uid)?;
+        Ok(Target { registration, ..target.clone() })
     }
 
     /// Whether the plugin confirms that the volume can be used so (CSI rule 35); what it says if not.
@@ -379,6 +401,18 @@ impl Drive<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_anothers_is_looked_at_only() {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        let told = |call: &Call, uid| call.refuse(&name, &unregistered(7), uid).err().map(|error| error.kind);
+        let detach = || Call::Detach { node_id: "n".into() };
+        for call in [Call::Delete, detach(), Call::Snapshot { name: "s".into(), parameters: [].into() }] {
+            let told = [0, 7, 8].map(|uid| told(&call, uid));
+            assert_eq!(told, [None, None, Some(Kind::NotAuthorized)], "{}", call.kind());
+        }
+        assert_eq!(told(&Call::Stats, 8), None);
+    }
 
     /// CSI rules 36 and 39.
     #[test]

@@ -21,10 +21,6 @@ impl Drive<'_> {
         limit: u64,
         part: Part,
     ) -> Result<(u64, bool)> {
-        // Calls that came before this one have changed it.
-        let record = self.shared.registry.record(VolumeName::of(&target.key)).await?;
-        let now = record.registration.filter(|_| target.is_registered);
-        let target = &Target { registration: now.unwrap_or(target.registration.clone()), ..target.clone() };
         let (current, pending) = (target.registration.capacity, target.registration.pending_expansion);
         if (required, limit) == (0, 0) {
             return Ok((current, pending.is_some()));

@@ -13,7 +13,6 @@ use crate::store::registry::{
 };
 use crate::store::rows::{AccessMode, AttachmentMode, MountKey, MountSpec, VolumeKey};
 use crate::volume::controlling::{Call, Target};
-use crate::volume::creating::refuse_anothers;
 use crate::volume::deleting::is_being_deleted;
 use crate::volume::registering::{new_registration, unregistered};
 use crate::volume::work::{Done, Work};
@@ -229,6 +228,14 @@ impl Shared {
                 Err(Error::new(Kind::AlreadyExists, text))
             }
             None => Ok(()),
+        }
+    }
+
+    /// The same for a call, which may go on with the deletion of what was given with an earlier one.
+    pub(super) async fn refuse_given(&self, own: &Record, volume: &VolumeKey, call: &Call) -> Result<()> {
+        match *call == Call::Delete && own.volume == *volume && is_being_deleted(own) {
+            true => Ok(()),
+            false => self.refuse_registered(&own.name, volume).await,
         }
     }
 
@@ -482,27 +489,20 @@ impl Volumes {
         let key = record.name.key("");
         let (volume, registration, is_registered) = match inline {
             Some(Inline { volume, spec }) => {
-                let resumed = call == Call::Delete && record.volume == volume && is_being_deleted(&record);
-                if !resumed {
-                    self.shared.refuse_registered(&record.name, &volume).await?;
-                }
+                self.shared.refuse_given(&record, &volume, &call).await?;
                 (volume, new_registration(uid, spec, Origin::Bus), false)
             }
-            None => {
-                refuse_anothers(&record, uid)
-                    .or_else(|error| call.only_looks().then_some(()).ok_or(error))?;
-                match &record.registration {
-                    Some(registration) => {
-                        call.refuse_between(&record.name, registration)?;
-                        (record.volume.clone(), registration.clone(), true)
-                    }
-                    // What was attached inline is known by its name, to whoever detaches it.
-                    None if matches!(call, Call::Detach { .. }) && !record.attachments.is_empty() => {
-                        (record.volume, unregistered(uid), false)
-                    }
-                    None => return Err(self.shared.not_registered(&record.name)),
+            None => match &record.registration {
+                Some(registration) => {
+                    call.refuse(&record.name, registration, uid)?;
+                    (record.volume.clone(), registration.clone(), true)
                 }
-            }
+                // What was attached inline is known by its name, to whoever detaches it.
+                None if matches!(call, Call::Detach { .. }) && !record.attachments.is_empty() => {
+                    (record.volume, unregistered(uid), false)
+                }
+                None => return Err(self.shared.not_registered(&record.name)),
+            },
         };
         let call = match call {
             Call::Validate { capabilities } if capabilities.is_empty() => {

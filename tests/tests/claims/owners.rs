@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use csid_client::{AccessMode, AttachOptions};
+use csid_client::{AccessMode, AttachOptions, DeregisterOptions};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
 use csid_tests::raw::{MANAGER, MANAGER_PATH, OTHER, User, call, dict, group_csid, text, value};
 use csid_tests::script::CONTROLLER;
-use csid_tests::world::{World, world};
+use csid_tests::world::{World, eventually, world};
 use zbus::{Connection, Variant};
 
 use crate::*;
@@ -94,6 +94,51 @@ fn what_was_attached_inline_is_whose_call_it_was() {
         let attach = vec![text("node-2"), as_writer("v", vec![])];
         assert_eq!(told(&other, "AttachVolume", "v", attach).await, "");
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.expect("root may");
+        w.nothing_left(&client).await;
+    });
+}
+
+/// An expansion of `v` that waits until it is detached; what it is told in the end.
+async fn waiting(
+    client: &Client,
+    who: &Connection,
+    options: Variant<'static>,
+) -> tokio::task::JoinHandle<String> {
+    let who = who.clone();
+    let sizes = vec![Variant::from(8u64 << 20), Variant::from(0u64), options];
+    let expanding = tokio::spawn(async move { told(&who, "ExpandVolume", "v", sizes).await });
+    eventually("it waits", async || {
+        let operations = client.list_operations().await.unwrap();
+        operations.iter().any(|operation| operation.step == "waiting until nobody has it")
+    })
+    .await;
+    expanding
+}
+
+/// What a call was asked for may be another's, or another volume, when it is its turn.
+#[test]
+fn a_call_is_authorised_for_the_volume_that_it_is_done_to() {
+    world(async |w| {
+        let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
+        assert_eq!(told(&other, "RegisterVolume", "v", vec![as_writer("v", vec![])]).await, "");
+        client.attach_volume(NAMESPACE, "v", "node-2", AttachOptions::default()).await.unwrap();
+        let his = waiting(&client, &other, value("a{sv}")).await;
+        let force = || DeregisterOptions { force: Some(true), ..DeregisterOptions::default() };
+        client.deregister_volume(NAMESPACE, "v", force()).await.unwrap();
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        let told = his.await.unwrap();
+        assert!(["NotFound", "NotAuthorized"].contains(&told.as_str()), "{told}");
+
+        // So is one that brings its volume, which is registered since.
+        client.attach_volume(NAMESPACE, "v", "node-2", AttachOptions::default()).await.unwrap();
+        client.deregister_volume(NAMESPACE, "v", force()).await.unwrap();
+        let given = dict(vec![("plugin", text("p")), ("external-id", text("v"))]);
+        let inline = waiting(&client, &other, given).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        assert_eq!(inline.await.unwrap(), "AlreadyExists");
+        assert_eq!(w.plugin("p").count("ControllerExpandVolume", "v"), 0);
         w.nothing_left(&client).await;
     });
 }
