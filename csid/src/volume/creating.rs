@@ -42,7 +42,7 @@ impl Volumes {
             spec.name = paths::name_at_plugin(&shared.node, &name);
         }
         let secrets_given = secrets.is_some();
-        let mut creation = Creation {
+        let creation = Creation {
             capacity_min,
             capacity_max,
             register,
@@ -52,12 +52,11 @@ impl Volumes {
         };
         let record = shared.registry.record(name.clone()).await?;
         shared.refuse_other_origin(&record, Origin::Bus)?;
-        // What is there already has its source, and needs no plugin to be told of.
+        // What is there needs no plugin to be told of.
         if record.registration.is_none() {
             shared.refuse_if_it_cannot(&plugin)?;
             let volume = VolumeKey { plugin: plugin.clone(), external_id: String::new() };
             shared.refuse_in_use_otherwise(&name, &volume)?;
-            creation.source = shared.find_source(&name, &plugin, &spec, uid, secrets.as_ref(), &wait).await?;
         }
         let registration = Registration {
             standing: Standing::Creating(creation),
@@ -143,7 +142,7 @@ impl Shared {
         spec: &VolumeSpec,
         uid: u32,
         secrets: Option<&Secrets>,
-        wait: &Wait,
+        deadline: Instant,
     ) -> Result<String> {
         if !spec.clone.is_empty() {
             let source = VolumeName { namespace: name.namespace.clone(), volume: spec.clone.clone() };
@@ -161,8 +160,6 @@ impl Shared {
         if spec.snapshot.is_empty() {
             return Ok(String::new());
         }
-        let patience = Instant::now() + self.config.borrow().deadlines.operation;
-        let deadline = wait.deadline.map_or(patience, |deadline| deadline.min(patience));
         let namespace = Some(name.namespace.as_str());
         match self.is_own_snapshot(plugin, namespace, &spec.snapshot, uid, secrets, deadline).await? {
             true => Ok(String::new()),
@@ -232,15 +229,22 @@ impl Drive<'_> {
     /// Enter the target's registration, or find it, and have the plugin make the volume.
     pub(super) async fn create(&mut self, target: &Target) -> Result<Record> {
         let (plugin, given) = (self.plugin(), self.secrets.is_some());
+        let name = VolumeName::of(&target.key);
         let wanted = &target.registration;
+        // What is there already has its source.
+        let found = match self.shared.registry.record(name.clone()).await?.registration {
+            None => Some(self.with_source(target).await?),
+            Some(_) => None,
+        };
         let mut is_new = false;
         let entered = |record: &mut Record| {
             is_new = record.registration.is_none();
             if is_new {
                 // What is attached under this name is another volume.
                 words::refuse_attached(record)?;
+                let new = found.clone().ok_or_else(|| words::changed_meanwhile(&record.name))?;
                 record.volume = VolumeKey { plugin: plugin.clone(), external_id: String::new() };
-                record.registration = Some(wanted.clone());
+                record.registration = Some(new);
                 return Ok(None);
             }
             refuse_other(record, &plugin, wanted)?;
@@ -256,7 +260,7 @@ impl Drive<'_> {
             }
             Ok(None)
         };
-        let record = self.shared.amend(&VolumeName::of(&target.key), Durability::Disk, entered).await?;
+        let record = self.shared.amend(&name, Durability::Disk, entered).await?;
         if is_unborn(&record) {
             return self.ask_for(record, is_new).await;
         }
@@ -267,6 +271,19 @@ impl Drive<'_> {
             }
             _ => Ok(record),
         }
+    }
+
+    /// What is wanted, with its source as it is found, and may be used, now.
+    async fn with_source(&self, target: &Target) -> Result<Registration> {
+        let (name, mut wanted) = (VolumeName::of(&target.key), target.registration.clone());
+        let (plugin, give_up) = (self.plugin(), self.control.borrow().give_up);
+        let secrets = self.secrets.as_ref();
+        let found =
+            self.shared.find_source(&name, &plugin, &wanted.spec, target.uid, secrets, give_up).await?;
+        if let Standing::Creating(creation) = &mut wanted.standing {
+            creation.source = found;
+        }
+        Ok(wanted)
     }
 
     /// Have the plugin make what the record says; `is_new`: it was never asked for it.

@@ -79,6 +79,40 @@ fn a_name_of_the_plugins_is_one_volume() {
     });
 }
 
+/// What was there when it was asked for has its source; what is gone when it is its turn has none that anybody looked at.
+#[test]
+fn a_source_is_looked_for_when_the_volume_is_entered() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.create("a", spec()).await.unwrap();
+        s.rules([Rule::once("CreateVolume", Act::DelayAfter(800))]);
+        let named = || CreateVolume { name: Some("disk".to_owned()), ..spec() };
+        let ask = |volume: &'static str, spec| {
+            let client = s.client.clone();
+            tokio::spawn(async move { client.create_volume(NAMESPACE, volume, spec).await })
+        };
+        let first = ask("b", named());
+        eventually("the name is being made", async || s.w.plugin("p").count("CreateVolume", "disk") == 1)
+            .await;
+        let behind = ask("a", CreateVolume { clone: Some("nowhere".to_owned()), ..named() });
+        eventually("the other waits for it", async || {
+            let operations = s.client.list_operations().await.unwrap();
+            operations.iter().any(|operation| operation.subject == "default/a")
+        })
+        .await;
+        let made = s.rows().await.into_iter().find(|row| row.id == "a").expect("a row").external_id;
+        s.client.deregister_volume(NAMESPACE, "a", Default::default()).await.unwrap();
+        let made_first = first.await.unwrap().unwrap();
+        assert_eq!(refusal(behind.await.unwrap()).0, Kind::NotFound, "there is no such source");
+        assert_eq!(s.w.plugin("p").count("CreateVolume", "disk"), 1, "nothing was made instead of a clone");
+        assert_eq!(made_first.external_id, "id-disk");
+        let inline = VolumeOptions { plugin: Some("p".to_owned()), external_id: Some(made), ..options() };
+        s.delete("a", inline).await.unwrap();
+        s.delete("b", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
 #[test]
 fn a_lost_answer_is_asked_for_again_under_the_same_name() {
     world(async |w| {
