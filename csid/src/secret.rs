@@ -11,7 +11,10 @@ use crate::error::{Error, Result};
 pub const MAX_BYTES: usize = 16 * 1024;
 
 #[derive(Clone)]
-pub struct Secrets(BTreeMap<String, Zeroizing<String>>);
+pub struct Secrets {
+    map: BTreeMap<String, Zeroizing<String>>,
+    is_credential: bool,
+}
 
 impl Secrets {
     /// Read a JSON object of strings. Keys are `[A-Za-z0-9._-]+` (CSI rule 17).
@@ -33,12 +36,22 @@ impl Secrets {
         if !map.keys().all(plain) {
             return Err(Error::invalid("a secret's key is not of [A-Za-z0-9._-]"));
         }
-        Ok(Secrets(map))
+        Ok(Secrets { map, is_credential: false })
+    }
+
+    /// The host's, out of a systemd credential, whoever named that.
+    pub fn of_credential(document: &[u8]) -> Result<Self> {
+        Ok(Secrets { is_credential: true, ..Self::from_json(document)? })
+    }
+
+    /// They are not the caller's own: root put them where systemd finds them.
+    pub fn is_credential(&self) -> bool {
+        self.is_credential
     }
 
     /// The map as an RPC carries it.
     pub fn for_rpc(&self) -> BTreeMap<String, String> {
-        self.0.iter().map(|(key, value)| (key.clone(), value.to_string())).collect()
+        self.map.iter().map(|(key, value)| (key.clone(), value.to_string())).collect()
     }
 }
 

@@ -75,21 +75,28 @@ impl Instance {
         Err(self.peer.error(rpc, Code::Unimplemented, message, Class::Unimplemented))
     }
 
-    /// The plugin's owner reads what it is sent: a secret goes to root's plugins and to those of its own user.
+    /// The plugin's owner reads what it is sent: a secret goes to root's plugins and to those of its own user. Of a systemd
+    /// credential that is root, whose call it is does not matter: who may have it used may not read it.
     pub fn may_read_secrets(
         &self,
         rpc: &'static str,
         uid: u32,
         secrets: Option<&Secrets>,
     ) -> Result<(), RpcError> {
-        let owner = self.owner;
-        if secrets.is_none() || owner == 0 || owner == uid {
+        let (owner, Some(secrets)) = (self.owner, secrets) else { return Ok(()) };
+        if owner == 0 || (owner == uid && !secrets.is_credential()) {
             return Ok(());
         }
-        let message = format!(
-            "the plugin belongs to uid {owner}, so it is sent no secrets of uid {uid}; call without secrets, or have \
-             root register the plugin"
-        );
+        let message = match secrets.is_credential() {
+            true => format!(
+                "the plugin belongs to uid {owner}, so it is sent no secrets of a systemd credential; give them with \
+                 the call, or have root register the plugin"
+            ),
+            false => format!(
+                "the plugin belongs to uid {owner}, so it is sent no secrets of uid {uid}; call without secrets, or \
+                 have root register the plugin"
+            ),
+        };
         Err(self.peer.error(rpc, Code::PermissionDenied, message, Class::Forbidden))
     }
 

@@ -43,7 +43,7 @@ impl Shared {
                 given_at_start(name).map_err(|error| required(&error))?.ok_or_else(|| required(&otherwise))?
             }
         };
-        Secrets::from_json(&document)
+        Secrets::of_credential(&document)
     }
 
     /// Those that came with a call, or of the credential that it names instead.

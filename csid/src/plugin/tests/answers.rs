@@ -187,6 +187,10 @@ async fn a_controllers_words_repeat_nothing_hidden_and_secrets_go_to_whom_they_m
     for error in refused {
         assert_eq!(error.unwrap().class, Class::Forbidden);
     }
+    // Those of a credential are root's, also where its user calls.
+    let credential = crate::secret::Secrets::of_credential(br#"{"key":"hunter2"}"#).unwrap();
+    let named = Request { uid: OTHER, ..request(Some(&credential)) };
+    assert_eq!(controller.delete("v", named).await.unwrap_err().class, Class::Forbidden);
     assert_eq!(fake.script().calls[before..], [] as [&str; 0]);
     controller.delete("v", Request { uid: OTHER, ..r }).await.unwrap();
     controller.delete("v", request(None)).await.unwrap();
