@@ -194,7 +194,8 @@ impl Drive<'_> {
         if wanted.spec.registered {
             let key = wanted.key.clone();
             let record = self.shared.registered(&key).await?;
-            let Some(claim) = record.claim(&key.consumer).filter(|claim| !claim.releasing).cloned() else {
+            let is_its = |claim: &&Claim| !claim.releasing && claim.uid == wanted.uid;
+            let Some(claim) = record.claim(&key.consumer).filter(is_its).cloned() else {
                 return Err(words::unclaimed(&key));
             };
             let record = self.claim(&key, &claim, &[]).await?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use csid_client::{AccessMode, AttachOptions, DeregisterOptions};
+use csid_client::{AccessMode, AttachOptions, DeregisterOptions, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
 use csid_tests::raw::{MANAGER, MANAGER_PATH, OTHER, User, call, dict, group_csid, text, value};
@@ -139,6 +139,33 @@ fn a_call_is_authorised_for_the_volume_that_it_is_done_to() {
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
         assert_eq!(inline.await.unwrap(), "AlreadyExists");
         assert_eq!(w.plugin("p").count("ControllerExpandVolume", "v"), 0);
+        w.nothing_left(&client).await;
+    });
+}
+
+/// A mount outlives its claim where that is released by force; the consumer's next claim may be another uid's.
+#[test]
+fn after_a_reboot_nothing_is_mounted_under_anothers_claim() {
+    world(async |w| {
+        let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        assert_eq!(told(&other, "Mount", "v", vec![text("job"), value("a{sv}")]).await, "");
+        let force = ReleaseOptions { force: Some(true), ..ReleaseOptions::default() };
+        client.release(NAMESPACE, "v", "job", force).await.unwrap();
+        claim(&client, "v", "job").await.unwrap();
+        let count = |w: &mut World| w.plugin("p").count("NodePublishVolume", "v");
+        assert_eq!(count(w), 1);
+        w.reboot().await;
+        w.another_boot_id();
+        let client = w.start().await;
+        settled(&client).await;
+        eventually("it is said why it is not there", async || {
+            row(&client, "v", "job").await.is_some_and(|row| row.error.contains("not claimed by job"))
+        })
+        .await;
+        assert_eq!(count(w), 1, "root's claim is not his");
+        client.unmount(NAMESPACE, "v", "job", UnmountOptions::default()).await.unwrap();
+        release(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
     });
 }
