@@ -203,6 +203,13 @@ pub(super) fn anothers(name: &VolumeName) -> Error {
     Error::new(Kind::NotAuthorized, format!("{name} was registered by another uid; root may do this"))
 }
 
+pub(super) fn as_registered(name: &VolumeName, option: &str, uid: u32) -> Error {
+    let text = format!(
+        "{option} is not as {name} was registered: leave it out, or have uid {uid} or root change the registration"
+    );
+    Error::new(Kind::NotAuthorized, text)
+}
+
 pub(super) fn created_otherwise(name: &VolumeName) -> Error {
     let text = format!(
         "{name} is there, or on its way, with other options; `csictl volume show` lists them. Delete it first, or \

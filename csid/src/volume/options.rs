@@ -29,6 +29,18 @@ pub struct MountOptions {
 }
 
 impl MountOptions {
+    /// An option of how the plugin mounts the volume that is not as it was registered.
+    pub(super) fn other_than(&self, volume: &VolumeSpec) -> Option<&'static str> {
+        let is_other = |given: &Option<String>, of: &String| given.as_ref().is_some_and(|given| given != of);
+        [
+            (is_other(&self.fs_type, &volume.fs_type), "fs-type"),
+            (self.mount_flags.as_ref().is_some_and(|flags| *flags != volume.mount_flags), "mount-flags"),
+            (is_other(&self.mount_group, &volume.mount_group), "mount-group"),
+        ]
+        .into_iter()
+        .find_map(|(is_other, option)| is_other.then_some(option))
+    }
+
     /// The mount's spec; `registered`: with what capability it is claimed, and as what it was registered.
     pub fn spec(self, registered: Option<(Capability, &VolumeSpec)>) -> Result<MountSpec> {
         let (capability, volume) = registered.unzip();

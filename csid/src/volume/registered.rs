@@ -280,6 +280,12 @@ impl Shared {
         let claim =
             Claim { by_mount: true, bound, credential, ..new_claim(&key.consumer, &self.node, uid, usage) };
         let registration = record.registration.as_ref().ok_or_else(|| say::not_registered(key))?;
+        if let Some(option) = options.other_than(&registration.spec)
+            && uid != 0
+            && uid != registration.uid
+        {
+            return Err(words::as_registered(&record.name, option, registration.uid));
+        }
         let mut spec = options.spec(Some((claim.usage.capability, &registration.spec)))?;
         if spec.credential.is_none() && !secrets_given {
             spec.credential.clone_from(&registration.spec.credential);

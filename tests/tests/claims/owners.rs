@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use csid_client::{AccessMode, AttachOptions, DeregisterOptions, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
-use csid_tests::raw::{MANAGER, MANAGER_PATH, OTHER, User, call, dict, group_csid, text, value};
+use csid_tests::raw::{MANAGER, MANAGER_PATH, MEMBER, OTHER, User, call, dict, group_csid, text, value};
 use csid_tests::script::CONTROLLER;
 use csid_tests::world::{World, eventually, world};
 use zbus::{Connection, Variant};
@@ -166,6 +166,49 @@ fn after_a_reboot_nothing_is_mounted_under_anothers_claim() {
         assert_eq!(count(w), 1, "root's claim is not his");
         client.unmount(NAMESPACE, "v", "job", UnmountOptions::default()).await.unwrap();
         release(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// Its registrar has said how a volume is mounted.
+#[test]
+fn who_may_only_mount_does_not_say_how() {
+    world(async |w| {
+        let (client, _bus, polkit, [other, member]) = on_bus(w, [OTHER, MEMBER]).await;
+        let flags =
+            |flags: &[&str]| Variant::from(flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<_>>());
+        let as_registered = || {
+            vec![("fs-type", text("ext4")), ("mount-flags", flags(&["noexec"])), ("mount-group", text("7"))]
+        };
+        let spec = as_writer("v", as_registered());
+        assert_eq!(told(&other, "RegisterVolume", "v", vec![spec]).await, "");
+        polkit.says(Verdict::But("org.csid1.manage-volumes"));
+        let mount =
+            async |who: &Connection, options| told(who, "Mount", "v", vec![text("job"), dict(options)]).await;
+        let leave = async |who: &Connection| {
+            assert_eq!(told(who, "Unmount", "v", vec![text("job"), value("a{sv}")]).await, "");
+        };
+        let otherwise = [
+            ("fs-type", text("xfs")),
+            ("fs-type", text("")),
+            ("mount-flags", flags(&[])),
+            ("mount-flags", flags(&["noexec", "errors=panic"])),
+            ("mount-group", text("8")),
+        ];
+        for option in &otherwise {
+            let (key, value) = option.clone();
+            assert_eq!(mount(&member, vec![(key, value)]).await, "NotAuthorized", "{option:?}");
+        }
+        for options in [Vec::new(), as_registered()] {
+            assert_eq!(mount(&member, options).await, "", "as it was registered");
+            leave(&member).await;
+        }
+        let [.., (key, value)] = otherwise;
+        assert_eq!(mount(&other, vec![(key, value)]).await, "", "his own");
+        leave(&other).await;
+        let group = MountOptions { mount_group: Some("9".to_owned()), ..MountOptions::default() };
+        client.mount(NAMESPACE, "v", "job", group).await.expect("root may");
+        unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
     });
 }
