@@ -17,7 +17,7 @@ use super::node::Ready;
 use super::registry::{Entry, Plugins, owner};
 use super::spec::Place;
 use super::task::Snapshot;
-use super::{PluginChange, PluginView, Service, validate_id};
+use super::{ATTACHES, Can, PluginChange, PluginView, Service, validate_id};
 use crate::error::{Error, Kind, Result};
 
 impl Plugins {
@@ -48,7 +48,7 @@ impl Plugins {
     /// Whether its mounts are served when this instance has left, so that it may although there are some: another one has node
     /// calls in the same directory, and controller calls where it had them and the plugin attaches.
     pub fn serves_without(&self, id: &str, instance: &str) -> bool {
-        let attaches = self.attaches(id) != Some(false);
+        let attaches = self.can(id, ATTACHES) != Some(false);
         let plugins = self.entries();
         let (own, others): (Vec<&Entry>, Vec<&Entry>) =
             plugins.get(id).into_iter().flatten().partition(|entry| entry.spec.instance() == instance);
@@ -67,7 +67,7 @@ impl Plugins {
     /// Wait until the plugin is healthy and offers `service`. An id that nobody knows is waited for too.
     pub async fn wait(&self, id: &str, service: Service, deadline: Option<Instant>) -> Result<()> {
         validate_id(id)?;
-        match by(deadline, self.found(id, newest(service))).await {
+        match by(deadline, self.found(id, ready, newest(service))).await {
             Some(found) => found.map(drop),
             None => {
                 let error = Error::new(Kind::TimedOut, self.lacking(id, service));
@@ -101,23 +101,30 @@ impl Plugins {
         deadline: Instant,
         pick: impl Fn(&[Ready]) -> Option<Ready>,
     ) -> Result<Ready> {
-        by(Some(deadline), self.found(id, pick)).await.unwrap_or_else(|| {
-            Err(waiting(Error::new(Kind::PluginUnavailable, self.lacking(id, service)), id))
-        })
+        by(Some(deadline), self.found(id, ready, pick))
+            .await
+            .unwrap_or_else(|| Err(self.unavailable(id, service)))
     }
 
-    /// Whether volumes of this plugin are attached: a controller of it says PUBLISH_UNPUBLISH_VOLUME. `None`: that is not
-    /// known yet, for the plugin was not seen, or names a controller service and none was seen.
-    pub fn attaches(&self, id: &str) -> Option<bool> {
-        let views = self.views(id);
-        let has = |names: fn(&PluginView) -> &Vec<String>, name: &str| {
-            views.iter().any(|view| names(view).iter().any(|found| found == name))
+    fn unavailable(&self, id: &str, service: Service) -> Error {
+        waiting(Error::new(Kind::PluginUnavailable, self.lacking(id, service)), id)
+    }
+
+    /// Whether the plugin can do this: an instance of it says so. `None`: that is not known yet, for the plugin was not seen,
+    /// or names a controller service and none was seen.
+    pub fn can(&self, id: &str, what: Can) -> Option<bool> {
+        known(&self.views(id), what)
+    }
+
+    /// The same, waited for till `deadline`; PluginUnavailable after it. What depends on it is decided only then.
+    pub async fn known(&self, id: &str, what: Can, deadline: Instant) -> Result<bool> {
+        let service = match what {
+            Can::Node(_) => Service::Node,
+            Can::Plugin(_) | Can::Controller(_) => Service::Controller,
         };
-        if has(|view| &view.services, Service::Controller.name()) {
-            return Some(has(|view| &view.controller_capabilities, "PUBLISH_UNPUBLISH_VOLUME"));
-        }
-        let seen = views.iter().any(|view| !view.provider.is_empty());
-        (seen && !has(|view| &view.plugin_capabilities, "CONTROLLER_SERVICE")).then_some(false)
+        let views = |state: &Snapshot| Some(state.view.clone());
+        let known = self.found(id, views, |views| known(views, what));
+        by(Some(deadline), known).await.unwrap_or_else(|| Err(self.unavailable(id, service)))
     }
 
     /// Probe the active instance now; what it finds is also its health.
@@ -147,8 +154,13 @@ impl Plugins {
         self.0.shared.changes.subscribe()
     }
 
-    /// What is picked of the healthy instances, the newest first, as soon as something is.
-    async fn found(&self, id: &str, pick: impl Fn(&[Ready]) -> Option<Ready>) -> Result<Ready> {
+    /// What is picked of the instances that are `such`, the newest first, as soon as something is.
+    async fn found<S, T>(
+        &self,
+        id: &str,
+        such: impl Fn(&Snapshot) -> Option<S>,
+        pick: impl Fn(&[S]) -> Option<T>,
+    ) -> Result<T> {
         let mut known = self.0.known.subscribe();
         loop {
             // Seen before the look, so that nothing that happens after it is missed.
@@ -156,10 +168,10 @@ impl Plugins {
             self.open()?;
             let mut states: Vec<watch::Receiver<Snapshot>> =
                 self.entries().get(id).into_iter().flatten().map(|entry| entry.state.clone()).collect();
-            let healthy: Vec<Ready> =
-                states.iter_mut().filter_map(|state| state.borrow_and_update().ready.clone()).collect();
-            if let Some(ready) = pick(&healthy) {
-                return Ok(ready);
+            let found: Vec<S> =
+                states.iter_mut().filter_map(|state| such(&state.borrow_and_update())).collect();
+            if let Some(picked) = pick(&found) {
+                return Ok(picked);
             }
             tokio::select! {
                 _ = known.changed() => {}
@@ -207,6 +219,31 @@ impl Plugins {
         let message = if view.health_message.is_empty() { "not contacted yet" } else { &view.health_message };
         format!("the plugin {id}{which} is {}: {message}; {advice}", view.state)
     }
+}
+
+/// [`Plugins::can`], of these instances.
+fn known(views: &[Arc<PluginView>], what: Can) -> Option<bool> {
+    let has = |names: fn(&PluginView) -> &Vec<String>, name: &str| {
+        views.iter().any(|view| names(view).iter().any(|found| found == name))
+    };
+    let can = match what {
+        Can::Plugin(name) => has(|view| &view.plugin_capabilities, name),
+        Can::Node(name) => has(|view| &view.node_capabilities, name),
+        Can::Controller(name) => has(|view| &view.controller_capabilities, name),
+    };
+    let controls = has(|view| &view.services, Service::Controller.name());
+    let seen = views.iter().any(|view| !view.provider.is_empty());
+    match what {
+        Can::Controller(_) if !controls && has(|view| &view.plugin_capabilities, "CONTROLLER_SERVICE") => {
+            None
+        }
+        _ if !seen => None,
+        _ => Some(can),
+    }
+}
+
+fn ready(state: &Snapshot) -> Option<Ready> {
+    state.ready.clone()
 }
 
 fn newest(service: Service) -> impl Fn(&[Ready]) -> Option<Ready> {

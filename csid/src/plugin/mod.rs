@@ -45,6 +45,17 @@ pub enum Service {
     Controller,
 }
 
+/// What a plugin can do by one of its services, or by itself: a capability by CSI's name for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Can {
+    Plugin(&'static str),
+    Node(&'static str),
+    Controller(&'static str),
+}
+
+/// Its volumes are attached to a node before they are staged.
+pub const ATTACHES: Can = Can::Controller("PUBLISH_UNPUBLISH_VOLUME");
+
 impl Service {
     /// The contract's word, as in WaitForPlugin.
     pub fn name(self) -> &'static str {

@@ -8,12 +8,12 @@ use tonic::Code;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::plugin::{Class, Controller, Request, RpcError};
+use crate::plugin::{Class, Request, RpcError};
 use crate::secret::Secrets;
 use crate::store::registry::{Claim, Record, Registration};
 use crate::store::rows::Leg;
 use crate::volume::claims::{self, Action, Effect, Outcome};
-use crate::volume::control::{abandoned, hurried};
+use crate::volume::control::abandoned;
 use crate::volume::drive::Drive;
 use crate::volume::secrets::told;
 use crate::volume::{Authority, claim_words as words, say};
@@ -126,31 +126,6 @@ impl Drive<'_> {
             (Some(given), _) => Ok(Some(given.clone())),
             (None, Some(name)) => self.shared.credential(name).await.map(Some),
             (None, None) => Ok(None),
-        }
-    }
-
-    /// A controller of the plugin, waited for until the operation is given up.
-    pub(super) async fn controller(&mut self) -> Result<Controller> {
-        let plugin = self.rows.volume().row.key.plugin.clone();
-        let step = self.step.get();
-        self.step.set("waiting for plugin");
-        loop {
-            let mut control = self.control.clone();
-            let give_up = control.borrow().give_up;
-            let found = tokio::select! {
-                biased;
-                found = self.shared.plugins.controller(&plugin, give_up) => found,
-                () = hurried(&mut control) => return Err(say::yielded()),
-            };
-            match found {
-                Ok(controller) => {
-                    self.step.set(step);
-                    return Ok(controller);
-                }
-                // A caller with a later deadline has joined meanwhile.
-                Err(_) if self.control.borrow().give_up > give_up => {}
-                Err(error) => return Err(error),
-            }
         }
     }
 }

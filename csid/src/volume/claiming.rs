@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::plugin::ATTACHES;
 use crate::store::Durability;
 use crate::store::StoreError;
 use crate::store::registry::{Bound, Claim, ClaimState, Record, RecordFilter, Swap, VolumeName};
@@ -237,6 +238,14 @@ impl Drive<'_> {
         loop {
             let effect = match next {
                 Next::Run(effect) => effect,
+                Next::Unseen => {
+                    if let Err(error) = self.can(ATTACHES).await {
+                        return Err(why.unwrap_or(error));
+                    }
+                    let seen = Event::Continue { consumer: consumer.to_owned() };
+                    next = self.advance(record, seen, Facts::default()).await?;
+                    continue;
+                }
                 Next::Taken => return Ok(()),
                 Next::Free => return why.map_or(Ok(()), Err),
                 Next::Rest => {
@@ -372,8 +381,7 @@ impl Drive<'_> {
     fn claims(&self, record: &Record) -> Claims {
         let registration = record.registration.as_ref();
         Claims {
-            // Not known: there is a controller, and it is waited for.
-            attaches: self.shared.plugins.attaches(&record.volume.plugin).unwrap_or(true),
+            attaches: self.shared.plugins.can(&record.volume.plugin, ATTACHES),
             capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
             claims: record.claims.clone(),
             attachments: record.attachments.clone(),

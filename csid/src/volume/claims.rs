@@ -19,8 +19,8 @@ use crate::store::rows::{AccessMode, Leg};
 /// All that decides what may happen to a volume's claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
-    /// The plugin has a controller, and it attaches.
-    pub attaches: bool,
+    /// The plugin has a controller, and it attaches. `None`: that is not known yet.
+    pub attaches: Option<bool>,
     /// What the volume was registered with.
     pub capabilities: Vec<Capability>,
     pub claims: Vec<Claim>,
@@ -166,6 +166,8 @@ pub enum Next {
     Free,
     /// Nothing now: its reason is in the row, or another try comes.
     Rest,
+    /// What comes next depends on what the plugin can do: see it first, then `Continue`.
+    Unseen,
 }
 
 impl Claims {
@@ -195,10 +197,23 @@ impl Claims {
         }
     }
 
-    /// Whether what has to be attached is.
-    fn is_attached(&self, node: &str) -> bool {
+    /// Whether what has to be attached is; `None`: nobody knows whether it has to be.
+    fn is_attached(&self, node: &str) -> Option<bool> {
         let attached = |at: &Attachment| at.node == node && at.leg == Leg::Present && at.boot == self.boot;
-        !self.attaches || self.attachments.iter().any(attached)
+        match self.attachments.iter().any(attached) {
+            true => Some(true),
+            false => self.attaches.map(|attaches| !attaches),
+        }
+    }
+
+    /// Whether the node's attachment is none: before it was seen that the plugin does not attach, it was to be asked to,
+    /// and was not (CSI rule 19). `None`: that is not known yet.
+    fn is_none(&self, node: &str) -> Option<bool> {
+        match self.attachments.iter().find(|at| at.node == node) {
+            None => Some(true),
+            Some(at) if at.leg == Leg::Present || !at.boot.is_empty() => Some(false),
+            Some(_) => self.attaches.map(|attaches| !attaches),
+        }
     }
 
     /// Whether another claim's node may still have the volume.
@@ -298,25 +313,31 @@ fn advance(volume: &mut Claims, consumer: &str) -> Next {
         let run =
             |action| Next::Run(Effect { action, consumer: claim.consumer.clone(), node: claim.node.clone() });
         let state = match (claim.state, claim.releasing) {
-            (ClaimState::Pending, false) if volume.is_attached(&claim.node) => ClaimState::Taken,
-            (ClaimState::Taken, false) if volume.is_attached(&claim.node) => return Next::Taken,
-            (ClaimState::Pending | ClaimState::Taken, false) if leg == Leg::Removing => {
-                return run(Action::Detach);
-            }
-            (ClaimState::Pending | ClaimState::Taken, false) => {
-                volume.set_leg(&claim.node, Leg::Making);
-                return run(Action::Attach);
-            }
+            (ClaimState::Pending | ClaimState::Taken, false) => match volume.is_attached(&claim.node) {
+                Some(true) if claim.state == ClaimState::Taken => return Next::Taken,
+                Some(true) => ClaimState::Taken,
+                None => return Next::Unseen,
+                Some(false) if leg == Leg::Removing => return run(Action::Detach),
+                Some(false) => {
+                    volume.set_leg(&claim.node, Leg::Making);
+                    return run(Action::Attach);
+                }
+            },
             // Nothing of it was ever on the node.
             (ClaimState::Pending, true) => ClaimState::NodeDetached,
             (ClaimState::Taken, true) => return run(Action::NodeDetach),
-            (ClaimState::NodeDetached, _) if leg == Leg::Absent || volume.held_elsewhere(&claim) => {
-                ClaimState::ControllerDetached
-            }
-            (ClaimState::NodeDetached, _) => {
-                volume.set_leg(&claim.node, Leg::Removing);
-                return run(Action::Detach);
-            }
+            (ClaimState::NodeDetached, _) if volume.held_elsewhere(&claim) => ClaimState::ControllerDetached,
+            (ClaimState::NodeDetached, _) => match volume.is_none(&claim.node) {
+                Some(true) => {
+                    volume.set_leg(&claim.node, Leg::Absent);
+                    ClaimState::ControllerDetached
+                }
+                Some(false) => {
+                    volume.set_leg(&claim.node, Leg::Removing);
+                    return run(Action::Detach);
+                }
+                None => return Next::Unseen,
+            },
             (ClaimState::ControllerDetached, _) => {
                 volume.claims.retain(|other| other.consumer != consumer);
                 return Next::Free;

@@ -27,6 +27,7 @@ fn capability(access_mode: AccessMode, attachment_mode: AttachmentMode) -> Capab
 }
 
 fn volume(attaches: bool) -> Claims {
+    let attaches = Some(attaches);
     let both = |mode| [capability(mode, FileSystem), capability(mode, BlockDevice)];
     let capabilities = MODES.into_iter().flat_map(both).collect();
     Claims { attaches, capabilities, ..Claims::default() }
@@ -227,15 +228,22 @@ fn turns() -> impl Strategy<Value = Turn> {
     ]
 }
 
+fn is_attached(volume: &Claims, node: &str) -> bool {
+    volume.is_attached(node) == Some(true)
+}
+
 struct Run {
     volume: Claims,
+    /// What csid knows of the plugin once it was seen.
+    attaches: bool,
     world: World,
     endings: std::vec::IntoIter<(Outcome, bool)>,
 }
 
 impl Run {
-    /// Both nodes' csid start anew.
+    /// Both nodes' csid start anew, and have not seen the plugin.
     fn restart(&mut self) {
+        self.volume.attaches = None;
         for node in ["n0", "n1"] {
             self.turn(Event::Recovered { node: node.to_owned() }, false);
         }
@@ -243,10 +251,30 @@ impl Run {
 
     /// One event and its effects to their end; `die`: csid is killed at the first effect, whose intent is written.
     fn turn(&mut self, event: Event, die: bool) {
+        let consumer = match &event {
+            Event::Claim(claim) => claim.consumer.clone(),
+            Event::Release { consumer } | Event::Continue { consumer } => consumer.clone(),
+            _ => String::new(),
+        };
         let Ok((volume, mut next)) = step(&self.volume, event) else { return };
         self.volume = volume;
-        while let Next::Run(effect) = next {
+        loop {
             let (outcome, happened) = self.endings.next().unwrap_or((Outcome::Done, true));
+            let effect = match next {
+                Next::Run(effect) => effect,
+                // The plugin may be away for longer than anybody waits.
+                Next::Unseen if outcome == Outcome::Done => {
+                    self.volume.attaches = Some(self.attaches);
+                    let seen = step(&self.volume, Event::Continue { consumer: consumer.clone() });
+                    (self.volume, next) = seen.expect("a claim goes on");
+                    continue;
+                }
+                _ => break,
+            };
+            assert!(
+                self.attaches || effect.action == Action::NodeDetach,
+                "it has no such call (CSI rule 19)"
+            );
             // Once it was asked for it may be there, whatever was answered.
             if effect.action == Action::Attach {
                 self.world.detached.remove(&effect.node);
@@ -274,7 +302,7 @@ impl Run {
             next = following;
         }
         let usable =
-            |claim: &&Claim| claim.state == ClaimState::Taken && self.volume.is_attached(&claim.node);
+            |claim: &&Claim| claim.state == ClaimState::Taken && is_attached(&self.volume, &claim.node);
         for claim in self.volume.claims.iter().filter(usable) {
             self.world.mounted.entry(claim.consumer.clone()).or_insert_with(|| claim.node.clone());
         }
@@ -283,7 +311,7 @@ impl Run {
     fn check(&self) {
         for claim in self.volume.claims.iter().filter(|claim| claim.state == ClaimState::Taken) {
             let attached = self.world.attached.contains(&claim.node);
-            let said = self.volume.attaches && self.volume.is_attached(&claim.node);
+            let said = self.attaches && is_attached(&self.volume, &claim.node);
             assert!(attached || !said, "{} has what is not attached", claim.consumer);
         }
         for node in &self.world.attached {
@@ -303,7 +331,8 @@ proptest! {
         turns in proptest::collection::vec((turns(), any::<bool>()), 1..24),
         endings in proptest::collection::vec(endings(), 0..48),
     ) {
-        let mut run = Run { volume: volume(attaches), world: World::default(), endings: endings.into_iter() };
+        let (volume, endings) = (volume(attaches), endings.into_iter());
+        let mut run = Run { volume, attaches, world: World::default(), endings };
         for (turn, die) in turns {
             let name = |consumer: u8| format!("c{consumer}");
 
@@ -358,7 +387,7 @@ fn a_claim_whose_attach_is_refused_for_good_is_let_go() {
 #[test]
 fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
     let mut held = holding(&[claim("a", "here", Write, SingleNodeWriter)]);
-    held.attaches = true;
+    held.attaches = Some(true);
     held.attachments.push(Attachment::new("here", Leg::Present));
     let (held, next) = step(&held, Event::Release { consumer: "a".into() }).unwrap();
     let Next::Run(unmount) = next else { panic!("{next:?}") };
@@ -376,7 +405,7 @@ fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
 fn what_an_operator_knows_is_gone_is_forgotten_with_its_attachment() {
     let two =
         [claim("a", "here", Write, MultiNodeMultiWriter), claim("b", "here", Write, MultiNodeMultiWriter)];
-    let mut held = Claims { attaches: true, ..holding(&two) };
+    let mut held = Claims { attaches: Some(true), ..holding(&two) };
     held.attachments.push(Attachment::new("here", Leg::Present));
     let (held, next) = step(&held, Event::Forget { consumer: "a".into() }).unwrap();
     assert_eq!((next, held.leg("here")), (Next::Free, Leg::Present), "the other one has it");
@@ -388,7 +417,8 @@ fn what_an_operator_knows_is_gone_is_forgotten_with_its_attachment() {
 #[test]
 fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
     let wanted = claim("a", "here", Write, SingleNodeWriter);
-    let mut held = Claims { attaches: true, boot: "now".into(), ..holding(std::slice::from_ref(&wanted)) };
+    let mut held =
+        Claims { attaches: Some(true), boot: "now".into(), ..holding(std::slice::from_ref(&wanted)) };
     held.attachments.push(Attachment { boot: "before".into(), ..Attachment::new("here", Leg::Present) });
     let attach = Effect { action: Action::Attach, consumer: "a".into(), node: "here".into() };
     let (making, next) = step(&held, Event::Claim(wanted.clone())).unwrap();
@@ -417,4 +447,31 @@ fn what_attach_volume_attached_is_not_claimed() {
         .push(Attachment { by_call: Some(by_call), ..Attachment::new("elsewhere", Leg::Present) });
     let answer = admit(&held, &claim("a", "here", Write, MultiNodeMultiWriter));
     assert!(matches!(answer, Err(Refusal::Conflict { .. })), "{answer:?}");
+}
+
+#[test]
+fn what_does_not_attach_leaves_nothing_that_was_to_be_attached() {
+    let one = claim("a", "here", Write, SingleNodeWriter);
+    let unseen = Claims { attaches: None, ..volume(true) };
+    let (pending, next) = step(&unseen, Event::Claim(one.clone())).unwrap();
+    assert_eq!((next, pending.leg("here")), (Next::Unseen, Leg::Absent), "it is not decided");
+    assert!(!pending.claims[0].kept);
+    let seen = Claims { attaches: Some(false), ..pending };
+    let (taken, next) = step(&seen, Event::Continue { consumer: "a".into() }).unwrap();
+    assert_eq!((next, taken.attachments.len()), (Next::Taken, 0));
+
+    // An earlier csid decided it without having seen the plugin.
+    for leg in [Leg::Making, Leg::Removing] {
+        let mut held = Claims { attaches: None, ..holding(std::slice::from_ref(&one)) };
+        held.claims[0].state = ClaimState::NodeDetached;
+        held.attachments.push(Attachment::new("here", leg));
+        let release = || Event::Release { consumer: "a".into() };
+        assert_eq!(step(&held, release()).unwrap().1, Next::Unseen);
+        held.attaches = Some(false);
+        let (free, next) = step(&held, release()).unwrap();
+        assert_eq!((next, free.claims.len(), free.attachments.len()), (Next::Free, 0, 0));
+        // What was attached once is, though its controller is gone.
+        held.attachments[0].boot = "before".into();
+        assert!(matches!(step(&held, release()).unwrap().1, Next::Run(_)));
+    }
 }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::host::Look;
-use crate::plugin::{Ready, Service};
+use crate::plugin::{Can, Controller, Ready, Service};
 use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phase};
@@ -406,21 +406,40 @@ impl Drive<'_> {
 
     /// The plugin, waited for until the operation is given up.
     pub(super) async fn ready(&mut self) -> Result<Ready> {
-        let plugin = self.rows.volume().row.key.plugin.clone();
+        let (plugins, id) = (&self.shared.plugins, self.plugin());
+        self.of_plugin(|give_up| plugins.ready(&id, Service::Node, give_up)).await
+    }
+
+    /// A controller of the plugin, likewise.
+    pub(super) async fn controller(&mut self) -> Result<Controller> {
+        let (plugins, id) = (&self.shared.plugins, self.plugin());
+        self.of_plugin(|give_up| plugins.controller(&id, give_up)).await
+    }
+
+    /// Whether the plugin can do this, likewise.
+    pub(super) async fn can(&mut self, what: Can) -> Result<bool> {
+        let (plugins, id) = (&self.shared.plugins, self.plugin());
+        self.of_plugin(|give_up| plugins.known(&id, what, give_up)).await
+    }
+
+    async fn of_plugin<T, F>(&mut self, wanted: impl Fn(Instant) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
         let step = self.step.get();
         self.step.set("waiting for plugin");
         loop {
             let mut control = self.control.clone();
             let give_up = control.borrow().give_up;
-            let ready = tokio::select! {
+            let found = tokio::select! {
                 biased;
-                ready = self.shared.plugins.ready(&plugin, Service::Node, give_up) => ready,
+                found = wanted(give_up) => found,
                 () = hurried(&mut control) => return Err(say::yielded()),
             };
-            match ready {
-                Ok(ready) => {
+            match found {
+                Ok(found) => {
                     self.step.set(step);
-                    return Ok(ready);
+                    return Ok(found);
                 }
                 // A caller with a later deadline has joined meanwhile.
                 Err(_) if self.control.borrow().give_up > give_up => {}

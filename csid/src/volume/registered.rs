@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
-use crate::plugin::{Snapshot, Stats};
+use crate::plugin::{ATTACHES, Snapshot, Stats};
 use crate::secret::Secrets;
 use crate::store::registry::{
     AttachCall, Bound, Capability, Claim, ClaimFilter, ClaimMode, ClaimState, Origin, Record, RecordFilter,
@@ -295,7 +295,7 @@ impl Shared {
 
     pub(super) fn view(&self, record: Record, past: Vec<String>) -> VolumeView {
         let plugin = self.plugins.view(&record.volume.plugin).unwrap_or_default();
-        let controller_required = self.plugins.attaches(&record.volume.plugin).unwrap_or(false);
+        let controller_required = self.plugins.can(&record.volume.plugin, ATTACHES).unwrap_or(false);
         let offers =
             |service: &str| plugin.healthy && plugin.services.iter().any(|offered| offered == service);
         let schedulable = offers("node") && (!controller_required || offers("controller"));

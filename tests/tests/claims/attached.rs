@@ -1,6 +1,8 @@
 //! A plugin that attaches: the controller's calls around the node's.
 
-use csid_client::{AccessMode, Kind};
+use std::time::Duration;
+
+use csid_client::{AccessMode, CallOptions, Kind};
 use csid_tests::ask::*;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
@@ -149,4 +151,46 @@ fn after_a_reboot_the_volume_is_attached_again_before_it_is_staged() {
         assert_eq!(claimed(&client).await, []);
         w.nothing_left(&client).await;
     });
+}
+
+#[test]
+fn what_does_not_attach_is_not_asked_to_though_it_is_seen_late() {
+    for controller in [None, Some("CREATE_DELETE_VOLUME")] {
+        world(async move |w| {
+            let plugin = w.add_plugin("p").await;
+            plugin.set(|script| controller.iter().for_each(|can| script.control(&[*can])));
+            plugin.kill();
+            plugin.start().await;
+            plugin.provision("v");
+            let client = w.start().await;
+            healthy(&client, "p").await;
+            register(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
+            mount_registered(&client, "v", "one").await.unwrap();
+
+            w.plugin("p").kill();
+            w.reboot().await;
+            w.another_boot_id();
+            let client = w.start().await;
+            let soon = ClaimOptions { deadline_usec: Some(300_000), ..ClaimOptions::default() };
+            let (kind, _) = refusal(client.claim(NAMESPACE, "v", "two", soon).await);
+            assert!(matches!(kind, Kind::TimedOut | Kind::PluginUnavailable), "{kind:?}");
+            eventually("it leaves no claim", async || claims(&client).await.len() == 1).await;
+            let late = {
+                let client = client.clone();
+                tokio::spawn(async move { mount_registered(&client, "v", "three").await })
+            };
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            w.plugin("p").start().await;
+            late.await.unwrap().unwrap();
+            eventually("it is mounted again", async || state(&client, "v", "one").await == "mounted").await;
+            for consumer in ["one", "three"] {
+                unmount(&client, "v", consumer).await.unwrap();
+            }
+            assert_eq!(claimed(&client).await, []);
+            let told = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap();
+            assert!(!told.steps.iter().any(|step| step.contains("tached")), "{told:?}");
+            w.nothing_left(&client).await;
+            w.plugin("p").assert_rules();
+        });
+    }
 }

@@ -7,7 +7,7 @@ use super::calls::usage;
 use super::controller::{ALL, create, made, map, request, secrets, services, snapshot, with};
 use super::*;
 use crate::Kind;
-use crate::plugin::{Class, Create, Request};
+use crate::plugin::{ATTACHES, Class, Create, Request};
 
 /// What may have had an effect is not called a failure.
 #[tokio::test]
@@ -208,15 +208,15 @@ async fn whether_volumes_are_attached_is_known_when_a_controller_was_seen() {
         let mut fake = host.fake().serving(true, serves);
         fake.script().plugin_capabilities = if says { services(&[]) } else { Vec::new() };
         fake.script().controller_capabilities = capabilities;
-        assert_eq!(host.plugins.attaches("p"), None, "there is none");
+        assert_eq!(host.plugins.can("p", ATTACHES), None, "there is none");
         host.register(&fake).await;
-        assert_eq!(host.plugins.attaches("p"), None, "none was seen");
+        assert_eq!(host.plugins.can("p", ATTACHES), None, "none was seen");
         fake.start();
         host.ready().await;
-        assert_eq!(host.plugins.attaches("p"), expected);
+        assert_eq!(host.plugins.can("p", ATTACHES), expected);
         fake.kill();
         host.state(&["unhealthy"]).await;
-        assert_eq!(host.plugins.attaches("p"), expected, "what was seen is known");
+        assert_eq!(host.plugins.can("p", ATTACHES), expected, "what was seen is known");
     }
     let host = Host::new();
     let error = host.plugins.controller("p", soon(Duration::from_millis(30))).await.err().unwrap();

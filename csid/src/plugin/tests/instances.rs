@@ -4,7 +4,7 @@ use super::calls::{call, usage};
 use super::controller::request;
 use super::*;
 use crate::Kind;
-use crate::plugin::Controller;
+use crate::plugin::{ATTACHES, Controller};
 
 fn instance(name: &str, socket: &str) -> PluginSpec {
     PluginSpec { instance: Some(name.into()), ..external(Path::new(socket)) }
@@ -186,7 +186,7 @@ async fn an_older_instance_is_waited_for_too() {
     let _new = host.instance("new", true, false).await;
     old.kill();
     until(|| !host.is_healthy("old")).await;
-    assert_eq!(host.plugins.attaches("p"), Some(true), "whoever says it");
+    assert_eq!(host.plugins.can("p", ATTACHES), Some(true), "whoever says it");
     let waiting = {
         let plugins = host.plugins.clone();
         tokio::spawn(async move { plugins.controller("p", soon(LONG)).await.map(drop) })
@@ -201,11 +201,11 @@ async fn an_older_instance_is_waited_for_too() {
 async fn a_plugin_may_be_split() {
     let host = Host::new();
     let mut node = host.instance("node", true, false).await;
-    assert_eq!(host.plugins.attaches("p"), None);
+    assert_eq!(host.plugins.can("p", ATTACHES), None);
     let error = host.plugins.controller("p", soon(Duration::from_millis(50))).await.err().unwrap();
     assert!(error.message.contains("offers no controller service (it offers: node)"), "{error}");
     let mut controller = host.instance("c1", false, true).await;
-    assert_eq!(host.plugins.attaches("p"), Some(true));
+    assert_eq!(host.plugins.can("p", ATTACHES), Some(true));
     host.ready().await;
     chosen(&host).await.delete("v", request(None)).await.unwrap();
     assert_eq!((node.calls("DeleteVolume"), controller.calls("DeleteVolume")), (0, 1));
@@ -228,7 +228,7 @@ async fn a_plugin_may_be_split() {
     assert!(error.message.contains("the plugin p (instance c1) is unhealthy"), "{error}");
     let view = host.plugins.view("p").unwrap();
     assert_eq!((view.healthy, view.services), (true, names(&["node"])), "which is what serves");
-    assert_eq!(host.plugins.attaches("p"), Some(true), "what was seen is known");
+    assert_eq!(host.plugins.can("p", ATTACHES), Some(true), "what was seen is known");
     host.ready().await;
     controller.start();
     node.kill();
