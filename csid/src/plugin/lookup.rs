@@ -110,8 +110,8 @@ impl Plugins {
         waiting(Error::new(Kind::PluginUnavailable, self.lacking(id, service)), id)
     }
 
-    /// Whether the plugin can do this: an instance of it says so. `None`: that is not known yet, for the plugin was not seen,
-    /// or names a controller service and none was seen.
+    /// Whether the plugin can do this: an instance of it says so. `None`: that is not known yet, for none of those that were
+    /// seen says so, and not all were, or a controller service is named and none was seen.
     pub fn can(&self, id: &str, what: Can) -> Option<bool> {
         known(&self.views(id), what)
     }
@@ -232,13 +232,14 @@ fn known(views: &[Arc<PluginView>], what: Can) -> Option<bool> {
         Can::Controller(name) => has(|view| &view.controller_capabilities, name),
     };
     let controls = has(|view| &view.services, Service::Controller.name());
-    let seen = views.iter().any(|view| !view.provider.is_empty());
+    let seen = !views.is_empty() && views.iter().all(|view| !view.provider.is_empty());
     match what {
+        _ if can => Some(true),
+        _ if !seen => None,
         Can::Controller(_) if !controls && has(|view| &view.plugin_capabilities, "CONTROLLER_SERVICE") => {
             None
         }
-        _ if !seen => None,
-        _ => Some(can),
+        _ => Some(false),
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
-use crate::plugin::{Controller, Create, Created, Service, Source};
+use crate::plugin::{Can, Controller, Create, Created, Source};
 use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::registry::{Creation, Origin, Record, Registration, Standing, VolumeName, VolumeSpec};
@@ -105,17 +105,17 @@ impl Volumes {
 }
 
 impl Shared {
-    /// What a plugin that was seen does not offer is not waited for.
+    /// What a plugin is known not to offer is not waited for.
     fn refuse_if_it_cannot(&self, plugin: &str) -> Result<()> {
-        let view = self.plugins.view(plugin).ok_or_else(|| say::unknown_plugin(plugin))?;
-        let has = |names: &[String], name: &str| names.iter().any(|has| has == name);
-        let seen = !view.provider.is_empty();
-        if seen && !has(&view.plugin_capabilities, "CONTROLLER_SERVICE") {
-            return Err(words::cannot_create(plugin, "CONTROLLER_SERVICE"));
+        if self.plugins.view(plugin).is_none() {
+            return Err(say::unknown_plugin(plugin));
         }
-        let asked = has(&view.services, Service::Controller.name());
-        if asked && !has(&view.controller_capabilities, "CREATE_DELETE_VOLUME") {
-            return Err(words::cannot_create(plugin, "CREATE_DELETE_VOLUME"));
+        for what @ (Can::Plugin(name) | Can::Node(name) | Can::Controller(name)) in
+            [Can::Plugin("CONTROLLER_SERVICE"), Can::Controller("CREATE_DELETE_VOLUME")]
+        {
+            if self.plugins.can(plugin, what) == Some(false) {
+                return Err(words::cannot_create(plugin, name));
+            }
         }
         Ok(())
     }

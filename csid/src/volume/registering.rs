@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::plugin::Service;
+use crate::plugin::{Can, Service};
 use crate::secret::Secrets;
 use crate::store::registry::{Origin, Record, Registration, Standing, Swap, VolumeName, VolumeSpec};
 use crate::store::rows::{AttachmentMode, NewEvent, VolumeKey};
@@ -166,8 +166,7 @@ impl Shared {
             node = ready(Service::Node) => drop(node?),
             controller = ready(Service::Controller) => drop(controller?),
         }
-        let view = self.plugins.view(&volume.plugin).unwrap_or_default();
-        if !view.plugin_capabilities.iter().any(|has| has == "CONTROLLER_SERVICE") {
+        if !self.plugins.known(&volume.plugin, Can::Plugin("CONTROLLER_SERVICE"), deadline).await? {
             return Ok(());
         }
         let (uid, registration) = (registration.uid, registration.clone());

@@ -4,7 +4,7 @@ use super::calls::{call, usage};
 use super::controller::request;
 use super::*;
 use crate::Kind;
-use crate::plugin::{ATTACHES, Controller};
+use crate::plugin::{ATTACHES, Can, Controller};
 
 fn instance(name: &str, socket: &str) -> PluginSpec {
     PluginSpec { instance: Some(name.into()), ..external(Path::new(socket)) }
@@ -237,6 +237,39 @@ async fn a_plugin_may_be_split() {
     chosen(&host).await;
     let error = host.plugins.ready("p", Service::Node, soon(Duration::from_millis(50))).await.err().unwrap();
     assert!(error.message.contains("the plugin p (instance node) is unhealthy"), "{error}");
+}
+
+/// After csid's start each is seen in its own time, and the node half need not know of a controller.
+#[tokio::test]
+async fn what_one_may_be_able_to_that_is_yet_to_come_is_not_known() {
+    let host = Host::new();
+    let mut controller = Fake::new(host.directory.path(), "c1").serving(false, true);
+    controller.script().plugin_capabilities = controller::services(&[]);
+    let of_controller = PluginSpec { instance: Some("c1".into()), ..external(&controller.socket) };
+    host.plugins.register("p", of_controller, 0).await.unwrap();
+    let mut node = Fake::new(host.directory.path(), "node").serving(true, false);
+    node.start();
+    let of_node = PluginSpec { instance: Some("node".into()), ..external(&node.socket) };
+    host.plugins.register("p", of_node, 0).await.unwrap();
+    host.ready().await;
+    for (what, known) in [
+        (ATTACHES, None),
+        (Can::Plugin("CONTROLLER_SERVICE"), None),
+        (Can::Node("EXPAND_VOLUME"), None),
+        (Can::Node("STAGE_UNSTAGE_VOLUME"), Some(true)),
+    ] {
+        assert_eq!(host.plugins.can("p", what), known, "{what:?}");
+    }
+    let error = host.plugins.known("p", ATTACHES, soon(Duration::from_millis(50))).await.unwrap_err();
+    assert!(error.kind == Kind::PluginUnavailable && error.message.contains("(instance c1)"), "{error}");
+    let waiting = {
+        let plugins = host.plugins.clone();
+        tokio::spawn(async move { plugins.known("p", ATTACHES, soon(LONG)).await })
+    };
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    controller.start();
+    assert!(waiting.await.unwrap().unwrap());
+    assert_eq!(host.plugins.can("p", Can::Node("EXPAND_VOLUME")), Some(false), "all were seen");
 }
 
 #[tokio::test]
