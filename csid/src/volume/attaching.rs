@@ -93,12 +93,11 @@ impl Drive<'_> {
         let record = self.shared.registry.record(name.clone()).await?;
         words::refuse_claimed(&record)?;
         let volume = self.rows.volume();
-        let is_here =
-            self.shared.plugins.view(&volume.row.key.plugin).is_some_and(|view| view.node_id == node_id);
         let is_staged =
             volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent);
-        if is_here && is_staged {
-            let holders = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
+        let holders = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
+        // As long as this node's id is not known, it may be this one.
+        if is_staged && self.ready().await?.node_id() == node_id {
             return Err(words::staged_here(&name, holders));
         }
         let of_call = |at: &&Attachment| at.is_by_call(node_id);

@@ -200,3 +200,35 @@ fn who_has_no_secrets_is_not_told_anothers() {
         w.nothing_left(&client).await;
     });
 }
+
+#[test]
+fn co_rule_23_what_is_staged_is_not_detached_before_this_node_is_known() {
+    world(async |w| {
+        let client = attaching(w).await;
+        let options = AttachOptions {
+            plugin: Some("p".to_owned()),
+            external_id: Some("v".to_owned()),
+            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            ..AttachOptions::default()
+        };
+        let context = client.attach_volume(NAMESPACE, "v", "node-1", options).await.unwrap();
+        let attached = MountOptions { publish_context: Some(context), ..inline("v") };
+        mount(&client, "job", attached).await.unwrap();
+        w.kill();
+        w.plugin("p").kill();
+        let client = w.start().await;
+        let detach = |client: Client| async move {
+            client.detach_volume(NAMESPACE, "v", "node-1", VolumeOptions::default()).await
+        };
+        let late = tokio::spawn(detach(client.clone()));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        w.plugin("p").start().await;
+        let (kind, error) = refusal(late.await.unwrap());
+        assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["job".to_owned()]));
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 0);
+        unmount(&client, "v", "job").await.unwrap();
+        detach(client.clone()).await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
