@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::plugin::Controller;
+use crate::plugin::{Can, Controller};
 use crate::store::Durability;
 use crate::store::registry::{Expansion, Record, Registration, VolumeName};
 use crate::store::rows::MountKey;
@@ -11,6 +11,8 @@ use crate::volume::claim_words as words;
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
 use crate::volume::registered::Part;
+
+const BY_NODE: Can = Can::Node("EXPAND_VOLUME");
 
 impl Drive<'_> {
     /// The capacity, and whether a node still has to expand it.
@@ -36,12 +38,11 @@ impl Drive<'_> {
         let (capacity, due) = match part {
             Part::Node => (current, Some(asked)),
             _ if current > 0 && required <= current => (current, pending.filter(|of| of.by_controller)),
-            _ if self.expands_by_node_alone() => (current, Some(asked)),
+            _ if self.expands_by_node_alone().await? => (current, Some(asked)),
             _ => self.expand_by_controller(target, required, limit).await?,
         };
-        let can = |name: &String| name == "EXPAND_VOLUME";
-        let view = self.shared.plugins.view(&self.plugin());
-        let due = due.filter(|_| view.is_some_and(|view| view.node_capabilities.iter().any(can)));
+        let is_none = self.shared.plugins.can(&self.plugin(), BY_NODE) == Some(false);
+        let due = due.filter(|_| !is_none);
         self.note_expansion(target, due, capacity).await?;
         match due.filter(|_| part != Part::Controller && self.mounted().is_some()) {
             Some(expansion) => {
@@ -59,7 +60,7 @@ impl Drive<'_> {
         let (capacity, due) = match expansion.by_controller {
             true => (target.registration.capacity, Some(expansion)),
             // It has to be asked for again, when nobody has the volume.
-            false if self.expands_offline() => return Ok(()),
+            false if self.expands_offline().await? => return Ok(()),
             false => self.expand_by_controller(target, expansion.required, expansion.limit).await?,
         };
         let capacity = match due {
@@ -76,7 +77,7 @@ impl Drive<'_> {
         required: u64,
         limit: u64,
     ) -> Result<(u64, Option<Expansion>)> {
-        if self.expands_offline() {
+        if self.expands_offline().await? {
             self.refuse_while_used(target).await?;
         }
         let Registration { capacity, pending_expansion, .. } = target.registration;
@@ -97,10 +98,8 @@ impl Drive<'_> {
     }
 
     /// CSI rule 26: nobody may have it meanwhile.
-    fn expands_offline(&self) -> bool {
-        let view = self.shared.plugins.view(&self.plugin()).unwrap_or_default();
-        let has = |name: &str| view.plugin_capabilities.iter().any(|has| has == name);
-        has("OFFLINE") && !has("ONLINE")
+    async fn expands_offline(&mut self) -> Result<bool> {
+        Ok(!self.can(Can::Plugin("ONLINE")).await? && self.can(Can::Plugin("OFFLINE")).await?)
     }
 
     /// Else those who keep coming would keep the expansion waiting for ever. Who has the volume may use it meanwhile.
@@ -111,14 +110,16 @@ impl Drive<'_> {
         }
     }
 
-    fn expands_by_node_alone(&self) -> bool {
-        let view = self.shared.plugins.view(&self.plugin()).unwrap_or_default();
-        let has = |names: &[String]| names.iter().any(|has| has == "EXPAND_VOLUME");
-        has(&view.node_capabilities) && !has(&view.controller_capabilities)
+    async fn expands_by_node_alone(&mut self) -> Result<bool> {
+        Ok(!self.can(Can::Controller("EXPAND_VOLUME")).await? && self.can(BY_NODE).await?)
     }
 
+    /// The capacity, 0: the plugin does not say, or has no such call, for there is nothing to do then.
     async fn expand_on_node(&mut self, target: &Target, expansion: Expansion) -> Result<u64> {
         let ready = self.ready().await?;
+        if !ready.can("EXPAND_VOLUME") {
+            return Ok(0);
+        }
         let row = self.mounted().ok_or_else(|| words::not_mounted(&target.key))?;
         self.step.set("expand");
         let secrets = self.target_secrets(target).await?;

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use csid_client::{
-    AccessMode, AttachOptions, ClaimOptions, CreateVolume, ExpandOptions, Kind, MountOptions, ReleaseOptions,
+    AccessMode, AttachOptions, ClaimOptions, CreateVolume, ExpandOptions, Expanded, Kind, MountOptions,
+    ReleaseOptions,
 };
-use csid_tests::ask::{NAMESPACE, unmount};
+use csid_tests::ask::{NAMESPACE, state, unmount};
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{refusal, world};
+use csid_tests::world::{World, eventually, refusal, world};
 
 use crate::site::{Site, options, spec, uses};
 
@@ -116,5 +117,81 @@ fn what_a_node_could_not_expand_is_tried_by_the_same_call_again() {
         unmount(&s.client, "a", "job").await.unwrap();
         s.delete("a", options()).await.unwrap();
         s.nothing_left().await;
+    });
+}
+
+/// A mounted volume `a` of a plugin that can this beside its controller's.
+async fn mounted<'w>(w: &'w mut World, plugin: &str, node: &[&str]) -> Site<'w> {
+    let mut s = Site::new(w).await;
+    s.w.plugin("p").set(|script| {
+        script.plugin.push(plugin.to_owned());
+        script.capabilities.extend(node.iter().map(|can| (*can).to_owned()));
+    });
+    s.w.plugin("p").kill();
+    s.w.plugin("p").start().await;
+    s.restart().await;
+    s.is_ready().await;
+    s.create("a", spec()).await.unwrap();
+    s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await.unwrap();
+    s
+}
+
+/// ExpandVolume of `a`, in a task of its own.
+fn expand(s: &Site<'_>, to: u64) -> tokio::task::JoinHandle<csid_client::Result<Expanded>> {
+    let client = s.client.clone();
+    tokio::spawn(async move {
+        let deadline_usec = Some(Duration::from_secs(10).as_micros() as u64);
+        let options = ExpandOptions { deadline_usec, ..ExpandOptions::default() };
+        client.expand_volume(NAMESPACE, "a", to, 0, options).await
+    })
+}
+
+/// As [`expand`], of a csid that was killed, and sees its plugin only when it has been asked.
+async fn expand_unseen(s: &mut Site<'_>, to: u64) -> tokio::task::JoinHandle<csid_client::Result<Expanded>> {
+    s.w.plugin("p").kill();
+    s.restart().await;
+    let asked = expand(s, to);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    s.w.plugin("p").start().await;
+    asked
+}
+
+async fn end(s: Site<'_>) {
+    s.delete("a", options()).await.unwrap();
+    s.nothing_left().await;
+}
+
+#[test]
+fn co_rule_26_offline_it_waits_also_where_the_plugin_is_seen_late() {
+    world(async |w| {
+        let mut s = mounted(w, "OFFLINE", &["EXPAND_VOLUME"]).await;
+        let asked = expand_unseen(&mut s, LARGE).await;
+        s.is_ready().await;
+        eventually("it waits", async || {
+            let operations = s.client.list_operations().await.unwrap();
+            operations.iter().any(|operation| operation.step == "waiting until nobody has it")
+        })
+        .await;
+        assert_eq!(s.w.plugin("p").count("ControllerExpandVolume", ""), 0);
+        unmount(&s.client, "a", "job").await.unwrap();
+        assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, LARGE);
+        end(s).await;
+    });
+}
+
+#[test]
+fn what_a_node_could_not_expand_is_due_also_where_the_plugin_is_seen_late() {
+    world(async |w| {
+        let mut s = mounted(w, "ONLINE", &["EXPAND_VOLUME"]).await;
+        s.rules([Rule::always("NodeExpandVolume", Act::Fail(9))]);
+        assert_eq!(refusal(expand(&s, LARGE).await.unwrap()).0, Kind::PluginError);
+        s.w.plugin("p").honest();
+        let before = s.w.plugin("p").count("NodeExpandVolume", "");
+        let expanded = expand_unseen(&mut s, LARGE).await.await.unwrap().unwrap();
+        assert_eq!((expanded.capacity_bytes, expanded.node_expansion_required), (LARGE, false));
+        assert_eq!(s.w.plugin("p").count("NodeExpandVolume", ""), before + 1);
+        assert_eq!(s.w.plugin("p").count("ControllerExpandVolume", ""), 1);
+        unmount(&s.client, "a", "job").await.unwrap();
+        end(s).await;
     });
 }
