@@ -8,7 +8,9 @@ use crate::fault;
 use crate::plugin::ATTACHES;
 use crate::store::Durability;
 use crate::store::StoreError;
-use crate::store::registry::{Bound, Claim, ClaimState, Record, RecordFilter, Swap, VolumeName};
+use crate::store::registry::{
+    Bound, Claim, ClaimState, Record, RecordFilter, Registration, Swap, VolumeName,
+};
 use crate::store::rows::{Leg, MountKey, Phase};
 use crate::volume::claim_effects::Failure;
 use crate::volume::claims::{self, Action, Claims, Effect, Event, Next, Outcome};
@@ -168,30 +170,33 @@ impl Drive<'_> {
             }
         }
         let mounted = self.mount(wanted).await;
-        let rest = match (&mounted, registration) {
-            (Err(_), _) => self.give_back(&key).await,
-            (Ok(_), Some(registration)) => {
-                // The volume is there as it was; what it is to be is tried again by the next mount, also when nobody waits
-                // for it any more.
-                let (key, uid, is_registered) = (key.clone(), wanted.uid, true);
-                let target = Target { key, uid, registration, is_registered };
-                let mut control = self.control.clone();
-                tokio::select! {
-                    biased;
-                    rest = self.finish_expansion(&target) => rest,
-                    _ = abandoned(&mut control) => Ok(()),
-                }
-            }
-            (Ok(_), None) => Ok(()),
-        };
-        if let Err(error) = rest {
-            words::log(&key, &error);
+        match (&mounted, registration) {
+            (Err(_), _) => self.give_back(&key).await.unwrap_or_else(|error| words::log(&key, &error)),
+            (Ok(_), Some(registration)) => self.enlarge(wanted, registration).await,
+            (Ok(_), None) => {}
         }
         mounted
     }
 
+    /// The volume is there as it was; what it is to be is tried again by the next mount, also when nobody waits for it any
+    /// more.
+    async fn enlarge(&mut self, wanted: &Wanted, registration: Registration) {
+        let (key, uid, is_registered) = (wanted.key.clone(), wanted.uid, true);
+        let target = Target { key, uid, registration, is_registered };
+        let mut control = self.control.clone();
+        let rest = tokio::select! {
+            biased;
+            rest = self.finish_expansion(&target) => rest,
+            _ = abandoned(&mut control) => Ok(()),
+        };
+        if let Err(error) = rest {
+            words::log(&wanted.key, &error);
+        }
+    }
+
     /// Mount again a row that waits.
     pub(super) async fn restore(&mut self, wanted: &mut Wanted) -> Result<Mounted> {
+        let mut registration = None;
         if wanted.spec.registered {
             let key = wanted.key.clone();
             let record = self.shared.registered(&key).await?;
@@ -201,8 +206,13 @@ impl Drive<'_> {
             };
             let record = self.claim(&key, &claim, &[]).await?;
             self.use_attachment(&record, wanted);
+            registration = record.registration;
         }
-        self.mount(wanted).await
+        let mounted = self.mount(wanted).await?;
+        if let Some(registration) = registration {
+            self.enlarge(wanted, registration).await;
+        }
+        Ok(mounted)
     }
 
     /// The publish context of now: after another boot it may be another one.

@@ -37,14 +37,17 @@ impl Drive<'_> {
         let asked = Expansion { required, limit, by_controller: true };
         let (capacity, due) = match part {
             Part::Node => (current, Some(asked)),
-            _ if current > 0 && required <= current => (current, pending.filter(|of| of.by_controller)),
+            // What an earlier call may have done is due as before.
+            _ if current > 0 && required <= current => (current, pending),
             _ if self.expands_by_node_alone().await? => (current, Some(asked)),
             _ => self.expand_by_controller(target, required, limit).await?,
         };
         let is_none = self.shared.plugins.can(&self.plugin(), BY_NODE) == Some(false);
         let due = due.filter(|_| !is_none);
         self.note_expansion(target, due, capacity).await?;
-        match due.filter(|_| part != Part::Controller && self.mounted().is_some()) {
+        let is_now =
+            |of: &Expansion| of.by_controller && part != Part::Controller && self.mounted().is_some();
+        match due.filter(is_now) {
             Some(expansion) => {
                 let capacity = self.expand_on_node(target, expansion).await?.max(capacity);
                 self.note_expansion(target, None, capacity).await?;

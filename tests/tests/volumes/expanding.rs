@@ -195,3 +195,41 @@ fn what_a_node_could_not_expand_is_due_also_where_the_plugin_is_seen_late() {
         end(s).await;
     });
 }
+
+#[test]
+fn what_may_have_been_expanded_is_not_forgotten_for_a_smaller_wish() {
+    world(async |w| {
+        let mut s = mounted(w, "ONLINE", &["EXPAND_VOLUME"]).await;
+        s.rules([Rule::always("ControllerExpandVolume", Act::FailAfter(13))]);
+        let kind = refusal(expand(&s, LARGE).await.unwrap()).0;
+        assert!(matches!(kind, Kind::Uncertain | Kind::TimedOut), "{kind:?}");
+        s.w.plugin("p").honest();
+        let met = expand(&s, 1 << 20).await.unwrap().unwrap();
+        assert!(met.node_expansion_required, "{met:?}");
+        assert_eq!(s.rows().await[0].pending_expand, LARGE);
+        unmount(&s.client, "a", "job").await.unwrap();
+        s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await.unwrap();
+        assert_eq!(s.w.plugin("p").count("NodeExpandVolume", ""), 1);
+        let row = s.rows().await.pop().unwrap();
+        assert_eq!((row.capacity, row.pending_expand), (LARGE, 0));
+        unmount(&s.client, "a", "job").await.unwrap();
+        end(s).await;
+    });
+}
+
+#[test]
+fn what_a_node_could_not_expand_is_expanded_when_it_comes_back_after_a_boot() {
+    world(async |w| {
+        let mut s = mounted(w, "ONLINE", &["EXPAND_VOLUME"]).await;
+        s.rules([Rule::always("NodeExpandVolume", Act::Fail(9))]);
+        assert_eq!(refusal(expand(&s, LARGE).await.unwrap()).0, Kind::PluginError);
+        s.w.plugin("p").honest();
+        s.w.reboot().await;
+        s.w.another_boot_id();
+        s.restart().await;
+        eventually("it is expanded", async || s.rows().await[0].pending_expand == 0).await;
+        assert_eq!(state(&s.client, "a", "job").await, "mounted");
+        unmount(&s.client, "a", "job").await.unwrap();
+        end(s).await;
+    });
+}
