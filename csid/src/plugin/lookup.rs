@@ -127,6 +127,15 @@ impl Plugins {
         by(Some(deadline), known).await.unwrap_or_else(|| Err(self.unavailable(id, service)))
     }
 
+    /// This node as the plugin calls it, verbatim (CSI rule 27). Empty: that is not known as long as it is not healthy, or it
+    /// gives none.
+    pub fn node_id(&self, id: &str) -> String {
+        let plugins = self.entries();
+        let healthy: Vec<Ready> =
+            plugins.get(id).into_iter().flatten().filter_map(|entry| ready(&entry.state.borrow())).collect();
+        newest(Service::Node)(&healthy).map(|ready| ready.node_id().to_owned()).unwrap_or_default()
+    }
+
     /// Probe the active instance now; what it finds is also its health.
     pub async fn probe(&self, id: &str, deadline: Option<Instant>) -> Result<bool> {
         let unknown =

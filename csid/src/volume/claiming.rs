@@ -13,7 +13,7 @@ use crate::store::registry::{
 };
 use crate::store::rows::{Leg, MountKey, Phase};
 use crate::volume::claim_effects::Failure;
-use crate::volume::claims::{self, Action, Claims, Effect, Event, Next, Outcome};
+use crate::volume::claims::{self, Action, Claims, Event, Next, Outcome};
 use crate::volume::control::{Backoff, abandoned};
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
@@ -249,7 +249,7 @@ impl Drive<'_> {
             let effect = match next {
                 Next::Run(effect) => effect,
                 Next::Unseen => {
-                    if let Err(error) = self.can(ATTACHES).await {
+                    if let Err(error) = self.see(&record.volume.plugin).await {
                         return Err(why.unwrap_or(error));
                     }
                     let seen = Event::Continue { consumer: consumer.to_owned() };
@@ -296,7 +296,7 @@ impl Drive<'_> {
                 .map_err(|refusal| words::inner(refusal, &key))?;
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
-            self.enter(&mut after, &event, &next, &facts).await?;
+            enter(&mut after, &event, &facts);
             if after == *record {
                 // An earlier csid may have written it: what is left of it is this one's to finish.
                 self.note_unfinished(record);
@@ -343,33 +343,11 @@ impl Drive<'_> {
         }
     }
 
-    /// What decides nothing: what the effect came with, and who it is for.
-    async fn enter(&mut self, record: &mut Record, event: &Event, next: &Next, facts: &Facts) -> Result<()> {
-        if let Event::Ended { effect, .. } = event {
-            if let Some(claim) = record.claims.iter_mut().find(|claim| claim.consumer == effect.consumer) {
-                claim.error.clone_from(&facts.error);
-            }
-            if let Some(context) = &facts.publish_context
-                && let Some(at) = record.attachments.iter_mut().find(|at| at.node == effect.node)
-            {
-                at.publish_context.clone_from(context);
-            }
-        }
-        if let Next::Run(Effect { action: Action::Attach, node, .. }) = next {
-            let node_id = self.node_id(&record.volume.plugin).await?;
-            if let Some(at) = record.attachments.iter_mut().find(|at| at.node == *node) {
-                at.node_id = node_id;
-            }
-        }
-        Ok(())
-    }
-
-    /// The plugin's own name of this node.
-    async fn node_id(&mut self, plugin: &str) -> Result<String> {
-        let ready = self.ready().await?;
-        match ready.node_id() {
-            "" => Err(words::no_node_id(plugin)),
-            id => Ok(id.to_owned()),
+    /// Whether it attaches, and if so its name of this node, so that [`Drive::claims`] knows them.
+    async fn see(&mut self, plugin: &str) -> Result<()> {
+        match self.can(ATTACHES).await? && self.ready().await?.node_id().is_empty() {
+            true => Err(words::no_node_id(plugin)),
+            false => Ok(()),
         }
     }
 
@@ -392,6 +370,7 @@ impl Drive<'_> {
         let registration = record.registration.as_ref();
         Claims {
             attaches: self.shared.plugins.can(&record.volume.plugin, ATTACHES),
+            node_id: self.shared.plugins.node_id(&record.volume.plugin),
             capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
             claims: record.claims.clone(),
             attachments: record.attachments.clone(),
@@ -436,6 +415,19 @@ impl Drive<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// What decides nothing: what the effect came with.
+fn enter(record: &mut Record, event: &Event, facts: &Facts) {
+    let Event::Ended { effect, .. } = event else { return };
+    if let Some(claim) = record.claims.iter_mut().find(|claim| claim.consumer == effect.consumer) {
+        claim.error.clone_from(&facts.error);
+    }
+    if let Some(context) = &facts.publish_context
+        && let Some(at) = record.attachments.iter_mut().find(|at| at.node == effect.node)
+    {
+        at.publish_context.clone_from(context);
     }
 }
 

@@ -21,6 +21,8 @@ use crate::store::rows::{AccessMode, Leg};
 pub struct Claims {
     /// The plugin has a controller, and it attaches. `None`: that is not known yet.
     pub attaches: Option<bool>,
+    /// What the plugin calls the node whose csid asks now. Empty: not known yet.
+    pub node_id: String,
     /// What the volume was registered with.
     pub capabilities: Vec<Capability>,
     pub claims: Vec<Claim>,
@@ -197,6 +199,12 @@ impl Claims {
         }
     }
 
+    fn make(&mut self, node: &str) {
+        self.set_leg(node, Leg::Making);
+        let node_id = self.node_id.clone();
+        self.attachments.iter_mut().filter(|at| at.node == node).for_each(|at| at.node_id = node_id.clone());
+    }
+
     /// Whether what has to be attached is; `None`: nobody knows whether it has to be.
     fn is_attached(&self, node: &str) -> Option<bool> {
         let attached = |at: &Attachment| at.node == node && at.leg == Leg::Present && at.boot == self.boot;
@@ -204,6 +212,12 @@ impl Claims {
             true => Some(true),
             false => self.attaches.map(|attaches| !attaches),
         }
+    }
+
+    /// Whether the plugin had another name for the node when it was attached, which only a detach by that name ends.
+    fn is_renamed(&self, node: &str) -> bool {
+        let other = |at: &Attachment| at.node == node && !at.node_id.is_empty() && at.node_id != self.node_id;
+        !self.node_id.is_empty() && self.attachments.iter().any(other)
     }
 
     /// Whether the node's attachment is none: before it was seen that the plugin does not attach, it was to be asked to,
@@ -317,9 +331,13 @@ fn advance(volume: &mut Claims, consumer: &str) -> Next {
                 Some(true) if claim.state == ClaimState::Taken => return Next::Taken,
                 Some(true) => ClaimState::Taken,
                 None => return Next::Unseen,
-                Some(false) if leg == Leg::Removing => return run(Action::Detach),
+                Some(false) if leg == Leg::Removing || volume.is_renamed(&claim.node) => {
+                    volume.set_leg(&claim.node, Leg::Removing);
+                    return run(Action::Detach);
+                }
+                Some(false) if volume.node_id.is_empty() => return Next::Unseen,
                 Some(false) => {
-                    volume.set_leg(&claim.node, Leg::Making);
+                    volume.make(&claim.node);
                     return run(Action::Attach);
                 }
             },

@@ -30,7 +30,7 @@ fn volume(attaches: bool) -> Claims {
     let attaches = Some(attaches);
     let both = |mode| [capability(mode, FileSystem), capability(mode, BlockDevice)];
     let capabilities = MODES.into_iter().flat_map(both).collect();
-    Claims { attaches, capabilities, ..Claims::default() }
+    Claims { attaches, node_id: "now".to_owned(), capabilities, ..Claims::default() }
 }
 
 fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -> Claim {
@@ -156,6 +156,8 @@ fn what_a_volume_was_not_registered_with_is_not_claimed() {
 #[derive(Clone, Default)]
 struct World {
     attached: BTreeSet<String>,
+    /// By what node id.
+    ids: BTreeMap<String, String>,
     /// Detached by a call whose answer was written; no attach was asked for since.
     detached: BTreeSet<String>,
     /// Where nobody knows what an attach or a detach did.
@@ -166,10 +168,14 @@ struct World {
 
 impl World {
     /// The effect happens, and that is known or not. What the specification forbids must never be asked for.
-    fn does(&mut self, effect: &Effect, known: bool) {
+    fn does(&mut self, effect: &Effect, id: &str, known: bool) {
         let node = effect.node.clone();
+        if effect.action != Action::NodeDetach && self.attached.contains(&node) {
+            assert_eq!(self.ids[&node], id, "by another name it is another node");
+        }
         match effect.action {
             Action::Attach => {
+                self.ids.insert(node.clone(), id.to_owned());
                 self.attached.insert(node);
             }
             Action::NodeDetach => drop(self.mounted.remove(&effect.consumer)),
@@ -197,8 +203,10 @@ enum Turn {
     Release(u8),
     Continue(u8),
     Restart,
-    /// Nothing is mounted after it; what is attached is.
-    Reboot,
+    /// Nothing is mounted after it; what is attached is. The plugin may have another name for the node then.
+    Reboot {
+        renamed: bool,
+    },
 }
 
 /// How an effect ends, and whether it happened.
@@ -224,7 +232,7 @@ fn turns() -> impl Strategy<Value = Turn> {
         3 => (0..4_u8).prop_map(Turn::Release),
         2 => (0..4_u8).prop_map(Turn::Continue),
         1 => Just(Turn::Restart),
-        1 => Just(Turn::Reboot),
+        1 => any::<bool>().prop_map(|renamed| Turn::Reboot { renamed }),
     ]
 }
 
@@ -236,6 +244,7 @@ struct Run {
     volume: Claims,
     /// What csid knows of the plugin once it was seen.
     attaches: bool,
+    node_id: String,
     world: World,
     endings: std::vec::IntoIter<(Outcome, bool)>,
 }
@@ -244,6 +253,7 @@ impl Run {
     /// Both nodes' csid start anew, and have not seen the plugin.
     fn restart(&mut self) {
         self.volume.attaches = None;
+        self.volume.node_id.clear();
         for node in ["n0", "n1"] {
             self.turn(Event::Recovered { node: node.to_owned() }, false);
         }
@@ -265,6 +275,7 @@ impl Run {
                 // The plugin may be away for longer than anybody waits.
                 Next::Unseen if outcome == Outcome::Done => {
                     self.volume.attaches = Some(self.attaches);
+                    self.volume.node_id.clone_from(&self.node_id);
                     let seen = step(&self.volume, Event::Continue { consumer: consumer.clone() });
                     (self.volume, next) = seen.expect("a claim goes on");
                     continue;
@@ -291,7 +302,9 @@ impl Run {
                 self.world.unknown.remove(&effect.node);
             }
             if happened {
-                self.world.does(&effect, outcome == Outcome::Done && !die);
+                let at = self.volume.attachments.iter().find(|at| at.node == effect.node);
+                let id = at.map(|at| at.node_id.clone()).unwrap_or_default();
+                self.world.does(&effect, &id, outcome == Outcome::Done && !die);
             }
             if die {
                 return;
@@ -332,7 +345,8 @@ proptest! {
         endings in proptest::collection::vec(endings(), 0..48),
     ) {
         let (volume, endings) = (volume(attaches), endings.into_iter());
-        let mut run = Run { volume, attaches, world: World::default(), endings };
+        let node_id = volume.node_id.clone();
+        let mut run = Run { volume, attaches, node_id, world: World::default(), endings };
         for (turn, die) in turns {
             let name = |consumer: u8| format!("c{consumer}");
 
@@ -346,8 +360,9 @@ proptest! {
                     run.restart();
                     continue;
                 }
-                Turn::Reboot => {
+                Turn::Reboot { renamed } => {
                     run.volume.boot.push('+');
+                    run.node_id.push_str(if renamed { "+" } else { "" });
                     run.world.mounted.clear();
                     run.restart();
                     continue;

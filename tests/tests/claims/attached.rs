@@ -194,3 +194,39 @@ fn what_does_not_attach_is_not_asked_to_though_it_is_seen_late() {
         });
     }
 }
+
+#[test]
+fn a_node_that_is_called_otherwise_after_a_boot_is_detached_by_its_old_name() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        mount_registered(&client, "v", "one").await.unwrap();
+        w.kill();
+        w.plugin("p").set(|script| {
+            script.node_id = "node-2".to_owned();
+            script.others = vec!["node-1".to_owned()];
+        });
+        w.plugin("p").kill();
+        w.plugin("p").start().await;
+        w.reboot().await;
+        w.another_boot_id();
+        let client = w.start().await;
+        eventually("it is mounted again", async || state(&client, "v", "one").await == "mounted").await;
+        let controller = |w: &mut World| {
+            let calls = w.plugin("p").volume_calls().into_iter().map(|call| call.call);
+            let calls = calls.filter(|call| call.rpc.starts_with("Controller"));
+            Vec::from_iter(calls.map(|call| format!("{} {}", call.rpc, call.node)))
+        };
+        let moved = [
+            "ControllerPublishVolume node-1",
+            "ControllerUnpublishVolume node-1",
+            "ControllerPublishVolume node-2",
+        ];
+        assert_eq!(controller(w), moved);
+        unmount(&client, "v", "one").await.unwrap();
+        assert_eq!(controller(w)[3..], ["ControllerUnpublishVolume node-2"]);
+        assert_eq!(claimed(&client).await, []);
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
