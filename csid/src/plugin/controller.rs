@@ -412,7 +412,9 @@ impl Controller {
     where
         F: Future<Output = Result<Response<R>, Status>>,
     {
+        // Who waits for its turn is its load, too: the next call goes to another instance.
         let _busy = self.0.load.begin();
+        let _room = self.0.room(rpc, request.deadline).await?;
         self.0.peer.call(rpc, request.deadline, message, || request.hidden(words).and(&*self.1), send).await
     }
 

@@ -4,11 +4,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::volume_capability::{
     AccessMode as Mode, AccessType, BlockVolume, MountVolume, access_mode,
 };
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Code;
 
 use super::Service;
@@ -26,7 +28,12 @@ pub(super) struct Instance {
     pub root: PathBuf,
     pub view: PathBuf,
     pub load: Arc<Load>,
+    /// Its plugin's, for the controller calls of all instances.
+    pub room: Arc<Semaphore>,
 }
+
+/// How many controller calls of one plugin are in flight at most, whatever the number of its volumes and instances.
+pub(super) const CALLS: usize = 64;
 
 /// How busy an instance's controller service is; it outlives the [`Instance`], which is made anew by each look at the plugin.
 #[derive(Default)]
@@ -64,6 +71,15 @@ impl Drop for Busy<'_> {
 impl Instance {
     pub fn offers(&self, service: Service) -> bool {
         self.print.services.contains(&service.name())
+    }
+
+    /// Wait until the plugin has one controller call less than it may have.
+    pub async fn room(&self, rpc: &'static str, deadline: Instant) -> Result<SemaphorePermit<'_>, RpcError> {
+        let room = tokio::time::timeout_at(deadline.into(), self.room.acquire()).await;
+        room.ok().and_then(Result::ok).ok_or_else(|| {
+            let message = format!("{CALLS} calls of the plugin's controllers are not answered yet");
+            self.peer.error(rpc, Code::DeadlineExceeded, message, Class::NotSent)
+        })
     }
 
     /// CSI rule 19: an RPC that the plugin does not offer is not sent.

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
 
+use super::instance::CALLS;
 use super::rpc::Limit;
 use super::spec::{Place, PluginSpec};
 use super::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
@@ -53,6 +54,8 @@ pub(super) struct Entry {
     number: u64,
     pub state: watch::Receiver<Snapshot>,
     pub probes: mpsc::Sender<Asked>,
+    /// All of the plugin's have the same one.
+    room: Arc<Semaphore>,
     stops: mpsc::Sender<Stop>,
 }
 
@@ -361,13 +364,16 @@ impl Plugins {
         let (probes, asked) = mpsc::channel(PROBES);
         // One stop at a time: each is sent under `changing`.
         let (stops, stopped) = mpsc::channel(1);
-        let (task, state) = Task::new(self.0.shared.clone(), id, spec.clone(), owner, place, asked);
+        let room = self.entries().get(id).and_then(|entries| Some(entries.first()?.room.clone()));
+        let room = room.unwrap_or_else(|| Arc::new(Semaphore::new(CALLS)));
+        let (task, state) =
+            Task::new(self.0.shared.clone(), id, spec.clone(), owner, place, asked, room.clone());
         tokio::spawn(task.run(stopped));
         let first = {
             let mut entries = self.entries();
             let entries = entries.entry(id.to_owned()).or_default();
             let at = entries.partition_point(|entry| entry.number > number);
-            entries.insert(at, Entry { spec, owner, origin, number, state, probes, stops });
+            entries.insert(at, Entry { spec, owner, origin, number, state, probes, room, stops });
             entries.len() == 1
         };
         let id = id.to_owned();

@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, broadcast, mpsc, oneshot, watch};
 
 use super::fingerprint::{self, Failure, Fingerprint};
 use super::instance::{Instance, Load};
@@ -113,6 +113,7 @@ pub(super) struct Task {
     view: PluginView,
     print: Option<Fingerprint>,
     load: Arc<Load>,
+    room: Arc<Semaphore>,
 }
 
 /// Why the supervisor has something to do.
@@ -138,6 +139,7 @@ impl Task {
         owner: u32,
         place: Place,
         probes: mpsc::Receiver<Asked>,
+        room: Arc<Semaphore>,
     ) -> (Self, watch::Receiver<Snapshot>) {
         let ended = Arc::new(Notify::new());
         let own = spec.rpc_deadline().ok().flatten().map(Limit::new);
@@ -162,7 +164,7 @@ impl Task {
         };
         let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
         let (asked, print, load) = (Vec::new(), None, Arc::default());
-        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print, load };
+        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print, load, room };
         (task, seen)
     }
 
@@ -427,6 +429,7 @@ impl Task {
             root,
             view,
             load: self.load.clone(),
+            room: self.room.clone(),
         }));
         self.print = Some(print);
         self.set("ready", "", Some(ready)).await;

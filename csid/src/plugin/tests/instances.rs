@@ -4,7 +4,8 @@ use super::calls::{call, usage};
 use super::controller::request;
 use super::*;
 use crate::Kind;
-use crate::plugin::{ATTACHES, Can, Controller};
+use crate::plugin::instance::CALLS;
+use crate::plugin::{ATTACHES, Can, Class, Controller, Request};
 
 fn instance(name: &str, socket: &str) -> PluginSpec {
     PluginSpec { instance: Some(name.into()), ..external(Path::new(socket)) }
@@ -176,6 +177,34 @@ async fn controllers_share_the_load() {
     }
     let after = deleted(&a, &b);
     assert!(after.0 > before.0 && after.1 > before.1, "{before:?} {after:?}");
+}
+
+/// Whatever there is to do: who has many volumes is not to be asked for all of them at once.
+#[tokio::test]
+async fn a_plugin_has_so_many_controller_calls_and_no_more() {
+    let host = Host::new();
+    let a = host.instance("a", false, true).await;
+    let b = host.instance("b", false, true).await;
+    [&a, &b].map(|fake| fake.script().answer = None);
+    let mut calls = tokio::task::JoinSet::new();
+    for volume in 0..CALLS + 6 {
+        let controller = chosen(&host).await;
+        calls.spawn(async move { controller.delete(&format!("v{volume}"), request(None)).await });
+        // It counts as load from its beginning.
+        tokio::task::yield_now().await;
+    }
+    let came = || a.calls("DeleteVolume") + b.calls("DeleteVolume");
+    until(|| came() >= CALLS).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!((a.calls("DeleteVolume"), b.calls("DeleteVolume")), (CALLS / 2, CALLS / 2));
+    let late = Request { deadline: soon(Duration::from_millis(20)), ..request(None) };
+    let error = chosen(&host).await.delete("late", late).await.unwrap_err();
+    assert!(error.class == Class::NotSent && error.to_string().contains("not answered yet"), "{error}");
+    // Whoever is given up makes room.
+    calls.abort_all();
+    while calls.join_next().await.is_some() {}
+    [&a, &b].map(|fake| fake.script().answer = Some(Ok(())));
+    chosen(&host).await.delete("v", request(None)).await.unwrap();
 }
 
 #[tokio::test]
