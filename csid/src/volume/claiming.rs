@@ -292,8 +292,12 @@ impl Drive<'_> {
     async fn advance(&mut self, record: &mut Record, event: Event, facts: Facts) -> Result<Next> {
         let key = record.name.key("");
         loop {
-            let (stepped, next) = claims::step(&self.claims(record), event.clone())
-                .map_err(|refusal| words::inner(refusal, &key))?;
+            let stepped = claims::step(&self.claims(record), event.clone());
+            let (stepped, next) = stepped.map_err(|refusal| match &event {
+                // What has changed since it was looked at.
+                Event::Claim(wanted) => words::refusal(refusal, &key, wanted),
+                _ => words::inner(refusal, &key),
+            })?;
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
             enter(&mut after, &event, &facts);
@@ -325,6 +329,9 @@ impl Drive<'_> {
                     self.note_unfinished(record);
                     self.shared.bound.note(record, &self.shared.node);
                     return Ok(next);
+                }
+                Err(StoreError::Stale) if matches!(event, Event::Claim(_)) => {
+                    *record = self.shared.registered(&key).await?;
                 }
                 Err(StoreError::Stale) => *record = self.shared.registry.record(record.name.clone()).await?,
                 Err(error) => return Err(error.into()),

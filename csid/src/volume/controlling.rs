@@ -11,7 +11,7 @@ use crate::fault;
 use crate::plugin::{Call as NodeCall, Class, Controller, Request, RpcError, Snapshot, Stats};
 use crate::secret::Secrets;
 use crate::store::registry::Attachment;
-use crate::store::registry::{AttachCall, Capability, Registration, Standing, VolumeName};
+use crate::store::registry::{AttachCall, Capability, Origin, Registration, Standing, VolumeName};
 use crate::store::rows::{AccessMode, AttachmentMode, Leg, MountKey, MountRow, Phase, Usage};
 use crate::volume::control::{Backoff, abandoned};
 use crate::volume::drive::Drive;
@@ -47,6 +47,8 @@ pub(super) enum Call {
         node_id: String,
     },
     Delete,
+    /// DeregisterVolume by force.
+    Forget,
 }
 
 /// The volume of a [`Call`], registered or given with it.
@@ -111,16 +113,18 @@ impl Call {
         matches!(self, Call::Validate { .. } | Call::Stats)
     }
 
-    /// Why it cannot be done to this registration for this uid. What is on its way can only be deleted, or detached.
+    /// Why it cannot be done to this registration for this uid. What is on its way can only be deleted,
+    /// detached, or by force forgotten.
     pub(super) fn refuse(&self, name: &VolumeName, registration: &Registration, uid: u32) -> Result<()> {
         if uid != 0 && uid != registration.uid && !self.only_looks() {
             return Err(words::anothers(name));
         }
         match (&registration.standing, self) {
             (Standing::Registered, _)
-            | (Standing::Creating(_) | Standing::Deleting { .. }, Call::Delete | Call::Detach { .. }) => {
-                Ok(())
-            }
+            | (
+                Standing::Creating(_) | Standing::Deleting { .. },
+                Call::Delete | Call::Detach { .. } | Call::Forget,
+            ) => Ok(()),
             (Standing::Creating(_) | Standing::Deleting { .. }, _) => Err(words::on_its_way(name)),
         }
     }
@@ -135,6 +139,7 @@ impl Call {
             Call::Attach { .. } => "attach",
             Call::Detach { .. } => "detach",
             Call::Delete => "delete",
+            Call::Forget => "deregister",
         }
     }
 }
@@ -160,6 +165,11 @@ impl Drive<'_> {
             }
             Call::Detach { node_id } => self.detach_call(target, &node_id).await.map(|()| Done::Gone),
             Call::Delete => self.delete(target).await.map(|()| Done::Gone),
+            Call::Forget => {
+                let (name, volume) = (VolumeName::of(&target.key), self.rows.volume().row.key.clone());
+                let done = self.shared.deregister(&name, Some(&volume), target.uid, true, Origin::Bus).await;
+                done.map(|()| Done::Gone)
+            }
         }
     }
 

@@ -144,7 +144,7 @@ impl Volumes {
         let mut waiting: FuturesUnordered<_> = waiting.collect();
         *shared.declarations.lock() = table;
         for name in gone {
-            match self.deregister(name.clone(), 0, false, Origin::File).await {
+            match shared.deregister(&name, None, 0, false, Origin::File).await {
                 Ok(()) => applied.removed.push(name.to_string()),
                 Err(error) => {
                     tracing::warn!(volume = %name, %error, "the volume's file is gone, but it cannot be forgotten: it stays");

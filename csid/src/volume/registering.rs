@@ -12,7 +12,7 @@ use crate::store::registry::{Origin, Record, Registration, Standing, Swap, Volum
 use crate::store::rows::{AttachmentMode, NewEvent, VolumeKey};
 use crate::store::{Durability, MountFilter, StoreError};
 use crate::volume::controlling::{Call, Target};
-use crate::volume::creating::refuse_anothers;
+use crate::volume::creating::{is_unborn, refuse_anothers};
 use crate::volume::registered::{RegisterRequest, VolumeRequest, VolumeView};
 use crate::volume::work::{Done, Work};
 use crate::volume::{Shared, Volumes, Wait, claim_words as words, say};
@@ -25,26 +25,49 @@ impl Volumes {
 
     /// Forget a volume; the plugin keeps it. `force`: also one that is in use, with its claims.
     pub async fn deregister_volume(&self, request: VolumeRequest, force: bool) -> Result<()> {
-        self.deregister(request.name, request.uid, force, Origin::Bus).await
-    }
-
-    pub(super) async fn deregister(&self, name: VolumeName, uid: u32, force: bool, by: Origin) -> Result<()> {
         self.shared.changeable()?;
+        let record = self.shared.registry.record(request.name.clone()).await?;
+        // What is not in use is not touched by what its task does; what is not there yet nobody uses.
+        if !force || record.registration.is_none() || is_unborn(&record) {
+            return self.shared.deregister(&record.name, None, request.uid, force, Origin::Bus).await;
+        }
+        match self.call(request, Call::Forget).await {
+            // Somebody else was faster.
+            Err(error) if error.kind == Kind::NotFound => self.shared.synced().await,
+            done => done.map(drop),
+        }
+    }
+}
+
+impl Shared {
+    /// `volume`: only as long as it is this one.
+    pub(super) async fn deregister(
+        &self,
+        name: &VolumeName,
+        volume: Option<&VolumeKey>,
+        uid: u32,
+        force: bool,
+        by: Origin,
+    ) -> Result<()> {
+        self.changeable()?;
         let filter = MountFilter {
             namespace: Some(name.namespace.clone()),
             volume: Some(name.volume.clone()),
             ..MountFilter::default()
         };
-        let mounts = self.shared.store.mounts(filter).await?;
+        let mounts = self.store.mounts(filter).await?;
         if !mounts.is_empty() {
             let holders = mounts.into_iter().map(|(row, _)| row.key.consumer).collect();
-            return Err(words::mounted(&name, holders));
+            return Err(words::mounted(name, holders));
         }
         let gone = |record: &mut Record| {
             refuse_anothers(record, uid)?;
-            self.shared.refuse_other_origin(record, by)?;
+            self.refuse_other_origin(record, by)?;
             match &record.registration {
                 None => return Ok(None),
+                Some(_) if volume.is_some_and(|volume| record.volume != *volume) => {
+                    return Err(words::changed_meanwhile(&record.name));
+                }
                 Some(Registration {
                     standing: Standing::Creating(_) | Standing::Deleting { .. }, ..
                 }) if !force => {
@@ -60,12 +83,10 @@ impl Volumes {
             record.attachments.retain(|at| at.by_call.is_some());
             Ok(Some(words::registered("volume-deregistered", record)))
         };
-        self.shared.amend(&name, Durability::Disk, gone).await?;
-        self.shared.synced().await
+        self.amend(name, Durability::Disk, gone).await?;
+        self.synced().await
     }
-}
 
-impl Shared {
     /// Have a volume registered so: by a call, or because a file declares it.
     pub(super) async fn register(self: &Arc<Self>, request: RegisterRequest) -> Result<Record> {
         let RegisterRequest { name, volume, spec, uid, origin, secrets, wait } = request;

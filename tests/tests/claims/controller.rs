@@ -7,7 +7,7 @@ use csid_client::{
 };
 use csid_tests::ask::*;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{World, refusal, world};
+use csid_tests::world::{World, eventually, refusal, world};
 
 use crate::*;
 
@@ -230,5 +230,85 @@ fn co_rule_23_what_is_staged_is_not_detached_before_this_node_is_known() {
         detach(client.clone()).await.unwrap();
         w.nothing_left(&client).await;
         w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+/// One after the other: a volume is not forgotten beside a call that makes something of it.
+#[test]
+fn a_deregistration_waits_for_the_claim_that_is_being_taken() {
+    world(async |w| {
+        let client = attaching(w).await;
+        client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
+        let claims_slowly = async |w: &mut World| {
+            w.plugin("p").rules([Rule::once("ControllerPublishVolume", Act::Delay(1500))]);
+            let (from, other) = (w.plugin("p").recorded(), client.clone());
+            let call = tokio::spawn(async move { claim(&other, "v", "one").await.map(drop) });
+            let begun = async || w.plugin("p").begun_since(from, "ControllerPublishVolume") > 0;
+            eventually("it is being attached", begun).await;
+            call
+        };
+        let call = claims_slowly(w).await;
+        let deregister = |force| {
+            let options = DeregisterOptions { force: Some(force), ..DeregisterOptions::default() };
+            client.deregister_volume(NAMESPACE, "v", options)
+        };
+        let (kind, error) = refusal(deregister(false).await);
+        assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["one".to_owned()]));
+        call.await.unwrap().expect("the claim");
+        release(&client, "v", "one").await.unwrap();
+
+        let call = claims_slowly(w).await;
+        let waiting = {
+            let client = client.clone();
+            let options = ClaimOptions { wait_usec: Some(60_000_000), ..ClaimOptions::default() };
+            tokio::spawn(async move { client.claim(NAMESPACE, "v", "two", options).await })
+        };
+        eventually("it waits", async || client.list_operations().await.unwrap().len() == 2).await;
+        deregister(true).await.unwrap();
+        call.await.unwrap().expect("the claim, which is forgotten after it");
+        assert_eq!(refusal(waiting.await.unwrap()).0, Kind::NotFound, "who waits is told");
+        assert_eq!(claimed(&client).await, []);
+        // What force leaves attached is detached by its id.
+        let inline = VolumeOptions {
+            plugin: Some("p".to_owned()),
+            external_id: Some("v".to_owned()),
+            ..VolumeOptions::default()
+        };
+        client.detach_volume(NAMESPACE, "v", "node-1", inline).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// What changed between a claim's look and its first step is what it is told of, not the step.
+#[test]
+fn a_registration_that_changes_beside_a_claim_is_looked_at_again() {
+    world(async |w| {
+        let fault = w.path("fault");
+        w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
+        let client = running(w).await;
+        client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
+        let claims_slowly = async || {
+            std::fs::write(&fault, "claim.held").unwrap();
+            let other = client.clone();
+            let call = tokio::spawn(async move { claim(&other, "v", "one").await.map(drop) });
+            eventually("it claims", async || client.list_operations().await.unwrap().len() == 1).await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            call
+        };
+        let goes_on = || std::fs::write(&fault, "").unwrap();
+        let call = claims_slowly().await;
+        let capabilities = Some(uses(&[AccessMode::SingleNodeReaderOnly]));
+        let changed = RegisterVolume { capabilities, ..writer("v") };
+        client.register_volume(NAMESPACE, "v", changed).await.unwrap();
+        goes_on();
+        assert_eq!(refusal(call.await.unwrap()).0, Kind::InvalidArgument);
+
+        let call = claims_slowly().await;
+        client.deregister_volume(NAMESPACE, "v", DeregisterOptions::default()).await.unwrap();
+        goes_on();
+        assert_eq!(refusal(call.await.unwrap()).0, Kind::NotFound);
+        assert_eq!(claimed(&client).await, []);
+        w.nothing_left(&client).await;
     });
 }
