@@ -43,15 +43,15 @@ impl Drive<'_> {
         effect: &Effect,
     ) -> Result<BTreeMap<String, String>, Failure> {
         if let Some(kind) = self.control.borrow().abandon {
-            return Err(Failure { outcome: Outcome::Again, error: say::stopped(kind) });
+            return Err(Failure { outcome: Outcome::NotSent(None), error: say::stopped(kind) });
         }
         self.step.set("attach");
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
-        let secrets = self.claim_secrets(claim, registration).await.map_err(hopeless)?;
+        let secrets = self.claim_secrets(claim, registration).await.map_err(unsent)?;
         let (own, credential) = (Some(claim.consumer.as_str()), credential_of(claim, registration));
-        let controller = self.controller().await.map_err(again)?;
+        let controller = self.controller().await.map_err(unreached)?;
         let controller = controller.hiding(told(registration, &record.attachments));
         let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
         let request = Request {
@@ -102,12 +102,12 @@ impl Drive<'_> {
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
-        let secrets = self.claim_secrets(claim, registration).await.map_err(hopeless)?;
+        let secrets = self.claim_secrets(claim, registration).await.map_err(unsent)?;
         let (own, credential) = (Some(claim.consumer.as_str()), credential_of(claim, registration));
         if secrets.is_none() && claim.secrets_given {
-            return Err(hopeless(words::secret_required(&record.name, &claim.consumer)));
+            return Err(unsent(words::secret_required(&record.name, &claim.consumer)));
         }
-        let controller = self.controller().await.map_err(again)?;
+        let controller = self.controller().await.map_err(unreached)?;
         let controller = controller.hiding(told(registration, &record.attachments));
         let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
         let request = Request {
@@ -135,11 +135,17 @@ fn credential_of<'a>(claim: &'a Claim, registration: &'a Registration) -> Option
 }
 
 fn no_row() -> Failure {
-    hopeless(Error::internal("a claim's row is gone"))
+    unsent(Error::internal("a claim's row is gone"))
 }
 
-fn hopeless(error: Error) -> Failure {
-    Failure { outcome: Outcome::Hopeless(error.message.clone()), error }
+/// Nobody was asked, nor will anybody be the next time.
+fn unsent(error: Error) -> Failure {
+    Failure { outcome: Outcome::NotSent(Some(error.message.clone())), error }
+}
+
+/// Nobody could be asked.
+fn unreached(error: Error) -> Failure {
+    Failure { outcome: Outcome::NotSent(None), error }
 }
 
 fn again(error: Error) -> Failure {
@@ -153,8 +159,10 @@ fn failed(error: RpcError, attaching: bool) -> Failure {
     let error = Error::from(error);
     let outcome = match class {
         _ if full => Outcome::Hopeless(error.message.clone()),
-        Class::NotSent | Class::Transient | Class::Shutdown => Outcome::Again,
-        Class::Refused | Class::Unimplemented | Class::Forbidden => Outcome::Hopeless(error.message.clone()),
+        Class::NotSent | Class::Shutdown => Outcome::NotSent(None),
+        Class::Forbidden => Outcome::NotSent(Some(error.message.clone())),
+        Class::Transient => Outcome::Again,
+        Class::Refused | Class::Unimplemented => Outcome::Hopeless(error.message.clone()),
         Class::Unknown => Outcome::Unknown,
     };
     Failure { outcome, error }

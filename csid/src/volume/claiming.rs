@@ -270,7 +270,7 @@ impl Drive<'_> {
                     self.advance(record, Event::Ended { effect, outcome: Outcome::Done }, facts).await?
                 }
                 Err(Failure { outcome, error }) => {
-                    let lasting = matches!(outcome, Outcome::Hopeless(_));
+                    let lasting = matches!(outcome, Outcome::Hopeless(_) | Outcome::NotSent(Some(_)));
                     let facts = Facts { error: error.message.clone(), ..Facts::default() };
                     let next = self.advance(record, Event::Ended { effect, outcome }, facts).await?;
                     let again = next == Next::Rest && !lasting && self.pause(&mut delay, makes).await;

@@ -135,6 +135,8 @@ pub struct Effect {
     pub action: Action,
     pub consumer: String,
     pub node: String,
+    /// The attachment's leg before it.
+    pub from: Leg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -150,7 +152,9 @@ pub enum Action {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// It never reached whom it was for, or can be tried again as it is.
+    /// It never reached whom it was for; with a reason: nor will the same again.
+    NotSent(Option<String>),
+    /// It can be tried again as it is.
     Again,
     /// Not done, or nobody knows; there will be other tries.
     Unknown,
@@ -203,6 +207,14 @@ impl Claims {
         self.set_leg(node, Leg::Making);
         let node_id = self.node_id.clone();
         self.attachments.iter_mut().filter(|at| at.node == node).for_each(|at| at.node_id = node_id.clone());
+    }
+
+    /// Nothing came of what was intended: the leg is as it was, also in which boot it was made.
+    fn put_back(&mut self, node: &str, leg: Leg) {
+        match leg {
+            Leg::Absent => self.set_leg(node, leg),
+            _ => self.attachments.iter_mut().filter(|at| at.node == node).for_each(|at| at.leg = leg),
+        }
     }
 
     /// Whether what has to be attached is; `None`: nobody knows whether it has to be.
@@ -293,9 +305,10 @@ pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
 }
 
 fn ended(volume: &mut Claims, effect: &Effect, outcome: Outcome) -> Result<Next, Refusal> {
-    let Effect { action, consumer, node } = effect;
+    let Effect { action, consumer, node, from } = effect;
     match (action, &outcome) {
         (_, Outcome::Again) | (Action::NodeDetach, _) => {}
+        (Action::Attach, Outcome::NotSent(_)) => volume.put_back(node, *from),
         (Action::Attach, Outcome::Done) => volume.set_leg(node, Leg::Present),
         (Action::Detach, Outcome::Done) => volume.set_leg(node, Leg::Absent),
         // What was refused may have been done in part: it is negated before it is forgotten.
@@ -305,13 +318,15 @@ fn ended(volume: &mut Claims, effect: &Effect, outcome: Outcome) -> Result<Next,
     match (outcome, action) {
         (Outcome::Done, Action::NodeDetach) => claim.state = ClaimState::NodeDetached,
         (Outcome::Done, _) => {}
-        (Outcome::Again | Outcome::Unknown, _) => return Ok(Next::Rest),
+        (Outcome::Again | Outcome::Unknown | Outcome::NotSent(None), _) => return Ok(Next::Rest),
         // Nobody was told of it. One that was answered ends only by Release.
-        (Outcome::Hopeless(_), Action::Attach) if claim.state == ClaimState::Pending => {
+        (Outcome::Hopeless(_) | Outcome::NotSent(Some(_)), Action::Attach)
+            if claim.state == ClaimState::Pending =>
+        {
             claim.releasing = true
         }
-        (Outcome::Hopeless(_), Action::Attach) => return Ok(Next::Rest),
-        (Outcome::Hopeless(why), _) => {
+        (Outcome::Hopeless(_) | Outcome::NotSent(Some(_)), Action::Attach) => return Ok(Next::Rest),
+        (Outcome::Hopeless(why) | Outcome::NotSent(Some(why)), _) => {
             claim.parked = why;
             return Ok(Next::Rest);
         }
@@ -324,8 +339,14 @@ fn advance(volume: &mut Claims, consumer: &str) -> Next {
     loop {
         let Some(claim) = volume.claim(consumer).cloned() else { return Next::Free };
         let leg = volume.leg(&claim.node);
-        let run =
-            |action| Next::Run(Effect { action, consumer: claim.consumer.clone(), node: claim.node.clone() });
+        let run = |action| {
+            Next::Run(Effect {
+                action,
+                consumer: claim.consumer.clone(),
+                node: claim.node.clone(),
+                from: leg,
+            })
+        };
         let state = match (claim.state, claim.releasing) {
             (ClaimState::Pending | ClaimState::Taken, false) => match volume.is_attached(&claim.node) {
                 Some(true) if claim.state == ClaimState::Taken => return Next::Taken,

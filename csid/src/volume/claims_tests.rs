@@ -214,6 +214,7 @@ fn endings() -> impl Strategy<Value = (Outcome, bool)> {
     prop_oneof![
         4 => Just((Outcome::Done, true)),
         1 => Just((Outcome::Again, false)),
+        1 => any::<bool>().prop_map(|lasts| (Outcome::NotSent(lasts.then(|| "no".to_owned())), false)),
         2 => any::<bool>().prop_map(|happened| (Outcome::Unknown, happened)),
         1 => Just((Outcome::Hopeless("no".to_owned()), false)),
     ]
@@ -287,7 +288,8 @@ impl Run {
                 "it has no such call (CSI rule 19)"
             );
             // Once it was asked for it may be there, whatever was answered.
-            if effect.action == Action::Attach {
+            let is_sent = die || !matches!(outcome, Outcome::NotSent(_));
+            if effect.action == Action::Attach && is_sent {
                 self.world.detached.remove(&effect.node);
                 assert!(
                     !self.world.unknown.contains(&effect.node),
@@ -400,6 +402,31 @@ fn a_claim_whose_attach_is_refused_for_good_is_let_go() {
 }
 
 #[test]
+fn an_attach_that_was_not_sent_is_not_undone() {
+    let wanted = claim("a", "here", Write, SingleNodeWriter);
+    let not_sent = |volume: &Claims, effect: &Effect, why: Option<&str>| {
+        let outcome = Outcome::NotSent(why.map(str::to_owned));
+        step(volume, Event::Ended { effect: effect.clone(), outcome }).unwrap()
+    };
+    let (making, next) = step(&volume(true), Event::Claim(wanted.clone())).unwrap();
+    let Next::Run(attach) = next else { panic!("{next:?}") };
+    let (free, next) = not_sent(&making, &attach, Some("no such credential"));
+    assert_eq!((next, free.claims.len(), free.attachments.len()), (Next::Free, 0, 0));
+    let (rests, next) = not_sent(&making, &attach, None);
+    assert_eq!((next, rests.leg("here")), (Next::Rest, Leg::Absent));
+    let (again, next) = step(&rests, Event::Continue { consumer: "a".into() }).unwrap();
+    assert_eq!((again, next), (making, Next::Run(attach)));
+
+    // What may have come of an earlier try has to be undone all the same.
+    let (tried, _) = step(&volume(true), Event::Claim(wanted)).unwrap();
+    let (tried, next) = step(&tried, Event::Continue { consumer: "a".into() }).unwrap();
+    let Next::Run(second) = next else { panic!("{next:?}") };
+    assert_eq!(second.from, Leg::Making);
+    let (_, next) = not_sent(&tried, &second, Some("no"));
+    assert!(matches!(next, Next::Run(Effect { action: Action::Detach, .. })), "{next:?}");
+}
+
+#[test]
 fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
     let mut held = holding(&[claim("a", "here", Write, SingleNodeWriter)]);
     held.attaches = Some(true);
@@ -413,6 +440,7 @@ fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
     assert_eq!((next, parked.claims[0].parked.as_str()), (Next::Rest, "SecretRequired"));
     assert_eq!(parked.claims[0].state, ClaimState::NodeDetached);
     let (again, next) = step(&parked, Event::Continue { consumer: "a".into() }).unwrap();
+    let detach = Effect { from: Leg::Removing, ..detach };
     assert_eq!((next, again.claims[0].parked.as_str()), (Next::Run(detach), ""));
 }
 
@@ -435,10 +463,14 @@ fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
     let mut held =
         Claims { attaches: Some(true), boot: "now".into(), ..holding(std::slice::from_ref(&wanted)) };
     held.attachments.push(Attachment { boot: "before".into(), ..Attachment::new("here", Leg::Present) });
-    let attach = Effect { action: Action::Attach, consumer: "a".into(), node: "here".into() };
+    let attach =
+        Effect { action: Action::Attach, consumer: "a".into(), node: "here".into(), from: Leg::Present };
     let (making, next) = step(&held, Event::Claim(wanted.clone())).unwrap();
     assert_eq!((next, making.leg("here")), (Next::Run(attach.clone()), Leg::Making));
 
+    let unsent = Outcome::NotSent(None);
+    let (still, next) = step(&making, Event::Ended { effect: attach.clone(), outcome: unsent }).unwrap();
+    assert_eq!((next, &still.attachments), (Next::Rest, &held.attachments), "also of which boot it is");
     let refused = Outcome::Hopeless("gone".into());
     let (still, next) = step(&making, Event::Ended { effect: attach.clone(), outcome: refused }).unwrap();
     assert_eq!(next, Next::Rest);

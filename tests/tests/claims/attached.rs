@@ -230,3 +230,26 @@ fn a_node_that_is_called_otherwise_after_a_boot_is_detached_by_its_old_name() {
         w.plugin("p").assert_rules();
     });
 }
+
+#[test]
+/// Nothing was asked of the controller: there is nothing to undo, and nobody is kept from the volume.
+#[test]
+fn an_attach_that_was_never_sent_leaves_nothing() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let typo = || Some("csid.default.typo".to_owned());
+        let options = ClaimOptions { credential: typo(), ..ClaimOptions::default() };
+        let (kind, error) = refusal(client.claim(NAMESPACE, "v", "one", options).await);
+        assert_eq!(kind, Kind::SecretRequired, "{error}");
+        assert_eq!(claimed(&client).await, []);
+        let options = MountOptions { credential: typo(), ..MountOptions::default() };
+        let (kind, error) = refusal(client.mount(NAMESPACE, "v", "one", options).await);
+        assert_eq!(kind, Kind::SecretRequired, "{error}");
+        assert_eq!(claimed(&client).await, []);
+        claim(&client, "v", "two").await.expect("nobody has it");
+        release(&client, "v", "two").await.unwrap();
+        assert_eq!(rpcs(w).iter().filter(|rpc| *rpc == "ControllerUnpublishVolume").count(), 1);
+        w.nothing_left(&client).await;
+    });
+}
