@@ -269,7 +269,7 @@ pub struct Claim {
     /// The name of a systemd credential that the claim gave, in place of the volume's own.
     #[serde(default)]
     pub credential: Option<String>,
-    /// The attach had secrets that csid does not keep.
+    /// Its call had secrets that csid does not keep.
     #[serde(default)]
     pub secrets_given: bool,
     /// The last failure, for a person; redacted.
@@ -299,6 +299,19 @@ pub struct Attachment {
     /// Of AttachVolume: whose, and what for.
     #[serde(default)]
     pub by_call: Option<AttachCall>,
+    /// Of claims; absent: an earlier csid made it, and kept that with the claims.
+    #[serde(default)]
+    pub secrets: Option<AttachSecrets>,
+}
+
+/// The secrets that the controller had for an attachment, and wants for its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct AttachSecrets {
+    /// The name of a systemd credential that a claim gave, in place of the volume's own.
+    pub credential: Option<String>,
+    /// There were some that csid does not keep.
+    pub given: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -327,6 +340,7 @@ impl Attachment {
             publish_context: BTreeMap::new(),
             boot: String::new(),
             by_call: None,
+            secrets: None,
         }
     }
 }
@@ -371,6 +385,18 @@ impl Record {
 
     pub fn attachment(&self, node: &str) -> Option<&Attachment> {
         self.attachments.iter().find(|at| at.node == node)
+    }
+
+    /// What the attachment to this node had, whichever of its claims brought it.
+    pub fn attach_secrets(&self, node: &str) -> AttachSecrets {
+        let kept = self.attachment(node).and_then(|at| at.secrets.clone());
+        kept.unwrap_or_else(|| {
+            let claims = || self.claims.iter().filter(|claim| claim.node == node);
+            AttachSecrets {
+                credential: claims().find_map(|claim| claim.credential.clone()),
+                given: claims().any(|claim| claim.secrets_given),
+            }
+        })
     }
 
     pub fn is_empty(&self) -> bool {

@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::plugin::{Class, Request, RpcError};
 use crate::secret::Secrets;
-use crate::store::registry::{Claim, Record, Registration};
+use crate::store::registry::Record;
 use crate::store::rows::Leg;
 use crate::volume::claims::{self, Action, Effect, Outcome};
 use crate::volume::control::abandoned;
@@ -49,15 +49,17 @@ impl Drive<'_> {
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
-        let secrets = self.claim_secrets(claim, registration).await.map_err(unsent)?;
-        let (own, credential) = (Some(claim.consumer.as_str()), credential_of(claim, registration));
+        let had = record.attach_secrets(&effect.node);
+        let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
+        let secrets = self.secrets_of(credential).await.map_err(unsent)?;
         let controller = self.controller().await.map_err(unreached)?;
         let controller = controller.hiding(told(registration, &record.attachments));
         let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
         let request = Request {
             uid: claim.uid,
             secrets: secrets.as_ref(),
-            secrets_forgotten: self.others_secrets(record, own, credential, secrets.is_some()),
+            secrets_forgotten: (had.given && self.secrets.is_none())
+                || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some()),
             deadline,
         };
         let usage = registration.usage(claim.usage.capability);
@@ -102,9 +104,10 @@ impl Drive<'_> {
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
-        let secrets = self.claim_secrets(claim, registration).await.map_err(unsent)?;
-        let (own, credential) = (Some(claim.consumer.as_str()), credential_of(claim, registration));
-        if secrets.is_none() && claim.secrets_given {
+        let had = record.attach_secrets(&effect.node);
+        let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
+        let secrets = self.secrets_of(credential).await.map_err(unsent)?;
+        if secrets.is_none() && had.given {
             return Err(unsent(words::secret_required(&record.name, &claim.consumer)));
         }
         let controller = self.controller().await.map_err(unreached)?;
@@ -113,25 +116,22 @@ impl Drive<'_> {
         let request = Request {
             uid: claim.uid,
             secrets: secrets.as_ref(),
-            secrets_forgotten: self.others_secrets(record, own, credential, secrets.is_some()),
+            secrets_forgotten: (had.given && self.secrets.is_none())
+                || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some()),
             deadline,
         };
         let unpublish = controller.unpublish(&record.volume.external_id, &at.node_id, request);
         fault::around("ControllerUnpublishVolume", unpublish).await.map_err(|error| failed(error, false))
     }
 
-    /// The call's secrets, or those of the claim's credential, or of the volume's.
-    async fn claim_secrets(&self, claim: &Claim, registration: &Registration) -> Result<Option<Secrets>> {
-        match (&self.secrets, credential_of(claim, registration)) {
+    /// The call's secrets, or those of the attachment's credential or the volume's.
+    async fn secrets_of(&self, credential: Option<&String>) -> Result<Option<Secrets>> {
+        match (&self.secrets, credential) {
             (Some(given), _) => Ok(Some(given.clone())),
             (None, Some(name)) => self.shared.credential(name).await.map(Some),
             (None, None) => Ok(None),
         }
     }
-}
-
-fn credential_of<'a>(claim: &'a Claim, registration: &'a Registration) -> Option<&'a String> {
-    claim.credential.as_ref().or(registration.spec.credential.as_ref())
 }
 
 fn no_row() -> Failure {

@@ -9,11 +9,11 @@ use crate::plugin::ATTACHES;
 use crate::store::Durability;
 use crate::store::StoreError;
 use crate::store::registry::{
-    Bound, Claim, ClaimState, Record, RecordFilter, Registration, Swap, VolumeName,
+    AttachSecrets, Bound, Claim, ClaimState, Record, RecordFilter, Registration, Swap, VolumeName,
 };
 use crate::store::rows::{Leg, MountKey, Phase};
 use crate::volume::claim_effects::Failure;
-use crate::volume::claims::{self, Action, Claims, Event, Next, Outcome};
+use crate::volume::claims::{self, Action, Claims, Effect, Event, Next, Outcome};
 use crate::volume::control::{Backoff, abandoned};
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
@@ -300,7 +300,7 @@ impl Drive<'_> {
             })?;
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
-            enter(&mut after, &event, &facts);
+            enter(&mut after, &event, &next, &facts, self.secrets.is_some());
             if after == *record {
                 // An earlier csid may have written it: what is left of it is this one's to finish.
                 self.note_unfinished(record);
@@ -425,16 +425,26 @@ impl Drive<'_> {
     }
 }
 
-/// What decides nothing: what the effect came with.
-fn enter(record: &mut Record, event: &Event, facts: &Facts) {
-    let Event::Ended { effect, .. } = event else { return };
-    if let Some(claim) = record.claims.iter_mut().find(|claim| claim.consumer == effect.consumer) {
-        claim.error.clone_from(&facts.error);
+/// What decides nothing: what the effect came with, and with whose secrets the next is made; `given`: the call brought some.
+fn enter(record: &mut Record, event: &Event, next: &Next, facts: &Facts, given: bool) {
+    if let Event::Ended { effect, .. } = event {
+        if let Some(claim) = record.claims.iter_mut().find(|claim| claim.consumer == effect.consumer) {
+            claim.error.clone_from(&facts.error);
+        }
+        if let Some(context) = &facts.publish_context
+            && let Some(at) = record.attachments.iter_mut().find(|at| at.node == effect.node)
+        {
+            at.publish_context.clone_from(context);
+        }
     }
-    if let Some(context) = &facts.publish_context
-        && let Some(at) = record.attachments.iter_mut().find(|at| at.node == effect.node)
-    {
-        at.publish_context.clone_from(context);
+    if let Next::Run(Effect { action: Action::Attach, consumer, node, from }) = next {
+        // What an earlier attach had is wanted at the end as well.
+        let had = (*from != Leg::Absent).then(|| record.attach_secrets(node)).unwrap_or_default();
+        let credential = record.claim(consumer).and_then(|claim| claim.credential.clone());
+        let secrets = AttachSecrets { credential: credential.or(had.credential), given: had.given || given };
+        if let Some(at) = record.attachments.iter_mut().find(|at| at.node == *node) {
+            at.secrets = Some(secrets);
+        }
     }
 }
 

@@ -100,8 +100,11 @@ impl Drive<'_> {
             let is_own = given && own == Some(claim.consumer.as_str());
             claim.secrets_given && !is_own
         });
-        let calls = record.attachments.iter().filter_map(|at| at.by_call.as_ref());
-        mounts || claims || calls.into_iter().any(|call| call.secrets_given && !given)
+        let attached = record.attachments.iter().any(|at| {
+            let by_claims = at.secrets.as_ref().is_some_and(|had| had.given);
+            by_claims || at.by_call.as_ref().is_some_and(|call| call.secrets_given)
+        });
+        mounts || claims || (attached && !given)
     }
 }
 

@@ -253,3 +253,49 @@ fn an_attach_that_was_never_sent_leaves_nothing() {
         w.nothing_left(&client).await;
     });
 }
+
+/// The secrets of the last ControllerUnpublishVolume.
+fn secrets_of_the_detach(w: &mut World) -> Vec<(String, String)> {
+    let calls = w.plugin("p").volume_calls();
+    let detach = calls.into_iter().rev().find(|call| call.call.rpc == "ControllerUnpublishVolume");
+    detach.expect("a detach").call.secrets
+}
+
+/// The node's claims share an attachment, and with it its secrets, whoever brought them.
+#[test]
+fn co_rule_33_a_detach_has_the_secrets_of_its_attach() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
+        std::fs::write(w.path("credentials/csid.default.v"), r#"{"password":"x"}"#).unwrap();
+        let credential = Some("csid.default.v".to_owned());
+        let with_one = ClaimOptions { credential, ..ClaimOptions::default() };
+        client.claim(NAMESPACE, "v", "one", with_one).await.unwrap();
+        claim(&client, "v", "two").await.unwrap();
+        release(&client, "v", "one").await.unwrap();
+        w.kill();
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        release(&client, "v", "two").await.unwrap();
+        assert_eq!(secrets_of_the_detach(w), [("password".to_owned(), "x".to_owned())]);
+
+        let with_some =
+            || ClaimOptions { secrets: Some(secrets(&[("password", "y")])), ..ClaimOptions::default() };
+        client.claim(NAMESPACE, "v", "one", with_some()).await.unwrap();
+        claim(&client, "v", "two").await.unwrap();
+        release(&client, "v", "one").await.unwrap();
+        assert_eq!(refusal(release(&client, "v", "two").await).0, Kind::SecretRequired);
+        let again =
+            ReleaseOptions { secrets: Some(secrets(&[("password", "y")])), ..ReleaseOptions::default() };
+        client.release(NAMESPACE, "v", "two", again).await.unwrap();
+        assert_eq!(secrets_of_the_detach(w), [("password".to_owned(), "y".to_owned())]);
+
+        // Secrets that nobody used are nobody's.
+        claim(&client, "v", "one").await.unwrap();
+        client.claim(NAMESPACE, "v", "two", with_some()).await.unwrap();
+        release(&client, "v", "one").await.unwrap();
+        release(&client, "v", "two").await.unwrap();
+        assert_eq!(secrets_of_the_detach(w), []);
+        w.nothing_left(&client).await;
+    });
+}

@@ -414,3 +414,25 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_attachment_of_an_earlier_csid_has_its_claims_secrets() {
+    let mut json = serde_json::to_value(Attachment::new("n1", Leg::Present)).unwrap();
+    json.as_object_mut().unwrap().remove("secrets").unwrap();
+    let plain = |consumer, node| Claim { credential: None, secrets_given: false, ..claim(consumer, node) };
+    let given = Claim { credential: None, ..claim("c", "n1") };
+    let mut record = record("data", &[]);
+    record.attachments = vec![serde_json::from_value(json).unwrap()];
+    record.claims = vec![plain("a", "n1"), claim("b", "n2"), given.clone()];
+    let found =
+        |credential: Option<&str>, given| AttachSecrets { credential: credential.map(Into::into), given };
+    assert_eq!(record.attach_secrets("n1"), found(None, true), "of that node, whoever has some");
+    record.claims = vec![plain("a", "n1"), Claim { secrets_given: false, ..claim("b", "n1") }];
+    assert_eq!(record.attach_secrets("n1"), found(Some("csid.claim"), false));
+    record.claims = vec![plain("a", "n1")];
+    assert_eq!(record.attach_secrets("n1"), found(None, false));
+
+    record.attachments[0].secrets = Some(found(Some("kept"), false));
+    record.claims = vec![given];
+    assert_eq!(record.attach_secrets("n1"), found(Some("kept"), false), "not who came later");
+}

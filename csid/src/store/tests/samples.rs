@@ -53,6 +53,7 @@ pub(super) fn record(volume: &str, consumers: &[&str]) -> Record {
     };
     let mut attachment = Attachment::new("n1", Leg::Present);
     attachment.publish_context.insert("device".into(), "/dev/x".into());
+    attachment.secrets = Some(AttachSecrets { credential: Some("csid.claim".into()), given: true });
     Record {
         volume: VolumeKey { plugin: "local".into(), external_id: format!("ext-{volume}") },
         registration: Some(registration),
