@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::plugin::Controller;
+use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
 use crate::store::rows::{Leg, MountKey};
@@ -48,6 +49,8 @@ impl Drive<'_> {
             self.detach_call(target, node_id).await.map_err(say::unsettled)?;
         }
         self.refuse_before_expansion(&target.key)?;
+        // Without them nothing is begun.
+        let secrets = self.target_secrets(target).await?;
         let volume = self.rows.volume().row.key.clone();
         let by_call = AttachCall { secrets_given: self.secrets.is_some(), ..call.clone() };
         let entered = |record: &mut Record| {
@@ -60,31 +63,51 @@ impl Drive<'_> {
             Ok(None)
         };
         self.shared.amend(&name, Durability::Disk, entered).await?;
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
+        match self.attach_for_call(target, node_id, call, secrets).await {
+            Ok(context) => Ok(context),
+            Err(error) => match self.detach_call(target, node_id).await {
+                Ok(()) => Err(error),
+                Err(undo) => {
+                    // Also where it was refused before it began.
+                    self.note_detach(&name, node_id, call.uid, Some(&undo));
+                    Err(words::undone_later(error, &undo))
+                }
+            },
+        }
+    }
+
+    /// What is in the record already.
+    async fn attach_for_call(
+        &mut self,
+        target: &Target,
+        node_id: &str,
+        call: &AttachCall,
+        secrets: Option<Secrets>,
+    ) -> Result<BTreeMap<String, String>> {
+        let id = &self.external_id();
         let usage = &target.registration.usage(call.capability);
         let read_only = call.read_only || reader_only(call.capability.access_mode);
         let publish = |controller: Controller, request| async move {
             controller.publish(id, node_id, usage, read_only, request).await
         };
-        let published =
-            self.making("attach", "ControllerPublishVolume", target, secrets.as_ref(), publish).await;
-        match published.and_then(|context| self.decide().map(|()| context)) {
-            Ok(context) => {
-                let present = |record: &mut Record| {
-                    for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {
-                        at.leg = Leg::Present;
-                        at.publish_context.clone_from(&context);
-                    }
-                    Ok(Some(words::attached("volume-attached", record, node_id)))
-                };
-                self.shared.amend(&name, Durability::Disk, present).await?;
-                Ok(context)
+        let context =
+            self.making("attach", "ControllerPublishVolume", target, secrets.as_ref(), publish).await?;
+        self.decide()?;
+        let present = |record: &mut Record| {
+            for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {
+                at.leg = Leg::Present;
+                at.publish_context.clone_from(&context);
             }
-            Err(error) => match self.detach_call(target, node_id).await {
-                Ok(()) => Err(error),
-                Err(undo) => Err(words::undone_later(error, &undo)),
-            },
-        }
+            Ok(Some(words::attached("volume-attached", record, node_id)))
+        };
+        self.shared.amend(&VolumeName::of(&target.key), Durability::Disk, present).await?;
+        Ok(context)
+    }
+
+    /// What is left of a detach is tried again, or rests until somebody asks.
+    fn note_detach(&mut self, name: &VolumeName, node_id: &str, uid: u32, error: Option<&Error>) {
+        let left = error.map(|error| Unfinished { uid, parked: !error.details.retryable });
+        self.rows.set_unfinished(detach_key(name, node_id), left);
     }
 
     /// DetachVolume: also of what no row tells of, when its volume is given.
@@ -108,6 +131,15 @@ impl Drive<'_> {
         if secrets_given && self.secrets.is_none() && target.registration.spec.credential.is_none() {
             return Err(words::secret_required(&record.name, "DetachVolume"));
         }
+        let uid = by_call.map(|call| call.uid);
+        let done = self.detach_for_call(target, node_id).await;
+        self.note_detach(&name, node_id, uid.unwrap_or_default(), uid.and(done.as_ref().err()));
+        done?;
+        self.shared.synced().await
+    }
+
+    async fn detach_for_call(&mut self, target: &Target, node_id: &str) -> Result<()> {
+        let name = VolumeName::of(&target.key);
         let removing = |record: &mut Record| {
             let of_call = record.attachments.iter_mut().filter(|at| at.is_by_call(node_id));
             of_call.for_each(|at| at.leg = Leg::Removing);
@@ -117,21 +149,11 @@ impl Drive<'_> {
         let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
         let unpublish =
             |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
-        let done = self
-            .controlled("detach", "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish)
-            .await
-            .map_err(Error::from);
-        let left = by_call.filter(|_| done.is_err()).map(|call| {
-            let parked = done.as_ref().is_err_and(|error| !error.details.retryable);
-            Unfinished { uid: call.uid, parked }
-        });
-        self.rows.set_unfinished(detach_key(&name, node_id), left);
-        done?;
+        self.controlled("detach", "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish).await?;
         let gone = |record: &mut Record| {
             record.attachments.retain(|at| !at.is_by_call(node_id));
             Ok(Some(words::attached("volume-detached", record, node_id)))
         };
-        self.shared.amend(&name, Durability::Disk, gone).await?;
-        self.shared.synced().await
+        self.shared.amend(&name, Durability::Disk, gone).await.map(drop)
     }
 }

@@ -312,3 +312,32 @@ fn a_registration_that_changes_beside_a_claim_is_looked_at_again() {
         w.nothing_left(&client).await;
     });
 }
+
+#[test]
+fn an_attach_without_its_secrets_is_not_begun() {
+    world(async |w| {
+        let client = attaching(w).await;
+        let path = w.path("credentials/csid.default.v");
+        let there = |path: &std::path::Path| std::fs::write(path, r#"{"password":"x"}"#).unwrap();
+        there(&path);
+        let credential = Some("csid.default.v".to_owned());
+        let spec = RegisterVolume { credential, ..writer("v") };
+        client.register_volume(NAMESPACE, "v", spec).await.unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let attach = || client.attach_volume(NAMESPACE, "v", "node-2", AttachOptions::default());
+        assert_eq!(refusal(attach().await).0, Kind::SecretRequired);
+        assert_eq!(w.plugin("p").count("ControllerPublishVolume", "v"), 0);
+        there(&path);
+        claim(&client, "v", "one").await.expect("nothing is in its way");
+        release(&client, "v", "one").await.unwrap();
+
+        // What cannot be detached for want of them is known to rest, and ends when they are there.
+        attach().await.unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let detach = || client.detach_volume(NAMESPACE, "v", "node-2", VolumeOptions::default());
+        assert_eq!(refusal(detach().await).0, Kind::SecretRequired);
+        there(&path);
+        detach().await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
