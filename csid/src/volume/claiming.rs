@@ -153,14 +153,19 @@ impl Drive<'_> {
         let key = wanted.key.clone();
         let mut registration = None;
         match self.row(&key).filter(|row| row.phase == Phase::Mounted) {
-            // What is recorded and there needs no claim, also when the rest of the world is away.
+            // What is recorded and there needs no claim, also when the rest of the world is away; the claim that is there has
+            // to stay.
             Some(row) => {
                 wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone();
-                if claim.bound.is_some() {
-                    let mut record = self.shared.registered(&key).await?;
+                let mut record = self.shared.registry.record(VolumeName::of(&key)).await?;
+                if record.claim(&key.consumer).is_some() {
                     claims::admit(&self.claims(&record), claim)
                         .map_err(|refusal| words::refusal(refusal, &key, claim))?;
                     self.rebind(&mut record, claim).await?;
+                } else if claim.bound.is_some() {
+                    self.claim(&key, claim, ahead).await?;
+                    // The mount that would sync it is there.
+                    self.shared.synced().await?;
                 }
             }
             None => {

@@ -139,3 +139,46 @@ fn what_cannot_be_watched_is_refused() {
         assert_eq!(claimed(&client).await, []);
     });
 }
+
+/// Who is told that it is mounted keeps it.
+#[test]
+fn what_is_being_let_go_is_not_answered_as_mounted() {
+    world(async |w| {
+        let client = running(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let other = w.client().await;
+        let source = other.mount(NAMESPACE, "v", "one", bound_mount()).await.unwrap().source;
+        let mut user =
+            csid_tests::world::child("sleep".as_ref()).arg("600").current_dir(source).spawn().unwrap();
+        let since = cursor(&client).await;
+        drop(other);
+        let ended = async || changes(&client, since).await.iter().any(|(_, _, bound)| *bound);
+        let _ = tokio::time::timeout(Duration::from_secs(3), async {
+            while !ended().await {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        for options in [MountOptions::default(), bound_mount()] {
+            let (kind, error) = refusal(client.mount(NAMESPACE, "v", "one", options).await);
+            assert_eq!(kind, Kind::Uncertain, "{error}");
+            assert!(error.message.contains("is still being let go"), "{error}");
+        }
+        user.kill().unwrap();
+        user.wait().unwrap();
+        eventually("it is released", async || claimed(&client).await.is_empty()).await;
+
+        // Without its claim, which somebody dropped by force, it is bound by another one.
+        mount_registered(&client, "v", "two").await.unwrap();
+        let force = ReleaseOptions { force: Some(true), ..ReleaseOptions::default() };
+        client.release(NAMESPACE, "v", "two", force).await.unwrap();
+        assert_eq!(claimed(&client).await, []);
+        mount_registered(&client, "v", "two").await.expect("it is there");
+        let other = w.client().await;
+        other.mount(NAMESPACE, "v", "two", bound_mount()).await.unwrap();
+        assert_eq!(claims(&client).await[0].bind, "caller");
+        drop(other);
+        eventually("it is released", async || claimed(&client).await.is_empty()).await;
+        w.nothing_left(&client).await;
+    });
+}
