@@ -147,11 +147,21 @@ impl Work {
         }
     }
 
+    /// Whose end is to end what a Mount takes.
+    fn bound(&self) -> Option<&Bound> {
+        match self {
+            Work::Mount { claim, .. } => claim.as_ref()?.bound.as_ref(),
+            _ => None,
+        }
+    }
+
     /// Whether `asked` is the same call as this one, so that its caller may wait for this.
     pub(super) fn covers(&self, asked: &Work) -> bool {
         match (self, asked) {
             (Work::Mount { wanted: a, .. } | Work::Restore { wanted: a }, Work::Mount { wanted: b, .. }) => {
-                a.key == b.key && a.uid == b.uid && a.spec.same_call(&b.spec)
+                let same = a.key == b.key && a.uid == b.uid && a.spec.same_call(&b.spec);
+                // Who is bound otherwise, by another connection say, has to bind the claim himself.
+                same && self.bound() == asked.bound()
             }
             (
                 Work::Unmount { key: a, authority: x, force: f },

@@ -182,3 +182,36 @@ fn what_is_being_let_go_is_not_answered_as_mounted() {
         w.nothing_left(&client).await;
     });
 }
+
+#[test]
+fn who_joins_a_mount_is_whom_it_is_bound_to() {
+    const GRACE: Duration = Duration::from_secs(1);
+    world(async |w| {
+        let client = running(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        w.plugin("p").rules([Rule::once("NodePublishVolume", Act::Delay(1500))]);
+        let options = || MountOptions { grace_usec: Some(GRACE.as_micros() as u64), ..bound_mount() };
+        let first = w.client().await;
+        let begins = {
+            let first = first.clone();
+            tokio::spawn(async move { first.mount(NAMESPACE, "v", "one", options()).await.map(drop) })
+        };
+        let begun = async || w.plugin("p").begun_since(0, "NodePublishVolume") > 0;
+        eventually("it is being published", begun).await;
+        let second = w.client().await;
+        let joins = {
+            let second = second.clone();
+            tokio::spawn(async move { second.mount(NAMESPACE, "v", "one", options()).await.map(drop) })
+        };
+        eventually("both wait", async || client.list_operations().await.unwrap().len() == 2).await;
+        begins.abort();
+        drop((begins.await, first));
+        joins.await.unwrap().expect("a mount");
+        tokio::time::sleep(GRACE * 4).await;
+        assert_eq!(claimed(&client).await, [pair("one", "taken")], "its caller is there");
+        assert_eq!(state(&client, "v", "one").await, "mounted");
+        drop(second);
+        eventually("it is released", async || claimed(&client).await.is_empty()).await;
+        w.nothing_left(&client).await;
+    });
+}
