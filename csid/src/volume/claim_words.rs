@@ -10,6 +10,10 @@ use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
 use crate::store::rows::{EventDetails, MountKey, NewEvent};
 use crate::volume::claims::{Event, Refusal};
 
+/// The step of what this node cannot reach, and of what is one volume more than its plugin takes.
+pub(super) const REACH: &str = "look at the topology";
+pub(super) const LIMIT: &str = "count the plugin's volumes";
+
 pub(super) fn refusal(refusal: Refusal, key: &MountKey, wanted: &Claim) -> Error {
     let (name, consumer) = (VolumeName::of(key), &wanted.consumer);
     match refusal {
@@ -90,14 +94,17 @@ pub(super) fn out_of_reach(name: &VolumeName, topology: &BTreeMap<String, String
     let here = if here.is_empty() { "no topology".to_owned() } else { here.join(", ") };
     let text =
         format!("{name} is not reachable from this node ({here}); `csictl volume show` lists its topologies");
-    Error::new(Kind::ClaimConflict, text)
+    Error::new(Kind::ClaimConflict, text).with(|details| details.step = Some(REACH))
 }
 
 pub(super) fn too_many(plugin: &str, most: i64, volumes: &[Record]) -> Error {
     let holders: Vec<String> = volumes.iter().map(|record| record.name.to_string()).collect();
     let text =
         format!("plugin {plugin} takes at most {most} volumes on this node; release one of them first");
-    Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
+    Error::new(Kind::ClaimConflict, text).with(|details| {
+        details.holders = holders;
+        details.step = Some(LIMIT);
+    })
 }
 
 pub(super) fn in_use(record: &Record, what_next: &str) -> Error {

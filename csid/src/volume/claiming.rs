@@ -2,6 +2,9 @@
 //! mounts, so that no controller call is in flight beside a node call (CSI rule 18).
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+
+use tokio::sync::OwnedMutexGuard;
 
 use crate::error::{Error, Result};
 use crate::fault;
@@ -20,7 +23,7 @@ use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
 use crate::volume::operations::now_usec;
 use crate::volume::state::Wanted;
-use crate::volume::{Authority, Mounted, claim_words as words, say};
+use crate::volume::{Authority, Mounted, Shared, claim_words as words, say};
 
 /// What an effect came with, for the row.
 #[derive(Clone, Default)]
@@ -44,15 +47,19 @@ impl Drive<'_> {
         let before_me = ahead.iter().filter(|claim| claim.consumer != wanted.consumer);
         beside.claims.extend(before_me.filter(|_| is_new).cloned());
         claims::admit(&beside, wanted).map_err(|refusal| words::refusal(refusal, key, wanted))?;
-        if is_new {
-            self.refuse_before_expansion(key)?;
-            self.refuse_what_cannot_be_here(&record, wanted).await?;
-        }
+        let counted = match is_new {
+            true => {
+                self.refuse_before_expansion(key)?;
+                self.refuse_what_cannot_be_here(&record, wanted).await?
+            }
+            false => None,
+        };
         self.rebind(&mut record, wanted).await?;
         let wanted =
             Claim { secrets_given: self.secrets.is_some(), since_usec: now_usec(), ..wanted.clone() };
         let consumer = wanted.consumer.clone();
         let next = self.advance(&mut record, Event::Claim(wanted), Facts::default()).await?;
+        drop(counted);
         match self.walk(&mut record, &consumer, next).await {
             Ok(()) if record.claim(&consumer).is_some() => Ok(record),
             Ok(()) => Err(Error::internal("a claim ended without its claim")),
@@ -398,8 +405,13 @@ impl Drive<'_> {
         self.rows.volume().mounts.iter().map(|row| &row.key).filter(own).cloned().collect()
     }
 
-    /// A volume that this node cannot reach, or one more than the plugin takes here.
-    async fn refuse_what_cannot_be_here(&mut self, record: &Record, wanted: &Claim) -> Result<()> {
+    /// A volume that this node cannot reach, or one more than the plugin takes here: as long as the answer is held nobody else
+    /// takes the last place.
+    async fn refuse_what_cannot_be_here(
+        &mut self,
+        record: &Record,
+        wanted: &Claim,
+    ) -> Result<Option<OwnedMutexGuard<()>>> {
         let plugin = &record.volume.plugin;
         let Some(view) = self.shared.plugins.view(plugin) else {
             return Err(say::unknown_plugin(plugin));
@@ -415,18 +427,27 @@ impl Drive<'_> {
             return Err(words::out_of_reach(&record.name, &view.topology));
         }
         let is_here = |claim: &Claim| claim.node == wanted.node;
-        if view.max_volumes > 0 && !record.claims.iter().any(is_here) {
-            let filter = RecordFilter {
-                plugin: Some(plugin.clone()),
-                node: Some(wanted.node.clone()),
-                ..RecordFilter::default()
-            };
-            let (volumes, _) = self.shared.registry.records(filter).await?;
-            if volumes.len() as i64 >= view.max_volumes {
-                return Err(words::too_many(plugin, view.max_volumes, &volumes));
-            }
+        if view.max_volumes <= 0 || record.claims.iter().any(is_here) {
+            return Ok(None);
         }
-        Ok(())
+        let counted = self.shared.counting(plugin).lock_owned().await;
+        let filter = RecordFilter {
+            plugin: Some(plugin.clone()),
+            node: Some(wanted.node.clone()),
+            ..RecordFilter::default()
+        };
+        let (volumes, _) = self.shared.registry.records(filter).await?;
+        if volumes.len() as i64 >= view.max_volumes {
+            return Err(words::too_many(plugin, view.max_volumes, &volumes));
+        }
+        Ok(Some(counted))
+    }
+}
+
+impl Shared {
+    fn counting(&self, plugin: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(counting.entry(plugin.to_owned()).or_default())
     }
 }
 

@@ -183,6 +183,8 @@ struct Shared {
     /// The journal's rows could not be taken over yet: who asks would be told that he has nothing.
     untaken: AtomicBool,
     leaving: leaving::Plugins,
+    /// Of each plugin that takes so many volumes at most: who counts them, until his own is one of them.
+    counting: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// When what is parked gets its second chance.
     next_sweep: Mutex<Option<Instant>>,
 }
@@ -213,6 +215,7 @@ impl Volumes {
             stopping: AtomicBool::new(false),
             untaken: AtomicBool::new(false),
             leaving: leaving::Plugins::default(),
+            counting: Mutex::default(),
             next_sweep: Mutex::default(),
         };
         Volumes { shared: Arc::new(shared) }

@@ -47,6 +47,8 @@ pub(super) struct Task {
     queue: VecDeque<Operation>,
     /// What waits for claims and mounts in its way to end, in the order it came.
     waiting: VecDeque<Operation>,
+    /// The change of the registry that those who wait for another volume have seen.
+    seen: u64,
     /// Rows that are to be settled before the next pause.
     round: VecDeque<MountKey>,
     settle_pause: Duration,
@@ -62,6 +64,7 @@ impl Task {
             inbox,
             queue: VecDeque::new(),
             waiting: VecDeque::new(),
+            seen: 0,
             round: VecDeque::new(),
             settle_pause: SETTLE.0,
             settle_at: Instant::now(),
@@ -99,11 +102,16 @@ impl Task {
             }
             let settle_at = (!self.round.is_empty()).then_some(self.settle_at);
             let deadline = self.next_deadline();
+            let for_others = self.waiting.iter().any(Operation::waits_for_another_volume);
             tokio::select! {
                 message = self.inbox.recv() => match message {
                     Some(message) => self.take(message),
                     None => return,
                 },
+                Ok(index) = self.shared.registry.changed(self.seen), if for_others => {
+                    self.seen = index;
+                    self.retry_waiting();
+                }
                 () = until(deadline) => self.expire(),
                 () = until(settle_at) => self.settle_one(&mut rows).await,
             }

@@ -18,7 +18,7 @@ use crate::volume::drive::Drive;
 use crate::volume::journalled::Journalled;
 use crate::volume::operations::{Begin, Step, Ticket};
 use crate::volume::state::{Volume, Wanted};
-use crate::volume::{Authority, Mounted, Shared, say};
+use crate::volume::{Authority, Mounted, Shared, claim_words as words, say};
 
 pub(super) enum Work {
     Mount {
@@ -75,6 +75,7 @@ pub(super) enum Work {
 
 /// The step of what waits for that; it has done nothing yet.
 const NOBODY_HAS_IT: &str = "waiting until nobody has it";
+const ANOTHER_VOLUME: &str = "waiting for another volume's claims";
 
 /// What an operation came to.
 #[derive(Clone)]
@@ -294,9 +295,16 @@ impl Work {
     /// What it waits for after this answer instead of giving it to those who ask: other claims to end, or, where a volume is
     /// expanded OFFLINE, that nobody has it (CSI rule 26).
     pub(super) fn waits(&self, result: &Result<Done>, now: Instant) -> Option<&'static str> {
-        match (self, result.as_ref().err()?.kind) {
+        let error = result.as_ref().err()?;
+        match (self, error.kind) {
             (Work::Claim { wait_until, .. }, Kind::ClaimConflict) => {
-                wait_until.filter(|until| *until > now).map(|_| "waiting for claims")
+                wait_until.filter(|until| *until > now)?;
+                match error.details.step {
+                    // Time brings it no nearer.
+                    Some(words::REACH) => None,
+                    Some(words::LIMIT) => Some(ANOTHER_VOLUME),
+                    _ => Some("waiting for claims"),
+                }
             }
             (Work::Call { call: Call::Expand { .. }, .. }, Kind::Busy) => Some(NOBODY_HAS_IT),
             _ => None,
@@ -318,8 +326,8 @@ impl Work {
     /// Whether claims that wait may have what they want now.
     pub(super) fn frees(&self, result: &Result<Done>) -> bool {
         match self {
-            Work::Mount { .. } | Work::Restore { .. } => result.is_err(),
-            Work::Claim { .. } => false,
+            // One that fails may have let go what its consumer had.
+            Work::Mount { .. } | Work::Restore { .. } | Work::Claim { .. } => result.is_err(),
             _ => true,
         }
     }
@@ -369,6 +377,11 @@ impl Operation {
             Work::Unbind { key, bound, .. } => Job::Unbind { key: key.clone(), bound: bound.clone() },
             Work::Continue { key, .. } => Job::Continue(key.clone()),
         }
+    }
+
+    /// Whether it may go on when a claim of any volume has ended.
+    pub(super) fn waits_for_another_volume(&self) -> bool {
+        self.step.get() == ANOTHER_VOLUME
     }
 
     /// The names that callers gave this operation.

@@ -103,3 +103,101 @@ fn waiting_ends_with_its_time_or_with_a_release() {
         w.nothing_left(&client).await;
     });
 }
+
+/// A claim in a task of its own, when csid says that it waits.
+async fn waits(client: &Client, volume: &'static str, consumer: &'static str) -> Waits {
+    let before = waiting_claims(client).await;
+    let call = {
+        let client = client.clone();
+        tokio::spawn(async move {
+            client.claim(NAMESPACE, volume, consumer, waiting(Duration::from_secs(60))).await
+        })
+    };
+    eventually("it waits", async || waiting_claims(client).await > before).await;
+    call
+}
+
+type Waits = tokio::task::JoinHandle<Result<Claimed>>;
+
+async fn waiting_claims(client: &Client) -> usize {
+    let operations = client.list_operations().await.unwrap();
+    operations.iter().filter(|operation| operation.step.starts_with("waiting for")).count()
+}
+
+/// What a plugin takes at most on a node is freed by other volumes.
+#[test]
+fn who_waits_for_the_plugins_limit_has_what_another_volume_frees() {
+    world(async |w| {
+        let plugin = w.add_plugin("p").await;
+        plugin.set(|script| script.max_volumes = 1);
+        plugin.kill();
+        plugin.start().await;
+        for volume in ["a", "b", "c"] {
+            plugin.provision(volume);
+        }
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        for volume in ["a", "b", "c"] {
+            register(&client, volume, &[AccessMode::SingleNodeWriter]).await;
+        }
+        claim(&client, "a", "one").await.unwrap();
+        let b = waits(&client, "b", "two").await;
+        let c = waits(&client, "c", "three").await;
+        release(&client, "a", "one").await.unwrap();
+        eventually("one of them has it", async || b.is_finished() != c.is_finished()).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_ne!(b.is_finished(), c.is_finished(), "one, as many as there is room for");
+        let (volume, consumer, first, last) =
+            if b.is_finished() { ("b", "two", b, c) } else { ("c", "three", c, b) };
+        first.await.unwrap().unwrap();
+        release(&client, volume, consumer).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(10), last).await.expect("at once").unwrap().unwrap();
+        let (volume, consumer) = if volume == "b" { ("c", "three") } else { ("b", "two") };
+        release(&client, volume, consumer).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// Time does not bring a volume nearer.
+#[test]
+fn what_this_node_cannot_reach_is_not_waited_for() {
+    world(async |w| {
+        let client = running(w).await;
+        let spec = RegisterVolume {
+            plugin: Some("p".to_owned()),
+            external_id: Some("v".to_owned()),
+            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            topologies: Some(vec![[("zone".to_owned(), "far".to_owned())].into()]),
+            ..RegisterVolume::default()
+        };
+        client.register_volume(NAMESPACE, "v", spec).await.unwrap();
+        let claim = client.claim(NAMESPACE, "v", "one", waiting(Duration::from_secs(60)));
+        let claim = tokio::time::timeout(Duration::from_secs(10), claim).await.expect("at once");
+        let (kind, error) = refusal(claim);
+        assert_eq!(kind, Kind::ClaimConflict);
+        assert!(error.message.contains("not reachable from this node"), "{error}");
+        w.nothing_left(&client).await;
+    });
+}
+
+/// Whoever fails may have let something go on his way.
+#[test]
+fn a_claim_that_fails_frees_what_it_held_for_those_who_wait() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        claim(&client, "v", "one").await.unwrap();
+        w.plugin("p").rules([csid_tests::script::Rule::always(
+            "ControllerUnpublishVolume",
+            csid_tests::script::Act::Fail(9),
+        )]);
+        assert_eq!(refusal(release(&client, "v", "one").await).0, Kind::PluginError);
+        let two = waits(&client, "v", "two").await;
+        w.honest();
+        assert_eq!(refusal(claim(&client, "v", "one").await).0, Kind::ClaimConflict, "two was first");
+        tokio::time::timeout(Duration::from_secs(10), two).await.expect("at once").unwrap().unwrap();
+        assert_eq!(claimed(&client).await, [pair("two", "taken")]);
+        release(&client, "v", "two").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
