@@ -54,7 +54,6 @@ impl Drive<'_> {
             }
             false => None,
         };
-        self.rebind(&mut record, wanted).await?;
         let wanted =
             Claim { secrets_given: self.secrets.is_some(), since_usec: now_usec(), ..wanted.clone() };
         let consumer = wanted.consumer.clone();
@@ -72,11 +71,15 @@ impl Drive<'_> {
         }
     }
 
-    /// The claim that is there ends with what the repeated call says, which is the same but for its connection.
-    async fn rebind(&mut self, record: &mut Record, wanted: &Claim) -> Result<()> {
+    /// The claim that is there ends with what the repeated call says, which is the same but for its connection. It is the last
+    /// step of that call: one that is cancelled has changed nothing.
+    pub(super) async fn rebind(&mut self, record: &mut Record, wanted: &Claim) -> Result<()> {
         let (consumer, Some(bound)) = (wanted.consumer.clone(), wanted.bound.clone()) else { return Ok(()) };
         if record.claim(&consumer).is_none_or(|present| present.bound.as_ref() == Some(&bound)) {
             return Ok(());
+        }
+        if !self.step.is_decided() {
+            self.decide()?;
         }
         self.advance(record, Event::Bind { consumer, bound }, Facts::default()).await.map(drop)
     }
@@ -159,29 +162,35 @@ impl Drive<'_> {
     ) -> Result<Mounted> {
         let key = wanted.key.clone();
         let mut registration = None;
-        match self.row(&key).filter(|row| row.phase == Phase::Mounted) {
+        let mut record = match self.row(&key).filter(|row| row.phase == Phase::Mounted) {
             // What is recorded and there needs no claim, also when the rest of the world is away; the claim that is there has
             // to stay.
             Some(row) => {
                 wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone();
-                let mut record = self.shared.registry.record(VolumeName::of(&key)).await?;
+                let record = self.shared.registry.record(VolumeName::of(&key)).await?;
                 if record.claim(&key.consumer).is_some() {
                     claims::admit(&self.claims(&record), claim)
                         .map_err(|refusal| words::refusal(refusal, &key, claim))?;
-                    self.rebind(&mut record, claim).await?;
                 } else if claim.bound.is_some() {
                     self.claim(&key, claim, ahead).await?;
                     // The mount that would sync it is there.
                     self.shared.synced().await?;
                 }
+                record
             }
             None => {
                 let record = self.claim(&key, claim, ahead).await?;
                 self.use_attachment(&record, wanted);
-                registration = record.registration;
+                registration.clone_from(&record.registration);
+                record
             }
+        };
+        let mut mounted = self.mount(wanted).await;
+        if mounted.is_ok()
+            && let Err(error) = self.rebind(&mut record, claim).await
+        {
+            mounted = Err(error);
         }
-        let mounted = self.mount(wanted).await;
         match (&mounted, registration) {
             (Err(_), _) => self.give_back(&key).await.unwrap_or_else(|error| words::log(&key, &error)),
             (Ok(_), Some(registration)) => self.enlarge(wanted, registration).await,

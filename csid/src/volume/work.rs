@@ -230,7 +230,9 @@ impl Job {
             }
             Job::Claim { key, claim, secrets } => {
                 drive.secrets = secrets;
-                drive.claim(&key, &claim, ahead).await.map(|record| Done::Claimed(Box::new(record)))
+                let mut record = drive.claim(&key, &claim, ahead).await?;
+                drive.rebind(&mut record, &claim).await?;
+                Ok(Done::Claimed(Box::new(record)))
             }
             Job::Release { key, authority, force, secrets } => {
                 drive.secrets = secrets;

@@ -215,3 +215,30 @@ fn who_joins_a_mount_is_whom_it_is_bound_to() {
         w.nothing_left(&client).await;
     });
 }
+
+/// A call that was not answered well has changed nothing, nor whom the claim is bound to.
+#[test]
+fn who_gives_up_is_not_whom_it_is_bound_to() {
+    world(async |w| {
+        let client = running(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let first = w.client().await;
+        let source = first.mount(NAMESPACE, "v", "one", bound_mount()).await.unwrap().source;
+        // It is gone, and cannot be had again.
+        rustix::mount::unmount(source, rustix::mount::UnmountFlags::empty()).unwrap();
+        w.plugin("p").kill();
+        let second = w.client().await;
+        let soon = MountOptions { deadline_usec: Some(500_000), ..bound_mount() };
+        assert_eq!(refusal(second.mount(NAMESPACE, "v", "one", soon).await).0, Kind::TimedOut);
+        drop(second);
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        let row = claims(&client).await.pop().expect("the claim");
+        assert_eq!((row.state.as_str(), row.bind.as_str()), ("taken", "caller"));
+        w.plugin("p").start().await;
+        healthy(&client, "p").await;
+        first.mount(NAMESPACE, "v", "one", bound_mount()).await.expect("the mount");
+        drop(first);
+        eventually("it is released", async || claimed(&client).await.is_empty()).await;
+        w.nothing_left(&client).await;
+    });
+}
