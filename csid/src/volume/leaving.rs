@@ -30,7 +30,7 @@ impl<'a> Leaving<'a> {
         }
     }
 
-    /// From here on no Mount begins.
+    /// From here on nothing is taken.
     fn close(&self) {
         Self::lock(self.shared).insert(self.id.to_owned(), true);
     }
@@ -47,9 +47,9 @@ impl Drop for Leaving<'_> {
 }
 
 impl Volumes {
-    /// Plugins that rows and Mounts under way need.
+    /// Plugins that rows, claims and what is under way need.
     pub async fn plugins_in_use(&self) -> Result<BTreeSet<String>> {
-        let under_way = self.shared.operations.mounting();
+        let under_way = self.shared.operations.taking();
         let rows = self.shared.store.mounts(MountFilter::default()).await?;
         let claimed = self.shared.claimed_here(None).await?.into_iter().map(|record| record.volume.plugin);
         Ok(rows.into_iter().map(|(row, _)| row.volume.plugin).chain(under_way).chain(claimed).collect())
@@ -73,8 +73,8 @@ impl Volumes {
         // Whatever has begun is among the operations or the rows.
         leaving.close();
         if !force {
-            if self.shared.operations.mounting().contains(id) {
-                let text = format!("plugin {id} has a mount under way; wait for it, or use force");
+            if self.shared.operations.taking().contains(id) {
+                let text = format!("plugin {id} has a mount or claim under way; wait for it, or use force");
                 return Err(Error::new(Kind::Busy, text).with(|details| details.plugin = Some(id.to_owned())));
             }
             let filter = MountFilter { plugin: Some(id.to_owned()), ..MountFilter::default() };
@@ -90,8 +90,10 @@ impl Volumes {
             let claimed = self.shared.claimed_here(Some(id)).await?;
             if !claimed.is_empty() {
                 let volumes: Vec<String> = claimed.iter().map(|record| record.name.to_string()).collect();
-                let text =
-                    format!("{} of plugin {id} are claimed; release them, or use force", volumes.join(", "));
+                let text = format!(
+                    "{} of plugin {id} are claimed or attached; release or detach them, or use force",
+                    volumes.join(", ")
+                );
                 return Err(Error::new(Kind::Busy, text).with(|details| {
                     details.plugin = Some(id.to_owned());
                     details.holders = claimed

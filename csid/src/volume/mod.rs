@@ -62,7 +62,7 @@ use crate::store::{Durability, MountFilter, Store, StoreError};
 use bound::{BoundClaims, Connections};
 use declared::Declarations;
 use directory::Directory;
-use operations::{Begin, Operations, Step};
+use operations::{Begin, Operations, Step, TAKES};
 pub use options::MountOptions;
 pub use recovery::Recovered;
 use registered::MountOf;
@@ -343,7 +343,7 @@ impl Shared {
         let begin =
             Begin { kind, key, volume, uid, id: wait.operation, deadline: wait.deadline, step: Step::new() };
         let ticket = self.operations.begin(begin)?;
-        if kind == "mount" {
+        if TAKES.contains(&kind) {
             self.refuse_leaving(&volume.plugin)?;
         }
         let (reply, answer) = oneshot::channel();

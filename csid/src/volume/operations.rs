@@ -13,6 +13,9 @@ use crate::volume::{Authority, OperationView};
 /// What csid does without being asked.
 const OWN: [&str; 4] = ["settle", "restore", "continue", "unbind"];
 
+/// What leaves a volume used.
+pub(crate) const TAKES: [&str; 3] = ["mount", "claim", "attach"];
+
 /// What an operation is doing now, written by the task and read by listings.
 #[derive(Clone)]
 pub(crate) struct Step {
@@ -177,11 +180,11 @@ impl Operations {
         self.lock().entries.values().map(view).collect()
     }
 
-    /// The plugins of the Mounts under way.
-    pub(crate) fn mounting(&self) -> BTreeSet<String> {
+    /// The plugins of the Mounts, Claims and AttachVolumes under way.
+    pub(crate) fn taking(&self) -> BTreeSet<String> {
         let table = self.lock();
-        let mounts = table.entries.values().filter(|entry| entry.kind == "mount");
-        mounts.map(|entry| entry.volume.plugin.clone()).collect()
+        let taking = table.entries.values().filter(|entry| TAKES.contains(&entry.kind));
+        taking.map(|entry| entry.volume.plugin.clone()).collect()
     }
 
     /// Whether callers wait, not only csid itself.

@@ -190,14 +190,16 @@ impl Shared {
         Ok(record.claim(&key.consumer).is_some().then_some(record.volume))
     }
 
-    /// The volumes that this node has claimed or attached.
+    /// The volumes that this node has claimed, and those that it has attached for a scheduler.
     pub(super) async fn claimed_here(&self, plugin: Option<&str>) -> Result<Vec<Record>> {
-        let filter = RecordFilter {
-            plugin: plugin.map(str::to_owned),
-            node: Some(self.node.clone()),
-            ..RecordFilter::default()
-        };
-        Ok(self.registry.records(filter).await?.0)
+        let mut found = Vec::new();
+        // AttachVolume's attachments are no node's of csid's.
+        for node in [self.node.clone(), String::new()] {
+            let (plugin, node) = (plugin.map(str::to_owned), Some(node));
+            let filter = RecordFilter { plugin, node, ..RecordFilter::default() };
+            found.extend(self.registry.records(filter).await?.0);
+        }
+        Ok(found)
     }
 
     /// A volume that is given with the call must be nobody's in the registry, but for what is attached of it by this name.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use csid_client::{
-    AccessMode, AttachOptions, DeregisterOptions, ExpandOptions, Kind, PluginSpec, Supervision, VolumeOptions,
+    AccessMode, AttachOptions, DeregisterOptions, ExpandOptions, Kind, PluginSpec, Supervision,
+    UnregisterOptions, VolumeOptions,
 };
 use csid_tests::ask::*;
 use csid_tests::script::{Act, Rule};
@@ -338,6 +339,45 @@ fn an_attach_without_its_secrets_is_not_begun() {
         assert_eq!(refusal(detach().await).0, Kind::SecretRequired);
         there(&path);
         detach().await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_plugin_that_has_something_attached_is_not_unregistered() {
+    world(async |w| {
+        let fault = w.path("fault");
+        w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
+        let client = attaching(w).await;
+        let spec = PluginSpec {
+            supervision: Some(Supervision::External),
+            socket: Some(w.plugin("p").socket().to_string_lossy().into_owned()),
+            ..PluginSpec::default()
+        };
+        client.register_plugin("q", spec).await.unwrap();
+        healthy(&client, "q").await;
+        let of_q = RegisterVolume { plugin: Some("q".to_owned()), ..writer("v") };
+        client.register_volume(NAMESPACE, "v", of_q).await.unwrap();
+        let unregister = || client.unregister_plugin("q", UnregisterOptions::default());
+        client.attach_volume(NAMESPACE, "v", "node-2", AttachOptions::default()).await.unwrap();
+        let (kind, error) = refusal(unregister().await);
+        assert_eq!(kind, Kind::Busy, "{error}");
+        client.detach_volume(NAMESPACE, "v", "node-2", VolumeOptions::default()).await.unwrap();
+
+        // Its row is still to come.
+        std::fs::write(&fault, "claim.held").unwrap();
+        let call = {
+            let client = client.clone();
+            tokio::spawn(async move { claim(&client, "v", "one").await.map(drop) })
+        };
+        eventually("it claims", async || client.list_operations().await.unwrap().len() == 1).await;
+        let (kind, error) = refusal(unregister().await);
+        assert_eq!(kind, Kind::Busy, "{error}");
+        std::fs::write(&fault, "").unwrap();
+        call.await.unwrap().unwrap();
+        assert_eq!(refusal(unregister().await).0, Kind::Busy);
+        release(&client, "v", "one").await.unwrap();
+        unregister().await.unwrap();
         w.nothing_left(&client).await;
     });
 }
