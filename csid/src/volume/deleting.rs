@@ -66,6 +66,10 @@ impl Drive<'_> {
                 return Ok(None);
             }
             self.shared.refuse_other_origin(record, Origin::Bus)?;
+            // Nothing else keeps another node from claiming it since it was looked at.
+            if !record.claims.is_empty() {
+                return Err(words::in_use(record, "release it first"));
+            }
             let Some(registration) = &mut record.registration else { return Ok(None) };
             if record.volume != volume {
                 return Err(words::changed_meanwhile(&record.name));
