@@ -22,9 +22,8 @@ impl Volumes {
         let Some(registration) = record.registration.clone() else { return self.shared.synced().await };
         if is_unborn(&record) {
             refuse_anothers(&record, request.uid)?;
-            if let Some(name) = request.credential.take() {
-                request.secrets = Some(self.shared.credential(&name).await?);
-            }
+            let (secrets, credential) = (request.secrets.take(), request.credential.take());
+            request.secrets = self.shared.given(secrets, credential, request.wait.deadline).await?;
             let VolumeRequest { name, uid, secrets, wait, .. } = &request;
             let (plugin, uid, wait) = (&record.volume.plugin, *uid, wait.clone());
             let made = self.creation(name.clone(), plugin, registration, uid, secrets.clone(), wait).await;

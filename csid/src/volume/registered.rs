@@ -518,7 +518,7 @@ impl Volumes {
             }
             call => call,
         };
-        let secrets = self.shared.secrets_of(secrets, credential).await?;
+        let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
         let target = Box::new(Target { key, uid, registration, is_registered });
         let answer = self.shared.ask(&volume, uid, Work::Call { target, call, secrets }, wait)?;
         self.shared.answered(answer).await
@@ -583,7 +583,7 @@ impl Volumes {
             return self.shared.synced().await;
         }
         let (Authority::Own(uid) | Authority::Any(uid)) = authority;
-        let secrets = self.shared.secrets_of(secrets, credential).await?;
+        let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
         let work = Work::Release { key, authority, force, secrets };
         let answer = self.shared.ask(&record.volume, uid, work, wait)?;
         self.shared.answered(answer).await.map(drop)

@@ -2,6 +2,7 @@
 //! which a plugin may still know.
 
 use std::path::Path;
+use std::time::Instant;
 
 use zeroize::Zeroizing;
 
@@ -46,15 +47,22 @@ impl Shared {
         Secrets::of_credential(&document)
     }
 
-    /// Those that came with a call, or of the credential that it names instead.
-    pub(super) async fn secrets_of(
+    /// What a call has before it is queued: its secrets, or those of the credential that it names, in the call's time.
+    pub(super) async fn given(
         &self,
-        given: Option<Secrets>,
+        secrets: Option<Secrets>,
         credential: Option<String>,
+        deadline: Option<Instant>,
     ) -> Result<Option<Secrets>> {
-        match credential {
-            Some(name) => self.credential(&name).await.map(Some),
-            None => Ok(given),
+        let Some(name) = credential else { return Ok(secrets) };
+        let found = self.credential(&name);
+        let Some(deadline) = deadline else { return found.await.map(Some) };
+        match tokio::time::timeout_at(deadline.into(), found).await {
+            Ok(found) => found.map(Some),
+            Err(_) => {
+                let text = format!("the deadline passed before systemd handed over the credential {name}");
+                Err(Error::new(Kind::TimedOut, text))
+            }
         }
     }
 }

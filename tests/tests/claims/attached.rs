@@ -299,3 +299,29 @@ fn co_rule_33_a_detach_has_the_secrets_of_its_attach() {
         w.nothing_left(&client).await;
     });
 }
+
+/// systemd has its own idea of how long that may take.
+#[test]
+fn a_credential_is_waited_for_no_longer_than_the_call() {
+    world(async |w| {
+        // A bus that takes every connection and says nothing.
+        let path = w.path("silent-bus");
+        let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let address = format!("unix:path={}", path.display());
+        w.environment.insert("DBUS_SYSTEM_BUS_ADDRESS".to_owned(), address);
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        claim(&client, "v", "one").await.unwrap();
+        let options = ReleaseOptions {
+            credential: Some("csid.default.v".to_owned()),
+            deadline_usec: Some(500_000),
+            ..ReleaseOptions::default()
+        };
+        let release_in_time = client.release(NAMESPACE, "v", "one", options);
+        let released = tokio::time::timeout(std::time::Duration::from_secs(5), release_in_time);
+        assert_eq!(refusal(released.await.expect("in its time")).0, Kind::TimedOut);
+        assert_eq!(claimed(&client).await, [pair("one", "taken")]);
+        release(&client, "v", "one").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
