@@ -231,7 +231,6 @@ fn a_node_that_is_called_otherwise_after_a_boot_is_detached_by_its_old_name() {
     });
 }
 
-#[test]
 /// Nothing was asked of the controller: there is nothing to undo, and nobody is kept from the volume.
 #[test]
 fn an_attach_that_was_never_sent_leaves_nothing() {
@@ -318,7 +317,7 @@ fn a_credential_is_waited_for_no_longer_than_the_call() {
             ..ReleaseOptions::default()
         };
         let release_in_time = client.release(NAMESPACE, "v", "one", options);
-        let released = tokio::time::timeout(std::time::Duration::from_secs(5), release_in_time);
+        let released = tokio::time::timeout(Duration::from_secs(5), release_in_time);
         assert_eq!(refusal(released.await.expect("in its time")).0, Kind::TimedOut);
         assert_eq!(claimed(&client).await, [pair("one", "taken")]);
         release(&client, "v", "one").await.unwrap();

@@ -144,7 +144,7 @@ fn what_cannot_be_watched_is_refused() {
 #[test]
 fn what_is_being_let_go_is_not_answered_as_mounted() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let other = w.client().await;
         let source = other.mount(NAMESPACE, "v", "one", bound_mount()).await.unwrap().source;
@@ -187,7 +187,7 @@ fn what_is_being_let_go_is_not_answered_as_mounted() {
 fn who_joins_a_mount_is_whom_it_is_bound_to() {
     const GRACE: Duration = Duration::from_secs(1);
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         w.plugin("p").rules([Rule::once("NodePublishVolume", Act::Delay(1500))]);
         let options = || MountOptions { grace_usec: Some(GRACE.as_micros() as u64), ..bound_mount() };
@@ -220,7 +220,7 @@ fn who_joins_a_mount_is_whom_it_is_bound_to() {
 #[test]
 fn who_gives_up_is_not_whom_it_is_bound_to() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let first = w.client().await;
         let source = first.mount(NAMESPACE, "v", "one", bound_mount()).await.unwrap().source;

@@ -234,7 +234,6 @@ fn co_rule_23_what_is_staged_is_not_detached_before_this_node_is_known() {
     });
 }
 
-#[test]
 /// One after the other: a volume is not forgotten beside a call that makes something of it.
 #[test]
 fn a_deregistration_waits_for_the_claim_that_is_being_taken() {

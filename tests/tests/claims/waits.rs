@@ -128,7 +128,7 @@ async fn waiting_claims(client: &Client) -> usize {
 #[test]
 fn who_waits_for_the_plugins_limit_has_what_another_volume_frees() {
     world(async |w| {
-        let plugin = w.add_plugin("p").await;
+        let plugin = w.add_witnessed("p", &[], "").await;
         plugin.set(|script| script.max_volumes = 1);
         plugin.kill();
         plugin.start().await;
@@ -162,7 +162,7 @@ fn who_waits_for_the_plugins_limit_has_what_another_volume_frees() {
 #[test]
 fn what_this_node_cannot_reach_is_not_waited_for() {
     world(async |w| {
-        let client = running(w).await;
+        let client = unattaching(w).await;
         let spec = RegisterVolume {
             plugin: Some("p".to_owned()),
             external_id: Some("v".to_owned()),
