@@ -2,11 +2,11 @@
 //! or a pipe, which is read with a bound and a time-out, on a thread of its own.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::fs::{FileType, Mode, OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fstat, open};
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Kind, Result};
@@ -50,8 +50,11 @@ fn read(fd: OwnedFd, patience: Duration) -> Result<Zeroizing<Vec<u8>>> {
             if flags.contains(OFlags::PATH) || flags & OFlags::RWMODE == OFlags::WRONLY {
                 return Err(refused());
             }
-            // Another reader may take what poll saw: without this the read would then wait for ever.
-            fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(|_| refused())?;
+            // Another reader may take what poll saw, and without O_NONBLOCK the read would then wait for ever. The caller has the
+            // description that he passed and may clear its flags at any time, so this one is csid's own.
+            let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            let own = open(own, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+            let fd = own.map_err(|_| refused())?;
             let deadline = Instant::now() + patience;
             read_all(|buffer, _| {
                 loop {
@@ -110,7 +113,7 @@ mod tests {
     use std::fs::File;
     use std::io::{Write, pipe};
 
-    use rustix::fs::{MemfdFlags, Mode, fcntl_add_seals, memfd_create, open};
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
 
     use super::*;
 
@@ -192,6 +195,21 @@ mod tests {
         let begun = Instant::now();
         assert!(refusal(reader.into()).contains("not written and closed"));
         assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+
+    /// Its flags are his to change: the read does not go by them.
+    #[test]
+    fn the_callers_description_is_left_alone() {
+        let (reader, writer) = pipe().unwrap();
+        let kept = OwnedFd::from(reader.try_clone().unwrap());
+        let reading = std::thread::spawn(move || read(reader.into(), Duration::from_secs(5)));
+        let mut writer = File::from(OwnedFd::from(writer));
+        writer.write_all(b"{").unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(fcntl_getfl(&kept).unwrap() & OFlags::NONBLOCK, OFlags::empty());
+        writer.write_all(b"}").unwrap();
+        drop(writer);
+        assert_eq!(reading.join().unwrap().unwrap().as_slice(), b"{}");
     }
 
     #[test]
