@@ -16,6 +16,8 @@ use super::units::{Units, UnitsError};
 
 /// A credential that takes longer has failed: it may come from a socket that nobody serves.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How many are fetched at once: each is a unit, and half a dozen calls to PID 1.
+pub(super) const AT_ONCE: usize = 4;
 /// What the unit calls it, whatever the volume does: a name is never part of a command line.
 const ID: &str = "secret";
 /// Where systemd 252 looks for what only it can decrypt, when it is given a bare name.
@@ -30,8 +32,9 @@ pub enum CredentialError {
     Late,
     #[error("it is larger than {0} bytes")]
     Large(usize),
-    #[error("csid.service says that it is at {path}, and systemd cannot read it there")]
-    NotThere { path: String },
+    /// Where is root's to know: it is in the log.
+    #[error("csid.service says where it is, and systemd cannot read it there (csid's log has the path)")]
+    NotThere,
     #[error("cannot be read from systemd: {0}")]
     Pipe(#[from] std::io::Error),
 }
@@ -53,6 +56,7 @@ impl Units {
         name: &str,
         most: usize,
     ) -> Result<Option<Zeroizing<Vec<u8>>>, CredentialError> {
+        let _permit = self.fetching.acquire().await;
         let own = self.place_in_own_unit(name).await?;
         let is_own = own.is_some();
         let place = match own {
@@ -74,7 +78,10 @@ impl Units {
         let document = tokio::time::timeout(PATIENCE, fetch).await.map_err(|_| CredentialError::Late)??;
         match document.is_empty() {
             false => Ok(Some(document)),
-            true if is_own => Err(CredentialError::NotThere { path: place.path }),
+            true if is_own => {
+                tracing::warn!(credential = name, path = %place.path, "systemd cannot read the credential there");
+                Err(CredentialError::NotThere)
+            }
             true => Ok(None),
         }
     }
@@ -186,6 +193,18 @@ mod tests {
         assert_eq!(read_what_is_written(&[b"{", b"}"], 2).await.unwrap(), b"{}");
         assert_eq!(read_what_is_written(&[], 2).await.unwrap(), b"");
         assert!(matches!(read_what_is_written(&[b"12", b"3"], 2).await, Err(CredentialError::Large(2))));
+    }
+
+    #[tokio::test]
+    async fn credentials_are_fetched_a_few_at_once() {
+        let units = Units::default();
+        let others = units.fetching.acquire_many(AT_ONCE as u32).await.unwrap();
+        let mut fetch = std::pin::pin!(units.credential("csid.ns.key", 1));
+        assert!(tokio::time::timeout(Duration::from_millis(50), &mut fetch).await.is_err(), "it waits");
+        drop(others);
+        // Whether there is a systemd here or not.
+        let _answer = fetch.await;
+        assert_eq!(units.fetching.available_permits(), AT_ONCE);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use zbus::{OwnedObjectPath, OwnedVariant, Variant};
 
 const MANAGER: &str = "org.freedesktop.systemd1";
@@ -82,9 +82,18 @@ impl UnitState {
     }
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Units {
     connection: Arc<Mutex<Option<zbus::Connection>>>,
+    /// Who fetches a credential.
+    pub(super) fetching: Arc<Semaphore>,
+}
+
+impl Default for Units {
+    fn default() -> Self {
+        let fetching = Arc::new(Semaphore::new(super::credential::AT_ONCE));
+        Units { connection: Arc::default(), fetching }
+    }
 }
 
 impl Units {

@@ -64,7 +64,7 @@ impl Volumes {
     /// A page of the plugin's snapshots, and the token of the next.
     pub async fn snapshots(&self, plugin: &str, request: ListSnapshots) -> Result<(Vec<Snapshot>, String)> {
         let ListSnapshots { snapshot, external_id, page, uid, secrets, credential } = request;
-        let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
+        let secrets = self.shared.given(secrets, credential, None).await?;
         let (controller, deadline) = self.shared.asked(plugin, None).await?;
         let request = Request { uid, secrets: secrets.as_ref(), secrets_forgotten: false, deadline };
         let listed = controller.snapshots(&snapshot, &external_id, &page.token, page.max, request).await;
@@ -75,7 +75,7 @@ impl Volumes {
     pub async fn delete_snapshot(&self, plugin: &str, request: DeleteSnapshot) -> Result<()> {
         self.shared.changeable()?;
         let DeleteSnapshot { snapshot, uid, secrets, credential } = request;
-        let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
+        let secrets = self.shared.given(secrets, credential, None).await?;
         let secrets = secrets.as_ref();
         let patience = Instant::now() + self.shared.config.borrow().deadlines.operation;
         if !self.shared.is_own_snapshot(plugin, None, &snapshot, uid, secrets, patience).await? {

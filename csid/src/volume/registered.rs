@@ -518,6 +518,8 @@ impl Volumes {
             }
             call => call,
         };
+        // It is never sent: a read costs no unit.
+        let credential = credential.filter(|_| !matches!(call, Call::Stats));
         let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
         let target = Box::new(Target { key, uid, registration, is_registered });
         let answer = self.shared.ask(&volume, uid, Work::Call { target, call, secrets }, wait)?;
@@ -583,6 +585,8 @@ impl Volumes {
             return self.shared.synced().await;
         }
         let (Authority::Own(uid) | Authority::Any(uid)) = authority;
+        // Without a row nothing is attached yet.
+        let credential = credential.filter(|_| claim.is_some());
         let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
         let work = Work::Release { key, authority, force, secrets };
         let answer = self.shared.ask(&record.volume, uid, work, wait)?;

@@ -9,8 +9,8 @@ mod owners;
 mod waits;
 
 use csid_client::{
-    AccessMode, AttachmentMode, Capability, ClaimFilter, ClaimOptions, ClaimRow, Claimed, Client, Kind,
-    MountOptions, Mounted, RegisterVolume, ReleaseOptions, Result,
+    AccessMode, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimOptions, ClaimRow, Claimed,
+    Client, Kind, MountOptions, Mounted, RegisterVolume, ReleaseOptions, Result,
 };
 use csid_tests::ask::*;
 use csid_tests::world::{World, refusal, world};
@@ -104,6 +104,21 @@ fn a_claim_names_its_holder_and_ends_by_release() {
             client.list_claims(past).await.unwrap().into_iter().map(|row| row.consumer).collect();
         assert_eq!(past, ["one", "two"]);
         w.nothing_left(&client).await;
+    });
+}
+
+/// Each would be a unit of systemd's; here there is no systemd to load one.
+#[test]
+fn what_sends_no_secrets_loads_no_credential() {
+    world(async |w| {
+        let client = running(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let credential = || Some(format!("csid.{NAMESPACE}.key"));
+        let stats = CallOptions { credential: credential(), ..CallOptions::default() };
+        let (kind, error) = refusal(client.volume_stats(NAMESPACE, "v", stats).await);
+        assert_ne!(kind, Kind::SecretRequired, "{error}");
+        let nobodys = ReleaseOptions { credential: credential(), ..ReleaseOptions::default() };
+        client.release(NAMESPACE, "v", "nobody", nobodys).await.unwrap();
     });
 }
 
