@@ -13,7 +13,7 @@ use zbus::message::Flags;
 use zbus::{DynamicType, Message, Type, Variant};
 
 use super::authorise::{Action, Authoriser, Permit};
-use super::caller::{Caller, Who};
+use super::caller::{Caller, Way, Who};
 use super::limits::{Class, Slot};
 use super::options::Options;
 use super::{Rooms, claims, inventory, manager, mounts, plugin, standard, volumes};
@@ -284,7 +284,21 @@ impl Call {
     }
 
     pub fn reply<B: Serialize + DynamicType>(&self, body: &B) -> Answer {
-        reply(&self.message, body)
+        let answer = reply(&self.message, body)?;
+        refuse_too_large(&self.permit.caller().way, answer.data().len()).map_err(Failure::Ours)?;
+        Ok(answer)
+    }
+}
+
+/// A bus ends the connection of whoever sends more than it takes; by default that is 32 MiB.
+const BUS_BYTES: usize = 16 << 20;
+
+fn refuse_too_large(way: &Way, bytes: usize) -> Result<(), Error> {
+    match way {
+        Way::Bus { .. } if bytes > BUS_BYTES => Err(Error::invalid(format!(
+            "the answer has {bytes} bytes, and {BUS_BYTES} go over the bus: filter the list, or ask on csid's private socket"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -344,6 +358,16 @@ mod tests {
         for nothing in ["/org/csid1/", "/org/csid1/plugin/", "/org/csid1/plugin/a/b", "/org/csid", "/com"] {
             assert_eq!(Object::at(nothing), None, "{nothing}");
         }
+    }
+
+    #[test]
+    fn an_answer_that_costs_the_connection_does_not_go_over_the_bus() {
+        let root = crate::bus::socket::Credentials { uid: 0, groups: Vec::new() };
+        let bus = Caller::on_bus(&root, None, ":1.1".to_owned(), false);
+        let socket = Caller::on_socket(&root, None);
+        let refused = |caller: &Caller, bytes| refuse_too_large(&caller.way, bytes).is_err();
+        assert!(!refused(&bus, BUS_BYTES) && refused(&bus, BUS_BYTES + 1));
+        assert!(!refused(&socket, BUS_BYTES + 1));
     }
 
     #[test]
