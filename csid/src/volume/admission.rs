@@ -6,6 +6,9 @@ use std::sync::Arc;
 use crate::store::rows::{AccessMode, MountRow, Phase};
 use crate::volume::state::{Abilities, Volume, Wanted};
 
+/// Claims, and mounts, that a uid other than root may have of one volume: each change of one looks at all of them.
+pub const OF_UID: usize = 256;
+
 /// Why an event changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -25,6 +28,8 @@ pub enum Refusal {
     ReaderOnly,
     /// The row needs its secrets again.
     SecretRequired,
+    /// The uid has [`OF_UID`] rows.
+    TooMany,
     /// No such row.
     NoSuchMount,
 }
@@ -47,6 +52,10 @@ pub fn admit(volume: &Volume, wanted: &Wanted, abilities: Option<Abilities>) -> 
         if matches!(present.phase, Phase::Lost | Phase::Waiting) && present.lacks_secrets() && !given {
             return Err(Refusal::SecretRequired);
         }
+    } else if wanted.uid != 0
+        && volume.mounts.iter().filter(|mount| mount.uid == wanted.uid).count() >= OF_UID
+    {
+        return Err(Refusal::TooMany);
     }
     compatible(volume, wanted)?;
     let usage = &wanted.spec.usage;

@@ -17,6 +17,9 @@ use crate::volume::task::Message;
 use crate::volume::{Shared, Volumes, claim_words as words};
 
 const EVERY: Duration = Duration::from_secs(1);
+/// Units that one uid's claims may name, root's aside: systemd loads each one that it is asked about, every second, also those
+/// that do not exist.
+const UNITS_OF_UID: usize = 16;
 
 /// This node's claims that are bound and not on their way out, as the registry has them.
 #[derive(Default)]
@@ -57,6 +60,15 @@ impl BoundClaims {
 
     fn all(&self) -> Vec<BoundTo> {
         self.lock().values().flatten().map(|claimed| claimed.bound.to.clone()).collect()
+    }
+
+    /// Whether a uid may name this unit beside those that its claims name.
+    fn may_name(&self, uid: u32, unit: &BoundTo) -> bool {
+        let table = self.lock();
+        let of =
+            table.values().flatten().filter(|claimed| claimed.uid == uid).map(|claimed| &claimed.bound.to);
+        let named: BTreeSet<&BoundTo> = of.filter(|to| matches!(to, BoundTo::Unit(_))).collect();
+        uid == 0 || named.contains(unit) || named.len() < UNITS_OF_UID
     }
 
     /// Those whose grace time is over.
@@ -176,9 +188,12 @@ impl Shared {
         there
     }
 
-    /// A unit that does not run ends the claim at once, unless it has time.
-    pub(super) async fn refuse_ended(&self, bound: &Bound) -> Result<()> {
+    /// A unit that does not run ends the claim at once, unless it has time; and a uid may name only so many.
+    pub(super) async fn refuse_ended(&self, bound: &Bound, uid: u32) -> Result<()> {
         let BoundTo::Unit(unit) = &bound.to else { return Ok(()) };
+        if !self.bound.may_name(uid, &bound.to) {
+            return Err(words::too_many_units(UNITS_OF_UID));
+        }
         match self.units.running(&[unit]).await {
             Ok(running) if running.is_empty() && bound.grace_usec == 0 => Err(words::at_rest(&bound.to)),
             Ok(_) => Ok(()),
@@ -239,6 +254,22 @@ mod tests {
         // Whoever is bound to something else begins anew.
         claims.note(&record(Some(Bound::new(BoundTo::Caller("a".into()), 0))), "host");
         assert_eq!(due(Some(false), GRACE * 2), 0);
+    }
+
+    #[test]
+    fn a_uid_names_only_so_many_units() {
+        let claims = BoundClaims::default();
+        let unit = |number: usize| BoundTo::Unit(format!("u{number}.service"));
+        for number in 0..UNITS_OF_UID {
+            assert!(claims.may_name(7, &unit(number)), "{number}");
+            let mut record = record(Some(Bound::new(unit(number), u64::MAX)));
+            record.name.volume = format!("v{number}");
+            claims.note(&record, "host");
+        }
+        assert!(!claims.may_name(7, &unit(UNITS_OF_UID)));
+        assert!(claims.may_name(7, &unit(0)), "which is named already");
+        assert!(claims.may_name(8, &unit(UNITS_OF_UID)), "another uid");
+        assert!(claims.may_name(0, &unit(UNITS_OF_UID)));
     }
 
     #[test]

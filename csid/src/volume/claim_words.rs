@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::error::{Error, Kind};
 use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
 use crate::store::rows::{EventDetails, MountKey, NewEvent};
+use crate::volume::admission::OF_UID;
 use crate::volume::claims::{Event, Refusal};
 
 /// The step of what this node cannot reach, and of what is one volume more than its plugin takes.
@@ -45,6 +46,10 @@ pub(super) fn refusal(refusal: Refusal, key: &MountKey, wanted: &Claim) -> Error
             );
             Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
         }
+        Refusal::TooMany => Error::new(
+            Kind::RateLimited,
+            format!("you have {OF_UID} claims of {name}, as many as one user may; release one of them first"),
+        ),
         Refusal::NoSuchClaim => Error::internal("the row of the claim is gone"),
     }
 }
@@ -82,6 +87,11 @@ pub(super) fn no_node_id(plugin: &str) -> Error {
 
 pub(super) fn unwatchable(to: &BoundTo, why: &dyn std::fmt::Display) -> Error {
     Error::new(Kind::NotSupported, format!("bind {to}: its end cannot be watched: {why}"))
+}
+
+pub(super) fn too_many_units(most: usize) -> Error {
+    let text = format!("your claims name {most} units, as many as one user's may; release one of them first");
+    Error::new(Kind::RateLimited, text)
 }
 
 pub(super) fn at_rest(to: &BoundTo) -> Error {

@@ -15,6 +15,7 @@
 
 use crate::store::registry::{Attachment, Bound, Capability, Claim, ClaimMode, ClaimState};
 use crate::store::rows::{AccessMode, Leg};
+use crate::volume::admission::OF_UID;
 
 /// All that decides what may happen to a volume's claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub enum Refusal {
     ReaderOnly,
     /// Somebody has what cannot be had twice.
     Conflict { what: &'static str, holders: Vec<String> },
+    /// The uid has [`OF_UID`] claims.
+    TooMany,
     /// There is no such claim.
     NoSuchClaim,
 }
@@ -70,6 +73,9 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
         };
         let same = same_bound && (present.usage, &present.node) == (wanted.usage, &wanted.node);
         return if same { Ok(()) } else { Err(Refusal::OtherOptions) };
+    }
+    if wanted.uid != 0 && volume.claims.iter().filter(|claim| claim.uid == wanted.uid).count() >= OF_UID {
+        return Err(Refusal::TooMany);
     }
     if !volume.capabilities.contains(&capability) {
         return Err(Refusal::NoCapability);

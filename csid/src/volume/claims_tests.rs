@@ -522,3 +522,16 @@ fn what_does_not_attach_leaves_nothing_that_was_to_be_attached() {
         assert!(matches!(step(&held, release()).unwrap().1, Next::Run(_)));
     }
 }
+
+#[test]
+fn a_uid_has_only_so_many_claims_of_a_volume() {
+    let held: Vec<Claim> =
+        (0..OF_UID).map(|n| claim(&format!("c{n}"), "n", Write, MultiNodeMultiWriter)).collect();
+    let next = claim("one more", "n", Write, MultiNodeMultiWriter);
+    assert_eq!(admit(&holding(&held), &next), Err(Refusal::TooMany));
+    assert_eq!(admit(&holding(&held), &held[0]), Ok(()), "what is there may be asked for again");
+    assert_eq!(admit(&holding(&held[1..]), &next), Ok(()));
+    for uid in [0, 8] {
+        assert_eq!(admit(&holding(&held), &Claim { uid, ..next.clone() }), Ok(()), "uid {uid}");
+    }
+}

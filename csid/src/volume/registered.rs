@@ -263,7 +263,7 @@ impl Shared {
         let wanted = Wanted { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
         let mode = if options.read_only { ClaimMode::Read } else { ClaimMode::Write };
         if let Some(bound) = &options.bound {
-            self.refuse_ended(bound).await?;
+            self.refuse_ended(bound, uid).await?;
         }
         let usage = match record.claim(&key.consumer) {
             Some(present) if present.usage.mode == ClaimMode::Read && mode == ClaimMode::Write => {
@@ -537,7 +537,7 @@ impl Volumes {
         let record = self.shared.to_be_used(&key, wait.deadline).await?;
         let modes = Wanted { access_mode: request.access_mode, attachment_mode: request.attachment_mode };
         if let Some(bound) = &request.bound {
-            self.shared.refuse_ended(bound).await?;
+            self.shared.refuse_ended(bound, uid).await?;
         }
         let usage = match record.claim(&consumer).filter(|claim| !claim.releasing) {
             Some(present) => {

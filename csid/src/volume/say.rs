@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::error::{Details, Error, Kind};
 use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, VolumeKey};
-use crate::volume::admission::Refusal;
+use crate::volume::admission::{OF_UID, Refusal};
 use crate::volume::state::{Volume, Wanted};
 
 pub(super) fn name(key: &MountKey) -> String {
@@ -74,6 +74,10 @@ pub(super) fn refusal(refusal: Refusal, wanted: &Wanted) -> Error {
         }
         Refusal::ReaderOnly => Error::invalid("a reader-only access mode needs read-only"),
         Refusal::SecretRequired => secret_required(key),
+        Refusal::TooMany => Error::new(
+            Kind::RateLimited,
+            format!("you have {OF_UID} mounts of {}, as many as one user may; unmount one first", name(key)),
+        ),
         Refusal::NoSuchMount => Error::internal("the row of the operation is gone"),
     }
 }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::rows::{AccessMode, AttachmentMode, Propagation, Usage};
+use crate::volume::admission::OF_UID;
 use crate::volume::intents::{cover, foreseen};
 
 fn key(consumer: u8) -> MountKey {
@@ -603,4 +604,24 @@ fn secrets_make_no_other_call_and_are_asked_for_again_at_rest() {
     let event = Event::Mount { wanted: named, paths: paths(0), abilities: ABLE };
     let (volume, _) = step(&volume, event).ok().unwrap();
     assert!(!volume.mounts[0].spec.needs_secrets(), "it comes back with the credential from now on");
+}
+
+#[test]
+fn a_uid_has_only_so_many_mounts_of_a_volume() {
+    let mine = |tag: usize| {
+        with(&wanted(1), |w| {
+            w.uid = 7;
+            w.key.tag = tag.to_string();
+        })
+    };
+    let event = Event::Mount { wanted: mine(0), paths: paths(0), abilities: ABLE };
+    let (mut volume, _) = step(&volume(), event).ok().unwrap();
+    for tag in 1..OF_UID {
+        let mut row = MountRow::clone(&volume.mounts[0]);
+        row.key = mine(tag).key;
+        volume.mounts.push(Arc::new(row));
+    }
+    assert_eq!(admit(&volume, &mine(OF_UID), Some(ABLE)), Err(Refusal::TooMany));
+    assert_eq!(admit(&volume, &mine(0), Some(ABLE)), Ok(()), "what is there may be asked for again");
+    assert_eq!(admit(&volume, &with(&mine(OF_UID), |w| w.uid = 0), Some(ABLE)), Ok(()));
 }
