@@ -141,7 +141,7 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
              {mount}`. The plugin's log: {log}."
         ),
         Kind::RateLimited => {
-            "Too much of this user's is under way (`csictl operations`): wait, then repeat.".to_owned()
+            "This user has as much as one may. Of what is under way (`csictl operations`): wait, then repeat.".to_owned()
         }
         Kind::SecretRequired => {
             "Give --secrets-file FILE, or --credential NAME for a volume that shall survive a \
