@@ -4,8 +4,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use csid_client::{
-    AccessMode, CallOptions, Client, DeregisterOptions, Explanation, Kind, MountOptions, Mounted,
-    RegisterVolume, VolumeFilter, VolumeRow,
+    AccessMode, CallOptions, ClaimOptions, Client, DeregisterOptions, Explanation, Kind, MountOptions,
+    Mounted, RegisterVolume, ReleaseOptions, VolumeFilter, VolumeRow,
 };
 use csid_tests::ask::*;
 use csid_tests::script::{Act, Rule};
@@ -120,6 +120,7 @@ fn it_is_registered_without_being_asked_for_and_once() {
         w.plugin("p").kill();
         let client = w.start().await;
         has(&client, &["a", "b"]).await;
+        assert_eq!(explain(&client, "b").await.waiting_for, "", "it waits for nobody");
         reload(&client).await.unwrap();
         assert_eq!(list(&client).await[1].modify_index, row.modify_index, "nothing was written");
         assert_eq!(w.plugin("p").count("ValidateVolumeCapabilities", "b"), asked);
@@ -228,6 +229,11 @@ fn what_is_in_use_stays_as_it_is() {
         }
         let client = w.client().await;
         unmount(&client, "a", "job").await.unwrap();
+        // A claim is a use, too.
+        client.claim(NAMESPACE, "a", "job", ClaimOptions::default()).await.unwrap();
+        reload(&client).await.unwrap();
+        assert_eq!(ids(&client).await, ["a"]);
+        client.release(NAMESPACE, "a", "job", ReleaseOptions::default()).await.unwrap();
         reload(&client).await.unwrap();
         assert_eq!(ids(&client).await, [""; 0]);
         w.nothing_left(&client).await;
