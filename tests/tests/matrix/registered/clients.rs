@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 
 use super::item::{self, Answer};
 use super::way::{RPCS, misbehaviour};
-use super::{Ask, BYTES, Item, Manner, Pool, Volume, after, items_of};
+use super::{Ask, BYTES, Item, Manner, Pool, REBOOTS, SECOND, Setting, Volume, after, items_of};
 use crate::model::{Entry, Told, after_all};
 use crate::plan::Plugin;
 use crate::report::Report;
@@ -43,6 +43,7 @@ impl Pool<'_> {
         let near = self.dice.below(self.volumes.len() as u64) as usize;
         let desk = Desk {
             socket: self.w.socket(),
+            setting: self.setting,
             volumes: &self.volumes,
             items: &self.items,
             near: items_of(near),
@@ -55,7 +56,7 @@ impl Pool<'_> {
             join_all(dice.into_iter().map(|dice| desk.client(dice))).await;
             paused.set(true);
         };
-        tokio::join!(clients, fate(self.w, &self.report, &paused, &mut self.dice));
+        tokio::join!(clients, fate(self.w, self.setting, &self.report, &paused, &mut self.dice));
 
         let answers = desk.answers.into_inner();
         for number in 0..self.items.len() {
@@ -81,12 +82,19 @@ impl Pool<'_> {
             }
         }
         self.settle(CELL).await;
+        if self.dice.once_in(REBOOTS) {
+            self.reboot().await;
+            assert!(self.w.launch(&[]).await, "csid ended without a fault");
+            self.client = self.w.client().await;
+            self.settle(CELL).await;
+        }
     }
 }
 
 /// Where the clients ask.
 struct Desk<'a> {
     socket: PathBuf,
+    setting: Setting,
     volumes: &'a [Volume],
     items: &'a [Item],
     /// The items of the volume that most of them want.
@@ -115,8 +123,10 @@ impl Desk<'_> {
             let ask = dice.of(self.items[number].asks(self.volumes[volume].birth()));
             let mut pause = |most| Duration::from_millis(dice.below(most));
             let (rest, patience, regret, wait) = (pause(40), pause(400), pause(100), pause(600));
+            // Else it would wait for those who wait for nobody.
+            let waits = self.setting == Setting::Offline && ask == Ask::Expand;
             let manner = Manner {
-                deadline: dice.once_in(4).then_some(patience + POLL),
+                deadline: (dice.once_in(4) || waits).then_some(patience + POLL),
                 cancel: dice.once_in(8).then(|| (format!("{:x}", dice.bits()), regret)),
                 wait: dice.once_in(2).then_some(wait),
                 number: match ask {
@@ -138,7 +148,7 @@ impl Desk<'_> {
 }
 
 /// What befalls the host while the clients call.
-async fn fate(w: &mut World, report: &Report, paused: &Cell<bool>, dice: &mut Dice) {
+async fn fate(w: &mut World, setting: Setting, report: &Report, paused: &Cell<bool>, dice: &mut Dice) {
     let mut next = Instant::now();
     while !paused.get() {
         tokio::time::sleep(POLL).await;
@@ -147,13 +157,17 @@ async fn fate(w: &mut World, report: &Report, paused: &Cell<bool>, dice: &mut Di
             report.kill(&disarm(w), CELL);
             assert!(w.launch(&[]).await, "csid ended without a fault");
         } else if Instant::now() >= next {
-            strike(w, report, dice).await;
+            strike(w, setting, report, dice).await;
             next = Instant::now() + Duration::from_millis(dice.below(200));
         }
     }
 }
 
-async fn strike(w: &mut World, report: &Report, dice: &mut Dice) {
+async fn strike(w: &mut World, setting: Setting, report: &Report, dice: &mut Dice) {
+    let plugin = match setting {
+        Setting::TwoControllers if dice.once_in(2) => format!("p.{SECOND}"),
+        _ => "p".to_owned(),
+    };
     match dice.below(12) {
         0..5 => arm(w, &format!("any:{}", 1 + dice.below(60))),
         5 => {
@@ -168,7 +182,7 @@ async fn strike(w: &mut World, report: &Report, dice: &mut Dice) {
             assert!(w.launch(&[]).await, "csid ended without a fault");
         }
         7 => {
-            let plugin = w.plugin("p");
+            let plugin = w.plugin(&plugin);
             plugin.kill();
             plugin.start().await;
         }
@@ -181,7 +195,7 @@ async fn strike(w: &mut World, report: &Report, dice: &mut Dice) {
             };
             let rpc = dice.of(&RPCS);
             let act = misbehaviour(dice.of(&Plugin::ALL), rpc, dice).unwrap_or(late);
-            w.plugin("p").rules([Rule::once(rpc, act)]);
+            w.plugin(&plugin).rules([Rule::once(rpc, act)]);
         }
     }
 }

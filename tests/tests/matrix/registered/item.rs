@@ -8,13 +8,14 @@ use std::time::Duration;
 use csi_witness::GRPC_CODES;
 use csid_client::{
     AttachOptions, AttachmentMode, Capability, ClaimMode, ClaimOptions, Client, CreateVolume, Error,
-    ExpandOptions, Kind, MountOptions, RegisterVolume, ReleaseOptions, SnapshotOptions, UnmountOptions,
-    VolumeOptions,
+    ExpandOptions, Kind, MountOptions, RegisterVolume, ReleaseOptions, SnapshotOptions, Target,
+    UnmountOptions, Via, VolumeOptions,
 };
 use csid_tests::ask::NAMESPACE;
 
 use super::{BYTES, Volume};
 use crate::model::{Entry, Told};
+use crate::site::POLL;
 
 pub struct Item {
     /// The volume's place in the pool.
@@ -63,6 +64,8 @@ pub enum Ask {
     Delete,
     Claim,
     Mount,
+    /// By a connection that ends then, and the mount with it.
+    Bound,
     Unmount,
     Release,
     Attach,
@@ -108,7 +111,7 @@ pub fn after(before: State, ask: Ask, told: &Told) -> BTreeSet<State> {
         }
         (Ask::Mount, Absent) => Mounted,
         (Ask::Claim, Mounted) | (Ask::Mount, Kept) => KeptMounted,
-        (Ask::Unmount, Mounted) | (Ask::Release | Ask::Detach | Ask::Delete, _) => Absent,
+        (Ask::Unmount, Mounted) | (Ask::Bound, _) | (Ask::Release | Ask::Detach | Ask::Delete, _) => Absent,
         _ => before,
     };
     let states: &[State] = match told {
@@ -179,6 +182,9 @@ pub async fn ask(client: &Client, volume: &Volume, thing: Thing, ask: Ask, manne
     };
     let (ns, no) = (NAMESPACE, Got::Nothing);
     let call = async {
+        if let (Ask::Bound, Thing::Use { consumer, .. }) = (ask, thing) {
+            return bound(client, volume, consumer).await.map(|()| no);
+        }
         match (ask, thing) {
             (Ask::Create, _) => {
                 let spec = CreateVolume {
@@ -258,6 +264,24 @@ pub async fn ask(client: &Client, volume: &Volume, thing: Thing, ask: Ask, manne
         Err(Error::Disconnected(_)) => (Told::CutOff, Got::Nothing),
         Err(other) => panic!("{ask:?} {volume} {thing:?}: {other}"),
     }
+}
+
+/// Mount for a connection, which ends, and wait until that has ended the claim.
+async fn bound(client: &Client, volume: &str, consumer: &str) -> csid_client::Result<()> {
+    let Via::Socket(socket) = client.via() else { panic!("the private socket is asked") };
+    let other = match Client::connect(&Target::Socket(socket.clone())).await {
+        Ok(other) => other,
+        // csid is dead.
+        Err(_) => client.clone(),
+    };
+    let options = MountOptions { bind: Some("caller".to_owned()), ..Default::default() };
+    other.mount(NAMESPACE, volume, consumer, options).await?;
+    drop(other);
+    let is_its = |row: &csid_client::ClaimRow| row.volume == volume && row.consumer == consumer;
+    while client.list_claims(Default::default()).await?.iter().any(is_its) {
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
 }
 
 fn usec(duration: Duration) -> u64 {

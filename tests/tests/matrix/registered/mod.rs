@@ -9,15 +9,18 @@ mod way;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use csi_witness::{Mark, Setup, Sockets, Witness};
-use csid_client::{AccessMode, ClaimFilter, ClaimMode, Client, MountFilter};
+use csid_client::{
+    AccessMode, ClaimFilter, ClaimMode, ClaimRow, Client, MountFilter, PluginSpec, Supervision,
+};
 use csid_tests::ask::{NAMESPACE, healthy};
 use csid_tests::backend::id_of;
 use csid_tests::dice::Dice;
-use csid_tests::script::CONTROLLER;
+use csid_tests::script::{CONTROLLER, Half};
 use csid_tests::world::{World, eventually};
 
 use crate::model::Told;
@@ -30,6 +33,10 @@ use item::{Answer, Ask, Got, Item, Manner, State, Thing, after};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What a volume has when it was provisioned.
 const BYTES: u64 = 4 << 20;
+/// One kill in so many is the host's end, too.
+const REBOOTS: u64 = 6;
+/// The instance with a controller only.
+const SECOND: &str = "second";
 const MODES: [AccessMode; 3] =
     [AccessMode::SingleNodeWriter, AccessMode::SingleNodeMultiWriter, AccessMode::MultiNodeSingleWriter];
 const THINGS: [Thing; 6] = [
@@ -46,10 +53,23 @@ pub enum Chapter {
     EveryEdge,
     /// One volume, killed at each edge of its creation and its deletion, the plugin doing this in either call.
     Born(Plugin),
+    /// One volume, killed at each edge of the end of what its mount is bound to.
+    Bound,
     /// So many at once, killed anywhere on their way, so many times.
     AnyEdge(usize, Plugin, usize),
     /// Clients and fate of so many volumes, so many times.
-    Clients(usize, usize),
+    Clients(Setting, usize, usize),
+}
+
+/// What the plugin is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// One instance, which expands what is in use.
+    Usual,
+    /// Two instances, of which one has only a controller.
+    TwoControllers,
+    /// It expands only what nobody has.
+    Offline,
 }
 
 /// How many volumes are in flight.
@@ -60,15 +80,23 @@ pub fn matrix() -> Vec<Chapter> {
     let cells = Plugin::ALL.into_iter().flat_map(|plugin| FLIGHTS.map(|flight| (flight, plugin)));
     let mut chapters = vec![Chapter::EveryEdge];
     chapters.extend(cells.map(|(flight, plugin)| Chapter::AnyEdge(flight, plugin, 12)));
-    chapters.extend([1, 8, 1, 8].map(|volumes| Chapter::Clients(volumes, 30)));
+    chapters.extend([1, 8, 1, 8].map(|volumes| Chapter::Clients(Setting::Usual, volumes, 30)));
     chapters.extend(Plugin::ALL.map(Chapter::Born));
+    chapters.push(Chapter::Bound);
+    for setting in [Setting::TwoControllers, Setting::Offline] {
+        chapters.extend(FLIGHTS.map(|volumes| Chapter::Clients(setting, volumes, 15)));
+    }
     chapters
 }
 
 pub fn another(dice: &mut Dice) -> Chapter {
     let flight = dice.of(&FLIGHTS);
     match dice.once_in(2) {
-        true => Chapter::Clients(flight, 40),
+        true => {
+            let setting =
+                dice.of(&[Setting::Usual, Setting::Usual, Setting::TwoControllers, Setting::Offline]);
+            Chapter::Clients(setting, flight, 40)
+        }
         false => Chapter::AnyEdge(flight, dice.of(&Plugin::ALL), 24),
     }
 }
@@ -76,16 +104,18 @@ pub fn another(dice: &mut Dice) -> Chapter {
 pub async fn live(w: &mut World, chapter: Chapter, dice: Dice, report: Arc<Report>) {
     let volumes = match chapter {
         // And one that somebody has all the time.
-        Chapter::EveryEdge | Chapter::Born(_) => 3,
+        Chapter::EveryEdge | Chapter::Born(_) | Chapter::Bound => 3,
         Chapter::AnyEdge(flight, ..) => flight + 1,
-        Chapter::Clients(volumes, _) => volumes,
+        Chapter::Clients(_, volumes, _) => volumes,
     };
-    let mut pool = Pool::new(w, volumes, dice, report).await;
+    let setting = if let Chapter::Clients(setting, ..) = chapter { setting } else { Setting::Usual };
+    let mut pool = Pool::new(w, setting, volumes, dice, report).await;
     match chapter {
         Chapter::EveryEdge => pool.every_edge().await,
         Chapter::Born(plugin) => pool.born(plugin).await,
+        Chapter::Bound => pool.bound().await,
         Chapter::AnyEdge(_, plugin, rounds) => pool.any_edge(plugin, rounds).await,
-        Chapter::Clients(_, epochs) => pool.clients(epochs).await,
+        Chapter::Clients(.., epochs) => pool.clients(epochs).await,
     }
     pool.close().await;
 }
@@ -93,6 +123,7 @@ pub async fn live(w: &mut World, chapter: Chapter, dice: Dice, report: Arc<Repor
 struct Pool<'w> {
     w: &'w mut World,
     client: Client,
+    setting: Setting,
     volumes: Vec<Volume>,
     items: Vec<Item>,
     witness: Witness,
@@ -137,22 +168,39 @@ type Call = (usize, Ask, Manner);
 
 impl<'w> Pool<'w> {
     /// So many volumes, of each access mode in turn.
-    async fn new(w: &'w mut World, volumes: usize, dice: Dice, report: Arc<Report>) -> Self {
+    async fn new(
+        w: &'w mut World,
+        setting: Setting,
+        volumes: usize,
+        dice: Dice,
+        report: Arc<Report>,
+    ) -> Self {
         let plugin = w.add_plugin("p").await;
         plugin.set(|script| {
             script.control(&CONTROLLER);
-            script.plugin.push("ONLINE".to_owned());
+            script.plugin.push(if setting == Setting::Offline { "OFFLINE" } else { "ONLINE" }.to_owned());
             script.capabilities.push("EXPAND_VOLUME".to_owned());
         });
         plugin.kill();
         plugin.start().await;
         let [listen, log] = ["witness.sock", "witness.jsonl"].map(|name| plugin.directory.join(name));
-        let sockets = vec![Sockets { listen: listen.clone(), plugin: plugin.socket() }];
+        let mut sockets = vec![Sockets { listen: listen.clone(), plugin: plugin.socket() }];
+        if setting == Setting::TwoControllers {
+            let second = w.add_instance("p", SECOND).await;
+            second.set(|script| script.serves = vec![Half::Controller]);
+            second.kill();
+            second.start().await;
+            sockets.push(Sockets { listen: second.witnessed_socket(), plugin: second.socket() });
+        }
+        let listens: Vec<_> = sockets.iter().map(|sockets| sockets.listen.clone()).collect();
         let witness = Witness::start(Setup { sockets, log, ..Setup::default() }).expect("a witness");
         w.configure_plugin("p", &listen, "rpc-deadline = \"1s\"");
         let fault = w.path("fault").to_str().expect("UTF-8").to_owned();
         w.environment.insert("CSID_FAULT".to_owned(), fault);
-        let client = w.start().await;
+        let client = match setting {
+            Setting::TwoControllers => two_instances(w, &listens).await,
+            Setting::Usual | Setting::Offline => w.start().await,
+        };
         healthy(&client, "p").await;
         let volume = |number: usize| Volume {
             name: format!("v{number}"),
@@ -163,7 +211,7 @@ impl<'w> Pool<'w> {
         };
         let items = (0..volumes).flat_map(|volume| THINGS.map(|thing| Item::new(volume, thing)));
         let (volumes, items) = ((0..volumes).map(volume).collect(), items.collect());
-        Pool { w, client, volumes, items, witness, dice, report }
+        Pool { w, client, setting, volumes, items, witness, dice, report }
     }
 
     fn caller(&self) -> Caller<'_> {
@@ -224,6 +272,9 @@ impl<'w> Pool<'w> {
             if !self.dice.once_in(4) {
                 self.w.honest();
             }
+            if self.dice.once_in(REBOOTS) {
+                self.reboot().await;
+            }
             let there = self.made_volumes();
             assert!(self.w.launch(&[]).await, "csid ended without a fault");
             self.client = self.w.client().await;
@@ -247,6 +298,15 @@ impl<'w> Pool<'w> {
         killed
     }
 
+    /// The host boots anew, csid is not started yet. What is mounted is to be mounted again by csid itself.
+    async fn reboot(&mut self) {
+        self.report.count("reboots with registered volumes".to_owned());
+        self.w.reboot().await;
+        self.w.another_boot_id();
+        self.witness.mark(Mark::Reboot).expect("the witness' log");
+        self.items.iter_mut().for_each(|item| item.holds.clear());
+    }
+
     /// Wait until nothing is under way; what is parked is asked for again. False: csid was killed before.
     async fn rests(&mut self) -> bool {
         let end = Instant::now() + PATIENCE;
@@ -266,7 +326,10 @@ impl<'w> Pool<'w> {
                             .await;
                     }
                     let operations = operations.iter().map(|row| format!("{row:?}"));
-                    let claims = claims.iter().filter(|row| row.state != "taken" || row.releasing);
+                    // What a claim is bound to is gone in these worlds.
+                    let is_busy =
+                        |row: &&ClaimRow| row.state != "taken" || row.releasing || !row.bind.is_empty();
+                    let claims = claims.iter().filter(is_busy);
                     let claims = claims.map(|row| format!("{row:?}"));
                     let mounts = mounts.iter().filter(|row| row.state != "mounted");
                     operations.chain(claims).chain(mounts.map(|row| format!("{row:?}"))).collect()
@@ -319,6 +382,23 @@ impl<'w> Pool<'w> {
         self.w.nothing_left(&self.client).await;
         self.w.stop().await;
     }
+}
+
+/// csid with both instances of the plugin: a file has but one, so they are registered by call.
+async fn two_instances(w: &mut World, sockets: &[PathBuf]) -> Client {
+    std::fs::remove_file(w.path("etc/plugins.d/p.toml")).expect("the plugin's file");
+    w.configure("[deadlines]\nrpc = \"1s\"\n");
+    let client = w.start().await;
+    for (instance, socket) in ["first", SECOND].iter().zip(sockets) {
+        let spec = PluginSpec {
+            supervision: Some(Supervision::External),
+            socket: Some(socket.to_string_lossy().into_owned()),
+            instance: Some((*instance).to_owned()),
+            ..PluginSpec::default()
+        };
+        client.register_plugin("p", spec).await.expect("an instance");
+    }
+    client
 }
 
 /// Who asks: no more than what does not change meanwhile.

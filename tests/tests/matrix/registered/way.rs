@@ -92,6 +92,17 @@ impl Pool<'_> {
         }
     }
 
+    /// Mounted for a connection that ends then: csid lets the claim go by itself, also one that it finds at its start.
+    pub async fn bound(&mut self) {
+        self.bystander().await;
+        let way = [(USE, Ask::Bound), (REGISTRATION, Ask::Delete)];
+        let mut edge = 1;
+        while self.round("what a mount is bound to ends", &way, &[0], edge).await {
+            edge += 1;
+            assert!(edge < EDGES, "the way has no end");
+        }
+    }
+
     /// Killed somewhere on the way of all volumes but the last.
     pub async fn any_edge(&mut self, plugin: Plugin, rounds: usize) {
         self.bystander().await;
