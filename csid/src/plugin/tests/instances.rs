@@ -185,7 +185,9 @@ async fn a_plugin_has_so_many_controller_calls_and_no_more() {
     let host = Host::new();
     let a = host.instance("a", false, true).await;
     let b = host.instance("b", false, true).await;
-    [&a, &b].map(|fake| fake.script().answer = None);
+    for fake in [&a, &b] {
+        fake.script().answer = None;
+    }
     let mut calls = tokio::task::JoinSet::new();
     for volume in 0..CALLS + 6 {
         let controller = chosen(&host).await;
@@ -203,7 +205,9 @@ async fn a_plugin_has_so_many_controller_calls_and_no_more() {
     // Whoever is given up makes room.
     calls.abort_all();
     while calls.join_next().await.is_some() {}
-    [&a, &b].map(|fake| fake.script().answer = Some(Ok(())));
+    for fake in [&a, &b] {
+        fake.script().answer = Some(Ok(()));
+    }
     chosen(&host).await.delete("v", request(None)).await.unwrap();
 }
 
