@@ -462,7 +462,11 @@ fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
     let wanted = claim("a", "here", Write, SingleNodeWriter);
     let mut held =
         Claims { attaches: Some(true), boot: "now".into(), ..holding(std::slice::from_ref(&wanted)) };
-    held.attachments.push(Attachment { boot: "before".into(), ..Attachment::new("here", Leg::Present) });
+    held.attachments.push(Attachment {
+        boot: "before".into(),
+        node_id: held.node_id.clone(),
+        ..Attachment::new("here", Leg::Present)
+    });
     let attach =
         Effect { action: Action::Attach, consumer: "a".into(), node: "here".into(), from: Leg::Present };
     let (making, next) = step(&held, Event::Claim(wanted.clone())).unwrap();
