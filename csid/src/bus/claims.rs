@@ -14,7 +14,7 @@ use super::volumes;
 use crate::names::{self, word};
 use crate::store::registry::{Claim, ClaimFilter, ClaimState, VolumeName};
 use crate::volume::Authority;
-use crate::volume::registered::{ClaimRequest, ReleaseRequest};
+use crate::volume::requests::{ClaimRequest, ReleaseRequest};
 
 const CLAIM: Keys = &[
     ("mode", "s"),

@@ -14,7 +14,7 @@ use crate::plugin::validate_id;
 use crate::secret::Secrets;
 use crate::store::registry::{Bound, BoundTo, Capability, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
-use crate::volume::registered::Inline;
+use crate::volume::requests::Inline;
 
 /// What a member that the contract marks (inline) takes of a volume that is not registered here.
 pub(super) const INLINE: Keys = &[

@@ -16,7 +16,7 @@ use crate::plugin::validate_id;
 use crate::store::registry::{Capability, Claim, ClaimMode, Origin, RecordFilter, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::refuse_nonsense;
-use crate::volume::registered::{CreateRequest, Inline, Part, RegisterRequest, VolumeRequest, VolumeView};
+use crate::volume::requests::{CreateRequest, Inline, Part, RegisterRequest, VolumeRequest, VolumeView};
 
 const SPEC: Keys = &[
     ("plugin", "s"),

@@ -15,8 +15,8 @@ use crate::store::registry::{AttachCall, Capability, Origin, Registration, Stand
 use crate::store::rows::{AccessMode, AttachmentMode, Leg, MountKey, MountRow, Phase, Usage};
 use crate::volume::control::{Backoff, abandoned};
 use crate::volume::drive::Drive;
-use crate::volume::registered::Part;
 use crate::volume::registering::unregistered;
+use crate::volume::requests::Part;
 use crate::volume::secrets::told;
 use crate::volume::work::Done;
 use crate::volume::{claim_words as words, say};

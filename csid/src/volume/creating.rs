@@ -17,8 +17,8 @@ use crate::store::rows::{Usage, VolumeKey};
 use crate::volume::controlling::{Call, Target, Unanswered};
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
-use crate::volume::registered::{CreateRequest, VolumeView};
 use crate::volume::registering::{new_registration, refuse_nonsense};
+use crate::volume::requests::{CreateRequest, VolumeView};
 use crate::volume::work::{Done, Work};
 use crate::volume::{Shared, Volumes, Wait, claim_words as words, paths, say};
 

@@ -18,8 +18,8 @@ use crate::store::registry::{Origin, Record, RecordFilter, Registration, VolumeN
 use crate::store::{Change, Durability, StoreError};
 use crate::volume::control::Backoff;
 use crate::volume::files::Declared;
-use crate::volume::registered::RegisterRequest;
 use crate::volume::registering::new_registration;
+use crate::volume::requests::RegisterRequest;
 use crate::volume::watch::SWEEP;
 use crate::volume::{Shared, Volumes, Wait, claim_words as words};
 

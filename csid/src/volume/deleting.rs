@@ -8,7 +8,7 @@ use crate::volume::controlling::{Call, Target, Unanswered};
 use crate::volume::creating::{is_unborn, refuse_anothers};
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
-use crate::volume::registered::VolumeRequest;
+use crate::volume::requests::VolumeRequest;
 use crate::volume::{Volumes, claim_words as words};
 
 impl Volumes {

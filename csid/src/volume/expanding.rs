@@ -10,7 +10,7 @@ use crate::store::rows::MountKey;
 use crate::volume::claim_words as words;
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
-use crate::volume::registered::Part;
+use crate::volume::requests::Part;
 
 const BY_NODE: Can = Can::Node("EXPAND_VOLUME");
 

@@ -11,7 +11,7 @@ use crate::store::rows::{Leg, MountRow, Phase};
 use crate::volume::creating::{is_unborn, task_of};
 use crate::volume::declared::{Waits, is_of_file};
 use crate::volume::operations::now_usec;
-use crate::volume::registered::Explanation;
+use crate::volume::requests::Explanation;
 use crate::volume::task::Message;
 use crate::volume::{OperationView, Volumes, claim_words as words, say};
 

@@ -13,7 +13,7 @@ use crate::store::rows::{AttachmentMode, NewEvent, VolumeKey};
 use crate::store::{Durability, MountFilter, StoreError};
 use crate::volume::controlling::{Call, Target};
 use crate::volume::creating::{is_unborn, refuse_anothers};
-use crate::volume::registered::{RegisterRequest, VolumeRequest, VolumeView};
+use crate::volume::requests::{RegisterRequest, VolumeRequest, VolumeView};
 use crate::volume::work::{Done, Work};
 use crate::volume::{Shared, Volumes, Wait, claim_words as words, say};
 
