@@ -110,6 +110,11 @@ impl Client {
         &self.via
     }
 
+    /// Whether they share one connection.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.waiting, &other.waiting)
+    }
+
     /// When the connection has ended, from either side.
     pub async fn closed(&self) {
         self.connection.closed().await;

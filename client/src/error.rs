@@ -26,6 +26,9 @@ pub enum Error {
     /// The connection ended before the answer. The operation, if csid has it, goes on.
     #[error("the connection to csid ended before its answer: {0}")]
     Disconnected(String),
+    /// A [`crate::Session`] could not have an answer before the call's deadline. The operation, if csid has it, goes on.
+    #[error("no answer from csid before the deadline{}", last.as_ref().map(|last| format!("; last: {last}")).unwrap_or_default())]
+    NoAnswer { last: Option<Box<Error>> },
     /// This csid does not serve the member; its `Features` say what it serves.
     #[error("this csid does not serve {member}: {message}")]
     NotServed { member: String, message: String },
@@ -197,6 +200,15 @@ impl Error {
         match self {
             Self::Csid(error) => Some(error),
             _ => None,
+        }
+    }
+
+    /// Whether csid went away, so that the same call can be asked of the next: repeating one is safe.
+    pub fn lost(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::NotRunning(_) | Self::Disconnected(_) => true,
+            Self::Csid(error) => error.kind == Kind::ShuttingDown,
+            _ => false,
         }
     }
 

@@ -1,7 +1,8 @@
 //! csid's D-Bus contract (`org.csid1`) as typed Rust: for csictl, libcsi and the tests.
 //!
-//! It owns one connection, to csid's private socket or to the system bus, and nothing else: no cache, no
-//! state file, no retries. What always holds:
+//! A [`Client`] owns one connection, to csid's private socket or to the system bus, and nothing else: no cache, no
+//! state file, no retries. A [`Session`] is for callers that live longer than a csid: it makes the connection anew and
+//! asks again what was not answered. What always holds:
 //! - a call waits until csid answers; only a `deadline-usec` given by the caller ends it earlier, and csid
 //!   does that;
 //! - dropping a call's future, or losing the connection, ends the waiting and never the operation;
@@ -17,6 +18,7 @@ mod events;
 mod options;
 mod rows;
 mod secrets;
+mod session;
 
 pub use client::{Client, SOCKET, Target, Via};
 pub use error::{Connecting, CsidError, Details, Error, Kind, Result};
@@ -31,7 +33,9 @@ pub use options::{
 pub use rows::{
     CapabilityRow, ClaimRow, Claimed, Event, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,
     OperationRow, Plugin, PluginRow, ReconcileReport, SnapshotRow, Usage, Validated, VolumeRow, VolumeStats,
+    json,
 };
 pub use secrets::{BadSecrets, SealedSecrets, Secrets};
+pub use session::Session;
 /// The value of an event's detail.
 pub use zbus::OwnedVariant;

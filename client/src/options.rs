@@ -12,7 +12,7 @@ use crate::secrets::SealedSecrets;
 macro_rules! dict {
     ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $ty:ty,)* }) => {
         $(#[$meta])*
-        #[derive(Default, Serialize, Type)]
+        #[derive(Default, Clone, Serialize, Type)]
         #[zbus(signature = "dict")]
         #[serde(rename_all = "kebab-case")]
         pub struct $name {
@@ -34,11 +34,19 @@ macro_rules! options {
                 deadline_usec: u64,
                 /// The caller's name for this call, unique for its uid: what `CancelOperation` takes.
                 operation_id: String,
-                /// Read once by csid, so made anew for each call.
                 secrets: SealedSecrets,
                 /// Instead of secrets: a systemd credential that csid can load again after a reboot.
                 credential: String,
                 $($(#[$field_meta])* $field: $ty,)*
+            }
+        }
+
+        impl $name {
+            /// The same, with the contract's common keys as they are in `common`.
+            pub fn with(self, common: CallOptions) -> Self {
+                let CallOptions { deadline_usec, operation_id, secrets, credential } = common;
+                #[allow(clippy::needless_update)] // CallOptions has no more than these
+                Self { deadline_usec, operation_id, secrets, credential, ..self }
             }
         }
     };
@@ -66,15 +74,10 @@ options! {
     CallOptions {}
 }
 
-options! {
+volume_options! {
     /// Mount. For a volume given inline `plugin` and `external_id` are needed.
     MountOptions {
-        plugin: String,
-        external_id: String,
-        volume_context: BTreeMap<String, String>,
         publish_context: BTreeMap<String, String>,
-        fs_type: String,
-        mount_flags: Vec<String>,
         mount_group: String,
         access_mode: AccessMode,
         attachment_mode: AttachmentMode,
@@ -271,7 +274,7 @@ options! {
 
 dict! {
     /// ListMounts: only rows that have all of these.
-    #[derive(Debug, Clone)]
+    #[derive(Debug)]
     MountFilter {
         namespace: String,
         volume: String,
@@ -285,7 +288,7 @@ dict! {
 
 dict! {
     /// ListVolumes: only rows that have all of these.
-    #[derive(Debug, Clone)]
+    #[derive(Debug)]
     VolumeFilter {
         namespace: String,
         plugin: String,
@@ -298,7 +301,7 @@ dict! {
 
 dict! {
     /// ListClaims: only rows that have all of these.
-    #[derive(Debug, Clone)]
+    #[derive(Debug)]
     ClaimFilter {
         namespace: String,
         volume: String,

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
-use zbus::{OwnedObjectPath, OwnedVariant, Type};
+use serde_json::{Map, Value, json};
+use zbus::{OwnedObjectPath, OwnedVariant, Type, Variant};
 
 macro_rules! row {
     ($case:literal, $(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $ty:ty,)* }) => {
@@ -315,4 +316,31 @@ pub struct Event {
     /// A plugin's id, `NAMESPACE/VOLUME`, an operation's id, or empty.
     pub subject: String,
     pub details: HashMap<String, OwnedVariant>,
+}
+
+/// The value of an event's detail, for whoever prints it or hands it on.
+pub fn json(value: &Variant<'_>) -> Value {
+    match value {
+        Variant::Bool(b) => json!(b),
+        Variant::U8(n) => json!(n),
+        Variant::I16(n) => json!(n),
+        Variant::U16(n) => json!(n),
+        Variant::I32(n) => json!(n),
+        Variant::U32(n) => json!(n),
+        Variant::I64(n) => json!(n),
+        Variant::U64(n) => json!(n),
+        Variant::F64(n) => json!(n),
+        Variant::Str(s) => json!(s.as_str()),
+        Variant::ObjectPath(path) => json!(path.as_str()),
+        Variant::Variant(inner) => json(inner),
+        Variant::Array(array) => array.inner().iter().map(json).collect(),
+        Variant::Dict(dict) => {
+            let key = |key: &Variant<'_>| match json(key) {
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            dict.iter().map(|(k, v)| (key(k), json(v))).collect::<Map<_, _>>().into()
+        }
+        other => json!(other.to_string()),
+    }
 }

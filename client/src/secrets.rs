@@ -1,7 +1,7 @@
 //! Secrets on their way to csid. They are zeroed when dropped, and the types that hold them have no Debug,
 //! Display or Serialize, so that no log or error can hold one by accident.
 
-use std::{collections::BTreeMap, fs::File, io};
+use std::{collections::BTreeMap, fs::File, io, sync::Arc};
 
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, memfd_create, seek};
 use serde::{
@@ -54,14 +54,14 @@ impl Secrets {
         map.end().map_err(io::Error::from)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
         seek(&file, SeekFrom::Start(0))?;
-        Ok(SealedSecrets(std::os::fd::OwnedFd::from(file).into()))
+        Ok(SealedSecrets(Arc::new(std::os::fd::OwnedFd::from(file).into())))
     }
 }
 
-/// A sealed memfd with the secrets in it: for one call.
-#[derive(Type)]
+/// A sealed memfd with the secrets in it: for one call, however often it has to be asked. csid reads it from its beginning.
+#[derive(Clone, Type)]
 #[zbus(signature = "h")]
-pub struct SealedSecrets(zbus::OwnedFd);
+pub struct SealedSecrets(Arc<zbus::OwnedFd>);
 
 impl Serialize for SealedSecrets {
     /// The number of the descriptor in the message, never its content.

@@ -151,6 +151,7 @@ async fn mount(client: &Client, args: Mount, json: bool, tried: &mut Tried) -> a
         plugin: args.plugin,
         external_id: args.external_id,
         volume_context: pairs(args.context),
+        capabilities: None,
         publish_context: pairs(args.publish_context),
         fs_type: args.fs_type,
         mount_flags: some(args.mount_flag),

@@ -13,7 +13,6 @@ use comfy_table::{Table, presets};
 use csid_client::{Event, Manager, MountRow, OperationRow, PluginRow, ReconcileReport};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use zbus::Variant;
 
 pub use plugin::{Consumer, external_volumes, plugin, plugins, snapshots};
 use volume::known;
@@ -211,7 +210,7 @@ pub fn event(event: &Event) -> String {
     let mut details: Vec<_> = event
         .details
         .iter()
-        .map(|(key, value)| match variant(value) {
+        .map(|(key, value)| match csid_client::json(value) {
             Value::String(text) if text.contains(' ') => format!("{key}={}", json!(text)),
             Value::String(text) => format!("{key}={text}"),
             other => format!("{key}={other}"),
@@ -230,7 +229,8 @@ pub fn event(event: &Event) -> String {
 }
 
 pub fn event_json(event: &Event) -> String {
-    let details: Map<_, _> = event.details.iter().map(|(key, value)| (key.clone(), variant(value))).collect();
+    let details: Map<_, _> =
+        event.details.iter().map(|(key, value)| (key.clone(), csid_client::json(value))).collect();
     json!({
         "sequence": event.sequence,
         "realtime-usec": event.realtime_usec,
@@ -239,32 +239,6 @@ pub fn event_json(event: &Event) -> String {
         "details": details,
     })
     .to_string()
-}
-
-fn variant(value: &Variant<'_>) -> Value {
-    match value {
-        Variant::Bool(b) => json!(b),
-        Variant::U8(n) => json!(n),
-        Variant::I16(n) => json!(n),
-        Variant::U16(n) => json!(n),
-        Variant::I32(n) => json!(n),
-        Variant::U32(n) => json!(n),
-        Variant::I64(n) => json!(n),
-        Variant::U64(n) => json!(n),
-        Variant::F64(n) => json!(n),
-        Variant::Str(s) => json!(s.as_str()),
-        Variant::ObjectPath(path) => json!(path.as_str()),
-        Variant::Variant(inner) => variant(inner),
-        Variant::Array(array) => array.inner().iter().map(variant).collect(),
-        Variant::Dict(dict) => {
-            let key = |key: &Variant<'_>| match variant(key) {
-                Value::String(text) => text,
-                other => other.to_string(),
-            };
-            dict.iter().map(|(k, v)| (key(k), variant(v))).collect::<Map<_, _>>().into()
-        }
-        other => json!(other.to_string()),
-    }
 }
 
 /// UTC, to the millisecond: the same on every host, and it sorts.
@@ -287,6 +261,8 @@ fn timestamp(usec: u64) -> impl Display {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+
+    use zbus::Variant;
 
     use super::*;
 
