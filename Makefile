@@ -5,12 +5,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .ONESHELL:
-.PHONY: help demo test soak check bench count count-renew deb debian-packages
+.PHONY: help demo test soak check bench count count-renew deb libcsi debian-packages
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
-DEBIAN_PACKAGES := build-essential dbus e2fsprogs polkitd procps systemd-container util-linux xfsprogs
+DEBIAN_PACKAGES := build-essential dbus e2fsprogs polkitd procps systemd-container util-linux valgrind xfsprogs
 PROFILE ?= release
 
 help: ## this list
@@ -55,6 +55,9 @@ deb: $(CARGO_DEB) ## target/csid.deb (PROFILE=dev: fast to build, slower to run)
 	$$csictl completions fish >target/completions/csictl.fish
 	$(CARGO_DEB) --quiet --package csid --no-build --no-strip --profile $(PROFILE) \
 		$(if $(filter dev,$(PROFILE)),--fast) --output target/csid.deb
+
+libcsi: debian-packages ## target/libcsi: the C library, shared and static, csi.pc and csi.h
+	libcsi-ffi/link target/libcsi --profile $(PROFILE)
 
 debian-packages:
 	@missing=$$(for p in $(DEBIAN_PACKAGES); do

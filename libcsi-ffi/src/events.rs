@@ -1,0 +1,323 @@
+//! `csi_events`: csid's events in order, pulled. State: a queue of bounded length, and where it goes on.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::ffi::{CString, c_char};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{process, ptr};
+
+use csid_client::{Client, Error, News, Session};
+use serde_json::{Map, Value, json};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::border::{Result, entry, invalid, object, optional_text, out, plain};
+use crate::client::{Slot, csi_client, same_process};
+use crate::error::{CSI_E_DEADLINE, CSI_E_PENDING, csi_code, csi_error};
+use crate::op::{descriptor, signal, unsignal};
+use crate::row::{csi_row, cstring};
+
+/// What waits for a slow reader here; all else waits in csid.
+const QUEUE: usize = 256;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A reader of csid's events. It goes on through csid's restarts. Counted: csi_events_ref, csi_events_unref.
+pub struct csi_events {
+    process: u32,
+    queue: Arc<Queue>,
+    task: AbortHandle,
+}
+
+/// One event, or a gap. Owned by whoever got it: csi_event_free.
+pub struct csi_event {
+    gap: bool,
+    cursor: CString,
+    row: csi_row,
+}
+
+struct Queue {
+    /// Readable while there is something.
+    some: OwnedFd,
+    state: Mutex<State>,
+    room: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    events: VecDeque<csi_event>,
+    /// What ended it.
+    failed: Option<csi_error>,
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn push(&self, event: csi_event) {
+        while self.state().events.len() >= QUEUE {
+            self.room.notified().await;
+        }
+        self.state().events.push_back(event);
+        signal(&self.some);
+    }
+
+    fn fail(&self, error: csi_error) {
+        self.state().failed.get_or_insert(error);
+        signal(&self.some);
+    }
+
+    fn pop(&self) -> Result<Option<csi_event>> {
+        let mut state = self.state();
+        let event = state.events.pop_front();
+        if state.events.is_empty() && state.failed.is_none() {
+            unsignal(&self.some);
+        }
+        self.room.notify_one();
+        match (event, &state.failed) {
+            (None, Some(error)) => Err(error.clone()),
+            (event, _) => Ok(event),
+        }
+    }
+}
+
+/// The client is closed, and with it its events.
+struct Ending(Arc<Queue>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.fail(csi_error::closed());
+    }
+}
+
+/// Where a reader is: in which journal, and after which event. None: where the journal is now.
+#[derive(Clone)]
+struct Cursor {
+    journal: Option<String>,
+    sequence: Option<u64>,
+}
+
+impl Cursor {
+    fn read(text: Option<&str>) -> Result<Self> {
+        let Some(text) = text else { return Ok(Self { journal: None, sequence: None }) };
+        if text.is_empty() {
+            return Ok(Self { journal: None, sequence: Some(0) });
+        }
+        let (journal, sequence) =
+            text.rsplit_once(':').ok_or_else(|| invalid("cursor is none of csi_event_cursor's"))?;
+        let sequence = sequence.parse().map_err(|_| invalid("cursor is none of csi_event_cursor's"))?;
+        Ok(Self { journal: Some(journal.to_owned()), sequence: Some(sequence) })
+    }
+}
+
+/// Tell the events from a cursor on, until csid is away; where it was then is in the cursor.
+async fn follow(
+    client: &Client,
+    queue: &Queue,
+    cursor: &mut Cursor,
+    opened: &mut Option<Arc<Slot<Result<()>>>>,
+) -> std::result::Result<Infallible, Error> {
+    let journal = client.manager().await?.journal_id;
+    let event =
+        |gap, sequence: u64, row| csi_event { gap, cursor: cstring(format!("{journal}:{sequence}")), row };
+    // Another journal counts its own events.
+    if cursor.journal.as_ref().is_some_and(|before| *before != journal) {
+        cursor.sequence = Some(0);
+        queue.push(event(true, 0, csi_row::default())).await;
+    }
+    let mut follower = client.follow(cursor.sequence).await?;
+    *cursor = Cursor { journal: Some(journal.clone()), sequence: Some(follower.cursor()) };
+    if let Some(opened) = opened.take() {
+        opened.put(Ok(()));
+    }
+    loop {
+        let news = follower.next().await?;
+        let sequence = follower.cursor();
+        cursor.sequence = Some(sequence);
+        queue
+            .push(match news {
+                News::Gap => event(true, sequence, csi_row::default()),
+                News::Event(told) => {
+                    let details: Map<String, Value> = told
+                        .details
+                        .iter()
+                        .map(|(key, value)| (key.clone(), csid_client::json(value)))
+                        .collect();
+                    let row = json!({
+                        "sequence": told.sequence,
+                        "realtime-usec": told.realtime_usec,
+                        "type": told.kind,
+                        "subject": told.subject,
+                        "details": details,
+                    });
+                    event(false, sequence, csi_row::of(&row))
+                }
+            })
+            .await;
+    }
+}
+
+/// The same, with the connection of now.
+async fn read(
+    session: &Session,
+    queue: &Queue,
+    cursor: &mut Cursor,
+    opened: &mut Option<Arc<Slot<Result<()>>>>,
+) -> std::result::Result<Infallible, Error> {
+    let client = session.client().await?;
+    let ended = follow(&client, queue, cursor, opened).await;
+    session.forget(&client).await;
+    ended
+}
+
+/// Read csid's events, in order. cursor: csi_event_cursor of the last one that was dealt with, by this process or an earlier one; NULL:
+/// from now on; "": from the first that csid has. Waits until csid has answered, up to timeout_usec; 0: 10 s.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_events_open(
+    client: *mut csi_client,
+    cursor: *const c_char,
+    timeout_usec: u64,
+    events: *mut *mut csi_events,
+    error: *mut *mut csi_error,
+) -> csi_code {
+    // SAFETY: as csi.h says of every argument.
+    unsafe {
+        entry("csi_events_open", error, || {
+            let events = out("events", events)?;
+            let client = object("client", client)?;
+            client.here()?;
+            let mut cursor = Cursor::read(optional_text("cursor", cursor)?.as_deref())?;
+            let timeout = Duration::from_micros(if timeout_usec == 0 { 10_000_000 } else { timeout_usec });
+            let queue = Arc::new(Queue { some: descriptor()?, state: Mutex::default(), room: Notify::new() });
+            let opened = Arc::new(Slot::default());
+            let (ending, session, mut sender) =
+                (Ending(queue.clone()), client.session.clone(), Some(opened.clone()));
+            let task = client.runtime.spawn(async move {
+                loop {
+                    match read(&session, &ending.0, &mut cursor, &mut sender).await {
+                        Ok(never) => match never {},
+                        Err(lost) if lost.lost() => tokio::time::sleep(PAUSE).await,
+                        Err(error) => {
+                            let error = csi_error::from(error);
+                            if let Some(sender) = sender.take() {
+                                sender.put(Err(error.clone()));
+                            }
+                            return ending.0.fail(error);
+                        }
+                    }
+                }
+            });
+            let task = task.abort_handle();
+            let made = csi_events { process: process::id(), queue, task };
+            let late = || csi_error::new(CSI_E_DEADLINE, "csid did not answer in time");
+            opened.take(timeout).unwrap_or_else(|| Err(late()))?;
+            events.write(Arc::into_raw(Arc::new(made)).cast_mut());
+            Ok(())
+        })
+    }
+}
+
+/// A descriptor for poll(): readable while csi_events_next has something to tell. It is the reader's. -1 of NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_events_fd(events: *const csi_events) -> i32 {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_events_fd", -1, || {
+        unsafe { events.as_ref() }.map_or(-1, |events| events.queue.some.as_raw_fd())
+    })
+}
+
+/// The next event; CSI_E_PENDING, without an error, when there is none now. Another code ends the reader: open it anew, with the last
+/// cursor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_events_next(
+    events: *mut csi_events,
+    event: *mut *mut csi_event,
+    error: *mut *mut csi_error,
+) -> csi_code {
+    let mut pending = false;
+    // SAFETY: as csi.h says of every argument.
+    let code = unsafe {
+        entry("csi_events_next", error, || {
+            let event = out("event", event)?;
+            let events = object("events", events)?;
+            same_process(events.process)?;
+            match events.queue.pop()? {
+                Some(next) => event.write(Box::into_raw(Box::new(next))),
+                None => pending = true,
+            }
+            Ok(())
+        })
+    };
+    if pending { CSI_E_PENDING } else { code }
+}
+
+/// The same reader; NULL of NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_events_ref(events: *mut csi_events) -> *mut csi_events {
+    plain("csi_events_ref", ptr::null_mut(), || {
+        if !events.is_null() {
+            // SAFETY: as csi.h says of every argument: it is counted, and the caller has one count.
+            unsafe { Arc::increment_strong_count(events.cast_const()) };
+        }
+        events
+    })
+}
+
+/// NULL is nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_events_unref(events: *mut csi_events) {
+    plain("csi_events_unref", (), || {
+        // SAFETY: as csi.h says of every argument.
+        let here = unsafe { events.as_ref() }.is_some_and(|events| same_process(events.process).is_ok());
+        // After a fork the task is the parent's.
+        if here {
+            // SAFETY: it is counted, and the caller gives his count back.
+            unsafe { Arc::decrement_strong_count(events.cast_const()) };
+        }
+    });
+}
+
+impl Drop for csi_events {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Whether events are lost between the last one told and the next: look at everything anew. A gap has no row.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_event_gap(event: *const csi_event) -> bool {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_event_gap", false, || unsafe { event.as_ref() }.is_some_and(|event| event.gap))
+}
+
+/// What to go on with, once this event was dealt with. It lives as long as the event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_event_cursor(event: *const csi_event) -> *const c_char {
+    plain("csi_event_cursor", ptr::null(), || {
+        // SAFETY: as csi.h says of every argument.
+        unsafe { event.as_ref() }.map_or(ptr::null(), |event| event.cursor.as_ptr())
+    })
+}
+
+/// The event: sequence, realtime-usec, type, subject, and details, a row of its own: success, error, consumer, tag, plugin and
+/// others, as its type has them. It lives as long as the event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_event_row(event: *const csi_event) -> *const csi_row {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_event_row", ptr::null(), || {
+        unsafe { event.as_ref() }.map_or(ptr::null(), |event| &raw const event.row)
+    })
+}
+
+/// NULL is nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_event_free(event: *mut csi_event) {
+    plain("csi_event_free", (), || {
+        if !event.is_null() {
+            // SAFETY: csi_events_next gave it out, and the caller frees it once.
+            drop(unsafe { Box::from_raw(event) });
+        }
+    });
+}

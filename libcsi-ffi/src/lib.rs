@@ -1,0 +1,37 @@
+//! libcsi: csid's C library. Thin: it turns C's arguments into csid-client's, and its answers into rows.
+//!
+//! What it owns: one thread for each open client, and what its callers hold handles of. No engine, no state file, no
+//! protocol of its own. What always holds:
+//! - a C type has one kind of ownership: counted (`csi_client`, `csi_op`, `csi_events`), owned (`csi_error`, `csi_event`) or borrowed
+//!   from one of these (`csi_row`, and every text);
+//! - nothing of C's is kept after an entry returns;
+//! - no panic leaves an entry, and no entry waits but those that say so;
+//! - `include/csi.h` is made of these sources (`tests/header.rs`); the docs of what is public here are C's docs.
+
+// C's names, as C sees them. What a caller owes every entry is said once, at the head of csi.h.
+#![allow(non_camel_case_types, clippy::missing_safety_doc)]
+
+mod border;
+mod claims;
+mod client;
+mod error;
+mod events;
+mod given;
+mod lists;
+mod mounts;
+mod op;
+mod plugins;
+mod row;
+mod spec;
+mod volumes;
+
+/// The version of this header. Minor versions add; what begins with struct_size may grow at its end.
+pub const CSI_VERSION_MAJOR: u32 = 1;
+pub const CSI_VERSION_MINOR: u32 = 0;
+pub const CSI_VERSION_PATCH: u32 = 0;
+
+/// The version of the library that runs: major << 16 | minor << 8 | patch.
+#[unsafe(no_mangle)]
+pub extern "C" fn csi_version() -> u32 {
+    border::plain("csi_version", 0, || CSI_VERSION_MAJOR << 16 | CSI_VERSION_MINOR << 8 | CSI_VERSION_PATCH)
+}

@@ -1,0 +1,113 @@
+//! What csid has: its own properties, and lists.
+
+use std::collections::BTreeMap;
+use std::ffi::c_char;
+
+use csid_client::{ClaimFilter, Client, MountFilter, VolumeFilter};
+
+use crate::border::{Result, invalid, map, text};
+use crate::client::csi_client;
+use crate::error::{csi_code, csi_error};
+use crate::given::{csi_call, csi_map};
+use crate::op::{csi_op, many, one, start};
+
+/// What a list is of, and its filter.
+#[derive(Clone)]
+enum List {
+    Plugins,
+    Operations,
+    Volumes(VolumeFilter),
+    Claims(ClaimFilter),
+    Mounts(MountFilter),
+}
+
+impl List {
+    fn of(kind: &str, mut filter: BTreeMap<String, String>) -> Result<Self> {
+        let mut take = |key: &str| filter.remove(key);
+        let list = match kind {
+            "plugins" => Self::Plugins,
+            "operations" => Self::Operations,
+            "volumes" => Self::Volumes(VolumeFilter {
+                namespace: take("namespace"),
+                plugin: take("plugin"),
+                node: take("node"),
+                prefix: take("prefix"),
+            }),
+            "claims" => Self::Claims(ClaimFilter {
+                namespace: take("namespace"),
+                volume: take("volume"),
+                consumer: take("consumer"),
+                node: take("node"),
+                past: value("past", take("past"))?,
+            }),
+            "mounts" => Self::Mounts(MountFilter {
+                namespace: take("namespace"),
+                volume: take("volume"),
+                consumer: take("consumer"),
+                tag: take("tag"),
+                plugin: take("plugin"),
+                state: take("state"),
+                uid: value("uid", take("uid"))?,
+            }),
+            _ => return Err(invalid("kind is none of plugins, volumes, claims, mounts, operations")),
+        };
+        match filter.keys().next() {
+            Some(key) => Err(invalid(format!("{kind} have no filter `{key}`"))),
+            None => Ok(list),
+        }
+    }
+}
+
+fn value<T: std::str::FromStr>(key: &str, text: Option<String>) -> Result<Option<T>> {
+    let read =
+        |text: String| text.parse().map_err(|_| invalid(format!("the filter {key} cannot be `{text}`")));
+    text.map(read).transpose()
+}
+
+/// List "plugins", "volumes", "claims", "mounts" or "operations": a row each, as org.csid1.xml says. filter: the rows that have all of
+/// these (namespace, volume, consumer, tag, plugin, state, uid; of claims also node and past, "true"; of volumes node and prefix).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_list(
+    client: *mut csi_client,
+    kind: *const c_char,
+    filter: csi_map,
+    call: *const csi_call,
+    op: *mut *mut csi_op,
+    error: *mut *mut csi_error,
+) -> csi_code {
+    // SAFETY: as csi.h says of every argument.
+    unsafe {
+        start("csi_list", (client, call), (op, error), || {
+            let (kind, filter) = (text("kind", kind)?, map("filter", filter)?.unwrap_or_default());
+            let list = List::of(&kind, filter)?;
+            Ok(move |client: Client, _| {
+                let list = list.clone();
+                async move {
+                    match list {
+                        List::Plugins => client.list_plugins().await.map(many),
+                        List::Operations => client.list_operations().await.map(many),
+                        List::Volumes(filter) => client.list_volumes(filter).await.map(many),
+                        List::Claims(filter) => client.list_claims(filter).await.map(many),
+                        List::Mounts(filter) => client.list_mounts(filter).await.map(many),
+                    }
+                }
+            })
+        })
+    }
+}
+
+/// csid itself. One row: features, a list of what this csid can do; state, version, journal-id, event-sequence, modify-index.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_get_manager(
+    client: *mut csi_client,
+    call: *const csi_call,
+    op: *mut *mut csi_op,
+    error: *mut *mut csi_error,
+) -> csi_code {
+    // SAFETY: as csi.h says of every argument.
+    unsafe {
+        start("csi_get_manager", (client, call), (op, error), || {
+            Ok(|client: Client, _| async move { client.manager().await.map(one) })
+        })
+    }
+}

@@ -1,0 +1,296 @@
+//! `csi_op`: one call of csid's under way, with a descriptor that is readable when it has ended.
+
+use std::ffi::{CString, c_char};
+use std::future::Future;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use std::{io, process, ptr};
+
+use csid_client::{CallOptions, Client, Session};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use serde::Serialize;
+use tokio::sync::{Notify, RwLock};
+
+use crate::border::{Result, entry, invalid, object, out, plain};
+use crate::client::{csi_client, same_process};
+use crate::error::{CSI_E_INTERNAL, CSI_E_PENDING, csi_code, csi_error};
+use crate::given::{Call, csi_call};
+use crate::row::{csi_row, cstring};
+
+/// csid is told of a cancellation so often, for the call itself may not have reached it yet.
+const AGAIN: Duration = Duration::from_millis(200);
+/// And so long.
+const UNTIL: Duration = Duration::from_secs(30);
+
+pub type Rows = Vec<csi_row>;
+
+/// An operation under way, then its end. Counted: csi_op_ref, csi_op_unref. Not waited for, or given back, it goes on.
+pub struct csi_op {
+    process: u32,
+    id: CString,
+    ended: OwnedFd,
+    end: OnceLock<std::result::Result<Rows, csi_error>>,
+    cancelled: AtomicBool,
+    cancel: Notify,
+}
+
+impl csi_op {
+    /// The first end counts.
+    fn end(&self, end: std::result::Result<Rows, csi_error>) {
+        if self.end.set(end).is_ok() {
+            signal(&self.ended);
+        }
+    }
+}
+
+/// A descriptor that is readable from `signal` to `unsignal`.
+pub fn descriptor() -> Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+        csi_error::new(CSI_E_INTERNAL, format!("no descriptor for it: {}", io::Error::from(error)))
+    })
+}
+
+/// Neither can fail: the count is far from its end.
+pub fn signal(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
+
+pub fn unsignal(fd: &OwnedFd) {
+    let _ = rustix::io::read(fd, &mut [0; 8]);
+}
+
+/// Start what `prepare` has read of C's arguments. What it gives asks csid once, and again if csid went away meanwhile.
+///
+/// # Safety
+/// As csi.h says of every argument.
+pub unsafe fn start<A, F>(
+    name: &'static str,
+    (client, call): (*mut csi_client, *const csi_call),
+    (op, error): (*mut *mut csi_op, *mut *mut csi_error),
+    prepare: impl FnOnce() -> Result<A>,
+) -> csi_code
+where
+    A: Fn(Client, CallOptions) -> F + Send + Sync + 'static,
+    F: Future<Output = csid_client::Result<Rows>> + Send + 'static,
+{
+    // SAFETY: the caller's promise.
+    unsafe {
+        entry(name, error, || {
+            let op = out("op", op)?;
+            let client = object("client", client)?;
+            client.here()?;
+            let Call { deadline, mut common } = Call::read(call)?;
+            let ask = prepare()?;
+            let id = common.operation_id.get_or_insert_with(|| client.operation_id());
+            let made = Arc::new(csi_op {
+                process: process::id(),
+                id: cstring(id.as_str()),
+                ended: descriptor()?,
+                end: OnceLock::new(),
+                cancelled: AtomicBool::new(false),
+                cancel: Notify::new(),
+            });
+            let ending = Ending(made.clone());
+            let talking = client.talking.clone();
+            client.runtime.spawn(drive(client.session.clone(), talking, ending, deadline, common, ask));
+            op.write(Arc::into_raw(made).cast_mut());
+            Ok(())
+        })
+    }
+}
+
+/// However the task ends, its operation does too.
+struct Ending(Arc<csi_op>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.end(Err(match std::thread::panicking() {
+            true => csi_error::new(CSI_E_INTERNAL, "libcsi panicked; this is a fault of its"),
+            false => csi_error::closed(),
+        }));
+    }
+}
+
+async fn drive<A, F>(
+    session: Arc<Session>,
+    talking: Arc<RwLock<()>>,
+    ending: Ending,
+    deadline: Option<Instant>,
+    common: CallOptions,
+    ask: A,
+) where
+    A: Fn(Client, CallOptions) -> F,
+    F: Future<Output = csid_client::Result<Rows>>,
+{
+    let op = &ending.0;
+    let mut asking = pin!(session.ask(deadline, |client, deadline_usec| {
+        let asked = ask(client, CallOptions { deadline_usec, ..common.clone() });
+        async {
+            // What was cancelled is not asked again.
+            if op.cancelled.load(Ordering::Relaxed) { Ok(Rows::new()) } else { asked.await }
+        }
+    }));
+    tokio::select! {
+        // One that was cancelled before it was asked for is not asked for.
+        biased;
+        () = op.cancel.notified() => {}
+        answer = &mut asking => return op.end(answer.map_err(csi_error::from)),
+    }
+    // Whoever closes the client waits for this.
+    let _talking = talking.read().await;
+    op.end(Err(csi_error::cancelled()));
+    let telling = async {
+        let id = op.id.to_string_lossy();
+        loop {
+            if let Ok(client) = session.client().await {
+                let _ = client.cancel_operation(&id).await;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    };
+    let _ = tokio::time::timeout(UNTIL, async {
+        tokio::select! {
+            () = telling => {}
+            _ = asking => {}
+        }
+    })
+    .await;
+}
+
+/// What a call answers, as rows: nothing, one thing, or many.
+pub fn nothing((): ()) -> Rows {
+    Rows::new()
+}
+
+pub fn one<T: Serialize>(answer: T) -> Rows {
+    vec![csi_row::of(&answer)]
+}
+
+pub fn many<T: Serialize>(answers: Vec<T>) -> Rows {
+    answers.iter().map(csi_row::of).collect()
+}
+
+/// A descriptor for poll(): readable when the operation has ended, and from then on. It is the operation's: dup() it to keep it.
+/// -1 of NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_op_fd(op: *const csi_op) -> i32 {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_op_fd", -1, || unsafe { op.as_ref() }.map_or(-1, |op| op.ended.as_raw_fd()))
+}
+
+/// What csid calls the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_op_id(op: *const csi_op) -> *const c_char {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_op_id", ptr::null(), || unsafe { op.as_ref() }.map_or(ptr::null(), |op| op.id.as_ptr()))
+}
+
+/// How the operation ended, waiting for it up to timeout_usec; 0 does not wait, -1 waits for ever. CSI_E_PENDING, without an error,
+/// when it goes on. May be asked again, and by many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_op_wait(
+    op: *mut csi_op,
+    timeout_usec: i64,
+    error: *mut *mut csi_error,
+) -> csi_code {
+    let mut pending = false;
+    // SAFETY: as csi.h says of every argument.
+    let code = unsafe {
+        entry("csi_op_wait", error, || {
+            let op = object("op", op)?;
+            same_process(op.process)?;
+            wait(&op.ended, u64::try_from(timeout_usec).ok().map(Duration::from_micros))?;
+            match op.end.get() {
+                Some(Ok(_)) => Ok(()),
+                Some(Err(error)) => Err(error.clone()),
+                None => {
+                    pending = true;
+                    Ok(())
+                }
+            }
+        })
+    };
+    if pending { CSI_E_PENDING } else { code }
+}
+
+/// `None`: for ever.
+fn wait(fd: &OwnedFd, timeout: Option<Duration>) -> Result<()> {
+    let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::new(fd, PollFlags::IN)], left.as_ref()) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                return Err(invalid(format!("the operation's descriptor: {}", io::Error::from(error))));
+            }
+        }
+    }
+}
+
+/// End the operation: here at once, with CSI_E_CANCELLED, and in csid, which undoes a mount, a claim or an attachment that is
+/// under way. After its end it does nothing. NULL is nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_op_cancel(op: *mut csi_op) {
+    plain("csi_op_cancel", (), || {
+        // SAFETY: as csi.h says of every argument.
+        if let Some(op) = unsafe { op.as_ref() }
+            && same_process(op.process).is_ok()
+        {
+            op.cancelled.store(true, Ordering::Relaxed);
+            op.cancel.notify_one();
+        }
+    });
+}
+
+/// How many rows the operation answered; 0 while it goes on, and when it failed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_op_rows(op: *const csi_op) -> usize {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_op_rows", 0, || unsafe { rows(op) }.len())
+}
+
+/// A row of the answer; NULL beyond the last. It lives as long as the operation's handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_op_row(op: *const csi_op, index: usize) -> *const csi_row {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_op_row", ptr::null(), || unsafe { rows(op) }.get(index).map_or(ptr::null(), ptr::from_ref))
+}
+
+/// # Safety
+/// As csi.h says of every argument.
+unsafe fn rows<'a>(op: *const csi_op) -> &'a [csi_row] {
+    // SAFETY: the caller's promise.
+    match unsafe { op.as_ref() }.and_then(|op| op.end.get()) {
+        Some(Ok(rows)) => rows,
+        _ => &[],
+    }
+}
+
+/// The same operation; NULL of NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_op_ref(op: *mut csi_op) -> *mut csi_op {
+    plain("csi_op_ref", ptr::null_mut(), || {
+        if !op.is_null() {
+            // SAFETY: as csi.h says of every argument: it is counted, and the caller has one count.
+            unsafe { Arc::increment_strong_count(op.cast_const()) };
+        }
+        op
+    })
+}
+
+/// Give the handle back; the operation goes on. NULL is nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_op_unref(op: *mut csi_op) {
+    plain("csi_op_unref", (), || {
+        if !op.is_null() {
+            // SAFETY: it is counted, and the caller gives his count back.
+            unsafe { Arc::decrement_strong_count(op.cast_const()) };
+        }
+    });
+}

@@ -1,0 +1,212 @@
+//! `csi_row`: an answer of csid's as C reads it. Borrowed: it lives as long as what it came from.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char};
+use std::ptr;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::border::plain;
+use crate::given::{csi_map, csi_pair};
+
+/// A record of names and values: an operation's result, a line of a list, an event. The names are the contract's
+/// (org.csid1.xml), with new ones to come. Whatever is asked by a name that is not there, or has another type, is NULL, 0 or
+/// false. Not owned by whoever reads it: it lives as long as what it was read from.
+#[derive(Default)]
+pub struct csi_row {
+    fields: BTreeMap<CString, Field>,
+    names: Vec<*const c_char>,
+    /// The texts again, as C's map.
+    pairs: Vec<csi_pair>,
+}
+
+enum Field {
+    Text(CString),
+    Number(u64),
+    Flag(bool),
+    Texts(Vec<CString>),
+    Rows(Vec<csi_row>),
+}
+
+// SAFETY: the pointers are into `fields`, which nothing changes once the row is made.
+unsafe impl Send for csi_row {}
+// SAFETY: as above.
+unsafe impl Sync for csi_row {}
+
+/// A text of csid's has no NUL; one that has, from a plugin or a path, is still told.
+pub fn cstring(text: impl Into<String>) -> CString {
+    CString::new(text.into().replace('\0', "\u{fffd}")).unwrap_or_default()
+}
+
+impl csi_row {
+    /// From what serializes as a struct or a map.
+    pub fn of(value: &impl Serialize) -> Self {
+        match serde_json::to_value(value) {
+            Ok(Value::Object(object)) => {
+                Self::new(object.into_iter().map(|(key, value)| (cstring(key), Field::of(value))).collect())
+            }
+            _ => Self::default(),
+        }
+    }
+
+    /// One name, one value.
+    pub fn one(name: &str, value: impl Into<Value>) -> Self {
+        Self::new(BTreeMap::from([(cstring(name), Field::of(value.into()))]))
+    }
+
+    fn new(fields: BTreeMap<CString, Field>) -> Self {
+        let names = fields.keys().map(|name| name.as_ptr()).collect();
+        let pair = |(name, field): (&CString, &Field)| match field {
+            Field::Text(text) => Some(csi_pair { key: name.as_ptr(), value: text.as_ptr() }),
+            _ => None,
+        };
+        // A row's texts do not move when the row does: CString keeps them on the heap.
+        let pairs = fields.iter().filter_map(pair).collect();
+        Self { fields, names, pairs }
+    }
+
+    pub fn text(&self, name: &str) -> Option<&CStr> {
+        match self.fields.get(cstring(name).as_c_str())? {
+            Field::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+impl Field {
+    fn of(value: Value) -> Self {
+        match value {
+            Value::String(text) => Self::Text(cstring(text)),
+            Value::Bool(flag) => Self::Flag(flag),
+            // csid has no negative numbers to tell.
+            Value::Number(number) => Self::Number(number.as_u64().unwrap_or_default()),
+            Value::Array(items) if items.iter().all(Value::is_string) => {
+                Self::Texts(items.iter().filter_map(Value::as_str).map(cstring).collect())
+            }
+            Value::Array(items) => Self::Rows(items.iter().map(csi_row::of).collect()),
+            object @ Value::Object(_) => Self::Rows(vec![csi_row::of(&object)]),
+            Value::Null => Self::Texts(Vec::new()),
+        }
+    }
+}
+
+/// # Safety
+/// `row` is NULL or a row, `name` NULL or a text that ends with a NUL.
+unsafe fn field<'a>(row: *const csi_row, name: *const c_char) -> Option<&'a Field> {
+    // SAFETY: the caller's promise.
+    let (row, name) =
+        unsafe { (row.as_ref()?, if name.is_null() { None } else { Some(CStr::from_ptr(name)) }) };
+    row.fields.get(name?)
+}
+
+fn at<T>(items: &[T], index: usize) -> *const T {
+    items.get(index).map_or(ptr::null(), ptr::from_ref)
+}
+
+/// How many names the row has.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_size(row: *const csi_row) -> usize {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_row_size", 0, || unsafe { row.as_ref() }.map_or(0, |row| row.names.len()))
+}
+
+/// The name at `index`, in the order of the alphabet; NULL beyond the last.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_name(row: *const csi_row, index: usize) -> *const c_char {
+    plain("csi_row_name", ptr::null(), || {
+        // SAFETY: as csi.h says of every argument.
+        let row = unsafe { row.as_ref() };
+        row.and_then(|row| row.names.get(index)).copied().unwrap_or(ptr::null())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_text(row: *const csi_row, name: *const c_char) -> *const c_char {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_row_text", ptr::null(), || match unsafe { field(row, name) } {
+        Some(Field::Text(text)) => text.as_ptr(),
+        _ => ptr::null(),
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_number(row: *const csi_row, name: *const c_char) -> u64 {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_row_number", 0, || match unsafe { field(row, name) } {
+        Some(Field::Number(number)) => *number,
+        _ => 0,
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_flag(row: *const csi_row, name: *const c_char) -> bool {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_row_flag", false, || matches!(unsafe { field(row, name) }, Some(Field::Flag(true))))
+}
+
+/// A map of texts, a publish context for one. Its items are NULL where there is none, and not NULL where it is empty.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_map(row: *const csi_row, name: *const c_char) -> csi_map {
+    let none = csi_map { items: ptr::null(), len: 0 };
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_row_map", none, || match unsafe { field(row, name) } {
+        Some(Field::Rows(rows)) if rows.len() == 1 => {
+            csi_map { items: rows[0].pairs.as_ptr(), len: rows[0].pairs.len() }
+        }
+        _ => none,
+    })
+}
+
+/// How many texts, or rows, the list of that name has.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_len(row: *const csi_row, name: *const c_char) -> usize {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_row_len", 0, || match unsafe { field(row, name) } {
+        Some(Field::Texts(texts)) => texts.len(),
+        Some(Field::Rows(rows)) => rows.len(),
+        _ => 0,
+    })
+}
+
+/// A text of a list; NULL beyond the last.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_item(
+    row: *const csi_row,
+    name: *const c_char,
+    index: usize,
+) -> *const c_char {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_row_item", ptr::null(), || match unsafe { field(row, name) } {
+        Some(Field::Texts(texts)) => texts.get(index).map_or(ptr::null(), |text| text.as_ptr()),
+        _ => ptr::null(),
+    })
+}
+
+/// Whether a list has that text: a plugin's capabilities, csid's features.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_contains(
+    row: *const csi_row,
+    name: *const c_char,
+    text: *const c_char,
+) -> bool {
+    plain("csi_row_contains", false, || {
+        // SAFETY: as csi.h says of every argument.
+        let (field, text) = unsafe { (field(row, name), (!text.is_null()).then(|| CStr::from_ptr(text))) };
+        matches!((field, text), (Some(Field::Texts(texts)), Some(text)) if texts.iter().any(|t| t.as_c_str() == text))
+    })
+}
+
+/// A row in a row: of a list the one at `index`, of a map (an event's details) the one at 0. NULL beyond the last.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_row_row(
+    row: *const csi_row,
+    name: *const c_char,
+    index: usize,
+) -> *const csi_row {
+    // SAFETY: as csi.h says of every argument.
+    plain("csi_row_row", ptr::null(), || match unsafe { field(row, name) } {
+        Some(Field::Rows(rows)) => at(rows, index),
+        _ => ptr::null(),
+    })
+}

@@ -1,0 +1,230 @@
+//! libcsi as C programs use it: linked with the shared library, and with the static one under AddressSanitizer and under
+//! valgrind, against a csid on real mounts. The programs are in libcsi-ffi/tests/c.
+
+mod programs;
+
+use std::process::Command;
+use std::time::Duration;
+
+use csid_tests::ask::*;
+use csid_tests::script::{self, Act, Rule};
+use csid_tests::world::{World, count, eventually, world};
+use programs::{As, Program, built};
+
+#[test]
+fn the_library_exports_its_entries_and_nothing_else() {
+    let library = built().join("lib/libcsi.so.1");
+    let text = |program: &str, arguments: &[&str]| {
+        let done = Command::new(program).args(arguments).arg(&library).output().unwrap();
+        assert!(done.status.success());
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let symbols = text("nm", &["--dynamic", "--defined-only", "--with-symbol-versions"]);
+    let mut entries = 0;
+    for line in symbols.lines().filter(|line| !line.ends_with(" LIBCSI_1.0")) {
+        let name = line.split(' ').next_back().unwrap();
+        assert!(name.starts_with("csi_") && name.ends_with("@@LIBCSI_1.0"), "{line}");
+        entries += 1;
+    }
+    assert_eq!(entries, declared(), "as many as the header has");
+    assert!(text("readelf", &["--dynamic"]).contains("Library soname: [libcsi.so.1]"));
+    count("entries", entries);
+}
+
+/// How many entries the header has.
+fn declared() -> usize {
+    let header = std::fs::read_to_string(built().join("include/csi.h")).unwrap();
+    let entry = |line: &&str| (line.contains(" csi_") || line.contains("*csi_")) && line.contains('(');
+    header.lines().filter(|line| !line.starts_with("//")).filter(entry).count()
+}
+
+/// Run one of the programs in all ways, in a world of its own each time.
+fn in_all_ways<F>(name: &'static str, run: F)
+where
+    F: for<'w> AsyncFn(&'w mut World, As) + Clone + Send + 'static,
+{
+    for way in [As::Shared, As::Sanitized, As::Valgrind] {
+        eprintln!("{name} {way:?}");
+        let run = run.clone();
+        world(async move |w| run(w, way).await);
+    }
+}
+
+#[test]
+fn a_volume_is_mounted_and_unmounted() {
+    in_all_ways("path", async |w: &mut World, way| {
+        // The scheduler's own: csid is told of it by the program.
+        w.add_plugin("p").await;
+        std::fs::remove_file(w.path("etc/plugins.d/p.toml")).unwrap();
+        let client = w.start().await;
+        let socket = w.plugin("p").socket();
+        Program::start(w, "path", way, &[("PLUGIN_SOCKET", socket.as_os_str())]).ends().await;
+        let calls = w.plugin("p").volume_calls();
+        assert_eq!(calls.len(), 3, "staged once, published twice");
+        for call in calls {
+            assert_eq!(call.call.secrets, [("password".to_owned(), "c4n4ry-s3cr3t-4242".to_owned())]);
+        }
+        // csid is another one, and so is the program.
+        w.kill();
+        let client = {
+            drop(client);
+            w.start().await
+        };
+        healthy(&client, "p").await;
+        Program::start(w, "again", way, &[]).ends().await;
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+async fn plain(w: &mut World, name: &'static str, way: As) {
+    let client = running(w).await;
+    Program::start(w, name, way, &[]).ends().await;
+    w.nothing_left(&client).await;
+}
+
+#[test]
+fn wrong_arguments_are_told() {
+    in_all_ways("arguments", async |w: &mut World, way| plain(w, "arguments", way).await);
+}
+
+#[test]
+fn many_threads_use_one_client() {
+    in_all_ways("threads", async |w: &mut World, way| plain(w, "threads", way).await);
+}
+
+#[test]
+fn a_forked_child_is_told_so() {
+    // Not under valgrind, to which what the child must leave alone is lost.
+    for way in [As::Shared, As::Sanitized] {
+        world(async move |w| plain(w, "forked", way).await);
+    }
+}
+
+#[test]
+fn no_panic_gets_out() {
+    world(async |w| {
+        let client = running(w).await;
+        let said = Program::start(w, "panics", As::Shared, &[]).ends().await;
+        assert_eq!(said.trim(), format!("{} entries", declared()), "every entry was tried");
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_plugins_error_is_told_in_full() {
+    in_all_ways("errors", async |w: &mut World, way| {
+        let client = running(w).await;
+        let code = 9; // FAILED_PRECONDITION
+        let says = Act::Say(code, "the shelf is empty".to_owned());
+        w.plugin("p").rules([Rule::always("NodeStageVolume", says).of("refused")]);
+        Program::start(w, "errors", way, &[]).ends().await;
+        w.nothing_left(&client).await;
+    });
+}
+
+fn slow() -> Rule {
+    Rule::always("NodeStageVolume", Act::Delay(60_000)).of("slow")
+}
+
+#[test]
+fn a_cancellation_ends_the_call_here_and_in_csid() {
+    in_all_ways("cancel", async |w: &mut World, way| {
+        let client = running(w).await;
+        w.plugin("p").rules([slow()]);
+        Program::start(w, "cancel", way, &[]).ends().await;
+        w.plugin("p").honest();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_closed_client_ends_nothing_in_csid() {
+    in_all_ways("closing", async |w: &mut World, way| {
+        let client = running(w).await;
+        w.plugin("p").rules([slow()]);
+        Program::start(w, "closing", way, &[]).ends().await;
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn a_deadline_holds_whatever_csid_does() {
+    in_all_ways("deadline", async |w: &mut World, way| {
+        let client = running(w).await;
+        w.plugin("p").rules([slow()]);
+        let mut program = Program::start(w, "deadline", way, &[]);
+        let csid = rustix::process::Pid::from_raw(w.csid_pid().cast_signed()).unwrap();
+        program.asks("stop csid").await;
+        rustix::process::kill_process(csid, rustix::process::Signal::STOP).unwrap();
+        program.answer();
+        program.asks("go on").await;
+        rustix::process::kill_process(csid, rustix::process::Signal::CONT).unwrap();
+        program.answer();
+        program.ends().await;
+        w.plugin("p").honest();
+        // What the stopped csid had on its socket it did later: nobody took it back.
+        eventually("the late call is done", async || {
+            unmount(&client, "v", "job").await.unwrap();
+            client.list_operations().await.unwrap().is_empty()
+        })
+        .await;
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn calls_outlive_a_killed_csid() {
+    in_all_ways("restart", async |w: &mut World, way| {
+        running(w).await;
+        w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Delay(200))]);
+        let mut program = Program::start(w, "restart", way, &[]);
+        for _ in 0..3 {
+            program.asks("kill csid").await;
+            w.kill();
+            program.answer();
+            program.asks("start csid").await;
+            w.launch(&[]).await;
+            program.answer();
+        }
+        program.asks("kill csid").await;
+        w.kill();
+        program.answer();
+        program.ends().await;
+        let client = w.start().await;
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn events_are_told_in_order_and_gaps_too() {
+    in_all_ways("events", async |w: &mut World, way| {
+        running(w).await;
+        let mut program = Program::start(w, "events", way, &[]);
+        program.asks("kill csid").await;
+        w.kill();
+        program.answer();
+        program.asks("start csid").await;
+        w.launch(&[]).await;
+        program.answer();
+        program.ends().await;
+    });
+}
+
+#[test]
+fn a_controller_and_claims() {
+    in_all_ways("volumes", async |w: &mut World, way| {
+        w.add_plugin("p").await;
+        w.plugin("p").set(|script| {
+            script.control(&script::CONTROLLER);
+            script.capabilities.extend(["GET_VOLUME_STATS", "EXPAND_VOLUME"].map(str::to_owned));
+        });
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Program::start(w, "volumes", way, &[]).ends().await;
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}

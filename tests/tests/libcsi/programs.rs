@@ -1,0 +1,150 @@
+//! The C programs: built once, run as children of a world.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use csid_tests::world::{World, child};
+use tokio::sync::mpsc;
+
+/// Under valgrind everything takes its time.
+const LIMIT: Duration = Duration::from_secs(240);
+
+#[derive(Clone, Copy, Debug)]
+pub enum As {
+    /// With libcsi.so.1.
+    Shared,
+    /// With libcsi.a and AddressSanitizer, which finds leaks too.
+    Sanitized,
+    /// With libcsi.a under valgrind.
+    Valgrind,
+}
+
+impl As {
+    fn program(self) -> PathBuf {
+        built().join(match self {
+            Self::Shared => "shared",
+            Self::Sanitized => "sanitized",
+            Self::Valgrind => "static",
+        })
+    }
+}
+
+/// libcsi as `link` makes it, with what panics on demand, and the programs beside it.
+pub fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let ffi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../libcsi-ffi");
+        let out = csid_tests::world::program("csid-under-test").with_file_name("libcsi-under-test");
+        run(Command::new(ffi.join("link")).arg(&out).args(["--features", "fault"]));
+        let mut sources: Vec<_> =
+            std::fs::read_dir(ffi.join("tests/c")).unwrap().map(|file| file.unwrap().path()).collect();
+        sources.retain(|file| file.extension().is_some_and(|extension| extension == "c"));
+        let (library, archive) = (out.join("lib"), out.join("lib/libcsi.a"));
+        for way in ["shared", "sanitized", "static"] {
+            let mut cc = Command::new("cc");
+            cc.args(["-std=c99", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(out.join(way));
+            cc.arg("-I").arg(out.join("include")).args(&sources);
+            match way {
+                "shared" => {
+                    cc.arg("-L").arg(&library).arg("-lcsi").arg(format!("-Wl,-rpath,{}", library.display()))
+                }
+                "sanitized" => {
+                    cc.args(["-fsanitize=address", "-fno-omit-frame-pointer"]).arg(&archive).arg("-lm")
+                }
+                _ => cc.arg(&archive).arg("-lm"),
+            };
+            run(&mut cc);
+        }
+        out
+    })
+}
+
+fn run(command: &mut Command) {
+    let done = command.output().expect("it starts");
+    assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// One that runs.
+pub struct Program {
+    name: &'static str,
+    process: Child,
+    answers: ChildStdin,
+    lines: mpsc::UnboundedReceiver<String>,
+    log: PathBuf,
+}
+
+impl Program {
+    pub fn start(w: &World, name: &'static str, way: As, environment: &[(&str, &OsStr)]) -> Self {
+        let program = way.program();
+        let log = w.path(&format!("{name}.log"));
+        let mut command = match way {
+            As::Valgrind => {
+                let mut command = child(Path::new("valgrind"));
+                command.args([
+                    "--quiet",
+                    "--error-exitcode=99",
+                    "--leak-check=full",
+                    "--child-silent-after-fork=yes",
+                ]);
+                command.args(["--errors-for-leak-kinds=definite,indirect,possible"]).arg(program);
+                command
+            }
+            _ => child(&program),
+        };
+        let mut process = command
+            .arg(name)
+            .env("CSID_SOCKET", w.socket())
+            .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&log).expect("a log"))
+            .spawn()
+            .expect("the program starts");
+        let (answers, said) = (process.stdin.take().expect("a pipe"), process.stdout.take().expect("a pipe"));
+        let (sender, lines) = mpsc::unbounded_channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(said).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Program { name, process, answers, lines, log }
+    }
+
+    /// It asks for this, and waits.
+    pub async fn asks(&mut self, what: &str) {
+        let line = tokio::time::timeout(LIMIT, self.lines.recv()).await;
+        let line = line.ok().flatten();
+        assert_eq!(line.as_deref(), Some(what), "{}: {}", self.name, self.complaint());
+    }
+
+    pub fn answer(&mut self) {
+        self.answers.write_all(b"done\n").expect("the program reads");
+    }
+
+    /// It has ended well; what it said.
+    pub async fn ends(mut self) -> String {
+        let mut said = String::new();
+        let reading = async {
+            while let Some(line) = self.lines.recv().await {
+                said += &line;
+            }
+        };
+        let late = tokio::time::timeout(LIMIT, reading).await.is_err();
+        if late {
+            let _ = self.process.kill();
+        }
+        let status = self.process.wait().expect("its status");
+        assert!(!late && status.success(), "{} {status}: {}", self.name, self.complaint());
+        said
+    }
+
+    fn complaint(&self) -> String {
+        let mut text = String::new();
+        let _ = std::fs::File::open(&self.log).and_then(|mut log| log.read_to_string(&mut text));
+        text
+    }
+}
