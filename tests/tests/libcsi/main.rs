@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use csid_tests::ask::*;
 use csid_tests::script::{self, Act, Rule};
-use csid_tests::world::{World, count, eventually, world};
+use csid_tests::world::{World, child, count, eventually, world};
 use programs::{As, Program, built};
 
 #[test]
@@ -224,6 +224,41 @@ fn a_controller_and_claims() {
         healthy(&client, "p").await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         Program::start(w, "volumes", way, &[]).ends().await;
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn the_example_outlives_csid_and_itself() {
+    world(async |w| {
+        running(w).await;
+        w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Delay(500))]);
+        let scheduler = |w: &World| {
+            let mut command = child(&built().join("mini_scheduler"));
+            command.args(["p", "a", "b", "c"]);
+            Program::spawn(w, "mini_scheduler", command)
+        };
+        let mut first = scheduler(w);
+        eventually("it mounts", async || w.plugin("p").begun_since(0, "NodeStageVolume") == 3).await;
+        w.kill();
+        w.launch(&[]).await;
+        let mut sources = Vec::new();
+        for _ in 0..3 {
+            sources.push(first.says().await);
+        }
+        first.kill();
+        // Another one finds what the first has mounted.
+        let staged = w.plugin("p").volume_calls().len();
+        let mut second = scheduler(w);
+        for _ in 0..3 {
+            let source = second.says().await;
+            assert!(sources.contains(&source), "{source} is none of {sources:?}");
+        }
+        assert_eq!(w.plugin("p").volume_calls().len(), staged, "nothing was mounted anew");
+        second.close();
+        assert_eq!(second.ends().await, "unmounted".repeat(3));
+        let client = w.client().await;
         w.nothing_left(&client).await;
         w.plugin("p").assert_rules();
     });

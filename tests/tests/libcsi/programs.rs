@@ -59,6 +59,11 @@ pub fn built() -> &'static Path {
             };
             run(&mut cc);
         }
+        // As its own text tells to.
+        let mut cc = Command::new("cc");
+        cc.args(["-std=c99", "-Wall", "-Wextra", "-Werror"]).arg(ffi.join("../examples/c/mini_scheduler.c"));
+        cc.arg("-I").arg(out.join("include")).arg("-L").arg(&library).arg("-lcsi");
+        run(cc.arg(format!("-Wl,-rpath,{}", library.display())).arg("-o").arg(out.join("mini_scheduler")));
         out
     })
 }
@@ -72,7 +77,7 @@ fn run(command: &mut Command) {
 pub struct Program {
     name: &'static str,
     process: Child,
-    answers: ChildStdin,
+    answers: Option<ChildStdin>,
     lines: mpsc::UnboundedReceiver<String>,
     log: PathBuf,
 }
@@ -80,7 +85,6 @@ pub struct Program {
 impl Program {
     pub fn start(w: &World, name: &'static str, way: As, environment: &[(&str, &OsStr)]) -> Self {
         let program = way.program();
-        let log = w.path(&format!("{name}.log"));
         let mut command = match way {
             As::Valgrind => {
                 let mut command = child(Path::new("valgrind"));
@@ -95,16 +99,21 @@ impl Program {
             }
             _ => child(&program),
         };
+        command.arg(name).envs(environment.iter().copied());
+        Self::spawn(w, name, command)
+    }
+
+    /// Any program that finds csid by its environment.
+    pub fn spawn(w: &World, name: &'static str, mut command: Command) -> Self {
+        let log = w.path(&format!("{name}.log"));
         let mut process = command
-            .arg(name)
             .env("CSID_SOCKET", w.socket())
-            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(std::fs::File::create(&log).expect("a log"))
             .spawn()
             .expect("the program starts");
-        let (answers, said) = (process.stdin.take().expect("a pipe"), process.stdout.take().expect("a pipe"));
+        let (answers, said) = (process.stdin.take(), process.stdout.take().expect("a pipe"));
         let (sender, lines) = mpsc::unbounded_channel();
         std::thread::spawn(move || {
             for line in BufReader::new(said).lines().map_while(Result::ok) {
@@ -116,13 +125,27 @@ impl Program {
 
     /// It asks for this, and waits.
     pub async fn asks(&mut self, what: &str) {
-        let line = tokio::time::timeout(LIMIT, self.lines.recv()).await;
-        let line = line.ok().flatten();
-        assert_eq!(line.as_deref(), Some(what), "{}: {}", self.name, self.complaint());
+        assert_eq!(self.says().await, what, "{}: {}", self.name, self.complaint());
+    }
+
+    /// A line of it.
+    pub async fn says(&mut self) -> String {
+        let line = tokio::time::timeout(LIMIT, self.lines.recv()).await.ok().flatten();
+        line.unwrap_or_else(|| panic!("{} says nothing: {}", self.name, self.complaint()))
+    }
+
+    pub fn kill(mut self) {
+        self.process.kill().expect("it is killed");
+        self.process.wait().expect("its status");
+    }
+
+    /// Its standard input ends.
+    pub fn close(&mut self) {
+        self.answers = None;
     }
 
     pub fn answer(&mut self) {
-        self.answers.write_all(b"done\n").expect("the program reads");
+        self.answers.as_mut().expect("a pipe").write_all(b"done\n").expect("the program reads");
     }
 
     /// It has ended well; what it said.
