@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::value::RawValue;
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
@@ -19,17 +20,11 @@ pub struct Secrets {
 impl Secrets {
     /// Read a JSON object of strings. Keys are `[A-Za-z0-9._-]+` (CSI rule 17).
     pub fn from_json(document: &[u8]) -> Result<Self> {
-        let wrong = || Error::invalid("the secrets are no JSON object of strings");
         if document.len() > MAX_BYTES {
             return Err(Error::invalid(format!("the secrets are larger than {MAX_BYTES} bytes")));
         }
-        // serde_json's own messages may quote the document; they are dropped.
-        let map: BTreeMap<String, Zeroizing<String>> =
-            serde_json::from_slice::<BTreeMap<String, String>>(document)
-                .map_err(|_| wrong())?
-                .into_iter()
-                .map(|(key, value)| (key, Zeroizing::new(value)))
-                .collect();
+        let map =
+            object(document).ok_or_else(|| Error::invalid("the secrets are no JSON object of strings"))?;
         let plain = |key: &String| {
             !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
         };
@@ -49,15 +44,166 @@ impl Secrets {
         self.is_credential
     }
 
-    /// The map as an RPC carries it.
+    pub fn values(&self) -> impl Iterator<Item = &str> {
+        self.map.values().map(|value| value.as_str())
+    }
+
+    /// The map as an RPC carries it. It goes into the request, which is the gRPC library's to drop: nothing wipes that copy, so
+    /// this is for a request alone.
     pub fn for_rpc(&self) -> BTreeMap<String, String> {
         self.map.iter().map(|(key, value)| (key.clone(), value.to_string())).collect()
     }
 }
 
+/// serde_json finds the values and is not let read them: it would leave them behind where it takes escapes out of a string, and
+/// in its errors.
+fn object(document: &[u8]) -> Option<BTreeMap<String, Zeroizing<String>>> {
+    let text = std::str::from_utf8(document).ok()?;
+    if !text.trim_start().starts_with('{') {
+        return None;
+    }
+    let quoted: BTreeMap<String, &RawValue> = serde_json::from_str(text).ok()?;
+    quoted.into_iter().map(|(key, value)| Some((key, unquoted(value.get())?))).collect()
+}
+
+/// The string that a piece of valid JSON is, if it is one.
+fn unquoted(json: &str) -> Option<Zeroizing<String>> {
+    let mut rest = json.strip_prefix('"')?.strip_suffix('"')?;
+    // It never grows: no escape is shorter than what it stands for.
+    let mut value = Zeroizing::new(String::with_capacity(rest.len()));
+    while let Some((plain, escape)) = rest.split_once('\\') {
+        let (character, length) = unescaped(escape)?;
+        value.push_str(plain);
+        value.push(character);
+        rest = escape.get(length..)?;
+    }
+    value.push_str(rest);
+    Some(value)
+}
+
+/// What the escape after a backslash stands for, and how long it is.
+fn unescaped(escape: &str) -> Option<(char, usize)> {
+    let simple = match escape.chars().next()? {
+        'b' => '\u{8}',
+        'f' => '\u{c}',
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'u' => {
+            let unit = |hex: &str| u16::from_str_radix(hex.get(..4)?, 16).ok();
+            let second = escape.get(5..).and_then(|next| unit(next.strip_prefix("\\u")?));
+            let units = [Some(unit(&escape[1..])?), second].into_iter().flatten();
+            let character = char::decode_utf16(units).next()?.ok()?;
+            return Some((character, if character.len_utf16() == 2 { 11 } else { 5 }));
+        }
+        itself => itself,
+    };
+    Some((simple, 1))
+}
+
+/// What a test frees, searched for a secret.
+#[cfg(test)]
+pub mod freed {
+    use std::alloc::{GlobalAlloc, Layout, System};
+    use std::cell::Cell;
+
+    pub const SECRET: &str = "c4n4ry-n3v3r-l3ft-b3h1nd";
+
+    thread_local! {
+        /// How many blocks with the secret this thread has freed; absent: it does not look.
+        static FOUND: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    struct Searching;
+
+    #[global_allocator]
+    static SEARCHING: Searching = Searching;
+
+    // SAFETY: System does it all; a block is read before it is freed, and a thread that has ended reads none.
+    unsafe impl GlobalAlloc for Searching {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            // SAFETY: the caller's promise. Blocks begin as zeroes, so that each byte of one may be read.
+            unsafe { System.alloc_zeroed(layout) }
+        }
+
+        unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+            let _ = FOUND.try_with(|found| {
+                let Some(count) = found.get() else { return };
+                // SAFETY: the block is of this layout, was zeroes at first, and is nobody else's any more.
+                let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };
+                let is_found = bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes());
+                found.set(Some(count + usize::from(is_found)));
+            });
+            // SAFETY: the caller's promise.
+            unsafe { System.dealloc(block, layout) }
+        }
+    }
+
+    /// How many blocks with the secret in them `work` freed.
+    pub fn with_the_secret(work: impl FnOnce()) -> usize {
+        FOUND.set(Some(0));
+        work();
+        FOUND.take().unwrap_or_default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::hint::black_box;
+
+    use proptest::prelude::*;
+
+    use super::freed::SECRET;
     use super::*;
+
+    #[test]
+    fn nothing_of_a_secret_is_left_behind_also_where_it_is_refused() {
+        assert_eq!(
+            freed::with_the_secret(|| drop(black_box(SECRET.to_owned()))),
+            1,
+            "it is found where it is left"
+        );
+        for (document, is_taken) in [
+            (format!("{{\"a\":\"{SECRET}\",\"b\":\"{SECRET}\\n{SECRET}\\u00e4\"}}"), true),
+            (format!("{{\"a\":\"{SECRET}\",\"a\":\"x\\\"{SECRET}\"}}"), true),
+            (format!("{{\"a\":\"{SECRET}\",\"b\":1}}"), false),
+            (format!("{{\"a\":\"\\t{SECRET}\""), false),
+            (format!("{{\"a\":\"{SECRET}\",\" \":\"\"}}"), false),
+            (format!("{{\"a\":[\"{SECRET}\"]}}"), false),
+            (format!("\"{SECRET}\""), false),
+        ] {
+            let found = freed::with_the_secret(|| {
+                let secrets = Secrets::from_json(document.as_bytes());
+                assert_eq!(secrets.is_ok(), is_taken, "{document}");
+                secrets.iter().for_each(|secrets| drop(Secrets::clone(secrets)));
+            });
+            assert_eq!(found, 0, "{document}");
+        }
+    }
+
+    #[test]
+    fn escapes_are_taken_out_as_json_has_them() {
+        for json in
+            [r#""\"\\\/\b\f\n\r\t""#, r#""\u00e4\uD83D\uDE00x""#, r#""\u0041\u0042""#, r#""\\u0041""#, "\"\""]
+        {
+            let plain: String = serde_json::from_str(json).unwrap();
+            assert_eq!(unquoted(json).as_deref(), Some(&plain), "{json}");
+        }
+        for lone in
+            [r#"{"a":"\ud83d"}"#, r#"{"a":"\ud83dx"}"#, r#"{"a":"\ude00\ud83d"}"#, r#"{"a":"\ud83d\n"}"#]
+        {
+            assert!(Secrets::from_json(lone.as_bytes()).is_err(), "{lone}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(value in any::<String>()) {
+            let document = serde_json::json!({ "key": value }).to_string();
+            let secrets = Secrets::from_json(document.as_bytes()).unwrap();
+            prop_assert_eq!(secrets.values().collect::<Vec<_>>(), [value]);
+        }
+    }
 
     #[test]
     fn what_is_no_object_of_strings_is_refused_without_quoting_it() {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
+use zeroize::Zeroizing;
 
 use super::channel::NotConnected;
 use crate::error::{Error, Kind};
@@ -160,7 +161,7 @@ fn class(status: &Status) -> Class {
 /// What must not be repeated from a plugin's message: it may quote the request, or an earlier one.
 #[derive(Default)]
 pub(super) struct Hidden {
-    values: Vec<String>,
+    values: Vec<Zeroizing<String>>,
     all: bool,
 }
 
@@ -171,7 +172,7 @@ impl Hidden {
     /// The secrets of a call; `forgotten`: there may be others, which are not at hand, so that everything is hidden.
     pub fn of(secrets: Option<&Secrets>, forgotten: bool) -> Self {
         let mut hidden = Hidden { all: forgotten, ..Hidden::default() };
-        sent(secrets).values().for_each(|value| hidden.secret(value));
+        secrets.into_iter().flat_map(Secrets::values).for_each(|value| hidden.secret(value));
         hidden
     }
 
@@ -205,10 +206,23 @@ impl Hidden {
 
     /// As it is, and as JSON and Go spell it; Go's JSON escapes what means something in HTML, too.
     fn as_spelled(&mut self, value: &str) {
-        let json = serde_json::Value::from(value).to_string();
+        // A byte becomes six at most: neither grows, so that no copy stays behind.
+        let most = 6 * value.len() + 2;
+        let mut json = Zeroizing::new(Vec::with_capacity(most));
+        let is_written = serde_json::to_writer(&mut *json, value).is_ok();
+        let json = std::str::from_utf8(&json).ok().filter(|_| is_written).unwrap_or("\"\"");
         let json = &json[1..json.len() - 1];
-        let html = json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
-        self.values.extend([value, json, &html].map(str::to_owned));
+        let mut html = Zeroizing::new(String::with_capacity(most));
+        for character in json.chars() {
+            match character {
+                '<' => html.push_str("\\u003c"),
+                '>' => html.push_str("\\u003e"),
+                '&' => html.push_str("\\u0026"),
+                plain => html.push(plain),
+            }
+        }
+        self.values.extend([value, json].map(|text| Zeroizing::new(text.to_owned())));
+        self.values.push(html);
     }
 
     /// A plugin's text that may be shown.
@@ -225,7 +239,7 @@ impl Hidden {
         let mut spans: Vec<(usize, usize)> = self
             .values
             .iter()
-            .flat_map(|v| text.match_indices(v).map(|(at, found)| (at, at + found.len())))
+            .flat_map(|v| text.match_indices(v.as_str()).map(|(at, found)| (at, at + found.len())))
             .collect();
         spans.sort_unstable();
         let mut clean = String::with_capacity(text.len());
@@ -360,6 +374,7 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::secret::freed::{self, SECRET};
 
     #[test]
     fn what_is_hidden_is_gone_also_where_values_overlap() {
@@ -400,6 +415,17 @@ mod tests {
         ] {
             assert_eq!(hidden.scrub(said), clean);
         }
+    }
+
+    #[test]
+    fn what_is_hidden_is_wiped() {
+        let document = format!("{{\"a\":\"<{SECRET}>\\n{SECRET}\\n\"}}");
+        let secrets = Secrets::from_json(document.as_bytes()).unwrap();
+        let found = freed::with_the_secret(|| {
+            let hidden = Hidden::of(Some(&secrets), false);
+            assert_eq!(hidden.scrub(SECRET), "[redacted]");
+        });
+        assert_eq!(found, 0);
     }
 
     #[test]

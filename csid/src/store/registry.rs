@@ -283,7 +283,7 @@ pub struct Claim {
 }
 
 /// A volume's attachment to one node. Its claims of the node share it; without claims it is a caller's of AttachVolume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Attachment {
     pub node: String,
@@ -323,6 +323,22 @@ pub struct AttachCall {
     pub capability: Capability,
     /// It had secrets that csid does not keep.
     pub secrets_given: bool,
+}
+
+/// Without the publish context's values: a plugin may put a token there.
+impl fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Attachment { node, node_id, leg, publish_context, boot, by_call, secrets } = self;
+        f.debug_struct("Attachment")
+            .field("node", node)
+            .field("node_id", node_id)
+            .field("leg", leg)
+            .field("publish_context", &publish_context.keys())
+            .field("boot", boot)
+            .field("by_call", by_call)
+            .field("secrets", secrets)
+            .finish()
+    }
 }
 
 impl Attachment {

@@ -1,6 +1,8 @@
 //! The secrets of a mount: those of the systemd credential that it names instead of giving them, and whether there were others,
 //! which a plugin may still know.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
 
@@ -70,11 +72,18 @@ impl Shared {
 /// What systemd gave csid at its start.
 fn given_at_start(name: &str) -> std::io::Result<Option<Zeroizing<Vec<u8>>>> {
     let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else { return Ok(None) };
-    match std::fs::read(Path::new(&directory).join(name)) {
-        Ok(document) => Ok(Some(Zeroizing::new(document))),
+    match File::open(Path::new(&directory).join(name)) {
+        Ok(file) => read(file).map(Some),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// At most one byte too much, which is then refused; into a buffer that never grows, so that no copy stays behind.
+fn read(file: File) -> std::io::Result<Zeroizing<Vec<u8>>> {
+    let mut document = Zeroizing::new(Vec::with_capacity(MAX_BYTES + 1));
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut document)?;
+    Ok(document)
 }
 
 impl Volume {
@@ -127,4 +136,22 @@ pub(super) fn told(registration: &Registration, attachments: &[Attachment]) -> V
 pub(super) fn may_have_had_secrets(mount: &MountRow) -> bool {
     let MountSpec { credential, secrets_given, secrets_beside, .. } = &mount.spec;
     *secrets_given || *secrets_beside || credential.is_some() || mount.key.consumer == UNKNOWN
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, Write};
+
+    use super::*;
+    use crate::secret::freed::{self, SECRET};
+
+    #[test]
+    fn a_file_is_read_no_further_than_its_bound_and_leaves_nothing_behind() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(SECRET.as_bytes()).unwrap();
+        file.set_len(10 * MAX_BYTES as u64).unwrap();
+        file.rewind().unwrap();
+        let found = freed::with_the_secret(|| assert_eq!(read(file).unwrap().len(), MAX_BYTES + 1));
+        assert_eq!(found, 0);
+    }
 }

@@ -438,3 +438,11 @@ fn an_attachment_of_an_earlier_csid_has_its_claims_secrets() {
     record.claims = vec![given];
     assert_eq!(record.attach_secrets("n1"), found(Some("kept"), false), "not who came later");
 }
+
+#[test]
+fn an_attachments_debug_has_no_value_of_its_context() {
+    let context = BTreeMap::from([("token".to_owned(), "hunter2".to_owned())]);
+    let attachment = Attachment { publish_context: context, ..Attachment::new("n1", Leg::Present) };
+    let said = format!("{attachment:?} {attachment:#?}");
+    assert!(said.contains("n1") && said.contains("token") && !said.contains("hunter2"), "{said}");
+}
