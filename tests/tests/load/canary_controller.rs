@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use csid_client::{
     AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimOptions,
-    CreateVolume, ExpandOptions, MountOptions, ReleaseOptions, SealedSecrets, SnapshotOptions,
-    ValidateOptions, VolumeFilter, VolumeOptions,
+    CreateVolume, ExpandOptions, MountOptions, ReleaseOptions, SealedSecrets, SnapshotFilter,
+    SnapshotOptions, ValidateOptions, VolumeFilter, VolumeOptions,
 };
 use csid_tests::ask::*;
+use csid_tests::backend::id_of;
 use csid_tests::dbus::{Bus, Policy};
-use csid_tests::raw::{MANAGER, MANAGER_PATH, NAME, ROOT};
+use csid_tests::raw::{MANAGER, MANAGER_PATH, NAME, PLUGIN, ROOT};
 use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::search::Haystack;
 use csid_tests::world::{SOON, World, count, eventually, within_time};
@@ -39,12 +40,14 @@ enum Ask {
     /// By the controller, then also by the node.
     Expand(u64),
     Snapshot,
+    ListSnapshots,
+    DeleteSnapshot,
     Release,
     Delete,
 }
 
 /// The way of a volume, and the call that fails first.
-const WAY: [(Ask, &str); 11] = [
+const WAY: [(Ask, &str); 13] = [
     (Ask::Create, "CreateVolume"),
     (Ask::Validate, "ValidateVolumeCapabilities"),
     (Ask::Attach, "ControllerPublishVolume"),
@@ -54,12 +57,15 @@ const WAY: [(Ask, &str); 11] = [
     (Ask::Expand(2 * BYTES), "ControllerExpandVolume"),
     (Ask::Expand(3 * BYTES), "NodeExpandVolume"),
     (Ask::Snapshot, "CreateSnapshot"),
+    (Ask::ListSnapshots, "ListSnapshots"),
+    (Ask::DeleteSnapshot, "DeleteSnapshot"),
     (Ask::Release, "ControllerUnpublishVolume"),
     (Ask::Delete, "DeleteVolume"),
 ];
 const UNPUBLISH: &str = "ControllerUnpublishVolume";
 /// NOT_FOUND: what is to go is gone.
 const GONE: i32 = 5;
+const ENDS: [&str; 3] = [UNPUBLISH, "DeleteSnapshot", "DeleteVolume"];
 
 /// csid as its callers on the bus see it.
 struct Caller {
@@ -74,11 +80,18 @@ impl Caller {
         self.bus.call_method(Some(NAME), MANAGER_PATH, Some(MANAGER), member, body).await
     }
 
+    async fn call_plugin<B: Serialize + Type>(&self, member: &str, body: &B) -> Result<zbus::Message, Error> {
+        self.bus.call_method(Some(NAME), "/org/csid1/plugin/p", Some(PLUGIN), member, body).await
+    }
+
     /// Whether it was done; `patience`: how long it may take.
     async fn ask(&self, ask: Ask, by: By, patience: Duration) -> bool {
         let (volume, deadline_usec) = (volume(by), Some(patience.as_micros() as u64));
         let (space, v) = (NAMESPACE, volume.as_str());
         let given: Option<SealedSecrets> = matches!(by, Descriptor).then(|| secrets(&[("password", SECRET)]));
+        // A registered volume names it by itself.
+        let credential = matches!(by, Credential).then(|| CREDENTIAL.to_owned());
+        let snapshot = id_of("snap", v);
         let access_mode = Some(AccessMode::SingleNodeWriter);
         let attachment_mode = Some(AttachmentMode::FileSystem);
         let answer = match ask {
@@ -92,7 +105,7 @@ impl Caller {
                     }]),
                     mount_flags: Some(vec![FLAG.to_owned()]),
                     capacity_min: Some(BYTES),
-                    credential: matches!(by, Credential).then(|| CREDENTIAL.to_owned()),
+                    credential,
                     secrets: given,
                     deadline_usec,
                     ..CreateVolume::default()
@@ -132,6 +145,21 @@ impl Caller {
             Ask::Snapshot => {
                 let options = SnapshotOptions { secrets: given, deadline_usec, ..SnapshotOptions::default() };
                 self.call("CreateSnapshot", &(space, v, v, options)).await
+            }
+            Ask::ListSnapshots => {
+                let filter = SnapshotFilter {
+                    snapshot: Some(snapshot),
+                    secrets: given,
+                    credential,
+                    deadline_usec,
+                    ..SnapshotFilter::default()
+                };
+                self.call_plugin("ListSnapshots", &(filter,)).await
+            }
+            Ask::DeleteSnapshot => {
+                let options =
+                    CallOptions { secrets: given, credential, deadline_usec, ..CallOptions::default() };
+                self.call_plugin("DeleteSnapshot", &(snapshot, options)).await
             }
             Ask::Release => {
                 let options = ReleaseOptions { secrets: given, deadline_usec, ..ReleaseOptions::default() };
@@ -198,9 +226,13 @@ impl Caller {
     }
 }
 
-/// Before a volume is there csid knows nothing of its contexts.
+/// Before a volume is there csid knows nothing of its contexts, and a snapshot is not asked for as a volume's.
 fn said(rpc: &str) -> String {
-    if rpc == "CreateVolume" { words().replace(CONTEXT, "it") } else { words() }
+    match rpc {
+        "CreateVolume" => words().replace(CONTEXT, "it"),
+        "ListSnapshots" | "DeleteSnapshot" => words().replace(CONTEXT, "it").replace(FLAG, "it"),
+        _ => words(),
+    }
 }
 
 /// The volumes' way, each call once as the rule has it and then as it should be; how many failed.
@@ -209,7 +241,7 @@ async fn way(w: &mut World, caller: &Caller, rule: impl Fn(&str) -> Rule) -> usi
     for (ask, rpc) in WAY {
         let act = rule(rpc).act;
         // That would be no failure.
-        let is_gone = matches!(act, Act::Say(GONE, _)) && (rpc == UNPUBLISH || rpc == "DeleteVolume");
+        let is_gone = matches!(act, Act::Say(GONE, _)) && ENDS.contains(&rpc);
         if !rpc.is_empty() && !is_gone {
             // What undoes it says so, too.
             let undo = (ask == Ask::Claim || ask == Ask::Attach) && matches!(act, Act::Say(..));
@@ -283,6 +315,9 @@ fn a_canary_through_a_controller_is_found_nowhere() {
         }
         ends += killed(w, &bus, &caller).await;
         count("calls cut off by a deadline or a death", ends);
+
+        let left = w.plugin("p").backend().made().unwrap();
+        assert!(left.is_empty(), "each way went to its end: {left:?}");
 
         let calls = w.plugin("p").calls();
         for (_, rpc) in WAY.iter().filter(|(_, rpc)| !rpc.is_empty()) {
