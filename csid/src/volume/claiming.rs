@@ -474,7 +474,10 @@ fn enter(record: &mut Record, event: &Event, next: &Next, facts: &Facts, given: 
     }
     if let Next::Run(Effect { action: Action::Attach, consumer, node, from }) = next {
         // What an earlier attach had is wanted at the end as well.
-        let had = (*from != Leg::Absent).then(|| record.attach_secrets(node)).unwrap_or_default();
+        let had = match from {
+            Leg::Absent => AttachSecrets::default(),
+            _ => record.attach_secrets(node),
+        };
         let credential = record.claim(consumer).and_then(|claim| claim.credential.clone());
         let secrets = AttachSecrets { credential: credential.or(had.credential), given: had.given || given };
         if let Some(at) = record.attachments.iter_mut().find(|at| at.node == *node) {
