@@ -157,7 +157,7 @@ fn after_a_reboot_the_volume_is_attached_again_before_it_is_staged() {
 fn what_does_not_attach_is_not_asked_to_though_it_is_seen_late() {
     for controller in [None, Some("CREATE_DELETE_VOLUME")] {
         world(async move |w| {
-            let plugin = w.add_plugin("p").await;
+            let plugin = w.add_witnessed("p", &[], "").await;
             plugin.set(|script| controller.iter().for_each(|can| script.control(&[*can])));
             plugin.kill();
             plugin.start().await;

@@ -240,15 +240,17 @@ fn a_deregistration_waits_for_the_claim_that_is_being_taken() {
     world(async |w| {
         let client = attaching(w).await;
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
-        let claims_slowly = async |w: &mut World| {
+        let claims_slowly = |w: &mut World| {
             w.plugin("p").rules([Rule::once("ControllerPublishVolume", Act::Delay(1500))]);
-            let (from, other) = (w.plugin("p").recorded(), client.clone());
-            let call = tokio::spawn(async move { claim(&other, "v", "one").await.map(drop) });
-            let begun = async || w.plugin("p").begun_since(from, "ControllerPublishVolume") > 0;
-            eventually("it is being attached", begun).await;
-            call
+            let client = client.clone();
+            tokio::spawn(async move { claim(&client, "v", "one").await.map(drop) })
         };
-        let call = claims_slowly(w).await;
+        let is_begun = async |w: &mut World, number| {
+            let begun = async || w.plugin("p").begun_since(0, "ControllerPublishVolume") == number;
+            eventually("it is being attached", begun).await;
+        };
+        let call = claims_slowly(w);
+        is_begun(w, 1).await;
         let deregister = |force| {
             let options = DeregisterOptions { force: Some(force), ..DeregisterOptions::default() };
             client.deregister_volume(NAMESPACE, "v", options)
@@ -258,7 +260,8 @@ fn a_deregistration_waits_for_the_claim_that_is_being_taken() {
         call.await.unwrap().expect("the claim");
         release(&client, "v", "one").await.unwrap();
 
-        let call = claims_slowly(w).await;
+        let call = claims_slowly(w);
+        is_begun(w, 2).await;
         let waiting = {
             let client = client.clone();
             let options = ClaimOptions { wait_usec: Some(60_000_000), ..ClaimOptions::default() };
@@ -286,25 +289,28 @@ fn a_registration_that_changes_beside_a_claim_is_looked_at_again() {
     world(async |w| {
         let fault = w.path("fault");
         w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
-        let client = running(w).await;
+        let client = unattaching(w).await;
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
-        let claims_slowly = async || {
+        let claims_slowly = || {
             std::fs::write(&fault, "claim.held").unwrap();
-            let other = client.clone();
-            let call = tokio::spawn(async move { claim(&other, "v", "one").await.map(drop) });
+            let client = client.clone();
+            tokio::spawn(async move { claim(&client, "v", "one").await.map(drop) })
+        };
+        let is_held = async || {
             eventually("it claims", async || client.list_operations().await.unwrap().len() == 1).await;
             tokio::time::sleep(Duration::from_millis(300)).await;
-            call
         };
         let goes_on = || std::fs::write(&fault, "").unwrap();
-        let call = claims_slowly().await;
+        let call = claims_slowly();
+        is_held().await;
         let capabilities = Some(uses(&[AccessMode::SingleNodeReaderOnly]));
         let changed = RegisterVolume { capabilities, ..writer("v") };
         client.register_volume(NAMESPACE, "v", changed).await.unwrap();
         goes_on();
         assert_eq!(refusal(call.await.unwrap()).0, Kind::InvalidArgument);
 
-        let call = claims_slowly().await;
+        let call = claims_slowly();
+        is_held().await;
         client.deregister_volume(NAMESPACE, "v", DeregisterOptions::default()).await.unwrap();
         goes_on();
         assert_eq!(refusal(call.await.unwrap()).0, Kind::NotFound);
