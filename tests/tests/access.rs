@@ -283,9 +283,8 @@ fn polkit_is_asked_for_the_tables_action() {
                 "Mount" | "Claim" => "mount",
                 "Unmount" | "Release" | "CancelOperation" => "unmount",
                 "RegisterVolume" | "CreateVolume" | "ValidateVolume" | "DeregisterVolume"
-                | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume" => {
-                    "manage-volumes"
-                }
+                | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "DeleteSnapshot" | "AttachVolume"
+                | "DetachVolume" => "manage-volumes",
                 "RegisterPlugin" | "UnregisterPlugin" => "manage-plugins",
                 "Reload" | "Reconcile" => "manage",
                 _ => "read",
