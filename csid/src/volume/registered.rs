@@ -392,8 +392,10 @@ impl Volumes {
                     call.refuse(&record.name, registration, uid)?;
                     (record.volume.clone(), registration.clone(), true)
                 }
-                // What was attached inline is known by its name, to whoever detaches it.
-                None if matches!(call, Call::Detach { .. }) && !record.attachments.is_empty() => {
+                // What was attached inline is known by its name, to whoever detaches it, or looks at what he has mounted.
+                None if matches!(call, Call::Detach { .. } | Call::Stats)
+                    && !record.attachments.is_empty() =>
+                {
                     (record.volume, unregistered(uid), false)
                 }
                 None => return Err(self.shared.not_registered(&record.name)),

@@ -258,7 +258,9 @@ fn every_string_argument_of_every_method() {
         let before = everything(w, &client).await;
         let mut tried = 0;
         for (path, member, arguments) in methods(&served) {
-            for place in (0..arguments.len()).filter(|i| arguments[*i].1 == "s") {
+            // A list's token is the plugin's own, and goes back to it as it came.
+            let checked = |i: &usize| arguments[*i].1 == "s" && arguments[*i].0 != "token";
+            for place in (0..arguments.len()).filter(checked) {
                 for bad in bad_strings() {
                     let mut values = good(&member.name, &arguments);
                     values[place] = text(&bad);
