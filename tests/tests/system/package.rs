@@ -19,8 +19,13 @@ fn removal_never_unmounts_and_purge_refuses_while_mounts_exist() {
     m.run("dpkg --remove csid");
     assert_eq!(m.run(&format!("cat {path}/file")), "here", "removal unmounts nothing");
     assert_eq!(m.run("test -e /usr/sbin/csid && echo there || echo gone"), "gone");
+    m.run("echo '# mine' >/etc/csid/plugins.d/mine.toml");
     let purge = m.try_run("dpkg --purge csid");
     assert!(!purge.status.success(), "a purge while a volume is mounted");
+    let said = String::from_utf8_lossy(&purge.stderr);
+    assert!(said.contains("csid.toml and plugins.d/local.toml"), "what dpkg deleted is named: {said}");
+    assert_eq!(m.run("find /etc/csid -type f"), "/etc/csid/plugins.d/mine.toml", "and nothing else is gone");
+    m.run("rm /etc/csid/plugins.d/mine.toml");
     assert_eq!(m.run(&format!("cat {path}/file")), "here");
     m.run("test -s /var/lib/csid/journal/csid.db");
 
