@@ -1,5 +1,7 @@
 //! The package comes and goes cleanly.
 
+use std::process::Command;
+
 use crate::machine::Machine;
 
 #[test]
@@ -41,6 +43,16 @@ fn removal_never_unmounts_and_purge_refuses_while_mounts_exist() {
     let units = m.run("systemctl list-units --all --plain --no-legend 'csi*' || true");
     assert_eq!(units, "", "no unit is left");
     assert_eq!(m.loops(), "");
+}
+
+#[test]
+fn the_package_has_the_documents_that_it_names() {
+    let deb = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/csid.deb");
+    let listed = Command::new("dpkg-deb").args(["--contents", deb]).output().expect("dpkg-deb");
+    let files = String::from_utf8_lossy(&listed.stdout);
+    for file in ["README.md", "docs/volumes.md"] {
+        assert!(files.contains(&format!("/usr/share/doc/csid/{file}\n")), "{file}:\n{files}");
+    }
 }
 
 #[test]
