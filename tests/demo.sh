@@ -45,6 +45,7 @@ run 'systemctl show --property=MainPID csid'
 run 'systemctl kill --signal=KILL csid'
 quietly 'until csictl status >/dev/null 2>&1; do sleep 0.1; done'
 run 'systemctl show --property=MainPID csid'
+run 'csictl wait local'
 run 'csictl status'
 run 'cat /srv/data/hello'
 
