@@ -79,7 +79,7 @@ impl Units {
         match document.is_empty() {
             false => Ok(Some(document)),
             true if is_own => {
-                tracing::warn!(credential = name, path = %place.path, "systemd cannot read the credential there");
+                tracing::warn!(credential = name, "systemd cannot read it at {}", place.path);
                 Err(CredentialError::NotThere)
             }
             true => Ok(None),

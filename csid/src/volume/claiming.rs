@@ -33,10 +33,19 @@ struct Facts {
 }
 
 impl Drive<'_> {
+    /// The record of this task's volume: since it was asked for, the name may have become another's.
+    async fn registered_as_mine(&self, key: &MountKey) -> Result<Record> {
+        let record = self.shared.registered(key).await?;
+        match record.volume == self.rows.volume().row.key {
+            true => Ok(record),
+            false => Err(words::changed_meanwhile(&record.name)),
+        }
+    }
+
     /// Take a claim, or find it taken; the volume with it. `ahead` wait for theirs.
     pub(super) async fn claim(&mut self, key: &MountKey, wanted: &Claim, ahead: &[Claim]) -> Result<Record> {
         self.step.set("claim");
-        let mut record = self.shared.registered(key).await?;
+        let mut record = self.registered_as_mine(key).await?;
         if let Some(present) = record.claim(&wanted.consumer)
             && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
         {
@@ -220,7 +229,7 @@ impl Drive<'_> {
         let mut registration = None;
         if wanted.spec.registered {
             let key = wanted.key.clone();
-            let record = self.shared.registered(&key).await?;
+            let record = self.registered_as_mine(&key).await?;
             let is_its = |claim: &&Claim| !claim.releasing && claim.uid == wanted.uid;
             let Some(claim) = record.claim(&key.consumer).filter(is_its).cloned() else {
                 return Err(words::unclaimed(&key));
@@ -352,7 +361,7 @@ impl Drive<'_> {
                     return Ok(next);
                 }
                 Err(StoreError::Stale) if matches!(event, Event::Claim(_)) => {
-                    *record = self.shared.registered(&key).await?;
+                    *record = self.registered_as_mine(&key).await?;
                 }
                 Err(StoreError::Stale) => *record = self.shared.registry.record(record.name.clone()).await?,
                 Err(error) => return Err(error.into()),

@@ -43,7 +43,8 @@ impl Drive<'_> {
             _ => self.expand_by_controller(target, required, limit).await?,
         };
         let is_none = self.shared.plugins.can(&self.plugin(), BY_NODE) == Some(false);
-        let due = due.filter(|_| !is_none);
+        // What the controller has begun it has to end, also where the node has nothing to do.
+        let due = due.filter(|of| !of.by_controller || !is_none);
         self.note_expansion(target, due, capacity).await?;
         let is_now =
             |of: &Expansion| of.by_controller && part != Part::Controller && self.mounted().is_some();
