@@ -128,6 +128,17 @@ pub(super) fn mounted(name: &VolumeName, holders: Vec<String>) -> Error {
     Error::new(Kind::Busy, text).with(|details| details.holders = holders)
 }
 
+pub(super) fn attached_to(name: &VolumeName, nodes: Vec<String>) -> Error {
+    let text = format!("{name} is attached to {}; detach it first", nodes.join(", "));
+    Error::new(Kind::Busy, text).with(|details| details.holders = nodes)
+}
+
+/// Nobody has it any more.
+pub(super) fn still_staged(name: &VolumeName) -> Error {
+    let text = format!("{name} is still being taken off this host: `csictl explain` tells how far that is");
+    Error::new(Kind::Busy, text)
+}
+
 pub(super) fn expands_first(name: &VolumeName) -> Error {
     let text = format!(
         "an expansion of {name}, which came before, waits until nobody has the volume; ask again when it is done, or wait \

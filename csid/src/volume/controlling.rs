@@ -266,16 +266,22 @@ impl Drive<'_> {
     pub(super) async fn refuse_while_used(&self, target: &Target) -> Result<()> {
         let name = VolumeName::of(&target.key);
         let volume = self.rows.volume();
-        let mounts = volume.mounts.iter().map(|row| row.key.consumer.clone());
-        let record = self.shared.registry.record(name.clone()).await?;
-        let holders: Vec<String> =
-            mounts.chain(record.claims.iter().map(|claim| claim.consumer.clone())).collect();
-        let attached = record.attachments.iter().map(|at| format!("node {}", at.node_id));
-        let holders: Vec<String> = if holders.is_empty() { attached.collect() } else { holders };
-        if holders.is_empty() && volume.row.stage == Leg::Absent {
-            return Ok(());
+        let holders: Vec<String> = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
+        if !holders.is_empty() {
+            return Err(words::mounted(&name, holders));
         }
-        Err(words::mounted(&name, holders))
+        let record = self.shared.registry.record(name.clone()).await?;
+        if !record.claims.is_empty() {
+            return Err(words::in_use(&record, "release it first"));
+        }
+        let nodes: Vec<String> = record.attachments.iter().map(|at| format!("node {}", at.node_id)).collect();
+        if !nodes.is_empty() {
+            return Err(words::attached_to(&name, nodes));
+        }
+        match volume.row.stage {
+            Leg::Absent => Ok(()),
+            _ => Err(words::still_staged(&name)),
+        }
     }
 
     /// The call's secrets, or those of the volume's credential.

@@ -59,6 +59,10 @@ fn co_rule_35_a_slip_is_caught_when_the_volume_is_registered() {
         let deregister = || client.deregister_volume(NAMESPACE, "v", DeregisterOptions::default());
         let (kind, error) = refusal(deregister().await);
         assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["one".to_owned()]));
+        // A claim is not unmounted.
+        let (kind, error) = refusal(client.delete_volume(NAMESPACE, "v", Default::default()).await);
+        let told = error.message.contains("claimed by one; release it first");
+        assert!(kind == Kind::Busy && told && error.details.holders == ["one"], "{error:?}");
         release(&client, "v", "one").await.unwrap();
         deregister().await.unwrap();
         deregister().await.unwrap();
