@@ -386,6 +386,7 @@ impl Drive<'_> {
             );
             if error.class != Class::NotSent {
                 said = Some(error.clone());
+                self.step.say(Error::from(error.clone()).message);
             }
             if lasting || !self.pause(&mut delay, false).await {
                 return Err(unanswered(said.unwrap_or(error).into(), unknown, perhaps_done));

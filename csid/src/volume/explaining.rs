@@ -152,6 +152,7 @@ fn explain(record: &Record, mounts: &[MountRow], under_way: &[OperationView]) ->
         }
     }
     for operation in under_way {
+        errors.insert(0, operation.said.clone());
         told.steps.push(format!("{} by uid {}: {}", operation.kind, operation.uid, operation.step));
         waits.extend(operation.step.starts_with("waiting").then(|| operation.step.to_owned()));
     }
@@ -202,7 +203,16 @@ mod tests {
 
     fn operation(kind: &'static str, step: &'static str) -> OperationView {
         let (id, subject) = ("o".to_owned(), "ns/v".to_owned());
-        OperationView { id, kind, subject, step, since_usec: 1, deadline_usec: None, uid: 7 }
+        OperationView {
+            id,
+            kind,
+            subject,
+            step,
+            said: String::new(),
+            since_usec: 1,
+            deadline_usec: None,
+            uid: 7,
+        }
     }
 
     #[test]
@@ -229,6 +239,9 @@ mod tests {
         let told = explain(&creating, &[], &[]);
         assert_eq!(told.waiting_for, "the plugin's answer to CreateVolume of disk");
         assert_eq!(told.last_error, "CreateVolume: INTERNAL: no");
+        let said = "CreateVolume: RESOURCE_EXHAUSTED: full".to_owned();
+        let again = OperationView { said: said.clone(), ..operation("create", "create") };
+        assert_eq!(explain(&creating, &[], &[again]).last_error, said, "the newest");
         let told = explain(&creating, &[], &[operation("create", WAITING_FOR_PLUGIN)]);
         assert_eq!(told.waiting_for, WAITING_FOR_PLUGIN);
         assert_eq!(told.steps.last().unwrap(), "create by uid 7: waiting for plugin");

@@ -130,6 +130,8 @@ pub struct OperationView {
     /// `NAMESPACE/VOLUME`.
     pub subject: String,
     pub step: &'static str,
+    /// The plugin's last answer, if that was no success; it is asked again.
+    pub said: String,
     pub since_usec: u64,
     /// When the last caller's deadline ends; absent: nobody waits with one.
     pub deadline_usec: Option<u64>,

@@ -21,11 +21,12 @@ pub(crate) const TAKES: [&str; 3] = ["mount", "claim", "attach"];
 pub(crate) struct Step {
     name: Arc<Mutex<&'static str>>,
     decided: Arc<AtomicBool>,
+    said: Arc<Mutex<String>>,
 }
 
 impl Step {
     pub(crate) fn new() -> Self {
-        Step { name: Arc::new(Mutex::new("queued")), decided: Arc::default() }
+        Step { name: Arc::new(Mutex::new("queued")), decided: Arc::default(), said: Arc::default() }
     }
 
     pub(crate) fn set(&self, step: &'static str) {
@@ -34,6 +35,16 @@ impl Step {
 
     pub(crate) fn get(&self) -> &'static str {
         *self.name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The plugin has answered so, and is asked again.
+    pub(crate) fn say(&self, answer: String) {
+        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+    }
+
+    /// The plugin's last answer that was no success; empty: none.
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What is made goes into the journal now as its callers'. A csid that is killed from here on may find it there and
@@ -173,6 +184,7 @@ impl Operations {
             kind: entry.kind,
             subject: format!("{}/{}", entry.key.namespace, entry.key.volume),
             step: entry.step.get(),
+            said: entry.step.said(),
             since_usec: entry.since_usec,
             deadline_usec: entry.deadline_usec,
             uid: entry.uid,

@@ -447,9 +447,13 @@ impl Operation {
             _ if step == NOBODY_HAS_IT => {
                 "the volume is in use, and is expanded only while it is not; the deadline passed".to_owned()
             }
-            _ => format!(
-                "the deadline passed at `{step}`; the operation goes on, ask again or see ListOperations"
-            ),
+            _ => {
+                format!("the deadline passed at `{step}`; the operation goes on: repeat the call for its end")
+            }
+        };
+        let text = match self.step.said() {
+            said if said.is_empty() => text,
+            said => format!("{text}; the plugin's last answer was {said}"),
         };
         self.part(late, volume, &Error::new(Kind::TimedOut, text));
         found

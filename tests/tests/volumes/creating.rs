@@ -140,7 +140,10 @@ fn nobody_has_to_ask_again() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
-        assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
+        let (kind, text) = s.refused("a", within(SHORT, spec())).await;
+        assert!(kind == Kind::TimedOut && text.contains("CreateVolume: INTERNAL"), "{text}");
+        let told = s.client.explain(NAMESPACE, "a", CallOptions::default()).await.unwrap();
+        assert!(told.last_error.contains("CreateVolume: INTERNAL"), "before the operation's end: {told:?}");
         let (kind, _) =
             s.refused("a", CreateVolume { fs_type: Some("xfs".to_owned()), ..within(SHORT, spec()) }).await;
         assert!([Kind::AlreadyExists, Kind::TimedOut].contains(&kind));
