@@ -163,6 +163,8 @@ macro_rules! volume {
                 read_claims: Vec<String>,
                 write_claims: Vec<String>,
                 past_claims: Vec<String>,
+                /// creating registered deleting
+                standing: String,
                 /// Bytes that a node still has to make of it; 0: none.
                 pending_expand: u64,
                 modify_index: u64,

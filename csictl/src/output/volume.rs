@@ -31,6 +31,7 @@ pub fn volumes(rows: &[VolumeRow]) -> String {
         ["NAMESPACE", "VOLUME", "PLUGIN", "PROVIDER", "CAPACITY", "ACCESS", "WRITERS", "READERS", "NOTE"],
         rows.iter().map(|v| {
             let mut notes = Vec::new();
+            notes.extend(on_its_way(v).map(str::to_owned));
             if !v.schedulable {
                 notes.push("not schedulable".to_owned());
             }
@@ -52,6 +53,15 @@ pub fn volumes(rows: &[VolumeRow]) -> String {
     )
 }
 
+/// What is not yet, or not much longer, a volume to be used.
+fn on_its_way(v: &VolumeRow) -> Option<&'static str> {
+    match v.standing.as_str() {
+        "creating" => Some("being created"),
+        "deleting" => Some("being deleted"),
+        _ => None,
+    }
+}
+
 pub fn volume(v: &VolumeRow) -> String {
     let pairs = |map: &std::collections::BTreeMap<String, String>| {
         map.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
@@ -62,6 +72,7 @@ pub fn volume(v: &VolumeRow) -> String {
     let yes = |flag| if flag { "yes" } else { "no" }.to_owned();
     facts([
         ("volume", format!("{} {}", v.namespace, v.id)),
+        ("state", on_its_way(v).unwrap_or_default().to_owned()),
         ("name", v.name.clone()),
         ("plugin", v.plugin.clone()),
         ("provider", format!("{} {}", v.provider, v.provider_version).trim().to_owned()),
@@ -212,6 +223,12 @@ NAMESPACE  VOLUME  PLUGIN  PROVIDER     CAPACITY  ACCESS  WRITERS   READERS  NOT
 prod       db      ebs     ebs.example  10GiB     -       postgres  -        -
 prod       db      ebs     ebs.example  10GiB     -       postgres  -        not schedulable, grows to 20GiB when mounted";
         assert_eq!(volumes(&[row(), waiting]), expected);
+        for (standing, note) in [("creating", "being created"), ("deleting", "being deleted")] {
+            let row = VolumeRow { standing: standing.into(), ..row() };
+            assert!(
+                volumes(&[row.clone()]).ends_with(note) && volume(&row).contains(&format!("state: {note}\n"))
+            );
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::options::{Keys, Options};
 use crate::error::{Error, Result};
 use crate::names::{self, Word, word};
 use crate::plugin::validate_id;
-use crate::store::registry::{Capability, Claim, ClaimMode, Origin, RecordFilter, VolumeSpec};
+use crate::store::registry::{Capability, Claim, ClaimMode, Origin, RecordFilter, Standing, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::refuse_nonsense;
 use crate::volume::requests::{CreateRequest, Inline, Part, RegisterRequest, VolumeRequest, VolumeView};
@@ -284,6 +284,14 @@ fn listed(view: VolumeView) -> Map {
     row
 }
 
+fn standing(standing: &Standing) -> &'static str {
+    match standing {
+        Standing::Creating(_) => "creating",
+        Standing::Registered => "registered",
+        Standing::Deleting { .. } => "deleting",
+    }
+}
+
 /// A registered volume: never mount flags or secrets.
 pub(super) fn row(view: VolumeView) -> Map {
     let record = view.record;
@@ -313,6 +321,7 @@ pub(super) fn row(view: VolumeView) -> Map {
         let capabilities: Vec<HashMap<String, Variant<'static>>> =
             spec.capabilities.iter().map(modes).collect();
         row.extend([
+            ("standing", standing(&registration.standing).into()),
             ("name", spec.name.into()),
             ("context", spec.context.into()),
             ("capabilities", capabilities.into()),
@@ -352,7 +361,7 @@ mod tests {
     use crate::bus::claims;
     use crate::bus::socket::Credentials;
     use crate::error::Kind;
-    use crate::store::registry::{Expansion, Record, Registration, Standing, Use, VolumeName};
+    use crate::store::registry::{Expansion, Record, Registration, Use, VolumeName};
 
     type Entries = Vec<(&'static str, Variant<'static>)>;
 
@@ -495,7 +504,7 @@ mod tests {
         let wanted = "access-mode s,attachment-mode s,capabilities aa{sv},capacity t,context a{ss},\
                       controller-required b,credential s,external-id s,fs-type s,heal s,id s,modify-index t,\
                       mount-group s,name s,namespace s,parameters a{ss},past-claims as,pending-expand t,plugin s,\
-                      provider s,provider-version s,read-claims as,schedulable b,topologies aa{ss},write-claims as";
+                      provider s,provider-version s,read-claims as,schedulable b,standing s,topologies aa{ss},write-claims as";
         assert_eq!(keys.join(","), wanted);
         assert!(!format!("{told:?}").contains("hunter2"));
         for (key, value) in [
@@ -503,6 +512,7 @@ mod tests {
             ("write-claims", vec!["writer".to_owned()].into()),
             ("access-mode", "single-node-writer".into()),
             ("pending-expand", 9u64.into()),
+            ("standing", "registered".into()),
         ] {
             assert_eq!(told[key], value, "{key}");
         }
