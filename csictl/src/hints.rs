@@ -2,6 +2,8 @@
 
 use csid_client::{CsidError, Error, Kind};
 
+use crate::commands::quoted;
+
 /// What was tried, as far as a hint needs it.
 #[derive(Default)]
 pub struct Tried {
@@ -17,6 +19,8 @@ pub struct Tried {
 
 const MEMBERS: &str =
     "Run it as root, or as a member of group csid (`adduser USER csid`, then log in again).";
+
+const UNCHANGED: &str = "Nothing has changed. Correct the file and check it with `csictl check-config`.";
 
 pub fn hint(error: &Error, tried: &Tried) -> Option<String> {
     let hint = match error {
@@ -56,14 +60,17 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
     let mount = tried.mount.as_deref().unwrap_or("NAMESPACE VOLUME CONSUMER");
     let log = format!("`journalctl -u 'csi-plugin-{plugin}-*'` if csid runs it");
     let volume = tried.volume.as_deref().unwrap_or("NAMESPACE VOLUME");
+    // The one that is in the way.
+    let other = match (&error.details.namespace, &error.details.volume) {
+        (Some(namespace), Some(volume)) => format!("{} {}", quoted(namespace), quoted(volume)),
+        _ => volume.to_owned(),
+    };
     let of_claim = matches!(tried.command, "claim" | "release");
     let of_volume = tried.command.starts_with("volume") || tried.command == "explain";
     let registering = tried.command == "plugin register";
     let hint = match error.kind {
         Kind::InvalidArgument => match tried.command {
-            "reload" => {
-                "Nothing has changed. Correct the file and check it with `csictl check-config`.".to_owned()
-            }
+            "reload" => UNCHANGED.to_owned(),
             command => format!("What may be given: `csictl {command} --help`."),
         },
         Kind::NotFound => match tried.command {
@@ -85,12 +92,10 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
             "See it with `csictl claims`; to have it otherwise, first `csictl release {mount}`."
         ),
         Kind::AlreadyExists if of_volume => format!(
-            "See it with `csictl volume show {volume}`; to replace it, first `csictl volume deregister {volume}`."
+            "See it with `csictl volume show {other}`; to replace it, first `csictl volume deregister {other}`."
         ),
-        Kind::AlreadyExists => format!(
-            "It is there with other options: see `csictl mounts --json`; then `csictl unmount {mount}`, or \
-             mount it once more with another --tag."
-        ),
+        Kind::AlreadyExists if tried.command == "reload" => UNCHANGED.to_owned(),
+        Kind::AlreadyExists => "What there is: `csictl mounts --json`, `csictl volume list`.".to_owned(),
         Kind::Busy => {
             "Wait until it is free, or end who holds it; `csictl mounts`, `csictl claims` and `csictl operations` \
                        show what csid knows."
@@ -191,12 +196,25 @@ mod tests {
         assert!(hint.contains("`csictl release ns 'my vol' job`"), "{hint}");
     }
 
+    /// A file against a registration by a call, an inline mount of what is registered: nothing is to be unmounted.
+    #[test]
+    fn what_exists_already_need_not_be_a_mount() {
+        let hint =
+            |command| said(Kind::AlreadyExists, Details::default(), &Tried { command, ..Tried::default() });
+        assert!(hint("reload").contains("check-config"));
+        assert!(["reload", "mount"].iter().all(|command| !hint(command).contains("unmount")));
+    }
+
     #[test]
     fn a_volumes_hints_name_it() {
         let tried =
             Tried { command: "volume register", volume: Some("ns 'my vol'".into()), ..Tried::default() };
         let hint = said(Kind::AlreadyExists, Details::default(), &tried);
         assert!(hint.contains("`csictl volume deregister ns 'my vol'`"), "{hint}");
+        let known_as =
+            Details { namespace: Some("ns".into()), volume: Some("first".into()), ..Details::default() };
+        let hint = said(Kind::AlreadyExists, known_as, &tried);
+        assert!(hint.contains("`csictl volume deregister ns first`"), "the one that is there: {hint}");
         let hint = said(Kind::Uncertain, Details::default(), &tried);
         assert!(!hint.contains("unmount"), "a volume is not unmounted by its registration: {hint}");
     }

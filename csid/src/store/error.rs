@@ -123,6 +123,13 @@ impl From<StoreError> for crate::Error {
             _ => Kind::Internal,
         };
         let retryable = error.is_retryable();
-        Error::new(kind, error.to_string()).with(|details| details.retryable |= retryable)
+        let other = match &error {
+            StoreError::Taken(name) => Some((name.namespace.clone(), name.volume.clone())),
+            _ => None,
+        };
+        Error::new(kind, error.to_string()).with(|details| {
+            details.retryable |= retryable;
+            (details.namespace, details.volume) = other.unzip();
+        })
     }
 }

@@ -208,7 +208,10 @@ impl Shared {
     pub(super) fn refuse_in_use_otherwise(&self, name: &VolumeName, volume: &VolumeKey) -> Result<()> {
         match self.directory.in_use(name, volume) {
             None => Ok(()),
-            Some(text) => Err(Error::new(Kind::Busy, format!("{text}; unmount it first"))),
+            Some(text) => Err(Error::new(
+                Kind::Busy,
+                format!("{text}, and in use so; ask for it by that name, or end that use first"),
+            )),
         }
     }
 }

@@ -50,8 +50,9 @@ fn co_rule_35_a_slip_is_caught_when_the_volume_is_registered() {
 
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
-        let (kind, _) = refusal(client.register_volume(NAMESPACE, "other-name", writer("v")).await);
+        let (kind, error) = refusal(client.register_volume(NAMESPACE, "other-name", writer("v")).await);
         assert_eq!(kind, Kind::AlreadyExists, "one name for one external id");
+        assert_eq!(error.details.volume.as_deref(), Some("v"), "the one that is in the way");
         assert_eq!(refusal(mount(&client, "job", inline("v")).await).0, Kind::AlreadyExists);
         assert!(client.validate_volume(NAMESPACE, "v", Default::default()).await.unwrap().confirmed);
 
