@@ -102,11 +102,12 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                 .to_owned()
         }
         Kind::ClaimConflict if tried.command == "claim" => {
-            "See `csictl claims`: release it there first, or wait for it with --queue TIME.".to_owned()
+            "Who has it: `csictl claims`, `csictl mounts`. With --queue TIME a claim waits that long.".to_owned()
         }
         Kind::ClaimConflict => {
-            "Unmount it there first; or give all of them the same name of the volume, the same options and \
-                                an access mode that lets several in, such as single-node-multi-writer."
+            "Unmount it there first, for a mount does not wait (`csictl claim --queue TIME` does); or give all of \
+                                them the same name of the volume, the same options and an access mode that lets \
+                                several in, such as single-node-multi-writer."
                 .to_owned()
         }
         Kind::PluginUnavailable => {

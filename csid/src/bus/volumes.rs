@@ -57,7 +57,7 @@ fn read(options: &mut Options) -> Result<VolumeSpec> {
     let capabilities = given::capabilities(options)?;
     let spec = VolumeSpec {
         name: options.checked("name", names::name)?.unwrap_or_default(),
-        capabilities: capabilities.ok_or_else(|| missing("capabilities"))?,
+        capabilities: capabilities.ok_or_else(|| missing("capabilities (`csictl`: --access-mode)"))?,
         fs_type: options.checked("fs-type", |_, text| names::fs_type(text))?.unwrap_or_default(),
         mount_flags: given::mount_flags(options)?.unwrap_or_default(),
         mount_group: options.checked("mount-group", names::optional_name)?.unwrap_or_default(),
@@ -409,7 +409,7 @@ mod tests {
     fn a_spec_that_contradicts_itself_is_refused() {
         let fs = || capabilities(&["file-system"]);
         for (keys, entries, why) in [
-            (REGISTER, vec![], "capabilities is missing"),
+            (REGISTER, vec![], "--access-mode) is missing"),
             (REGISTER, vec![capabilities(&[])], "capabilities is empty"),
             (REGISTER, vec![capabilities(&["block-device"]), ("fs-type", "xfs".into())], "fs-type means"),
             (

@@ -41,8 +41,8 @@ pub(super) fn refusal(refusal: Refusal, key: &MountKey, wanted: &Claim) -> Error
                 false => holders.join(", "),
             };
             let text = format!(
-                "{what} conflicts with the claim of {name} by {who}; release it there first, or wait for it \
-                 (wait-usec, `csictl claim --queue`)"
+                "{what} conflicts with the claim of {name} by {who}; release it there first, or give \
+                 `csictl claim --queue` the time to wait for it"
             );
             Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
         }
@@ -142,7 +142,7 @@ pub(super) fn still_staged(name: &VolumeName) -> Error {
 pub(super) fn expands_first(name: &VolumeName) -> Error {
     let text = format!(
         "an expansion of {name}, which came before, waits until nobody has the volume; ask again when it is done, or wait \
-         for it (wait-usec, `csictl claim --queue`)"
+         for it with `csictl claim --queue TIME`"
     );
     Error::new(Kind::ClaimConflict, text)
 }

@@ -92,8 +92,9 @@ pub(super) fn not_claimant(key: &MountKey) -> Error {
 }
 
 pub(super) fn unknown_plugin(plugin: &str) -> Error {
-    let text =
-        format!("no plugin `{plugin}` is registered; see `csictl plugin list`, or wait with WaitForPlugin");
+    let text = format!(
+        "no plugin `{plugin}` is registered; see `csictl plugin list`, or wait for it with `csictl wait {plugin}`"
+    );
     Error::not_found(text)
 }
 
