@@ -127,7 +127,7 @@ impl Drive<'_> {
         if !claim.releasing {
             for mount in self.mounts_of(key) {
                 if let Some(row) = self.row(&mount).filter(|row| row.phase == Phase::Mounted).cloned() {
-                    self.refuse_while_in_use(row).await?;
+                    self.refuse_while_in_use(row, "release").await?;
                 }
             }
         }

@@ -144,7 +144,7 @@ impl Drive<'_> {
         }
         if row.phase == Phase::Mounted && !self.force {
             self.shared.refuse_while_shown(self.rows.volume(), &row)?;
-            self.refuse_while_in_use(row).await?;
+            self.refuse_while_in_use(row, "unmount").await?;
         }
         self.rows.remark(key, |row| row.operations = names);
         let next = self.event(Event::Unmount { key: key.clone() })?;
@@ -212,13 +212,13 @@ impl Drive<'_> {
     }
 
     /// Busy, before anything is touched, while processes use the mount.
-    pub(super) async fn refuse_while_in_use(&mut self, row: MountRow) -> Result<()> {
+    pub(super) async fn refuse_while_in_use(&mut self, row: MountRow, call: &str) -> Result<()> {
         self.step.set("verify");
         let paths = [Some(row.source.as_str()), row.spec.target.as_deref()];
         for path in paths.into_iter().flatten().map(Path::new) {
             if self.shared.host.in_use(&row.volume.plugin, path).await? {
                 let holders = tokio::time::timeout(PATIENCE, self.shared.host.holders(path)).await;
-                return Err(say::busy(path, &row.key.consumer, holders.unwrap_or_default()));
+                return Err(say::busy(path, &row.key.consumer, holders.unwrap_or_default(), call));
             }
         }
         Ok(())

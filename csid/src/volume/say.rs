@@ -120,12 +120,16 @@ fn conflict(text: String, holders: Vec<String>) -> Error {
     Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
 }
 
-pub(super) fn busy(path: &Path, consumer: &str, processes: Vec<String>) -> Error {
+/// `call`: what is refused.
+pub(super) fn busy(path: &Path, consumer: &str, processes: Vec<String>, call: &str) -> Error {
     let who = match processes.is_empty() {
-        true => "processes that csid cannot see".to_owned(),
+        // Others' are not for csid's capabilities.
+        true => {
+            format!("processes that csid may not see (`fuser -vm {}` lists them to root)", path.display())
+        }
         false => processes.join(", "),
     };
-    let text = format!("{} is in use by {who}; stop them, then unmount again", path.display());
+    let text = format!("{} is in use by {who}; stop them, then {call} again", path.display());
     Error::new(Kind::Busy, text).with(|details| {
         details.holders = std::iter::once(consumer.to_owned()).chain(processes).collect();
     })
@@ -231,4 +235,19 @@ pub(super) fn event(kind: &'static str, row: Option<&MountRow>, error: Option<&E
     details.insert("uid", Value::from(row.uid));
     details.insert("plugin", Value::from(row.volume.plugin.clone()));
     Some(NewEvent { kind, subject: name(&row.key), details })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_uses_a_mount_unseen_can_be_found() {
+        let told = |processes, call| busy(Path::new("/srv/pg"), "job", processes, call);
+        let unseen = told(Vec::new(), "release");
+        assert!(unseen.message.contains("`fuser -vm /srv/pg`") && unseen.message.ends_with("release again"));
+        let seen = told(vec!["psql (7)".to_owned()], "unmount");
+        assert!(seen.message.contains("psql (7)") && !seen.message.contains("fuser"), "{}", seen.message);
+        assert_eq!(seen.details.holders, ["job", "psql (7)"]);
+    }
 }
