@@ -215,6 +215,12 @@ impl Error {
     pub(crate) fn from_call(member: &str, error: zbus::Error) -> Self {
         let member = member.to_owned();
         match error {
+            // The bus had systemd start it: UnitMasked, NoSuchUnit.
+            zbus::Error::MethodError(name, description, _)
+                if name.as_str().starts_with("org.freedesktop.systemd1.") =>
+            {
+                Self::NotRunning(description.unwrap_or_else(|| name.to_string()))
+            }
             zbus::Error::MethodError(name, description, reply) => {
                 let Some(kind) = name.as_str().strip_prefix("org.csid1.Error.") else {
                     return Self::Bus { member, source: zbus::Error::MethodError(name, description, reply) };

@@ -32,6 +32,11 @@ pub fn hint(error: &Error, tried: &Tried) -> Option<String> {
             let what = if connecting.socket.is_some() { "csid.socket csid" } else { "dbus csid" };
             format!("Start it: `systemctl start {what}`; csid's log: `journalctl -u csid`.")
         }
+        Error::NotRunning(why) if why.contains("masked") => {
+            "Have it start again: `systemctl unmask --runtime csid; systemctl start csid.socket csid` (without \
+             --runtime, if it was masked so)."
+                .to_owned()
+        }
         Error::NotRunning(_) => {
             "Start csid: `systemctl start csid`; its log: `journalctl -u csid`.".to_owned()
         }
@@ -195,6 +200,12 @@ mod tests {
         let tried = Tried { command: "release", ..tried };
         let hint = said(Kind::Uncertain, Details::default(), &tried);
         assert!(hint.contains("`csictl release ns 'my vol' job`"), "{hint}");
+    }
+
+    #[test]
+    fn a_masked_csid_is_unmasked() {
+        let masked = Error::NotRunning("Unit csid.service is masked.".into());
+        assert!(hint(&masked, &Tried::default()).unwrap().contains("systemctl unmask --runtime csid;"));
     }
 
     /// A file against a registration by a call, an inline mount of what is registered: nothing is to be unmounted.
