@@ -430,7 +430,7 @@ impl Daemon {
         tokio::spawn(async move {
             let result = handles.reload().await;
             if let Err(error) = &result {
-                tracing::error!(%error, "the configuration was not taken");
+                tracing::error!("the configuration was not taken: {error}");
             }
             if let Some(reply) = reply {
                 let _ = reply.send(result);

@@ -198,7 +198,8 @@ pub(super) fn of_file(name: &VolumeName, file: Option<&Path>) -> Error {
     let text = match file {
         Some(file) => format!("{name} is declared by {}: change or remove that, and reload", file.display()),
         None => format!(
-            "{name} was declared by a file of volumes.d that is gone or wrong: release the volume, or mend the file, and reload"
+            "{name} was declared by a file of volumes.d that is gone or wrong: mend the file and reload, or take it away: \
+             a reload forgets the volume when nobody uses it"
         ),
     };
     Error::new(Kind::NotSupported, text)

@@ -147,7 +147,7 @@ impl Volumes {
             match shared.deregister(&name, None, 0, false, Origin::File).await {
                 Ok(()) => applied.removed.push(name.to_string()),
                 Err(error) => {
-                    tracing::warn!(volume = %name, %error, "the volume's file is gone, but it cannot be forgotten: it stays");
+                    tracing::warn!(volume = %name, "the file of {name} is gone, but the volume cannot be forgotten, it stays: {error}");
                     applied.kept.push(name.to_string());
                 }
             }
@@ -187,7 +187,7 @@ impl Shared {
             }
             // Apart: thousands may wait for one plugin.
             let Err(error) = Box::pin(self.register_declared(&declared, Wait::default())).await else {
-                tracing::info!(volume = %name, "the declared volume is registered");
+                tracing::info!(volume = %name, "{name} is registered, as {} declares it", declared.file.display());
                 return;
             };
             let pause = if error.details.retryable { backoff.next() } else { SWEEP };
@@ -200,7 +200,7 @@ impl Shared {
 
     async fn tell_failure(&self, declared: &Declared, error: &Error) {
         let (name, kind) = (&declared.name, error.kind.name());
-        tracing::warn!(volume = %name, kind, "the declared volume is not registered: {}", error.message);
+        tracing::warn!(volume = %name, kind, "{name} is not registered as declared: {}", error.message);
         let record = Record { volume: declared.volume.clone(), ..Record::none(name.clone()) };
         let mut event = words::registered("volume-registered", &record);
         event.details.insert("success", Value::from(false));
