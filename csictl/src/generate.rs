@@ -51,7 +51,7 @@ const EXAMPLES: [(&str, &str); 6] = [
     ("End what hangs:", "csictl operations\ncsictl cancel ID"),
 ];
 
-const EXIT: [(&str, &str); 5] = [
+const EXIT: [(&str, &str); 6] = [
     ("0", "It was done; of has-mount: it is mounted; of volume validate: it is confirmed."),
     (
         "1",
@@ -60,6 +60,7 @@ const EXIT: [(&str, &str); 5] = [
     ("2", "The command line was wrong."),
     ("3", "has-mount or volume validate could not find out."),
     ("130", "Ctrl-C while csid worked. The operation goes on: csictl cancel ID ends it."),
+    ("143", "SIGTERM while csid worked. The same."),
 ];
 
 fn main_page(command: Command, out: &mut dyn io::Write) -> io::Result<()> {

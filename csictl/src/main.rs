@@ -18,7 +18,6 @@ use serde_json::json;
 /// Documented in csictl(1). 2 is clap's.
 const FAILED: u8 = 1;
 const UNKNOWN: u8 = 3;
-const INTERRUPTED: u8 = 130;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -32,12 +31,11 @@ async fn main() -> ExitCode {
     match commands::run(cli).await {
         Ok(code) => code,
         Err(failure) => {
-            let interrupted = failure.error.downcast_ref::<wait::Interrupted>().is_some();
             report(&failure, json);
-            ExitCode::from(match (interrupted, asks) {
-                (true, _) => INTERRUPTED,
-                (false, true) => UNKNOWN,
-                (false, false) => FAILED,
+            ExitCode::from(match (failure.error.downcast_ref::<wait::Interrupted>(), asks) {
+                (Some(interrupted), _) => interrupted.code,
+                (None, true) => UNKNOWN,
+                (None, false) => FAILED,
             })
         }
     }

@@ -1,4 +1,4 @@
-//! Waiting for csid: the spinner with the current step, and what Ctrl-C means meanwhile.
+//! Waiting for csid: the spinner with the current step, and what Ctrl-C and SIGTERM mean meanwhile.
 
 use std::{
     future::Future,
@@ -8,15 +8,18 @@ use std::{
 
 use csid_client::Client;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// A fast answer shows no spinner, and asks csid nothing more.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Ctrl-C while csid works: only the waiting has ended.
+/// Ctrl-C or SIGTERM while csid works: only the waiting has ended.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted; the operation goes on in csid")]
 pub struct Interrupted {
     pub operation: String,
+    /// As a shell tells of who was ended by the signal.
+    pub code: u8,
 }
 
 /// A name for an operation whose caller gave none, so that it can be cancelled by it.
@@ -33,14 +36,14 @@ pub async fn operation<T>(
     what: &str,
     call: impl Future<Output = csid_client::Result<T>>,
 ) -> anyhow::Result<T> {
-    tokio::select! {
-        answer = call => Ok(answer?),
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let code = tokio::select! {
+        answer = call => return Ok(answer?),
         never = spin(what, || step(client, id)) => match never {},
-        signal = tokio::signal::ctrl_c() => {
-            signal?;
-            Err(Interrupted { operation: id.to_owned() }.into())
-        }
-    }
+        _ = interrupt.recv() => 130,
+        _ = terminate.recv() => 143,
+    };
+    Err(Interrupted { operation: id.to_owned(), code }.into())
 }
 
 /// Awaits `call`, which is no operation: Ctrl-C ends csictl as usual.

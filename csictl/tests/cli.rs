@@ -285,21 +285,23 @@ async fn exit_codes_are_those_of_the_man_page() {
 }
 
 #[tokio::test]
-async fn ctrl_c_tells_how_to_cancel_what_goes_on() {
-    let f = Fixture::new();
-    let child = f.command("mount default slow job --plugin p --external-id x").spawn().unwrap();
-    let waiting = async {
-        while !f.csid.mounting.load(SeqCst) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(Duration::from_secs(10), waiting).await.unwrap();
-    let pid = child.id().unwrap().to_string();
-    assert!(Command::new("kill").args(["-s", "INT", &pid]).status().await.unwrap().success());
-    let output = timeout(Duration::from_secs(10), child.wait_with_output()).await.unwrap().unwrap();
-    let err = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(130), "{err}");
-    assert!(err.contains("goes on in csid") && err.contains("`csictl cancel csictl-"), "{err}");
+async fn whom_a_signal_ends_tells_how_to_cancel_what_goes_on() {
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let f = Fixture::new();
+        let child = f.command("mount default slow job --plugin p --external-id x").spawn().unwrap();
+        let waiting = async {
+            while !f.csid.mounting.load(SeqCst) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(10), waiting).await.unwrap();
+        let pid = child.id().unwrap().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().await.unwrap().success());
+        let output = timeout(Duration::from_secs(10), child.wait_with_output()).await.unwrap().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{err}");
+        assert!(err.contains("goes on in csid") && err.contains("`csictl cancel csictl-"), "{err}");
+    }
 }
 
 #[tokio::test]
