@@ -226,7 +226,8 @@ prod       db      ebs     ebs.example  10GiB     -       postgres  -        not
         for (standing, note) in [("creating", "being created"), ("deleting", "being deleted")] {
             let row = VolumeRow { standing: standing.into(), ..row() };
             assert!(
-                volumes(&[row.clone()]).ends_with(note) && volume(&row).contains(&format!("state: {note}\n"))
+                volumes(std::slice::from_ref(&row)).ends_with(note)
+                    && volume(&row).contains(&format!("state: {note}\n"))
             );
         }
     }
