@@ -146,7 +146,7 @@ impl Pool<'_> {
     }
 
     fn check_volumes(&self, seen: &Seen, wrong: &mut Vec<(Broken, String)>) {
-        let mut explained = BTreeSet::new();
+        let (mut explained, mut due) = (BTreeSet::new(), BTreeSet::new());
         for (number, volume) in self.volumes.iter().enumerate() {
             let name = &volume.name;
             let claims: Vec<_> = seen.claims.iter().filter(|row| row.volume == *name).collect();
@@ -166,8 +166,12 @@ impl Pool<'_> {
             if many || (!claims.is_empty() && !by_call.is_empty()) {
                 wrong.push((Broken::Breach, format!("{name} is had by {claims:?} and {by_call:?}")));
             }
-            explained.extend(by_call);
+            explained.extend(by_call.iter().cloned());
             explained.extend((!claims.is_empty()).then(|| attachment(volume, HERE)));
+            // What another boot attached is attached again before it is used, and where that failed not before.
+            let is_used = !self.rebooted || seen.mounts.iter().any(|row| row.volume == *name);
+            due.extend(by_call);
+            due.extend((!claims.is_empty() && is_used).then(|| attachment(volume, HERE)));
             let row = seen.volumes.iter().find(|row| row.id == *name);
             if row.is_some_and(|row| row.capacity < volume.bytes && volume.bytes > super::BYTES) {
                 wrong.push((Broken::LostClaim, format!("{} bytes were answered: {row:?}", volume.bytes)));
@@ -186,7 +190,7 @@ impl Pool<'_> {
         let attached: BTreeSet<_> =
             seen.made.iter().filter(|made| made.starts_with("attachment ")).cloned().collect();
         let not_explained = attached.difference(&explained).map(|what| (Broken::Leftover, what.clone()));
-        let lost = explained.difference(&attached).map(|what| (Broken::LostClaim, format!("no {what}")));
+        let lost = due.difference(&attached).map(|what| (Broken::LostClaim, format!("no {what}")));
         wrong.extend(not_explained.chain(lost));
     }
 

@@ -129,6 +129,8 @@ struct Pool<'w> {
     witness: Witness,
     dice: Dice,
     report: Arc<Report>,
+    /// In the life of this world.
+    rebooted: bool,
 }
 
 struct Volume {
@@ -211,7 +213,7 @@ impl<'w> Pool<'w> {
         };
         let items = (0..volumes).flat_map(|volume| THINGS.map(|thing| Item::new(volume, thing)));
         let (volumes, items) = ((0..volumes).map(volume).collect(), items.collect());
-        Pool { w, client, setting, volumes, items, witness, dice, report }
+        Pool { w, client, setting, volumes, items, witness, dice, report, rebooted: false }
     }
 
     fn caller(&self) -> Caller<'_> {
@@ -305,6 +307,7 @@ impl<'w> Pool<'w> {
         self.w.another_boot_id();
         self.witness.mark(Mark::Reboot).expect("the witness' log");
         self.items.iter_mut().for_each(|item| item.holds.clear());
+        self.rebooted = true;
     }
 
     /// Wait until nothing is under way; what is parked is asked for again. False: csid was killed before.
