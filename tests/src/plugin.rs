@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use crate::backend::{Backend, Volume};
-use crate::script::{self, Call, Line, Rule, Script};
+use crate::script::{self, Call, DIES, Line, Rule, Script};
 use crate::world::{child, eventually, program};
 
 /// Microseconds.
@@ -88,10 +88,14 @@ impl TestPlugin {
         let log = std::fs::File::create(self.directory.join("log")).expect("a log");
         let mut command = child(&program("test-plugin"));
         command.args([&self.directory, &self.state]).stdout(log.try_clone().expect("a log")).stderr(log);
-        self.process = Some(command.spawn().expect("the plugin starts"));
         let socket = self.socket();
-        eventually("the plugin listens", async || std::os::unix::net::UnixStream::connect(&socket).is_ok())
-            .await;
+        let process = self.process.insert(command.spawn().expect("the plugin starts"));
+        eventually("the plugin listens", async || {
+            // Whoever waits for it may have asked for what its script dies of.
+            let is_dead = process.try_wait().expect("a status").is_some_and(|s| s.code() == Some(DIES));
+            is_dead || std::os::unix::net::UnixStream::connect(&socket).is_ok()
+        })
+        .await;
     }
 
     /// Whether it ran.

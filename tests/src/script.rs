@@ -53,6 +53,9 @@ pub enum Half {
     Controller,
 }
 
+/// The exit status of a plugin that dies of its script.
+pub const DIES: i32 = 9;
+
 /// Every capability that the controller can have.
 pub const CONTROLLER: [&str; 11] = [
     "CREATE_DELETE_VOLUME",
@@ -109,6 +112,7 @@ pub enum Act {
     DelayAfter(u64),
     /// Wait, do it and answer, whether the caller is still there or not.
     Stubborn(u64),
+    /// It ends with the status [`DIES`].
     DieBefore,
     DieAfter,
     Lie(Lie),

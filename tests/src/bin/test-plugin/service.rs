@@ -10,7 +10,7 @@ use csi_proto::csi::v1::volume_capability::AccessType;
 use csi_proto::csi::v1::volume_capability::access_mode::Mode;
 use csi_proto::csi::v1::*;
 use csid_tests::backend::Backend;
-use csid_tests::script::{self, Act, Call, End, Half, Lie, Line, Probe, Script};
+use csid_tests::script::{self, Act, Call, DIES, End, Half, Lie, Line, Probe, Script};
 use tonic::{Request, Response, Status, async_trait};
 
 pub type Answer<T> = Result<Response<T>, Status>;
@@ -173,10 +173,10 @@ impl Plugin {
                 });
                 work.await.map_err(|error| Status::internal(error.to_string()))?
             }
-            Some(Act::DieBefore) => std::process::exit(9),
+            Some(Act::DieBefore) => std::process::exit(DIES),
             Some(Act::DieAfter) => {
                 let _ = effect(&call, None);
-                std::process::exit(9)
+                std::process::exit(DIES)
             }
         };
         open.end(result.as_ref().map_or_else(|status| status.code() as i32, |_| 0));
