@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use serde::Serialize;
 
 /// Those that volumes with a controller are to be held against.
-const RULES: [u8; 13] = [18, 20, 21, 22, 23, 24, 25, 26, 27, 31, 33, 35, 39];
+const RULES: [u8; 14] = [18, 20, 21, 22, 23, 24, 25, 26, 27, 31, 32, 33, 35, 39];
 
 /// Ways to break a promise; each is a number of the report that has to be 0.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use csid_client::{AccessMode, ClaimFilter, ClaimRow, MountFilter, MountRow, VolumeFilter, VolumeRow};
+use csid_client::{
+    AccessMode, CallOptions, ClaimFilter, ClaimRow, MountFilter, MountRow, VolumeFilter, VolumeRow,
+};
+use csid_tests::ask::NAMESPACE;
 use csid_tests::backend;
 use csid_tests::kernel;
 
@@ -19,6 +22,8 @@ struct Seen {
     volumes: Vec<VolumeRow>,
     claims: Vec<ClaimRow>,
     mounts: Vec<MountRow>,
+    /// What csid says that it has attached here.
+    attached: BTreeSet<String>,
     /// At the plugin.
     made: BTreeSet<String>,
     kept: Vec<backend::Volume>,
@@ -29,8 +34,16 @@ impl Pool<'_> {
     /// Hold rows, mounts and attachments against what the answers allow.
     pub(super) async fn check(&mut self) {
         let (client, backend) = (&self.client, self.w.plugin("p").backend());
+        let volumes = client.list_volumes(VolumeFilter::default()).await.expect("the volumes");
+        let mut attached = BTreeSet::new();
+        for volume in self.volumes.iter().filter(|volume| volumes.iter().any(|row| row.id == volume.name)) {
+            let told = client.explain(NAMESPACE, &volume.name, CallOptions::default()).await;
+            let is_attached = told.expect("why").steps.contains(&format!("node {HERE}: attached"));
+            attached.extend(is_attached.then(|| attachment(volume, HERE)));
+        }
         let seen = Seen {
-            volumes: client.list_volumes(VolumeFilter::default()).await.expect("the volumes"),
+            volumes,
+            attached,
             claims: client.list_claims(ClaimFilter::default()).await.expect("the claims"),
             mounts: client.list_mounts(MountFilter::default()).await.expect("the rows"),
             made: backend.made().expect("the backend").into_iter().collect(),
@@ -168,7 +181,7 @@ impl Pool<'_> {
             }
             explained.extend(by_call.iter().cloned());
             explained.extend((!claims.is_empty()).then(|| attachment(volume, HERE)));
-            // What another boot attached is attached again before it is used, and where that failed not before.
+            // What another boot attached is attached again before it is used; where that failed csid says so.
             let is_used = !self.rebooted || seen.mounts.iter().any(|row| row.volume == *name);
             due.extend(by_call);
             due.extend((!claims.is_empty() && is_used).then(|| attachment(volume, HERE)));
@@ -190,6 +203,7 @@ impl Pool<'_> {
         let attached: BTreeSet<_> =
             seen.made.iter().filter(|made| made.starts_with("attachment ")).cloned().collect();
         let not_explained = attached.difference(&explained).map(|what| (Broken::Leftover, what.clone()));
+        due.extend(seen.attached.iter().cloned());
         let lost = due.difference(&attached).map(|what| (Broken::LostClaim, format!("no {what}")));
         wrong.extend(not_explained.chain(lost));
     }

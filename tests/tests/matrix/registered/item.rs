@@ -244,7 +244,9 @@ pub async fn ask(client: &Client, volume: &Volume, thing: Thing, ask: Ask, manne
                 client.release(ns, volume, consumer, options).await.map(|()| no)
             }
             (Ask::Attach, Thing::Attachment { node }) => {
-                let options = AttachOptions { deadline_usec, operation_id, ..Default::default() };
+                // One of the two for reading only (CSI rule 32).
+                let read_only = Some(node == "node-2");
+                let options = AttachOptions { read_only, deadline_usec, operation_id, ..Default::default() };
                 client.attach_volume(ns, volume, node, options).await.map(|_| no)
             }
             (Ask::Detach, Thing::Attachment { node }) => {
