@@ -8,9 +8,9 @@ use tonic::Code;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::plugin::{Class, Request, RpcError};
+use crate::plugin::{Class, Controller, Request, RpcError};
 use crate::secret::Secrets;
-use crate::store::registry::Record;
+use crate::store::registry::{Attachment, Claim, Record, Registration};
 use crate::store::rows::Leg;
 use crate::volume::claims::{self, Action, Effect, Outcome};
 use crate::volume::control::abandoned;
@@ -22,6 +22,25 @@ use crate::volume::{Authority, claim_words as words, say};
 pub(super) struct Failure {
     pub(super) outcome: Outcome,
     pub(super) error: Error,
+}
+
+/// What a controller is asked with for a claim's attachment.
+struct Asking<'a> {
+    controller: Controller,
+    claim: &'a Claim,
+    registration: &'a Registration,
+    at: &'a Attachment,
+    secrets: Option<Secrets>,
+    secrets_forgotten: bool,
+    deadline: Instant,
+}
+
+impl Asking<'_> {
+    fn request(&self) -> Request<'_> {
+        let Asking { claim, secrets, secrets_forgotten, deadline, .. } = self;
+        let (uid, secrets) = (claim.uid, secrets.as_ref());
+        Request { uid, secrets, secrets_forgotten: *secrets_forgotten, deadline: *deadline }
+    }
 }
 
 impl Drive<'_> {
@@ -46,25 +65,16 @@ impl Drive<'_> {
             return Err(Failure { outcome: Outcome::NotSent(None), error: say::stopped(kind) });
         }
         self.step.set("attach");
-        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
-        let registration = record.registration.as_ref().ok_or_else(no_row)?;
-        let at = record.attachment(&effect.node).ok_or_else(no_row)?;
-        let had = record.attach_secrets(&effect.node);
-        let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
-        let secrets = self.secrets_of(credential).await.map_err(unsent)?;
-        let controller = self.controller().await.map_err(unreached)?;
-        let controller = controller.hiding(told(registration, &record.attachments));
-        let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
-        let request = Request {
-            uid: claim.uid,
-            secrets: secrets.as_ref(),
-            secrets_forgotten: (had.given && self.secrets.is_none())
-                || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some()),
-            deadline,
-        };
-        let usage = registration.usage(claim.usage.capability);
-        let read_only = claims::reader_only(claim.usage.capability.access_mode);
-        let publish = controller.publish(&record.volume.external_id, &at.node_id, &usage, read_only, request);
+        let asking = self.asking(record, effect).await?;
+        let usage = asking.registration.usage(asking.claim.usage.capability);
+        let read_only = claims::reader_only(asking.claim.usage.capability.access_mode);
+        let publish = asking.controller.publish(
+            &record.volume.external_id,
+            &asking.at.node_id,
+            &usage,
+            read_only,
+            asking.request(),
+        );
         let mut control = self.control.clone();
         tokio::select! {
             biased;
@@ -101,27 +111,29 @@ impl Drive<'_> {
             return Err(Failure { outcome: Outcome::Again, error });
         }
         self.step.set("detach");
+        let asking = self.asking(record, effect).await?;
+        let unpublish =
+            asking.controller.unpublish(&record.volume.external_id, &asking.at.node_id, asking.request());
+        fault::around("ControllerUnpublishVolume", unpublish).await.map_err(|error| failed(error, false))
+    }
+
+    /// What a controller is asked with for this effect; a failure: it was not asked.
+    async fn asking<'a>(&mut self, record: &'a Record, effect: &Effect) -> Result<Asking<'a>, Failure> {
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
         let had = record.attach_secrets(&effect.node);
         let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
         let secrets = self.secrets_of(credential).await.map_err(unsent)?;
-        if secrets.is_none() && had.given {
+        if effect.action == Action::Detach && secrets.is_none() && had.given {
             return Err(unsent(words::secret_required(&record.name, &claim.consumer)));
         }
+        let secrets_forgotten = (had.given && self.secrets.is_none())
+            || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some());
         let controller = self.controller().await.map_err(unreached)?;
         let controller = controller.hiding(told(registration, &record.attachments));
         let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
-        let request = Request {
-            uid: claim.uid,
-            secrets: secrets.as_ref(),
-            secrets_forgotten: (had.given && self.secrets.is_none())
-                || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some()),
-            deadline,
-        };
-        let unpublish = controller.unpublish(&record.volume.external_id, &at.node_id, request);
-        fault::around("ControllerUnpublishVolume", unpublish).await.map_err(|error| failed(error, false))
+        Ok(Asking { controller, claim, registration, at, secrets, secrets_forgotten, deadline })
     }
 
     /// The call's secrets, or those of the attachment's credential or the volume's.
