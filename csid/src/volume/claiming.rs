@@ -484,8 +484,8 @@ fn enter(record: &mut Record, event: &Event, next: &Next, facts: &Facts, given: 
     if let Next::Run(Effect { action: Action::Attach, consumer, node, from }) = next {
         // What an earlier attach had is wanted at the end as well.
         let had = match from {
-            Leg::Absent => AttachSecrets::default(),
-            _ => record.attach_secrets(node),
+            None => AttachSecrets::default(),
+            Some(_) => record.attach_secrets(node),
         };
         let credential = record.claim(consumer).and_then(|claim| claim.credential.clone());
         let secrets = AttachSecrets { credential: credential.or(had.credential), given: had.given || given };

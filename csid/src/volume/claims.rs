@@ -141,8 +141,8 @@ pub struct Effect {
     pub action: Action,
     pub consumer: String,
     pub node: String,
-    /// The attachment's leg before it.
-    pub from: Leg,
+    /// The node's attachment before it.
+    pub from: Option<Attachment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -215,12 +215,10 @@ impl Claims {
         self.attachments.iter_mut().filter(|at| at.node == node).for_each(|at| at.node_id = node_id.clone());
     }
 
-    /// Nothing came of what was intended: the leg is as it was, also in which boot it was made.
-    fn put_back(&mut self, node: &str, leg: Leg) {
-        match leg {
-            Leg::Absent => self.set_leg(node, leg),
-            _ => self.attachments.iter_mut().filter(|at| at.node == node).for_each(|at| at.leg = leg),
-        }
+    /// Nothing came of what was intended: the attachment is as it was.
+    fn put_back(&mut self, node: &str, from: Option<Attachment>) {
+        self.attachments.retain(|at| at.node != node);
+        self.attachments.extend(from);
     }
 
     /// Whether what has to be attached is; `None`: nobody knows whether it has to be.
@@ -314,7 +312,7 @@ fn ended(volume: &mut Claims, effect: &Effect, outcome: Outcome) -> Result<Next,
     let Effect { action, consumer, node, from } = effect;
     match (action, &outcome) {
         (_, Outcome::Again) | (Action::NodeDetach, _) => {}
-        (Action::Attach, Outcome::NotSent(_)) => volume.put_back(node, *from),
+        (Action::Attach, Outcome::NotSent(_)) => volume.put_back(node, from.clone()),
         (Action::Attach, Outcome::Done) => volume.set_leg(node, Leg::Present),
         (Action::Detach, Outcome::Done) => volume.set_leg(node, Leg::Absent),
         // What was refused may have been done in part: it is negated before it is forgotten.
@@ -345,12 +343,13 @@ fn advance(volume: &mut Claims, consumer: &str) -> Next {
     loop {
         let Some(claim) = volume.claim(consumer).cloned() else { return Next::Free };
         let leg = volume.leg(&claim.node);
+        let from = volume.attachments.iter().find(|at| at.node == claim.node).cloned();
         let run = |action| {
             Next::Run(Effect {
                 action,
                 consumer: claim.consumer.clone(),
                 node: claim.node.clone(),
-                from: leg,
+                from: from.clone(),
             })
         };
         let state = match (claim.state, claim.releasing) {

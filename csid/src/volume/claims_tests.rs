@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::registry::{AttachCall, BoundTo, Use};
+use crate::store::registry::{AttachCall, AttachSecrets, BoundTo, Use};
 use crate::store::rows::AttachmentMode;
 use AccessMode::*;
 use AttachmentMode::{BlockDevice, FileSystem};
@@ -421,7 +421,7 @@ fn an_attach_that_was_not_sent_is_not_undone() {
     let (tried, _) = step(&volume(true), Event::Claim(wanted)).unwrap();
     let (tried, next) = step(&tried, Event::Continue { consumer: "a".into() }).unwrap();
     let Next::Run(second) = next else { panic!("{next:?}") };
-    assert_eq!(second.from, Leg::Making);
+    assert_eq!(second.from.as_ref().map(|at| at.leg), Some(Leg::Making));
     let (_, next) = not_sent(&tried, &second, Some("no"));
     assert!(matches!(next, Next::Run(Effect { action: Action::Detach, .. })), "{next:?}");
 }
@@ -440,7 +440,7 @@ fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
     assert_eq!((next, parked.claims[0].parked.as_str()), (Next::Rest, "SecretRequired"));
     assert_eq!(parked.claims[0].state, ClaimState::NodeDetached);
     let (again, next) = step(&parked, Event::Continue { consumer: "a".into() }).unwrap();
-    let detach = Effect { from: Leg::Removing, ..detach };
+    let detach = Effect { from: held.attachments.first().cloned(), ..detach };
     assert_eq!((next, again.claims[0].parked.as_str()), (Next::Run(detach), ""));
 }
 
@@ -467,14 +467,21 @@ fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
         node_id: held.node_id.clone(),
         ..Attachment::new("here", Leg::Present)
     });
-    let attach =
-        Effect { action: Action::Attach, consumer: "a".into(), node: "here".into(), from: Leg::Present };
+    let attach = Effect {
+        action: Action::Attach,
+        consumer: "a".into(),
+        node: "here".into(),
+        from: held.attachments.first().cloned(),
+    };
     let (making, next) = step(&held, Event::Claim(wanted.clone())).unwrap();
     assert_eq!((next, making.leg("here")), (Next::Run(attach.clone()), Leg::Making));
 
     let unsent = Outcome::NotSent(None);
-    let (still, next) = step(&making, Event::Ended { effect: attach.clone(), outcome: unsent }).unwrap();
-    assert_eq!((next, &still.attachments), (Next::Rest, &held.attachments), "also of which boot it is");
+    let mut with_others = making.clone();
+    with_others.attachments[0].secrets = Some(AttachSecrets { credential: None, given: true });
+    let ended = Event::Ended { effect: attach.clone(), outcome: unsent };
+    let (still, next) = step(&with_others, ended).unwrap();
+    assert_eq!((next, &still.attachments), (Next::Rest, &held.attachments), "also its boot and its secrets");
     let refused = Outcome::Hopeless("gone".into());
     let (still, next) = step(&making, Event::Ended { effect: attach.clone(), outcome: refused }).unwrap();
     assert_eq!(next, Next::Rest);
