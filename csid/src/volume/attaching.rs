@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::plugin::Controller;
+use crate::plugin::{ATTACHES, Controller};
 use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
@@ -49,6 +49,10 @@ impl Drive<'_> {
             self.detach_call(target, node_id).await.map_err(say::unsettled)?;
         }
         self.refuse_before_expansion(&target.key)?;
+        // What the controller would never be asked is not begun, for it could not be undone either.
+        if !self.can(ATTACHES).await? {
+            return Err(words::does_not_attach(&self.plugin()));
+        }
         // Without them nothing is begun.
         let secrets = self.target_secrets(target).await?;
         let volume = self.rows.volume().row.key.clone();

@@ -177,6 +177,13 @@ pub(super) fn not_attacher(name: &VolumeName, node_id: &str) -> Error {
     Error::new(Kind::NotAuthorized, text)
 }
 
+pub(super) fn does_not_attach(plugin: &str) -> Error {
+    let text = format!(
+        "plugin {plugin} attaches nothing (no PUBLISH_UNPUBLISH_VOLUME): its volumes are mounted as they are"
+    );
+    Error::new(Kind::NotSupported, text)
+}
+
 pub(super) fn attached_otherwise(name: &VolumeName, node_id: &str) -> Error {
     let text = format!("{name} is attached to {node_id} with other options; detach it first");
     Error::new(Kind::AlreadyExists, text)

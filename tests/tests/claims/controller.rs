@@ -139,6 +139,25 @@ fn a_scheduler_attaches_and_detaches_by_itself() {
     });
 }
 
+/// It could never be detached again, and would keep everybody else from the volume.
+#[test]
+fn what_attaches_nothing_is_not_told_to() {
+    world(async |w| {
+        let client = able(w, &["EXPAND_VOLUME"]).await;
+        let options = AttachOptions {
+            plugin: Some("p".to_owned()),
+            external_id: Some("v".to_owned()),
+            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            ..AttachOptions::default()
+        };
+        let attach = client.attach_volume(NAMESPACE, "mine", "node-1", options).await;
+        assert_eq!(refusal(attach).0, Kind::NotSupported);
+        mount(&client, "job", inline("v")).await.expect("nobody has it");
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn a_controller_that_hangs_leaves_its_load_to_the_other_one() {
     world(async |w| {
