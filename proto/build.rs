@@ -10,6 +10,7 @@ type Error = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Error> {
     println!("cargo::rerun-if-changed=csi/v1/csi.proto");
+    println!("cargo::rerun-if-changed=pluginregistration/v1/api.proto");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
 
     let mut compiler = protox::Compiler::new(["."])?;
@@ -21,12 +22,15 @@ fn main() -> Result<(), Error> {
         pool.all_messages().filter(|m| m.package_name() == "csi.v1" && !m.is_map_entry()).collect();
     let guarded: Vec<_> = messages.iter().filter(|m| m.fields().any(|f| hidden(&pool, &f))).collect();
 
-    tonic_prost_build::configure()
-        .build_client(true)
-        .build_server(std::env::var_os("CARGO_FEATURE_SERVER").is_some())
+    let generate = || {
+        let server = std::env::var_os("CARGO_FEATURE_SERVER").is_some();
+        tonic_prost_build::configure().build_client(true).build_server(server)
+    };
+    generate()
         .btree_map(".")
         .skip_debug(guarded.iter().map(|m| m.full_name()))
         .compile_fds(compiler.file_descriptor_set())?;
+    generate().compile_fds(protox::compile(["pluginregistration/v1/api.proto"], ["."])?)?;
 
     let mut code = String::new();
     for message in guarded {

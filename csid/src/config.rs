@@ -34,6 +34,11 @@ impl Directories {
         self.state.join("journal")
     }
 
+    /// Where plugins register themselves, by the kubelet's protocol.
+    pub fn registrations(&self) -> PathBuf {
+        self.state.join("plugins_registry")
+    }
+
     /// The host directory of a plugin's staging and publish paths, unless its spec names another (`plugin-root`).
     pub fn plugin(&self, id: &str) -> PathBuf {
         self.state.join("plugins").join(id)

@@ -352,8 +352,10 @@ impl Daemon {
         }
         // The journal and the mount table were read as a whole.
         host::trim_memory();
-        let volumes = self.handles.volumes.clone();
-        let watch = tokio::spawn(async move { tokio::join!(volumes.watch(), volumes.watch_bound()) });
+        let Handles { volumes, plugins, .. } = self.handles.clone();
+        let watch = tokio::spawn(async move {
+            tokio::join!(volumes.watch(), volumes.watch_bound(), plugins.watch_registrations())
+        });
         let mut stale = true;
         let mut refresh = tokio::time::interval(Duration::from_millis(500));
         refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

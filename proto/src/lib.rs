@@ -1,5 +1,5 @@
-//! The two contracts as code: CSI as generated types, clients and (feature `server`) servers, and csid's D-Bus
-//! interface as its XML. It owns no state. What always holds: `{:?}` of no CSI message shows a secret, the value of a
+//! The contracts as code: CSI and plugin registration as generated types, clients and (feature `server`) servers, and csid's
+//! D-Bus interface as its XML. It owns no state. What always holds: `{:?}` of no CSI message shows a secret, the value of a
 //! context or parameter, or mount flags; the generated `Debug` is replaced for every message that has one.
 
 use std::fmt;
@@ -12,6 +12,12 @@ pub mod csi {
         tonic::include_proto!("csi.v1");
         include!(concat!(env!("OUT_DIR"), "/csi.v1.debug.rs"));
     }
+}
+
+/// The kubelet's plugin registration, v1.
+#[allow(missing_docs, clippy::all, clippy::pedantic, unused_qualifications)]
+pub mod pluginregistration {
+    tonic::include_proto!("pluginregistration");
 }
 
 /// csid's D-Bus contract, as installed in `/usr/share/dbus-1/interfaces`.

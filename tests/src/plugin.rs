@@ -17,6 +17,8 @@ pub struct TestPlugin {
     /// Whose backend it has: its own, or the one's that it is another instance of.
     state: PathBuf,
     script: Script,
+    /// The socket where it registers itself.
+    registration: Option<PathBuf>,
     process: Option<Child>,
 }
 
@@ -50,7 +52,12 @@ impl TestPlugin {
     fn with(directory: PathBuf, state: PathBuf, script: Script) -> Self {
         std::fs::create_dir_all(&directory).expect("the plugin's directory");
         script.write(&directory).expect("the script");
-        TestPlugin { directory, state, script, process: None }
+        TestPlugin { directory, state, script, registration: None, process: None }
+    }
+
+    /// From its next start on it registers itself there, by its script's name.
+    pub fn registers_at(&mut self, socket: PathBuf) {
+        self.registration = Some(socket);
     }
 
     /// What exists and is attached now, whether the plugin runs or not.
@@ -84,10 +91,14 @@ impl TestPlugin {
 
     pub async fn start(&mut self) {
         assert!(self.process.is_none(), "the plugin runs already");
-        let _ = std::fs::remove_file(self.socket());
+        self.registration
+            .iter()
+            .chain([&self.socket()])
+            .for_each(|socket| drop(std::fs::remove_file(socket)));
         let log = std::fs::File::create(self.directory.join("log")).expect("a log");
         let mut command = child(&program("test-plugin"));
-        command.args([&self.directory, &self.state]).stdout(log.try_clone().expect("a log")).stderr(log);
+        command.args([&self.directory, &self.state]).args(&self.registration);
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
         let socket = self.socket();
         let process = self.process.insert(command.spawn().expect("the plugin starts"));
         eventually("the plugin listens", async || {

@@ -79,7 +79,7 @@ fn event(
     NewEvent { kind, subject: id.to_owned(), details }
 }
 
-async fn write(store: &Store, event: NewEvent) {
+pub(super) async fn write(store: &Store, event: NewEvent) {
     // Nobody writes to a damaged journal, and that was said once.
     if store.writable().is_err() {
         return;

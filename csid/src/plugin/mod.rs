@@ -22,6 +22,7 @@ mod fingerprint;
 mod instance;
 mod lookup;
 mod node;
+mod registrar;
 mod registry;
 mod rpc;
 mod spec;

@@ -1,6 +1,6 @@
 //! Which plugins there are, and the handle that everybody has. A plugin has one instance or several, each with a task
-//! of its own; one of `plugins.d` is as its file says, one registered on the bus is a row of the journal. Changes of the
-//! registry follow one another; nothing else waits for them.
+//! of its own; one of `plugins.d` is as its file says, one registered on the bus is a row of the journal, one that registered
+//! itself is there as long as its socket. Changes of the registry follow one another; nothing else waits for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -63,6 +63,8 @@ pub(super) struct Entry {
 enum Origin {
     File,
     Bus,
+    /// It registered itself (`registrar`).
+    Socket,
 }
 
 /// What [`Plugins::apply_files`] did.
@@ -169,11 +171,7 @@ impl Plugins {
         let _changing = self.0.changing.lock().await;
         self.open()?;
         self.0.shared.store.writable()?;
-        let (first, number) = match self.entries().get(id) {
-            Some(entries) if self.is_there(id, entries, &spec, uid)? => return Ok(()),
-            Some(entries) => (false, entries.iter().map(|entry| entry.number).max().unwrap_or(0) + 1),
-            None => (true, 1),
-        };
+        let Some((first, number)) = self.place_of(id, &spec, uid)? else { return Ok(()) };
         // Not before: an instance that is here already needs no look.
         spec.check_program()?;
         let text = serde_json::to_string(&spec)
@@ -184,6 +182,41 @@ impl Plugins {
         self.commit(vec![Change::PutPlugin(row), Change::Event(came)]).await?;
         self.add(id, spec, uid, Origin::Bus, number);
         Ok(())
+    }
+
+    /// An instance that registered itself: it needs no row, for csid's next start asks it again.
+    pub(super) async fn joined(&self, id: &str, spec: PluginSpec) -> Result<()> {
+        let (plugins, id) = (self.clone(), id.to_owned());
+        to_the_end(async move {
+            let _changing = plugins.0.changing.lock().await;
+            plugins.open()?;
+            let Some((first, number)) = plugins.place_of(&id, &spec, 0)? else { return Ok(()) };
+            let came = events::came(&id, spec.instance(), 0, first);
+            plugins.add(&id, spec, 0, Origin::Socket, number);
+            events::write(&plugins.0.shared.store, came).await;
+            Ok(())
+        })
+        .await
+    }
+
+    /// One that registered itself has taken its socket away.
+    pub(super) async fn parted(&self, id: &str, instance: &str) -> Result<()> {
+        let _changing = self.0.changing.lock().await;
+        let Some(stops) = self.entry(id, instance, |entry| entry.stops.clone()) else { return Ok(()) };
+        stop(&stops, How::Leave).await?;
+        self.remove(id, instance);
+        let last = !self.entries().contains_key(id);
+        events::write(&self.0.shared.store, events::left(id, instance, last)).await;
+        Ok(())
+    }
+
+    /// Whether it is the plugin's first instance, and its number; `None`: it is there already.
+    fn place_of(&self, id: &str, spec: &PluginSpec, uid: u32) -> Result<Option<(bool, u64)>> {
+        Ok(match self.entries().get(id) {
+            Some(entries) if self.is_there(id, entries, spec, uid)? => None,
+            Some(entries) => Some((false, entries.iter().map(|entry| entry.number).max().unwrap_or(0) + 1)),
+            None => Some((true, 1)),
+        })
     }
 
     /// Whether there is such an instance already; an error if there cannot be one.
@@ -198,8 +231,8 @@ impl Plugins {
         if let Some(entry) = entries.iter().find(|entry| entry.spec.instance() == instance) {
             return match entry.origin {
                 Origin::File => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
-                Origin::Bus if entry.spec.same(spec) => Ok(true),
-                Origin::Bus => exists(format!(
+                Origin::Bus | Origin::Socket if entry.spec.same(spec) => Ok(true),
+                Origin::Bus | Origin::Socket => exists(format!(
                     "instance `{instance}` of the plugin {id} is registered with another spec; unregister it first, or \
                      register another instance"
                 )),
@@ -246,6 +279,14 @@ impl Plugins {
                 if entry.origin == Origin::File {
                     let text = format!(
                         "the plugin {id} is defined by plugins.d/{id}.toml: remove the file and reload"
+                    );
+                    return Err(Error::new(Kind::NotSupported, text));
+                }
+                if entry.origin == Origin::Socket {
+                    let instance = entry.spec.instance();
+                    let text = format!(
+                        "instance `{instance}` of the plugin {id} registered itself, and goes with its socket in {}",
+                        self.0.directories.registrations().display()
                     );
                     return Err(Error::new(Kind::NotSupported, text));
                 }
@@ -417,12 +458,12 @@ impl Plugins {
         self.entries().get(id)?.iter().find(|entry| entry.spec.instance() == instance).map(look)
     }
 
-    /// Whether what is registered on the bus keeps a file from defining this instance.
+    /// Whether what is registered otherwise keeps a file from defining this instance.
     fn is_taken(&self, id: &str, instance: &str) -> bool {
         let is_in_the_way = |entry: &Entry| entry.owner != 0 || entry.spec.instance() == instance;
         let plugins = self.entries();
         let mut registered =
-            plugins.get(id).into_iter().flatten().filter(|entry| entry.origin == Origin::Bus);
+            plugins.get(id).into_iter().flatten().filter(|entry| entry.origin != Origin::File);
         registered.any(is_in_the_way)
     }
 

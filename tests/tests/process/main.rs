@@ -8,5 +8,6 @@ mod instances;
 mod life;
 mod noticed;
 mod reboots;
+mod registrations;
 mod secrets;
 mod targets;

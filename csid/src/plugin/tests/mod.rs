@@ -6,6 +6,7 @@ mod controller;
 mod fake;
 mod health;
 mod instances;
+mod registrar;
 mod registry;
 
 use std::collections::BTreeMap;

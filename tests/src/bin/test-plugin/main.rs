@@ -1,11 +1,13 @@
-//! `test-plugin DIRECTORY [BACKEND]`: a CSI plugin that makes real bind mounts and obeys the script in its directory. It serves
-//! on `DIRECTORY/csi.sock` and records each call in `DIRECTORY/calls.jsonl`. The volumes are in the directory BACKEND, which
-//! several instances may have in common, and which is DIRECTORY by default.
+//! `test-plugin DIRECTORY [BACKEND [REGISTRATION]]`: a CSI plugin that makes real bind mounts and obeys the script in its
+//! directory. It serves on `DIRECTORY/csi.sock` and records each call in `DIRECTORY/calls.jsonl`. The volumes are in the
+//! directory BACKEND, which several instances may have in common, and which is DIRECTORY by default. With REGISTRATION it
+//! registers itself, by the kubelet's protocol, at that socket.
 
 mod controller;
 mod effects;
 mod fuse;
 mod node;
+mod registration;
 mod service;
 mod volumes;
 
@@ -17,6 +19,7 @@ use csi_proto::csi::v1::controller_server::ControllerServer;
 use csi_proto::csi::v1::identity_server::IdentityServer;
 use csi_proto::csi::v1::node_server::NodeServer;
 use csid_tests::backend::Backend;
+use csid_tests::script::Script;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -25,7 +28,7 @@ use tonic::transport::Server;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
-    let directory = arguments.next().ok_or("usage: test-plugin DIRECTORY [BACKEND]")?;
+    let directory = arguments.next().ok_or("usage: test-plugin DIRECTORY [BACKEND [REGISTRATION]]")?;
     let backend = Backend::new(&arguments.next().unwrap_or_else(|| directory.clone()));
     // A managed one is told by csid where to listen.
     let socket = match std::env::var("CSI_ENDPOINT") {
@@ -35,8 +38,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if socket.exists() {
         std::fs::remove_file(&socket)?;
     }
-    let plugin = Arc::new(service::Plugin::new(directory, backend)?);
+    let plugin = Arc::new(service::Plugin::new(directory.clone(), backend)?);
     let listener = UnixListener::bind(&socket)?;
+    if let Some(at) = arguments.next() {
+        registration::serve(&at, Script::read(&directory)?.name, &socket)?;
+    }
     Server::builder()
         .add_service(IdentityServer::from_arc(Arc::clone(&plugin)))
         .add_service(ControllerServer::from_arc(Arc::clone(&plugin)))

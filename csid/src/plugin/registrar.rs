@@ -1,0 +1,276 @@
+//! Plugins that register themselves, as the kubelet has it: a socket appears in csid's registration directory, its listener says
+//! which plugin it is and where that listens, and is told whether that was taken. So node-driver-registrar, and drivers that
+//! do without it, work as they are. An instance goes with its socket. The journal has none of them: each start asks again.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use csi_proto::pluginregistration::registration_client::RegistrationClient;
+use csi_proto::pluginregistration::{InfoRequest, PluginInfo, RegistrationStatus};
+use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
+use sha2::{Digest, Sha256};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Channel;
+
+use super::spec::{Log, PluginSpec, Supervision};
+use super::{Plugins, channel, rpc};
+use crate::error::{Error, Kind, Result};
+
+/// For one answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What failed is tried again after this, and twice that, and so on.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_secs(60);
+
+/// A socket under one name may be another one: its inode, and when that was made.
+type Identity = (u64, i64, i64);
+
+/// A socket that is there.
+struct Registration {
+    identity: Identity,
+    /// Told when it is gone; dropped when csid stops, which ends no plugin.
+    gone: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Plugins {
+    /// Follow the registration directory for ever.
+    pub async fn watch_registrations(&self) {
+        let directory = self.0.directories.registrations();
+        let mut there = BTreeMap::new();
+        loop {
+            let Err(error) = self.follow(&directory, &mut there).await;
+            tracing::error!(directory = %directory.display(), %error, "plugins cannot register themselves");
+            sleep(LAST_PAUSE).await;
+        }
+    }
+
+    async fn follow(
+        &self,
+        directory: &Path,
+        there: &mut BTreeMap<PathBuf, Registration>,
+    ) -> io::Result<std::convert::Infallible> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        let changes = watch(directory)?;
+        loop {
+            let sockets = sockets(directory)?;
+            let left: Vec<PathBuf> =
+                there.keys().filter(|name| !sockets.contains_key(*name)).cloned().collect();
+            for name in left {
+                there.remove(&name).map(|before| before.gone.send(()));
+            }
+            for (name, identity) in sockets {
+                if there.get(&name).is_some_and(|before| before.identity == identity) {
+                    continue;
+                }
+                let before = there.remove(&name).map(|before| {
+                    let _ = before.gone.send(());
+                    before.task
+                });
+                let (gone, going) = oneshot::channel();
+                let (plugins, socket) = (self.clone(), directory.join(&name));
+                let task = tokio::spawn(async move {
+                    if let Some(before) = before {
+                        let _ = before.await;
+                    }
+                    plugins.registration(&socket, going).await;
+                });
+                there.insert(name, Registration { identity, gone, task });
+            }
+            changed(&changes).await?;
+        }
+    }
+
+    /// From a socket's appearance to its end.
+    async fn registration(&self, socket: &Path, mut gone: oneshot::Receiver<()>) {
+        let mut registrar = RegistrationClient::new(channel::open(socket, 0, Arc::default()));
+        let (mut pause, mut said) = (FIRST_PAUSE, String::new());
+        loop {
+            let taken = tokio::select! {
+                biased;
+                _ = &mut gone => return,
+                told = ask(&mut registrar) => match told {
+                    Ok(info) => self.take(socket, info).await,
+                    Err(error) => Err(error),
+                },
+            };
+            let status = RegistrationStatus {
+                plugin_registered: taken.is_ok(),
+                error: taken.as_ref().err().map(|error| error.message.clone()).unwrap_or_default(),
+            };
+            let telling = timeout(PATIENCE, registrar.notify_registration_status(status));
+            let told = tokio::select! {
+                told = telling => told.is_ok_and(|told| told.is_ok()),
+                // Told too late, or never: the instance goes with the socket all the same.
+                _ = &mut gone, if taken.is_err() => return,
+            };
+            match taken {
+                Ok((id, instance)) => {
+                    tracing::info!(plugin = %id, %instance, told, "plugin {id} has registered itself");
+                    if gone.await.is_ok()
+                        && let Err(error) = self.parted(&id, &instance).await
+                    {
+                        tracing::error!(plugin = %id, %instance, %error, "it stays, though its socket is gone");
+                    }
+                    return;
+                }
+                Err(error) if error.message != said => {
+                    tracing::warn!(socket = %socket.display(), %error, "a plugin could not register itself");
+                    said = error.message;
+                }
+                Err(_) => {}
+            }
+            tokio::select! {
+                _ = &mut gone => return,
+                () = sleep(pause) => pause = (pause * 2).min(LAST_PAUSE),
+            }
+        }
+    }
+
+    async fn take(&self, socket: &Path, info: PluginInfo) -> Result<(String, String)> {
+        let (id, spec) = described(socket, info)?;
+        let instance = spec.instance().to_owned();
+        self.joined(&id, spec).await?;
+        Ok((id, instance))
+    }
+}
+
+async fn ask(registrar: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
+    let failed = |why: &str| Error::new(Kind::PluginUnavailable, format!("GetInfo: {why}"));
+    match timeout(PATIENCE, registrar.get_info(InfoRequest {})).await {
+        Ok(Ok(info)) => Ok(info.into_inner()),
+        Ok(Err(status)) => Err(failed(&rpc::presentable(status.message()))),
+        Err(_) => Err(failed("no answer")),
+    }
+}
+
+/// The plugin that a registrar describes.
+fn described(socket: &Path, info: PluginInfo) -> Result<(String, PluginSpec)> {
+    if info.r#type != "CSIPlugin" {
+        let what = rpc::presentable(&info.r#type);
+        return Err(Error::invalid(format!("csid takes plugins of type CSIPlugin, not `{what}`")));
+    }
+    let is_first = |version: &String| version.trim_start_matches('v').split('.').next() == Some("1");
+    if !info.supported_versions.iter().any(is_first) {
+        return Err(Error::invalid("csid speaks version 1 of CSI, and the plugin supports no version 1"));
+    }
+    let endpoint = match info.endpoint.strip_prefix("unix://").unwrap_or(&info.endpoint) {
+        "" => socket.to_string_lossy().into_owned(),
+        endpoint => endpoint.to_owned(),
+    };
+    let spec = PluginSpec {
+        supervision: Supervision::External,
+        argv: Vec::new(),
+        environment: BTreeMap::new(),
+        credentials: Vec::new(),
+        socket: Some(endpoint),
+        instance: Some(instance(socket)),
+        plugin_root: None,
+        plugin_view: None,
+        log: Log::Journal,
+        rpc_deadline: None,
+    };
+    spec.validate(&info.name)?;
+    Ok((info.name, spec))
+}
+
+/// The same for a socket of the same name, also after csid's restart.
+fn instance(socket: &Path) -> String {
+    let name = Sha256::digest(socket.file_name().unwrap_or_default().as_encoded_bytes());
+    name.iter().take(6).fold("reg".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+/// The directory's sockets by their names.
+fn sockets(directory: &Path) -> io::Result<BTreeMap<PathBuf, Identity>> {
+    let mut sockets = BTreeMap::new();
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        // One that is gone again is told of by another change.
+        let Ok(metadata) = entry.metadata() else { continue };
+        let name = PathBuf::from(entry.file_name());
+        if metadata.file_type().is_socket() && name.extension().is_some_and(|end| end == "sock") {
+            sockets.insert(name, (metadata.ino(), metadata.ctime(), metadata.ctime_nsec()));
+        }
+    }
+    Ok(sockets)
+}
+
+fn watch(directory: &Path) -> io::Result<AsyncFd<OwnedFd>> {
+    let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    let of_entries = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
+    inotify::add_watch(&changes, directory, of_entries | WatchFlags::DELETE_SELF | WatchFlags::ONLYDIR)?;
+    #[expect(deprecated, reason = "safe for an OwnedFd; what replaces it is unsafe for every type")]
+    AsyncFd::with_interest(changes, Interest::READABLE)
+}
+
+/// Wait for a change; what it is, the directory says better.
+async fn changed(changes: &AsyncFd<OwnedFd>) -> io::Result<()> {
+    let mut readable = changes.readable().await?;
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut reader = Reader::new(changes.get_ref(), &mut buffer);
+    loop {
+        match reader.next() {
+            Ok(_) => {}
+            Err(rustix::io::Errno::AGAIN) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    readable.clear_ready();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(change: impl FnOnce(&mut PluginInfo)) -> PluginInfo {
+        let mut info = PluginInfo {
+            r#type: "CSIPlugin".into(),
+            name: "disk.example.org".into(),
+            endpoint: "/run/disk/csi.sock".into(),
+            supported_versions: vec!["0.3.0".into(), "1.0.0".into()],
+        };
+        change(&mut info);
+        info
+    }
+
+    #[test]
+    fn what_a_registrar_says_is_a_plugin_or_refused() {
+        let socket = Path::new("/var/lib/csid/plugins_registry/disk.example.org-reg.sock");
+        let (id, spec) = described(socket, info(|_| {})).unwrap();
+        assert_eq!((id.as_str(), spec.socket.as_deref()), ("disk.example.org", Some("/run/disk/csi.sock")));
+        let endpoint = |endpoint: &str| {
+            let told = described(socket, info(|info| info.endpoint = endpoint.into()));
+            told.map(|(_, spec)| spec.socket.unwrap())
+        };
+        assert_eq!(endpoint("unix:///run/x.sock").unwrap(), "/run/x.sock");
+        assert_eq!(endpoint("").unwrap(), socket.to_str().unwrap());
+        for wrong in ["run/x.sock", "/run/../x.sock", "/run/x", "tcp://127.0.0.1:1"] {
+            assert_eq!(endpoint(wrong).unwrap_err().kind, Kind::InvalidArgument, "{wrong}");
+        }
+        type Break = (&'static str, fn(&mut PluginInfo));
+        let table: [Break; 5] = [
+            ("type CSIPlugin", |info| info.r#type = "DevicePlugin".into()),
+            ("plugin id", |info| info.name = String::new()),
+            ("plugin id", |info| info.name = "../x".into()),
+            ("no version 1", |info| info.supported_versions = vec!["0.3.0".into(), "10.0".into()]),
+            ("no version 1", |info| info.supported_versions.clear()),
+        ];
+        for (word, change) in table {
+            let error = described(socket, info(change)).unwrap_err();
+            assert!(error.message.contains(word), "{word}: {error}");
+        }
+        assert_eq!(instance(socket), instance(Path::new("/elsewhere/disk.example.org-reg.sock")));
+        assert_ne!(instance(socket), instance(Path::new("/elsewhere/other-reg.sock")));
+    }
+}

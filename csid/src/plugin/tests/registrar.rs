@@ -1,0 +1,179 @@
+//! Plugins that register themselves: a real registrar on a socket in csid's directory.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use csi_proto::pluginregistration::registration_server::{Registration, RegistrationServer};
+use csi_proto::pluginregistration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::*;
+use crate::Kind;
+
+/// It says where the plugin is, and keeps what it was told.
+#[derive(Clone)]
+struct Registrar {
+    info: Arc<Mutex<PluginInfo>>,
+    told: Arc<Mutex<Vec<RegistrationStatus>>>,
+}
+
+#[tonic::async_trait]
+impl Registration for Registrar {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(self.info.lock().unwrap().clone()))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        status: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        self.told.lock().unwrap().push(status.into_inner());
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+impl Registrar {
+    fn of(fake: &Fake) -> Self {
+        let info = PluginInfo {
+            r#type: "CSIPlugin".into(),
+            name: "p".into(),
+            endpoint: fake.socket.to_str().unwrap().into(),
+            supported_versions: vec!["1.0.0".into()],
+        };
+        Registrar { info: Arc::new(Mutex::new(info)), told: Arc::default() }
+    }
+
+    fn told(&self) -> Vec<(bool, String)> {
+        let told = self.told.lock().unwrap();
+        told.iter().map(|status| (status.plugin_registered, status.error.clone())).collect()
+    }
+
+    /// Listen; the end of the task is the end of the registrar, its socket is left as by a kill -9.
+    fn listen(&self, socket: &Path) -> JoinHandle<()> {
+        let listener = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+        let service = RegistrationServer::new(self.clone());
+        tokio::spawn(async move {
+            let server = tonic::transport::Server::builder().add_service(service);
+            server.serve_with_incoming(listener).await.unwrap();
+        })
+    }
+}
+
+struct Watched {
+    host: Host,
+    watch: JoinHandle<()>,
+}
+
+impl Watched {
+    fn new() -> Self {
+        let host = Host::new();
+        let watch = watching(&host.plugins);
+        Watched { host, watch }
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        let directory = self.host.plugins.0.directories.registrations();
+        std::fs::create_dir_all(&directory).unwrap();
+        directory.join(name)
+    }
+
+    fn instances(&self) -> usize {
+        self.host.plugins.view("p").map_or(0, |view| view.instances.len())
+    }
+}
+
+fn watching(plugins: &Plugins) -> JoinHandle<()> {
+    let plugins = plugins.clone();
+    tokio::spawn(async move { plugins.watch_registrations().await })
+}
+
+#[tokio::test]
+async fn a_plugin_is_there_as_long_as_its_registration_socket() {
+    let w = Watched::new();
+    let mut fake = w.host.fake();
+    fake.start();
+    let registrar = Registrar::of(&fake);
+    let socket = w.socket("p-reg.sock");
+    let listening = registrar.listen(&socket);
+    w.host.ready().await;
+    until(|| registrar.told() == [(true, String::new())]).await;
+    let view = w.host.plugins.view("p").unwrap();
+    assert_eq!((view.owner, view.supervision, view.instances.len()), (0, "external", 1));
+    let refused = w.host.plugins.unregister("p", None, 0).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::NotSupported);
+    assert!(refused.message.contains("plugins_registry"), "{refused}");
+
+    // A registrar that died left its socket: the plugin is not the registrar.
+    listening.abort();
+    w.host.ready().await;
+    std::fs::remove_file(&socket).unwrap();
+    until(|| w.instances() == 0).await;
+    assert_eq!(w.host.events("plugin-deregistered").await.len(), 1);
+
+    // Another socket by the same name is another registration, also when nobody saw the time between.
+    let listening = registrar.listen(&socket);
+    until(|| registrar.told().len() == 2).await;
+    listening.abort();
+    registrar.info.lock().unwrap().name = "q".into();
+    std::fs::remove_file(&socket).unwrap();
+    let _listening = registrar.listen(&socket);
+    until(|| w.host.plugins.view("q").is_some() && w.instances() == 0).await;
+    assert_eq!(registrar.told().len(), 3);
+    assert_eq!(w.host.events("plugin-registered").await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_plugin_that_registered_itself_outlives_csid_and_is_asked_again() {
+    let w = Watched::new();
+    let mut fake = w.host.fake();
+    fake.start();
+    let registrar = Registrar::of(&fake);
+    let _listening = registrar.listen(&w.socket("p-reg.sock"));
+    w.host.ready().await;
+    until(|| registrar.told().len() == 1).await;
+    w.watch.abort();
+    w.host.plugins.shutdown().await;
+    w.host.store.close().await.unwrap();
+
+    let (store, rows) = open(w.host.directory.path());
+    assert!(rows.is_empty(), "the socket says it");
+    let directories = directories(w.host.directory.path());
+    let plugins = Plugins::start_at(PACE, &directories, RPC, store, Vec::new(), rows);
+    let _watch = watching(&plugins);
+    plugins.ready("p", Service::Node, soon(LONG)).await.unwrap();
+    until(|| registrar.told().len() == 2).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_registered_is_told_why_and_asked_again() {
+    let w = Watched::new();
+    let mut fake = w.host.fake();
+    fake.start();
+    let registrar = Registrar::of(&fake);
+    registrar.info.lock().unwrap().r#type = "DevicePlugin".into();
+    let _listening = registrar.listen(&w.socket("p-reg.sock"));
+    std::fs::write(w.socket("file.sock"), "").unwrap();
+    let _dead = UnixListener::bind(w.socket("dead-reg.sock")).unwrap();
+    until(|| !registrar.told().is_empty()).await;
+    let (taken, why) = registrar.told().remove(0);
+    assert!(!taken && why.contains("CSIPlugin"), "{why}");
+    assert!(w.host.plugins.list().is_empty());
+    registrar.info.lock().unwrap().r#type = "CSIPlugin".into();
+    w.host.ready().await;
+
+    // Another instance may join, but not at the same socket; and whoever comes first is not replaced.
+    let other = Registrar::of(&fake);
+    let _listening = other.listen(&w.socket("other-reg.sock"));
+    until(|| !other.told().is_empty()).await;
+    let (taken, why) = other.told().remove(0);
+    assert!(!taken && why.contains("has that socket"), "{why}");
+    let mut second = Fake::new(w.host.directory.path(), "second");
+    second.start();
+    other.info.lock().unwrap().endpoint = format!("unix://{}", second.socket.display());
+    until(|| w.instances() == 2).await;
+}
