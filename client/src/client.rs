@@ -356,6 +356,11 @@ impl Client {
         self.call(&plugin_path(id), PLUGIN, "Probe", (options,)).await
     }
 
+    /// Stops the plugin's unit, starts it again, and answers when it is ready. Its mounts stay.
+    pub async fn restart_plugin(&self, id: &str, options: CallOptions) -> Result<()> {
+        self.call(&plugin_path(id), PLUGIN, "Restart", (options,)).await
+    }
+
     /// How many bytes volumes could have that the plugin makes now.
     pub async fn capacity(&self, plugin: &str, options: CapacityOptions) -> Result<u64> {
         self.call(&plugin_path(plugin), PLUGIN, "GetCapacity", (options,)).await

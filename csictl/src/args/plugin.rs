@@ -25,6 +25,12 @@ pub enum Plugin {
     },
     /// Wait until a plugin is ready
     Wait(PluginWait),
+    /// Stop a plugin that csid runs, start it again and wait until it is ready; its mounts stay
+    Restart {
+        plugin: String,
+        #[command(flatten)]
+        deadline: Deadline,
+    },
     /// Tell how large the volumes may be that the plugin makes now
     Capacity(Capacity),
     /// List the volumes that the plugin has, registered or not

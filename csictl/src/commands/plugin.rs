@@ -57,6 +57,12 @@ pub async fn plugin(client: &Client, command: Plugin, json: bool, tried: &mut Tr
             done(json)?;
         }
         Plugin::Wait(args) => wait_for(client, args, json, tried).await?,
+        Plugin::Restart { plugin, deadline } => {
+            about("plugin restart", &plugin, tried);
+            let options = CallOptions { deadline_usec: deadline.usec(), ..CallOptions::default() };
+            wait::quietly(&format!("restart {plugin}"), client.restart_plugin(&plugin, options)).await?;
+            done(json)?;
+        }
         Plugin::Capacity(args) => capacity(client, args, json, tried).await?,
         Plugin::Volumes { plugin } => {
             about("plugin volumes", &plugin, tried);

@@ -120,6 +120,7 @@ pub(super) static MEMBERS: &[Member] = members! {
     MANAGER.Reload("a{sv}"): Manage, Operation => manager::reload;
     MANAGER.GetEvents("tu"): Read, Survey => manager::get_events;
     PLUGIN.Probe("a{sv}"): Read, Operation => plugin::probe;
+    PLUGIN.Restart("a{sv}"): ManagePlugins, Operation => plugin::restart;
     PLUGIN.GetCapacity("a{sv}"): Read, Operation => inventory::get_capacity;
     PLUGIN.ListExternalVolumes("su"): Read, Operation => inventory::list_external_volumes;
     PLUGIN.ListSnapshots("a{sv}"): Read, Operation => inventory::list_snapshots;

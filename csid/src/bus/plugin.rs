@@ -3,6 +3,7 @@
 use zbus::ObjectPath;
 
 use super::dispatch::{Answer, Call, Failure, Map, Object, PLUGINS};
+use super::manager::within;
 use super::options::Options;
 use crate::plugin::PluginView;
 
@@ -89,6 +90,16 @@ pub(super) async fn probe(call: Call) -> Answer {
     let wait = options.wait(call.arrived)?;
     let ready = call.server.rooms.plugins.probe(id, wait.deadline).await?;
     call.reply(&ready)
+}
+
+pub(super) async fn restart(call: Call) -> Answer {
+    let id = id(&call)?.to_owned();
+    let mut options = Options::check(call.arguments()?, &[])?;
+    let wait = options.wait(call.arrived)?;
+    let plugins = call.server.rooms.plugins.clone();
+    within(&call.slot, wait.deadline, "restarting the plugin", async move { plugins.restart(&id).await })
+        .await?;
+    call.reply(&())
 }
 
 #[cfg(test)]

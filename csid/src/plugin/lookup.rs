@@ -138,8 +138,7 @@ impl Plugins {
 
     /// Probe the active instance now; what it finds is also its health.
     pub async fn probe(&self, id: &str, deadline: Option<Instant>) -> Result<bool> {
-        let unknown =
-            || Error::not_found(format!("there is no plugin {id}; `csictl plugin list` shows them"));
+        let unknown = || unknown(id);
         let probes = self
             .entries()
             .get(id)
@@ -228,6 +227,10 @@ impl Plugins {
         let message = if view.health_message.is_empty() { "not contacted yet" } else { &view.health_message };
         format!("the plugin {id}{which} is {}: {message}; {advice}", view.state)
     }
+}
+
+pub(super) fn unknown(id: &str) -> Error {
+    Error::not_found(format!("there is no plugin {id}; `csictl plugin list` shows them"))
 }
 
 /// [`Plugins::can`], of these instances.

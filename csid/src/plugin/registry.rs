@@ -12,9 +12,9 @@ use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
 
 use super::instance::CALLS;
 use super::rpc::Limit;
-use super::spec::{Place, PluginSpec};
+use super::spec::{Place, PluginSpec, Supervision};
 use super::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
-use super::{PluginChange, events, validate_id};
+use super::{PluginChange, events, lookup, validate_id};
 use crate::config::Directories;
 use crate::error::{Error, Kind, Result};
 use crate::host::units::Units;
@@ -293,6 +293,32 @@ impl Plugins {
                 Ok(entry.spec.instance().to_owned())
             })
             .collect()
+    }
+
+    /// Stop the units of a plugin's managed instances, one after the other, and wait for each until it is ready again.
+    pub async fn restart(&self, id: &str) -> Result<()> {
+        let managed: Vec<_> = {
+            let entries = self.entries();
+            let entries = entries.get(id).ok_or_else(|| lookup::unknown(id))?;
+            let managed = entries.iter().filter(|entry| entry.spec.supervision == Supervision::Managed);
+            managed.map(|entry| (entry.stops.clone(), entry.state.clone())).collect()
+        };
+        if managed.is_empty() {
+            let text = format!("csid does not run the plugin {id}; restart it where it is run");
+            return Err(Error::new(Kind::NotSupported, text));
+        }
+        for (stops, mut state) in managed {
+            {
+                let _changing = self.0.changing.lock().await;
+                self.open()?;
+                stop(&stops, How::Restart).await?;
+            }
+            if state.wait_for(|seen| seen.ready.is_some()).await.is_err() {
+                let text = format!("the plugin {id} was unregistered as it was restarted");
+                return Err(Error::new(Kind::PluginUnavailable, text));
+            }
+        }
+        Ok(())
     }
 
     async fn leave(&self, id: &str, instance: &str) -> Result<()> {

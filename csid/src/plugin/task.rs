@@ -84,6 +84,8 @@ pub(super) enum How {
     Leave,
     /// Stop a managed plugin's unit too. If that fails, the task goes on.
     Unit,
+    /// The same, and the task goes on, which starts it again.
+    Restart,
     /// csid stops: one last Probe, then unhealthy.
     Last,
 }
@@ -177,7 +179,7 @@ impl Task {
             };
             let Some(stop) = stop else { return };
             let answer = self.stop(stop.how).await;
-            let over = answer.is_ok();
+            let over = answer.is_ok() && stop.how != How::Restart;
             self.answer(|| Err(Error::new(Kind::PluginUnavailable, "the plugin was stopped")));
             let _ = stop.done.send(answer);
             if over {
@@ -190,12 +192,12 @@ impl Task {
         match how {
             How::Leave => {}
             How::Unit if self.place.unit.is_empty() => {}
-            How::Unit => {
-                self.set("stopping", "", None).await;
-                supervise::stop(&self.shared.units, &self.place).await.map_err(|error| {
-                    Error::internal(format!("the plugin {} was not stopped: {error}", self.view.id))
-                        .with(|details| details.retryable = true)
-                })?;
+            How::Unit => self.stop_unit().await?,
+            How::Restart => {
+                self.stop_unit().await?;
+                self.restarted(Some("it was asked for".to_owned())).await;
+                self.set("starting", "", None).await;
+                return Ok(());
             }
             How::Last => {
                 let last = fingerprint::probe(&self.peer, Instant::now() + self.shared.pace.last).await;
@@ -209,6 +211,14 @@ impl Task {
         }
         self.set("stopped", "", None).await;
         Ok(())
+    }
+
+    async fn stop_unit(&mut self) -> Result<()> {
+        self.set("stopping", "", None).await;
+        supervise::stop(&self.shared.units, &self.place).await.map_err(|error| {
+            Error::internal(format!("the plugin {} was not stopped: {error}", self.view.id))
+                .with(|details| details.retryable = true)
+        })
     }
 
     async fn live(&mut self) -> Infallible {

@@ -93,6 +93,11 @@ fn a_plugin_that_is_killed_comes_back_and_its_mounts_stay() {
     assert!(slowest > Duration::from_millis(800) && slowest < Duration::from_secs(6), "{slowest:?}");
     let plugin = m.run("csictl plugin show local");
     assert!(plugin.contains('3'), "the restarts are counted: {plugin}");
+    let before = pid();
+    m.run("csictl plugin restart local");
+    assert_ne!(pid(), before);
+    assert_eq!(m.run(&format!("cat {path}/file")), "here", "the mount stays");
+    assert!(m.run("csictl plugin show local --json").contains("\"restarts\": 4"), "it is counted too");
     m.run("csictl unmount demo data web");
 
     // It is no child of csid's and outlives it; a unit that is there is adopted.

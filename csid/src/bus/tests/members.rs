@@ -19,7 +19,7 @@ async fn what_is_not_served_is_unknown() {
     for (object, interface, member, error) in [
         ("/org/csid1", MANAGER, "OpenMount", "UnknownMethod"),
         ("/org/csid1", MANAGER, "Nonsense", "UnknownMethod"),
-        ("/org/csid1/plugin/x", "org.csid1.Plugin", "Restart", "UnknownMethod"),
+        ("/org/csid1/plugin/x", "org.csid1.Plugin", "Drain", "UnknownMethod"),
         ("/org/csid1", "org.csid1.Plugin", "Probe", "UnknownInterface"),
         ("/org/csid1", "com.example", "Mount", "UnknownInterface"),
         ("/org/csid1/plugin/x", MANAGER, "Mount", "UnknownInterface"),
