@@ -1,6 +1,6 @@
 //! The connection and the contract's calls. State: one connection and the count of its unanswered calls.
 
-use std::{collections::BTreeMap, env, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, env, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::Semaphore;
@@ -12,7 +12,7 @@ use crate::{
     error::{Connecting, Error, Result},
     options::{
         AttachOptions, CallOptions, CapacityOptions, ClaimFilter, ClaimOptions, CreateVolume,
-        DeregisterOptions, ExpandOptions, MountFilter, MountOptions, PluginService, PluginSpec,
+        DeregisterOptions, ExpandOptions, LogOptions, MountFilter, MountOptions, PluginService, PluginSpec,
         ReconcileOptions, RegisterVolume, ReleaseOptions, SnapshotFilter, SnapshotOptions, UnmountOptions,
         UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
     },
@@ -359,6 +359,12 @@ impl Client {
     /// Stops the plugin's unit, starts it again, and answers when it is ready. Its mounts stay.
     pub async fn restart_plugin(&self, id: &str, options: CallOptions) -> Result<()> {
         self.call(&plugin_path(id), PLUGIN, "Restart", (options,)).await
+    }
+
+    /// What the plugin wrote to the journal, to be read to its end; who closes it is followed no longer.
+    pub async fn open_plugin_log(&self, id: &str, options: LogOptions) -> Result<OwnedFd> {
+        let log: zbus::OwnedFd = self.call(&plugin_path(id), PLUGIN, "OpenLog", (options,)).await?;
+        Ok(log.into())
     }
 
     /// How many bytes volumes could have that the plugin makes now.

@@ -25,10 +25,10 @@ pub use error::{Connecting, CsidError, Details, Error, Kind, Result};
 pub use events::{Follower, News};
 pub use options::{
     AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimFilter,
-    ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, ExpandOptions, Heal, MountFilter, MountOptions,
-    Part, PluginService, PluginSpec, Propagation, ReconcileOptions, RegisterVolume, ReleaseOptions, Restore,
-    SnapshotFilter, SnapshotOptions, Supervision, UnmountOptions, UnregisterOptions, ValidateOptions,
-    VolumeFilter, VolumeOptions,
+    ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, ExpandOptions, Heal, LogOptions, MountFilter,
+    MountOptions, Part, PluginService, PluginSpec, Propagation, ReconcileOptions, RegisterVolume,
+    ReleaseOptions, Restore, SnapshotFilter, SnapshotOptions, Supervision, UnmountOptions, UnregisterOptions,
+    ValidateOptions, VolumeFilter, VolumeOptions,
 };
 pub use rows::{
     CapabilityRow, ClaimRow, Claimed, Event, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,

@@ -248,6 +248,17 @@ options! {
 }
 
 options! {
+    LogOptions {
+        /// Also what is still to come.
+        follow: bool,
+        /// Nothing older, in microseconds since the epoch.
+        since: u64,
+        /// At most so many lines, the newest.
+        lines: u32,
+    }
+}
+
+options! {
     UnregisterOptions {
         instance: String,
         force: bool,

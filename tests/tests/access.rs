@@ -177,7 +177,9 @@ async fn as_member(connection: &Connection) -> (usize, usize) {
             }
             "Mount" | "Unmount" | "RegisterPlugin" | "UnregisterPlugin" | "Reconcile" | "Reload"
             | "Release" | "RegisterVolume" | "ValidateVolume" | "DeregisterVolume" | "DeleteVolume"
-            | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume" | "Restart" => false,
+            | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume" | "Restart" | "OpenLog" => {
+                false
+            }
             // Not served yet.
             _ => continue,
         };

@@ -1,9 +1,11 @@
 //! What is said of plugins, and of what they have.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
 use csid_client::{AccessMode, PluginService};
 
-use super::{Deadline, Pair, Secrets, Topology, words};
+use super::{Deadline, Pair, Secrets, Topology, span, words};
 
 #[derive(Subcommand)]
 pub enum Plugin {
@@ -25,6 +27,8 @@ pub enum Plugin {
     },
     /// Wait until a plugin is ready
     Wait(PluginWait),
+    /// Show what a plugin that csid runs has written to the journal
+    Logs(Logs),
     /// Stop a plugin that csid runs, start it again and wait until it is ready; its mounts stay
     Restart {
         plugin: String,
@@ -47,6 +51,20 @@ pub struct PluginWait {
     pub service: PluginService,
     #[command(flatten)]
     pub deadline: Deadline,
+}
+
+#[derive(Args)]
+pub struct Logs {
+    pub plugin: String,
+    /// Go on with what it writes from now on
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only what was written in this last time, such as 30s, 2min or 1h
+    #[arg(long, value_name = "TIME", value_parser = span)]
+    pub since: Option<Duration>,
+    /// At most so many lines, the newest
+    #[arg(short = 'n', long)]
+    pub lines: Option<u32>,
 }
 
 #[derive(Args)]

@@ -1,17 +1,18 @@
 //! Plugins, and what they have.
 
 use std::collections::BTreeSet;
+use std::time::SystemTime;
 
 use anyhow::{Context, bail};
 use csid_client::{
-    AttachmentMode, CallOptions, Capability, CapacityOptions, Client, Error, MountFilter, PluginSpec,
-    SnapshotFilter, Supervision, UnregisterOptions, VolumeFilter,
+    AttachmentMode, CallOptions, Capability, CapacityOptions, Client, Error, LogOptions, MountFilter,
+    PluginSpec, SnapshotFilter, Supervision, UnregisterOptions, VolumeFilter,
 };
 use serde_json::json;
 
 use super::{confirmed, done, pairs, sealed, secrets, some, yes};
 use crate::{
-    args::{Capacity, DeleteSnapshot, Plugin, PluginWait, Register, Snapshots, Topology},
+    args::{Capacity, DeleteSnapshot, Logs, Plugin, PluginWait, Register, Snapshots, Topology},
     hints::Tried,
     output::{self, Consumer, say, say_json},
     wait,
@@ -57,6 +58,7 @@ pub async fn plugin(client: &Client, command: Plugin, json: bool, tried: &mut Tr
             done(json)?;
         }
         Plugin::Wait(args) => wait_for(client, args, json, tried).await?,
+        Plugin::Logs(args) => logs(client, args, tried).await?,
         Plugin::Restart { plugin, deadline } => {
             about("plugin restart", &plugin, tried);
             let options = CallOptions { deadline_usec: deadline.usec(), ..CallOptions::default() };
@@ -79,6 +81,28 @@ pub async fn plugin(client: &Client, command: Plugin, json: bool, tried: &mut Tr
         Plugin::DeleteSnapshot(args) => delete_snapshot(client, args, json, tried).await?,
     }
     Ok(())
+}
+
+async fn logs(client: &Client, args: Logs, tried: &mut Tried) -> anyhow::Result<()> {
+    about("plugin logs", &args.plugin, tried);
+    let since = args.since.map(|time| SystemTime::now() - time);
+    let since = since.and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
+    let options = LogOptions {
+        follow: yes(args.follow),
+        since: since.and_then(|since| u64::try_from(since.as_micros()).ok()),
+        lines: args.lines,
+        ..LogOptions::default()
+    };
+    let log = client.open_plugin_log(&args.plugin, options).await?;
+    let copied = tokio::task::spawn_blocking(move || {
+        let mut log = std::fs::File::from(log);
+        std::io::copy(&mut log, &mut std::io::stdout().lock())
+    });
+    match copied.await? {
+        // Whoever reads it has seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        copied => copied.map(drop).context("cannot show the log"),
+    }
 }
 
 pub async fn wait_for(

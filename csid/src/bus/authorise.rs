@@ -19,6 +19,7 @@ pub(super) enum Action {
     Inline,
     ManageVolumes,
     ManagePlugins,
+    PluginExec,
     Manage,
 }
 
@@ -32,6 +33,7 @@ impl Action {
             Action::Inline => "org.csid1.inline",
             Action::ManageVolumes => "org.csid1.manage-volumes",
             Action::ManagePlugins => "org.csid1.manage-plugins",
+            Action::PluginExec => "org.csid1.plugin-exec",
             Action::Manage => "org.csid1.manage",
         }
     }

@@ -20,7 +20,8 @@ use crate::store::rows::Event;
 use crate::volume::Authority;
 
 /// One word a capability that is there.
-const FEATURES: [&str; 7] = ["mount", "plugins", "events", "reconcile", "volumes", "claims", "attach"];
+const FEATURES: [&str; 9] =
+    ["mount", "plugins", "events", "reconcile", "volumes", "claims", "attach", "restart", "log"];
 /// The most events that one GetEvents answers.
 const MOST_EVENTS: u32 = 1000;
 

@@ -1,10 +1,11 @@
 //! org.csid1.Plugin: a plugin's object, its path, its properties.
 
-use zbus::ObjectPath;
+use zbus::{Fd, ObjectPath};
 
 use super::dispatch::{Answer, Call, Failure, Map, Object, PLUGINS};
 use super::manager::within;
 use super::options::Options;
+use crate::host::log::Lines;
 use crate::plugin::PluginView;
 
 /// The id as an element of a path, as sd_bus_path_encode does it: everything but letters and digits, and a digit in front, is
@@ -100,6 +101,21 @@ pub(super) async fn restart(call: Call) -> Answer {
     within(&call.slot, wait.deadline, "restarting the plugin", async move { plugins.restart(&id).await })
         .await?;
     call.reply(&())
+}
+
+pub(super) async fn open_log(call: Call) -> Answer {
+    let id = id(&call)?.to_owned();
+    let mut options = Options::check(call.arguments()?, &[("follow", "b"), ("since", "t"), ("lines", "u")])?;
+    let wait = options.wait(call.arrived)?;
+    let lines = Lines {
+        follow: options.flag("follow"),
+        since_usec: options.number("since"),
+        most: options.uint("lines"),
+    };
+    let plugins = call.server.rooms.plugins.clone();
+    let opened =
+        within(&call.slot, wait.deadline, "opening the log", async move { plugins.log(&id, lines).await });
+    call.reply(&Fd::from(opened.await?))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 pub mod boot;
 pub mod credential;
 mod error;
+pub mod log;
 mod mount;
 mod path;
 mod raw;

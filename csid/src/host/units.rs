@@ -28,6 +28,8 @@ pub enum UnitsError {
     Exists { unit: String },
     #[error("cannot watch process {pid}, the main process of {unit}: {source}")]
     Watch { unit: String, pid: u32, source: std::io::Error },
+    #[error("cannot make a pipe: {0}")]
+    Pipe(std::io::Error),
 }
 
 /// A service that systemd runs for csid until the next boot.

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use super::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
 use super::{PluginChange, events, lookup, validate_id};
 use crate::config::Directories;
 use crate::error::{Error, Kind, Result};
+use crate::host::log::Lines;
 use crate::host::units::Units;
 use crate::store::rows::PluginRow;
 use crate::store::{Change, Durability, Store};
@@ -319,6 +321,22 @@ impl Plugins {
             }
         }
         Ok(())
+    }
+
+    /// What the plugin's instances write to the journal, to be read from a pipe.
+    pub async fn log(&self, id: &str, lines: Lines) -> Result<OwnedFd> {
+        let units: Vec<String> = {
+            let entries = self.entries();
+            let views = entries.get(id).ok_or_else(|| lookup::unknown(id))?.iter();
+            let views = views.map(|entry| entry.state.borrow().view.clone());
+            views.filter(|view| view.log == "journal").map(|view| view.unit.clone()).collect()
+        };
+        if units.is_empty() {
+            let text = format!("csid collects no log of the plugin {id}; see where it runs");
+            return Err(Error::new(Kind::NotSupported, text));
+        }
+        let log = self.0.shared.units.log(&units, lines).await;
+        log.map_err(|error| Error::internal(format!("the log of {id} cannot be read: {error}")))
     }
 
     async fn leave(&self, id: &str, instance: &str) -> Result<()> {

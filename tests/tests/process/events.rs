@@ -217,7 +217,7 @@ fn the_properties_say_what_is_served() {
     world(async |w| {
         let client = running(w).await;
         let manager = client.manager().await.unwrap();
-        for served in ["mount", "volumes", "claims", "attach"] {
+        for served in ["mount", "volumes", "claims", "attach", "restart", "log"] {
             assert!(manager.features.contains(&served.to_owned()), "{served}: {manager:?}");
         }
         for not_yet in ["open-mount", "exec", "upgrade"] {

@@ -121,6 +121,21 @@ fn a_plugin_that_is_killed_comes_back_and_its_mounts_stay() {
     let fields =
         m.run("journalctl --no-pager --output=json -u csi-plugin-local-default | grep -c CSI_PLUGIN || true");
     assert_ne!(fields, "0", "the plugin's lines carry CSI_PLUGIN");
+    let logged = || m.run("csictl plugin logs local");
+    let (some, last) = (logged(), m.run("csictl plugin logs local -n 1"));
+    assert!(some.contains("csi_local") && some.ends_with(&last), "{some}");
+    assert_eq!(last.lines().count(), 1);
+    // Followed, it goes on when csid is restarted, and ends with its reader.
+    m.run("systemd-run --quiet --unit follower --property StandardOutput=file:/root/log csictl plugin logs local -f");
+    m.until("grep -q csi_local /root/log");
+    m.run("systemctl restart csid && csictl plugin restart local");
+    m.until("[ $(wc -l </root/log) -gt 11 ]");
+    m.run("systemctl stop follower");
+    m.until("! systemctl --quiet is-active 'csid-log-*'");
+    m.run("csictl plugin register ext --socket /run/none.sock");
+    let refused = m.run("csictl plugin logs ext 2>&1 || true");
+    assert!(refused.contains("NotSupported"), "{refused}");
+    m.run("csictl plugin unregister ext");
     m.run(&format!("csi-local delete {id}"));
 }
 

@@ -1,0 +1,83 @@
+//! What units write to the journal, as journalctl shows it. It runs in a unit of its own: it may be followed for days, and goes
+//! on when csid is restarted; it ends when its reader has closed his end of the pipe.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use zbus::{OwnedVariant, Variant};
+
+use super::units::{Units, UnitsError};
+
+/// Which lines.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lines {
+    /// Also those to come.
+    pub follow: bool,
+    /// Not older than this, in microseconds since the epoch.
+    pub since_usec: Option<u64>,
+    /// At most so many, the newest.
+    pub most: Option<u32>,
+}
+
+impl Units {
+    /// The lines of these units, to be read from a pipe.
+    pub async fn log(&self, units: &[String], lines: Lines) -> Result<OwnedFd, UnitsError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let unit = format!("csid-log-{}-{number}.service", std::process::id());
+        let (reading, writing) =
+            pipe_with(PipeFlags::CLOEXEC).map_err(|errno| UnitsError::Pipe(errno.into()))?;
+        let allowed = |what: &str| (true, vec![what.to_owned()]);
+        let properties: Vec<(&str, Variant<'_>)> = vec![
+            ("Description", format!("The log of {} for csid", units.join(" ")).into()),
+            ("Type", "exec".into()),
+            ("ExecStart", vec![("/usr/bin/journalctl".to_owned(), argv(units, lines), false)].into()),
+            ("StandardInput", "null".into()),
+            ("StandardOutputFileDescriptor", Variant::Fd(writing.as_fd().into())),
+            ("StandardError", "journal".into()),
+            ("CollectMode", "inactive-or-failed".into()),
+            ("LimitCORE", 0_u64.into()),
+            ("DynamicUser", true.into()),
+            ("SupplementaryGroups", vec!["systemd-journal".to_owned()].into()),
+            ("CapabilityBoundingSet", 0_u64.into()),
+            ("ProtectHome", "yes".into()),
+            ("PrivateDevices", true.into()),
+            ("PrivateNetwork", true.into()),
+            ("MemoryDenyWriteExecute", true.into()),
+            ("RestrictNamespaces", 0_u64.into()),
+            ("RestrictAddressFamilies", allowed("AF_UNIX").into()),
+            ("SystemCallFilter", allowed("@system-service").into()),
+        ];
+        let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
+        self.manager("StartTransientUnit", &unit, &(unit.as_str(), "fail", properties, auxiliary)).await?;
+        Ok(reading)
+    }
+}
+
+fn argv(units: &[String], lines: Lines) -> Vec<String> {
+    let mut argv: Vec<String> =
+        ["journalctl", "--quiet", "--no-pager", "--output=short-iso"].map(str::to_owned).into();
+    argv.extend(units.iter().map(|unit| format!("--unit={unit}")));
+    argv.extend(lines.follow.then(|| "--follow".to_owned()));
+    argv.extend(lines.since_usec.map(|usec| format!("--since=@{usec}us")));
+    // --follow alone shows the last ten; who says since when wants all of them.
+    let all = lines.since_usec.map(|_| "--lines=all".to_owned());
+    argv.extend(lines.most.map(|most| format!("--lines={most}")).or(all));
+    argv
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journalctl_is_asked_for_these_lines() {
+        let asked = |lines| argv(&["a.service".to_owned(), "b.service".to_owned()], lines)[4..].join(" ");
+        assert_eq!(asked(Lines::default()), "--unit=a.service --unit=b.service");
+        let lines = Lines { follow: true, since_usec: Some(1_500_000), most: None };
+        assert_eq!(asked(lines), "--unit=a.service --unit=b.service --follow --since=@1500000us --lines=all");
+        let lines = Lines { most: Some(3), ..lines };
+        assert_eq!(asked(lines), "--unit=a.service --unit=b.service --follow --since=@1500000us --lines=3");
+    }
+}
