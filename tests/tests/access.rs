@@ -287,7 +287,8 @@ fn polkit_is_asked_for_the_tables_action() {
                 "RegisterVolume" | "CreateVolume" | "ValidateVolume" | "DeregisterVolume"
                 | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "DeleteSnapshot" | "AttachVolume"
                 | "DetachVolume" => "manage-volumes",
-                "RegisterPlugin" | "UnregisterPlugin" => "manage-plugins",
+                "RegisterPlugin" | "UnregisterPlugin" | "Restart" => "manage-plugins",
+                "OpenLog" => "plugin-exec",
                 "Reload" | "Reconcile" => "manage",
                 _ => "read",
             };

@@ -15,10 +15,12 @@ const REFUSED: &str = "org.csid1.Error.NotAuthorized";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 
 /// What members of group csid may not do.
-const ROOTS: [&str; 14] = [
+const ROOTS: [&str; 16] = [
     "Reconcile",
     "RegisterPlugin",
     "UnregisterPlugin",
+    "Restart",
+    "OpenLog",
     "Reload",
     "RegisterVolume",
     "CreateVolume",
