@@ -6,7 +6,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use csid_client::{AccessMode, ClaimFilter, ClaimOptions, Client, VolumeFilter};
+use csid_client::{
+    AccessMode, ClaimFilter, ClaimOptions, Client, PluginSpec, Supervision, UnregisterOptions, VolumeFilter,
+};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
 use csid_tests::raw::{
@@ -370,6 +372,38 @@ fn polkits_yes_is_enough_and_anothers_mount_is_not_ones_own() {
             call(&other, MANAGER_PATH, MANAGER, "Unmount", values).await.expect("his own");
         }
         w.nothing_left(&client).await;
+    });
+}
+
+/// Whoever answers for a plugin that is away would be asked to unmount what others have of it.
+#[test]
+fn a_plugin_that_others_use_is_not_a_users_to_register() {
+    world(async |w| {
+        group_csid(w);
+        let bus = Bus::start(w, Policy::Everything).await;
+        let _polkit = Polkit::start(&bus, Verdict::Yes).await;
+        let client = running(w).await;
+        bus.has_csid().await;
+        let spec = |socket: &str| PluginSpec {
+            supervision: Some(Supervision::External),
+            socket: Some(socket.to_owned()),
+            ..PluginSpec::default()
+        };
+        let socket = w.plugin("p").socket().to_string_lossy().into_owned();
+        client.register_plugin("roots", spec(&socket)).await.unwrap();
+        mount(&client, "job", of_plugin("roots", "v")).await.unwrap();
+        let force = UnregisterOptions { force: Some(true), ..UnregisterOptions::default() };
+        client.unregister_plugin("roots", force).await.unwrap();
+
+        let other = bus.connect(OTHER).await;
+        let register = async |id: &str| {
+            let options = dict(vec![("supervision", text("external")), ("socket", text("/run/his.sock"))]);
+            call(&other, MANAGER_PATH, MANAGER, "RegisterPlugin", vec![text(id), options]).await
+        };
+        assert_eq!(register("roots").await.unwrap_err().0, REFUSED);
+        register("his").await.expect("nobody uses it");
+        client.register_plugin("roots", spec(&socket)).await.expect("root may");
+        unmount(&client, "v", "job").await.unwrap();
     });
 }
 

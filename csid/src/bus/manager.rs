@@ -117,9 +117,9 @@ pub(super) async fn register_plugin(call: Call) -> Answer {
     let mut options = Options::check(options, SPEC)?;
     let wait = options.wait(call.arrived)?;
     let spec = spec(&mut options)?;
-    let (plugins, uid, of) = (call.server.rooms.plugins.clone(), call.permit.uid(), id.clone());
+    let (volumes, uid, of) = (call.server.rooms.volumes.clone(), call.permit.uid(), id.clone());
     within(&call.slot, wait.deadline, "registering the plugin", async move {
-        plugins.register(&of, spec, uid).await
+        volumes.register_plugin(&of, spec, uid).await
     })
     .await?;
     call.reply(&plugin::path(&id))

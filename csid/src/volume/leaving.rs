@@ -1,11 +1,14 @@
-//! A plugin, or one instance of it, is unregistered: not under mounts and claims that nobody else serves.
+//! A plugin, or one instance of it, is unregistered: not under mounts and claims that nobody else serves. And registered: not
+//! by a user for what others use.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Kind, Result};
+use crate::plugin::PluginSpec;
 use crate::store::MountFilter;
+use crate::store::registry::RecordFilter;
 use crate::volume::{Shared, Volumes};
 
 /// Those of which an instance is being unregistered; `true`: none is left that serves its mounts.
@@ -53,6 +56,28 @@ impl Volumes {
         let rows = self.shared.store.mounts(MountFilter::default()).await?;
         let claimed = self.shared.claimed_here(None).await?.into_iter().map(|record| record.volume.plugin);
         Ok(rows.into_iter().map(|(row, _)| row.volume.plugin).chain(under_way).chain(claimed).collect())
+    }
+
+    /// Register an instance of a plugin for `uid`. A plugin that is away may have volumes in use, and who answers by its name
+    /// answers for them: that is for root, and for whoever mounts and registers them.
+    pub async fn register_plugin(&self, id: &str, spec: PluginSpec, uid: u32) -> Result<()> {
+        if uid != 0 && self.shared.plugins.view(id).is_none() {
+            let filter = MountFilter { plugin: Some(id.to_owned()), ..MountFilter::default() };
+            let mounts = self.shared.store.mounts(filter).await?;
+            let filter = RecordFilter { plugin: Some(id.to_owned()), ..RecordFilter::default() };
+            let (records, _) = self.shared.registry.records(filter).await?;
+            let others = mounts.iter().any(|(row, _)| row.uid != uid)
+                || records.iter().any(|record| {
+                    let registration = record.registration.as_ref();
+                    registration.is_none_or(|registration| registration.uid != uid)
+                        || record.claims.iter().any(|claim| claim.uid != uid)
+                });
+            if others {
+                let text = format!("volumes of the plugin {id} are others' too; root may register it");
+                return Err(Error::new(Kind::NotAuthorized, text));
+            }
+        }
+        self.shared.plugins.register(id, spec, uid).await
     }
 
     /// Unregister a plugin for `uid`; one with mounts only by `force`. One of several instances may go under mounts that
