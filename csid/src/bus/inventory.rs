@@ -79,7 +79,7 @@ pub(super) async fn delete_snapshot(call: Call) -> Answer {
 }
 
 /// A look at the plugin, which ends with its caller's deadline: nothing comes of it but the answer.
-async fn until<T>(deadline: Option<Instant>, look: impl Future<Output = Result<T>>) -> Result<T> {
+pub(super) async fn until<T>(deadline: Option<Instant>, look: impl Future<Output = Result<T>>) -> Result<T> {
     let Some(deadline) = deadline else { return look.await };
     tokio::time::timeout_at(deadline.into(), look).await.unwrap_or_else(|_| {
         Err(Error::new(Kind::TimedOut, "the plugin has not answered within the deadline; give it longer"))

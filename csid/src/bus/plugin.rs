@@ -3,6 +3,7 @@
 use zbus::{Fd, ObjectPath};
 
 use super::dispatch::{Answer, Call, Failure, Map, Object, PLUGINS};
+use super::inventory::until;
 use super::manager::within;
 use super::options::Options;
 use crate::host::log::Lines;
@@ -98,8 +99,10 @@ pub(super) async fn restart(call: Call) -> Answer {
     let mut options = Options::check(call.arguments()?, &[])?;
     let wait = options.wait(call.arrived)?;
     let plugins = call.server.rooms.plugins.clone();
-    within(&call.slot, wait.deadline, "restarting the plugin", async move { plugins.restart(&id).await })
+    let (stopping, of) = (plugins.clone(), id.clone());
+    within(&call.slot, wait.deadline, "restarting the plugin", async move { stopping.restart(&of).await })
         .await?;
+    until(wait.deadline, async { plugins.ready_again(&id).await }).await?;
     call.reply(&())
 }
 

@@ -1,13 +1,16 @@
 //! What units write to the journal, as journalctl shows it. It runs in a unit of its own: it may be followed for days, and goes
-//! on when csid is restarted; it ends when its reader has closed his end of the pipe.
+//! on when csid is restarted; it ends when its reader has closed his end of the pipe. The unit has no mount namespace: there a
+//! copy of a consumer's mount would stay when that is unmounted.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use zbus::{OwnedVariant, Variant};
 
 use super::units::{Units, UnitsError};
+
+/// Logs that are read at once; each is a unit, with a process.
+const READERS: usize = 32;
 
 /// Which lines.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,11 +24,8 @@ pub struct Lines {
 }
 
 impl Units {
-    /// The lines of these units, to be read from a pipe.
-    pub async fn log(&self, units: &[String], lines: Lines) -> Result<OwnedFd, UnitsError> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let unit = format!("csid-log-{}-{number}.service", std::process::id());
+    /// The lines of these units, to be read from a pipe; `None`: as many are being read as may be.
+    pub async fn log(&self, units: &[String], lines: Lines) -> Result<Option<OwnedFd>, UnitsError> {
         let (reading, writing) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| UnitsError::Pipe(errno.into()))?;
         let allowed = |what: &str| (true, vec![what.to_owned()]);
@@ -38,20 +38,23 @@ impl Units {
             ("StandardError", "journal".into()),
             ("CollectMode", "inactive-or-failed".into()),
             ("LimitCORE", 0_u64.into()),
-            ("DynamicUser", true.into()),
-            ("SupplementaryGroups", vec!["systemd-journal".to_owned()].into()),
             ("CapabilityBoundingSet", 0_u64.into()),
-            ("ProtectHome", "yes".into()),
-            ("PrivateDevices", true.into()),
-            ("PrivateNetwork", true.into()),
+            ("NoNewPrivileges", true.into()),
             ("MemoryDenyWriteExecute", true.into()),
             ("RestrictNamespaces", 0_u64.into()),
             ("RestrictAddressFamilies", allowed("AF_UNIX").into()),
             ("SystemCallFilter", allowed("@system-service").into()),
         ];
         let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
-        self.manager("StartTransientUnit", &unit, &(unit.as_str(), "fail", properties, auxiliary)).await?;
-        Ok(reading)
+        for slot in 0..READERS {
+            let unit = format!("csid-log-{slot}.service");
+            let body = (unit.as_str(), "fail", &properties, &auxiliary);
+            match self.manager("StartTransientUnit", &unit, &body).await {
+                Err(UnitsError::Exists { .. }) => {}
+                started => return started.map(|_| Some(reading)),
+            }
+        }
+        Ok(None)
     }
 }
 

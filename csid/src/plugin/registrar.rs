@@ -1,6 +1,6 @@
 //! Plugins that register themselves, as the kubelet has it: a socket appears in csid's registration directory, its listener says
 //! which plugin it is and where that listens, and is told whether that was taken. So node-driver-registrar, and drivers that
-//! do without it, work as they are. An instance goes with its socket. The journal has none of them: each start asks again.
+//! do without it, work as they are. An instance goes with its socket; csid's next start has it from the journal and asks again.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use csi_proto::pluginregistration::registration_client::RegistrationClient;
 use csi_proto::pluginregistration::{InfoRequest, PluginInfo, RegistrationStatus};
@@ -28,19 +28,31 @@ use crate::error::{Error, Kind, Result};
 
 /// For one answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Of an instance's name; then so many bytes of a digest, in hex.
+const PREFIX: &str = "reg";
+const BYTES: usize = 6;
 /// What failed is tried again after this, and twice that, and so on.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
 
 /// A socket under one name may be another one: its inode, and when that was made.
-type Identity = (u64, i64, i64);
+type Identity = (u64, SystemTime);
 
-/// A socket that is there.
+/// A socket, and what is done about it.
 struct Registration {
-    identity: Identity,
-    /// Told when it is gone; dropped when csid stops, which ends no plugin.
-    gone: oneshot::Sender<()>,
+    /// There while the socket is. The sender is told when that is gone, and dropped when csid stops, which ends no plugin.
+    there: Option<(Identity, oneshot::Sender<()>)>,
     task: JoinHandle<()>,
+}
+
+impl Registration {
+    fn is_of(&self, identity: Identity) -> bool {
+        self.there.as_ref().is_some_and(|(there, _)| *there == identity)
+    }
+
+    fn end(&mut self) {
+        self.there.take().map(|(_, gone)| gone.send(()));
+    }
 }
 
 impl Plugins {
@@ -61,31 +73,39 @@ impl Plugins {
         there: &mut BTreeMap<PathBuf, Registration>,
     ) -> io::Result<std::convert::Infallible> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        roots_alone(directory)?;
         let changes = watch(directory)?;
+        let mut first = true;
         loop {
             let sockets = sockets(directory)?;
-            let left: Vec<PathBuf> =
-                there.keys().filter(|name| !sockets.contains_key(*name)).cloned().collect();
-            for name in left {
-                there.remove(&name).map(|before| before.gone.send(()));
+            if std::mem::take(&mut first) {
+                let those = sockets.keys().map(|name| instance(name)).collect();
+                self.part_others(&those).await;
+            }
+            there.retain(|_, registration| registration.there.is_some() || !registration.task.is_finished());
+            for (name, registration) in there.iter_mut() {
+                if !sockets.contains_key(name) {
+                    registration.end();
+                }
             }
             for (name, identity) in sockets {
-                if there.get(&name).is_some_and(|before| before.identity == identity) {
+                if there.get(&name).is_some_and(|registration| registration.is_of(identity)) {
                     continue;
                 }
-                let before = there.remove(&name).map(|before| {
-                    let _ = before.gone.send(());
+                let before = there.remove(&name).map(|mut before| {
+                    before.end();
                     before.task
                 });
                 let (gone, going) = oneshot::channel();
                 let (plugins, socket) = (self.clone(), directory.join(&name));
                 let task = tokio::spawn(async move {
+                    // What it has registered goes first, however long that takes.
                     if let Some(before) = before {
                         let _ = before.await;
                     }
                     plugins.registration(&socket, going).await;
                 });
-                there.insert(name, Registration { identity, gone, task });
+                there.insert(name, Registration { there: Some((identity, gone)), task });
             }
             changed(&changes).await?;
         }
@@ -117,10 +137,8 @@ impl Plugins {
             match taken {
                 Ok((id, instance)) => {
                     tracing::info!(plugin = %id, %instance, told, "plugin {id} has registered itself");
-                    if gone.await.is_ok()
-                        && let Err(error) = self.parted(&id, &instance).await
-                    {
-                        tracing::error!(plugin = %id, %instance, %error, "it stays, though its socket is gone");
+                    if gone.await.is_ok() {
+                        self.parted(&id, &instance).await;
                     }
                     return;
                 }
@@ -184,10 +202,16 @@ fn described(socket: &Path, info: PluginInfo) -> Result<(String, PluginSpec)> {
     Ok((info.name, spec))
 }
 
-/// The same for a socket of the same name, also after csid's restart.
+/// The same for a socket of the same name, also after csid's restart; nobody else names one like it.
 fn instance(socket: &Path) -> String {
     let name = Sha256::digest(socket.file_name().unwrap_or_default().as_encoded_bytes());
-    name.iter().take(6).fold("reg".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    name.iter().take(BYTES).fold(PREFIX.to_owned(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+/// Whether an instance of this name registered itself.
+pub(super) fn names(instance: &str) -> bool {
+    let digest = instance.strip_prefix(PREFIX);
+    digest.is_some_and(|hex| hex.len() == 2 * BYTES && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// The directory's sockets by their names.
@@ -199,27 +223,44 @@ fn sockets(directory: &Path) -> io::Result<BTreeMap<PathBuf, Identity>> {
         let Ok(metadata) = entry.metadata() else { continue };
         let name = PathBuf::from(entry.file_name());
         if metadata.file_type().is_socket() && name.extension().is_some_and(|end| end == "sock") {
-            sockets.insert(name, (metadata.ino(), metadata.ctime(), metadata.ctime_nsec()));
+            // Some file systems do not say when it was made; then any change of it is another one.
+            let changed = Duration::new(metadata.ctime().unsigned_abs(), metadata.ctime_nsec() as u32);
+            let made = metadata.created().unwrap_or(SystemTime::UNIX_EPOCH + changed);
+            sockets.insert(name, (metadata.ino(), made));
         }
     }
     Ok(sockets)
 }
 
+/// Whoever can make a socket there is trusted as root is.
+fn roots_alone(directory: &Path) -> io::Result<()> {
+    let metadata = std::fs::symlink_metadata(directory)?;
+    let own = rustix::process::geteuid().as_raw();
+    match metadata.is_dir() && metadata.uid() == own && metadata.mode() & 0o022 == 0 {
+        true => Ok(()),
+        false => Err(io::Error::other("it is not a directory that root alone can write to")),
+    }
+}
+
 fn watch(directory: &Path) -> io::Result<AsyncFd<OwnedFd>> {
     let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     let of_entries = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
-    inotify::add_watch(&changes, directory, of_entries | WatchFlags::DELETE_SELF | WatchFlags::ONLYDIR)?;
+    let own = WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF | WatchFlags::ONLYDIR;
+    inotify::add_watch(&changes, directory, of_entries | own)?;
     #[expect(deprecated, reason = "safe for an OwnedFd; what replaces it is unsafe for every type")]
     AsyncFd::with_interest(changes, Interest::READABLE)
 }
 
-/// Wait for a change; what it is, the directory says better.
+/// Wait for a change; what it is, the directory says better. One that was moved away is an error: another one is made.
 async fn changed(changes: &AsyncFd<OwnedFd>) -> io::Result<()> {
     let mut readable = changes.readable().await?;
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut reader = Reader::new(changes.get_ref(), &mut buffer);
     loop {
         match reader.next() {
+            Ok(event) if event.events().contains(inotify::ReadFlags::MOVE_SELF) => {
+                return Err(io::Error::other("it was moved away"));
+            }
             Ok(_) => {}
             Err(rustix::io::Errno::AGAIN) => break,
             Err(error) => return Err(error.into()),
@@ -270,6 +311,7 @@ mod tests {
             let error = described(socket, info(change)).unwrap_err();
             assert!(error.message.contains(word), "{word}: {error}");
         }
+        assert!(names(spec.instance()) && !names("registered") && !names("default"));
         assert_eq!(instance(socket), instance(Path::new("/elsewhere/disk.example.org-reg.sock")));
         assert_ne!(instance(socket), instance(Path::new("/elsewhere/other-reg.sock")));
     }

@@ -1,6 +1,6 @@
 //! Which plugins there are, and the handle that everybody has. A plugin has one instance or several, each with a task
-//! of its own; one of `plugins.d` is as its file says, one registered on the bus is a row of the journal, one that registered
-//! itself is there as long as its socket. Changes of the registry follow one another; nothing else waits for them.
+//! of its own; one of `plugins.d` is as its file says, one registered on the bus or by its own socket is a row of the journal.
+//! Changes of the registry follow one another; nothing else waits for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -15,7 +15,7 @@ use super::instance::CALLS;
 use super::rpc::Limit;
 use super::spec::{Place, PluginSpec, Supervision};
 use super::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
-use super::{PluginChange, events, lookup, validate_id};
+use super::{PluginChange, events, lookup, registrar, validate_id};
 use crate::config::Directories;
 use crate::error::{Error, Kind, Result};
 use crate::host::log::Lines;
@@ -41,7 +41,7 @@ pub(super) struct Registry {
     /// How often a controller was chosen.
     pub turns: AtomicU64,
     /// Held across a change of the registry and its commit.
-    changing: tokio::sync::Mutex<()>,
+    pub(super) changing: tokio::sync::Mutex<()>,
 }
 
 /// Each plugin's instances, the newest first; there is no plugin without one.
@@ -147,7 +147,11 @@ impl Plugins {
         let allowed =
             self.entries().get(&row.id).is_none_or(|entries| joins(entries, spec.instance(), row.uid));
         match allowed {
-            true => self.add(&row.id, spec, row.uid, Origin::Bus, row.number),
+            true => {
+                let of_socket = registrar::names(spec.instance());
+                let origin = if of_socket { Origin::Socket } else { Origin::Bus };
+                self.add(&row.id, spec, row.uid, origin, row.number);
+            }
             false => tracing::warn!(plugin = %row.id, "registered, and defined by plugins.d: the file wins"),
         }
     }
@@ -171,6 +175,14 @@ impl Plugins {
 
     async fn registered(&self, id: &str, spec: PluginSpec, uid: u32) -> Result<()> {
         let _changing = self.0.changing.lock().await;
+        if registrar::names(spec.instance()) {
+            let text = "an instance of that name is one that registered itself; choose another";
+            return Err(Error::invalid(text));
+        }
+        self.enter(id, spec, uid, Origin::Bus).await
+    }
+
+    async fn enter(&self, id: &str, spec: PluginSpec, uid: u32, origin: Origin) -> Result<()> {
         self.open()?;
         self.0.shared.store.writable()?;
         let Some((first, number)) = self.place_of(id, &spec, uid)? else { return Ok(()) };
@@ -182,34 +194,62 @@ impl Plugins {
         let (of, instance) = (id.to_owned(), spec.instance().to_owned());
         let row = PluginRow { id: of, instance, number, uid, spec: text };
         self.commit(vec![Change::PutPlugin(row), Change::Event(came)]).await?;
-        self.add(id, spec, uid, Origin::Bus, number);
+        self.add(id, spec, uid, origin, number);
         Ok(())
     }
 
-    /// An instance that registered itself: it needs no row, for csid's next start asks it again.
+    /// An instance that registered itself, in the place of what had its socket before.
     pub(super) async fn joined(&self, id: &str, spec: PluginSpec) -> Result<()> {
         let (plugins, id) = (self.clone(), id.to_owned());
         to_the_end(async move {
             let _changing = plugins.0.changing.lock().await;
-            plugins.open()?;
-            let Some((first, number)) = plugins.place_of(&id, &spec, 0)? else { return Ok(()) };
-            let came = events::came(&id, spec.instance(), 0, first);
-            plugins.add(&id, spec, 0, Origin::Socket, number);
-            events::write(&plugins.0.shared.store, came).await;
-            Ok(())
+            if plugins.is_otherwise(&id) {
+                let text = format!(
+                    "the plugin {id} is defined or registered otherwise, and nobody joins it by a socket"
+                );
+                return Err(Error::new(Kind::AlreadyExists, text));
+            }
+            for (other, before) in plugins.of_sockets() {
+                if before.instance() == spec.instance() && (other != id || !before.same(&spec)) {
+                    plugins.leave(&other, before.instance()).await?;
+                }
+            }
+            plugins.enter(&id, spec, 0, Origin::Socket).await
         })
         .await
     }
 
     /// One that registered itself has taken its socket away.
-    pub(super) async fn parted(&self, id: &str, instance: &str) -> Result<()> {
-        let _changing = self.0.changing.lock().await;
-        let Some(stops) = self.entry(id, instance, |entry| entry.stops.clone()) else { return Ok(()) };
-        stop(&stops, How::Leave).await?;
-        self.remove(id, instance);
-        let last = !self.entries().contains_key(id);
-        events::write(&self.0.shared.store, events::left(id, instance, last)).await;
-        Ok(())
+    pub(super) async fn parted(&self, id: &str, instance: &str) {
+        let (plugins, of, named) = (self.clone(), id.to_owned(), instance.to_owned());
+        let left = to_the_end(async move {
+            let _changing = plugins.0.changing.lock().await;
+            let of_socket = plugins.entry(&of, &named, |entry| entry.origin == Origin::Socket);
+            if of_socket == Some(true) { plugins.leave(&of, &named).await } else { Ok(()) }
+        });
+        if let Err(error) = left.await {
+            tracing::error!(plugin = %id, %instance, %error, "it stays, though its registration socket is gone");
+        }
+    }
+
+    /// Those that registered themselves are these; the sockets of the others went while csid was away.
+    pub(super) async fn part_others(&self, instances: &BTreeSet<String>) {
+        for (id, spec) in self.of_sockets() {
+            if !instances.contains(spec.instance()) {
+                self.parted(&id, spec.instance()).await;
+            }
+        }
+    }
+
+    fn is_otherwise(&self, id: &str) -> bool {
+        self.entries().get(id).into_iter().flatten().any(|entry| entry.origin != Origin::Socket)
+    }
+
+    fn of_sockets(&self) -> Vec<(String, PluginSpec)> {
+        let entries = self.entries();
+        let all = entries.iter().flat_map(|(id, entries)| entries.iter().map(move |entry| (id, entry)));
+        let of_sockets = all.filter(|(_, entry)| entry.origin == Origin::Socket);
+        of_sockets.map(|(id, entry)| (id.clone(), entry.spec.clone())).collect()
     }
 
     /// Whether it is the plugin's first instance, and its number; `None`: it is there already.
@@ -297,8 +337,9 @@ impl Plugins {
             .collect()
     }
 
-    /// Stop the units of a plugin's managed instances, one after the other, and wait for each until it is ready again.
+    /// Stop the units of a plugin's managed instances, which their tasks start again. A second call joins the first.
     pub async fn restart(&self, id: &str) -> Result<()> {
+        self.open()?;
         let managed: Vec<_> = {
             let entries = self.entries();
             let entries = entries.get(id).ok_or_else(|| lookup::unknown(id))?;
@@ -309,15 +350,26 @@ impl Plugins {
             let text = format!("csid does not run the plugin {id}; restart it where it is run");
             return Err(Error::new(Kind::NotSupported, text));
         }
-        for (stops, mut state) in managed {
-            {
-                let _changing = self.0.changing.lock().await;
-                self.open()?;
+        // The registry stays as it is, so nobody who changes it waits for this unit.
+        for (stops, state) in managed {
+            if state.borrow().view.state != "stopping" {
                 stop(&stops, How::Restart).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// When each managed instance of the plugin is ready, or gone.
+    pub async fn ready_again(&self, id: &str) -> Result<()> {
+        let states: Vec<_> = {
+            let entries = self.entries();
+            let entries = entries.get(id).into_iter().flatten();
+            let managed = entries.filter(|entry| entry.spec.supervision == Supervision::Managed);
+            managed.map(|entry| entry.state.clone()).collect()
+        };
+        for mut state in states {
             if state.wait_for(|seen| seen.ready.is_some()).await.is_err() {
-                let text = format!("the plugin {id} was unregistered as it was restarted");
-                return Err(Error::new(Kind::PluginUnavailable, text));
+                self.open()?;
             }
         }
         Ok(())
@@ -335,13 +387,18 @@ impl Plugins {
             let text = format!("csid collects no log of the plugin {id}; see where it runs");
             return Err(Error::new(Kind::NotSupported, text));
         }
-        let log = self.0.shared.units.log(&units, lines).await;
-        log.map_err(|error| Error::internal(format!("the log of {id} cannot be read: {error}")))
+        match self.0.shared.units.log(&units, lines).await {
+            Ok(Some(log)) => Ok(log),
+            Ok(None) => {
+                Err(Error::new(Kind::RateLimited, "32 logs are being read; end one of them (`csid-log-*`)"))
+            }
+            Err(error) => Err(Error::internal(format!("the log of {id} cannot be read: {error}"))),
+        }
     }
 
     async fn leave(&self, id: &str, instance: &str) -> Result<()> {
-        let Some((stops, spec, owner, number)) = self.entry(id, instance, |entry| {
-            (entry.stops.clone(), entry.spec.clone(), entry.owner, entry.number)
+        let Some((stops, spec, owner, origin, number)) = self.entry(id, instance, |entry| {
+            (entry.stops.clone(), entry.spec.clone(), entry.owner, entry.origin, entry.number)
         }) else {
             return Ok(());
         };
@@ -355,7 +412,7 @@ impl Plugins {
         let committed = self.commit(gone).await;
         if committed.is_err() {
             // What the journal still says comes back, so that the call can be repeated.
-            self.add(id, spec, owner, Origin::Bus, number);
+            self.add(id, spec, owner, origin, number);
         }
         committed
     }
@@ -447,7 +504,7 @@ impl Plugins {
     fn add(&self, id: &str, spec: PluginSpec, owner: u32, origin: Origin, number: u64) {
         let place = Place::of(&self.0.directories, id, &spec);
         let (probes, asked) = mpsc::channel(PROBES);
-        // One stop at a time: each is sent under `changing`.
+        // One stop at a time; the next one waits.
         let (stops, stopped) = mpsc::channel(1);
         let room = self.entries().get(id).and_then(|entries| Some(entries.first()?.room.clone()));
         let room = room.unwrap_or_else(|| Arc::new(Semaphore::new(CALLS)));

@@ -128,6 +128,9 @@ fn a_plugin_that_is_killed_comes_back_and_its_mounts_stay() {
     // Followed, it goes on when csid is restarted, and ends with its reader.
     m.run("systemd-run --quiet --unit follower --property StandardOutput=file:/root/log csictl plugin logs local -f");
     m.until("grep -q csi_local /root/log");
+    // No copy of a consumer's mount is kept in a mount namespace of its own.
+    let reader = m.run("systemctl show 'csid-log-*' --property MainPID --value");
+    assert_eq!(m.run(&format!("readlink /proc/{reader}/ns/mnt")), m.run("readlink /proc/1/ns/mnt"));
     m.run("systemctl restart csid && csictl plugin restart local");
     m.until("[ $(wc -l </root/log) -gt 11 ]");
     m.run("systemctl stop follower");

@@ -1,6 +1,7 @@
 //! Plugins that register themselves: a real registrar on a socket in csid's directory.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use csi_proto::pluginregistration::registration_server::{Registration, RegistrationServer};
@@ -19,12 +20,14 @@ use crate::Kind;
 #[derive(Clone)]
 struct Registrar {
     info: Arc<Mutex<PluginInfo>>,
+    asked: Arc<AtomicUsize>,
     told: Arc<Mutex<Vec<RegistrationStatus>>>,
 }
 
 #[tonic::async_trait]
 impl Registration for Registrar {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        self.asked.fetch_add(1, Ordering::AcqRel);
         Ok(Response::new(self.info.lock().unwrap().clone()))
     }
 
@@ -45,7 +48,7 @@ impl Registrar {
             endpoint: fake.socket.to_str().unwrap().into(),
             supported_versions: vec!["1.0.0".into()],
         };
-        Registrar { info: Arc::new(Mutex::new(info)), told: Arc::default() }
+        Registrar { info: Arc::new(Mutex::new(info)), asked: Arc::default(), told: Arc::default() }
     }
 
     fn told(&self) -> Vec<(bool, String)> {
@@ -141,12 +144,68 @@ async fn a_plugin_that_registered_itself_outlives_csid_and_is_asked_again() {
     w.host.store.close().await.unwrap();
 
     let (store, rows) = open(w.host.directory.path());
-    assert!(rows.is_empty(), "the socket says it");
     let directories = directories(w.host.directory.path());
-    let plugins = Plugins::start_at(PACE, &directories, RPC, store, Vec::new(), rows);
-    let _watch = watching(&plugins);
+    let plugins = Plugins::start_at(PACE, &directories, RPC, store.clone(), Vec::new(), rows);
+    assert!(plugins.view("p").is_some(), "before anybody is asked");
     plugins.ready("p", Service::Node, soon(LONG)).await.unwrap();
+    let watch = watching(&plugins);
     until(|| registrar.told().len() == 2).await;
+    assert_eq!(plugins.view("p").unwrap().instances.len(), 1);
+
+    // One whose socket went while csid was away goes when csid looks.
+    watch.abort();
+    plugins.shutdown().await;
+    store.close().await.unwrap();
+    std::fs::remove_file(w.socket("p-reg.sock")).unwrap();
+    let (store, rows) = open(w.host.directory.path());
+    let plugins = Plugins::start_at(PACE, &directories, RPC, store, Vec::new(), rows);
+    assert!(plugins.view("p").is_some());
+    let _watch = watching(&plugins);
+    until(|| plugins.view("p").is_none()).await;
+}
+
+/// A registration that was slow ends before the next one of its name begins, and takes nothing of that away.
+#[tokio::test]
+async fn a_socket_that_comes_again_while_the_registry_is_busy_is_registered() {
+    let w = Watched::new();
+    let mut fake = w.host.fake();
+    fake.start();
+    let registrar = Registrar::of(&fake);
+    let socket = w.socket("p-reg.sock");
+    let busy = w.host.plugins.0.changing.lock().await;
+    let asked = || registrar.asked.load(Ordering::Acquire);
+    let first = registrar.listen(&socket);
+    until(|| asked() == 1).await;
+    std::fs::remove_file(&socket).unwrap();
+    // The watch has seen that it is gone.
+    let other = Registrar::of(&fake);
+    other.info.lock().unwrap().r#type = "DevicePlugin".into();
+    let _other = other.listen(&w.socket("other-reg.sock"));
+    until(|| !other.told().is_empty()).await;
+    let _second = registrar.listen(&socket);
+    drop(busy);
+    until(|| registrar.told().len() == 2).await;
+    first.abort();
+    w.host.ready().await;
+    assert_eq!(w.instances(), 1);
+}
+
+#[tokio::test]
+async fn a_name_that_is_another_plugins_is_not_taken_by_a_socket() {
+    let w = Watched::new();
+    let mut fake = w.host.fake();
+    fake.start();
+    w.host.register(&fake).await;
+    let registrar = Registrar::of(&fake);
+    registrar.info.lock().unwrap().endpoint = "/run/none/other.sock".into();
+    let _listening = registrar.listen(&w.socket("p-reg.sock"));
+    until(|| !registrar.told().is_empty()).await;
+    let (taken, why) = registrar.told().remove(0);
+    assert!(!taken && why.contains("otherwise"), "{why}");
+    assert_eq!(w.host.plugins.view("p").unwrap().instances, ["default"]);
+    let spec = PluginSpec { instance: Some("reg0123456789ab".into()), ..external(&fake.socket) };
+    let refused = w.host.plugins.register("q", spec, 0).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::InvalidArgument, "{refused}");
 }
 
 #[tokio::test]
