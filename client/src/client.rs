@@ -12,9 +12,9 @@ use crate::{
     error::{Connecting, Error, Result},
     options::{
         AttachOptions, CallOptions, CapacityOptions, ClaimFilter, ClaimOptions, CreateVolume,
-        DeregisterOptions, ExpandOptions, LogOptions, MountFilter, MountOptions, PluginService, PluginSpec,
-        ReconcileOptions, RegisterVolume, ReleaseOptions, SnapshotFilter, SnapshotOptions, UnmountOptions,
-        UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
+        DeregisterOptions, ExpandOptions, LogOptions, MountFilter, MountOptions, OpenOptions, PluginService,
+        PluginSpec, ReconcileOptions, RegisterVolume, ReleaseOptions, SnapshotFilter, SnapshotOptions,
+        UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
     },
     rows::{
         ClaimRow, Claimed, Event, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,
@@ -147,6 +147,20 @@ impl Client {
     ) -> Result<()> {
         let body = (namespace.to_owned(), volume.to_owned(), consumer.to_owned(), options);
         self.call(PATH, MANAGER, "Unmount", body).await
+    }
+
+    /// A mount of the consumer's, or of what is at `subpath` in it, that is attached nowhere: for move_mount(2) in another mount
+    /// namespace. The file system is not let go of before it is closed.
+    pub async fn open_mount(
+        &self,
+        namespace: &str,
+        volume: &str,
+        consumer: &str,
+        options: OpenOptions,
+    ) -> Result<OwnedFd> {
+        let body = (namespace.to_owned(), volume.to_owned(), consumer.to_owned(), options);
+        let tree: zbus::OwnedFd = self.call(PATH, MANAGER, "OpenMount", body).await?;
+        Ok(tree.into())
     }
 
     /// Whether `source`, a published path, is mounted. A path that is missing is not.

@@ -26,9 +26,9 @@ pub use events::{Follower, News};
 pub use options::{
     AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimFilter,
     ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, ExpandOptions, Heal, LogOptions, MountFilter,
-    MountOptions, Part, PluginService, PluginSpec, Propagation, ReconcileOptions, RegisterVolume,
-    ReleaseOptions, Restore, SnapshotFilter, SnapshotOptions, Supervision, UnmountOptions, UnregisterOptions,
-    ValidateOptions, VolumeFilter, VolumeOptions,
+    MountOptions, OpenOptions, Part, PluginService, PluginSpec, Propagation, ReconcileOptions,
+    RegisterVolume, ReleaseOptions, Restore, SnapshotFilter, SnapshotOptions, Supervision, UnmountOptions,
+    UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
 };
 pub use rows::{
     CapabilityRow, ClaimRow, Claimed, Event, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,

@@ -106,6 +106,15 @@ options! {
 }
 
 options! {
+    OpenOptions {
+        tag: String,
+        /// A directory or file on the volume; absent: all of it.
+        subpath: String,
+        read_only: bool,
+    }
+}
+
+options! {
     /// RegisterVolume's spec: `plugin`, `external_id` and at least one capability are needed.
     RegisterVolume {
         plugin: String,

@@ -71,15 +71,20 @@ pub(crate) fn fs_type(text: &str) -> Result<()> {
 
 /// An absolute path of at most 4095 bytes that says where it leads: no `.`, `..`, empty component or control character.
 pub(crate) fn path(what: &str, text: &str) -> Result<()> {
+    match text.strip_prefix('/') {
+        Some(rest) => subpath(what, rest),
+        None => Err(Error::invalid(format!("{what} is no absolute path"))),
+    }
+}
+
+/// The same from somewhere on.
+pub(crate) fn subpath(what: &str, text: &str) -> Result<()> {
     let wrong = |why: &str| Err(Error::invalid(format!("{what} {why}")));
-    if text.len() > PATH {
+    if text.len() >= PATH {
         return wrong("is longer than 4095 bytes");
     }
     plain(what, text)?;
-    let Some(rest) = text.strip_prefix('/') else {
-        return wrong("is no absolute path");
-    };
-    if rest.split('/').any(|part| matches!(part, "" | "." | "..")) {
+    if text.split('/').any(|part| matches!(part, "" | "." | "..")) {
         return wrong("has an empty, `.` or `..` component, or is `/`");
     }
     Ok(())

@@ -68,10 +68,10 @@ fn good(method: &str, argument: &str, of: &str) -> Variant<'static> {
             ("external-id", text("theirs")),
             ("capabilities", capabilities("single-node-writer")),
         ]),
-        ("Unmount", "volume") => text("in-use"),
+        ("Unmount" | "OpenMount", "volume") => text("in-use"),
         ("Claim" | "Release" | "GetVolume", "volume") => text("kept"),
-        ("Unmount" | "Claim" | "Release" | "GetVolume", "namespace") => text(NAMESPACE),
-        ("Unmount" | "Release", "consumer") => text("job"),
+        ("Unmount" | "OpenMount" | "Claim" | "Release" | "GetVolume", "namespace") => text(NAMESPACE),
+        ("Unmount" | "OpenMount" | "Release", "consumer") => text("job"),
         _ => value(of),
     }
 }
@@ -177,11 +177,10 @@ async fn as_member(connection: &Connection) -> (usize, usize) {
                 );
                 continue;
             }
-            "Mount" | "Unmount" | "RegisterPlugin" | "UnregisterPlugin" | "Reconcile" | "Reload"
-            | "Release" | "RegisterVolume" | "ValidateVolume" | "DeregisterVolume" | "DeleteVolume"
-            | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume" | "Restart" | "OpenLog" => {
-                false
-            }
+            "Mount" | "Unmount" | "OpenMount" | "RegisterPlugin" | "UnregisterPlugin" | "Reconcile"
+            | "Reload" | "Release" | "RegisterVolume" | "ValidateVolume" | "DeregisterVolume"
+            | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume"
+            | "Restart" | "OpenLog" => false,
             // Not served yet.
             _ => continue,
         };
@@ -284,7 +283,7 @@ fn polkit_is_asked_for_the_tables_action() {
             let _ = call(&nobody, path, &interface, &name, arguments).await;
             let asked: Vec<_> = polkit.asked().into_iter().map(|a| a.action).collect();
             let due = match name.as_str() {
-                "Mount" | "Claim" => "mount",
+                "Mount" | "Claim" | "OpenMount" => "mount",
                 "Unmount" | "Release" | "CancelOperation" => "unmount",
                 "RegisterVolume" | "CreateVolume" | "ValidateVolume" | "DeregisterVolume"
                 | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "DeleteSnapshot" | "AttachVolume"
@@ -404,6 +403,76 @@ fn a_plugin_that_others_use_is_not_a_users_to_register() {
         register("his").await.expect("nobody uses it");
         client.register_plugin("roots", spec(&socket)).await.expect("root may");
         unmount(&client, "v", "job").await.unwrap();
+    });
+}
+
+/// A mount is opened by its owner and by root. What the kernel lets its holder take off is not handed out to anybody else than
+/// root.
+#[test]
+fn a_tree_is_its_owners_where_no_flag_has_to_hold() {
+    world(async |w| {
+        group_csid(w);
+        let client = running(w).await;
+        w.add_device("p", "disk");
+        let register = async |volume: &str, attachment: &str, open: bool| {
+            let capability = vec![HashMap::from([
+                ("access-mode".to_owned(), text("single-node-multi-writer")),
+                ("attachment-mode".to_owned(), text(attachment)),
+            ])];
+            let spec = dict(vec![
+                ("plugin", text("p")),
+                ("external-id", text(volume)),
+                ("capabilities", capability.into()),
+                ("suid", Variant::from(open)),
+                ("dev", Variant::from(open)),
+            ]);
+            let root = raw::peer(ROOT, &w.socket()).await.unwrap();
+            let values = vec![text(NAMESPACE), text(volume), spec];
+            call(&root, MANAGER_PATH, MANAGER, "RegisterVolume", values).await.expect("a volume");
+        };
+        register("plain", "file-system", false).await;
+        register("open", "file-system", true).await;
+        register("disk", "block-device", false).await;
+        std::os::unix::fs::chown(w.socket(), None, Some(GROUP)).unwrap();
+        let member = raw::peer(MEMBER, &w.socket()).await.unwrap();
+        let root = raw::peer(ROOT, &w.socket()).await.unwrap();
+        let values = |volume: &str, options| vec![text(NAMESPACE), text(volume), text("his"), options];
+        for volume in ["plain", "open", "disk"] {
+            call(&member, MANAGER_PATH, MANAGER, "Mount", values(volume, value("a{sv}"))).await.expect("his");
+        }
+        let read_only = || dict(vec![("read-only", Variant::from(true))]);
+        let open = async |connection: &Connection, volume: &str, options| {
+            let answer = call(connection, MANAGER_PATH, MANAGER, "OpenMount", values(volume, options)).await;
+            answer.map(|message| drop(message.body().deserialize::<zbus::OwnedFd>().unwrap()))
+        };
+        for (volume, options, may) in [
+            ("plain", value("a{sv}"), false),
+            ("open", value("a{sv}"), true),
+            ("open", read_only(), false),
+            ("disk", value("a{sv}"), true),
+        ] {
+            let answer = open(&member, volume, options.clone()).await;
+            match may {
+                true => answer.unwrap_or_else(|error| panic!("{volume}: {error:?}")),
+                false => {
+                    let (name, why) = answer.unwrap_err();
+                    assert!(name == REFUSED && why.contains("would not hold"), "{volume}: {why}");
+                }
+            }
+            open(&root, volume, options).await.expect("root may");
+        }
+        // Another's, and root's.
+        let other =
+            raw::peer(raw::User { uid: OTHER.uid, groups: MEMBER.groups }, &w.socket()).await.unwrap();
+        call(&other, MANAGER_PATH, MANAGER, "ListPlugins", Vec::new()).await.expect("a member, too");
+        let (name, why) = open(&other, "open", value("a{sv}")).await.unwrap_err();
+        assert!(name == REFUSED && why.contains("org.csid1.unmount-others"), "{why}");
+        for volume in ["plain", "open", "disk"] {
+            call(&member, MANAGER_PATH, MANAGER, "Unmount", values(volume, value("a{sv}")))
+                .await
+                .expect("his");
+        }
+        w.nothing_left(&client).await;
     });
 }
 

@@ -17,7 +17,7 @@ use super::caller::{Caller, Way, Who};
 use super::limits::{Class, Slot};
 use super::options::Options;
 use super::{Rooms, claims, inventory, manager, mounts, plugin, standard, volumes};
-use crate::error::{Details, Error};
+use crate::error::{Details, Error, Kind};
 use crate::volume::Wait;
 
 /// A map of the contract.
@@ -92,6 +92,7 @@ macro_rules! members {
 pub(super) static MEMBERS: &[Member] = members! {
     MANAGER.Mount("sssa{sv}"): Mount, Operation => mounts::mount;
     MANAGER.Unmount("sssa{sv}"): Unmount, Operation => mounts::unmount;
+    MANAGER.OpenMount("sssa{sv}"): Mount, Operation => mounts::open_mount;
     MANAGER.HasMount("s"): Read, Short => mounts::has_mount;
     MANAGER.ListMounts("a{sv}"): Read, Survey => mounts::list_mounts;
     MANAGER.Reconcile("a{sv}"): Manage, Survey => mounts::reconcile;
@@ -308,6 +309,12 @@ pub(super) fn reply<B: Serialize + DynamicType>(message: &Message, body: &B) -> 
     Message::method_return(&message.header())
         .build(body)
         .map_err(|error| Failure::Ours(Error::internal(format!("the answer cannot be encoded: {error}"))))
+}
+
+/// The answer to a call whose answer has a descriptor, on a connection that passes none.
+pub(super) fn without_descriptors(call: &Message) -> Option<Message> {
+    let text = "the answer is a descriptor, and this connection passes none: negotiate them when it is made";
+    encode_failure(call, Error::new(Kind::NotSupported, text).into())
 }
 
 fn encode_failure(message: &Message, failure: Failure) -> Option<Message> {

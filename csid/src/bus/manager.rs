@@ -20,8 +20,18 @@ use crate::store::rows::Event;
 use crate::volume::Authority;
 
 /// One word a capability that is there.
-const FEATURES: [&str; 9] =
-    ["mount", "plugins", "events", "reconcile", "volumes", "claims", "attach", "restart", "log"];
+const FEATURES: [&str; 10] = [
+    "mount",
+    "open-mount",
+    "plugins",
+    "events",
+    "reconcile",
+    "volumes",
+    "claims",
+    "attach",
+    "restart",
+    "log",
+];
 /// The most events that one GetEvents answers.
 const MOST_EVENTS: u32 = 1000;
 

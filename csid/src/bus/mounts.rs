@@ -1,7 +1,7 @@
 //! The members of org.csid1.Manager that concern mounts.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use zbus::OwnedVariant;
 
@@ -17,7 +17,7 @@ use crate::names::{self, word};
 use crate::plugin::validate_id;
 use crate::store::MountFilter;
 use crate::store::registry::Capability;
-use crate::store::rows::{AttachmentMode, MountKey, Phase, Propagation};
+use crate::store::rows::{AttachmentMode, MountKey, MountRow, MountSpec, Phase, Propagation};
 use crate::volume::{Authority, MountOptions, MountRequest, MountView, ReconcileOptions, UnmountRequest};
 
 const MOUNT: Keys = &[
@@ -156,6 +156,38 @@ pub(super) async fn unmount(call: Call) -> Answer {
     call.reply(&())
 }
 
+pub(super) async fn open_mount(call: Call) -> Answer {
+    const KEYS: Keys = &[("tag", "s"), ("subpath", "s"), ("read-only", "b")];
+    let (namespace, volume, consumer, options): Identified = call.arguments()?;
+    let mut options = Options::check(options, KEYS)?;
+    let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
+    let wait = options.wait(call.arrived)?;
+    let subpath = options.checked("subpath", names::subpath)?.map(PathBuf::from);
+    let read_only = options.flag("read-only");
+    let volumes = call.server.rooms.volumes.clone();
+    let row = volumes.mounted(&key).await?;
+    if row.uid != call.permit.uid() {
+        call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+    }
+    refuse_loosening(&call.permit, &row, read_only)?;
+    let opening = async move { volumes.open_tree(&row, subpath, read_only).await };
+    let tree = within(&call.slot, wait.deadline, "opening the mount", opening).await?;
+    call.reply(&zbus::Fd::from(tree))
+}
+
+/// Whoever holds a mount that is attached nowhere takes its flags off in a user namespace of his own (mount_setattr(2)): they bind
+/// root alone, who could do so anyway.
+fn refuse_loosening(permit: &Permit, row: &MountRow, read_only: bool) -> Result<()> {
+    let MountSpec { usage, suid, dev, read_only: mounted_so, .. } = &row.spec;
+    let is_bound = !suid || !dev || read_only || *mounted_so;
+    if permit.caller().is_root() || usage.attachment_mode == AttachmentMode::BlockDevice || !is_bound {
+        return Ok(());
+    }
+    let text = "nosuid, nodev and read-only would not hold for a caller other than root: ask as root, or use the \
+                published path";
+    Err(Error::new(Kind::NotAuthorized, text))
+}
+
 pub(super) async fn has_mount(call: Call) -> Answer {
     let source: String = call.arguments()?;
     if source.is_empty() || source.len() > names::PATH {
@@ -271,7 +303,7 @@ mod tests {
     use crate::bus::authorise::Authoriser;
     use crate::bus::caller::Caller;
     use crate::bus::socket::Credentials;
-    use crate::store::rows::{AccessMode, MountSpec, Restore};
+    use crate::store::rows::{AccessMode, Restore};
 
     fn spec(entries: Vec<(&str, Variant<'static>)>) -> Result<MountSpec> {
         options(entries)?.spec(None)

@@ -24,7 +24,7 @@ use zbus::{Address, Connection, Guid, Message, MessageStream, OwnedGuid};
 
 use super::authorise::{Action, Authoriser};
 use super::caller::{Caller, Senders, Who, csid_group};
-use super::dispatch::{Server, answer};
+use super::dispatch::{self, Server, answer};
 use super::polkit::{Patience, Polkit};
 use super::signals::{self, Signals};
 use super::socket::{Credentials, Peer};
@@ -191,12 +191,21 @@ struct Answers {
 }
 
 impl Answers {
-    async fn send(&self, answer: &Message) {
+    async fn send(&self, answer: &Message, call: &Message) {
         // Closed: the peer is being hung up, and needs no answer.
         let Ok(_turn) = self.turn.acquire().await else { return };
-        if tokio::time::timeout(WRITE, self.connection.send(answer)).await.is_err() {
-            self.turn.close();
-            self.stuck.notify_one();
+        match tokio::time::timeout(WRITE, self.connection.send(answer)).await {
+            Err(_) => {
+                self.turn.close();
+                self.stuck.notify_one();
+            }
+            // It has a descriptor, and the peer did not say that it takes any.
+            Ok(Err(zbus::Error::Unsupported)) => {
+                if let Some(refusal) = dispatch::without_descriptors(call) {
+                    let _ = tokio::time::timeout(WRITE, self.connection.send(&refusal)).await;
+                }
+            }
+            Ok(_) => {}
         }
     }
 }
@@ -217,8 +226,8 @@ async fn serve(mut stream: MessageStream, server: Arc<Server>, who: Who, bound: 
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             let (server, who, answers) = (server.clone(), who.clone(), answers.clone());
             tokio::spawn(async move {
-                if let Some((answer, _of_uid)) = answer(&server, &who, message).await {
-                    answers.send(&answer).await;
+                if let Some((answer, _of_uid)) = answer(&server, &who, message.clone()).await {
+                    answers.send(&answer, &message).await;
                 }
                 drop(slot);
             });

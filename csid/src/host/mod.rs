@@ -22,6 +22,7 @@ mod table;
 pub mod units;
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -233,6 +234,21 @@ impl Host {
     pub async fn is_bound(&self, plugin: &str, source: &Path, target: &Path) -> Result<bool, HostError> {
         let (from, to) = (source.to_owned(), target.to_owned());
         self.within(plugin, target, move |_| mount::is_bound(&from, &to)).await
+    }
+
+    /// A mount of what is `shown` at `source`, or of what is at `subpath` in it, that is attached nowhere: with these flags
+    /// besides its own, and private. What is mounted below is not in it. Whoever holds it holds the file system, too.
+    /// `None`: that is not shown there.
+    pub async fn open_tree(
+        &self,
+        plugin: &str,
+        source: &Path,
+        shown: Look,
+        subpath: Option<PathBuf>,
+        how: Restrict,
+    ) -> Result<Option<OwnedFd>, HostError> {
+        let own = source.to_owned();
+        self.within(plugin, source, move |_| mount::open_tree(&own, shown, subpath.as_deref(), how)).await
     }
 
     /// Who uses what is mounted at `path`: `PID COMMAND`, `mount PATH`; best effort, a few of them.

@@ -135,9 +135,7 @@ pub(super) fn bind(
         (true, _) => return Err(HostError::WrongKind { path: target.into(), wanted: "a regular file" }),
     }
 
-    let clone =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    let tree = rustix::mount::open_tree(&from, c"", clone).map_err(at("clone the mount at", source))?;
+    let tree = cloned(&from, source)?;
     // The flags before anybody can see it; how it propagates after, as a mount on a shared one is made
     // shared.
     set(&tree, flags, Peers::Unchanged, source)?;
@@ -158,6 +156,40 @@ pub(super) fn bind(
     settle().inspect_err(|_| {
         let _gone = rustix::mount::unmount(descriptor(&tree, None), UnmountFlags::DETACH);
     })
+}
+
+/// A mount of what `file` is, its own mount's flags kept, that is nowhere to be seen.
+fn cloned(file: &OwnedFd, path: &Path) -> Result<OwnedFd, HostError> {
+    let how =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    rustix::mount::open_tree(file, c"", how).map_err(at("clone the mount at", path))
+}
+
+pub(super) fn open_tree(
+    source: &Path,
+    shown: Look,
+    subpath: Option<&Path>,
+    how: Restrict,
+) -> Result<Option<OwnedFd>, HostError> {
+    let root = match path::find(source) {
+        Ok(root) => root,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        Err(error) => return Err(at("open", source)(error)),
+    };
+    match look_at(&root) {
+        look if look == shown => {}
+        Look::Dead(code) => return Err(at("look at", source)(Errno::from_raw_os_error(code))),
+        _ => return Ok(None),
+    }
+    let from = match subpath {
+        None => root,
+        Some(subpath) => path::find_inside(&root, source, subpath)?,
+    };
+    let tree = cloned(&from, source)?;
+    let flags = attributes(how.nosuid, how.nodev, how.read_only);
+    // Private: what somebody mounts in it does not show up here.
+    set(&tree, flags, Peers::Private, source)?;
+    Ok(Some(tree))
 }
 
 /// A path whose directory was opened once: what is there is looked at and unmounted through it, whatever is

@@ -117,6 +117,23 @@ pub(super) fn find_below(root: &Path, path: &Path) -> Result<OwnedFd, HostError>
     })
 }
 
+/// The directory or regular file at `subpath` in `directory`, which is at `path`, and in its file system; what somebody
+/// else who writes there makes of it meanwhile leads nowhere else.
+pub(super) fn find_inside(directory: &OwnedFd, path: &Path, subpath: &Path) -> Result<OwnedFd, HostError> {
+    let whole = path.join(subpath);
+    let wrong_kind = || HostError::WrongKind { path: whole.clone(), wanted: "a directory or a regular file" };
+    let found = openat2(directory, subpath, OFlags::PATH, ResolveFlags::BENEATH | ResolveFlags::NO_XDEV)
+        .map_err(|error| match error {
+            Errno::XDEV => HostError::Outside { path: whole.clone(), root: path.into() },
+            Errno::NOTDIR | Errno::NAMETOOLONG => wrong_kind(),
+            error => at("open", &whole)(error),
+        })?;
+    match Sight::of(&found).map_err(at("look at", &whole))?.kind {
+        FileType::Directory | FileType::RegularFile => Ok(found),
+        _ => Err(wrong_kind()),
+    }
+}
+
 /// What lies at `path`, if no mount is met on the way to it from `root` nor at it.
 pub(super) fn look_unmounted(root: &Path, path: &Path) -> Option<Look> {
     let relative = path.strip_prefix(root).ok()?;

@@ -26,6 +26,7 @@ mod intents;
 pub mod inventory;
 mod journalled;
 mod leaving;
+mod opening;
 mod operations;
 mod options;
 mod paths;

@@ -5,7 +5,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::error::{Details, Error, Kind};
-use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, VolumeKey};
+use crate::names::word;
+use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase, VolumeKey};
 use crate::volume::admission::{OF_UID, Refusal};
 use crate::volume::state::{Volume, Wanted};
 
@@ -80,6 +81,13 @@ pub(super) fn refusal(refusal: Refusal, wanted: &Wanted) -> Error {
         ),
         Refusal::NoSuchMount => Error::internal("the row of the operation is gone"),
     }
+}
+
+/// `phase`: what its row says; absent: there is none, or what it says is not so.
+pub(super) fn not_mounted(key: &MountKey, phase: Option<Phase>) -> Error {
+    let is = phase.map_or_else(|| "not mounted".to_owned(), |phase| format!("{}, not mounted", word(phase)));
+    let text = format!("{} is {is} for {}; mount it first", name(key), key.consumer);
+    Error::not_found(text)
 }
 
 pub(super) fn not_claimant(key: &MountKey) -> Error {

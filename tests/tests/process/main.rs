@@ -7,6 +7,7 @@ mod events;
 mod instances;
 mod life;
 mod noticed;
+mod opening;
 mod reboots;
 mod registrations;
 mod secrets;

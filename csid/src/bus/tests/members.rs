@@ -17,7 +17,6 @@ async fn what_is_not_served_is_unknown() {
     let (path, _serving) = world.listen();
     let client = connect(&path).await;
     for (object, interface, member, error) in [
-        ("/org/csid1", MANAGER, "OpenMount", "UnknownMethod"),
         ("/org/csid1", MANAGER, "Nonsense", "UnknownMethod"),
         ("/org/csid1/plugin/x", "org.csid1.Plugin", "Drain", "UnknownMethod"),
         ("/org/csid1", "org.csid1.Plugin", "Probe", "UnknownInterface"),

@@ -1,0 +1,52 @@
+//! OpenMount: a mount that is there, for somebody to mount elsewhere. No row changes, so it is no volume's task.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::host::{Look, Restrict};
+use crate::store::MountFilter;
+use crate::store::rows::{AttachmentMode, MountKey, MountRow, Phase};
+use crate::volume::{Volumes, say};
+
+impl Volumes {
+    /// The row of a mount that is called mounted.
+    pub async fn mounted(&self, key: &MountKey) -> Result<MountRow> {
+        let rows = self.shared.store.mounts(MountFilter::of(key)).await?;
+        match rows.into_iter().next() {
+            Some((row, _)) if row.phase == Phase::Mounted => Ok(row),
+            row => Err(say::not_mounted(key, row.map(|(row, _)| row.phase))),
+        }
+    }
+
+    /// What the row's mount shows, or what is at `subpath` in it, as a mount that is attached nowhere: private, with the row's
+    /// flags, and `read_only`. Submounts are not in it. The kernel keeps the file system for as long as somebody has it.
+    pub async fn open_tree(
+        &self,
+        row: &MountRow,
+        subpath: Option<PathBuf>,
+        read_only: bool,
+    ) -> Result<OwnedFd> {
+        let gone = || say::not_mounted(&row.key, None);
+        let device = row.device.ok_or_else(gone)?;
+        let spec = &row.spec;
+        let (shown, how) = match spec.usage.attachment_mode {
+            AttachmentMode::FileSystem => {
+                let read_only = read_only || spec.read_only;
+                (Look::Mounted { device }, Restrict { nosuid: !spec.suid, nodev: !spec.dev, read_only })
+            }
+            // What can be written to a device is the device's matter, and with nodev nobody could open its node.
+            AttachmentMode::BlockDevice if subpath.is_some() => {
+                return Err(Error::invalid("subpath means nothing for a block-device"));
+            }
+            AttachmentMode::BlockDevice if read_only && !self.shared.host.block_is_read_only(device)? => {
+                let text = "a block-device is not read-only because its mount is: mount it read-only";
+                return Err(Error::invalid(text));
+            }
+            AttachmentMode::BlockDevice => (Look::Device { rdev: device }, Restrict::default()),
+        };
+        let host = &self.shared.host;
+        let tree = host.open_tree(&row.volume.plugin, Path::new(&row.source), shown, subpath, how).await?;
+        tree.ok_or_else(gone)
+    }
+}
