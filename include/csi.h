@@ -9,7 +9,8 @@
  * Threads. Every handle may be used by any thread at any time, a cancellation too; an event, a row and an error by one at a time. No
  * callbacks, no signal handlers, no thread-local state; a client has one thread, "libcsi", with all signals blocked.
  *
- * Ownership. Counted: csi_client, csi_op, csi_events, with _ref and _unref. Owned by whoever got it: csi_error, csi_event, with _free.
+ * Ownership. Counted: csi_client, csi_op, csi_events, with _ref and _unref. Owned by whoever got it: csi_error, csi_event, with _free;
+ * the descriptor of csi_op_take_fd, with close. csi_op_fd and csi_events_fd are their objects'.
  * Borrowed: csi_row and every text; it lives as long as what it was read from. What is given is copied before a call returns.
  * *op, *client, *events and *event are written on success only; *error, which may be NULL, on failure only, and not on
  * CSI_E_PENDING.
@@ -392,6 +393,48 @@ const struct csi_row *csi_event_row(const struct csi_event *event);
 // NULL is nothing.
 void csi_event_free(struct csi_event *event);
 
+// How much a plugin could still make: volumes that can be used so, made with these parameters, there; without all of these, any. One
+// row: available, in bytes.
+csi_code csi_get_capacity(struct csi_client *client,
+                          const char *plugin,
+                          struct csi_capabilities capabilities,
+                          struct csi_map parameters,
+                          struct csi_map topology,
+                          const struct csi_call *call,
+                          struct csi_op **op,
+                          struct csi_error **error);
+
+// A page of the volumes that a plugin has, registered here or not. token: next-token of the page before; NULL: from the beginning.
+// max: of the page; 0: the plugin's choice. One row: volumes, a row each of external-id, capacity, published-node-ids, abnormal,
+// message; and next-token, empty after the last page. Pages are no consistent view.
+csi_code csi_list_external_volumes(struct csi_client *client,
+                                   const char *plugin,
+                                   const char *token,
+                                   uint32_t max,
+                                   const struct csi_call *call,
+                                   struct csi_op **op,
+                                   struct csi_error **error);
+
+// A page of the snapshots that a plugin has; snapshot and external_id, the plugin's for a snapshot and for a volume: only those; NULL:
+// all. token and max as csi_list_external_volumes has them. One row: snapshots, a row each as csi_create_snapshot's, and next-token.
+csi_code csi_list_snapshots(struct csi_client *client,
+                            const char *plugin,
+                            const char *snapshot,
+                            const char *external_id,
+                            const char *token,
+                            uint32_t max,
+                            const struct csi_call *call,
+                            struct csi_op **op,
+                            struct csi_error **error);
+
+// Have the plugin delete a snapshot of its. What is not there is gone already. No row.
+csi_code csi_delete_snapshot(struct csi_client *client,
+                             const char *plugin,
+                             const char *snapshot,
+                             const struct csi_call *call,
+                             struct csi_op **op,
+                             struct csi_error **error);
+
 // List "plugins", "volumes", "claims", "mounts" or "operations": a row each, as org.csid1.xml says. filter: the rows that have all of
 // these (namespace, volume, consumer, tag, plugin, state, uid; of claims also node and past, "true"; of volumes node and prefix).
 csi_code csi_list(struct csi_client *client,
@@ -428,6 +471,20 @@ csi_code csi_unmount_volume(struct csi_client *client,
                             struct csi_op **op,
                             struct csi_error **error);
 
+// A mount of a consumer's as a descriptor (csi_op_take_fd), to attach it with move_mount(2) in another mount namespace: it is attached
+// nowhere, and the kernel keeps the file system until it, and what was mounted of it, is gone. subpath: a directory or file on the
+// volume; NULL: all of it. flags: CSI_READ_ONLY. A caller other than root is refused what may be written, or used, only because
+// he could not take a flag off: CSI_E_DENIED. What is not mounted: CSI_E_NOT_FOUND. No row.
+csi_code csi_open_mount(struct csi_client *client,
+                        const struct csi_volume *volume,
+                        const char *consumer,
+                        const char *tag,
+                        const char *subpath,
+                        uint64_t flags,
+                        const struct csi_call *call,
+                        struct csi_op **op,
+                        struct csi_error **error);
+
 // Whether a published path is mounted. One row: mounted. A path that is missing is not.
 csi_code csi_has_mount(struct csi_client *client,
                        const char *source,
@@ -457,6 +514,10 @@ size_t csi_op_rows(const struct csi_op *op);
 
 // A row of the answer; NULL beyond the last. It lives as long as the operation's handle.
 const struct csi_row *csi_op_row(const struct csi_op *op, size_t index);
+
+// The descriptor that the operation answered, close-on-exec: the caller's from now on, to close it. -1: it answered none, failed, goes
+// on, or somebody took it. One that nobody takes is closed with the last handle of the operation.
+int32_t csi_op_take_fd(struct csi_op *op);
 
 // The same operation; NULL of NULL.
 struct csi_op *csi_op_ref(struct csi_op *op);

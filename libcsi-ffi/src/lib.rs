@@ -17,6 +17,7 @@ mod client;
 mod error;
 mod events;
 mod given;
+mod inventory;
 mod lists;
 mod mounts;
 mod op;

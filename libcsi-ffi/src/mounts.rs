@@ -1,14 +1,14 @@
-//! Mount, Unmount, HasMount.
+//! Mount, Unmount, OpenMount, HasMount.
 
 use std::ffi::c_char;
 
-use csid_client::UnmountOptions;
+use csid_client::{OpenOptions, UnmountOptions};
 
 use crate::border::{Extensible, extensible, flag, known_flags, map, optional_text, text, word};
 use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
 use crate::given::{Volume, csi_call, csi_map, csi_volume, with_inline};
-use crate::op::{csi_op, nothing, one, start};
+use crate::op::{csi_op, handed_out, nothing, one, start};
 use crate::row::csi_row;
 
 pub const CSI_READ_ONLY: u64 = 1;
@@ -121,6 +121,43 @@ pub unsafe extern "C" fn csi_unmount_volume(
     }
 }
 
+/// A mount of a consumer's as a descriptor (csi_op_take_fd), to attach it with move_mount(2) in another mount namespace: it is attached
+/// nowhere, and the kernel keeps the file system until it, and what was mounted of it, is gone. subpath: a directory or file on the
+/// volume; NULL: all of it. flags: CSI_READ_ONLY. A caller other than root is refused what may be written, or used, only because
+/// he could not take a flag off: CSI_E_DENIED. What is not mounted: CSI_E_NOT_FOUND. No row.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_open_mount(
+    client: *mut csi_client,
+    volume: *const csi_volume,
+    consumer: *const c_char,
+    tag: *const c_char,
+    subpath: *const c_char,
+    flags: u64,
+    call: *const csi_call,
+    op: *mut *mut csi_op,
+    error: *mut *mut csi_error,
+) -> csi_code {
+    // SAFETY: as csi.h says of every argument.
+    unsafe {
+        start("csi_open_mount", (client, call), (op, error), || {
+            let (namespace, id) = Volume::name(volume)?;
+            let consumer = text("consumer", consumer)?;
+            known_flags("open", flags, CSI_READ_ONLY)?;
+            let options = OpenOptions {
+                tag: optional_text("tag", tag)?,
+                subpath: optional_text("subpath", subpath)?,
+                read_only: flag(flags, CSI_READ_ONLY),
+                ..Default::default()
+            };
+            Ok(move |client: csid_client::Client, common| {
+                let (namespace, id, consumer) = (namespace.clone(), id.clone(), consumer.clone());
+                let options = options.clone().with(common);
+                async move { client.open_mount(&namespace, &id, &consumer, options).await.map(handed_out) }
+            })
+        })
+    }
+}
+
 /// Whether a published path is mounted. One row: mounted. A path that is missing is not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_has_mount(
@@ -136,7 +173,7 @@ pub unsafe extern "C" fn csi_has_mount(
             let source = text("source", source)?;
             Ok(move |client: csid_client::Client, _| {
                 let source = source.clone();
-                async move { client.has_mount(&source).await.map(|yes| vec![csi_row::one("mounted", yes)]) }
+                async move { client.has_mount(&source).await.map(|yes| vec![csi_row::one("mounted", yes)].into()) }
             })
         })
     }

@@ -2,10 +2,10 @@
 
 use std::ffi::{CString, c_char};
 use std::future::Future;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, process, ptr};
 
@@ -26,21 +26,32 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// And so long.
 const UNTIL: Duration = Duration::from_secs(30);
 
-pub type Rows = Vec<csi_row>;
+/// What an operation answers: rows, or a descriptor until somebody takes it.
+#[derive(Default)]
+pub struct Answer {
+    rows: Vec<csi_row>,
+    fd: Mutex<Option<OwnedFd>>,
+}
+
+impl From<Vec<csi_row>> for Answer {
+    fn from(rows: Vec<csi_row>) -> Self {
+        Self { rows, ..Self::default() }
+    }
+}
 
 /// An operation under way, then its end. Counted: csi_op_ref, csi_op_unref. Not waited for, or given back, it goes on.
 pub struct csi_op {
     process: u32,
     id: CString,
     ended: OwnedFd,
-    end: OnceLock<std::result::Result<Rows, csi_error>>,
+    end: OnceLock<std::result::Result<Answer, csi_error>>,
     cancelled: AtomicBool,
     cancel: Notify,
 }
 
 impl csi_op {
     /// The first end counts.
-    fn end(&self, end: std::result::Result<Rows, csi_error>) {
+    fn end(&self, end: std::result::Result<Answer, csi_error>) {
         if self.end.set(end).is_ok() {
             signal(&self.ended);
         }
@@ -75,7 +86,7 @@ pub unsafe fn start<A, F>(
 ) -> csi_code
 where
     A: Fn(Client, CallOptions) -> F + Send + Sync + 'static,
-    F: Future<Output = csid_client::Result<Rows>> + Send + 'static,
+    F: Future<Output = csid_client::Result<Answer>> + Send + 'static,
 {
     // SAFETY: the caller's promise.
     unsafe {
@@ -124,14 +135,14 @@ async fn drive<A, F>(
     ask: A,
 ) where
     A: Fn(Client, CallOptions) -> F,
-    F: Future<Output = csid_client::Result<Rows>>,
+    F: Future<Output = csid_client::Result<Answer>>,
 {
     let op = &ending.0;
     let mut asking = pin!(session.ask(deadline, |client, deadline_usec| {
         let asked = ask(client, CallOptions { deadline_usec, ..common.clone() });
         async {
             // What was cancelled is not asked again.
-            if op.cancelled.load(Ordering::Relaxed) { Ok(Rows::new()) } else { asked.await }
+            if op.cancelled.load(Ordering::Relaxed) { Ok(Answer::default()) } else { asked.await }
         }
     }));
     tokio::select! {
@@ -161,17 +172,21 @@ async fn drive<A, F>(
     .await;
 }
 
-/// What a call answers, as rows: nothing, one thing, or many.
-pub fn nothing((): ()) -> Rows {
-    Rows::new()
+/// What a call answers: nothing, one thing, many, or a descriptor.
+pub fn nothing((): ()) -> Answer {
+    Answer::default()
 }
 
-pub fn one<T: Serialize>(answer: T) -> Rows {
-    vec![csi_row::of(&answer)]
+pub fn one<T: Serialize>(answer: T) -> Answer {
+    vec![csi_row::of(&answer)].into()
 }
 
-pub fn many<T: Serialize>(answers: Vec<T>) -> Rows {
-    answers.iter().map(csi_row::of).collect()
+pub fn many<T: Serialize>(answers: Vec<T>) -> Answer {
+    answers.iter().map(csi_row::of).collect::<Vec<_>>().into()
+}
+
+pub fn handed_out(fd: OwnedFd) -> Answer {
+    Answer { fd: Mutex::new(Some(fd)), ..Answer::default() }
 }
 
 /// A descriptor for poll(): readable when the operation has ended, and from then on. It is the operation's: dup() it to keep it.
@@ -266,10 +281,28 @@ pub unsafe extern "C" fn csi_op_row(op: *const csi_op, index: usize) -> *const c
 /// As csi.h says of every argument.
 unsafe fn rows<'a>(op: *const csi_op) -> &'a [csi_row] {
     // SAFETY: the caller's promise.
-    match unsafe { op.as_ref() }.and_then(|op| op.end.get()) {
-        Some(Ok(rows)) => rows,
-        _ => &[],
-    }
+    unsafe { answer(op) }.map_or(&[], |answer| &answer.rows)
+}
+
+/// # Safety
+/// As csi.h says of every argument.
+unsafe fn answer<'a>(op: *const csi_op) -> Option<&'a Answer> {
+    // SAFETY: the caller's promise.
+    unsafe { op.as_ref() }.and_then(|op| op.end.get()?.as_ref().ok())
+}
+
+/// The descriptor that the operation answered, close-on-exec: the caller's from now on, to close it. -1: it answered none, failed, goes
+/// on, or somebody took it. One that nobody takes is closed with the last handle of the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_op_take_fd(op: *mut csi_op) -> i32 {
+    plain("csi_op_take_fd", -1, || {
+        // SAFETY: as csi.h says of every argument.
+        let (op, answer) = unsafe { (op.as_ref(), answer(op)) };
+        // A forked child leaves the parent's handles alone.
+        let answer = answer.filter(|_| op.is_some_and(|op| same_process(op.process).is_ok()));
+        let fd = answer.and_then(|answer| answer.fd.lock().unwrap_or_else(PoisonError::into_inner).take());
+        fd.map_or(-1, IntoRawFd::into_raw_fd)
+    })
 }
 
 /// The same operation; NULL of NULL.

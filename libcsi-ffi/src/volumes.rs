@@ -11,7 +11,6 @@ use crate::error::{csi_code, csi_error};
 use crate::given::{Volume, csi_call, csi_map, csi_volume, with_inline};
 use crate::mounts::{CSI_FORCE, CSI_READ_ONLY};
 use crate::op::{csi_op, nothing, one, start};
-use crate::row::csi_row;
 
 /// How a volume is, or would be, used; NULL, or all zeroes: to write, as a file system, by a single node.
 #[repr(C)]
@@ -55,7 +54,7 @@ pub unsafe extern "C" fn csi_attach_volume(
                 let options = options.clone().with(common);
                 async move {
                     let context = client.attach_volume(&namespace, &id, &node_id, options).await?;
-                    Ok(vec![csi_row::of(&BTreeMap::from([("publish-context", context)]))])
+                    Ok(one(BTreeMap::from([("publish-context", context)])))
                 }
             })
         })

@@ -58,6 +58,7 @@ void arguments(void)
     csi_client_unref(NULL), csi_op_unref(NULL), csi_op_cancel(NULL), csi_error_free(NULL), csi_events_unref(NULL), csi_event_free(NULL);
     CHECK(!csi_client_ref(NULL) && !csi_op_ref(NULL) && !csi_events_ref(NULL));
     CHECK(csi_op_fd(NULL) == -1 && csi_events_fd(NULL) == -1 && csi_op_rows(NULL) == 0 && !csi_op_row(NULL, 0) && !csi_op_id(NULL));
+    CHECK(csi_op_take_fd(NULL) == -1);
     CHECK(csi_error_code(NULL) == CSI_OK && csi_error_grpc_code(NULL) == -1 && !csi_error_rpc(NULL) && !csi_error_details(NULL));
     CHECK(!csi_row_text(NULL, "a") && !csi_row_number(NULL, "a") && !csi_row_flag(NULL, NULL) && !csi_row_row(NULL, "a", 0));
     CHECK(!csi_row_map(NULL, "a").items && !csi_row_name(NULL, 0) && !csi_event_row(NULL) && !csi_event_cursor(NULL));

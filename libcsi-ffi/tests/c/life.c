@@ -304,6 +304,11 @@ void panics(void)
     PANICS(csi_register_volume, csi_register_volume(client, &v, NULL, NULL, &op, &error));
     PANICS(csi_deregister_volume, csi_deregister_volume(client, &v, 0, NULL, &op, &error));
     PANICS(csi_delete_volume, csi_delete_volume(client, &v, NULL, &op, &error));
+    PANICS(csi_open_mount, csi_open_mount(client, &v, "job", NULL, NULL, 0, NULL, &op, &error));
+    PANICS(csi_get_capacity, csi_get_capacity(client, "p", (csi_capabilities){NULL, 0}, NO_MAP, NO_MAP, NULL, &op, &error));
+    PANICS(csi_list_external_volumes, csi_list_external_volumes(client, "p", NULL, 0, NULL, &op, &error));
+    PANICS(csi_list_snapshots, csi_list_snapshots(client, "p", NULL, NULL, NULL, 0, NULL, &op, &error));
+    PANICS(csi_delete_snapshot, csi_delete_snapshot(client, "p", "s", NULL, &op, &error));
     PANICS(csi_create_snapshot, csi_create_snapshot(client, &v, "s", NO_MAP, NULL, &op, &error));
     PANICS(csi_volume_stats, csi_volume_stats(client, &v, NULL, &op, &error));
     PANICS(csi_get_volume, csi_get_volume(client, &v, NULL, &op, &error));
@@ -325,6 +330,7 @@ void panics(void)
     QUIET(csi_op_id, csi_op_id(kept) == NULL);
     QUIET(csi_op_cancel, (csi_op_cancel(kept), 1));
     QUIET(csi_op_rows, csi_op_rows(kept) == 0);
+    QUIET(csi_op_take_fd, csi_op_take_fd(kept) == -1);
     QUIET(csi_op_row, csi_op_row(kept, 0) == NULL);
     QUIET(csi_events_ref, csi_events_ref(events) == NULL);
     QUIET(csi_events_unref, (csi_events_unref(events), 1));

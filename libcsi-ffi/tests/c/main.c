@@ -2,7 +2,7 @@
 #include "test.h"
 
 static const struct { const char *name; void (*run)(void); } tests[] = {
-    {"path", path}, {"again", again}, {"arguments", arguments}, {"errors", errors}, {"cancel", cancel}, {"deadline", deadline},
+    {"path", path}, {"opening", opening}, {"again", again}, {"arguments", arguments}, {"errors", errors}, {"cancel", cancel}, {"deadline", deadline},
     {"restart", restart}, {"events", events}, {"volumes", volumes}, {"threads", threads}, {"forked", forked}, {"panics", panics},
     {"closing", closing},
 };

@@ -108,6 +108,59 @@ void path(void)
     CHECK(threads_now() == 1);
 }
 
+static csi_op *open_of(csi_client *client, const char *id, const char *subpath, uint64_t flags)
+{
+    csi_volume volume = named(id);
+    csi_op *op = NULL;
+    OK(csi_open_mount(client, &volume, "alloc", NULL, subpath, flags, NULL, &op, &error));
+    return op;
+}
+
+/* A mount as a descriptor. */
+void opening(void)
+{
+    csi_client *client = open_client();
+    csi_volume volume = of_plugin("v");
+    int before = descriptors();
+    csi_op *op = open_of(client, "v", NULL, 0);
+    FAILS(CSI_E_NOT_FOUND, csi_op_wait(op, -1, &error));
+    CHECK(csi_op_take_fd(op) == -1);
+    csi_op_unref(op);
+    OK(csi_mount_volume(client, &volume, "alloc", NULL, NULL, &op, &error));
+    char file[600];
+    snprintf(file, sizeof file, "%s/sub", csi_row_text(done(op), "source"));
+    CHECK(csi_op_take_fd(op) == -1 && mkdir(file, 0755) == 0);
+    csi_op_unref(op);
+
+    op = open_of(client, "v", NULL, 0);
+    CHECK(done(op) == NULL);
+    int tree = csi_op_take_fd(op);
+    CHECK(tree >= 0 && fcntl(tree, F_GETFD) == FD_CLOEXEC && csi_op_take_fd(op) == -1);
+    csi_op_unref(op);
+    int sub = openat(tree, "sub/file", O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    CHECK(sub >= 0);
+    close(sub), close(tree);
+    op = open_of(client, "v", "sub", CSI_READ_ONLY);
+    done(op);
+    tree = csi_op_take_fd(op);
+    CHECK(faccessat(tree, "file", R_OK, 0) == 0 && openat(tree, "file", O_WRONLY) == -1 && errno == EROFS);
+    csi_op_unref(op);
+    close(tree);
+    /* One that nobody takes. */
+    op = open_of(client, "v", NULL, 0);
+    finish(op);
+    /* The library's thread lets go of the operation a moment later. */
+    for (double begun = now(); descriptors() != before; usleep(1000))
+        CHECK(now() - begun < 5);
+    op = open_of(client, "v", "../v", 0);
+    FAILS(CSI_E_INVALID, csi_op_wait(op, -1, &error));
+    csi_op_unref(op);
+    FAILS(CSI_E_UNSUPPORTED, csi_open_mount(client, &volume, "alloc", NULL, NULL, CSI_SUID, NULL, &op, &error));
+    OK(csi_unmount_volume(client, &volume, "alloc", NULL, 0, NULL, &op, &error));
+    finish(op);
+    csi_client_unref(client);
+}
+
 /* In another process, which has mounted nothing. */
 void again(void)
 {

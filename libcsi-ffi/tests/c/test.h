@@ -4,11 +4,14 @@
 #define _GNU_SOURCE
 #include <csi.h>
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -104,6 +107,16 @@ static inline void tell(const char *what)
     CHECK(fgets(answer, sizeof answer, stdin) != NULL);
 }
 
-void path(void), again(void), arguments(void), errors(void), cancel(void), deadline(void), restart(void), events(void), volumes(void),
+static inline int descriptors(void)
+{
+    int count = 0;
+    DIR *all = opendir("/proc/self/fd");
+    while (readdir(all))
+        count++;
+    closedir(all);
+    return count;
+}
+
+void path(void), opening(void), again(void), arguments(void), errors(void), cancel(void), deadline(void), restart(void), events(void), volumes(void),
     threads(void), forked(void), panics(void), closing(void);
 #endif

@@ -9,6 +9,39 @@ static const char *text_of(csi_op *op, const char *name)
     return text;
 }
 
+/* What the plugin has, page by page. */
+static size_t pages(csi_client *client, int snapshots, uint32_t max, const char *external)
+{
+    char token[256] = "";
+    size_t found = 0, rows;
+    do {
+        csi_op *op = NULL;
+        if (snapshots)
+            OK(csi_list_snapshots(client, "p", NULL, external, token[0] ? token : NULL, max, NULL, &op, &error));
+        else
+            OK(csi_list_external_volumes(client, "p", token[0] ? token : NULL, max, NULL, &op, &error));
+        const csi_row *page = done(op);
+        const char *list = snapshots ? "snapshots" : "volumes";
+        rows = csi_row_len(page, list);
+        for (size_t i = 0; i < rows; i++)
+            CHECK(csi_row_text(csi_row_row(page, list, i), "external-id")[0]);
+        CHECK(max == 0 || rows <= max);
+        found += rows;
+        snprintf(token, sizeof token, "%s", csi_row_text(page, "next-token"));
+        csi_op_unref(op);
+    } while (token[0]);
+    return found;
+}
+
+static uint64_t capacity(csi_client *client, csi_capabilities capabilities, csi_map parameters, csi_map topology)
+{
+    csi_op *op = NULL;
+    OK(csi_get_capacity(client, "p", capabilities, parameters, topology, NULL, &op, &error));
+    uint64_t available = csi_row_number(done(op), "available");
+    csi_op_unref(op);
+    return available;
+}
+
 void volumes(void)
 {
     const csi_capability any[] = {{"single-node-multi-writer", "file-system"}};
@@ -62,7 +95,28 @@ void volumes(void)
     OK(csi_create_snapshot(client, &volume, "snap", NO_MAP, NULL, &other, &error));
     row = done(other);
     CHECK(csi_row_text(row, "id")[0] && strcmp(csi_row_text(row, "external-id"), external) == 0 && csi_row_flag(row, "ready"));
+    char snapshot[256];
+    snprintf(snapshot, sizeof snapshot, "%s", csi_row_text(row, "id"));
     csi_op_unref(other);
+    OK(csi_create_snapshot(client, &volume, "another", NO_MAP, NULL, &other, &error));
+    finish(other);
+
+    /* What the plugin has. */
+    const csi_capabilities no_capabilities = {NULL, 0}, one_capability = {any, 1};
+    const csi_map parameter = {parameters, 1};
+    CHECK(capacity(client, no_capabilities, NO_MAP, NO_MAP) > 0 && capacity(client, one_capability, parameter, NO_MAP) > 0);
+    CHECK(pages(client, 0, 0, NULL) == 1 && pages(client, 0, 1, NULL) == 1);
+    CHECK(pages(client, 1, 0, NULL) == 2 && pages(client, 1, 1, NULL) == 2 && pages(client, 1, 1, external) == 2);
+    CHECK(pages(client, 1, 0, "no such volume") == 0);
+    OK(csi_list_snapshots(client, "p", snapshot, NULL, NULL, 0, NULL, &other, &error));
+    row = done(other);
+    CHECK(csi_row_len(row, "snapshots") == 1 && strcmp(csi_row_text(csi_row_row(row, "snapshots", 0), "id"), snapshot) == 0);
+    csi_op_unref(other);
+    for (int i = 0; i < 2; i++) {
+        OK(csi_delete_snapshot(client, "p", snapshot, NULL, &other, &error));
+        finish(other);
+    }
+    CHECK(pages(client, 1, 0, NULL) == 1);
 
     OK(csi_detach_volume(client, &volume, node, NULL, &other, &error));
     FAILS(CSI_E_BUSY, csi_op_wait(other, -1, &error));

@@ -77,6 +77,11 @@ fn a_volume_is_mounted_and_unmounted() {
     });
 }
 
+#[test]
+fn a_mount_is_had_as_a_descriptor() {
+    in_all_ways("opening", async |w: &mut World, way| plain(w, "opening", way).await);
+}
+
 async fn plain(w: &mut World, name: &'static str, way: As) {
     let client = running(w).await;
     Program::start(w, name, way, &[]).ends().await;
