@@ -10,7 +10,7 @@ SHELL := /bin/bash
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
-DEBIAN_PACKAGES := build-essential dbus e2fsprogs polkitd procps systemd-container util-linux valgrind xfsprogs
+DEBIAN_PACKAGES := build-essential dbus e2fsprogs pkg-config polkitd procps systemd-container util-linux valgrind xfsprogs
 PROFILE ?= release
 
 help: ## this list
@@ -45,7 +45,7 @@ count-renew: debian-packages ## keep what one mount executes now, in tests/bench
 	cargo build --locked --release -p csid -p csid-bench
 	target/release/csid-bench count --renew
 
-deb: $(CARGO_DEB) ## target/csid.deb (PROFILE=dev: fast to build, slower to run)
+deb: $(CARGO_DEB) libcsi ## target/csid.deb, libcsi1.deb, libcsi-dev.deb (PROFILE=dev: fast to build, slower to run)
 	cargo build --locked -p csid -p csictl -p csi-local --profile $(PROFILE)
 	csictl=target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/csictl
 	mkdir -p target/man target/completions
@@ -53,8 +53,12 @@ deb: $(CARGO_DEB) ## target/csid.deb (PROFILE=dev: fast to build, slower to run)
 	$$csictl completions bash >target/completions/csictl.bash
 	$$csictl completions zsh >target/completions/_csictl
 	$$csictl completions fish >target/completions/csictl.fish
-	$(CARGO_DEB) --quiet --package csid --no-build --no-strip --profile $(PROFILE) \
-		$(if $(filter dev,$(PROFILE)),--fast) --output target/csid.deb
+	package() {
+		$(CARGO_DEB) --quiet --no-build --no-strip --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--fast) "$$@"
+	}
+	package --package csid --output target/csid.deb
+	package --package libcsi-ffi --output target/libcsi1.deb
+	package --package libcsi-ffi --variant dev --output target/libcsi-dev.deb
 
 libcsi: debian-packages ## target/libcsi: the C library, shared and static, csi.pc and csi.h
 	libcsi-ffi/link target/libcsi --profile $(PROFILE)

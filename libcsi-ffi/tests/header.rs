@@ -47,6 +47,23 @@ fn the_header_has_every_entry() {
 }
 
 #[test]
+fn the_manual_names_every_entry_and_code() {
+    let header = std::fs::read_to_string(header()).unwrap();
+    let manual = std::fs::read_to_string(root().join("packaging/man/libcsi.3")).unwrap();
+    let said: Vec<&str> = words(&manual).collect();
+    // What an opening bracket follows, and every code.
+    let entries = header.split('(').filter_map(|before| words(before).next_back());
+    let codes = words(&header).filter(|word| word.starts_with("CSI_E_"));
+    for name in entries.filter(|word| word.starts_with("csi_")).chain(codes) {
+        assert!(said.contains(&name), "libcsi(3) says nothing of {name}");
+    }
+}
+
+fn words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+}
+
+#[test]
 fn c_and_cpp_take_the_header() {
     let directory = tempfile::tempdir().unwrap();
     for (compiler, standard, name) in [("cc", "c99", "a.c"), ("c++", "c++11", "a.cpp")] {

@@ -47,10 +47,14 @@ impl Machine {
     }
 
     pub fn install(&self) {
-        let deb = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/csid.deb");
-        assert!(deb.exists(), "target/csid.deb is missing: make deb PROFILE=dev");
-        std::fs::copy(deb, self.path("/root/csid.deb")).expect("the package is copied");
-        self.run("dpkg --install /root/csid.deb");
+        self.install_package("csid");
+    }
+
+    pub fn install_package(&self, name: &str) {
+        let deb = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../target/{name}.deb"));
+        assert!(deb.exists(), "{} is missing: make deb PROFILE=dev", deb.display());
+        std::fs::copy(deb, self.path(&format!("/root/{name}.deb"))).expect("the package is copied");
+        self.run(&format!("dpkg --install /root/{name}.deb"));
     }
 
     /// A path in the machine, seen from here.

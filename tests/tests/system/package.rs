@@ -56,6 +56,35 @@ fn the_package_has_the_documents_that_it_names() {
 }
 
 #[test]
+fn a_program_is_built_with_the_librarys_packages() {
+    let m = Machine::with_csid();
+    for package in ["libcsi1", "libcsi-dev"] {
+        m.install_package(package);
+    }
+    m.run("csictl wait local");
+    let ids: Vec<String> =
+        ["a", "b", "c"].map(|name| m.run(&format!("csi-local create {name} --size 16M"))).into();
+    let compile = "cc -std=c99 -Wall -Wextra -Werror /usr/share/doc/libcsi-dev/examples/mini_scheduler.c";
+    m.run(&format!("{compile} $(pkg-config --cflags --libs csi) -o /root/shared"));
+    m.run(&format!("{compile} $(pkg-config --variable=libdir csi)/libcsi.a -lm -o /root/static"));
+    for (program, links) in [("shared", true), ("static", false)] {
+        let linked = m.run(&format!("ldd /root/{program}"));
+        assert_eq!(linked.contains("libcsi.so.1 => "), links, "{linked}");
+        let said = m.run(&format!("/root/{program} local {} </dev/null", ids.join(" ")));
+        let lines: Vec<&str> = said.lines().collect();
+        let [mounted @ .., _, _, _] = &lines[..] else { panic!("{said}") };
+        assert!(
+            mounted.len() == 3 && mounted.iter().all(|line| line.starts_with("/var/lib/csid/")),
+            "{said}"
+        );
+        assert_eq!(lines[3..], ["unmounted"; 3], "{said}");
+    }
+    m.run("gzip --test /usr/share/man/man3/libcsi.3.gz");
+    m.run("dpkg --purge libcsi-dev libcsi1");
+    assert_eq!(m.run("ls -d /usr/include/csi.h /usr/lib/libcsi* 2>/dev/null || true"), "");
+}
+
+#[test]
 fn a_purge_keeps_volumes() {
     let m = Machine::with_csid();
     m.run("csictl wait local");
