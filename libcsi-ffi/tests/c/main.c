@@ -4,7 +4,7 @@
 static const struct { const char *name; void (*run)(void); } tests[] = {
     {"path", path}, {"opening", opening}, {"again", again}, {"arguments", arguments}, {"errors", errors}, {"cancel", cancel}, {"deadline", deadline},
     {"restart", restart}, {"events", events}, {"volumes", volumes}, {"threads", threads}, {"forked", forked}, {"panics", panics},
-    {"closing", closing},
+    {"closing", closing}, {"fuzz", fuzz},
 };
 
 int main(int argc, char **argv)

@@ -118,5 +118,5 @@ static inline int descriptors(void)
 }
 
 void path(void), opening(void), again(void), arguments(void), errors(void), cancel(void), deadline(void), restart(void), events(void), volumes(void),
-    threads(void), forked(void), panics(void), closing(void);
+    threads(void), forked(void), panics(void), closing(void), fuzz(void);
 #endif

@@ -20,22 +20,30 @@ fn the_library_exports_its_entries_and_nothing_else() {
         String::from_utf8(done.stdout).unwrap()
     };
     let symbols = text("nm", &["--dynamic", "--defined-only", "--with-symbol-versions"]);
-    let mut entries = 0;
+    let mut exported = 0;
     for line in symbols.lines().filter(|line| !line.ends_with(" LIBCSI_1.0")) {
         let name = line.split(' ').next_back().unwrap();
         assert!(name.starts_with("csi_") && name.ends_with("@@LIBCSI_1.0"), "{line}");
-        entries += 1;
+        exported += 1;
     }
-    assert_eq!(entries, declared(), "as many as the header has");
+    assert_eq!(exported, entries().len(), "as many as the header has");
     assert!(text("readelf", &["--dynamic"]).contains("Library soname: [libcsi.so.1]"));
-    count("entries", entries);
+    count("entries", exported);
 }
 
-/// How many entries the header has.
-fn declared() -> usize {
+/// The entries that the header has.
+fn entries() -> Vec<String> {
     let header = std::fs::read_to_string(built().join("include/csi.h")).unwrap();
-    let entry = |line: &&str| (line.contains(" csi_") || line.contains("*csi_")) && line.contains('(');
-    header.lines().filter(|line| !line.starts_with("//")).filter(entry).count()
+    let name = |line: &str| {
+        let before = line.split_once('(')?.0;
+        let name = before.rsplit([' ', '*']).next().filter(|name| name.starts_with("csi_"))?;
+        Some(name.to_owned())
+    };
+    header
+        .lines()
+        .filter(|line| !line.starts_with("//") && !line.starts_with(" *"))
+        .filter_map(name)
+        .collect()
 }
 
 /// Run one of the programs in all ways, in a world of its own each time.
@@ -111,9 +119,32 @@ fn no_panic_gets_out() {
     world(async |w| {
         let client = running(w).await;
         let said = Program::start(w, "panics", As::Shared, &[]).ends().await;
-        assert_eq!(said.trim(), format!("{} entries", declared()), "every entry was tried");
+        assert_eq!(said.trim(), format!("{} entries", entries().len()), "every entry was tried");
         w.nothing_left(&client).await;
     });
+}
+
+/// Less than a minute in all. `CSID_SEED` says which arguments; a run of another seed tries others.
+#[test]
+fn arguments_at_random_break_nothing() {
+    let program = std::fs::read_to_string(programs::source("fuzz.c")).unwrap();
+    let unnamed: Vec<_> =
+        entries().into_iter().filter(|entry| !program.contains(&format!("{entry}("))).collect();
+    // Those that begin an operation are named without their arguments.
+    let missing: Vec<_> = unnamed.iter().filter(|entry| !program.contains(&format!("({entry}, "))).collect();
+    assert!(missing.is_empty(), "fuzz.c does not call {missing:?}");
+    let seed = std::env::var("CSID_SEED").unwrap_or_else(|_| std::process::id().to_string());
+    for (way, seconds) in [(As::Shared, "8"), (As::Sanitized, "20"), (As::Valgrind, "15")] {
+        eprintln!("{way:?} FUZZ_SEED={seed}");
+        let seed = seed.clone();
+        world(async move |w| {
+            let client = running(w).await;
+            let environment = [("FUZZ_SEED", seed.as_ref()), ("FUZZ_SECONDS", seconds.as_ref())];
+            let inputs = Program::start(w, "fuzz", way, &environment).ends().await;
+            count(&format!("inputs of 400 bytes, {way:?}"), inputs.trim().parse().unwrap());
+            client.manager().await.expect("csid is none the worse");
+        });
+    }
 }
 
 #[test]

@@ -33,6 +33,11 @@ impl As {
     }
 }
 
+/// A source of the programs.
+pub fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../libcsi-ffi/tests/c").join(name)
+}
+
 /// libcsi as `link` makes it, with what panics on demand, and the programs beside it.
 pub fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
