@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use csid_client::{Client, Kind, MountOptions, OpenOptions, Result, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::kernel;
-use csid_tests::raw::{self, MANAGER, MANAGER_PATH};
+use csid_tests::raw::{
+    self, GROUP, MANAGER, MANAGER_PATH, MEMBER, OTHER, ROOT, call, dict, group_csid, text, value,
+};
 use csid_tests::script::{Act, Lie, Rule};
 use csid_tests::world::{count, refusal, world};
 use rustix::mount::{
@@ -292,12 +294,85 @@ fn what_is_not_mounted_is_not_found() {
     });
 }
 
+/// A mount is opened by its owner and by root. What the kernel lets its holder take off is not handed out to anybody else than
+/// root.
+#[test]
+fn a_tree_is_its_owners_where_no_flag_has_to_hold() {
+    world(async |w| {
+        group_csid(w);
+        let client = running(w).await;
+        w.add_device("p", "disk");
+        let register = async |volume: &str, attachment: &str, open: bool| {
+            let capability = vec![HashMap::from([
+                ("access-mode".to_owned(), text("single-node-multi-writer")),
+                ("attachment-mode".to_owned(), text(attachment)),
+            ])];
+            let spec = dict(vec![
+                ("plugin", text("p")),
+                ("external-id", text(volume)),
+                ("capabilities", capability.into()),
+                ("suid", zbus::Variant::from(open)),
+                ("dev", zbus::Variant::from(open)),
+            ]);
+            let root = raw::peer(ROOT, &w.socket()).await.unwrap();
+            let values = vec![text(NAMESPACE), text(volume), spec];
+            call(&root, MANAGER_PATH, MANAGER, "RegisterVolume", values).await.expect("a volume");
+        };
+        register("plain", "file-system", false).await;
+        register("open", "file-system", true).await;
+        register("disk", "block-device", false).await;
+        std::os::unix::fs::chown(w.socket(), None, Some(GROUP)).unwrap();
+        let member = raw::peer(MEMBER, &w.socket()).await.unwrap();
+        let root = raw::peer(ROOT, &w.socket()).await.unwrap();
+        let values = |volume: &str, options| vec![text(NAMESPACE), text(volume), text("his"), options];
+        for volume in ["plain", "open", "disk"] {
+            call(&member, MANAGER_PATH, MANAGER, "Mount", values(volume, value("a{sv}"))).await.expect("his");
+        }
+        let read_only = || dict(vec![("read-only", zbus::Variant::from(true))]);
+        let open = async |connection: &zbus::Connection, volume: &str, options| {
+            let answer = call(connection, MANAGER_PATH, MANAGER, "OpenMount", values(volume, options)).await;
+            answer.map(|message| drop(message.body().deserialize::<zbus::OwnedFd>().unwrap()))
+        };
+        for (volume, options, may) in [
+            ("plain", value("a{sv}"), false),
+            ("open", value("a{sv}"), true),
+            ("open", read_only(), false),
+            ("disk", value("a{sv}"), true),
+        ] {
+            let answer = open(&member, volume, options.clone()).await;
+            match may {
+                true => answer.unwrap_or_else(|error| panic!("{volume}: {error:?}")),
+                false => {
+                    let (name, why) = answer.unwrap_err();
+                    assert!(
+                        name == "org.csid1.Error.NotAuthorized" && why.contains("would not hold"),
+                        "{volume}: {why}"
+                    );
+                }
+            }
+            open(&root, volume, options).await.expect("root may");
+        }
+        // Another's, and root's.
+        let other =
+            raw::peer(raw::User { uid: OTHER.uid, groups: MEMBER.groups }, &w.socket()).await.unwrap();
+        call(&other, MANAGER_PATH, MANAGER, "ListPlugins", Vec::new()).await.expect("a member, too");
+        let (name, why) = open(&other, "open", value("a{sv}")).await.unwrap_err();
+        assert!(name == "org.csid1.Error.NotAuthorized" && why.contains("org.csid1.unmount-others"), "{why}");
+        for volume in ["plain", "open", "disk"] {
+            call(&member, MANAGER_PATH, MANAGER, "Unmount", values(volume, value("a{sv}")))
+                .await
+                .expect("his");
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn a_connection_that_passes_no_descriptors_is_told_so() {
     world(async |w| {
         let client = running(w).await;
         mounted(&client, "job", inline("v")).await;
-        let mut stream = raw::connect_as(raw::ROOT, &w.socket()).unwrap();
+        let mut stream = raw::connect_as(ROOT, &w.socket()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         stream.write_all(b"\0AUTH EXTERNAL 30\r\nBEGIN\r\n").unwrap();
         let call = zbus::Message::method_call(MANAGER_PATH, "OpenMount").interface(MANAGER);
