@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use csid_client::{Client, Kind, MountOptions, OpenOptions, Result, UnmountOptions};
 use csid_tests::ask::*;
+use csid_tests::dbus::{Bus, Policy};
 use csid_tests::kernel;
 use csid_tests::raw::{
     self, GROUP, MANAGER, MANAGER_PATH, MEMBER, OTHER, ROOT, call, dict, group_csid, text, value,
@@ -300,8 +301,11 @@ fn what_is_not_mounted_is_not_found() {
 fn a_tree_is_its_owners_where_no_flag_has_to_hold() {
     world(async |w| {
         group_csid(w);
+        let bus = Bus::start(w, Policy::Shipped).await;
         let client = running(w).await;
         w.add_device("p", "disk");
+        bus.has_csid().await;
+        let root = bus.connect(ROOT).await;
         let register = async |volume: &str, attachment: &str, open: bool| {
             let capability = vec![HashMap::from([
                 ("access-mode".to_owned(), text("single-node-multi-writer")),
@@ -314,7 +318,6 @@ fn a_tree_is_its_owners_where_no_flag_has_to_hold() {
                 ("suid", zbus::Variant::from(open)),
                 ("dev", zbus::Variant::from(open)),
             ]);
-            let root = raw::peer(ROOT, &w.socket()).await.unwrap();
             let values = vec![text(NAMESPACE), text(volume), spec];
             call(&root, MANAGER_PATH, MANAGER, "RegisterVolume", values).await.expect("a volume");
         };
@@ -323,7 +326,6 @@ fn a_tree_is_its_owners_where_no_flag_has_to_hold() {
         register("disk", "block-device", false).await;
         std::os::unix::fs::chown(w.socket(), None, Some(GROUP)).unwrap();
         let member = raw::peer(MEMBER, &w.socket()).await.unwrap();
-        let root = raw::peer(ROOT, &w.socket()).await.unwrap();
         let values = |volume: &str, options| vec![text(NAMESPACE), text(volume), text("his"), options];
         for volume in ["plain", "open", "disk"] {
             call(&member, MANAGER_PATH, MANAGER, "Mount", values(volume, value("a{sv}"))).await.expect("his");
