@@ -35,6 +35,9 @@ check: $(CARGO_DENY) ## format, clippy, dependencies
 
 bench: debian-packages ## what a durable mount costs against the bare RPCs, and the targets: one table (root)
 	cargo build --locked --release -p csid -p csid-bench
+	libcsi-ffi/link target/libcsi --release
+	cc -std=c99 -O2 -Wall -Wextra -Werror tests/bench/c/cycles.c -I target/libcsi/include -L target/libcsi/lib -lcsi \
+		-Wl,-rpath,$(CURDIR)/target/libcsi/lib -o target/release/csid-bench-c
 	target/release/csid-bench
 
 count: debian-packages ## the instructions and system calls of one mount, against tests/bench/count.toml (root)

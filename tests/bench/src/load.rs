@@ -1,10 +1,12 @@
 //! Callers who mount and unmount, each his own volume, and what they saw.
 
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use futures_util::future::try_join_all;
 
 use crate::paths::Way;
@@ -46,6 +48,22 @@ pub async fn cycle(way: &Way, callers: u32, time: Duration) -> Result<Round> {
         mount_p99_us: at(0.99),
         cycles_per_s: mounts.len() as f64 / elapsed.as_secs_f64(),
     })
+}
+
+/// The same by another program, `csid-bench-WAY SOCKET CALLERS MILLISECONDS`, which prints p50, p99 and cycles a second.
+pub fn program(way: &str, socket: &Path, callers: u32, time: Duration) -> Result<Round> {
+    let program = std::env::current_exe()?.with_file_name(format!("csid-bench-{way}"));
+    let mut command = Command::new(&program);
+    command.arg(socket).arg(callers.to_string()).arg(time.as_millis().to_string()).stderr(Stdio::inherit());
+    let done = command.output().with_context(|| format!("{}: `make bench` builds it", program.display()))?;
+    let said = String::from_utf8(done.stdout)?;
+    let figures: Vec<f64> = said.split_whitespace().filter_map(|figure| figure.parse().ok()).collect();
+    match figures[..] {
+        [mount_p50_us, mount_p99_us, cycles_per_s] if done.status.success() => {
+            Ok(Round { mount_p50_us, mount_p99_us, cycles_per_s })
+        }
+        _ => anyhow::bail!("{} {}, and said: {said}", program.display(), done.status),
+    }
 }
 
 /// How long each mount took whose cycle ended while it was measured.

@@ -11,13 +11,16 @@ use crate::load::{Round, median};
 #[derive(Default)]
 pub struct Report(BTreeMap<String, Vec<f64>>);
 
-/// The paths of the first table, with what each is.
-pub const WAYS: [(&str, &str); 4] = [
+/// The paths of the first table, with what each is. From [`HERE`] on each is a program beside this one, `csid-bench-WAY`.
+pub const WAYS: [(&str, &str); 5] = [
     ("floor", "the same RPCs by a bare client"),
     ("floor-commit", "… and one synced row a call"),
     ("private", "csid, private socket"),
     ("bus", "csid, dbus-daemon"),
+    ("c", "csid, private socket, through libcsi"),
 ];
+/// How many of the ways are this program's own.
+pub const HERE: usize = 4;
 pub const CALLERS: [u32; 3] = [1, 16, 64];
 
 /// Printed, but no key of report.json.
@@ -147,6 +150,12 @@ impl Report {
                 AtLeast(0.60),
             ),
             ("cycles/s, 64 callers, bus", of_floor("bus", "cycles_per_s.64"), floor, AtLeast(0.42)),
+            (
+                "mount p50, 1 caller, through libcsi",
+                self.ratio("c.mount_p50_us.1", "private.mount_p50_us.1"),
+                " × private",
+                AtMost(1.10),
+            ),
             ("adopting 10,000 mounts, exec to READY", self.get("adopt_10000_ms"), " ms", AtMost(300.0)),
             (
                 "re-mounting 1,000 after a reboot",
