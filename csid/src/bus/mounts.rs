@@ -17,7 +17,7 @@ use crate::names::{self, word};
 use crate::plugin::validate_id;
 use crate::store::MountFilter;
 use crate::store::registry::Capability;
-use crate::store::rows::{AttachmentMode, MountKey, MountRow, MountSpec, Phase, Propagation};
+use crate::store::rows::{AttachmentMode, MountKey, MountSpec, Phase, Propagation};
 use crate::volume::{Authority, MountOptions, MountRequest, MountView, ReconcileOptions, UnmountRequest};
 
 const MOUNT: Keys = &[
@@ -166,26 +166,14 @@ pub(super) async fn open_mount(call: Call) -> Answer {
     let read_only = options.flag("read-only");
     let volumes = call.server.rooms.volumes.clone();
     let row = volumes.mounted(&key).await?;
-    if row.uid != call.permit.uid() {
-        call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+    let is_root = call.permit.caller().is_root();
+    if row.uid != call.permit.uid() && !is_root {
+        let text = "another's mount is opened by root alone";
+        return Err(Failure::Ours(Error::new(Kind::NotAuthorized, text)));
     }
-    refuse_loosening(&call.permit, &row, read_only)?;
-    let opening = async move { volumes.open_tree(&row, subpath, read_only).await };
+    let opening = async move { volumes.open_tree(&row, subpath, read_only, is_root).await };
     let tree = within(&call.slot, wait.deadline, "opening the mount", opening).await?;
     call.reply(&zbus::Fd::from(tree))
-}
-
-/// Whoever holds a mount that is attached nowhere takes its flags off in a user namespace of his own (mount_setattr(2)): they bind
-/// root alone, who could do so anyway.
-fn refuse_loosening(permit: &Permit, row: &MountRow, read_only: bool) -> Result<()> {
-    let MountSpec { usage, suid, dev, read_only: mounted_so, .. } = &row.spec;
-    let is_bound = !suid || !dev || read_only || *mounted_so;
-    if permit.caller().is_root() || usage.attachment_mode == AttachmentMode::BlockDevice || !is_bound {
-        return Ok(());
-    }
-    let text = "nosuid, nodev and read-only would not hold for a caller other than root: ask as root, or use the \
-                published path";
-    Err(Error::new(Kind::NotAuthorized, text))
 }
 
 pub(super) async fn has_mount(call: Call) -> Answer {

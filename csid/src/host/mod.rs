@@ -237,8 +237,8 @@ impl Host {
     }
 
     /// A mount of what is `shown` at `source`, or of what is at `subpath` in it, that is attached nowhere: with these flags
-    /// besides its own, and private. What is mounted below is not in it. Whoever holds it holds the file system, too.
-    /// `None`: that is not shown there.
+    /// besides its own, and private. What is mounted below is not in it. Whoever holds it holds the file system, too. And whether
+    /// it has flags that keep its user from anything. `None`: that is not shown there.
     pub async fn open_tree(
         &self,
         plugin: &str,
@@ -246,7 +246,7 @@ impl Host {
         shown: Look,
         subpath: Option<PathBuf>,
         how: Restrict,
-    ) -> Result<Option<OwnedFd>, HostError> {
+    ) -> Result<Option<(OwnedFd, bool)>, HostError> {
         let own = source.to_owned();
         self.within(plugin, source, move |_| mount::open_tree(&own, shown, subpath.as_deref(), how)).await
     }

@@ -165,12 +165,13 @@ fn cloned(file: &OwnedFd, path: &Path) -> Result<OwnedFd, HostError> {
     rustix::mount::open_tree(file, c"", how).map_err(at("clone the mount at", path))
 }
 
+/// And whether its flags keep its user from anything.
 pub(super) fn open_tree(
     source: &Path,
     shown: Look,
     subpath: Option<&Path>,
     how: Restrict,
-) -> Result<Option<OwnedFd>, HostError> {
+) -> Result<Option<(OwnedFd, bool)>, HostError> {
     let root = match path::find(source) {
         Ok(root) => root,
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
@@ -189,7 +190,13 @@ pub(super) fn open_tree(
     let flags = attributes(how.nosuid, how.nodev, how.read_only);
     // Private: what somebody mounts in it does not show up here.
     set(&tree, flags, Peers::Private, source)?;
-    Ok(Some(tree))
+    // Also those that the plugin gave its mount.
+    let bounds = StatVfsMountFlags::RDONLY
+        | StatVfsMountFlags::NOSUID
+        | StatVfsMountFlags::NODEV
+        | StatVfsMountFlags::NOEXEC;
+    let flags = rustix::fs::fstatvfs(&tree).map_err(at("look at the flags of", source))?.f_flag;
+    Ok(Some((tree, flags.intersects(bounds))))
 }
 
 /// A path whose directory was opened once: what is there is looked at and unmounted through it, whatever is

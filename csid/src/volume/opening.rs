@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::host::{Look, Restrict};
 use crate::store::MountFilter;
 use crate::store::rows::{AttachmentMode, MountKey, MountRow, Phase};
@@ -21,11 +21,15 @@ impl Volumes {
 
     /// What the row's mount shows, or what is at `subpath` in it, as a mount that is attached nowhere: private, with the row's
     /// flags, and `read_only`. Submounts are not in it. The kernel keeps the file system for as long as somebody has it.
+    ///
+    /// Whoever holds a mount that is attached nowhere takes its flags off in a user namespace of his own (mount_setattr(2)): one
+    /// that has any is root's alone, who could do so anyway.
     pub async fn open_tree(
         &self,
         row: &MountRow,
         subpath: Option<PathBuf>,
         read_only: bool,
+        is_root: bool,
     ) -> Result<OwnedFd> {
         let gone = || say::not_mounted(&row.key, None);
         let device = row.device.ok_or_else(gone)?;
@@ -47,6 +51,12 @@ impl Volumes {
         };
         let host = &self.shared.host;
         let tree = host.open_tree(&row.volume.plugin, Path::new(&row.source), shown, subpath, how).await?;
-        tree.ok_or_else(gone)
+        let (tree, is_bound) = tree.ok_or_else(gone)?;
+        if is_bound && !is_root && spec.usage.attachment_mode == AttachmentMode::FileSystem {
+            let text = "nosuid, nodev, noexec and read-only would not hold for a caller other than root: ask as root, \
+                        or use the published path";
+            return Err(Error::new(Kind::NotAuthorized, text));
+        }
+        Ok(tree)
     }
 }
