@@ -72,8 +72,12 @@ pub fn count(what: &str, number: usize) {
 
 /// A program of this package, as cargo built it for this test run.
 pub fn program(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("this program's path");
-    let path = test.ancestors().nth(2).expect("target/debug/deps").join(name);
+    let this = std::env::current_exe().expect("this program's path");
+    let mut beside = this.parent().expect("its directory");
+    if beside.ends_with("deps") {
+        beside = beside.parent().expect("target/debug");
+    }
+    let path = beside.join(name);
     assert!(path.exists(), "{} was not built", path.display());
     path
 }
