@@ -1,0 +1,319 @@
+package dbus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/csid-project/csid/go/csi"
+	"github.com/csid-project/csid/go/internal/row"
+)
+
+const (
+	// Between two tries to reach a csid that is away.
+	firstPause, lastPause = 20 * time.Millisecond, time.Second
+	// A call that so many connections ended under is not asked again: it may be what ends them.
+	enough = 5
+	// csid answers at a call's deadline by itself; one that hangs does not.
+	grace = time.Second
+	// csid is told of a cancellation so often, for the call itself may not have reached it yet; and so long.
+	tellAgain, tellUntil = 200 * time.Millisecond, 30 * time.Second
+)
+
+// request is one call of the contract.
+type request struct {
+	path, iface, member string
+	args                []any
+	// The last argument; nil where there is none, or no common keys in it.
+	options options
+	volume  csi.Volume
+	// What the arguments of the answer are called.
+	names []string
+	// It looks into memory or the journal; all else may wait for a plugin or a kernel that hangs.
+	short bool
+}
+
+type answer struct {
+	body values
+	err  error
+}
+
+// ask is one call, asked again whenever csid went away before its answer.
+func (c *Client) ask(ctx context.Context, r request) (values, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, csi.Ended(err)
+	}
+	if err := check(r); err != nil {
+		return nil, err
+	}
+	operation := ""
+	if r.options != nil {
+		operation = c.operation()
+		r.options["operation-id"] = dbus.MakeVariant(operation)
+		r.options.text("credential", r.volume.Credential)
+	}
+	if c.life.Err() != nil {
+		return nil, csi.Closed()
+	}
+	asking, stop := context.WithCancel(c.life)
+	answers := make(chan answer, 1)
+	go func() {
+		defer stop()
+		deadline, _ := ctx.Deadline()
+		body, err := c.asking(asking, r, deadline)
+		answers <- answer{body, told(err)}
+	}()
+	var late <-chan time.Time
+	ended := ctx.Done()
+	for {
+		select {
+		case answer := <-answers:
+			return answer.body, answer.err
+		case <-c.life.Done():
+			return nil, csi.Closed()
+		case <-ended:
+			ended = nil
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				late = time.After(grace)
+				continue
+			}
+		case <-late:
+		}
+		// What is not asked yet, never is.
+		stop()
+		if operation != "" {
+			c.withdraw(operation, answers)
+		}
+		return nil, csi.Ended(ctx.Err())
+	}
+}
+
+// asking ends with an answer, or when ctx does: then what is under way is waited for all the same, for the daemon still counts it.
+func (c *Client) asking(ctx context.Context, r request, deadline time.Time) (values, error) {
+	if r.volume.Secrets != nil {
+		file, err := seal(r.volume.Secrets)
+		if err != nil {
+			return nil, &csi.Error{Code: csi.ErrInternal, Message: "the secrets have no place: " + err.Error()}
+		}
+		defer file.Close()
+		r.options["secrets"] = dbus.MakeVariant(dbus.UnixFD(file.Fd()))
+		defer runtime.KeepAlive(file)
+	}
+	pause := firstPause
+	for asked := 0; ; {
+		link, err := c.use(ctx)
+		if err == nil {
+			if r.options != nil && !deadline.IsZero() {
+				left := max(time.Until(deadline).Microseconds(), 1)
+				r.options["deadline-usec"] = dbus.MakeVariant(uint64(left))
+			}
+			var body values
+			body, err = c.once(ctx, link, r)
+			isLost := wasLost(err)
+			c.done(link, isLost)
+			if !isLost || asked == enough {
+				return body, err
+			}
+			asked++
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// once asks over one link.
+func (c *Client) once(ctx context.Context, l *link, r request) (values, error) {
+	bound := l.waiting
+	if r.short {
+		bound = l.short
+	}
+	select {
+	case bound <- struct{}{}:
+	case <-ctx.Done():
+		return nil, csi.Ended(ctx.Err())
+	}
+	defer func() { <-bound }()
+	if ctx.Err() != nil {
+		return nil, csi.Ended(ctx.Err())
+	}
+	args := r.args
+	if r.options != nil {
+		args = append(args[:len(args):len(args)], map[string]dbus.Variant(r.options))
+	}
+	call := l.conn.Object(name, dbus.ObjectPath(r.path)).Go(r.iface+"."+r.member, 0, make(chan *dbus.Call, 1), args...)
+	// A connection that ends answers all its calls.
+	<-call.Done
+	if call.Err != nil {
+		return nil, failure(r.member, call.Err)
+	}
+	return named(call.Body, r.names), nil
+}
+
+// withdraw tells csid that nobody waits for the operation any more, until it has ended. Close waits for that, for a while.
+func (c *Client) withdraw(operation string, answers <-chan answer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.life.Err() != nil {
+		return
+	}
+	c.talking.Add(1)
+	go func() {
+		defer c.talking.Done()
+		ctx, stop := context.WithTimeout(c.afterlife, tellUntil)
+		defer stop()
+		cancel := request{path: root, iface: manager, member: "CancelOperation", args: []any{operation}, short: true}
+		for {
+			go func() {
+				if link, err := c.use(ctx); err == nil {
+					_, err = c.once(ctx, link, cancel)
+					c.done(link, wasLost(err))
+				}
+			}()
+			select {
+			case <-answers:
+				return
+			case <-ctx.Done():
+				return
+			case <-time.After(tellAgain):
+			}
+		}
+	}()
+}
+
+// check finds what D-Bus cannot carry, and would end the connection for.
+func check(r request) error {
+	for _, arg := range r.args {
+		if text, is := arg.(string); is && !carried(text) {
+			return &csi.Error{Code: csi.ErrInvalidArgument, Message: r.member + ": " + errText}
+		}
+	}
+	for key, value := range r.options {
+		if !carriedAll(value.Value()) {
+			return &csi.Error{Code: csi.ErrInvalidArgument, Message: r.member + ": " + key + ": " + errText}
+		}
+	}
+	for name, value := range r.volume.Secrets {
+		if !utf8.ValidString(name) || !utf8.ValidString(value) {
+			return &csi.Error{Code: csi.ErrInvalidArgument, Message: r.member + ": a secret is not UTF-8"}
+		}
+	}
+	return nil
+}
+
+const errText = "a text is not UTF-8, or has a NUL in it"
+
+func carried(text string) bool { return utf8.ValidString(text) && !strings.Contains(text, "\x00") }
+
+func carriedAll(value any) bool {
+	switch value := value.(type) {
+	case string:
+		return carried(value)
+	case []string:
+		for _, text := range value {
+			if !carried(text) {
+				return false
+			}
+		}
+	case map[string]string:
+		for key, text := range value {
+			if !carried(key) || !carried(text) {
+				return false
+			}
+		}
+	case []map[string]string:
+		for _, pairs := range value {
+			if !carriedAll(pairs) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// gone marks an error of a csid that went away: the same call can be asked of the next.
+type gone struct{ err *csi.Error }
+
+func (g gone) Error() string { return g.err.Error() }
+
+func lost(message string) error {
+	return gone{&csi.Error{Code: csi.ErrDisconnected, Message: message, Retryable: true}}
+}
+
+// told is what a caller gets to see.
+func told(err error) error {
+	if gone, is := err.(gone); is {
+		return gone.err
+	}
+	return err
+}
+
+func wasLost(err error) bool {
+	_, is := err.(gone)
+	return is
+}
+
+// failure makes an error of csid's, of the bus' or of the connection's one of ours.
+func failure(member string, err error) error {
+	var said dbus.Error
+	if !errors.As(err, &said) {
+		if unsent(err) {
+			return &csi.Error{Code: csi.ErrInvalidArgument, Message: member + ": " + err.Error()}
+		}
+		return lost("the connection to csid ended before its answer: " + err.Error())
+	}
+	message := said.Error()
+	if code, is := strings.CutPrefix(said.Name, "org.csid1.Error."); is {
+		made := &csi.Error{Code: csi.Code(code), Message: message}
+		if len(said.Body) > 1 {
+			details, _ := said.Body[1].(map[string]dbus.Variant)
+			facts := of(details)
+			row.Details(made, facts)
+			made.GRPCCode = uint32(facts.Number("grpc-code"))
+			made.Retryable = facts.Flag("retryable")
+		}
+		if code == "ShuttingDown" {
+			made.Code = csi.ErrDisconnected
+			return gone{made}
+		}
+		return made
+	}
+	made := func(code csi.Code, message string) error { return &csi.Error{Code: code, Message: message} }
+	switch strings.TrimPrefix(said.Name, "org.freedesktop.DBus.Error.") {
+	case "ServiceUnknown", "NameHasNoOwner", "Spawn.ChildExited", "Spawn.Failed", "TimedOut", "Timeout":
+		return lost("csid is not running: " + message)
+	case "NoReply", "Disconnected":
+		return lost("the connection to csid ended before its answer: " + message)
+	case "AccessDenied", "AuthFailed", "LimitsExceeded":
+		return made(csi.ErrNotAuthorized, "the bus refused the call: "+message)
+	case "UnknownMethod", "UnknownInterface", "UnknownProperty":
+		return made(csi.ErrNotSupported, fmt.Sprintf("this csid does not serve %s: %s", member, message))
+	case "UnknownObject":
+		// The only object that may be missing is a plugin's.
+		return made(csi.ErrNotFound, message)
+	case "InvalidArgs":
+		return made(csi.ErrInvalidArgument, message)
+	}
+	// The bus had systemd start it: UnitMasked, NoSuchUnit.
+	if strings.HasPrefix(said.Name, "org.freedesktop.systemd1.") {
+		return lost("csid is not running: " + message)
+	}
+	return made(csi.ErrInternal, fmt.Sprintf("%s failed on D-Bus: %s: %s", member, said.Name, message))
+}
+
+// unsent says whether a call could not be made a message of.
+func unsent(err error) bool {
+	var format dbus.FormatError
+	var invalid dbus.InvalidMessageError
+	var kind dbus.InvalidTypeError
+	return errors.As(err, &format) || errors.As(err, &invalid) || errors.As(err, &kind)
+}

@@ -1,0 +1,201 @@
+package dbus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/csid-project/csid/go/csi"
+)
+
+// Socket is csid's private socket.
+const Socket = "/run/csid/csid.sock"
+
+const (
+	name      = "org.csid1"
+	root      = "/org/csid1"
+	manager   = "org.csid1.Manager"
+	plugin    = "org.csid1.Plugin"
+	systemBus = "system-bus"
+)
+
+// dbus-daemon drops the 129th unanswered call of a connection. Some are kept back for calls that never wait, so that an operation
+// can be cancelled while all the others hang.
+const (
+	waitingCalls = 112
+	shortCalls   = 12
+)
+
+// link is one connection to one csid, or to the bus that csid is on.
+type link struct {
+	conn           *dbus.Conn
+	onBus          bool
+	waiting, short chan struct{}
+	// Guarded by Client.mu. A forgotten link is closed when nobody uses it any more.
+	users     int
+	forgotten bool
+}
+
+// bell is rung by csid's events.
+type bell func()
+
+func (ring bell) DeliverSignal(iface, member string, _ *dbus.Signal) {
+	// On the bus anybody can send this: it is only a hint to ask.
+	if iface == manager && member == "Event" {
+		ring()
+	}
+}
+
+// connect tries the private socket, then the system bus; a way that was named has no fall-back, for another csid than the one asked
+// for must not answer.
+func connect(address string, ring bell) (*link, error) {
+	made := func(conn *dbus.Conn, onBus bool) *link {
+		return &link{
+			conn:    conn,
+			onBus:   onBus,
+			waiting: make(chan struct{}, waitingCalls),
+			short:   make(chan struct{}, shortCalls),
+		}
+	}
+	var failed error
+	if address != systemBus {
+		path := address
+		if path == "" {
+			path = Socket
+		}
+		conn, err := dialSocket(path, ring)
+		if err == nil {
+			return made(conn, false), nil
+		}
+		failed = fmt.Errorf("%s: %w", path, err)
+	}
+	if address == systemBus || address == "" {
+		conn, err := dialBus(ring)
+		if err == nil {
+			return made(conn, true), nil
+		}
+		failed = errors.Join(failed, fmt.Errorf("system bus: %w", err))
+	}
+	return nil, lost("cannot reach csid: " + failed.Error())
+}
+
+// dialSocket: peer to peer there is nobody to say Hello to.
+func dialSocket(path string, ring bell) (*dbus.Conn, error) {
+	conn, err := dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), dbus.WithSignalHandler(ring))
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+func dialBus(ring bell) (*dbus.Conn, error) {
+	conn, err := dbus.ConnectSystemBus(dbus.WithSignalHandler(ring))
+	if err != nil {
+		return nil, err
+	}
+	err = conn.AddMatchSignal(dbus.WithMatchSender(name), dbus.WithMatchInterface(manager), dbus.WithMatchMember("Event"))
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// dialing is under way for whoever waits for it.
+type dialing struct {
+	done chan struct{}
+	err  error
+}
+
+// use gives the link of now, made anew where the last one is gone. Each has to be given back by done.
+func (c *Client) use(ctx context.Context) (*link, error) {
+	for {
+		c.mu.Lock()
+		if c.afterlife.Err() != nil {
+			c.mu.Unlock()
+			return nil, csi.Closed()
+		}
+		if c.current != nil && c.current.conn.Connected() {
+			c.current.users++
+			defer c.mu.Unlock()
+			return c.current, nil
+		}
+		c.drop(c.current)
+		d := c.dialing
+		if d == nil {
+			d = &dialing{done: make(chan struct{})}
+			c.dialing = d
+			// By itself: a csid that hangs holds it up, and not who waits.
+			go c.dial(d)
+		}
+		c.mu.Unlock()
+		select {
+		case <-d.done:
+			if d.err != nil {
+				return nil, d.err
+			}
+		case <-ctx.Done():
+			return nil, csi.Ended(ctx.Err())
+		}
+	}
+}
+
+func (c *Client) dial(d *dialing) {
+	link, err := connect(c.address, c.ring)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	defer close(d.done)
+	c.dialing = nil
+	d.err = err
+	switch {
+	case err != nil:
+	case c.afterlife.Err() != nil:
+		link.conn.Close()
+	default:
+		c.current = link
+		c.links[link] = true
+	}
+}
+
+// done gives a link back; a lost one is not given out again.
+func (c *Client) done(l *link, isLost bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l.users--
+	if isLost {
+		c.drop(l)
+	}
+	c.reap(l)
+}
+
+// drop forgets a link, if there is one.
+func (c *Client) drop(l *link) {
+	if l == nil {
+		return
+	}
+	if c.current == l {
+		c.current = nil
+	}
+	l.forgotten = true
+	c.reap(l)
+}
+
+func (c *Client) reap(l *link) {
+	if l.forgotten && l.users == 0 && c.links[l] {
+		c.end(l)
+	}
+}
+
+// end closes a link. That waits for what is being written, and so for a csid that hangs.
+func (c *Client) end(l *link) {
+	delete(c.links, l)
+	go l.conn.Close()
+}
