@@ -1,0 +1,138 @@
+package csitest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/csid-project/csid/go/csi"
+)
+
+// A busy machine's noise; what waits for the wrong thing waits longer by far.
+const noise = 3 * time.Second
+
+const namespace = "default"
+
+// fixture is one test's: a plugin of its own, known to csid, and a client.
+type fixture struct {
+	*testing.T
+	world  *World
+	plugin *Plugin
+	client csi.Client
+	open   func(context.Context) (csi.Client, error)
+}
+
+// Run shows what the clients that open makes do.
+func Run(t *testing.T, open func(context.Context) (csi.Client, error)) {
+	world := Open(t)
+	for _, test := range []struct {
+		name       string
+		controller bool
+		run        func(*fixture)
+	}{
+		{"mount", false, mount},
+		{"device", false, device},
+		{"manager", false, theManager},
+		{"arguments", false, arguments},
+		{"errors", false, pluginErrors},
+		{"secrets", false, secrets},
+		{"wait", false, wait},
+		{"cancel", false, cancel},
+		{"deadline", false, deadline},
+		{"hanging", false, hanging},
+		{"close", false, closing},
+		{"restart", false, restart},
+		{"away", false, away},
+		{"many", false, many},
+		{"events", false, events},
+		{"claims", true, claims},
+		{"controller", true, controller},
+	} {
+		well := t.Run(test.name, func(t *testing.T) {
+			world.t = t
+			f := &fixture{T: t, world: world, open: open}
+			f.client = f.another()
+			f.plugin = world.Plugin(test.name, test.controller)
+			spec := csi.PluginSpec{ID: f.plugin.ID, Supervision: "external", Socket: f.plugin.Socket}
+			f.ok(f.client.RegisterPlugin(t.Context(), spec))
+			_, err := f.client.WaitForPlugin(t.Context(), f.plugin.ID, csi.Node)
+			f.ok(err)
+			test.run(f)
+			if !t.Failed() {
+				world.NothingLeft()
+			}
+		})
+		world.t = t
+		if !well {
+			t.Fatal("what it left would be in the way of the others")
+		}
+	}
+}
+
+func (f *fixture) ok(err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatalf("%+v", err)
+	}
+}
+
+func (f *fixture) is(err error, all ...error) {
+	f.Helper()
+	for _, code := range all {
+		if !errors.Is(err, code) {
+			f.Fatalf("%v is not %v", err, code)
+		}
+	}
+	var said *csi.Error
+	if !errors.As(err, &said) {
+		f.Fatalf("%T is no *csi.Error", err)
+	}
+}
+
+func (f *fixture) that(holds bool, format string, args ...any) {
+	f.Helper()
+	if !holds {
+		f.Fatalf(format, args...)
+	}
+}
+
+// another is a client of its own, as another process would have one.
+func (f *fixture) another() csi.Client {
+	f.Helper()
+	client, err := f.open(f.Context())
+	f.ok(err)
+	f.Cleanup(func() { client.Close() })
+	return client
+}
+
+// volume is one of the test's plugin, given inline.
+func (f *fixture) volume(id string) csi.Volume {
+	return csi.Volume{Namespace: namespace, ID: id, Plugin: f.plugin.ID, ExternalID: id}
+}
+
+func (f *fixture) mounted(id string) *csi.MountInfo {
+	f.Helper()
+	info, err := f.client.Mount(f.Context(), f.volume(id), "job", csi.MountRequest{})
+	f.ok(err)
+	return info
+}
+
+func (f *fixture) unmounted(id string) {
+	f.Helper()
+	f.ok(f.client.Unmount(f.Context(), csi.Volume{Namespace: namespace, ID: id}, "job", csi.UnmountOptions{}))
+}
+
+// rows are those of the plugin's mounts.
+func (f *fixture) rows() []csi.MountRow {
+	f.Helper()
+	rows, err := f.client.ListMounts(f.Context(), csi.MountFilter{Plugin: f.plugin.ID})
+	f.ok(err)
+	return rows
+}
+
+// begun waits until the plugin has had so many calls of this.
+func (f *fixture) begun(rpc string, calls int) {
+	f.Helper()
+	Eventually(f, rpc, func() bool { return len(f.plugin.Calls(rpc)) >= calls })
+}

@@ -1,0 +1,117 @@
+package csitest
+
+import (
+	"slices"
+
+	"github.com/csid-project/csid/go/csi"
+)
+
+var writer = []csi.Capability{{AccessMode: csi.SingleNodeWriter, AttachmentMode: csi.FileSystem}}
+
+// created has the plugin make a volume that csid does not keep.
+func (f *fixture) created(id string) csi.Volume {
+	f.Helper()
+	volume := csi.Volume{Namespace: namespace, ID: id, Plugin: f.plugin.ID, Capabilities: writer}
+	info, err := f.client.CreateVolume(f.Context(), volume, csi.CreateSpec{Capacity: csi.CapacityRange{RequiredBytes: 1 << 20}})
+	f.ok(err)
+	f.that(info.ExternalID != "" && info.Capacity >= 1<<20, "%+v", info)
+	volume.ExternalID, volume.Context = info.ExternalID, info.Context
+	return volume
+}
+
+func claims(f *fixture) {
+	ctx := f.Context()
+	volume := f.created("v")
+	info, err := f.client.RegisterVolume(ctx, volume, csi.VolumeSpec{Name: "for people"})
+	f.ok(err)
+	f.that(info.Name == "for people" && info.Plugin == f.plugin.ID && slices.Equal(info.Capabilities, writer), "%+v", info)
+	named := csi.Volume{Namespace: namespace, ID: "v"}
+
+	claimed, err := f.client.Claim(ctx, named, "a", csi.ClaimOptions{Mode: "write"})
+	f.ok(err)
+	f.that(claimed.ID == "v" && claimed.State == "taken" && claimed.ExternalNodeID == "node-1", "%+v", claimed)
+	f.that(claimed.PublishContext != nil, "the plugin attaches: %+v", claimed)
+	_, err = f.client.Claim(ctx, named, "b", csi.ClaimOptions{Mode: "write"})
+	f.that(err != nil, "the volume has one writer")
+	said := err.(*csi.Error)
+	f.that(said.Code == csi.ErrBusy || said.Code == csi.ErrClaimConflict, "%+v", said)
+	f.that(slices.Contains(said.Holders, "a"), "it names who has it: %+v", said)
+
+	rows, err := f.client.ListClaims(ctx, csi.ClaimFilter{Namespace: namespace, Volume: "v"})
+	f.ok(err)
+	f.that(len(rows) == 1 && rows[0].Consumer == "a" && rows[0].Mode == "write", "%+v", rows)
+	mounted, err := f.client.Mount(ctx, named, "a", csi.MountRequest{})
+	f.ok(err)
+	is, err := f.client.HasMount(ctx, mounted.Source)
+	f.ok(err)
+	f.that(is, "a has it mounted")
+	info, err = f.client.GetVolume(ctx, named)
+	f.ok(err)
+	f.that(slices.Equal(info.WriteClaims, []string{"a"}) && info.AccessMode == csi.SingleNodeWriter, "%+v", info)
+	f.that(info.Context != nil, "%+v", info)
+	volumes, err := f.client.ListVolumes(ctx, csi.VolumeFilter{Plugin: f.plugin.ID})
+	f.ok(err)
+	f.that(len(volumes) == 1 && volumes[0].ID == "v", "%+v", volumes)
+	f.is(f.client.DeregisterVolume(ctx, named, csi.DeregisterOptions{}), csi.ErrBusy)
+
+	for range 2 {
+		f.ok(f.client.Release(ctx, named, "a", csi.ReleaseOptions{}))
+	}
+	_, err = f.client.Claim(ctx, named, "b", csi.ClaimOptions{Mode: "write"})
+	f.ok(err)
+	f.ok(f.client.Release(ctx, named, "b", csi.ReleaseOptions{}))
+	past, err := f.client.ListClaims(ctx, csi.ClaimFilter{Namespace: namespace, Volume: "v", Past: true})
+	f.ok(err)
+	f.that(len(past) > 0, "there were claims")
+	f.ok(f.client.DeregisterVolume(ctx, named, csi.DeregisterOptions{}))
+	_, err = f.client.GetVolume(ctx, named)
+	f.is(err, csi.ErrNotFound)
+	_, err = f.client.Claim(ctx, named, "a", csi.ClaimOptions{})
+	f.is(err, csi.ErrNotFound)
+	f.ok(f.client.DeleteVolume(ctx, volume))
+}
+
+// A scheduler that keeps its own claims: csid only asks the controller.
+func controller(f *fixture) {
+	ctx := f.Context()
+	plugin, err := f.client.WaitForPlugin(ctx, f.plugin.ID, csi.Controller)
+	f.ok(err)
+	f.that(plugin.Attaches() && slices.Contains(plugin.Services, csi.Controller), "%+v", plugin)
+	volume := f.created("v")
+	volumes, err := f.client.ListVolumes(ctx, csi.VolumeFilter{Plugin: f.plugin.ID})
+	f.ok(err)
+	f.that(volumes == nil, "it is not registered: %+v", volumes)
+	f.that(f.created("v").ExternalID == volume.ExternalID, "the same volume again")
+
+	valid, err := f.client.ValidateVolume(ctx, volume, writer[0])
+	f.ok(err)
+	f.that(valid.Confirmed, "%+v", valid)
+	usage := csi.UsageOptions{AccessMode: csi.SingleNodeWriter, AttachmentMode: csi.FileSystem}
+	context, err := f.client.AttachVolume(ctx, volume, plugin.NodeID, usage)
+	f.ok(err)
+	f.that(context != nil, "a publish context")
+
+	mounter, err := csi.NewManager(f.client).MounterForPlugin(ctx, f.plugin.ID)
+	f.ok(err)
+	_, err = mounter.MountVolume(ctx, &volume, "alloc", &usage, context)
+	f.ok(err)
+	f.is(f.client.DetachVolume(ctx, volume, plugin.NodeID), csi.ErrBusy)
+	size := csi.CapacityRange{RequiredBytes: 8 << 20}
+	expanded, err := f.client.ExpandVolume(ctx, volume, size, csi.PartController)
+	f.ok(err)
+	f.that(expanded.CapacityBytes >= size.RequiredBytes && expanded.NodeExpansionRequired, "%+v", expanded)
+	bytes, err := mounter.ExpandVolume(ctx, namespace, "v", volume.ExternalID, "alloc", &usage, size)
+	f.ok(err)
+	f.that(bytes >= size.RequiredBytes, "%d", bytes)
+	snapshot, err := f.client.CreateSnapshot(ctx, volume, "before", map[string]string{})
+	f.ok(err)
+	f.that(snapshot.ID != "" && snapshot.ExternalID == volume.ExternalID && snapshot.Ready, "%+v", snapshot)
+
+	f.ok(mounter.UnmountVolume(ctx, namespace, "v", volume.ExternalID, "alloc", &usage))
+	for range 2 {
+		f.ok(f.client.DetachVolume(ctx, volume, plugin.NodeID))
+	}
+	for range 2 {
+		f.ok(f.client.DeleteVolume(ctx, volume))
+	}
+}

@@ -1,0 +1,273 @@
+package csitest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/csid-project/csid/go/csi"
+)
+
+// A call without a deadline waits for as long as it takes.
+func wait(f *fixture) {
+	ctx := context.Background()
+	late := f.world.Plugin("late", false)
+	came := make(chan error, 1)
+	go func() {
+		_, err := f.client.WaitForPlugin(ctx, "late", csi.Node)
+		came <- err
+	}()
+	select {
+	case err := <-came:
+		f.Fatalf("it did not wait: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	f.ok(f.client.RegisterPlugin(ctx, csi.PluginSpec{ID: "late", Supervision: "external", Socket: late.Socket}))
+	f.ok(<-came)
+	soon, end := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer end()
+	_, err := f.client.WaitForPlugin(soon, "late", csi.Controller)
+	f.is(err, csi.ErrTimedOut, context.DeadlineExceeded)
+
+	plugins, err := f.client.ListPlugins(ctx)
+	f.ok(err)
+	found := false
+	for _, plugin := range plugins {
+		found = found || plugin == csi.PluginRow{ID: "late", State: "ready", Provider: "test.csid", Supervision: "external"}
+	}
+	f.that(found, "%+v", plugins)
+	info, err := f.client.Plugin(ctx, "late")
+	f.ok(err)
+	f.that(info.Stages() && !info.Attaches() && info.Healthy && info.NodeID == "node-1", "%+v", info)
+
+	late.Rules(Always("NodeStageVolume", Delay(1500*time.Millisecond)))
+	volume := f.volume("v")
+	volume.Plugin = "late"
+	_, err = f.client.Mount(ctx, volume, "job", csi.MountRequest{})
+	f.ok(err)
+	f.is(f.client.UnregisterPlugin(ctx, "late", csi.UnregisterOptions{}), csi.ErrBusy)
+	f.unmounted("v")
+	f.ok(f.client.UnregisterPlugin(ctx, "late", csi.UnregisterOptions{}))
+	f.ok(f.client.UnregisterPlugin(ctx, "late", csi.UnregisterOptions{}))
+	_, err = f.client.Plugin(ctx, "late")
+	f.is(err, csi.ErrNotFound)
+}
+
+func (f *fixture) slow() { f.plugin.Rules(Always("NodeStageVolume", Delay(time.Minute))) }
+
+// The context ends the call here at once, and in csid.
+func cancel(f *fixture) {
+	f.slow()
+	ctx, end := context.WithCancel(f.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := f.client.Mount(ctx, f.volume("v"), "job", csi.MountRequest{})
+		ended <- err
+	}()
+	f.begun("NodeStageVolume", 1)
+	begin := time.Now()
+	end()
+	f.is(<-ended, csi.ErrCancelled, context.Canceled)
+	f.that(time.Since(begin) < noise, "it took %v", time.Since(begin))
+	f.plugin.Rules()
+	Eventually(f, "csid has undone it", func() bool { return f.rows() == nil })
+
+	// So does one that goes with its client.
+	f.slow()
+	leaving := f.another()
+	ctx, end = context.WithCancel(f.Context())
+	go func() {
+		_, err := leaving.Mount(ctx, f.volume("w"), "job", csi.MountRequest{})
+		ended <- err
+	}()
+	f.begun("NodeStageVolume", 2)
+	end()
+	f.is(<-ended, csi.ErrCancelled, context.Canceled)
+	f.ok(leaving.Close())
+	f.plugin.Rules()
+	Eventually(f, "csid has undone it", func() bool { return f.rows() == nil })
+}
+
+func deadline(f *fixture) {
+	f.slow()
+	const limit = 300 * time.Millisecond
+	ctx, end := context.WithTimeout(f.Context(), limit)
+	defer end()
+	begin := time.Now()
+	_, err := f.client.Mount(ctx, f.volume("v"), "job", csi.MountRequest{})
+	f.is(err, csi.ErrTimedOut, context.DeadlineExceeded)
+	f.that(time.Since(begin) >= limit && time.Since(begin) < limit+noise, "it took %v", time.Since(begin))
+	f.plugin.Rules()
+	Eventually(f, "csid has undone it", func() bool { return f.rows() == nil })
+}
+
+// A csid that does not answer holds up nobody beyond the deadline, nor who no longer waits.
+func hanging(f *fixture) {
+	f.world.Pause()
+	ctx, end := context.WithTimeout(f.Context(), 300*time.Millisecond)
+	defer end()
+	begin := time.Now()
+	_, err := f.client.Mount(ctx, f.volume("v"), "job", csi.MountRequest{})
+	took := time.Since(begin)
+	cancelled, end := context.WithCancel(f.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := f.client.Mount(cancelled, f.volume("w"), "job", csi.MountRequest{})
+		ended <- err
+	}()
+	end()
+	err2 := <-ended
+	f.world.Resume()
+	f.is(err, csi.ErrTimedOut, context.DeadlineExceeded)
+	f.that(took < 300*time.Millisecond+noise, "it took %v", took)
+	f.is(err2, csi.ErrCancelled, context.Canceled)
+	// What csid had on its socket it may have done by then.
+	for _, id := range []string{"v", "w"} {
+		Eventually(f, "nothing comes any more", func() bool {
+			f.unmounted(id)
+			return f.rows() == nil
+		})
+	}
+}
+
+// A closed client's calls end; in csid they go on.
+func closing(f *fixture) {
+	f.plugin.Rules(Always("NodeStageVolume", Delay(2*time.Second)))
+	leaving := f.another()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := leaving.Mount(f.Context(), f.volume("v"), "job", csi.MountRequest{})
+		ended <- err
+	}()
+	f.begun("NodeStageVolume", 1)
+	f.ok(leaving.Close())
+	f.is(<-ended, csi.ErrDisconnected)
+	_, err := leaving.HasMount(f.Context(), "/")
+	f.is(err, csi.ErrDisconnected)
+	_, err = leaving.Events(f.Context(), csi.FromNow)
+	f.is(err, csi.ErrDisconnected)
+	f.ok(leaving.Close())
+	Eventually(f, "csid mounts it", func() bool {
+		rows := f.rows()
+		return len(rows) == 1 && rows[0].State == "mounted"
+	})
+	f.unmounted("v")
+}
+
+// each does it to so many volumes at once.
+func (f *fixture) each(count int, do func(id string) error) *sync.WaitGroup {
+	var all sync.WaitGroup
+	for n := range count {
+		all.Go(func() {
+			if err := do(fmt.Sprintf("v%d", n)); err != nil {
+				f.Errorf("v%d: %v", n, err)
+			}
+		})
+	}
+	return &all
+}
+
+// csid killed in the middle of calls: each ends as it should.
+func restart(f *fixture) {
+	const volumes = 20
+	f.plugin.Rules(Always("NodeStageVolume", Delay(300*time.Millisecond)))
+	mounting := f.each(volumes, func(id string) error {
+		info, err := f.client.Mount(f.Context(), f.volume(id), "job", csi.MountRequest{})
+		if err == nil {
+			_, err = os.Stat(info.Source)
+		}
+		return err
+	})
+	for range 3 {
+		// Of each csid's there is one in the middle.
+		f.begun("NodeStageVolume", len(f.plugin.Calls("NodeStageVolume"))+1)
+		f.world.Kill()
+		f.world.Start()
+	}
+	mounting.Wait()
+	rows := f.rows()
+	f.that(len(rows) == volumes, "%d of them are mounted", len(rows))
+	for _, row := range rows {
+		f.that(row.State == "mounted", "%+v", row)
+	}
+	f.plugin.Rules(Always("NodeUnstageVolume", Delay(300*time.Millisecond)))
+	unmounting := f.each(volumes, func(id string) error {
+		return f.client.Unmount(f.Context(), csi.Volume{Namespace: namespace, ID: id}, "job", csi.UnmountOptions{})
+	})
+	f.begun("NodeUnstageVolume", 1)
+	f.world.Kill()
+	f.world.Start()
+	unmounting.Wait()
+	f.plugin.Rules()
+}
+
+// While there is no csid a call waits for one, until its deadline or its cancellation.
+func away(f *fixture) {
+	f.world.Kill()
+	const limit = 300 * time.Millisecond
+	soon, end := context.WithTimeout(f.Context(), limit)
+	defer end()
+	begin := time.Now()
+	_, err := f.client.Mount(soon, f.volume("v"), "job", csi.MountRequest{})
+	f.is(err, csi.ErrTimedOut, context.DeadlineExceeded)
+	f.that(time.Since(begin) >= limit && time.Since(begin) < limit+noise, "it took %v", time.Since(begin))
+	cancelled, end := context.WithCancel(f.Context())
+	ended := make(chan error, 2)
+	go func() { ended <- f.client.Unmount(cancelled, f.volume("v"), "job", csi.UnmountOptions{}) }()
+	end()
+	f.is(<-ended, csi.ErrCancelled, context.Canceled)
+	_, err = f.open(f.Context())
+	f.is(err, csi.ErrDisconnected)
+	go func() {
+		_, err := f.client.Mount(f.Context(), f.volume("w"), "job", csi.MountRequest{})
+		ended <- err
+	}()
+	go func() {
+		_, err := f.client.HasMount(f.Context(), "/nowhere")
+		ended <- err
+	}()
+	f.world.Start()
+	f.ok(<-ended)
+	f.ok(<-ended)
+	f.that(len(f.rows()) == 1, "what was withdrawn is not done: %+v", f.rows())
+	f.unmounted("w")
+}
+
+// threads are those of this process.
+func threads(f *fixture) int {
+	status, err := os.ReadFile("/proc/self/status")
+	f.ok(err)
+	for line := range strings.Lines(string(status)) {
+		if count, is := strings.CutPrefix(line, "Threads:"); is {
+			threads, err := strconv.Atoi(strings.TrimSpace(count))
+			f.ok(err)
+			return threads
+		}
+	}
+	f.Fatal("no count of threads")
+	return 0
+}
+
+// Calls that wait hold no threads.
+func many(f *fixture) {
+	const volumes, limit = 200, 20
+	f.plugin.Rules(Always("NodeStageVolume", Delay(2*time.Second)))
+	mounting := f.each(volumes, func(id string) error {
+		_, err := f.client.Mount(f.Context(), f.volume(id), "job", csi.MountRequest{})
+		return err
+	})
+	f.begun("NodeStageVolume", 100)
+	most := threads(f)
+	f.Logf("%d mounts, %d threads", volumes, most)
+	mounting.Wait()
+	most = max(most, threads(f))
+	f.that(most <= limit, "%d threads", most)
+	f.plugin.Rules()
+	f.each(volumes, func(id string) error {
+		return f.client.Unmount(f.Context(), csi.Volume{Namespace: namespace, ID: id}, "job", csi.UnmountOptions{})
+	}).Wait()
+}
