@@ -61,6 +61,9 @@ func (c *Client) Events(ctx context.Context, cursor string) (csi.Events, error) 
 }
 
 func (r *reader) Next(ctx context.Context) (*csi.Event, error) {
+	if r.life.Err() != nil {
+		return nil, csi.Closed()
+	}
 	select {
 	case event, is := <-r.events:
 		if !is {

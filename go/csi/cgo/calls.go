@@ -1,0 +1,171 @@
+package cgo
+
+// #include <csi.h>
+import "C"
+
+import (
+	"context"
+
+	"github.com/csid-project/csid/go/csi"
+	"github.com/csid-project/csid/go/internal/row"
+)
+
+func (c *Client) WaitForPlugin(ctx context.Context, id string, service csi.Service) (*csi.Plugin, error) {
+	a := new(arena)
+	cid, cservice := a.text(id), a.text(string(service))
+	return one(c, ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_wait_for_plugin(client, cid, cservice, s.call, s.op, s.err)
+	}, row.Plugin)
+}
+
+func (c *Client) Plugin(ctx context.Context, id string) (*csi.Plugin, error) {
+	a := new(arena)
+	cid := a.text(id)
+	return one(c, ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_get_plugin(client, cid, s.call, s.op, s.err)
+	}, row.Plugin)
+}
+
+func (c *Client) ListPlugins(ctx context.Context) ([]csi.PluginRow, error) {
+	return list(c, ctx, "plugins", nil, row.PluginRow)
+}
+
+func (c *Client) RegisterPlugin(ctx context.Context, p csi.PluginSpec) error {
+	a := new(arena)
+	plugin := &C.csi_plugin{
+		struct_size: C.sizeof_csi_plugin,
+		id:          a.text(p.ID),
+		supervision: a.some(p.Supervision),
+		socket:      a.some(p.Socket),
+		instance:    a.some(p.Instance),
+		plugin_root: a.some(p.PluginRoot),
+		plugin_view: a.some(p.PluginView),
+		argv:        a.texts(p.Argv),
+		environment: a.pairs(p.Environment),
+		credentials: a.texts(p.Credentials),
+		log:         a.some(p.Log),
+	}
+	return c.done(ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_register_plugin(client, plugin, s.call, s.op, s.err)
+	})
+}
+
+func (c *Client) UnregisterPlugin(ctx context.Context, id string, u csi.UnregisterOptions) error {
+	a := new(arena)
+	cid, instance := a.text(id), a.some(u.Instance)
+	return c.done(ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_unregister_plugin(client, cid, instance, force(u.Force), s.call, s.op, s.err)
+	})
+}
+
+func (c *Client) Mount(ctx context.Context, v csi.Volume, consumer string, m csi.MountRequest) (*csi.MountInfo, error) {
+	a := new(arena)
+	volume, cconsumer := a.volume(m.Usage.Of(v)), a.text(consumer)
+	options := &C.csi_mount_options{
+		struct_size:     C.sizeof_csi_mount_options,
+		access_mode:     a.some(string(m.Usage.AccessMode)),
+		attachment_mode: a.some(string(m.Usage.AttachmentMode)),
+		mount_group:     a.some(m.MountGroup),
+		tag:             a.some(m.Tag),
+		target:          a.some(m.Target),
+		propagation:     a.some(m.Propagation),
+		restore:         a.some(m.Restore),
+		bind:            a.some(m.Bind),
+		grace_usec:      usec(m.Grace),
+		publish_context: a.pairs(m.PublishContext),
+	}
+	set(&options.flags, C.CSI_READ_ONLY, m.Usage.ReadOnly)
+	set(&options.flags, C.CSI_SUID, m.SUID)
+	set(&options.flags, C.CSI_DEV, m.Dev)
+	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_mount_volume(client, volume, cconsumer, options, s.call, s.op, s.err)
+	}, row.MountInfo)
+}
+
+func (c *Client) Unmount(ctx context.Context, v csi.Volume, consumer string, u csi.UnmountOptions) error {
+	a := new(arena)
+	volume, cconsumer, tag := a.volume(v), a.text(consumer), a.some(u.Tag)
+	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_unmount_volume(client, volume, cconsumer, tag, force(u.Force), s.call, s.op, s.err)
+	})
+}
+
+func (c *Client) HasMount(ctx context.Context, source string) (bool, error) {
+	a := new(arena)
+	csource := a.text(source)
+	mounted := func(r row.Row) bool { return r.Flag("mounted") }
+	return one(c, ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_has_mount(client, csource, s.call, s.op, s.err)
+	}, mounted)
+}
+
+func (c *Client) ListMounts(ctx context.Context, f csi.MountFilter) ([]csi.MountRow, error) {
+	filter := map[string]string{
+		"namespace": f.Namespace,
+		"volume":    f.Volume,
+		"consumer":  f.Consumer,
+		"tag":       f.Tag,
+		"plugin":    f.Plugin,
+		"state":     f.State,
+	}
+	return list(c, ctx, "mounts", filter, row.MountRow)
+}
+
+func (c *Client) Claim(ctx context.Context, v csi.Volume, consumer string, o csi.ClaimOptions) (*csi.Claimed, error) {
+	a := new(arena)
+	volume, cconsumer := a.volume(v), a.text(consumer)
+	options := &C.csi_claim_options{
+		struct_size:     C.sizeof_csi_claim_options,
+		mode:            a.some(o.Mode),
+		access_mode:     a.some(string(o.AccessMode)),
+		attachment_mode: a.some(string(o.AttachmentMode)),
+		node:            a.some(o.Node),
+		wait_usec:       usec(o.Wait),
+		bind:            a.some(o.Bind),
+		grace_usec:      usec(o.Grace),
+	}
+	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_claim(client, volume, cconsumer, options, s.call, s.op, s.err)
+	}, row.Claimed)
+}
+
+func (c *Client) Release(ctx context.Context, v csi.Volume, consumer string, o csi.ReleaseOptions) error {
+	a := new(arena)
+	volume, cconsumer, node := a.volume(v), a.text(consumer), a.some(o.Node)
+	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_release(client, volume, cconsumer, node, force(o.Force), s.call, s.op, s.err)
+	})
+}
+
+func (c *Client) ListClaims(ctx context.Context, f csi.ClaimFilter) ([]csi.ClaimRow, error) {
+	filter := map[string]string{
+		"namespace": f.Namespace,
+		"volume":    f.Volume,
+		"consumer":  f.Consumer,
+		"node":      f.Node,
+	}
+	if f.Past {
+		filter["past"] = "true"
+	}
+	return list(c, ctx, "claims", filter, row.ClaimRow)
+}
+
+// list gives rows that have all of the filter that is not empty.
+func list[T any](c *Client, ctx context.Context, kind string, filter map[string]string, read func(row.Row) T) ([]T, error) {
+	a := new(arena)
+	given := map[string]string{}
+	for key, value := range filter {
+		if value != "" {
+			given[key] = value
+		}
+	}
+	ckind, cfilter := a.text(kind), a.pairs(given)
+	return all(c, ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_list(client, ckind, cfilter, s.call, s.op, s.err)
+	}, read)
+}
+
+func force(is bool) (flags C.uint64_t) {
+	set(&flags, C.CSI_FORCE, is)
+	return
+}

@@ -1,0 +1,230 @@
+// Package cgo is csid over libcsi, the C library. A call that waits holds no thread: Go's own poller awaits the operation's
+// descriptor.
+//
+// It is built with what pkg-config says of csi.
+package cgo
+
+// #cgo pkg-config: csi
+// #include <csi.h>
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csid-project/csid/go/csi"
+	"github.com/csid-project/csid/go/internal/row"
+)
+
+// Client is csid, through its restarts.
+type Client struct {
+	mu sync.RWMutex
+	// NULL once it is closed.
+	handle *C.csi_client
+}
+
+var _ csi.Client = (*Client)(nil)
+
+// Open connects to csid, and fails where it cannot be reached now; later it is waited for. address is the path of csid's private
+// socket or "system-bus"; empty: $CSID_SOCKET, else the socket at its usual place, else the system bus.
+func Open(ctx context.Context, address string) (*Client, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, csi.Ended(err)
+	}
+	options := &C.csi_client_options{struct_size: C.sizeof_csi_client_options}
+	if deadline, bounded := ctx.Deadline(); bounded {
+		options.timeout_usec = max(usec(time.Until(deadline)), 1)
+	}
+	type opened struct {
+		client *Client
+		err    error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		a := new(arena)
+		defer a.free()
+		options.address = a.some(address)
+		if a.err != nil {
+			done <- opened{nil, a.err}
+			return
+		}
+		c, said := new(Client), (*C.csi_error)(nil)
+		if code := C.csi_client_open(options, &c.handle, &said); code != C.CSI_OK {
+			done <- opened{nil, failure(code, said)}
+			return
+		}
+		done <- opened{c, nil}
+	}()
+	select {
+	case o := <-done:
+		return o.client, o.err
+	case <-ctx.Done():
+		go func() {
+			if o := <-done; o.client != nil {
+				o.client.Close()
+			}
+		}()
+		return nil, csi.Ended(ctx.Err())
+	}
+}
+
+// Close ends the calls that go on, here alone. It may take a second, while cancellations are on their way.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	C.csi_client_unref(c.handle)
+	c.handle = nil
+	return nil
+}
+
+// ref is NULL when the client is closed.
+func (c *Client) ref() *C.csi_client {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return C.csi_client_ref(c.handle)
+}
+
+func (c *Client) closed() bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.handle == nil
+}
+
+// slot is where every call of libcsi puts the operation, or the error, that comes of it.
+type slot struct {
+	call *C.csi_call
+	op   **C.csi_op
+	err  **C.csi_error
+}
+
+type start func(client *C.csi_client, s slot) C.csi_code
+
+// all is one call, of arguments in the arena, for a volume that may have secrets; and its rows, read.
+func all[T any](c *Client, ctx context.Context, a *arena, v csi.Volume, start start, read func(row.Row) T) ([]T, error) {
+	op, err := c.begin(ctx, a, v, start)
+	if err != nil {
+		return nil, err
+	}
+	defer C.csi_op_unref(op)
+	if err := await(ctx, op); err != nil {
+		return nil, err
+	}
+	var rows []T
+	for n := range C.csi_op_rows(op) {
+		rows = append(rows, read(crow{C.csi_op_row(op, n)}))
+	}
+	return rows, nil
+}
+
+// one is a call that answers one row.
+func one[T any](c *Client, ctx context.Context, a *arena, v csi.Volume, start start, read func(row.Row) T) (none T, err error) {
+	rows, err := all(c, ctx, a, v, start, read)
+	if err != nil {
+		return none, err
+	}
+	if len(rows) != 1 {
+		return none, &csi.Error{Code: csi.ErrInternal, Message: fmt.Sprintf("libcsi answered %d rows in place of one", len(rows))}
+	}
+	return rows[0], nil
+}
+
+// done is a call that answers none.
+func (c *Client) done(ctx context.Context, a *arena, v csi.Volume, start start) error {
+	_, err := all(c, ctx, a, v, start, func(row.Row) struct{} { return struct{}{} })
+	return err
+}
+
+func (c *Client) begin(ctx context.Context, a *arena, v csi.Volume, start start) (*C.csi_op, error) {
+	defer a.free()
+	if err := ctx.Err(); err != nil {
+		return nil, csi.Ended(err)
+	}
+	call := &C.csi_call{struct_size: C.sizeof_csi_call, secrets: a.pairs(v.Secrets), credential: a.some(v.Credential)}
+	if deadline, bounded := ctx.Deadline(); bounded {
+		call.deadline_usec = max(usec(time.Until(deadline)), 1)
+	}
+	if a.err != nil {
+		return nil, a.err
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.handle == nil {
+		return nil, csi.Closed()
+	}
+	var op *C.csi_op
+	var said *C.csi_error
+	if code := start(c.handle, slot{call, &op, &said}); code != C.CSI_OK {
+		return nil, failure(code, said)
+	}
+	return op, nil
+}
+
+// await waits for the operation's end, without a thread. At its deadline the operation ends by itself.
+func await(ctx context.Context, op *C.csi_op) error {
+	file, err := pollable(C.csi_op_fd(op))
+	if err != nil {
+		C.csi_op_cancel(op)
+		return err
+	}
+	defer file.Close()
+	defer after(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			C.csi_op_cancel(op)
+		}
+	})()
+	var code C.csi_code
+	var said *C.csi_error
+	err = wait(file, func() bool {
+		code = C.csi_op_wait(op, 0, &said)
+		return code != C.CSI_E_PENDING
+	})
+	switch {
+	case err != nil:
+		C.csi_op_cancel(op)
+		return internal("an operation cannot be awaited", err)
+	case code == C.CSI_E_CANCELLED && ctx.Err() != nil:
+		C.csi_error_free(said)
+		return csi.Ended(ctx.Err())
+	case code != C.CSI_OK:
+		return failure(code, said)
+	}
+	return nil
+}
+
+// pollable is a descriptor of libcsi's for Go's poller, which wants one that it can close.
+func pollable(fd C.int32_t) (*os.File, error) {
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, internal("no descriptor to wait with", err)
+	}
+	return os.NewFile(uintptr(own), "libcsi"), nil
+}
+
+// wait asks, and asks again whenever the file is readable, until it is over.
+func wait(file *os.File, over func() bool) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(func(uintptr) bool { return over() })
+}
+
+// after does it when the context ends. What it gives back ends that, and waits for it if it is under way.
+func after(ctx context.Context, do func()) (end func()) {
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		do()
+	})
+	return func() {
+		if !stop() {
+			<-done
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package cgo
+
+// #include <csi.h>
+import "C"
+
+import (
+	"context"
+
+	"github.com/csid-project/csid/go/csi"
+	"github.com/csid-project/csid/go/internal/row"
+)
+
+func (c *Client) RegisterVolume(ctx context.Context, v csi.Volume, s csi.VolumeSpec) (*csi.VolumeInfo, error) {
+	a := new(arena)
+	volume, spec := a.volume(v), a.spec(s)
+	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_register_volume(client, volume, spec, s.call, s.op, s.err)
+	}, volumeInfo)
+}
+
+func (c *Client) DeregisterVolume(ctx context.Context, v csi.Volume, o csi.DeregisterOptions) error {
+	a := new(arena)
+	volume := a.volume(v)
+	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_deregister_volume(client, volume, force(o.Force), s.call, s.op, s.err)
+	})
+}
+
+func (c *Client) GetVolume(ctx context.Context, v csi.Volume) (*csi.VolumeInfo, error) {
+	a := new(arena)
+	volume := a.volume(v)
+	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_get_volume(client, volume, s.call, s.op, s.err)
+	}, volumeInfo)
+}
+
+func (c *Client) ListVolumes(ctx context.Context, f csi.VolumeFilter) ([]csi.VolumeInfo, error) {
+	filter := map[string]string{
+		"namespace": f.Namespace,
+		"plugin":    f.Plugin,
+		"node":      f.Node,
+		"prefix":    f.Prefix,
+	}
+	return list(c, ctx, "volumes", filter, row.VolumeInfo)
+}
+
+func (c *Client) CreateVolume(ctx context.Context, v csi.Volume, s csi.CreateSpec) (*csi.VolumeInfo, error) {
+	if err := s.Capacity.Check(); err != nil {
+		return nil, err
+	}
+	a := new(arena)
+	volume, spec := a.volume(v), a.spec(s.VolumeSpec)
+	set(&spec.flags, C.CSI_CREATE_ONLY, !s.Register)
+	spec.capacity_min = C.uint64_t(s.Capacity.RequiredBytes)
+	spec.capacity_max = C.uint64_t(s.Capacity.LimitBytes)
+	spec.clone = a.some(s.Clone)
+	spec.snapshot = a.some(s.Snapshot)
+	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_create_volume(client, volume, spec, s.call, s.op, s.err)
+	}, volumeInfo)
+}
+
+func (c *Client) DeleteVolume(ctx context.Context, v csi.Volume) error {
+	a := new(arena)
+	volume := a.volume(v)
+	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_delete_volume(client, volume, s.call, s.op, s.err)
+	})
+}
+
+func (c *Client) AttachVolume(ctx context.Context, v csi.Volume, nodeID string, u csi.UsageOptions) (map[string]string, error) {
+	a := new(arena)
+	volume, node, usage := a.volume(u.Of(v)), a.text(nodeID), a.usage(u)
+	context := func(r row.Row) map[string]string { return r.Map("publish-context") }
+	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_attach_volume(client, volume, node, usage, s.call, s.op, s.err)
+	}, context)
+}
+
+func (c *Client) DetachVolume(ctx context.Context, v csi.Volume, nodeID string) error {
+	a := new(arena)
+	volume, node := a.volume(v), a.text(nodeID)
+	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_detach_volume(client, volume, node, s.call, s.op, s.err)
+	})
+}
+
+func (c *Client) ValidateVolume(ctx context.Context, v csi.Volume, capability csi.Capability) (*csi.Validated, error) {
+	a := new(arena)
+	volume := a.volume(v)
+	usage := a.usage(csi.UsageOptions{AccessMode: capability.AccessMode, AttachmentMode: capability.AttachmentMode})
+	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_validate_volume(client, volume, usage, s.call, s.op, s.err)
+	}, row.Validated)
+}
+
+func (c *Client) ExpandVolume(ctx context.Context, v csi.Volume, capacity csi.CapacityRange, part csi.Part) (*csi.Expanded, error) {
+	if err := capacity.Check(); err != nil {
+		return nil, err
+	}
+	a := new(arena)
+	volume, cpart := a.volume(v), a.some(string(part))
+	required, limit := C.uint64_t(capacity.RequiredBytes), C.uint64_t(capacity.LimitBytes)
+	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_expand_volume(client, volume, required, limit, cpart, s.call, s.op, s.err)
+	}, row.Expanded)
+}
+
+func (c *Client) CreateSnapshot(ctx context.Context, v csi.Volume, name string, parameters map[string]string) (*csi.Snapshot, error) {
+	a := new(arena)
+	volume, cname, cparameters := a.volume(v), a.text(name), a.pairs(parameters)
+	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_create_snapshot(client, volume, cname, cparameters, s.call, s.op, s.err)
+	}, row.Snapshot)
+}
+
+func volumeInfo(r row.Row) *csi.VolumeInfo {
+	info := row.VolumeInfo(r)
+	return &info
+}
