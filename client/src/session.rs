@@ -47,6 +47,8 @@ impl Session {
                 let left = left.map(|left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX));
                 let (lost, error) = match self.client().await {
                     Ok(client) => match ask(client.clone(), left).await {
+                        // On the bus there is none now: it was not asked.
+                        Err(error @ Error::NotRunning(_)) => (Some(client), error),
                         Err(error) if error.lost() && asked < ENOUGH => {
                             asked += 1;
                             (Some(client), error)
