@@ -3,6 +3,7 @@ package csitest
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,11 +21,18 @@ type fixture struct {
 	world  *World
 	plugin *Plugin
 	client csi.Client
-	open   func(context.Context) (csi.Client, error)
+	way    Way
 }
 
-// Run shows what the clients that open makes do.
-func Run(t *testing.T, open func(context.Context) (csi.Client, error)) {
+// Way is one to csid.
+type Way struct {
+	Open func(context.Context) (csi.Client, error)
+	// The system bus is there whether csid is or not.
+	OnBus bool
+}
+
+// Run shows what a way's clients do.
+func Run(t *testing.T, way Way) {
 	world := Open(t)
 	for _, test := range []struct {
 		name       string
@@ -51,9 +59,9 @@ func Run(t *testing.T, open func(context.Context) (csi.Client, error)) {
 	} {
 		well := t.Run(test.name, func(t *testing.T) {
 			world.t = t
-			f := &fixture{T: t, world: world, open: open}
+			f := &fixture{T: t, world: world, way: way}
 			f.client = f.another()
-			f.plugin = world.Plugin(test.name, test.controller)
+			f.plugin = world.Plugin(strings.ReplaceAll(t.Name(), "/", "."), test.controller)
 			spec := csi.PluginSpec{ID: f.plugin.ID, Supervision: "external", Socket: f.plugin.Socket}
 			f.ok(f.client.RegisterPlugin(t.Context(), spec))
 			_, err := f.client.WaitForPlugin(t.Context(), f.plugin.ID, csi.Node)
@@ -100,7 +108,7 @@ func (f *fixture) that(holds bool, format string, args ...any) {
 // another is a client of its own, as another process would have one.
 func (f *fixture) another() csi.Client {
 	f.Helper()
-	client, err := f.open(f.Context())
+	client, err := f.way.Open(f.Context())
 	f.ok(err)
 	f.Cleanup(func() { client.Close() })
 	return client

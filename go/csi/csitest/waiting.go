@@ -15,10 +15,11 @@ import (
 // A call without a deadline waits for as long as it takes.
 func wait(f *fixture) {
 	ctx := context.Background()
-	late := f.world.Plugin("late", false)
+	id := f.plugin.ID + ".late"
+	late := f.world.Plugin(id, false)
 	came := make(chan error, 1)
 	go func() {
-		_, err := f.client.WaitForPlugin(ctx, "late", csi.Node)
+		_, err := f.client.WaitForPlugin(ctx, id, csi.Node)
 		came <- err
 	}()
 	select {
@@ -26,34 +27,34 @@ func wait(f *fixture) {
 		f.Fatalf("it did not wait: %v", err)
 	case <-time.After(200 * time.Millisecond):
 	}
-	f.ok(f.client.RegisterPlugin(ctx, csi.PluginSpec{ID: "late", Supervision: "external", Socket: late.Socket}))
+	f.ok(f.client.RegisterPlugin(ctx, csi.PluginSpec{ID: id, Supervision: "external", Socket: late.Socket}))
 	f.ok(<-came)
 	soon, end := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer end()
-	_, err := f.client.WaitForPlugin(soon, "late", csi.Controller)
+	_, err := f.client.WaitForPlugin(soon, id, csi.Controller)
 	f.is(err, csi.ErrTimedOut, context.DeadlineExceeded)
 
 	plugins, err := f.client.ListPlugins(ctx)
 	f.ok(err)
 	found := false
 	for _, plugin := range plugins {
-		found = found || plugin == csi.PluginRow{ID: "late", State: "ready", Provider: "test.csid", Supervision: "external"}
+		found = found || plugin == csi.PluginRow{ID: id, State: "ready", Provider: "test.csid", Supervision: "external"}
 	}
 	f.that(found, "%+v", plugins)
-	info, err := f.client.Plugin(ctx, "late")
+	info, err := f.client.Plugin(ctx, id)
 	f.ok(err)
 	f.that(info.Stages() && !info.Attaches() && info.Healthy && info.NodeID == "node-1", "%+v", info)
 
 	late.Rules(Always("NodeStageVolume", Delay(1500*time.Millisecond)))
 	volume := f.volume("v")
-	volume.Plugin = "late"
+	volume.Plugin = id
 	_, err = f.client.Mount(ctx, volume, "job", csi.MountRequest{})
 	f.ok(err)
-	f.is(f.client.UnregisterPlugin(ctx, "late", csi.UnregisterOptions{}), csi.ErrBusy)
+	f.is(f.client.UnregisterPlugin(ctx, id, csi.UnregisterOptions{}), csi.ErrBusy)
 	f.unmounted("v")
-	f.ok(f.client.UnregisterPlugin(ctx, "late", csi.UnregisterOptions{}))
-	f.ok(f.client.UnregisterPlugin(ctx, "late", csi.UnregisterOptions{}))
-	_, err = f.client.Plugin(ctx, "late")
+	f.ok(f.client.UnregisterPlugin(ctx, id, csi.UnregisterOptions{}))
+	f.ok(f.client.UnregisterPlugin(ctx, id, csi.UnregisterOptions{}))
+	_, err = f.client.Plugin(ctx, id)
 	f.is(err, csi.ErrNotFound)
 }
 
@@ -208,7 +209,7 @@ func restart(f *fixture) {
 // While there is no csid a call waits for one, until its deadline or its cancellation.
 func away(f *fixture) {
 	f.world.Kill()
-	const limit = 300 * time.Millisecond
+	const limit = 1500 * time.Millisecond
 	soon, end := context.WithTimeout(f.Context(), limit)
 	defer end()
 	begin := time.Now()
@@ -220,8 +221,10 @@ func away(f *fixture) {
 	go func() { ended <- f.client.Unmount(cancelled, f.volume("v"), "job", csi.UnmountOptions{}) }()
 	end()
 	f.is(<-ended, csi.ErrCancelled, context.Canceled)
-	_, err = f.open(f.Context())
-	f.is(err, csi.ErrDisconnected)
+	if !f.way.OnBus {
+		_, err = f.way.Open(f.Context())
+		f.is(err, csi.ErrDisconnected)
+	}
 	go func() {
 		_, err := f.client.Mount(f.Context(), f.volume("w"), "job", csi.MountRequest{})
 		ended <- err

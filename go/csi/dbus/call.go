@@ -120,7 +120,9 @@ func (c *Client) asking(ctx context.Context, r request, deadline time.Time) (val
 			if !isLost || asked == enough {
 				return body, err
 			}
-			asked++
+			if !err.(gone).unasked {
+				asked++
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -241,12 +243,21 @@ func carriedAll(value any) bool {
 }
 
 // gone marks an error of a csid that went away: the same call can be asked of the next.
-type gone struct{ err *csi.Error }
+type gone struct {
+	err *csi.Error
+	// On the bus there is none now.
+	unasked bool
+}
 
 func (g gone) Error() string { return g.err.Error() }
 
 func lost(message string) error {
-	return gone{&csi.Error{Code: csi.ErrDisconnected, Message: message, Retryable: true}}
+	return gone{err: &csi.Error{Code: csi.ErrDisconnected, Message: message, Retryable: true}}
+}
+
+func notRunning(message string) error {
+	message = "csid is not running: " + message
+	return gone{err: &csi.Error{Code: csi.ErrDisconnected, Message: message, Retryable: true}, unasked: true}
 }
 
 // told is what a caller gets to see.
@@ -283,14 +294,14 @@ func failure(member string, err error) error {
 		}
 		if code == "ShuttingDown" {
 			made.Code = csi.ErrDisconnected
-			return gone{made}
+			return gone{err: made}
 		}
 		return made
 	}
 	made := func(code csi.Code, message string) error { return &csi.Error{Code: code, Message: message} }
 	switch strings.TrimPrefix(said.Name, "org.freedesktop.DBus.Error.") {
 	case "ServiceUnknown", "NameHasNoOwner", "Spawn.ChildExited", "Spawn.Failed", "TimedOut", "Timeout":
-		return lost("csid is not running: " + message)
+		return notRunning(message)
 	case "NoReply", "Disconnected":
 		return lost("the connection to csid ended before its answer: " + message)
 	case "AccessDenied", "AuthFailed", "LimitsExceeded":
@@ -305,7 +316,7 @@ func failure(member string, err error) error {
 	}
 	// The bus had systemd start it: UnitMasked, NoSuchUnit.
 	if strings.HasPrefix(said.Name, "org.freedesktop.systemd1.") {
-		return lost("csid is not running: " + message)
+		return notRunning(message)
 	}
 	return made(csi.ErrInternal, fmt.Sprintf("%s failed on D-Bus: %s: %s", member, said.Name, message))
 }

@@ -1,8 +1,10 @@
-//! A world for programs in other languages: `csid-world PROGRAM…` runs it in one, with csid on `$CSID_SOCKET`. What the program
-//! wants of the world it asks for on the socket `$CSID_WORLD`, in lines of JSON: `{"do": "kill"}`, and has a line of JSON for answer.
+//! A world for programs in other languages: `csid-world PROGRAM…` runs it in one, with csid on `$CSID_SOCKET` and on a system bus
+//! of its own. What the program wants of the world it asks for on the socket `$CSID_WORLD`, in lines of JSON: `{"do": "kill"}`, and
+//! has a line of JSON for answer.
 
 use std::process::ExitCode;
 
+use csid_tests::dbus::{Bus, Policy};
 use csid_tests::script::{self, Rule};
 use csid_tests::world::{World, child, world};
 use rustix::process::{Pid, Signal, kill_process};
@@ -19,11 +21,14 @@ fn main() -> ExitCode {
     };
     let (sender, status) = std::sync::mpsc::channel();
     world(async move |w| {
+        let bus = Bus::start(w, Policy::Shipped).await;
         drop(w.start().await);
+        bus.has_csid().await;
         let socket = w.path("world");
         let listener = UnixListener::bind(&socket).expect("the world's socket");
         let mut command = child(program.as_ref());
         command.args(arguments).env("CSID_SOCKET", w.socket()).env("CSID_WORLD", &socket);
+        command.env("DBUS_SYSTEM_BUS_ADDRESS", format!("unix:path={}", bus.socket.display()));
         let mut process = tokio::process::Command::from(command).spawn().expect("the program starts");
         let ended = tokio::select! {
             ended = process.wait() => ended.expect("its status"),
