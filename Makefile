@@ -5,12 +5,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .ONESHELL:
-.PHONY: help demo test soak check bench count count-renew deb libcsi debian-packages
+.PHONY: help demo test soak check bench count count-renew deb libcsi debian-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
-DEBIAN_PACKAGES := build-essential dbus e2fsprogs pkg-config polkitd procps systemd-container util-linux valgrind xfsprogs
+DEBIAN_PACKAGES := build-essential dbus e2fsprogs pkgconf polkitd procps systemd-container util-linux valgrind xfsprogs
 PROFILE ?= release
 
 help: ## this list
@@ -20,7 +20,7 @@ demo: debian-packages ## a volume mounted, csid killed, a machine rebooted, the 
 	$(MAKE) --no-print-directory deb PROFILE=dev
 	tests/demo.sh target/csid.deb
 
-test: debian-packages ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
+test: debian-packages go ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 	$(MAKE) --no-print-directory deb PROFILE=dev
 	tests/run
 	$(MAKE) --no-print-directory count
@@ -28,10 +28,18 @@ test: debian-packages ## all tests, with counts: Rust, Go, csi-sanity, the syste
 soak: debian-packages ## csid killed 10,000 times, and more that takes long (root)
 	tests/soak
 
-check: $(CARGO_DENY) ## format, clippy, dependencies
+check: $(CARGO_DENY) go ## format, clippy, go vet, dependencies
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
 	$(CARGO_DENY) check bans licenses sources
+	unformatted=$$(gofmt -l go examples/go tests/go)
+	[[ -z $$unformatted ]] || { echo "gofmt -w $$unformatted" >&2; exit 1; }
+	for module in go examples/go/scheduler; do
+		# The header is all that is needed of libcsi.
+		PKG_CONFIG=true CGO_CFLAGS=-I$(CURDIR)/include go -C $$module vet ./...
+		go -C $$module mod tidy -diff
+	done
+	CGO_ENABLED=0 go -C examples/go/scheduler vet ./...
 
 bench: debian-packages ## what a durable mount costs against the bare RPCs, and the targets: one table (root)
 	cargo build --locked --release -p csid -p csid-bench
@@ -74,6 +82,20 @@ debian-packages:
 		echo "installing:$$missing"
 		apt-get update -qq
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing
+	fi
+
+GO_NEEDED := 1.25
+go:
+	@version() { go env GOVERSION 2>/dev/null || true; }
+	is_new() { [[ $$(printf 'go%s\n%s\n' $(GO_NEEDED) "$$(version)" | sort -V | head -n 1) = go$(GO_NEEDED) ]]; }
+	if ! is_new; then
+		candidate=$$(apt-cache policy golang-go 2>/dev/null | awk '/Candidate:/ { print $$2 }')
+		if ! dpkg --compare-versions "$${candidate:-0}" ge 2:$(GO_NEEDED); then
+			echo "Go $(GO_NEEDED) or newer has to be installed and in PATH: https://go.dev/doc/install (here: $$(version))" >&2
+			exit 1
+		fi
+		echo "installing: golang-go"
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends golang-go
 	fi
 
 # Built once, as fast as they build: each runs for a second.
