@@ -1,6 +1,11 @@
 package csi
 
-import "slices"
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+)
 
 // AccessMode says who may use a volume at once, and how.
 type AccessMode string
@@ -32,11 +37,19 @@ type UsageOptions struct {
 	MountOptions MountOptions
 }
 
-// MountOptions are a file system's. They may hold credentials, and are not told in errors or by csid.
+// MountOptions are a file system's. They may hold credentials, and print as their number alone.
 type MountOptions struct {
 	FSType     string
 	MountFlags []string
 }
+
+func (m MountOptions) String() string {
+	return fmt.Sprintf("%s with %d mount flags", m.FSType, len(m.MountFlags))
+}
+
+func (m MountOptions) Format(f fmt.State, _ rune) { io.WriteString(f, m.String()) }
+
+func (m MountOptions) LogValue() slog.Value { return slog.StringValue(m.String()) }
 
 // ToFS names the usage as a file could be named: {ro|rw}-{attachment}-{access}. It tells a consumer's mounts of one volume
 // apart, and does not depend on mount options.

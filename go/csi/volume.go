@@ -1,6 +1,10 @@
 package csi
 
-import "fmt"
+import (
+	"fmt"
+	"io"
+	"log/slog"
+)
 
 // Volume is a volume. One that is registered with csid has Namespace and ID alone; any other has Plugin and ExternalID too,
 // and whatever else its plugin needs. It prints as its name alone: all else may hold credentials.
@@ -24,7 +28,9 @@ type Volume struct {
 
 func (v Volume) String() string { return v.Namespace + "/" + v.ID }
 
-func (v Volume) GoString() string { return fmt.Sprintf("csi.Volume(%q)", v.String()) }
+func (v Volume) Format(f fmt.State, _ rune) { io.WriteString(f, v.String()) }
+
+func (v Volume) LogValue() slog.Value { return slog.StringValue(v.String()) }
 
 // Secrets are names and values as a plugin wants them. They print as their number alone. Go's strings cannot be zeroed:
 // whatever these packages make of them is, and the map itself is the caller's to let go.
@@ -32,7 +38,7 @@ type Secrets map[string]string
 
 func (s Secrets) String() string { return fmt.Sprintf("%d secrets", len(s)) }
 
-func (s Secrets) GoString() string { return s.String() }
+func (s Secrets) Format(f fmt.State, _ rune) { io.WriteString(f, s.String()) }
 
 // MarshalText keeps them out of whatever is encoded.
 func (s Secrets) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
