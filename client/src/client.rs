@@ -1,6 +1,15 @@
 //! The connection and the contract's calls. State: one connection and the count of its unanswered calls.
 
-use std::{collections::BTreeMap, env, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    env,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::Semaphore;
@@ -72,6 +81,8 @@ pub struct Client {
     via: Via,
     waiting: Arc<Semaphore>,
     short: Arc<Semaphore>,
+    /// Set: what is not sent yet, never is.
+    withdrawn: Arc<AtomicBool>,
 }
 
 impl Client {
@@ -103,7 +114,12 @@ impl Client {
     fn on(connection: Connection, via: Via) -> Self {
         let waiting = Arc::new(Semaphore::new(WAITING_CALLS));
         let short = Arc::new(Semaphore::new(SHORT_CALLS));
-        Self { connection, via, waiting, short }
+        Self { connection, via, waiting, short, withdrawn: Arc::default() }
+    }
+
+    /// The same, for a call that `withdrawn` ends while it waits for its turn.
+    pub fn unless(self, withdrawn: Arc<AtomicBool>) -> Self {
+        Self { withdrawn, ..self }
     }
 
     pub fn via(&self) -> &Via {
@@ -432,6 +448,9 @@ impl Client {
         let bound = if short { &self.short } else { &self.waiting };
         let closed = || Error::Disconnected("the client was closed".to_owned());
         let permit = bound.clone().acquire_owned().await.map_err(|_| closed())?;
+        if self.withdrawn.load(Ordering::Relaxed) {
+            return Err(Error::Withdrawn);
+        }
         let connection = self.connection.clone();
         let path = path.to_owned();
         let call = tokio::spawn(async move {

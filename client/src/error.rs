@@ -29,6 +29,9 @@ pub enum Error {
     /// A [`crate::Session`] could not have an answer before the call's deadline. The operation, if csid has it, goes on.
     #[error("no answer from csid before the deadline{}", last.as_ref().map(|last| format!("; last: {last}")).unwrap_or_default())]
     NoAnswer { last: Option<Box<Error>> },
+    /// Nobody waits for it any more, and csid has never heard of it.
+    #[error("the call was withdrawn before it was sent")]
+    Withdrawn,
     /// This csid does not serve the member; its `Features` say what it serves.
     #[error("this csid does not serve {member}: {message}")]
     NotServed { member: String, message: String },

@@ -138,8 +138,9 @@ async fn drive<A, F>(
     F: Future<Output = csid_client::Result<Answer>>,
 {
     let op = &ending.0;
+    let withdrawn = Arc::<AtomicBool>::default();
     let mut asking = pin!(session.ask(deadline, |client, deadline_usec| {
-        let asked = ask(client, CallOptions { deadline_usec, ..common.clone() });
+        let asked = ask(client.unless(withdrawn.clone()), CallOptions { deadline_usec, ..common.clone() });
         async {
             // What was cancelled is not asked again.
             if op.cancelled.load(Ordering::Relaxed) { Ok(Answer::default()) } else { asked.await }
@@ -148,7 +149,7 @@ async fn drive<A, F>(
     tokio::select! {
         // One that was cancelled before it was asked for is not asked for.
         biased;
-        () = op.cancel.notified() => {}
+        () = op.cancel.notified() => withdrawn.store(true, Ordering::Relaxed),
         answer = &mut asking => return op.end(answer.map_err(csi_error::from)),
     }
     // Whoever closes the client waits for this.
