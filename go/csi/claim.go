@@ -20,7 +20,7 @@ type ClaimOptions struct {
 // Claimed is the volume, and what a node needs to use it.
 type Claimed struct {
 	VolumeInfo
-	// Nil: the plugin attaches nothing.
+	// Empty: the plugin attaches nothing.
 	PublishContext map[string]string
 	ExternalNodeID string
 	State          string

@@ -124,6 +124,8 @@ func arguments(f *fixture) {
 	f.is(err, csi.ErrInvalidArgument)
 	_, err = f.client.ExpandVolume(ctx, f.volume("v"), csi.CapacityRange{RequiredBytes: -1}, "")
 	f.is(err, csi.ErrInvalidArgument)
+	_, err = f.client.WaitForPlugin(ctx, f.plugin.ID, "nodes")
+	f.is(err, csi.ErrInvalidArgument)
 	over, end := context.WithCancel(ctx)
 	end()
 	_, err = f.client.Mount(over, f.volume("v"), "job", csi.MountRequest{})

@@ -3,6 +3,8 @@ package csitest
 import (
 	"context"
 	"errors"
+	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +23,21 @@ type fixture struct {
 	world  *World
 	plugin *Plugin
 	client csi.Client
-	way    Way
+	// All of them.
+	clients []csi.Client
+	way     Way
+}
+
+// resources are what a process has of them.
+type resources struct{ goroutines, descriptors int }
+
+func held(t *testing.T) resources {
+	t.Helper()
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resources{runtime.NumGoroutine(), len(descriptors)}
 }
 
 // Way is one to csid.
@@ -34,6 +50,12 @@ type Way struct {
 // Run shows what a way's clients do.
 func Run(t *testing.T, way Way) {
 	world := Open(t)
+	// What a library keeps for as long as the process, it has from its first client on.
+	first, err := way.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
 	for _, test := range []struct {
 		name       string
 		controller bool
@@ -59,6 +81,7 @@ func Run(t *testing.T, way Way) {
 	} {
 		well := t.Run(test.name, func(t *testing.T) {
 			world.t = t
+			before := held(t)
 			f := &fixture{T: t, world: world, way: way}
 			f.client = f.another()
 			f.plugin = world.Plugin(strings.ReplaceAll(t.Name(), "/", "."), test.controller)
@@ -67,9 +90,17 @@ func Run(t *testing.T, way Way) {
 			_, err := f.client.WaitForPlugin(t.Context(), f.plugin.ID, csi.Node)
 			f.ok(err)
 			test.run(f)
-			if !t.Failed() {
-				world.NothingLeft()
+			if t.Failed() {
+				return
 			}
+			world.NothingLeft()
+			for _, client := range f.clients {
+				f.ok(client.Close())
+			}
+			Eventually(t, "what the clients had is given back", func() bool {
+				now := held(t)
+				return now.goroutines <= before.goroutines && now.descriptors <= before.descriptors
+			})
 		})
 		world.t = t
 		if !well {
@@ -110,7 +141,7 @@ func (f *fixture) another() csi.Client {
 	f.Helper()
 	client, err := f.way.Open(f.Context())
 	f.ok(err)
-	f.Cleanup(func() { client.Close() })
+	f.clients = append(f.clients, client)
 	return client
 }
 

@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -77,6 +78,18 @@ func cancel(f *fixture) {
 	f.plugin.Rules()
 	Eventually(f, "csid has undone it", func() bool { return f.rows() == nil })
 
+	// Another call may end it, too: that is no cancellation of the context's.
+	f.slow()
+	go func() {
+		_, err := f.client.Mount(f.Context(), f.volume("u"), "job", csi.MountRequest{})
+		ended <- err
+	}()
+	f.begun("NodeStageVolume", 2)
+	f.unmounted("u")
+	err := <-ended
+	f.is(err, csi.ErrCancelled)
+	f.that(!errors.Is(err, context.Canceled), "%+v", err)
+
 	// So does one that goes with its client.
 	f.slow()
 	leaving := f.another()
@@ -85,7 +98,7 @@ func cancel(f *fixture) {
 		_, err := leaving.Mount(ctx, f.volume("w"), "job", csi.MountRequest{})
 		ended <- err
 	}()
-	f.begun("NodeStageVolume", 2)
+	f.begun("NodeStageVolume", 3)
 	end()
 	f.is(<-ended, csi.ErrCancelled, context.Canceled)
 	f.ok(leaving.Close())
@@ -122,10 +135,22 @@ func hanging(f *fixture) {
 	}()
 	end()
 	err2 := <-ended
+	soon, end := context.WithTimeout(f.Context(), 300*time.Millisecond)
+	defer end()
+	begin = time.Now()
+	another, err3 := f.way.Open(soon)
+	opening := time.Since(begin)
 	f.world.Resume()
 	f.is(err, csi.ErrTimedOut, context.DeadlineExceeded)
 	f.that(took < 300*time.Millisecond+noise, "it took %v", took)
 	f.is(err2, csi.ErrCancelled, context.Canceled)
+	f.that(opening < 300*time.Millisecond+noise, "it took %v to find no csid", opening)
+	if f.way.OnBus {
+		f.ok(err3)
+		f.ok(another.Close())
+	} else {
+		f.is(err3, csi.ErrTimedOut, context.DeadlineExceeded)
+	}
 	// What csid had on its socket it may have done by then.
 	for _, id := range []string{"v", "w"} {
 		Eventually(f, "nothing comes any more", func() bool {
@@ -257,7 +282,8 @@ func threads(f *fixture) int {
 
 // Calls that wait hold no threads.
 func many(f *fixture) {
-	const volumes, limit = 200, 20
+	// No more than atOnce are under way.
+	const volumes, atOnce, limit = 200, 112, 20
 	f.plugin.Rules(Always("NodeStageVolume", Delay(2*time.Second)))
 	mounting := f.each(volumes, func(id string) error {
 		_, err := f.client.Mount(f.Context(), f.volume(id), "job", csi.MountRequest{})
@@ -273,4 +299,26 @@ func many(f *fixture) {
 	f.each(volumes, func(id string) error {
 		return f.client.Unmount(f.Context(), csi.Volume{Namespace: namespace, ID: id}, "job", csi.UnmountOptions{})
 	}).Wait()
+
+	// They are cancelled as they were begun: at once, those that wait for their turn among them.
+	before := len(f.plugin.Calls("NodeStageVolume"))
+	f.slow()
+	ctx, end := context.WithCancel(f.Context())
+	cancelling := f.each(volumes, func(id string) error {
+		_, err := f.client.Mount(ctx, f.volume(id), "job", csi.MountRequest{})
+		if !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("it was not cancelled: %w", err)
+		}
+		return nil
+	})
+	f.begun("NodeStageVolume", before+100)
+	begin := time.Now()
+	end()
+	cancelling.Wait()
+	f.that(time.Since(begin) < noise, "it took %v", time.Since(begin))
+	Eventually(f, "csid has undone them", func() bool { return f.rows() == nil })
+	// What waited for its turn is never asked for: csid might be done with it before it hears that nobody waits.
+	asked := len(f.plugin.Calls("NodeStageVolume")) - before
+	f.that(asked <= atOnce, "%d of them reached the plugin", asked)
+	f.plugin.Rules()
 }
