@@ -13,9 +13,23 @@ import (
 	"github.com/csid-project/csid/go/csi"
 )
 
-// arena is the C memory of one call's arguments. libcsi copies them before the call returns; then it is zeroed and freed, for some
-// of it are secrets.
+// turns are who may be in C at once. Go has a thread for each goroutine that is there for some microseconds, which on a busy machine
+// is every one.
+var turns = make(chan struct{}, 4)
+
+// inC does what calls C, and does not wait there.
+func inC(do func()) {
+	turns <- struct{}{}
+	defer func() { <-turns }()
+	do()
+}
+
+// arena is the C memory of one call's arguments. libcsi copies them before the call returns; then it is zeroed and freed, for some of
+// it are secrets.
 type arena struct {
+	// It goes with a turn in C.
+	hasTurn bool
+
 	blocks []block
 	// Of the first text that C cannot have.
 	err error
@@ -26,12 +40,19 @@ type block struct {
 	size C.size_t
 }
 
+func newArena() *arena {
+	turns <- struct{}{}
+	return &arena{hasTurn: true}
+}
+
 func (a *arena) free() {
+	if a.hasTurn {
+		defer func() { <-turns }()
+	}
 	for _, b := range a.blocks {
 		C.explicit_bzero(b.at, b.size)
 		C.free(b.at)
 	}
-	a.blocks = nil
 }
 
 // alloc is not NULL for a size of 0 either.

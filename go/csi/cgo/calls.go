@@ -11,7 +11,7 @@ import (
 )
 
 func (c *Client) WaitForPlugin(ctx context.Context, id string, service csi.Service) (*csi.Plugin, error) {
-	a := new(arena)
+	a := newArena()
 	cid, cservice := a.text(id), a.text(string(service))
 	return one(c, ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_wait_for_plugin(client, cid, cservice, s.call, s.op, s.err)
@@ -19,7 +19,7 @@ func (c *Client) WaitForPlugin(ctx context.Context, id string, service csi.Servi
 }
 
 func (c *Client) Plugin(ctx context.Context, id string) (*csi.Plugin, error) {
-	a := new(arena)
+	a := newArena()
 	cid := a.text(id)
 	return one(c, ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_get_plugin(client, cid, s.call, s.op, s.err)
@@ -31,7 +31,7 @@ func (c *Client) ListPlugins(ctx context.Context) ([]csi.PluginRow, error) {
 }
 
 func (c *Client) RegisterPlugin(ctx context.Context, p csi.PluginSpec) error {
-	a := new(arena)
+	a := newArena()
 	plugin := &C.csi_plugin{
 		struct_size: C.sizeof_csi_plugin,
 		id:          a.text(p.ID),
@@ -51,7 +51,7 @@ func (c *Client) RegisterPlugin(ctx context.Context, p csi.PluginSpec) error {
 }
 
 func (c *Client) UnregisterPlugin(ctx context.Context, id string, u csi.UnregisterOptions) error {
-	a := new(arena)
+	a := newArena()
 	cid, instance := a.text(id), a.some(u.Instance)
 	return c.done(ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_unregister_plugin(client, cid, instance, force(u.Force), s.call, s.op, s.err)
@@ -59,7 +59,7 @@ func (c *Client) UnregisterPlugin(ctx context.Context, id string, u csi.Unregist
 }
 
 func (c *Client) Mount(ctx context.Context, v csi.Volume, consumer string, m csi.MountRequest) (*csi.MountInfo, error) {
-	a := new(arena)
+	a := newArena()
 	volume, cconsumer := a.volume(m.Usage.Of(v)), a.text(consumer)
 	options := &C.csi_mount_options{
 		struct_size:     C.sizeof_csi_mount_options,
@@ -83,7 +83,7 @@ func (c *Client) Mount(ctx context.Context, v csi.Volume, consumer string, m csi
 }
 
 func (c *Client) Unmount(ctx context.Context, v csi.Volume, consumer string, u csi.UnmountOptions) error {
-	a := new(arena)
+	a := newArena()
 	volume, cconsumer, tag := a.volume(v), a.text(consumer), a.some(u.Tag)
 	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_unmount_volume(client, volume, cconsumer, tag, force(u.Force), s.call, s.op, s.err)
@@ -91,7 +91,7 @@ func (c *Client) Unmount(ctx context.Context, v csi.Volume, consumer string, u c
 }
 
 func (c *Client) HasMount(ctx context.Context, source string) (bool, error) {
-	a := new(arena)
+	a := newArena()
 	csource := a.text(source)
 	mounted := func(r row.Row) bool { return r.Flag("mounted") }
 	return one(c, ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
@@ -112,7 +112,7 @@ func (c *Client) ListMounts(ctx context.Context, f csi.MountFilter) ([]csi.Mount
 }
 
 func (c *Client) Claim(ctx context.Context, v csi.Volume, consumer string, o csi.ClaimOptions) (*csi.Claimed, error) {
-	a := new(arena)
+	a := newArena()
 	volume, cconsumer := a.volume(v), a.text(consumer)
 	options := &C.csi_claim_options{
 		struct_size:     C.sizeof_csi_claim_options,
@@ -130,7 +130,7 @@ func (c *Client) Claim(ctx context.Context, v csi.Volume, consumer string, o csi
 }
 
 func (c *Client) Release(ctx context.Context, v csi.Volume, consumer string, o csi.ReleaseOptions) error {
-	a := new(arena)
+	a := newArena()
 	volume, cconsumer, node := a.volume(v), a.text(consumer), a.some(o.Node)
 	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_release(client, volume, cconsumer, node, force(o.Force), s.call, s.op, s.err)
@@ -152,7 +152,7 @@ func (c *Client) ListClaims(ctx context.Context, f csi.ClaimFilter) ([]csi.Claim
 
 // list gives rows that have all of the filter that is not empty.
 func list[T any](c *Client, ctx context.Context, kind string, filter map[string]string, read func(row.Row) T) ([]T, error) {
-	a := new(arena)
+	a := newArena()
 	given := map[string]string{}
 	for key, value := range filter {
 		if value != "" {

@@ -46,14 +46,14 @@ func Open(ctx context.Context, address string) (*Client, error) {
 		err    error
 	}
 	done := make(chan opened, 1)
+	a := new(arena)
+	options.address = a.some(address)
+	if a.err != nil {
+		a.free()
+		return nil, a.err
+	}
 	go func() {
-		a := new(arena)
 		defer a.free()
-		options.address = a.some(address)
-		if a.err != nil {
-			done <- opened{nil, a.err}
-			return
-		}
 		c, said := new(Client), (*C.csi_error)(nil)
 		if code := C.csi_client_open(options, &c.handle, &said); code != C.CSI_OK {
 			done <- opened{nil, failure(code, said)}
@@ -77,9 +77,10 @@ func Open(ctx context.Context, address string) (*Client, error) {
 // Close ends the calls that go on, here alone. It may take a second, while cancellations are on their way.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	C.csi_client_unref(c.handle)
+	handle := c.handle
 	c.handle = nil
+	c.mu.Unlock()
+	C.csi_client_unref(handle)
 	return nil
 }
 
@@ -106,19 +107,20 @@ type slot struct {
 type start func(client *C.csi_client, s slot) C.csi_code
 
 // all is one call, of arguments in the arena, for a volume that may have secrets; and its rows, read.
-func all[T any](c *Client, ctx context.Context, a *arena, v csi.Volume, start start, read func(row.Row) T) ([]T, error) {
+func all[T any](c *Client, ctx context.Context, a *arena, v csi.Volume, start start, read func(row.Row) T) (rows []T, err error) {
 	op, err := c.begin(ctx, a, v, start)
 	if err != nil {
 		return nil, err
 	}
-	defer C.csi_op_unref(op)
+	defer inC(func() { C.csi_op_unref(op) })
 	if err := await(ctx, op); err != nil {
 		return nil, err
 	}
-	var rows []T
-	for n := range C.csi_op_rows(op) {
-		rows = append(rows, read(crow{C.csi_op_row(op, n)}))
-	}
+	inC(func() {
+		for n := range C.csi_op_rows(op) {
+			rows = append(rows, read(crow{C.csi_op_row(op, n)}))
+		}
+	})
 	return rows, nil
 }
 
@@ -167,34 +169,45 @@ func (c *Client) begin(ctx context.Context, a *arena, v csi.Volume, start start)
 
 // await waits for the operation's end, without a thread. At its deadline the operation ends by itself.
 func await(ctx context.Context, op *C.csi_op) error {
-	file, err := pollable(C.csi_op_fd(op))
+	cancel := func() { inC(func() { C.csi_op_cancel(op) }) }
+	var fd C.int32_t
+	inC(func() { fd = C.csi_op_fd(op) })
+	file, err := pollable(fd)
 	if err != nil {
-		C.csi_op_cancel(op)
+		cancel()
 		return err
 	}
 	defer file.Close()
 	defer after(ctx, func() {
 		if errors.Is(ctx.Err(), context.Canceled) {
-			C.csi_op_cancel(op)
+			cancel()
 		}
 	})()
-	var code C.csi_code
-	var said *C.csi_error
-	err = wait(file, func() bool {
-		code = C.csi_op_wait(op, 0, &said)
-		return code != C.CSI_E_PENDING
+	var failed *csi.Error
+	err = wait(file, func() (over bool) {
+		inC(func() {
+			var said *C.csi_error
+			switch code := C.csi_op_wait(op, 0, &said); code {
+			case C.CSI_E_PENDING:
+				return
+			case C.CSI_OK:
+			default:
+				failed = failure(code, said)
+			}
+			over = true
+		})
+		return
 	})
 	switch {
 	case err != nil:
-		C.csi_op_cancel(op)
+		cancel()
 		return internal("an operation cannot be awaited", err)
-	case code == C.CSI_E_CANCELLED && ctx.Err() != nil:
-		C.csi_error_free(said)
+	case failed == nil:
+		return nil
+	case failed.Code == csi.ErrCancelled && ctx.Err() != nil:
 		return csi.Ended(ctx.Err())
-	case code != C.CSI_OK:
-		return failure(code, said)
 	}
-	return nil
+	return failed
 }
 
 // pollable is a descriptor of libcsi's for Go's poller, which wants one that it can close.

@@ -11,7 +11,7 @@ import (
 )
 
 func (c *Client) RegisterVolume(ctx context.Context, v csi.Volume, s csi.VolumeSpec) (*csi.VolumeInfo, error) {
-	a := new(arena)
+	a := newArena()
 	volume, spec := a.volume(v), a.spec(s)
 	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_register_volume(client, volume, spec, s.call, s.op, s.err)
@@ -19,7 +19,7 @@ func (c *Client) RegisterVolume(ctx context.Context, v csi.Volume, s csi.VolumeS
 }
 
 func (c *Client) DeregisterVolume(ctx context.Context, v csi.Volume, o csi.DeregisterOptions) error {
-	a := new(arena)
+	a := newArena()
 	volume := a.volume(v)
 	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_deregister_volume(client, volume, force(o.Force), s.call, s.op, s.err)
@@ -27,7 +27,7 @@ func (c *Client) DeregisterVolume(ctx context.Context, v csi.Volume, o csi.Dereg
 }
 
 func (c *Client) GetVolume(ctx context.Context, v csi.Volume) (*csi.VolumeInfo, error) {
-	a := new(arena)
+	a := newArena()
 	volume := a.volume(v)
 	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_get_volume(client, volume, s.call, s.op, s.err)
@@ -48,7 +48,7 @@ func (c *Client) CreateVolume(ctx context.Context, v csi.Volume, s csi.CreateSpe
 	if err := s.Capacity.Check(); err != nil {
 		return nil, err
 	}
-	a := new(arena)
+	a := newArena()
 	volume, spec := a.volume(v), a.spec(s.VolumeSpec)
 	set(&spec.flags, C.CSI_CREATE_ONLY, !s.Register)
 	spec.capacity_min = C.uint64_t(s.Capacity.RequiredBytes)
@@ -61,7 +61,7 @@ func (c *Client) CreateVolume(ctx context.Context, v csi.Volume, s csi.CreateSpe
 }
 
 func (c *Client) DeleteVolume(ctx context.Context, v csi.Volume) error {
-	a := new(arena)
+	a := newArena()
 	volume := a.volume(v)
 	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_delete_volume(client, volume, s.call, s.op, s.err)
@@ -69,7 +69,7 @@ func (c *Client) DeleteVolume(ctx context.Context, v csi.Volume) error {
 }
 
 func (c *Client) AttachVolume(ctx context.Context, v csi.Volume, nodeID string, u csi.UsageOptions) (map[string]string, error) {
-	a := new(arena)
+	a := newArena()
 	volume, node, usage := a.volume(u.Of(v)), a.text(nodeID), a.usage(u)
 	context := func(r row.Row) map[string]string { return r.Map("publish-context") }
 	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
@@ -78,7 +78,7 @@ func (c *Client) AttachVolume(ctx context.Context, v csi.Volume, nodeID string, 
 }
 
 func (c *Client) DetachVolume(ctx context.Context, v csi.Volume, nodeID string) error {
-	a := new(arena)
+	a := newArena()
 	volume, node := a.volume(v), a.text(nodeID)
 	return c.done(ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_detach_volume(client, volume, node, s.call, s.op, s.err)
@@ -86,7 +86,7 @@ func (c *Client) DetachVolume(ctx context.Context, v csi.Volume, nodeID string) 
 }
 
 func (c *Client) ValidateVolume(ctx context.Context, v csi.Volume, capability csi.Capability) (*csi.Validated, error) {
-	a := new(arena)
+	a := newArena()
 	volume := a.volume(v)
 	usage := a.usage(csi.UsageOptions{AccessMode: capability.AccessMode, AttachmentMode: capability.AttachmentMode})
 	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
@@ -98,7 +98,7 @@ func (c *Client) ExpandVolume(ctx context.Context, v csi.Volume, capacity csi.Ca
 	if err := capacity.Check(); err != nil {
 		return nil, err
 	}
-	a := new(arena)
+	a := newArena()
 	volume, cpart := a.volume(v), a.some(string(part))
 	required, limit := C.uint64_t(capacity.RequiredBytes), C.uint64_t(capacity.LimitBytes)
 	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
@@ -107,7 +107,7 @@ func (c *Client) ExpandVolume(ctx context.Context, v csi.Volume, capacity csi.Ca
 }
 
 func (c *Client) CreateSnapshot(ctx context.Context, v csi.Volume, name string, parameters map[string]string) (*csi.Snapshot, error) {
-	a := new(arena)
+	a := newArena()
 	volume, cname, cparameters := a.volume(v), a.text(name), a.pairs(parameters)
 	return one(c, ctx, a, v, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_create_snapshot(client, volume, cname, cparameters, s.call, s.op, s.err)

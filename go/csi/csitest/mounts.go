@@ -119,6 +119,10 @@ func arguments(f *fixture) {
 		f.is(err, csi.ErrInvalidArgument)
 		_, err = f.client.HasMount(ctx, text)
 		f.is(err, csi.ErrInvalidArgument)
+		volume = f.volume("v")
+		volume.Capabilities = []csi.Capability{{AccessMode: csi.AccessMode(text)}}
+		_, err = f.client.Mount(ctx, volume, "job", csi.MountRequest{})
+		f.is(err, csi.ErrInvalidArgument)
 	}
 	_, err := f.client.Mount(ctx, f.volume("v"), "job", csi.MountRequest{Usage: csi.UsageOptions{AccessMode: "any"}})
 	f.is(err, csi.ErrInvalidArgument)

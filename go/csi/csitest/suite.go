@@ -50,6 +50,8 @@ type Way struct {
 // Run shows what a way's clients do.
 func Run(t *testing.T, way Way) {
 	world := Open(t)
+	// Go itself has a thread for each processor.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(min(4, runtime.NumCPU())))
 	// What a library keeps for as long as the process, it has from its first client on.
 	first, err := way.Open(t.Context())
 	if err != nil {

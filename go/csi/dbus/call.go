@@ -33,6 +33,8 @@ type request struct {
 	// The last argument; nil where there is none, or no common keys in it.
 	options options
 	volume  csi.Volume
+	// Of the options; zero: none.
+	deadline time.Time
 	// What the arguments of the answer are called.
 	names []string
 	// It looks into memory or the journal; all else may wait for a plugin or a kernel that hangs.
@@ -57,6 +59,7 @@ func (c *Client) ask(ctx context.Context, r request) (values, error) {
 		operation = c.operation()
 		r.options["operation-id"] = dbus.MakeVariant(operation)
 		r.options.text("credential", r.volume.Credential)
+		r.deadline, _ = ctx.Deadline()
 	}
 	if c.life.Err() != nil {
 		return nil, csi.Closed()
@@ -65,8 +68,7 @@ func (c *Client) ask(ctx context.Context, r request) (values, error) {
 	answers := make(chan answer, 1)
 	go func() {
 		defer stop()
-		deadline, _ := ctx.Deadline()
-		body, err := c.asking(asking, r, deadline)
+		body, err := c.asking(asking, r)
 		answers <- answer{body, told(err)}
 	}()
 	var late <-chan time.Time
@@ -95,7 +97,7 @@ func (c *Client) ask(ctx context.Context, r request) (values, error) {
 }
 
 // asking ends with an answer, or when ctx does: then what is under way is waited for all the same, for the daemon still counts it.
-func (c *Client) asking(ctx context.Context, r request, deadline time.Time) (values, error) {
+func (c *Client) asking(ctx context.Context, r request) (values, error) {
 	if r.volume.Secrets != nil {
 		file, err := seal(r.volume.Secrets)
 		if err != nil {
@@ -109,10 +111,6 @@ func (c *Client) asking(ctx context.Context, r request, deadline time.Time) (val
 	for asked := 0; ; {
 		link, err := c.use(ctx)
 		if err == nil {
-			if r.options != nil && !deadline.IsZero() {
-				left := max(time.Until(deadline).Microseconds(), 1)
-				r.options["deadline-usec"] = dbus.MakeVariant(uint64(left))
-			}
 			var body values
 			body, err = c.once(ctx, link, r)
 			isLost := wasLost(err)
@@ -124,10 +122,8 @@ func (c *Client) asking(ctx context.Context, r request, deadline time.Time) (val
 				asked++
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if sleep(ctx, pause); ctx.Err() != nil {
 			return nil, err
-		case <-time.After(pause):
 		}
 		pause = min(2*pause, lastPause)
 	}
@@ -149,6 +145,11 @@ func (c *Client) once(ctx context.Context, l *link, r request) (values, error) {
 		return nil, csi.Ended(ctx.Err())
 	}
 	args := r.args
+	if !r.deadline.IsZero() {
+		// What waiting for the turn has left of it.
+		left := max(time.Until(r.deadline).Microseconds(), 1)
+		r.options["deadline-usec"] = dbus.MakeVariant(uint64(left))
+	}
 	if r.options != nil {
 		args = append(args[:len(args):len(args)], map[string]dbus.Variant(r.options))
 	}
@@ -175,21 +176,32 @@ func (c *Client) withdraw(operation string, answers <-chan answer) {
 		defer stop()
 		cancel := request{path: root, iface: manager, member: "CancelOperation", args: []any{operation}, short: true}
 		for {
+			said := make(chan struct{})
 			go func() {
+				defer close(said)
 				if link, err := c.use(ctx); err == nil {
 					_, err = c.once(ctx, link, cancel)
 					c.done(link, wasLost(err))
 				}
+				sleep(ctx, tellAgain)
 			}()
 			select {
 			case <-answers:
 				return
 			case <-ctx.Done():
 				return
-			case <-time.After(tellAgain):
+			case <-said:
 			}
 		}
 	}()
+}
+
+// sleep ends with the context.
+func sleep(ctx context.Context, pause time.Duration) {
+	select {
+	case <-time.After(pause):
+	case <-ctx.Done():
+	}
 }
 
 // check finds what D-Bus cannot carry, and would end the connection for.
@@ -230,6 +242,14 @@ func carriedAll(value any) bool {
 		for key, text := range value {
 			if !carried(key) || !carried(text) {
 				return false
+			}
+		}
+	case []map[string]dbus.Variant:
+		for _, row := range value {
+			for _, field := range row {
+				if !carriedAll(field.Value()) {
+					return false
+				}
 			}
 		}
 	case []map[string]string:

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/godbus/dbus/v5"
 
@@ -113,10 +112,7 @@ func (r *reader) pump() {
 		case err == nil:
 			pause = firstPause
 		case wasLost(err):
-			select {
-			case <-time.After(pause):
-			case <-r.life.Done():
-			}
+			sleep(r.life, pause)
 			pause = min(2*pause, lastPause)
 		default:
 			r.failed = err
