@@ -152,12 +152,11 @@ func hanging(f *fixture) {
 		f.is(err3, csi.ErrTimedOut, context.DeadlineExceeded)
 	}
 	// What csid had on its socket it may have done by then.
-	for _, id := range []string{"v", "w"} {
-		Eventually(f, "nothing comes any more", func() bool {
-			f.unmounted(id)
-			return f.rows() == nil
-		})
-	}
+	Eventually(f, "nothing comes any more", func() bool {
+		f.unmounted("v")
+		f.unmounted("w")
+		return f.rows() == nil
+	})
 }
 
 // A closed client's calls end; in csid they go on.
