@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -106,9 +106,8 @@ pub fn group_csid(w: &World) {
     }
 }
 
-/// A connection to a Unix socket, made by another user. The kernel tells the peer the credentials of the thread that
-/// connected.
-pub fn connect_as(user: User, socket: &Path) -> std::io::Result<UnixStream> {
+/// What a thread of another user's does.
+fn as_user<T: Send>(user: User, act: impl FnOnce() -> std::io::Result<T> + Send) -> std::io::Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             if user.uid != 0 {
@@ -118,10 +117,23 @@ pub fn connect_as(user: User, socket: &Path) -> std::io::Result<UnixStream> {
                 rustix::thread::set_thread_res_gid(gid, gid, gid)?;
                 rustix::thread::set_thread_res_uid(uid, uid, uid)?;
             }
-            UnixStream::connect(socket)
+            act()
         });
         thread.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread panicked")))
     })
+}
+
+/// A connection to a Unix socket, made by another user. The kernel tells the peer the credentials of the thread that
+/// connected.
+pub fn connect_as(user: User, socket: &Path) -> std::io::Result<UnixStream> {
+    as_user(user, || UnixStream::connect(socket))
+}
+
+/// A Unix socket where another user listens, likewise.
+pub fn listen_as(user: User, socket: &Path) -> std::io::Result<UnixListener> {
+    let listener = UnixListener::bind(socket)?;
+    as_user(user, || Ok(rustix::net::listen(&listener, 16)?))?;
+    Ok(listener)
 }
 
 /// On csid's private socket, having said hello as D-Bus does; what follows is up to the caller.

@@ -293,7 +293,7 @@ pub struct Attachment {
     pub leg: Leg,
     #[serde(default)]
     pub publish_context: BTreeMap<String, String>,
-    /// In which boot the controller was told; in another one it is told again before a stage.
+    /// In which boot the controller was told; in another one it is told again before a stage. Empty: it has never said yes.
     #[serde(default)]
     pub boot: String,
     /// Of AttachVolume: whose, and what for.

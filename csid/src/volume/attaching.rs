@@ -9,7 +9,7 @@ use crate::store::Durability;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
 use crate::store::rows::{Leg, MountKey};
 use crate::volume::claims::reader_only;
-use crate::volume::controlling::Target;
+use crate::volume::controlling::{Target, Unanswered};
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
 use crate::volume::{claim_words as words, say};
@@ -67,17 +67,28 @@ impl Drive<'_> {
             Ok(None)
         };
         self.shared.amend(&name, Durability::Disk, entered).await?;
-        match self.attach_for_call(target, node_id, call, secrets).await {
-            Ok(context) => Ok(context),
-            Err(error) => match self.detach_call(target, node_id).await {
-                Ok(()) => Err(error),
-                Err(undo) => {
-                    // Also where it was refused before it began.
-                    self.note_detach(&name, node_id, call.uid, Some(&undo));
-                    Err(words::undone_later(error, &undo))
-                }
-            },
+        let (error, undone) = match self.attach_for_call(target, node_id, call, secrets).await {
+            Ok(context) => return Ok(context),
+            Err(Unanswered { error, is_sent: true, .. }) => (error, self.detach_call(target, node_id).await),
+            Err(Unanswered { error, .. }) => (error, self.put_back(&name, node_id).await),
+        };
+        match undone {
+            Ok(()) => Err(error),
+            Err(undo) => {
+                // Also where it was refused before it began.
+                self.note_detach(&name, node_id, call.uid, Some(&undo));
+                Err(words::undone_later(error, &undo))
+            }
         }
+    }
+
+    /// Nothing was asked of a controller, so there is nothing to undo.
+    async fn put_back(&mut self, name: &VolumeName, node_id: &str) -> Result<()> {
+        let gone = |record: &mut Record| {
+            record.attachments.retain(|at| !at.is_by_call(node_id));
+            Ok(None)
+        };
+        self.shared.amend(name, Durability::Disk, gone).await.map(drop)
     }
 
     /// What is in the record already.
@@ -87,7 +98,7 @@ impl Drive<'_> {
         node_id: &str,
         call: &AttachCall,
         secrets: Option<Secrets>,
-    ) -> Result<BTreeMap<String, String>> {
+    ) -> Result<BTreeMap<String, String>, Unanswered> {
         let id = &self.external_id();
         let usage = &target.registration.usage(call.capability);
         let read_only = call.read_only || reader_only(call.capability.access_mode);
@@ -96,15 +107,18 @@ impl Drive<'_> {
         };
         let context =
             self.making("attach", "ControllerPublishVolume", target, secrets.as_ref(), publish).await?;
-        self.decide()?;
+        self.decide().map_err(Unanswered::after)?;
+        let boot = self.shared.boot();
         let present = |record: &mut Record| {
             for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {
                 at.leg = Leg::Present;
+                at.boot.clone_from(&boot);
                 at.publish_context.clone_from(&context);
             }
             Ok(Some(words::attached("volume-attached", record, node_id)))
         };
-        self.shared.amend(&VolumeName::of(&target.key), Durability::Disk, present).await?;
+        let amended = self.shared.amend(&VolumeName::of(&target.key), Durability::Disk, present).await;
+        amended.map_err(Unanswered::after)?;
         Ok(context)
     }
 
@@ -132,11 +146,20 @@ impl Drive<'_> {
         at.map_or(Ok(()), |at| refuse_anothers(at, target.uid, &name))?;
         let by_call = at.and_then(|at| at.by_call.as_ref());
         let secrets_given = by_call.is_some_and(|call| call.secrets_given);
-        if secrets_given && self.secrets.is_none() && target.registration.spec.credential.is_none() {
-            return Err(words::secret_required(&record.name, "DetachVolume"));
-        }
+        let lacks_secrets =
+            secrets_given && self.secrets.is_none() && target.registration.spec.credential.is_none();
         let uid = by_call.map(|call| call.uid);
-        let done = self.detach_for_call(target, node_id).await;
+        let attaches = match at {
+            Some(at) if at.leg != Leg::Present && at.boot.is_empty() => self.can(ATTACHES).await,
+            _ => Ok(true),
+        };
+        let done = match attaches {
+            Ok(true) if lacks_secrets => return Err(words::secret_required(&record.name, "DetachVolume")),
+            Ok(true) => self.detach_for_call(target, node_id).await,
+            // It was to be asked to attach, and was not (CSI rule 19).
+            Ok(false) => self.put_back(&name, node_id).await,
+            Err(error) => Err(error),
+        };
         self.note_detach(&name, node_id, uid.unwrap_or_default(), uid.and(done.as_ref().err()));
         done?;
         self.shared.synced().await

@@ -66,6 +66,8 @@ const NOT_READY: Duration = Duration::from_secs(1);
 /// Why a call of a controller did not come to its good end.
 pub(super) struct Unanswered {
     pub(super) error: Error,
+    /// The plugin was asked.
+    pub(super) is_sent: bool,
     /// It may have had its effect, or have it yet.
     pub(super) perhaps_done: bool,
 }
@@ -79,7 +81,12 @@ impl From<Unanswered> for Error {
 impl Unanswered {
     /// Before the plugin was asked.
     pub(super) fn before(error: Error) -> Self {
-        Unanswered { error, perhaps_done: false }
+        Unanswered { error, is_sent: false, perhaps_done: false }
+    }
+
+    /// When the plugin was asked.
+    pub(super) fn after(error: Error) -> Self {
+        Unanswered { error, is_sent: true, perhaps_done: true }
     }
 
     /// Whether it is known that nothing has come of it. `asked_before`: there were other tries, which may have done it; what
@@ -97,9 +104,28 @@ impl Unanswered {
     }
 }
 
-fn unanswered(error: Error, unknown: bool, perhaps_done: bool) -> Unanswered {
-    let kind = if unknown && error.details.retryable { Kind::Uncertain } else { error.kind };
-    Unanswered { error: Error { kind, ..error }, perhaps_done }
+/// What the tries of a call came to.
+#[derive(Default)]
+struct Tried {
+    is_sent: bool,
+    unknown: bool,
+    perhaps_done: bool,
+}
+
+impl Tried {
+    fn note(&mut self, error: &RpcError) {
+        self.is_sent |= !matches!(error.class, Class::NotSent | Class::Forbidden | Class::Shutdown);
+        self.unknown |= error.class == Class::Unknown;
+        // A plugin that is busy with it may do it yet.
+        self.perhaps_done |=
+            self.unknown || (error.class == Class::Transient && error.code != Code::ResourceExhausted);
+    }
+
+    fn unanswered(&self, error: Error) -> Unanswered {
+        let kind = if self.unknown && error.details.retryable { Kind::Uncertain } else { error.kind };
+        let Tried { is_sent, perhaps_done, .. } = *self;
+        Unanswered { error: Error { kind, ..error }, is_sent, perhaps_done }
+    }
 }
 
 impl Call {
@@ -357,7 +383,7 @@ impl Drive<'_> {
     {
         let mut delay = Backoff::new();
         let mut said: Option<RpcError> = None;
-        let (mut unknown, mut perhaps_done) = (false, false);
+        let mut tried = Tried::default();
         self.step.set(step);
         let record = self.shared.registry.record(VolumeName::of(&target.key)).await;
         let record = record.map_err(|error| Unanswered::before(error.into()))?;
@@ -367,7 +393,7 @@ impl Drive<'_> {
             let controller = match self.controller().await {
                 Ok(controller) => controller,
                 // What the plugin said before it went away says more.
-                Err(error) => return Err(unanswered(said.map_or(error, Error::from), unknown, perhaps_done)),
+                Err(error) => return Err(tried.unanswered(said.map_or(error, Error::from))),
             };
             let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
             let secrets_forgotten = self.others_secrets(&record, None, credential, secrets.is_some());
@@ -376,10 +402,7 @@ impl Drive<'_> {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
-            unknown |= error.class == Class::Unknown;
-            // A plugin that is busy with it may do it yet.
-            perhaps_done |=
-                unknown || (error.class == Class::Transient && error.code != Code::ResourceExhausted);
+            tried.note(&error);
             let lasting = matches!(
                 error.class,
                 Class::Refused | Class::Unimplemented | Class::Forbidden | Class::Shutdown
@@ -389,7 +412,7 @@ impl Drive<'_> {
                 self.step.say(Error::from(error.clone()).message);
             }
             if lasting || !self.pause(&mut delay, false).await {
-                return Err(unanswered(said.unwrap_or(error).into(), unknown, perhaps_done));
+                return Err(tried.unanswered(said.unwrap_or(error).into()));
             }
         }
     }
@@ -402,15 +425,19 @@ impl Drive<'_> {
         target: &Target,
         secrets: Option<&'a Secrets>,
         call: impl Fn(Controller, Request<'a>) -> F,
-    ) -> Result<T>
+    ) -> Result<T, Unanswered>
     where
         F: Future<Output = Result<T, RpcError>>,
     {
+        if let Some(kind) = self.control.borrow().abandon {
+            return Err(Unanswered::before(say::stopped(kind)));
+        }
         let mut control = self.control.clone();
         tokio::select! {
             biased;
-            done = self.controlled(step, rpc, target, secrets, call) => Ok(done?),
-            kind = abandoned(&mut control) => Err(say::stopped(kind)),
+            done = self.controlled(step, rpc, target, secrets, call) => done,
+            // It may have been sent: what is waited for before that ends by itself.
+            kind = abandoned(&mut control) => Err(Unanswered::after(say::stopped(kind))),
         }
     }
 }
@@ -457,8 +484,9 @@ mod tests {
             (error(Kind::PluginUnavailable, None, true), false, false),
             (error(Kind::InvalidArgument, None, false), true, false),
         ] {
-            let is_no =
-                |perhaps_done, before| Unanswered { error: error.clone(), perhaps_done }.is_no(before);
+            let is_no = |perhaps_done, before| {
+                Unanswered { error: error.clone(), is_sent: true, perhaps_done }.is_no(before)
+            };
             assert_eq!(is_no(false, false), first, "{error:?}");
             assert_eq!((is_no(true, false), is_no(false, true)), (later, later), "{error:?}");
         }

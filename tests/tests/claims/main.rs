@@ -3,6 +3,7 @@
 
 mod attached;
 mod bound;
+mod by_call;
 mod controller;
 mod kills;
 mod owners;

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 
-use csid_client::{AccessMode, AttachOptions, DeregisterOptions, UnmountOptions};
+use csid_client::{AccessMode, AttachOptions, DeregisterOptions, Kind, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
-use csid_tests::raw::{MANAGER, MANAGER_PATH, MEMBER, OTHER, User, call, dict, group_csid, text, value};
+use csid_tests::raw::{
+    MANAGER, MANAGER_PATH, MEMBER, OTHER, User, call, dict, group_csid, listen_as, text, value,
+};
 use csid_tests::script::CONTROLLER;
-use csid_tests::world::{World, eventually, world};
+use csid_tests::world::{World, eventually, refusal, world};
 use zbus::{Connection, Variant};
 
 use crate::*;
@@ -209,6 +211,42 @@ fn who_may_only_mount_does_not_say_how() {
         let group = MountOptions { mount_group: Some("9".to_owned()), ..MountOptions::default() };
         client.mount(NAMESPACE, "v", "job", group).await.expect("root may");
         unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// Secrets that another's plugin is not sent are not needed to undo an attach that it was not asked for.
+#[test]
+fn an_attach_whose_secrets_may_not_be_sent_leaves_nothing() {
+    world(async |w| {
+        let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
+        let (his, plugins) = (w.path("his.sock"), w.plugin("p").socket());
+        let listener = listen_as(OTHER, &his).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut csid, _)) = listener.accept().await {
+                let mut plugin = tokio::net::UnixStream::connect(&plugins).await.unwrap();
+                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut csid, &mut plugin).await });
+            }
+        });
+        let spec = dict(vec![("supervision", text("external")), ("socket", text(his.to_str().unwrap()))]);
+        let arguments = vec![text("his"), spec];
+        call(&other, MANAGER_PATH, MANAGER, "RegisterPlugin", arguments).await.expect("his plugin");
+        healthy(&client, "his").await;
+        let options = || AttachOptions {
+            plugin: Some("his".to_owned()),
+            external_id: Some("v".to_owned()),
+            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            ..AttachOptions::default()
+        };
+        let with_secrets = AttachOptions { secrets: Some(secrets(&[("password", "x")])), ..options() };
+        let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", with_secrets).await);
+        assert_eq!(kind, Kind::NotAuthorized, "{error}");
+        let told = client.explain(NAMESPACE, "v", CallOptions::default()).await;
+        assert_eq!(refusal(told).0, Kind::NotFound, "nothing tells of it");
+        client.attach_volume(NAMESPACE, "v", "node-2", options()).await.expect("it is nobody's");
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
         w.nothing_left(&client).await;
     });
 }

@@ -1,0 +1,72 @@
+//! AttachVolume that came to nothing: what was never asked of a controller leaves nothing, and keeps nobody from the volume.
+
+use csid_client::{AttachOptions, Kind};
+use csid_tests::ask::*;
+use csid_tests::world::{World, eventually, refusal, world};
+
+use crate::*;
+
+fn writer() -> AttachOptions {
+    AttachOptions {
+        plugin: Some("p".to_owned()),
+        external_id: Some("v".to_owned()),
+        capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+        ..AttachOptions::default()
+    }
+}
+
+/// No row tells of the volume, also after csid was killed.
+async fn is_forgotten(w: &mut World, client: Client) -> Client {
+    let is_unknown = async |client: &Client| {
+        let told = client.explain(NAMESPACE, "v", CallOptions::default()).await;
+        told.is_err_and(|error| error.to_string().contains("not registered"))
+    };
+    eventually("nothing is left of it", async || is_unknown(&client).await).await;
+    w.kill();
+    let client = w.start().await;
+    assert!(is_unknown(&client).await, "nor after csid's restart");
+    client
+}
+
+#[test]
+fn an_attach_that_no_plugin_was_asked_for_leaves_nothing() {
+    world(async |w| {
+        let client = attaching(w).await;
+        w.plugin("p").kill();
+        eventually("it is missed", async || !client.plugin("p").await.unwrap().healthy).await;
+        let soon = AttachOptions { deadline_usec: Some(300_000), ..writer() };
+        let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", soon).await);
+        assert!([Kind::TimedOut, Kind::PluginUnavailable].contains(&kind), "{error}");
+        let client = is_forgotten(w, client).await;
+        w.plugin("p").start().await;
+        healthy(&client, "p").await;
+        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 0, "there was nothing to undo");
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// Killed before the controller was asked, csid finds a plugin that has nothing to detach with.
+#[test]
+fn what_never_was_attached_is_not_detached_where_nothing_attaches() {
+    world(async |w| {
+        let fault = w.path("fault");
+        w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
+        let client = attaching(w).await;
+        std::fs::write(&fault, "ControllerPublishVolume.before:1").unwrap();
+        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.expect_err("csid dies");
+        eventually("csid dies", async || w.dead()).await;
+        w.plugin("p").set(|script| script.control(&["CREATE_DELETE_VOLUME"]));
+        w.plugin("p").kill();
+        w.plugin("p").start().await;
+        std::fs::write(&fault, "").unwrap();
+        let client = w.start().await;
+        let client = is_forgotten(w, client).await;
+        healthy(&client, "p").await;
+        mount(&client, "job", inline("v")).await.expect("nobody has it");
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
