@@ -431,21 +431,23 @@ impl Drive<'_> {
         wanted: &Claim,
     ) -> Result<Option<OwnedMutexGuard<()>>> {
         let plugin = &record.volume.plugin;
-        let Some(view) = self.shared.plugins.view(plugin) else {
+        if self.shared.plugins.view(plugin).is_none() {
             return Err(say::unknown_plugin(plugin));
-        };
+        }
+        // Before it was seen nobody knows what it takes, and where it is.
+        let ready = self.ready().await?;
         let topologies =
             record.registration.as_ref().map(|of| of.spec.topologies.as_slice()).unwrap_or_default();
         let reaches = |segments: &BTreeMap<String, String>| {
             segments.iter().all(|(key, value)| {
-                view.topology.iter().any(|(k, v)| k.eq_ignore_ascii_case(key) && v == value)
+                ready.topology().iter().any(|(k, v)| k.eq_ignore_ascii_case(key) && v == value)
             })
         };
-        if view.healthy && !topologies.is_empty() && !topologies.iter().any(reaches) {
-            return Err(words::out_of_reach(&record.name, &view.topology));
+        if !topologies.is_empty() && !topologies.iter().any(reaches) {
+            return Err(words::out_of_reach(&record.name, ready.topology()));
         }
         let is_here = |claim: &Claim| claim.node == wanted.node;
-        if view.max_volumes <= 0 || record.claims.iter().any(is_here) {
+        if ready.max_volumes() <= 0 || record.claims.iter().any(is_here) {
             return Ok(None);
         }
         let counted = self.shared.counting(plugin).lock_owned().await;
@@ -455,8 +457,8 @@ impl Drive<'_> {
             ..RecordFilter::default()
         };
         let (volumes, _) = self.shared.registry.records(filter).await?;
-        if volumes.len() as i64 >= view.max_volumes {
-            return Err(words::too_many(plugin, view.max_volumes, &volumes));
+        if volumes.len() as i64 >= ready.max_volumes() {
+            return Err(words::too_many(plugin, ready.max_volumes(), &volumes));
         }
         Ok(Some(counted))
     }

@@ -180,6 +180,58 @@ fn what_this_node_cannot_reach_is_not_waited_for() {
     });
 }
 
+/// A claim in a task of its own, when csid says that its plugin is waited for.
+async fn asks_for(client: &Client, volume: &'static str) -> Waits {
+    let call = {
+        let client = client.clone();
+        tokio::spawn(async move { claim(&client, volume, "two").await })
+    };
+    eventually("the plugin is waited for", async || {
+        let operations = client.list_operations().await.unwrap();
+        let subject = format!("{NAMESPACE}/{volume}");
+        operations.iter().any(|of| of.subject == subject && of.step == "waiting for plugin")
+    })
+    .await;
+    call
+}
+
+/// What a plugin takes, and where it is, is not known before it has been seen.
+#[test]
+fn a_plugin_that_has_just_started_is_given_no_volume_too_many_or_too_far() {
+    world(async |w| {
+        let plugin = w.add_witnessed("p", &[], "").await;
+        plugin.set(|script| script.max_volumes = 1);
+        plugin.kill();
+        plugin.start().await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        for volume in ["a", "b"] {
+            register(&client, volume, &[AccessMode::SingleNodeWriter]).await;
+        }
+        let far = RegisterVolume {
+            plugin: Some("p".to_owned()),
+            external_id: Some("far".to_owned()),
+            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            topologies: Some(vec![[("zone".to_owned(), "far".to_owned())].into()]),
+            ..RegisterVolume::default()
+        };
+        client.register_volume(NAMESPACE, "far", far).await.unwrap();
+        claim(&client, "a", "one").await.unwrap();
+        w.kill();
+        w.plugin("p").kill();
+        let client = w.start().await;
+        let (many, far) = (asks_for(&client, "b").await, asks_for(&client, "far").await);
+        w.plugin("p").start().await;
+        let (kind, error) = refusal(many.await.unwrap());
+        assert!(kind == Kind::ClaimConflict && error.message.contains("at most 1 volumes"), "{error}");
+        let (kind, error) = refusal(far.await.unwrap());
+        assert!(kind == Kind::ClaimConflict && error.message.contains("not reachable"), "{error}");
+        release(&client, "a", "one").await.unwrap();
+        assert_eq!(claimed(&client).await, []);
+        w.nothing_left(&client).await;
+    });
+}
+
 /// Whoever fails may have let something go on his way.
 #[test]
 fn a_claim_that_fails_frees_what_it_held_for_those_who_wait() {
