@@ -10,11 +10,13 @@ use std::time::Instant;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use serde_json::Value;
+use tokio::sync::RwLock;
 use tokio::task::JoinHandle;
 
 use crate::error::{Error, Result};
 use crate::plugin::Service;
-use crate::store::registry::{Origin, Record, RecordFilter, Registration, VolumeName};
+use crate::store::registry::{Origin, Record, RecordFilter, Registration, VolumeName, VolumeSpec};
+use crate::store::rows::VolumeKey;
 use crate::store::{Change, Durability, StoreError};
 use crate::volume::control::Backoff;
 use crate::volume::files::Declared;
@@ -27,8 +29,8 @@ use crate::volume::{Shared, Volumes, Wait, claim_words as words};
 #[derive(Default)]
 pub(super) struct Declarations {
     table: Mutex<BTreeMap<VolumeName, Entry>>,
-    /// Has those registered that wait. Held across a change of the table.
-    trying: tokio::sync::Mutex<Option<JoinHandle<()>>>,
+    /// Has those registered that wait. Held across a change of the table; read, where one that it declares is written.
+    trying: RwLock<Option<JoinHandle<()>>>,
 }
 
 struct Entry {
@@ -73,6 +75,19 @@ impl Declarations {
         Some((entry.declared.clone(), entry.waits.clone()?))
     }
 
+    /// As long as this is held the table stays as it is.
+    pub(super) async fn hold(&self) -> impl Sized {
+        self.trying.read().await
+    }
+
+    /// Whether a file says this of the volume now.
+    pub(super) fn say(&self, name: &VolumeName, volume: &VolumeKey, spec: &VolumeSpec) -> bool {
+        let table = self.lock();
+        table
+            .get(name)
+            .is_some_and(|Entry { declared, .. }| (&declared.volume, &declared.spec) == (volume, spec))
+    }
+
     /// It is registered so; the file may say something else by now.
     fn done(&self, declared: &Declared) {
         if let Some(entry) = self.lock().get_mut(&declared.name)
@@ -93,7 +108,7 @@ impl Declarations {
 
     /// Nothing is tried any more.
     pub(super) fn stop(&self) {
-        if let Ok(mut trying) = self.trying.try_lock() {
+        if let Ok(mut trying) = self.trying.try_write() {
             trying.take().inspect(JoinHandle::abort);
         }
     }
@@ -120,7 +135,7 @@ impl Volumes {
     /// file is there that could be its.
     pub async fn declare(&self, files: Vec<Declared>, all: bool) -> Result<Applied> {
         let shared = &self.shared;
-        let mut trying = shared.declarations.trying.lock().await;
+        let mut trying = shared.declarations.trying.write().await;
         // What was begun is in the registry before it is read, or never will be.
         if let Some(before) = trying.take() {
             before.abort();

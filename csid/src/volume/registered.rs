@@ -46,7 +46,7 @@ impl Shared {
         }
     }
 
-    fn not_registered(&self, name: &VolumeName) -> Error {
+    pub(super) fn not_registered(&self, name: &VolumeName) -> Error {
         match self.declarations.file(name) {
             Some(file) => words::not_yet(name, &file),
             None => say::not_registered(&name.key("")),

@@ -103,6 +103,11 @@ impl Shared {
             return Ok(present);
         }
         self.confirm(&name, &volume, &new, secrets, wait).await?;
+        // Who waited for a volume that is to be used is not the one who keeps it declared.
+        let _held = self.declarations.hold().await;
+        if origin == Origin::File && !self.declarations.say(&name, &volume, &new.spec) {
+            return Err(self.not_registered(&name));
+        }
         self.amend(&name, Durability::Disk, put).await
     }
 

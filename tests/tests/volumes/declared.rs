@@ -240,6 +240,46 @@ fn what_is_in_use_stays_as_it_is() {
     });
 }
 
+/// Who uses it has it registered, as long as there is a file that declares it.
+#[test]
+fn what_is_not_declared_any_more_is_not_registered_for_who_waits_for_it() {
+    world(async |w| {
+        with_plugin(w, &["v"]).await;
+        let slow = Rule::always("ValidateVolumeCapabilities", Act::Delay(1500));
+        w.plugin("p").rules([slow]);
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        for change in [None, Some(XFS)] {
+            let file = w.declare("v", WRITER);
+            reload(&client).await.unwrap();
+            let call = {
+                let client = client.clone();
+                tokio::spawn(async move { mount(&client, "v", MountOptions::default()).await })
+            };
+            eventually("the call waits for the plugin's answer", async || {
+                let operations = client.list_operations().await.unwrap();
+                operations.iter().filter(|operation| operation.kind == "validate").count() == 2
+            })
+            .await;
+            match change {
+                None => fs::remove_file(&file).unwrap(),
+                Some(more) => drop(w.declare("v", &format!("{WRITER}{more}"))),
+            }
+            reload(&client).await.unwrap();
+            let (kind, error) = refusal(call.await.unwrap());
+            assert!(kind == Kind::NotFound && error.details.retryable == Some(change.is_some()), "{error:?}");
+            match change {
+                None => assert_eq!(ids(&client).await, [""; 0]),
+                Some(_) => {
+                    has(&client, &["v"]).await;
+                    assert_eq!(list(&client).await[0].fs_type, "xfs");
+                }
+            }
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn a_wrong_file_leaves_out_its_own_volume_only() {
     world(async |w| {
