@@ -14,6 +14,7 @@ use crate::store::registry::Attachment;
 use crate::store::registry::{AttachCall, Capability, Origin, Registration, Standing, VolumeName};
 use crate::store::rows::{AccessMode, AttachmentMode, Leg, MountKey, MountRow, Phase, Usage};
 use crate::volume::control::{Backoff, abandoned};
+use crate::volume::creating::task_of;
 use crate::volume::drive::Drive;
 use crate::volume::registering::unregistered;
 use crate::volume::requests::Part;
@@ -268,6 +269,10 @@ impl Drive<'_> {
         let node_id = &key.tag;
         let unsettled = |at: &&Attachment| at.is_by_call(node_id) && at.leg != Leg::Present;
         self.rows.set_unfinished(key.clone(), None);
+        // Since it was left, its name may have become another volume's.
+        if task_of(&record) != self.rows.volume().row.key {
+            return Ok(());
+        }
         if let Some(at) = record.attachments.iter().find(unsettled) {
             let uid = at.by_call.as_ref().map_or(0, |call| call.uid);
             let registration = record.registration.clone().unwrap_or_else(|| unregistered(uid));

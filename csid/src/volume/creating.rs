@@ -184,6 +184,11 @@ pub(super) fn task_of(record: &Record) -> VolumeKey {
     }
 }
 
+/// This task has the plugin make it. A creation that was forgotten by force may find another one under its name.
+fn is_asked_for_by(record: &Record, task: &VolumeKey) -> bool {
+    is_unborn(record) && task_of(record) == *task
+}
+
 /// What is another's is managed by him and by root.
 pub(super) fn refuse_anothers(record: &Record, uid: u32) -> Result<()> {
     match &record.registration {
@@ -304,8 +309,9 @@ impl Drive<'_> {
         };
         // Also one that the journal could not take: it is asked for again, and found.
         let there = self.shared.registry.record(name.clone()).await;
+        let task = &self.rows.volume().row.key;
         let error = match ended {
-            Err(error) if there.as_ref().map_or(true, is_unborn) => error,
+            Err(error) if there.as_ref().map_or(true, |there| is_asked_for_by(there, task)) => error,
             ended => {
                 self.rows.set_unfinished(target.key, None);
                 return ended;
@@ -348,12 +354,15 @@ impl Drive<'_> {
     async fn born(&mut self, target: &Target, created: Created) -> Result<Record> {
         let name = VolumeName::of(&target.key);
         let volume = VolumeKey { plugin: self.plugin(), external_id: created.external_id.clone() };
+        let task = self.rows.volume().row.key.clone();
         let entered = |record: &mut Record| {
+            let not_needed = || words::made_and_not_needed(&name, &volume.external_id);
+            if record.registration.is_some() && !is_asked_for_by(record, &task) {
+                return Err(not_needed());
+            }
             // One that was forgotten by force meanwhile is there all the same.
             let registration = record.registration.get_or_insert_with(|| target.registration.clone());
-            let Standing::Creating(creation) = &mut registration.standing else {
-                return Err(words::made_and_not_needed(&name, &volume.external_id));
-            };
+            let Standing::Creating(creation) = &mut registration.standing else { return Err(not_needed()) };
             let register = creation.register;
             creation.sourceless = !created.from_source;
             registration.spec.context.clone_from(&created.context);
@@ -388,8 +397,9 @@ impl Drive<'_> {
 
     /// It is known that there is no volume, or that it is another row's.
     async fn not_born(&mut self, name: &VolumeName) -> Result<()> {
+        let task = self.rows.volume().row.key.clone();
         let gone = |record: &mut Record| {
-            if is_unborn(record) {
+            if is_asked_for_by(record, &task) {
                 record.registration = None;
             }
             Ok(None)

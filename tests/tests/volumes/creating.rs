@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use csid_client::{CallOptions, CreateVolume, Kind, MountOptions, VolumeOptions};
-use csid_tests::ask::{NAMESPACE, cursor, event, secrets, unmount};
-use csid_tests::script::{Act, Rule};
+use csid_client::{CallOptions, CreateVolume, DeregisterOptions, Kind, MountOptions, VolumeOptions};
+use csid_tests::ask::{NAMESPACE, cursor, event, healthy, secrets, unmount};
+use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::world::{count, eventually, refusal, world};
 
 use crate::site::{PASSWORD, Site, options, spec, with_secrets, within};
@@ -337,6 +337,97 @@ fn what_is_being_created_is_created_and_then_deleted() {
         s.w.plugin("p").honest();
         s.w.plugin("p").start().await;
         s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+/// Beside `p` another plugin that creates.
+async fn with_another(s: &mut Site<'_>) {
+    let plugin = s.w.add_plugin("q").await;
+    plugin.set(|script| script.control(&CONTROLLER));
+    plugin.kill();
+    plugin.start().await;
+    s.restart().await;
+    s.is_ready().await;
+    healthy(&s.client, "q").await;
+}
+
+fn of_q() -> CreateVolume {
+    CreateVolume { plugin: Some("q".to_owned()), ..spec() }
+}
+
+async fn forget(s: &Site<'_>, volume: &str) {
+    let force = DeregisterOptions { force: Some(true), ..DeregisterOptions::default() };
+    s.client.deregister_volume(NAMESPACE, volume, force).await.expect("it is forgotten");
+}
+
+async fn is_made(s: &Site<'_>, volume: &str) -> bool {
+    s.rows().await.iter().any(|row| row.id == volume && !row.external_id.is_empty())
+}
+
+/// A creation that was forgotten by force has no say in another plugin's volume that has its name since.
+#[test]
+fn a_creation_that_was_forgotten_is_not_taken_for_another_plugins() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        with_another(&mut s).await;
+        // It comes late.
+        s.rules([Rule::once("CreateVolume", Act::DelayAfter(900))]);
+        let late = {
+            let client = s.client.clone();
+            tokio::spawn(async move { client.create_volume(NAMESPACE, "a", spec()).await })
+        };
+        eventually("p is asked", async || s.w.plugin("p").count("CreateVolume", "") == 1).await;
+        forget(&s, "a").await;
+        s.w.plugin("q").rules([Rule::always("CreateVolume", Act::Fail(13))]);
+        assert_eq!(s.refused("a", within(SHORT, of_q())).await.0, Kind::TimedOut);
+        let (kind, text) = refusal(late.await.unwrap());
+        assert!(kind == Kind::Busy && text.message.contains("registered as another volume"), "{text}");
+        let row = s.rows().await.remove(0);
+        assert_eq!((row.plugin.as_str(), row.external_id.as_str()), ("q", ""));
+        s.w.plugin("q").honest();
+        let made = s.create("a", of_q()).await.expect("q's answer");
+        assert_eq!(made.plugin, "q");
+        s.delete("a", options()).await.unwrap();
+
+        // It is refused.
+        let internal = || [Rule::always("CreateVolume", Act::Fail(13))];
+        s.rules(internal());
+        assert_eq!(s.refused("b", within(SHORT, spec())).await.0, Kind::TimedOut);
+        forget(&s, "b").await;
+        s.w.plugin("q").rules(internal());
+        assert_eq!(s.refused("b", within(SHORT, of_q())).await.0, Kind::TimedOut);
+        s.rules([Rule::always("CreateVolume", Act::Fail(3))]);
+        let is_over = async || {
+            let operations = s.client.list_operations().await.unwrap();
+            operations.iter().filter(|of| of.subject == format!("{NAMESPACE}/b")).count() <= 1
+        };
+        eventually("p's is at its end", is_over).await;
+        s.w.plugin("q").honest();
+        assert_eq!(s.create("b", of_q()).await.expect("q's answer").plugin, "q");
+        s.delete("b", options()).await.unwrap();
+
+        // It is to be asked for again when another one of p's name has come to its end.
+        let named = || CreateVolume { name: Some("disk".to_owned()), ..within(SHORT, spec()) };
+        s.rules(internal());
+        s.w.plugin("q").rules(internal());
+        assert_eq!(s.refused("c", named()).await.0, Kind::TimedOut);
+        assert_eq!(s.refused("d", named()).await.0, Kind::TimedOut);
+        forget(&s, "c").await;
+        assert_eq!(s.refused("c", within(SHORT, of_q())).await.0, Kind::TimedOut);
+        s.w.plugin("p").honest();
+        eventually("d is made", async || is_made(&s, "d").await).await;
+        s.w.plugin("q").honest();
+        eventually("c is made", async || is_made(&s, "c").await).await;
+        assert_eq!(s.create("c", of_q()).await.expect("q's answer").plugin, "q");
+        s.delete("c", options()).await.unwrap();
+        s.delete("d", options()).await.unwrap();
+        let inline = VolumeOptions {
+            plugin: Some("p".to_owned()),
+            external_id: s.w.plugin("p").backend().made().unwrap().pop().map(|it| it.replace("volume ", "")),
+            ..options()
+        };
+        s.delete("x", inline).await.unwrap();
         s.nothing_left().await;
     });
 }
