@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::error::{Error, Kind};
 use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
 use crate::store::rows::{EventDetails, MountKey, NewEvent};
+use crate::volume::OperationView;
 use crate::volume::admission::OF_UID;
 use crate::volume::claims::{Event, Refusal};
 
@@ -260,6 +261,17 @@ pub(super) fn cannot_create(plugin: &str, capability: &str) -> Error {
          register it"
     );
     Error::new(Kind::NotSupported, text)
+}
+
+/// To whoever would delete it.
+pub(super) fn being_created(name: &VolumeName, under_way: &OperationView) -> Error {
+    let OperationView { id, uid, step, said, .. } = under_way;
+    let said = if said.is_empty() { String::new() } else { format!(", the plugin's last answer was {said}") };
+    let text = format!(
+        "{name} is being created, and uid {uid} waits for it (at `{step}`{said}): wait for its end, or cancel it \
+         (`csictl cancel {id}`), then delete it"
+    );
+    Error::new(Kind::Busy, text)
 }
 
 /// It was not answered, and is not forgotten.

@@ -25,8 +25,10 @@ use crate::volume::{claim_words as words, say};
 /// A call about a volume that is no mount and no claim.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Call {
-    /// What is to be created is the target's registration.
-    Create,
+    /// What is to be created is the target's registration; `to_delete`: for a DeleteVolume, which needs its id.
+    Create {
+        to_delete: bool,
+    },
     Validate {
         capabilities: Vec<Capability>,
     },
@@ -158,14 +160,14 @@ impl Call {
 
     pub(super) fn kind(&self) -> &'static str {
         match self {
-            Call::Create => "create",
+            Call::Create { to_delete: false } => "create",
             Call::Validate { .. } => "validate",
             Call::Stats => "stats",
             Call::Expand { .. } => "expand",
             Call::Snapshot { .. } => "snapshot",
             Call::Attach { .. } => "attach",
             Call::Detach { .. } => "detach",
-            Call::Delete => "delete",
+            Call::Create { to_delete: true } | Call::Delete => "delete",
             Call::Forget => "deregister",
         }
     }
@@ -175,7 +177,7 @@ impl Drive<'_> {
     pub(super) async fn call(&mut self, target: &Target, call: Call) -> Result<Done> {
         let target = &self.as_it_is_now(target, &call).await?;
         match call {
-            Call::Create => self.create(target).await.map(|record| Done::Created(Box::new(record))),
+            Call::Create { .. } => self.create(target).await.map(|record| Done::Created(Box::new(record))),
             Call::Validate { capabilities } => {
                 self.validate(target, &capabilities).await.map(Done::Validated)
             }
@@ -207,7 +209,7 @@ impl Drive<'_> {
         let (name, volume) = (VolumeName::of(&target.key), &self.rows.volume().row.key);
         let record = self.shared.registry.record(name.clone()).await?;
         if !target.is_registered {
-            if *call != Call::Create && !call.only_looks() {
+            if !matches!(call, Call::Create { .. }) && !call.only_looks() {
                 self.shared.refuse_given(&record, volume, call).await?;
             }
             return Ok(target.clone());

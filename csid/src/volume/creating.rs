@@ -62,26 +62,28 @@ impl Volumes {
             standing: Standing::Creating(creation),
             ..new_registration(uid, spec, Origin::Bus)
         };
-        let record = self.creation(name, &plugin, registration, uid, secrets, wait).await?;
+        let create = Call::Create { to_delete: false };
+        let record = self.creation(name, &plugin, create, registration, secrets, (uid, wait)).await?;
         if !register {
             self.forget_fetched(&record.name).await?;
         }
         Ok(shared.view(record, Vec::new()))
     }
 
-    /// Have a creation come to its end; its record then.
+    /// Have a creation come to its end, by [`Call::Create`]; its record then.
     pub(super) async fn creation(
         &self,
         name: VolumeName,
         plugin: &str,
+        call: Call,
         registration: Registration,
-        uid: u32,
         secrets: Option<Secrets>,
-        wait: Wait,
+        by: (u32, Wait),
     ) -> Result<Record> {
+        let (uid, wait) = by;
         let task = paths::unborn(plugin, &registration.spec.name);
         let target = Box::new(Target { key: name.key(""), uid, registration, is_registered: false });
-        let work = Work::Call { target, call: Call::Create, secrets };
+        let work = Work::Call { target, call, secrets };
         let answer = self.shared.ask(&task, uid, work, wait)?;
         match self.shared.answered(answer).await? {
             Done::Created(record) => Ok(*record),

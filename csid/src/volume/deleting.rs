@@ -12,7 +12,8 @@ use crate::volume::requests::VolumeRequest;
 use crate::volume::{Volumes, claim_words as words};
 
 impl Volumes {
-    /// What is being created is created first: it cannot be deleted by its name (CSI rule 39).
+    /// What is being created is created first: it cannot be deleted by its name (CSI rule 39). What somebody waits for is
+    /// not taken from him.
     pub async fn delete_volume(&self, mut request: VolumeRequest) -> Result<()> {
         if request.inline.is_some() {
             return self.call(request, Call::Delete).await.map(drop);
@@ -22,11 +23,15 @@ impl Volumes {
         let Some(registration) = record.registration.clone() else { return self.shared.synced().await };
         if is_unborn(&record) {
             refuse_anothers(&record, request.uid)?;
+            if let Some(under_way) = self.shared.operations.creating(&record.name) {
+                return Err(words::being_created(&record.name, &under_way));
+            }
             let (secrets, credential) = (request.secrets.take(), request.credential.take());
             request.secrets = self.shared.given(secrets, credential, request.wait.deadline).await?;
             let VolumeRequest { name, uid, secrets, wait, .. } = &request;
-            let (plugin, uid, wait) = (&record.volume.plugin, *uid, wait.clone());
-            let made = self.creation(name.clone(), plugin, registration, uid, secrets.clone(), wait).await;
+            let (plugin, create) = (&record.volume.plugin, Call::Create { to_delete: true });
+            let (secrets, by) = (secrets.clone(), (*uid, wait.clone()));
+            let made = self.creation(name.clone(), plugin, create, registration, secrets, by).await;
             let now = self.shared.registry.record(name.clone()).await?;
             match made {
                 // The plugin has none of that name.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Kind, Result};
+use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::{Authority, OperationView};
 
@@ -69,6 +70,21 @@ struct Entry {
     since_usec: u64,
     deadline_usec: Option<u64>,
     is_waited_for: bool,
+}
+
+impl Entry {
+    fn view(&self) -> OperationView {
+        OperationView {
+            id: self.id.clone(),
+            kind: self.kind,
+            subject: format!("{}/{}", self.key.namespace, self.key.volume),
+            step: self.step.get(),
+            said: self.step.said(),
+            since_usec: self.since_usec,
+            deadline_usec: self.deadline_usec,
+            uid: self.uid,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -179,17 +195,15 @@ impl Operations {
     }
 
     pub(crate) fn list(&self) -> Vec<OperationView> {
-        let view = |entry: &Entry| OperationView {
-            id: entry.id.clone(),
-            kind: entry.kind,
-            subject: format!("{}/{}", entry.key.namespace, entry.key.volume),
-            step: entry.step.get(),
-            said: entry.step.said(),
-            since_usec: entry.since_usec,
-            deadline_usec: entry.deadline_usec,
-            uid: entry.uid,
+        self.lock().entries.values().map(Entry::view).collect()
+    }
+
+    /// The CreateVolume of this volume that somebody waits for.
+    pub(crate) fn creating(&self, name: &VolumeName) -> Option<OperationView> {
+        let of_volume = |entry: &&Entry| {
+            entry.kind == "create" && entry.is_waited_for && VolumeName::of(&entry.key) == *name
         };
-        self.lock().entries.values().map(view).collect()
+        self.lock().entries.values().find(of_volume).map(Entry::view)
     }
 
     /// The plugins of the Mounts, Claims and AttachVolumes under way.

@@ -431,3 +431,31 @@ fn a_creation_that_was_forgotten_is_not_taken_for_another_plugins() {
         s.nothing_left().await;
     });
 }
+
+/// Who waits for it has it, or cancels.
+#[test]
+fn what_somebody_waits_for_is_not_deleted_under_his_hands() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
+        let waits = {
+            let client = s.client.clone();
+            let named = CreateVolume { operation_id: Some("mine".to_owned()), ..spec() };
+            tokio::spawn(async move { client.create_volume(NAMESPACE, "a", named).await })
+        };
+        eventually("p has answered", async || {
+            let told = s.client.explain(NAMESPACE, "a", CallOptions::default()).await;
+            told.is_ok_and(|told| told.last_error.contains("INTERNAL"))
+        })
+        .await;
+        let at_once = tokio::time::timeout(Duration::from_secs(5), s.delete("a", options()));
+        let (kind, error) = refusal(at_once.await.expect("at once"));
+        assert!(kind == Kind::Busy && error.message.contains("csictl cancel mine"), "{error}");
+        assert!(error.message.contains("INTERNAL"), "what goes on: {error}");
+        s.client.cancel_operation("mine").await.unwrap();
+        assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled);
+        s.w.plugin("p").honest();
+        s.delete("a", options()).await.expect("it is created, and then deleted");
+        s.nothing_left().await;
+    });
+}
