@@ -101,6 +101,9 @@ pub struct MountSpec {
     /// Another user of the volume, who has left it, may have had secrets: the plugin may still repeat them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub secrets_beside: bool,
+    /// What the plugin called this node when the volume was staged. Empty: not known, or it does not matter.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub node_id: String,
 }
 
 impl MountRow {
@@ -117,10 +120,10 @@ impl MountRow {
 
 impl MountSpec {
     /// The options that make two calls the same: all but those for the secrets, which are common keys of the contract, and
-    /// what no caller of a registered volume gives.
+    /// what no caller, or none of a registered volume, gives.
     pub fn same_call(&self, other: &MountSpec) -> bool {
-        let MountSpec { credential, secrets_given, secrets_beside, .. } = self.clone();
-        let mut other = MountSpec { credential, secrets_given, secrets_beside, ..other.clone() };
+        let MountSpec { credential, secrets_given, secrets_beside, node_id, .. } = self.clone();
+        let mut other = MountSpec { credential, secrets_given, secrets_beside, node_id, ..other.clone() };
         if self.registered && other.registered {
             other.usage.publish_context.clone_from(&self.usage.publish_context);
         }

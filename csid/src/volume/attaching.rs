@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::plugin::{ATTACHES, Controller};
+use crate::plugin::{ATTACHES, Controller, Ready};
 use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
@@ -12,6 +12,7 @@ use crate::volume::claims::reader_only;
 use crate::volume::controlling::{Target, Unanswered};
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
+use crate::volume::state::Wanted;
 use crate::volume::{claim_words as words, say};
 
 /// What AttachVolume left for this node id, among what is unfinished.
@@ -137,8 +138,7 @@ impl Drive<'_> {
         let is_staged =
             volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent);
         let holders = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
-        // As long as this node's id is not known, it may be this one.
-        if is_staged && self.ready().await?.node_id() == node_id {
+        if is_staged && self.is_staged_under(node_id).await? {
             return Err(words::staged_here(&name, holders));
         }
         let of_call = |at: &&Attachment| at.is_by_call(node_id);
@@ -163,6 +163,30 @@ impl Drive<'_> {
         self.note_detach(&name, node_id, uid.unwrap_or_default(), uid.and(done.as_ref().err()));
         done?;
         self.shared.synced().await
+    }
+
+    /// What the plugin calls this node in the attachment that is staged, or will be; a claim's tells that itself.
+    pub(super) fn staged_under(&self, ready: &Ready, wanted: &Wanted) -> String {
+        let volume = self.rows.volume();
+        if volume.row.stage != Leg::Absent {
+            let known = volume.mounts.iter().map(|row| &row.spec.node_id).find(|id| !id.is_empty());
+            return known.cloned().unwrap_or_default();
+        }
+        match wanted.spec.registered || self.shared.plugins.can(ready.id(), ATTACHES) == Some(false) {
+            true => String::new(),
+            false => ready.node_id().to_owned(),
+        }
+    }
+
+    /// The node may be called otherwise since.
+    async fn is_staged_under(&mut self, node_id: &str) -> Result<bool> {
+        let mounts = &self.rows.volume().mounts;
+        if mounts.iter().any(|row| row.spec.node_id == node_id) {
+            return Ok(true);
+        }
+        let is_known = mounts.iter().all(|row| !row.spec.node_id.is_empty());
+        // As long as this node's id is not known, it may be this one.
+        Ok(!is_known && self.ready().await?.node_id() == node_id)
     }
 
     async fn detach_for_call(&mut self, target: &Target, node_id: &str) -> Result<()> {

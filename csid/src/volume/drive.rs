@@ -113,7 +113,10 @@ impl Drive<'_> {
             clear_the_way(&self.shared.host, ready.id(), base, Path::new(source)).await?;
         }
         let event = Event::Mount { wanted: wanted.clone(), paths, abilities: abilities(&ready) };
-        self.rows.step(event).map_err(|refusal| say::refusal(refusal, wanted))
+        let node_id = self.staged_under(&ready, wanted);
+        let next = self.rows.step(event).map_err(|refusal| say::refusal(refusal, wanted))?;
+        self.rows.remark(key, |row| row.spec.node_id = node_id);
+        Ok(next)
     }
 
     fn answer(&self, key: &MountKey) -> Result<Mounted> {

@@ -346,6 +346,7 @@ fn unread(attachment_mode: AttachmentMode) -> MountSpec {
         credential: None,
         secrets_given: false,
         secrets_beside: false,
+        node_id: String::new(),
     }
 }
 

@@ -44,6 +44,7 @@ fn wanted(consumer: u8) -> Wanted {
         registered: false,
         secrets_given: false,
         secrets_beside: false,
+        node_id: String::new(),
     };
     Wanted { key: key(consumer), uid: 0, spec, operations: Vec::new() }
 }

@@ -47,6 +47,34 @@ fn an_attach_that_no_plugin_was_asked_for_leaves_nothing() {
     });
 }
 
+/// A node that is called otherwise since has the volume staged all the same.
+#[test]
+fn co_rule_23_what_is_staged_under_an_earlier_node_id_is_not_detached() {
+    world(async |w| {
+        let client = attaching(w).await;
+        let context = client.attach_volume(NAMESPACE, "v", "node-1", writer()).await.unwrap();
+        let attached = MountOptions { publish_context: Some(context), ..inline("v") };
+        mount(&client, "job", attached).await.unwrap();
+        w.kill();
+        w.plugin("p").set(|script| {
+            script.node_id = "node-2".to_owned();
+            script.others = vec!["node-1".to_owned()];
+        });
+        w.plugin("p").kill();
+        w.plugin("p").start().await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        let detach = || client.detach_volume(NAMESPACE, "v", "node-1", Default::default());
+        let (kind, error) = refusal(detach().await);
+        assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["job".to_owned()]));
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 0);
+        unmount(&client, "v", "job").await.unwrap();
+        detach().await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
 /// Killed before the controller was asked, csid finds a plugin that has nothing to detach with.
 #[test]
 fn what_never_was_attached_is_not_detached_where_nothing_attaches() {
