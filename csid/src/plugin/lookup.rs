@@ -194,6 +194,19 @@ impl Plugins {
         plugins.get(id).into_iter().flatten().map(|entry| entry.state.borrow().view.clone()).collect()
     }
 
+    /// Who is waited for, and how he is, for a person: an instance that is not healthy, else the newest.
+    pub fn awaited(&self, id: &str) -> String {
+        let views = self.views(id);
+        let Some(view) = views.iter().find(|view| !view.healthy).or(views.first()) else {
+            return format!("plugin {id} (not registered)");
+        };
+        let which = match views.len() {
+            1 => String::new(),
+            _ => format!(", instance {}", view.instances.join(", ")),
+        };
+        format!("plugin {id}{which} ({}) {}", view.state, view.health_message).trim_end().to_owned()
+    }
+
     /// What a caller reads who has waited for a plugin in vain.
     fn lacking(&self, id: &str, service: Service) -> String {
         let views = self.views(id);

@@ -61,10 +61,7 @@ impl Volumes {
             None => None,
         });
         if told.waiting_for == WAITING_FOR_PLUGIN {
-            let view = shared.plugins.view(&volume.plugin);
-            let (state, why) =
-                view.map_or(("not registered", String::new()), |of| (of.state, of.health_message));
-            told.waiting_for = format!("plugin {} ({state}) {why}", volume.plugin).trim_end().to_owned();
+            told.waiting_for = shared.plugins.awaited(&volume.plugin);
         }
         Ok(told)
     }

@@ -195,6 +195,54 @@ fn what_does_not_attach_is_not_asked_to_though_it_is_seen_late() {
     }
 }
 
+/// Whether it attaches is not known before each of its instances was seen: it is said which one that is.
+#[test]
+fn an_instance_that_never_comes_is_named_to_who_waits_for_it() {
+    world(async |w| {
+        w.add_plugin("p").await;
+        let sockets = [w.plugin("p").socket(), w.path("nobody.sock")];
+        let client = w.start().await;
+        for (instance, socket) in ["first", "second"].iter().zip(sockets) {
+            let spec = csid_client::PluginSpec {
+                supervision: Some(csid_client::Supervision::External),
+                socket: Some(socket.to_str().unwrap().to_owned()),
+                instance: Some((*instance).to_owned()),
+                ..Default::default()
+            };
+            client.register_plugin("two", spec).await.unwrap();
+            if *instance == "first" {
+                healthy(&client, "two").await;
+                let spec = RegisterVolume {
+                    plugin: Some("two".to_owned()),
+                    external_id: Some("v".to_owned()),
+                    capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+                    ..RegisterVolume::default()
+                };
+                client.register_volume(NAMESPACE, "v", spec).await.unwrap();
+            }
+        }
+        let call = {
+            let client = client.clone();
+            let soon = ClaimOptions { deadline_usec: Some(2_000_000), ..ClaimOptions::default() };
+            tokio::spawn(async move { client.claim(NAMESPACE, "v", "one", soon).await })
+        };
+        eventually("it is explained", async || {
+            let told = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap();
+            told.waiting_for.contains("plugin two, instance second (")
+        })
+        .await;
+        let (kind, error) = refusal(call.await.unwrap());
+        assert!([Kind::TimedOut, Kind::PluginUnavailable].contains(&kind), "{error}");
+        eventually("it leaves no claim", async || claims(&client).await.is_empty()).await;
+        let options =
+            csid_client::UnregisterOptions { instance: Some("second".to_owned()), ..Default::default() };
+        client.unregister_plugin("two", options).await.unwrap();
+        claim(&client, "v", "one").await.expect("all are seen");
+        release(&client, "v", "one").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn a_node_that_is_called_otherwise_after_a_boot_is_detached_by_its_old_name() {
     world(async |w| {
