@@ -316,6 +316,8 @@ dict! {
         node: String,
         /// What the volume's id begins with.
         prefix: String,
+        /// Also what files declare and is not registered yet, as it is to be: its `standing` is `declared`.
+        declared: bool,
     }
 }
 

@@ -163,7 +163,7 @@ macro_rules! volume {
                 read_claims: Vec<String>,
                 write_claims: Vec<String>,
                 past_claims: Vec<String>,
-                /// creating registered deleting
+                /// creating registered deleting; declared: only where that was asked for
                 standing: String,
                 /// Bytes that a node still has to make of it; 0: none.
                 pending_expand: u64,

@@ -32,6 +32,7 @@ impl List {
                 plugin: take("plugin"),
                 node: take("node"),
                 prefix: take("prefix"),
+                declared: None,
             }),
             "claims" => Self::Claims(ClaimFilter {
                 namespace: take("namespace"),

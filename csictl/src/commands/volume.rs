@@ -214,7 +214,8 @@ fn call_options(wait: &Wait, work: &Work) -> CallOptions {
 async fn list(client: &Client, args: Volumes, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     tried.command = "volume list";
     let Volumes { namespace, plugin, node, prefix } = args;
-    let volumes = client.list_volumes(VolumeFilter { namespace, plugin, node, prefix }).await?;
+    let declared = Some(true);
+    let volumes = client.list_volumes(VolumeFilter { namespace, plugin, node, prefix, declared }).await?;
     if json {
         say_json(&volumes)?;
     } else if volumes.is_empty() {

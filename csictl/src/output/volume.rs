@@ -32,7 +32,9 @@ pub fn volumes(rows: &[VolumeRow]) -> String {
         rows.iter().map(|v| {
             let mut notes = Vec::new();
             notes.extend(on_its_way(v).map(str::to_owned));
-            if !v.schedulable {
+            if v.standing == "declared" {
+                notes.push(format!("not registered yet: csictl explain {} {}", v.namespace, v.id));
+            } else if !v.schedulable {
                 notes.push("not schedulable".to_owned());
             }
             if v.pending_expand > 0 {
@@ -223,6 +225,8 @@ NAMESPACE  VOLUME  PLUGIN  PROVIDER     CAPACITY  ACCESS  WRITERS   READERS  NOT
 prod       db      ebs     ebs.example  10GiB     -       postgres  -        -
 prod       db      ebs     ebs.example  10GiB     -       postgres  -        not schedulable, grows to 20GiB when mounted";
         assert_eq!(volumes(&[row(), waiting]), expected);
+        let declared = VolumeRow { standing: "declared".into(), schedulable: false, ..row() };
+        assert!(volumes(&[declared]).ends_with("  not registered yet: csictl explain prod db"));
         for (standing, note) in [("creating", "being created"), ("deleting", "being deleted")] {
             let row = VolumeRow { standing: standing.into(), ..row() };
             assert!(

@@ -125,7 +125,8 @@ pub(super) async fn create_volume(call: Call) -> Answer {
 }
 
 pub(super) async fn list_volumes(call: Call) -> Answer {
-    const FILTER: Keys = &[("namespace", "s"), ("plugin", "s"), ("node", "s"), ("prefix", "s")];
+    const FILTER: Keys =
+        &[("namespace", "s"), ("plugin", "s"), ("node", "s"), ("prefix", "s"), ("declared", "b")];
     let mut options = Options::check(call.arguments()?, FILTER)?;
     let wait = options.wait(call.arrived)?;
     let filter = RecordFilter {
@@ -136,8 +137,14 @@ pub(super) async fn list_volumes(call: Call) -> Answer {
         ..RecordFilter::default()
     };
     let volumes = call.server.rooms.volumes.clone();
-    let views =
-        within(&call.slot, wait.deadline, "the list", async move { volumes.volumes(filter).await }).await?;
+    let declared = options.flag("declared");
+    let found = async move {
+        match declared {
+            true => volumes.volumes_and_declared(filter).await,
+            false => volumes.volumes(filter).await,
+        }
+    };
+    let views = within(&call.slot, wait.deadline, "the list", found).await?;
     let rows: Vec<Map> = views.into_iter().map(listed).collect();
     call.reply(&(rows,))
 }
@@ -317,11 +324,12 @@ pub(super) fn row(view: VolumeView) -> Map {
         ("modify-index", record.revision.into()),
     ]);
     if let Some(registration) = record.registration {
+        let standing = if view.only_declared { "declared" } else { standing(&registration.standing) };
         let spec = registration.spec;
         let capabilities: Vec<HashMap<String, Variant<'static>>> =
             spec.capabilities.iter().map(modes).collect();
         row.extend([
-            ("standing", standing(&registration.standing).into()),
+            ("standing", standing.into()),
             ("name", spec.name.into()),
             ("context", spec.context.into()),
             ("capabilities", capabilities.into()),
@@ -492,6 +500,7 @@ mod tests {
             controller_required: false,
             schedulable: true,
             past: vec!["gone".into()],
+            only_declared: false,
         }
     }
 

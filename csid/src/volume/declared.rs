@@ -2,7 +2,7 @@
 //! tried again until it is: at csid's start and after a reload nobody waits for that but who uses the volume. What the
 //! registry has already as the file says it needs no plugin.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::store::{Change, Durability, StoreError};
 use crate::volume::control::Backoff;
 use crate::volume::files::Declared;
 use crate::volume::registering::new_registration;
-use crate::volume::requests::RegisterRequest;
+use crate::volume::requests::{RegisterRequest, VolumeView};
 use crate::volume::watch::SWEEP;
 use crate::volume::{Shared, Volumes, Wait, claim_words as words};
 
@@ -118,6 +118,29 @@ impl Volumes {
     /// How many volumes are not registered as files declare them.
     pub fn unregistered(&self) -> usize {
         self.shared.declarations.lock().values().filter(|entry| entry.waits.is_some()).count()
+    }
+
+    /// The registered volumes, and those that files declare and that are not registered yet.
+    pub async fn volumes_and_declared(&self, filter: RecordFilter) -> Result<Vec<VolumeView>> {
+        let mut views = self.volumes(filter.clone()).await?;
+        let registered: BTreeSet<VolumeName> = views.iter().map(|view| view.record.name.clone()).collect();
+        let is = |wanted: &Option<String>, has: &str| wanted.as_ref().is_none_or(|wanted| wanted == has);
+        for Entry { declared, waits } in self.shared.declarations.lock().values() {
+            let Declared { name, volume, .. } = declared;
+            let is_wanted = filter.node.is_none()
+                && is(&filter.namespace, &name.namespace)
+                && is(&filter.plugin, &volume.plugin)
+                && filter.prefix.as_ref().is_none_or(|prefix| name.volume.starts_with(prefix.as_str()));
+            if waits.is_none() || !is_wanted || registered.contains(name) {
+                continue;
+            }
+            let (volume, registration) = (volume.clone(), Some(registration(declared)));
+            let record = Record { volume, registration, ..Record::none(name.clone()) };
+            let view = self.shared.view(record, Vec::new());
+            views.push(VolumeView { schedulable: false, only_declared: true, ..view });
+        }
+        views.sort_by(|one, other| one.record.name.cmp(&other.record.name));
+        Ok(views)
     }
 
     /// Whether the volumes of `files` may be so, as far as that is known without their plugins.

@@ -195,6 +195,7 @@ impl Shared {
             controller_required,
             schedulable,
             past,
+            only_declared: false,
         }
     }
 }

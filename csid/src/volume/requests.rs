@@ -94,6 +94,8 @@ pub struct VolumeView {
     pub schedulable: bool,
     /// Consumers whose claims are past, the last one first.
     pub past: Vec<String>,
+    /// A file declares it, and it is not registered: this is how it is to be.
+    pub only_declared: bool,
 }
 
 #[derive(Clone)]

@@ -203,7 +203,9 @@ fn keys(method: &str) -> Vec<(&'static str, &'static str)> {
             ("suid", "b"),
             ("dev", "b"),
         ],
-        "ListVolumes" => &[("namespace", "s"), ("plugin", "s"), ("node", "s"), ("prefix", "s")],
+        "ListVolumes" => {
+            &[("namespace", "s"), ("plugin", "s"), ("node", "s"), ("prefix", "s"), ("declared", "b")]
+        }
         "DeregisterVolume" => &[("force", "b")],
         "ValidateVolume" => &[("access-mode", "s"), ("attachment-mode", "s"), ("external-id", "s")],
         "ExpandVolume" => &[("part", "s"), ("plugin", "s"), ("external-id", "s"), ("fs-type", "s")],

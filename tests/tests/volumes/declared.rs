@@ -97,6 +97,34 @@ fn co_rule_35_it_is_registered_when_its_plugin_first_serves() {
     });
 }
 
+/// Who wrote a file finds its volume in the list, and not among what can be used.
+#[test]
+fn what_is_declared_and_not_registered_is_listed_for_who_asks() {
+    world(async |w| {
+        with_plugin(w, &["v"]).await;
+        w.plugin("p").kill();
+        w.declare("v", &format!("{WRITER}{XFS}"));
+        let client = w.start().await;
+        let rows = async |filter: VolumeFilter| {
+            let filter = VolumeFilter { declared: Some(true), ..filter };
+            let rows = client.list_volumes(filter).await.expect("the volumes");
+            Vec::from_iter(rows.into_iter().map(|row| (row.id, row.fs_type, row.standing, row.schedulable)))
+        };
+        let is = |standing: &str, schedulable| {
+            vec![("v".to_owned(), "xfs".to_owned(), standing.to_owned(), schedulable)]
+        };
+        assert_eq!(rows(VolumeFilter::default()).await, is("declared", false));
+        assert_eq!(ids(&client).await, [""; 0], "who does not ask has what can be used");
+        for (named, many) in [("p", 1), ("q", 0)] {
+            let of_plugin = VolumeFilter { plugin: Some(named.to_owned()), ..VolumeFilter::default() };
+            assert_eq!(rows(of_plugin).await.len(), many, "{named}");
+        }
+        w.plugin("p").start().await;
+        has(&client, &["v"]).await;
+        assert_eq!(rows(VolumeFilter::default()).await, is("registered", true));
+    });
+}
+
 #[test]
 fn it_is_registered_without_being_asked_for_and_once() {
     world(async |w| {
