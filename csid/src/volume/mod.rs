@@ -38,6 +38,7 @@ mod registering;
 pub mod requests;
 mod say;
 mod secrets;
+mod sights;
 pub mod state;
 mod task;
 mod watch;

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use crate::store::rows::{Leg, MountKey, MountRow, MountSpec, Phase, Restore, VolumeKey, VolumeRow};
 use crate::volume::admission::{Refusal, admit};
 use crate::volume::secrets::may_have_had_secrets;
+use crate::volume::sights::{gone, none_left, recovered};
 
 /// A volume's rows: all that decides what may happen to it.
 #[derive(Clone, PartialEq, Eq)]
@@ -381,7 +382,7 @@ fn downwards(volume: &mut Volume, key: &MountKey) -> Next {
 }
 
 /// How a mount that cannot be had now is kept.
-fn rest(mount: &MountRow) -> Phase {
+pub(super) fn rest(mount: &MountRow) -> Phase {
     match mount.spec.restore {
         Restore::Auto => Phase::Waiting,
         Restore::Hold => Phase::Lost,
@@ -432,81 +433,6 @@ fn ended(volume: &mut Volume, effect: Effect, outcome: Outcome, error: String) -
     match outcome {
         Outcome::Done { .. } => advance(volume, &goal),
         _ => Next::Rest,
-    }
-}
-
-/// A mount that is not where its row says: the plugin still believes in it, so its legs are negated before they are made again.
-fn gone(volume: &mut Volume, key: &MountKey, sight: Sight, phase: Phase) {
-    let Some(mount) = volume.mount_mut(key) else { return };
-    mount.phase = phase;
-    if mount.spec.target.is_some() {
-        mount.target = Leg::Removing;
-    }
-    if sight == Sight::Gone {
-        mount.publish = Leg::Removing;
-    }
-}
-
-/// Whoever took the last publish may have taken the staging: it is not known to be there.
-fn none_left(volume: &mut Volume) {
-    let taken = volume.mounts.iter().any(|mount| mount.publish == Leg::Removing);
-    let left = volume.mounts.iter().any(|mount| mount.publish == Leg::Present);
-    if taken && !left && volume.row.stage == Leg::Present {
-        volume.row.stage = Leg::Removing;
-    }
-}
-
-fn recovered(volume: &mut Volume, same_boot: bool, sights: &[Sight]) {
-    let seen: Vec<(MountKey, Phase, Sight)> = volume
-        .mounts
-        .iter()
-        .zip(sights.iter().copied().chain(std::iter::repeat(Sight::Gone)))
-        .map(|(mount, sight)| (mount.key.clone(), mount.phase, sight))
-        .collect();
-    if !same_boot {
-        // No mount outlives a boot. One that is seen all the same (the boot was a container's, or a marker was lost) keeps
-        // the staging and itself; block nodes are never seen here, they may be left over.
-        let any = seen.iter().any(|(_, phase, sight)| *phase == Phase::Mounted && *sight != Sight::Gone);
-        if !any {
-            volume.row.stage = Leg::Absent;
-        }
-    }
-    for (key, phase, sight) in &seen {
-        let Some(mount) = volume.mount_mut(key) else { continue };
-        if !same_boot && (*phase != Phase::Mounted || *sight == Sight::Gone) {
-            mount.publish = Leg::Absent;
-            mount.target = Leg::Absent;
-            mount.device = None;
-        }
-        let rest = rest(mount);
-        match phase {
-            // It was answered once, and is published: all that was under way is its target, which is bound by itself.
-            Phase::Mounting if same_boot && mount.kept && mount.publish == Leg::Present => {
-                mount.phase = Phase::Waiting;
-            }
-            // Nobody was told of it: undone.
-            Phase::Mounting => {
-                mount.phase = Phase::Unmounting;
-                for leg in [&mut mount.publish, &mut mount.target] {
-                    if *leg == Leg::Making {
-                        *leg = Leg::Removing;
-                    }
-                }
-                if volume.row.stage == Leg::Making {
-                    volume.row.stage = Leg::Removing;
-                }
-            }
-            Phase::Unmounting | Phase::Uncertain => mount.phase = Phase::Unmounting,
-            Phase::Mounted if *sight == Sight::There => {}
-            Phase::Mounted if !same_boot && *sight == Sight::Gone => mount.phase = rest,
-            // What is published stays the user's; its target is bound again, where it comes back by itself.
-            Phase::Mounted if *sight == Sight::Unbound && rest == Phase::Lost => {}
-            Phase::Mounted => gone(volume, key, *sight, rest),
-            Phase::Lost | Phase::Waiting => {}
-        }
-    }
-    if same_boot {
-        none_left(volume);
     }
 }
 
