@@ -12,18 +12,16 @@ use crate::plugin::ATTACHES;
 use crate::store::Durability;
 use crate::store::StoreError;
 use crate::store::registry::{
-    AttachSecrets, Bound, Claim, ClaimState, Record, RecordFilter, Registration, Swap, VolumeName,
+    AttachSecrets, Bound, Claim, ClaimState, Record, RecordFilter, Swap, VolumeName,
 };
-use crate::store::rows::{Leg, MountKey, Phase};
+use crate::store::rows::{MountKey, Phase};
 use crate::volume::claim_effects::Failure;
 use crate::volume::claims::{self, Action, Claims, Effect, Event, Next, Outcome};
-use crate::volume::control::{Backoff, abandoned};
-use crate::volume::controlling::Target;
+use crate::volume::control::Backoff;
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
 use crate::volume::operations::now_usec;
-use crate::volume::state::Wanted;
-use crate::volume::{Authority, Mounted, Shared, claim_words as words, say};
+use crate::volume::{Authority, Shared, claim_words as words, say};
 
 /// What an effect came with, for the row.
 #[derive(Clone, Default)]
@@ -34,7 +32,7 @@ struct Facts {
 
 impl Drive<'_> {
     /// The record of this task's volume: since it was asked for, the name may have become another's.
-    async fn registered_as_mine(&self, key: &MountKey) -> Result<Record> {
+    pub(super) async fn registered_as_mine(&self, key: &MountKey) -> Result<Record> {
         let record = self.shared.registered(key).await?;
         match record.volume == self.rows.volume().row.key {
             true => Ok(record),
@@ -160,103 +158,6 @@ impl Drive<'_> {
         }
         self.rows.set_unfinished(key.clone(), None);
         Ok(())
-    }
-
-    /// Mount a registered volume with its consumer's claim, which is taken for it when there is none.
-    pub(super) async fn mount_claimed(
-        &mut self,
-        wanted: &mut Wanted,
-        claim: &Claim,
-        ahead: &[Claim],
-    ) -> Result<Mounted> {
-        let key = wanted.key.clone();
-        let mut registration = None;
-        let mut record = match self.row(&key).filter(|row| row.phase == Phase::Mounted) {
-            // What is recorded and there needs no claim, also when the rest of the world is away; the claim that is there has
-            // to stay.
-            Some(row) => {
-                wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone();
-                let record = self.shared.registry.record(VolumeName::of(&key)).await?;
-                if record.claim(&key.consumer).is_some() {
-                    claims::admit(&self.claims(&record), claim)
-                        .map_err(|refusal| words::refusal(refusal, &key, claim))?;
-                } else if claim.bound.is_some() {
-                    self.claim(&key, claim, ahead).await?;
-                    // The mount that would sync it is there.
-                    self.shared.synced().await?;
-                }
-                record
-            }
-            None => {
-                let record = self.claim(&key, claim, ahead).await?;
-                self.use_attachment(&record, wanted);
-                registration.clone_from(&record.registration);
-                record
-            }
-        };
-        let mut mounted = self.mount(wanted).await;
-        if mounted.is_ok()
-            && let Err(error) = self.rebind(&mut record, claim).await
-        {
-            mounted = Err(error);
-        }
-        match (&mounted, registration) {
-            (Err(_), _) => self.give_back(&key).await.unwrap_or_else(|error| words::log(&key, &error)),
-            (Ok(_), Some(registration)) => self.enlarge(wanted, registration).await,
-            (Ok(_), None) => {}
-        }
-        mounted
-    }
-
-    /// The volume is there as it was; what it is to be is tried again by the next mount, also when nobody waits for it any
-    /// more.
-    async fn enlarge(&mut self, wanted: &Wanted, registration: Registration) {
-        let (key, uid, is_registered) = (wanted.key.clone(), wanted.uid, true);
-        let target = Target { key, uid, registration, is_registered };
-        let mut control = self.control.clone();
-        let rest = tokio::select! {
-            biased;
-            rest = self.finish_expansion(&target) => rest,
-            _ = abandoned(&mut control) => Ok(()),
-        };
-        if let Err(error) = rest {
-            words::log(&wanted.key, &error);
-        }
-    }
-
-    /// Mount again a row that waits.
-    pub(super) async fn restore(&mut self, wanted: &mut Wanted) -> Result<Mounted> {
-        let mut registration = None;
-        if wanted.spec.registered {
-            let key = wanted.key.clone();
-            let record = self.registered_as_mine(&key).await?;
-            let is_its = |claim: &&Claim| !claim.releasing && claim.uid == wanted.uid;
-            let Some(claim) = record.claim(&key.consumer).filter(is_its).cloned() else {
-                return Err(words::unclaimed(&key));
-            };
-            let record = self.claim(&key, &claim, &[]).await?;
-            self.use_attachment(&record, wanted);
-            registration = record.registration;
-        }
-        let mounted = self.mount(wanted).await?;
-        if let Some(registration) = registration {
-            self.enlarge(wanted, registration).await;
-        }
-        Ok(mounted)
-    }
-
-    /// The publish context of now: after another boot it may be another one.
-    fn use_attachment(&mut self, record: &Record, wanted: &mut Wanted) {
-        let context = record.attachment(&self.shared.node).map(|at| at.publish_context.clone());
-        let context = context.unwrap_or_default();
-        // What is staged was staged with the context that its rows have.
-        if self.rows.volume().row.stage == Leg::Absent {
-            let keys: Vec<MountKey> = self.rows.volume().mounts.iter().map(|row| row.key.clone()).collect();
-            for key in keys.iter().filter(|key| VolumeName::of(key) == record.name) {
-                self.rows.remark(key, |row| row.spec.usage.publish_context.clone_from(&context));
-            }
-        }
-        wanted.spec.usage.publish_context = context;
     }
 
     /// Let a claim go, to the end or as far as its time allows.
@@ -403,7 +304,7 @@ impl Drive<'_> {
         }
     }
 
-    fn claims(&self, record: &Record) -> Claims {
+    pub(super) fn claims(&self, record: &Record) -> Claims {
         let registration = record.registration.as_ref();
         Claims {
             attaches: self.shared.plugins.can(&record.volume.plugin, ATTACHES),

@@ -9,6 +9,7 @@ mod attaching;
 mod bound;
 mod claim_effects;
 mod claim_words;
+mod claimed_mounts;
 mod claiming;
 pub mod claims;
 mod control;
