@@ -9,10 +9,11 @@ use crate::store::Durability;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
 use crate::store::rows::{Leg, MountKey};
 use crate::volume::claims::reader_only;
-use crate::volume::controlling::{Target, Unanswered};
+use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
 use crate::volume::state::Wanted;
+use crate::volume::unanswered::Unanswered;
 use crate::volume::{claim_words as words, say};
 
 /// What AttachVolume left for this node id, among what is unfinished.

@@ -14,11 +14,12 @@ use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::registry::{Creation, Origin, Record, Registration, Standing, VolumeName, VolumeSpec};
 use crate::store::rows::{Usage, VolumeKey};
-use crate::volume::controlling::{Call, Target, Unanswered};
+use crate::volume::controlling::{Call, Target};
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
 use crate::volume::registering::{new_registration, refuse_nonsense};
 use crate::volume::requests::{CreateRequest, VolumeView};
+use crate::volume::unanswered::Unanswered;
 use crate::volume::work::{Done, Work};
 use crate::volume::{Shared, Volumes, Wait, claim_words as words, paths, say};
 

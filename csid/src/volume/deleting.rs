@@ -4,11 +4,12 @@ use crate::error::{Kind, Result};
 use crate::plugin::Controller;
 use crate::store::Durability;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
-use crate::volume::controlling::{Call, Target, Unanswered};
+use crate::volume::controlling::{Call, Target};
 use crate::volume::creating::{is_unborn, refuse_anothers};
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
 use crate::volume::requests::VolumeRequest;
+use crate::volume::unanswered::Unanswered;
 use crate::volume::{Volumes, claim_words as words};
 
 impl Volumes {

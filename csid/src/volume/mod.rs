@@ -42,6 +42,7 @@ mod secrets;
 mod sights;
 pub mod state;
 mod task;
+mod unanswered;
 mod watch;
 mod work;
 
