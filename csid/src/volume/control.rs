@@ -1,10 +1,13 @@
-//! What the callers of an operation ask of it while it runs, and its pauses.
+//! What the callers of an operation ask of it while it runs, and what it waits for: its pauses and its plugin.
 
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use crate::error::Kind;
+use crate::error::{Kind, Result};
+use crate::plugin::{Can, Controller, Ready, Service};
+use crate::volume::drive::Drive;
+use crate::volume::say;
 
 /// What the waiting callers ask of the operation while it runs.
 #[derive(Clone, Debug)]
@@ -45,5 +48,67 @@ impl Backoff {
         let wait = self.0;
         self.0 = (wait * 2).min(Duration::from_secs(5));
         wait
+    }
+}
+
+impl Drive<'_> {
+    /// The plugin, waited for until the operation is given up.
+    pub(super) async fn ready(&mut self) -> Result<Ready> {
+        let (plugins, id) = (&self.shared.plugins, self.plugin());
+        self.of_plugin(|give_up| plugins.ready(&id, Service::Node, give_up)).await
+    }
+
+    /// A controller of the plugin, likewise.
+    pub(super) async fn controller(&mut self) -> Result<Controller> {
+        let (plugins, id) = (&self.shared.plugins, self.plugin());
+        self.of_plugin(|give_up| plugins.controller(&id, give_up)).await
+    }
+
+    /// Whether the plugin can do this, likewise.
+    pub(super) async fn can(&mut self, what: Can) -> Result<bool> {
+        let (plugins, id) = (&self.shared.plugins, self.plugin());
+        self.of_plugin(|give_up| plugins.known(&id, what, give_up)).await
+    }
+
+    async fn of_plugin<T, F>(&mut self, wanted: impl Fn(Instant) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let step = self.step.get();
+        self.step.set("waiting for plugin");
+        loop {
+            let mut control = self.control.clone();
+            let give_up = control.borrow().give_up;
+            let found = tokio::select! {
+                biased;
+                found = wanted(give_up) => found,
+                () = hurried(&mut control) => return Err(say::yielded()),
+            };
+            match found {
+                Ok(found) => {
+                    self.step.set(step);
+                    return Ok(found);
+                }
+                // A caller with a later deadline has joined meanwhile.
+                Err(_) if self.control.borrow().give_up > give_up => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Wait before the next try. False when there is none: the time is over, or nobody wants it any more.
+    pub(super) async fn pause(&mut self, delay: &mut Backoff, makes: bool) -> bool {
+        let wait = delay.next();
+        let mut control = self.control.clone();
+        if Instant::now() + wait >= control.borrow().give_up {
+            return false;
+        }
+        let mut other = control.clone();
+        tokio::select! {
+            biased;
+            _ = abandoned(&mut control), if makes => false,
+            () = hurried(&mut other) => false,
+            () = tokio::time::sleep(wait) => true,
+        }
     }
 }
