@@ -353,8 +353,9 @@ impl Daemon {
         // The journal and the mount table were read as a whole.
         host::trim_memory();
         let Handles { volumes, plugins, .. } = self.handles.clone();
+        let watched = volumes.clone();
         let watch = tokio::spawn(async move {
-            tokio::join!(volumes.watch(), volumes.watch_bound(), plugins.watch_registrations())
+            tokio::join!(watched.watch(), watched.watch_bound(), plugins.watch_registrations())
         });
         let mut stale = true;
         let mut refresh = tokio::time::interval(Duration::from_millis(500));
@@ -376,6 +377,7 @@ impl Daemon {
                         anyhow::bail!("the journal's thread has ended");
                     }
                 }
+                () = volumes.news(), if !stale => stale = true,
                 _ = health.changed() => {
                     if *health.borrow_and_update() == Health::Replaced {
                         break Ended::Replaced;

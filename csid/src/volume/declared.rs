@@ -211,6 +211,7 @@ impl Shared {
             RegisterRequest { name, volume, spec, uid: 0, origin: Origin::File, secrets: None, wait };
         let registered = self.register(request).await.map_err(|error| words::declared(&file, error))?;
         self.declarations.done(declared);
+        self.operations.tell_news();
         Ok(registered)
     }
 

@@ -291,6 +291,11 @@ impl Volumes {
         self.shared.operations.list()
     }
 
+    /// What the status tells of may have changed: also by what is no event, or is not at its end when its event comes.
+    pub async fn news(&self) {
+        self.shared.operations.news().await;
+    }
+
     /// Withdraw the caller who gave his call this name.
     pub async fn cancel(&self, operation: &str, authority: Authority) -> Result<()> {
         let found = self.shared.operations.find(operation, authority);

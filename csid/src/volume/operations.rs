@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use tokio::sync::Notify;
+
 use crate::error::{Error, Kind, Result};
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
@@ -91,6 +93,7 @@ impl Entry {
 struct Table {
     last: u64,
     entries: BTreeMap<u64, Entry>,
+    news: Arc<Notify>,
 }
 
 #[derive(Clone, Default)]
@@ -116,7 +119,9 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.table.lock().entries.remove(&self.number);
+        let mut table = self.table.lock();
+        table.entries.remove(&self.number);
+        table.news.notify_one();
     }
 }
 
@@ -196,6 +201,16 @@ impl Operations {
 
     pub(crate) fn list(&self) -> Vec<OperationView> {
         self.lock().entries.values().map(Entry::view).collect()
+    }
+
+    /// What the status tells of may have changed, with or without an event, since this was answered last. One waits for it.
+    pub(crate) async fn news(&self) {
+        let news = Arc::clone(&self.lock().news);
+        news.notified().await;
+    }
+
+    pub(crate) fn tell_news(&self) {
+        self.lock().news.notify_one();
     }
 
     /// The CreateVolume of this volume that somebody waits for.

@@ -63,6 +63,27 @@ fn after_a_reboot_hold_rests_and_auto_is_back() {
     });
 }
 
+/// A try that comes to nothing is no event: the state is seen all the same when it is at its end.
+#[test]
+fn what_cannot_be_restored_does_not_keep_csid_restoring() {
+    world(async |w| {
+        w.configure("[deadlines]\noperation = \"2s\"");
+        let client = running(w).await;
+        mounted(&client, "job", auto("kept")).await;
+        w.kill();
+        w.plugin("p").kill();
+        w.reboot().await;
+        let client = w.start().await;
+        assert_eq!(client.manager().await.unwrap().state, "restoring");
+        settled(&client).await;
+        w.plugin("p").start().await;
+        eventually("the auto mount is back", async || state(&client, "kept", "job").await == "mounted").await;
+        eventually("csid is ready", async || client.manager().await.unwrap().state == "ready").await;
+        unmount(&client, "kept", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn another_boot_id_is_a_reboot_too() {
     world(async |w| {
