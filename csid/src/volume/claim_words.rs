@@ -303,7 +303,7 @@ pub(super) fn not_from_source(name: &VolumeName, external_id: &str) -> Error {
 /// The row of a creation is gone, and the name is another volume's now.
 pub(super) fn made_and_not_needed(name: &VolumeName, external_id: &str) -> Error {
     let text = format!(
-        "the plugin made `{external_id}` for {name}, which was registered as another volume meanwhile: register it \
+        "the plugin made `{external_id}` for {name}, which was registered or attached as another volume meanwhile: register it \
          under another name, or delete it"
     );
     Error::new(Kind::Busy, text).with(|details| details.retryable = false)

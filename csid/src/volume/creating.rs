@@ -360,7 +360,9 @@ impl Drive<'_> {
         let task = self.rows.volume().row.key.clone();
         let entered = |record: &mut Record| {
             let not_needed = || words::made_and_not_needed(&name, &volume.external_id);
-            if record.registration.is_some() && !is_asked_for_by(record, &task) {
+            let is_anothers = record.registration.is_some() && !is_asked_for_by(record, &task);
+            // Forgotten by force, its name may have become that of what is attached.
+            if is_anothers || !record.attachments.is_empty() || !record.claims.is_empty() {
                 return Err(not_needed());
             }
             // One that was forgotten by force meanwhile is there all the same.

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use csid_client::{CallOptions, CreateVolume, DeregisterOptions, Kind, MountOptions, VolumeOptions};
+use csid_client::{
+    AccessMode, AttachOptions, CallOptions, CreateVolume, DeregisterOptions, Kind, MountOptions,
+    VolumeOptions,
+};
 use csid_tests::ask::{NAMESPACE, cursor, event, healthy, secrets, unmount};
 use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::world::{count, eventually, refusal, world};
 
-use crate::site::{PASSWORD, Site, options, spec, with_secrets, within};
+use crate::site::{PASSWORD, Site, options, spec, uses, with_secrets, within};
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -382,7 +385,7 @@ fn a_creation_that_was_forgotten_is_not_taken_for_another_plugins() {
         s.w.plugin("q").rules([Rule::always("CreateVolume", Act::Fail(13))]);
         assert_eq!(s.refused("a", within(SHORT, of_q())).await.0, Kind::TimedOut);
         let (kind, text) = refusal(late.await.unwrap());
-        assert!(kind == Kind::Busy && text.message.contains("registered as another volume"), "{text}");
+        assert!(kind == Kind::Busy && text.message.contains("as another volume"), "{text}");
         let row = s.rows().await.remove(0);
         assert_eq!((row.plugin.as_str(), row.external_id.as_str()), ("q", ""));
         s.w.plugin("q").honest();
@@ -456,6 +459,41 @@ fn what_somebody_waits_for_is_not_deleted_under_his_hands() {
         assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled);
         s.w.plugin("p").honest();
         s.delete("a", options()).await.expect("it is created, and then deleted");
+        s.nothing_left().await;
+    });
+}
+
+/// What was attached under the name of a creation that was forgotten by force stays what it is.
+#[test]
+fn a_creation_that_was_forgotten_is_not_taken_for_what_is_attached() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.w.plugin("p").provision("x");
+        s.rules([Rule::once("CreateVolume", Act::DelayAfter(900))]);
+        let late = {
+            let client = s.client.clone();
+            tokio::spawn(async move { client.create_volume(NAMESPACE, "a", spec()).await })
+        };
+        eventually("p is asked", async || s.w.plugin("p").count("CreateVolume", "") == 1).await;
+        forget(&s, "a").await;
+        let inline = AttachOptions {
+            plugin: Some("p".to_owned()),
+            external_id: Some("x".to_owned()),
+            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            ..AttachOptions::default()
+        };
+        s.client.attach_volume(NAMESPACE, "a", "node-2", inline).await.unwrap();
+        let (kind, error) = refusal(late.await.unwrap());
+        assert!(kind == Kind::Busy && error.message.contains("delete it"), "{error}");
+        let of = |id: &str| VolumeOptions {
+            plugin: Some("p".to_owned()),
+            external_id: Some(id.to_owned()),
+            ..options()
+        };
+        s.client.detach_volume(NAMESPACE, "a", "node-2", of("x")).await.unwrap();
+        assert_eq!(s.w.plugin("p").count("ControllerUnpublishVolume", "x"), 1);
+        let made = s.w.plugin("p").backend().made().unwrap().pop().expect("the late one");
+        s.delete("y", of(&made.replace("volume ", ""))).await.unwrap();
         s.nothing_left().await;
     });
 }
