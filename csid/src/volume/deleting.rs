@@ -1,6 +1,6 @@
 //! DeleteVolume: once it was asked for, it goes on to its end, or until the plugin refuses.
 
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::plugin::Controller;
 use crate::store::Durability;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
@@ -10,11 +10,11 @@ use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
 use crate::volume::requests::VolumeRequest;
 use crate::volume::unanswered::Unanswered;
-use crate::volume::{Volumes, claim_words as words};
+use crate::volume::work::{Operation, Work};
+use crate::volume::{Shared, Volumes, claim_words as words};
 
 impl Volumes {
-    /// What is being created is created first: it cannot be deleted by its name (CSI rule 39). What somebody waits for is
-    /// not taken from him.
+    /// What is being created is created first: it cannot be deleted by its name (CSI rule 39).
     pub async fn delete_volume(&self, mut request: VolumeRequest) -> Result<()> {
         if request.inline.is_some() {
             return self.call(request, Call::Delete).await.map(drop);
@@ -24,9 +24,6 @@ impl Volumes {
         let Some(registration) = record.registration.clone() else { return self.shared.synced().await };
         if is_unborn(&record) {
             refuse_anothers(&record, request.uid)?;
-            if let Some(under_way) = self.shared.operations.creating(&record.name) {
-                return Err(words::being_created(&record.name, &under_way));
-            }
             let (secrets, credential) = (request.secrets.take(), request.credential.take());
             request.secrets = self.shared.given(secrets, credential, request.wait.deadline).await?;
             let VolumeRequest { name, uid, secrets, wait, .. } = &request;
@@ -51,6 +48,26 @@ impl Volumes {
             }
             done => done.map(drop),
         }
+    }
+}
+
+impl Operation {
+    /// Why `asked` cannot be had while this is under way or queued. What somebody waits for to be created is not deleted, nor
+    /// is what he waits for to be deleted given to another.
+    pub(super) fn refuses(&self, asked: &Work, shared: &Shared) -> Option<Error> {
+        let (
+            Work::Call { target, call: Call::Create { to_delete }, .. },
+            Work::Call { target: other, call: Call::Create { to_delete: asked_to_delete }, .. },
+        ) = (&self.work, asked)
+        else {
+            return self.work.refuses(asked);
+        };
+        if self.waiters.is_empty() || target.key != other.key || to_delete == asked_to_delete {
+            return None;
+        }
+        let name = VolumeName::of(&target.key);
+        let under_way = shared.operations.creating(&name).filter(|_| *asked_to_delete);
+        Some(under_way.map_or_else(|| words::on_its_way(&name), |of| words::being_created(&name, &of)))
     }
 }
 

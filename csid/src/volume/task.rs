@@ -330,7 +330,7 @@ impl Task {
     ) {
         // What is being undone for want of callers is nobody's any more.
         let is_wanted = control.borrow().abandon.is_none();
-        let refusal = Some(&current.work).filter(|_| is_wanted).and_then(|current| current.refuses(&work));
+        let refusal = is_wanted.then(|| current.refuses(&work, &self.shared)).flatten();
         if let Some(error) = refusal.or_else(|| self.refusal(&work)) {
             return refuse(work, waiter, &self.key, error);
         }
@@ -355,7 +355,7 @@ impl Task {
 
     /// Why something that is queued does not go with `asked`.
     fn refusal(&self, asked: &Work) -> Option<Error> {
-        self.queue.iter().chain(&self.waiting).find_map(|queued| queued.work.refuses(asked))
+        self.queue.iter().chain(&self.waiting).find_map(|queued| queued.refuses(asked, &self.shared))
     }
 
     /// When no caller waits any more, a Mount is undone; all else goes on to its end. What is decided is not undone, but

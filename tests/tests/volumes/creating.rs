@@ -497,3 +497,27 @@ fn a_creation_that_was_forgotten_is_not_taken_for_what_is_attached() {
         s.nothing_left().await;
     });
 }
+
+/// What was asked for as it was being deleted is not told to be there.
+#[test]
+fn what_is_created_to_be_deleted_is_not_given_to_who_asks_meanwhile() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
+        assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
+        let deletes = {
+            let client = s.client.clone();
+            tokio::spawn(async move { client.delete_volume(NAMESPACE, "a", options()).await })
+        };
+        eventually("it is being deleted", async || {
+            s.client.list_operations().await.unwrap().iter().any(|operation| operation.kind == "delete")
+        })
+        .await;
+        let at_once = tokio::time::timeout(Duration::from_secs(5), s.refused("a", spec()));
+        let (kind, text) = at_once.await.expect("at once");
+        assert!(kind == Kind::Busy && text.contains("deleted"), "{text}");
+        s.w.plugin("p").honest();
+        deletes.await.unwrap().expect("it is created, and then deleted");
+        s.nothing_left().await;
+    });
+}
