@@ -29,8 +29,10 @@ use crate::volume::{Shared, Volumes, Wait, claim_words as words};
 #[derive(Default)]
 pub(super) struct Declarations {
     table: Mutex<BTreeMap<VolumeName, Entry>>,
-    /// Has those registered that wait. Held across a change of the table; read, where one that it declares is written.
-    trying: RwLock<Option<JoinHandle<()>>>,
+    /// Held across a change of the table; read, where a registration of one that it declares is written.
+    changing: RwLock<()>,
+    /// Has those registered that wait.
+    trying: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Entry {
@@ -77,7 +79,7 @@ impl Declarations {
 
     /// As long as this is held the table stays as it is.
     pub(super) async fn hold(&self) -> impl Sized {
-        self.trying.read().await
+        self.changing.read().await
     }
 
     /// Whether a file says this of the volume now.
@@ -108,9 +110,12 @@ impl Declarations {
 
     /// Nothing is tried any more.
     pub(super) fn stop(&self) {
-        if let Ok(mut trying) = self.trying.try_write() {
-            trying.take().inspect(JoinHandle::abort);
-        }
+        self.take_over(None).inspect(JoinHandle::abort);
+    }
+
+    /// Who has them registered from now on; who did.
+    fn take_over(&self, next: Option<JoinHandle<()>>) -> Option<JoinHandle<()>> {
+        std::mem::replace(&mut *self.trying.lock().unwrap_or_else(PoisonError::into_inner), next)
     }
 }
 
@@ -158,9 +163,9 @@ impl Volumes {
     /// file is there that could be its.
     pub async fn declare(&self, files: Vec<Declared>, all: bool) -> Result<Applied> {
         let shared = &self.shared;
-        let mut trying = shared.declarations.trying.write().await;
+        let _changing = shared.declarations.changing.write().await;
         // What was begun is in the registry before it is read, or never will be.
-        if let Some(before) = trying.take() {
+        if let Some(before) = shared.declarations.take_over(None) {
             before.abort();
             let _ = before.await;
         }
@@ -190,7 +195,8 @@ impl Volumes {
                 }
             }
         }
-        *trying = Some(tokio::spawn(async move { while waiting.next().await.is_some() {} }));
+        let trying = tokio::spawn(async move { while waiting.next().await.is_some() {} });
+        shared.declarations.take_over(Some(trying));
         Ok(applied)
     }
 }
@@ -260,4 +266,26 @@ fn record_of(records: &BTreeMap<VolumeName, Record>, name: &VolumeName) -> Recor
 
 pub(super) fn is_of_file(record: &Record) -> bool {
     record.registration.as_ref().is_some_and(|registration| registration.origin == Origin::File)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_is_tried_any_more_also_while_a_registration_is_written() {
+        let declarations = Declarations::default();
+        let (tries, is_over) = tokio::sync::oneshot::channel::<()>();
+        let trying = async move {
+            let _tries = tries;
+            std::future::pending().await
+        };
+        declarations.take_over(Some(tokio::spawn(trying)));
+        let _written = declarations.hold().await;
+        declarations.stop();
+        tokio::time::timeout(std::time::Duration::from_secs(5), is_over)
+            .await
+            .expect("it has ended")
+            .unwrap_err();
+    }
 }
