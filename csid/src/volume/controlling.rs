@@ -324,7 +324,7 @@ impl Drive<'_> {
     {
         let mut delay = Backoff::new();
         let mut said: Option<RpcError> = None;
-        let mut tried = Tried::default();
+        self.tried = Tried::default();
         self.step.set(step);
         let record = self.shared.registry.record(VolumeName::of(&target.key)).await;
         let record = record.map_err(|error| Unanswered::before(error.into()))?;
@@ -334,16 +334,17 @@ impl Drive<'_> {
             let controller = match self.controller().await {
                 Ok(controller) => controller,
                 // What the plugin said before it went away says more.
-                Err(error) => return Err(tried.unanswered(said.map_or(error, Error::from))),
+                Err(error) => return Err(self.tried.unanswered(said.map_or(error, Error::from))),
             };
             let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
             let secrets_forgotten = self.others_secrets(&record, None, credential, secrets.is_some());
             let request = Request { uid: target.uid, secrets, secrets_forgotten, deadline };
+            self.tried.begin();
             let error = match fault::around(rpc, call(controller.hiding(told.clone()), request)).await {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
-            tried.note(&error);
+            self.tried.note(&error);
             let lasting = matches!(
                 error.class,
                 Class::Refused | Class::Unimplemented | Class::Forbidden | Class::Shutdown
@@ -353,7 +354,7 @@ impl Drive<'_> {
                 self.step.say(Error::from(error.clone()).message);
             }
             if lasting || !self.pause(&mut delay, false).await {
-                return Err(tried.unanswered(said.unwrap_or(error).into()));
+                return Err(self.tried.unanswered(said.unwrap_or(error).into()));
             }
         }
     }
@@ -377,8 +378,7 @@ impl Drive<'_> {
         tokio::select! {
             biased;
             done = self.controlled(step, rpc, target, secrets, call) => done,
-            // It may have been sent: what is waited for before that ends by itself.
-            kind = abandoned(&mut control) => Err(Unanswered::after(say::stopped(kind))),
+            kind = abandoned(&mut control) => Err(self.tried.abandoned(say::stopped(kind))),
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::volume::effects::{Failure, Surroundings, clear_the_way};
 use crate::volume::journalled::Journalled;
 use crate::volume::operations::Step;
 use crate::volume::state::{Abilities, Action, Effect, Event, Next, Outcome, Paths, Sight, Wanted};
+use crate::volume::unanswered::Tried;
 use crate::volume::{Authority, Mounted, Shared, admission, healthy, paths, say, there};
 
 /// How long the kernel is asked who holds a mount, and a plugin what it can do.
@@ -39,6 +40,8 @@ pub(super) struct Drive<'a> {
     pub(super) force: bool,
     /// An expansion waits until nobody has the volume, and goes before whoever does not have it yet.
     pub(super) expands_first: bool,
+    /// Of the controller's call that is or was last under way.
+    pub(super) tried: Tried,
 }
 
 impl Drive<'_> {

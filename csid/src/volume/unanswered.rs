@@ -50,12 +50,19 @@ impl Unanswered {
 #[derive(Default)]
 pub(super) struct Tried {
     is_sent: bool,
+    is_under_way: bool,
     unknown: bool,
     perhaps_done: bool,
 }
 
 impl Tried {
+    /// From now on the plugin may be asked, until the outcome is noted.
+    pub(super) fn begin(&mut self) {
+        self.is_under_way = true;
+    }
+
     pub(super) fn note(&mut self, error: &RpcError) {
+        self.is_under_way = false;
         self.is_sent |= !matches!(error.class, Class::NotSent | Class::Forbidden | Class::Shutdown);
         self.unknown |= error.class == Class::Unknown;
         // A plugin that is busy with it may do it yet.
@@ -67,6 +74,14 @@ impl Tried {
         let kind = if self.unknown && error.details.retryable { Kind::Uncertain } else { error.kind };
         let Tried { is_sent, perhaps_done, .. } = *self;
         Unanswered { error: Error { kind, ..error }, is_sent, perhaps_done }
+    }
+
+    /// Nobody wants it any more.
+    pub(super) fn abandoned(&self, error: Error) -> Unanswered {
+        match self.is_sent || self.is_under_way {
+            true => Unanswered::after(error),
+            false => Unanswered::before(error),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::volume::drive::Drive;
 use crate::volume::journalled::Journalled;
 use crate::volume::operations::{Begin, Step, Ticket};
 use crate::volume::state::{Volume, Wanted};
+use crate::volume::unanswered::Tried;
 use crate::volume::{Authority, Mounted, Shared, claim_words as words, say};
 
 pub(super) enum Work {
@@ -200,7 +201,8 @@ impl Job {
         ahead: &[Claim],
         expands_first: bool,
     ) -> Result<Done> {
-        let mut drive = Drive { shared, rows, control, step, secrets: None, force: false, expands_first };
+        let (secrets, force, tried) = (None, false, Tried::default());
+        let mut drive = Drive { shared, rows, control, step, secrets, force, expands_first, tried };
         match self {
             Job::Mount(mut wanted, claim, secrets) => {
                 drive.secrets = secrets;

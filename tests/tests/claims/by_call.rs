@@ -47,6 +47,39 @@ fn an_attach_that_no_plugin_was_asked_for_leaves_nothing() {
     });
 }
 
+/// Who cancels while the plugin is waited for leaves nothing that would need his secrets.
+#[test]
+fn an_attach_that_is_cancelled_before_it_was_sent_leaves_nothing() {
+    world(async |w| {
+        let client = attaching(w).await;
+        w.plugin("p").kill();
+        eventually("it is missed", async || !client.plugin("p").await.unwrap().healthy).await;
+        let call = {
+            let client = client.clone();
+            let named = AttachOptions {
+                secrets: Some(secrets(&[("password", "x")])),
+                operation_id: Some("mine".to_owned()),
+                ..writer()
+            };
+            tokio::spawn(async move { client.attach_volume(NAMESPACE, "v", "node-2", named).await })
+        };
+        eventually("the plugin is waited for", async || {
+            let entered = client.explain(NAMESPACE, "v", CallOptions::default()).await.is_ok();
+            let operations = client.list_operations().await.unwrap();
+            entered && operations.iter().any(|operation| operation.step == "waiting for plugin")
+        })
+        .await;
+        client.cancel_operation("mine").await.unwrap();
+        assert_eq!(refusal(call.await.unwrap()).0, Kind::Cancelled);
+        let client = is_forgotten(w, client).await;
+        w.plugin("p").start().await;
+        healthy(&client, "p").await;
+        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.expect("it is nobody's");
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
 /// A node that is called otherwise since has the volume staged all the same.
 #[test]
 fn co_rule_23_what_is_staged_under_an_earlier_node_id_is_not_detached() {
