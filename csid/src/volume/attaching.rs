@@ -1,18 +1,19 @@
 //! AttachVolume and DetachVolume, for a scheduler that keeps its own claims.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::plugin::{ATTACHES, Controller, Ready};
 use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
-use crate::store::rows::{Leg, MountKey};
+use crate::store::rows::{Leg, MountKey, MountRow, MountSpec};
 use crate::volume::claims::reader_only;
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
 use crate::volume::journalled::Unfinished;
-use crate::volume::state::Wanted;
+use crate::volume::state::{Action, Effect, Wanted};
 use crate::volume::unanswered::Unanswered;
 use crate::volume::{claim_words as words, say};
 
@@ -151,7 +152,8 @@ impl Drive<'_> {
             secrets_given && self.secrets.is_none() && target.registration.spec.credential.is_none();
         let uid = by_call.map(|call| call.uid);
         let attaches = match at {
-            Some(at) if at.leg != Leg::Present && at.boot.is_empty() => self.can(ATTACHES).await,
+            Some(Attachment { leg: Leg::Making, .. }) => self.can(ATTACHES).await,
+            // One that was to be detached may be attached, whatever the plugin can do now.
             _ => Ok(true),
         };
         let done = match attaches {
@@ -166,26 +168,52 @@ impl Drive<'_> {
         self.shared.synced().await
     }
 
-    /// What the plugin calls this node in the attachment that is staged, or will be; a claim's tells that itself.
+    /// What the plugin calls this node in the attachment that is staged, or will be.
     pub(super) fn staged_under(&self, ready: &Ready, wanted: &Wanted) -> String {
         let volume = self.rows.volume();
         if volume.row.stage != Leg::Absent {
             let known = volume.mounts.iter().map(|row| &row.spec.node_id).find(|id| !id.is_empty());
             return known.cloned().unwrap_or_default();
         }
-        match wanted.spec.registered || self.shared.plugins.can(ready.id(), ATTACHES) == Some(false) {
+        match self.row(&wanted.key).filter(|row| row.publish != Leg::Absent) {
+            Some(row) => row.spec.node_id.clone(),
+            None => self.node_id_now(ready, &wanted.spec),
+        }
+    }
+
+    /// Empty: it does not matter; a claim's attachment tells it itself.
+    fn node_id_now(&self, ready: &Ready, spec: &MountSpec) -> String {
+        match spec.registered || self.shared.plugins.can(ready.id(), ATTACHES) == Some(false) {
             true => String::new(),
             false => ready.node_id().to_owned(),
         }
     }
 
+    /// Before it is staged, or published where nothing is staged: the rows say under which node id, also when that has
+    /// changed since they were begun (CSI rule 23).
+    pub(super) async fn note_node_id(&mut self, effect: &Effect, ready: &Ready) -> Result<()> {
+        let volume = self.rows.volume();
+        let stages = !volume.row.staging.is_empty();
+        let its = volume.mounts.iter().filter(|row| effect.action == Action::Stage || row.key == effect.key);
+        if !matches!((effect.action, stages), (Action::Stage, _) | (Action::Publish, false)) {
+            return Ok(());
+        }
+        let ids: Vec<_> = its.map(|row| (row.key.clone(), self.node_id_now(ready, &row.spec))).collect();
+        for (key, node_id) in ids {
+            self.rows.remark(&key, |row| row.spec.node_id = node_id);
+        }
+        self.rows.intend(&self.shared.store, effect).await
+    }
+
     /// The node may be called otherwise since.
     async fn is_staged_under(&mut self, node_id: &str) -> Result<bool> {
-        let mounts = &self.rows.volume().mounts;
-        if mounts.iter().any(|row| row.spec.node_id == node_id) {
+        let volume = self.rows.volume();
+        let is_staged = |row: &&Arc<MountRow>| volume.row.stage != Leg::Absent || row.publish != Leg::Absent;
+        let staged: Vec<_> = volume.mounts.iter().filter(is_staged).collect();
+        if staged.iter().any(|row| row.spec.node_id == node_id) {
             return Ok(true);
         }
-        let is_known = mounts.iter().all(|row| !row.spec.node_id.is_empty());
+        let is_known = !staged.is_empty() && staged.iter().all(|row| !row.spec.node_id.is_empty());
         // As long as this node's id is not known, it may be this one.
         Ok(!is_known && self.ready().await?.node_id() == node_id)
     }

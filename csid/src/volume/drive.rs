@@ -369,6 +369,7 @@ impl Drive<'_> {
             return Err(Failure::new(Outcome::NotSent, say::stopped(kind)));
         }
         let ready = self.ready().await.map_err(|error| Failure::new(Outcome::NotSent, error))?;
+        self.note_node_id(effect, &ready).await?;
         let Some(mount) = self.row(&effect.key) else {
             return Err(Error::internal("an effect for a row that is gone").into());
         };

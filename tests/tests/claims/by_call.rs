@@ -2,7 +2,9 @@
 
 use csid_client::{AttachOptions, Kind};
 use csid_tests::ask::*;
+use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
+use rustix::mount::{UnmountFlags, unmount as kernel_unmount};
 
 use crate::*;
 
@@ -76,6 +78,115 @@ fn an_attach_that_is_cancelled_before_it_was_sent_leaves_nothing() {
         healthy(&client, "p").await;
         client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.expect("it is nobody's");
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// From now on the plugin calls this node so.
+async fn renamed(w: &mut World, client: &Client, node_id: &str, others: &[&str]) {
+    w.plugin("p").set(|script| {
+        script.node_id = node_id.to_owned();
+        script.others = others.iter().map(|other| (*other).to_owned()).collect();
+    });
+    w.plugin("p").kill();
+    eventually("it is missed", async || !client.plugin("p").await.unwrap().healthy).await;
+    w.plugin("p").start().await;
+    healthy(client, "p").await;
+}
+
+/// What was taken behind csid's back is staged again under the node id of now, and that is what it is staged under.
+#[test]
+fn co_rule_23_what_is_staged_again_is_not_detached_by_its_new_node_id() {
+    world(async |w| {
+        let client = attaching(w).await;
+        w.plugin("p").set(|script| script.token = Some("t".to_owned()));
+        let anywhere =
+            || AttachOptions { capabilities: Some(uses(&[AccessMode::MultiNodeMultiWriter])), ..writer() };
+        let context = client.attach_volume(NAMESPACE, "v", "node-1", anywhere()).await.unwrap();
+        client.attach_volume(NAMESPACE, "v", "node-2", anywhere()).await.unwrap();
+        let attached = || MountOptions {
+            access_mode: Some(AccessMode::MultiNodeMultiWriter),
+            publish_context: Some(context.clone()),
+            ..inline("v")
+        };
+        let source = mounted(&client, "job", attached()).await;
+        renamed(w, &client, "node-2", &["node-1", "node-3"]).await;
+        kernel_unmount(&source, UnmountFlags::empty()).unwrap();
+        mount(&client, "job", attached()).await.unwrap();
+        assert_eq!(w.plugin("p").count("NodeStageVolume", "v"), 2);
+        renamed(w, &client, "node-3", &["node-1", "node-2"]).await;
+        let detach = |node| client.detach_volume(NAMESPACE, "v", node, Default::default());
+        let (kind, error) = refusal(detach("node-2").await);
+        assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["job".to_owned()]));
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 0);
+        detach("node-1").await.expect("nothing is staged under it any more");
+        unmount(&client, "v", "job").await.unwrap();
+        detach("node-2").await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+/// Where nothing is staged, what is published already stays published under the node id that it was published under.
+#[test]
+fn co_rule_23_what_is_bound_again_keeps_its_node_id() {
+    world(async |w| {
+        let client = attaching(w).await;
+        w.plugin("p").set(|script| script.capabilities.retain(|can| can != "STAGE_UNSTAGE_VOLUME"));
+        renamed(w, &client, "node-1", &["node-2"]).await;
+        let context = client.attach_volume(NAMESPACE, "v", "node-1", writer()).await.unwrap();
+        let target = w.path("targets/t");
+        std::fs::create_dir(&target).unwrap();
+        let attached = || MountOptions {
+            publish_context: Some(context.clone()),
+            target: Some(target.to_str().unwrap().to_owned()),
+            restore: Some(csid_client::Restore::Auto),
+            ..inline("v")
+        };
+        mount(&client, "job", attached()).await.unwrap();
+        renamed(w, &client, "node-2", &["node-1"]).await;
+        w.kill();
+        kernel_unmount(&target, UnmountFlags::empty()).unwrap();
+        let client = w.start().await;
+        eventually("it is bound again", async || state(&client, "v", "job").await == "mounted").await;
+        assert_eq!(w.plugin("p").count("NodePublishVolume", "v"), 1);
+        let detach = || client.detach_volume(NAMESPACE, "v", "node-1", Default::default());
+        assert_eq!(refusal(detach().await).0, Kind::Busy);
+        unmount(&client, "v", "job").await.unwrap();
+        detach().await.unwrap();
+        w.nothing_left(&client).await;
+        w.plugin("p").assert_rules();
+    });
+}
+
+/// A detach was on its way: what it is of is not forgotten for want of a plugin that attaches.
+#[test]
+fn what_may_be_attached_is_not_forgotten_where_nothing_attaches() {
+    world(async |w| {
+        let client = attaching(w).await;
+        w.plugin("p").rules([
+            Rule::once("ControllerPublishVolume", Act::FailAfter(9)),
+            Rule::always("ControllerUnpublishVolume", Act::Fail(14)),
+        ]);
+        let soon = AttachOptions { deadline_usec: Some(1_000_000), ..writer() };
+        client.attach_volume(NAMESPACE, "v", "node-2", soon).await.expect_err("it is refused");
+        assert!(w.plugin("p").count("ControllerUnpublishVolume", "v") > 0, "it is to be detached");
+        w.kill();
+        w.honest();
+        w.plugin("p").set(|script| script.control(&["CREATE_DELETE_VOLUME"]));
+        w.plugin("p").kill();
+        w.plugin("p").start().await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        let detach = || client.detach_volume(NAMESPACE, "v", "node-2", Default::default());
+        detach().await.expect_err("it cannot be detached");
+        client.explain(NAMESPACE, "v", CallOptions::default()).await.expect("it is not forgotten");
+        w.plugin("p").set(|script| script.control(ATTACH));
+        w.plugin("p").kill();
+        eventually("it is missed", async || !client.plugin("p").await.unwrap().healthy).await;
+        w.plugin("p").start().await;
+        healthy(&client, "p").await;
+        detach().await.unwrap();
         w.nothing_left(&client).await;
     });
 }
