@@ -56,20 +56,24 @@ fn read(fd: OwnedFd, patience: Duration) -> Result<Zeroizing<Vec<u8>>> {
             let own = open(own, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
             let fd = own.map_err(|_| refused())?;
             let deadline = Instant::now() + patience;
-            read_all(|buffer, _| {
+            let mut all_left = false;
+            read_all(|buffer, at| {
                 loop {
+                    match rustix::io::read(&fd, &mut *buffer) {
+                        Err(rustix::io::Errno::AGAIN) => {}
+                        // A FIFO reads as ended until somebody opens it for writing; poll knows the difference.
+                        Ok(0) if at == 0 && !all_left => {}
+                        done => return done,
+                    }
                     let left = deadline.saturating_duration_since(Instant::now());
                     let left =
                         Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-                    match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&left)) {
+                    let mut polled = [PollFd::new(&fd, PollFlags::IN)];
+                    match poll(&mut polled, Some(&left)) {
                         Ok(0) => return Err(rustix::io::Errno::TIMEDOUT),
-                        Ok(_) => {}
-                        Err(rustix::io::Errno::INTR) => continue,
+                        Ok(_) => all_left = polled[0].revents().contains(PollFlags::HUP),
+                        Err(rustix::io::Errno::INTR) => {}
                         Err(error) => return Err(error),
-                    }
-                    match rustix::io::read(&fd, &mut *buffer) {
-                        Err(rustix::io::Errno::AGAIN) => {}
-                        done => return done,
                     }
                 }
             })
@@ -212,14 +216,50 @@ mod tests {
         assert_eq!(reading.join().unwrap().unwrap().as_slice(), b"{}");
     }
 
+    fn fifo(directory: &tempfile::TempDir) -> std::path::PathBuf {
+        let path = directory.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        path
+    }
+
     #[test]
     fn a_fifo_without_a_writer_does_not_wait_for_ever() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let path = fifo(&directory);
         for flags in [OFlags::RDONLY | OFlags::NONBLOCK, OFlags::RDWR] {
             let fd = open(&path, flags | OFlags::CLOEXEC, Mode::empty()).unwrap();
             assert!(refusal(fd).contains("not written and closed"));
         }
+    }
+
+    #[test]
+    fn what_was_written_and_closed_before_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = fifo(&directory);
+        let named = open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let (anonymous, writer) = pipe().unwrap();
+        let of_name = open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        for (reader, writer) in [(named, of_name), (anonymous.into(), writer.into())] {
+            File::from(writer).write_all(b"{}").unwrap();
+            assert_eq!(read(reader, SHORT).unwrap().as_slice(), b"{}");
+        }
+    }
+
+    #[test]
+    fn a_fifo_may_be_written_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = fifo(&directory);
+        let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let reading = std::thread::spawn(move || read(reader, Duration::from_secs(5)));
+        std::thread::sleep(Duration::from_millis(50));
+        std::fs::write(&path, "{}").unwrap();
+        assert_eq!(reading.join().unwrap().unwrap().as_slice(), b"{}");
+    }
+
+    #[test]
+    fn a_pipe_that_nothing_was_written_to_is_empty_at_once() {
+        let (reader, writer) = pipe().unwrap();
+        drop(writer);
+        assert!(read(reader.into(), Duration::from_secs(5)).unwrap().is_empty());
     }
 }
