@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::controller_client::ControllerClient;
@@ -29,7 +29,8 @@ pub struct Request<'a> {
     pub secrets: Option<&'a Secrets>,
     /// The volume is or was used with secrets that are not at hand.
     pub secrets_forgotten: bool,
-    pub deadline: Instant,
+    /// How long it waits for its turn at the plugin, and from then on for the answer, which the RPC's own deadline bounds, too.
+    pub patience: Duration,
 }
 
 /// A volume to be made; the same name and the same wishes give the same volume (CSI rule 39).
@@ -339,10 +340,9 @@ impl Controller {
         &self,
         token: &str,
         max: u32,
-        deadline: Instant,
+        request: Request<'_>,
     ) -> Result<(Vec<External>, String), RpcError> {
         const RPC: &str = "ListVolumes";
-        let request = Request::without_secrets(deadline);
         self.allow(RPC, "LIST_VOLUMES", request)?;
         let message = v1::ListVolumesRequest { max_entries: entries(max), starting_token: token.to_owned() };
         let send = async |channel, message| ControllerClient::new(channel).list_volumes(message).await;
@@ -373,10 +373,9 @@ impl Controller {
         usages: &[Usage],
         parameters: &BTreeMap<String, String>,
         topology: &BTreeMap<String, String>,
-        deadline: Instant,
+        request: Request<'_>,
     ) -> Result<u64, RpcError> {
         const RPC: &str = "GetCapacity";
-        let request = Request::without_secrets(deadline);
         self.allow(RPC, "GET_CAPACITY", request)?;
         let there = !topology.is_empty() && self.can("VOLUME_ACCESSIBILITY_CONSTRAINTS");
         let message = v1::GetCapacityRequest {
@@ -414,8 +413,9 @@ impl Controller {
     {
         // Who waits for its turn is its load, too: the next call goes to another instance.
         let _busy = self.0.load.begin();
-        let _room = self.0.room(rpc, request.deadline).await?;
-        self.0.peer.call(rpc, request.deadline, message, || request.hidden(words).and(&*self.1), send).await
+        let _turn = self.0.turn(rpc, request.patience).await?;
+        let deadline = Instant::now() + request.patience;
+        self.0.peer.call(rpc, deadline, message, || request.hidden(words).and(&*self.1), send).await
     }
 
     fn capability(&self, usage: &Usage) -> v1::VolumeCapability {
@@ -472,10 +472,6 @@ impl Controller {
 }
 
 impl Request<'_> {
-    fn without_secrets(deadline: Instant) -> Self {
-        Request { uid: 0, secrets: None, secrets_forgotten: false, deadline }
-    }
-
     fn hidden<'w>(self, words: impl IntoIterator<Item = &'w String>) -> Hidden {
         Hidden::of(self.secrets, self.secrets_forgotten).and(words)
     }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::Duration;
 
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::volume_capability::{
@@ -29,11 +29,37 @@ pub(super) struct Instance {
     pub view: PathBuf,
     pub load: Arc<Load>,
     /// Its plugin's, for the controller calls of all instances.
-    pub room: Arc<Semaphore>,
+    pub turns: Arc<Turns>,
 }
 
 /// How many controller calls of one plugin are in flight at most, whatever the number of its volumes and instances.
 pub(super) const CALLS: usize = 64;
+
+/// How many that only look, beside them: no flood of these delays a detach.
+pub(super) const LOOKS: usize = 16;
+
+/// Whose turn it is at a plugin's controllers.
+pub(super) struct Turns {
+    calls: Semaphore,
+    looks: Semaphore,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Turns { calls: Semaphore::new(CALLS), looks: Semaphore::new(LOOKS) }
+    }
+}
+
+impl Turns {
+    fn of(&self, rpc: &str) -> (&Semaphore, usize) {
+        match rpc {
+            "ListVolumes" | "ListSnapshots" | "GetCapacity" | "ValidateVolumeCapabilities" => {
+                (&self.looks, LOOKS)
+            }
+            _ => (&self.calls, CALLS),
+        }
+    }
+}
 
 /// How busy an instance's controller service is; it outlives the [`Instance`], which is made anew by each look at the plugin.
 #[derive(Default)]
@@ -73,11 +99,12 @@ impl Instance {
         self.print.services.contains(&service.name())
     }
 
-    /// Wait until the plugin has one controller call less than it may have.
-    pub async fn room(&self, rpc: &'static str, deadline: Instant) -> Result<SemaphorePermit<'_>, RpcError> {
-        let room = tokio::time::timeout_at(deadline.into(), self.room.acquire()).await;
-        room.ok().and_then(Result::ok).ok_or_else(|| {
-            let message = format!("{CALLS} calls of the plugin's controllers are not answered yet");
+    /// Wait until the plugin has one controller call less of this kind than it may have.
+    pub async fn turn(&self, rpc: &'static str, patience: Duration) -> Result<SemaphorePermit<'_>, RpcError> {
+        let (turns, most) = self.turns.of(rpc);
+        let turn = tokio::time::timeout(patience, turns.acquire()).await;
+        turn.ok().and_then(Result::ok).ok_or_else(|| {
+            let message = format!("{most} calls of the plugin's controllers are not answered yet");
             self.peer.error(rpc, Code::DeadlineExceeded, message, Class::NotSent)
         })
     }

@@ -17,10 +17,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tokio::sync::{Notify, Semaphore, broadcast, mpsc, oneshot, watch};
+use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
 
 use super::fingerprint::{self, Failure, Fingerprint};
-use super::instance::{Instance, Load};
+use super::instance::{Instance, Load, Turns};
 use super::node::Ready;
 use super::rpc::{Class, Limit, Peer, RpcError, presentable};
 use super::spec::{Log, Place, PluginSpec, Supervision};
@@ -115,7 +115,7 @@ pub(super) struct Task {
     view: PluginView,
     print: Option<Fingerprint>,
     load: Arc<Load>,
-    room: Arc<Semaphore>,
+    turns: Arc<Turns>,
 }
 
 /// Why the supervisor has something to do.
@@ -141,7 +141,7 @@ impl Task {
         owner: u32,
         place: Place,
         probes: mpsc::Receiver<Asked>,
-        room: Arc<Semaphore>,
+        turns: Arc<Turns>,
     ) -> (Self, watch::Receiver<Snapshot>) {
         let ended = Arc::new(Notify::new());
         let own = spec.rpc_deadline().ok().flatten().map(Limit::new);
@@ -166,7 +166,7 @@ impl Task {
         };
         let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
         let (asked, print, load) = (Vec::new(), None, Arc::default());
-        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print, load, room };
+        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print, load, turns };
         (task, seen)
     }
 
@@ -439,7 +439,7 @@ impl Task {
             root,
             view,
             load: self.load.clone(),
-            room: self.room.clone(),
+            turns: self.turns.clone(),
         }));
         self.print = Some(print);
         self.set("ready", "", Some(ready)).await;

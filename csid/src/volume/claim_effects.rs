@@ -2,7 +2,7 @@
 //! what comes next.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::Duration;
 
 use tonic::Code;
 
@@ -32,14 +32,14 @@ struct Asking<'a> {
     at: &'a Attachment,
     secrets: Option<Secrets>,
     secrets_forgotten: bool,
-    deadline: Instant,
+    patience: Duration,
 }
 
 impl Asking<'_> {
     fn request(&self) -> Request<'_> {
-        let Asking { claim, secrets, secrets_forgotten, deadline, .. } = self;
+        let Asking { claim, secrets, secrets_forgotten, patience, .. } = self;
         let (uid, secrets) = (claim.uid, secrets.as_ref());
-        Request { uid, secrets, secrets_forgotten: *secrets_forgotten, deadline: *deadline }
+        Request { uid, secrets, secrets_forgotten: *secrets_forgotten, patience: *patience }
     }
 }
 
@@ -132,8 +132,8 @@ impl Drive<'_> {
             || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some());
         let controller = self.controller().await.map_err(unreached)?;
         let controller = controller.hiding(told(registration, &record.attachments));
-        let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
-        Ok(Asking { controller, claim, registration, at, secrets, secrets_forgotten, deadline })
+        let patience = self.shared.config.borrow().deadlines.operation;
+        Ok(Asking { controller, claim, registration, at, secrets, secrets_forgotten, patience })
     }
 
     /// The call's secrets, or those of the attachment's credential or the volume's.

@@ -336,9 +336,9 @@ impl Drive<'_> {
                 // What the plugin said before it went away says more.
                 Err(error) => return Err(self.tried.unanswered(said.map_or(error, Error::from))),
             };
-            let deadline = Instant::now() + self.shared.config.borrow().deadlines.operation;
+            let patience = self.shared.config.borrow().deadlines.operation;
             let secrets_forgotten = self.others_secrets(&record, None, credential, secrets.is_some());
-            let request = Request { uid: target.uid, secrets, secrets_forgotten, deadline };
+            let request = Request { uid: target.uid, secrets, secrets_forgotten, patience };
             self.tried.begin();
             let error = match fault::around(rpc, call(controller.hiding(told.clone()), request)).await {
                 Ok(done) => return Ok(done),

@@ -2,7 +2,7 @@
 //! consistent views (CSI rule 40).
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tonic::Code;
 
@@ -51,22 +51,23 @@ impl Volumes {
     ) -> Result<u64> {
         let any = new_registration(0, VolumeSpec::default(), Origin::Bus);
         let usages: Vec<Usage> = capabilities.into_iter().map(|of| any.usage(of)).collect();
-        let (controller, deadline) = self.shared.asked(plugin, None).await?;
-        Ok(controller.capacity(&usages, &parameters, &topology, deadline).await?)
+        let (controller, patience) = self.shared.asked(plugin, None).await?;
+        Ok(controller.capacity(&usages, &parameters, &topology, without_secrets(patience)).await?)
     }
 
     /// A page of the plugin's volumes, and the token of the next.
     pub async fn external_volumes(&self, plugin: &str, page: Page) -> Result<(Vec<External>, String)> {
-        let (controller, deadline) = self.shared.asked(plugin, None).await?;
-        controller.volumes(&page.token, page.max, deadline).await.map_err(|error| of_list(error, &page))
+        let (controller, patience) = self.shared.asked(plugin, None).await?;
+        let listed = controller.volumes(&page.token, page.max, without_secrets(patience)).await;
+        listed.map_err(|error| of_list(error, &page))
     }
 
     /// A page of the plugin's snapshots, and the token of the next.
     pub async fn snapshots(&self, plugin: &str, request: ListSnapshots) -> Result<(Vec<Snapshot>, String)> {
         let ListSnapshots { snapshot, external_id, page, uid, secrets, credential } = request;
         let secrets = self.shared.given(secrets, credential, None).await?;
-        let (controller, deadline) = self.shared.asked(plugin, None).await?;
-        let request = Request { uid, secrets: secrets.as_ref(), secrets_forgotten: false, deadline };
+        let (controller, patience) = self.shared.asked(plugin, None).await?;
+        let request = Request { uid, secrets: secrets.as_ref(), secrets_forgotten: false, patience };
         let listed = controller.snapshots(&snapshot, &external_id, &page.token, page.max, request).await;
         listed.map_err(|error| of_list(error, &page))
     }
@@ -77,21 +78,21 @@ impl Volumes {
         let DeleteSnapshot { snapshot, uid, secrets, credential } = request;
         let secrets = self.shared.given(secrets, credential, None).await?;
         let secrets = secrets.as_ref();
-        let patience = Instant::now() + self.shared.config.borrow().deadlines.operation;
-        if !self.shared.is_own_snapshot(plugin, None, &snapshot, uid, secrets, patience).await? {
+        let give_up = Instant::now() + self.shared.config.borrow().deadlines.operation;
+        if !self.shared.is_own_snapshot(plugin, None, &snapshot, uid, secrets, give_up).await? {
             return Ok(());
         }
         let mut delay = Backoff::new();
         let mut unknown = false;
         loop {
-            let (controller, deadline) = self.shared.asked(plugin, Some(patience)).await?;
-            let request = Request { uid, secrets, secrets_forgotten: false, deadline };
+            let (controller, patience) = self.shared.asked(plugin, Some(give_up)).await?;
+            let request = Request { uid, secrets, secrets_forgotten: false, patience };
             let deleted = controller.delete_snapshot(&snapshot, request);
             let Err(error) = fault::around("DeleteSnapshot", deleted).await else { return Ok(()) };
             unknown |= error.class == Class::Unknown;
             let wait = delay.next();
             let again = matches!(error.class, Class::NotSent | Class::Transient | Class::Unknown);
-            if !again || Instant::now() + wait >= patience {
+            if !again || Instant::now() + wait >= give_up {
                 let error = Error::from(error);
                 let kind = if unknown && again { Kind::Uncertain } else { error.kind };
                 return Err(Error { kind, ..error });
@@ -102,14 +103,17 @@ impl Volumes {
 }
 
 impl Shared {
-    /// A controller of the plugin, waited for, and until when it may take to answer.
-    async fn asked(&self, plugin: &str, deadline: Option<Instant>) -> Result<(Controller, Instant)> {
+    /// A controller of the plugin, waited for, and how long it may take to answer.
+    async fn asked(&self, plugin: &str, deadline: Option<Instant>) -> Result<(Controller, Duration)> {
         if self.plugins.view(plugin).is_none() {
             return Err(say::unknown_plugin(plugin));
         }
-        let patience = Instant::now() + self.config.borrow().deadlines.operation;
-        let deadline = deadline.map_or(patience, |deadline| deadline.min(patience));
-        Ok((self.plugins.controller(plugin, deadline).await?, deadline))
+        let operation = self.config.borrow().deadlines.operation;
+        let latest = Instant::now() + operation;
+        let controller =
+            self.plugins.controller(plugin, deadline.map_or(latest, |deadline| deadline.min(latest))).await?;
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).min(operation);
+        Ok((controller, deadline.map_or(operation, left)))
     }
 
     /// Whether there is such a snapshot; an error where it is another's. It is whose volume it is of (CVE-2019-11255), as long
@@ -126,8 +130,8 @@ impl Shared {
         if uid == 0 {
             return Ok(true);
         }
-        let (controller, deadline) = self.asked(plugin, Some(deadline)).await?;
-        let request = Request { uid, secrets, secrets_forgotten: false, deadline };
+        let (controller, patience) = self.asked(plugin, Some(deadline)).await?;
+        let request = Request { uid, secrets, secrets_forgotten: false, patience };
         let (found, _) = controller.snapshots(snapshot, "", "", 1, request).await?;
         let Some(found) = found.into_iter().find(|found| found.id == snapshot) else { return Ok(false) };
         let filter = RecordFilter {
@@ -142,6 +146,10 @@ impl Shared {
             false => Err(words::not_own_snapshot(snapshot)),
         }
     }
+}
+
+fn without_secrets<'a>(patience: Duration) -> Request<'a> {
+    Request { uid: 0, secrets: None, secrets_forgotten: false, patience }
 }
 
 /// CSI rule 40: a list whose token the plugin does not go on with begins anew.

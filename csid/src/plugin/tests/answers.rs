@@ -40,9 +40,9 @@ async fn an_answer_that_breaks_csi_is_an_error_of_its_own() {
         seen.push((controller.snapshots("", "", "", 0, r).await.unwrap_err(), Class::Refused));
     }
     fake.says(v1::ListVolumesResponse { entries: vec![Default::default()], next_token: String::new() });
-    seen.push((controller.volumes("", 0, soon(LONG)).await.unwrap_err(), Class::Refused));
+    seen.push((controller.volumes("", 0, request(None)).await.unwrap_err(), Class::Refused));
     fake.says(v1::GetCapacityResponse { available_capacity: -1, ..v1::GetCapacityResponse::default() });
-    seen.push((controller.capacity(&usages, &none, &none, soon(LONG)).await.unwrap_err(), Class::Refused));
+    seen.push((controller.capacity(&usages, &none, &none, request(None)).await.unwrap_err(), Class::Refused));
     for (error, class) in seen {
         assert_eq!((error.class, error.code), (class, Code::Ok), "{error}");
         assert!(error.to_string().contains(": OK: the answer breaks CSI: "), "{error}");
@@ -70,7 +70,7 @@ async fn what_d_bus_cannot_carry_is_not_taken() {
         };
         for entry in [with_node(id, "n"), with_node("v", id)] {
             fake.says(v1::ListVolumesResponse { entries: vec![entry], next_token: String::new() });
-            seen.push((controller.volumes("", 0, soon(LONG)).await.err(), Class::Refused));
+            seen.push((controller.volumes("", 0, request(None)).await.err(), Class::Refused));
         }
         for snapshot in [
             v1::Snapshot { snapshot_id: id.into(), ..snapshot() },
@@ -101,7 +101,7 @@ async fn what_d_bus_cannot_carry_is_not_taken() {
     }));
     seen.push((controller.create(create(&usages), r).await.err(), Class::Unknown));
     fake.says(v1::ListVolumesResponse { entries: Vec::new(), next_token: "t\0".into() });
-    seen.push((controller.volumes("", 0, soon(LONG)).await.err(), Class::Refused));
+    seen.push((controller.volumes("", 0, request(None)).await.err(), Class::Refused));
     fake.says(v1::ListSnapshotsResponse { entries: Vec::new(), next_token: "t\0".into() });
     seen.push((controller.snapshots("", "", "", 0, r).await.err(), Class::Refused));
     for (number, (error, class)) in seen.into_iter().enumerate() {

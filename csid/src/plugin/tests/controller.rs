@@ -40,7 +40,7 @@ pub fn secrets() -> Secrets {
 }
 
 pub fn request(secrets: Option<&Secrets>) -> Request<'_> {
-    Request { uid: 0, secrets, secrets_forgotten: false, deadline: soon(LONG) }
+    Request { uid: 0, secrets, secrets_forgotten: false, patience: LONG }
 }
 
 pub fn map(key: &str, value: &str) -> BTreeMap<String, String> {
@@ -162,7 +162,7 @@ async fn co_rule_15_places_only_to_plugins_that_have_them() {
     let asked = Create { topologies: &topologies, ..create(&usages) };
     assert!(controller.create(asked, request(None)).await.is_ok());
     assert!(fake.got::<v1::CreateVolumeRequest>().accessibility_requirements.is_none());
-    controller.capacity(&usages, &BTreeMap::new(), &topologies[0], soon(LONG)).await.unwrap();
+    controller.capacity(&usages, &BTreeMap::new(), &topologies[0], request(None)).await.unwrap();
     assert!(fake.got::<v1::GetCapacityRequest>().accessible_topology.is_none());
 }
 
@@ -184,8 +184,8 @@ async fn co_rule_19_what_is_not_offered_is_not_asked() {
         controller.snapshot("v", "s", &none, r).await.err(),
         controller.delete_snapshot("s", r).await.err(),
         controller.snapshots("", "", "", 0, r).await.err(),
-        controller.volumes("", 0, soon(LONG)).await.err(),
-        controller.capacity(&usages, &none, &none, soon(LONG)).await.err(),
+        controller.volumes("", 0, request(None)).await.err(),
+        controller.capacity(&usages, &none, &none, request(None)).await.err(),
         ready.expand(node(), 1, 0).await.err(),
         ready.stats(node()).await.err(),
     ];
@@ -385,7 +385,7 @@ async fn volumes_are_listed_with_what_the_plugin_offers_to_say() {
     {
         let (_host, fake, controller) = with(&capabilities, &[]).await;
         fake.says(v1::ListVolumesResponse { entries: entries.clone(), next_token: "t".into() });
-        let (volumes, token) = controller.volumes("", u32::MAX, soon(LONG)).await.unwrap();
+        let (volumes, token) = controller.volumes("", u32::MAX, request(None)).await.unwrap();
         assert_eq!((volumes[0].external_id.as_str(), volumes[0].capacity, token.as_str()), ("v", 3, "t"));
         assert_eq!((&volumes[0].published_node_ids, &volumes[0].abnormal), (&nodes, &abnormal));
         assert_eq!(fake.got::<v1::ListVolumesRequest>().max_entries, i32::MAX);
@@ -397,12 +397,12 @@ async fn capacity_is_asked_for_a_place() {
     let (_host, fake, controller) = with(&[4], &[2]).await;
     fake.says(v1::GetCapacityResponse { available_capacity: 11, ..v1::GetCapacityResponse::default() });
     let (parameters, zone) = (map("tier", "fast"), map("zone", "a"));
-    assert_eq!(controller.capacity(&[usage()], &parameters, &zone, soon(LONG)).await.unwrap(), 11);
+    assert_eq!(controller.capacity(&[usage()], &parameters, &zone, request(None)).await.unwrap(), 11);
     let sent: v1::GetCapacityRequest = fake.got();
     assert_eq!((sent.volume_capabilities.len(), sent.parameters), (1, parameters));
     assert_eq!(sent.accessible_topology.unwrap().segments, zone);
     fake.script().answer = Some(Err((Code::Internal, "no fast ext4 with ctx-value".into())));
     let parameters = map("tier", "fast");
-    let error = controller.capacity(&[usage()], &parameters, &zone, soon(LONG)).await.unwrap_err();
+    let error = controller.capacity(&[usage()], &parameters, &zone, request(None)).await.unwrap_err();
     assert_eq!(error.message, "no [redacted] ext4 with [redacted]");
 }

@@ -4,7 +4,7 @@ use super::calls::{call, usage};
 use super::controller::request;
 use super::*;
 use crate::Kind;
-use crate::plugin::instance::CALLS;
+use crate::plugin::instance::{CALLS, LOOKS};
 use crate::plugin::{ATTACHES, Can, Class, Controller, Request};
 
 fn instance(name: &str, socket: &str) -> PluginSpec {
@@ -199,15 +199,43 @@ async fn a_plugin_has_so_many_controller_calls_and_no_more() {
     until(|| came() >= CALLS).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!((a.calls("DeleteVolume"), b.calls("DeleteVolume")), (CALLS / 2, CALLS / 2));
-    let late = Request { deadline: soon(Duration::from_millis(20)), ..request(None) };
+    let late = Request { patience: Duration::from_millis(20), ..request(None) };
     let error = chosen(&host).await.delete("late", late).await.unwrap_err();
     assert!(error.class == Class::NotSent && error.to_string().contains("not answered yet"), "{error}");
-    // Whoever is given up makes room.
+    // Who only looks has a turn all the same, and looks have their own bound.
+    let mut looks = tokio::task::JoinSet::new();
+    for _ in 0..LOOKS + 6 {
+        let controller = chosen(&host).await;
+        looks.spawn(async move { controller.validate("v", &[], &BTreeMap::new(), request(None)).await });
+    }
+    let looked = || a.calls("ValidateVolumeCapabilities") + b.calls("ValidateVolumeCapabilities");
+    until(|| looked() >= LOOKS).await;
+    let error = chosen(&host).await.validate("v", &[], &BTreeMap::new(), late).await.unwrap_err();
+    assert!(error.class == Class::NotSent && error.to_string().contains("16 calls"), "{error}");
+    assert_eq!(looked(), LOOKS);
+    drop(looks);
+    // Whoever is given up makes room, and whose turn it is then has the time that he came with.
+    const PATIENCE: Duration = Duration::from_secs(8);
+    const WAIT: Duration = Duration::from_millis(500);
+    let patient = chosen(&host).await;
+    let patient = tokio::spawn(async move {
+        patient.delete("patient", Request { patience: PATIENCE, ..request(None) }).await
+    });
+    tokio::time::sleep(WAIT).await;
+    for fake in [&a, &b] {
+        fake.script().timeouts.clear();
+    }
     calls.abort_all();
     while calls.join_next().await.is_some() {}
     for fake in [&a, &b] {
         fake.script().answer = Some(Ok(()));
     }
+    until(|| came() == CALLS + 1).await;
+    let told: Vec<String> = [&a, &b].iter().flat_map(|fake| fake.script().timeouts.clone()).collect();
+    let micros =
+        told.iter().filter_map(|told| told.strip_suffix('u')?.parse().ok()).map(Duration::from_micros);
+    assert!(micros.max() > Some(PATIENCE - WAIT / 2), "{told:?}");
+    patient.abort();
     chosen(&host).await.delete("v", request(None)).await.unwrap();
 }
 
