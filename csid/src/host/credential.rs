@@ -3,12 +3,14 @@
 //! do nothing else, and that writes it into csid's pipe.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
+use tokio::sync::oneshot;
 use zbus::{OwnedVariant, Variant};
 use zeroize::Zeroizing;
 
@@ -39,6 +41,8 @@ pub enum CredentialError {
     Pipe(#[from] std::io::Error),
 }
 
+type Fetched = Result<Zeroizing<Vec<u8>>, CredentialError>;
+
 /// Where systemd is told to find it.
 struct Place {
     encrypted: bool,
@@ -56,7 +60,7 @@ impl Units {
         name: &str,
         most: usize,
     ) -> Result<Option<Zeroizing<Vec<u8>>>, CredentialError> {
-        let _permit = self.fetching.acquire().await;
+        let permit = Arc::clone(&self.fetching).acquire_owned().await;
         let own = self.place_in_own_unit(name).await?;
         let is_own = own.is_some();
         let place = match own {
@@ -66,20 +70,19 @@ impl Units {
                 Place::new(encrypted, name, name)
             }
         };
-        let (reading, writing) =
-            pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(std::io::Error::from)?;
-        // What the unit writes into waits, as it expects of a standard output.
-        rustix::fs::fcntl_setfl(&writing, rustix::fs::OFlags::empty()).map_err(std::io::Error::from)?;
-        let reading = Receiver::from_owned_fd(reading)?;
-        let fetch = async {
-            self.start_fetching(&place, name, writing).await?;
-            read(reading, most).await
-        };
-        let document = tokio::time::timeout(PATIENCE, fetch).await.map_err(|_| CredentialError::Late)??;
+        let path = place.path.clone();
+        let (tell, told) = oneshot::channel();
+        let (units, name_of) = (self.clone(), name.to_owned());
+        // Apart: a unit outlives its caller's deadline, and counts until it is gone.
+        tokio::spawn(async move {
+            units.fetch(&place, &name_of, most, tell).await;
+            drop(permit);
+        });
+        let document = told.await.unwrap_or(Err(CredentialError::Late))?;
         match document.is_empty() {
             false => Ok(Some(document)),
             true if is_own => {
-                tracing::warn!(credential = name, "systemd cannot read it at {}", place.path);
+                tracing::warn!(credential = name, "systemd cannot read it at {path}");
                 Err(CredentialError::NotThere)
             }
             true => Ok(None),
@@ -99,10 +102,44 @@ impl Units {
         Ok(None)
     }
 
-    async fn start_fetching(&self, place: &Place, name: &str, writing: OwnedFd) -> Result<(), UnitsError> {
+    /// Have a unit of its own fetch it, and stop that when nobody waits any more, or not for the rest.
+    async fn fetch(&self, place: &Place, name: &str, most: usize, mut tell: oneshot::Sender<Fetched>) {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let unit = format!("csid-credential-{}-{number}.service", std::process::id());
+        let fetched = tokio::select! {
+            biased;
+            () = tell.closed() => None,
+            fetched = tokio::time::timeout(PATIENCE, self.fetched(&unit, place, name, most)) => Some(fetched),
+        };
+        let fetched = fetched.map(|fetched| fetched.unwrap_or(Err(CredentialError::Late)));
+        // Its end of the pipe is closed when the unit has ended.
+        let has_ended = matches!(&fetched, Some(Ok(_)));
+        if let Some(fetched) = fetched {
+            let _ = tell.send(fetched);
+        }
+        if !has_ended && let Err(error) = self.stop(&unit).await {
+            tracing::warn!(credential = name, %error, "cannot stop the unit that fetches it");
+        }
+    }
+
+    async fn fetched(&self, unit: &str, place: &Place, name: &str, most: usize) -> Fetched {
+        let (reading, writing) =
+            pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(std::io::Error::from)?;
+        // What the unit writes into waits, as it expects of a standard output.
+        rustix::fs::fcntl_setfl(&writing, rustix::fs::OFlags::empty()).map_err(std::io::Error::from)?;
+        let reading = Receiver::from_owned_fd(reading)?;
+        self.start_fetching(unit, place, name, writing).await?;
+        read(reading, most).await
+    }
+
+    async fn start_fetching(
+        &self,
+        unit: &str,
+        place: &Place,
+        name: &str,
+        writing: OwnedFd,
+    ) -> Result<(), UnitsError> {
         let Place { encrypted, id, path } = place;
         let file = format!("${{CREDENTIALS_DIRECTORY}}/{}", id.replace('$', "$$"));
         let argv = vec!["cat".to_owned(), "--".to_owned(), file];
@@ -136,9 +173,7 @@ impl Units {
         ];
         let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
         // The pipe ends with the unit: this end is closed with `writing`, when systemd has its own.
-        self.manager("StartTransientUnit", &unit, &(unit.as_str(), "fail", properties, auxiliary))
-            .await
-            .map(drop)
+        self.manager("StartTransientUnit", unit, &(unit, "fail", properties, auxiliary)).await.map(drop)
     }
 }
 
@@ -150,7 +185,7 @@ impl Place {
 }
 
 /// To its end, into one buffer that never grows, so that no copy stays behind.
-async fn read(mut pipe: Receiver, most: usize) -> Result<Zeroizing<Vec<u8>>, CredentialError> {
+async fn read(mut pipe: Receiver, most: usize) -> Fetched {
     let mut document = Zeroizing::new(vec![0; most + 1]);
     let mut end = 0;
     loop {

@@ -1,5 +1,7 @@
 //! Secrets that a volume names instead of giving them: systemd's credentials, as they are when they are used.
 
+use std::os::unix::net::UnixListener;
+
 use csid_tests::plugin::TestPlugin;
 use csid_tests::search::Haystack;
 use csid_tests::world::count;
@@ -98,4 +100,31 @@ fn a_credential_is_loaded_afresh_at_each_use_and_found_nowhere_else() {
         assert!(haystack.hits(value).is_empty(), "{value} in {:?}", haystack.hits(value));
     }
     count("credentials loaded afresh", VALUES.len());
+}
+
+/// systemd reads a credential from a socket, too, and waits for whoever serves it.
+#[test]
+fn a_credential_that_nobody_waits_for_is_no_longer_fetched() {
+    const ASKED: usize = 10;
+    let m = Machine::with_csid();
+    test_plugin(&m);
+    let _silent = UnixListener::bind(m.path("/root/silent.sock")).expect("a socket");
+    m.run("mkdir -p /etc/systemd/system/csid.service.d");
+    m.write(
+        "/etc/systemd/system/csid.service.d/key.conf",
+        &format!("[Service]\nLoadCredential={NAME}:/root/silent.sock\n"),
+    );
+    m.run("systemctl daemon-reload && csictl volume register demo v --plugin p --external-id v --access-mode single-node-writer");
+    let units = "systemctl list-units --plain --no-legend 'csid-credential-*' | wc --lines";
+    // Each is given up before the one after it asks; systemd gives up after ten seconds.
+    let counts = m.run(&format!(
+        "for i in {{1..{ASKED}}}; do
+           csictl volume snapshot demo v s$i --credential {NAME} --deadline 300ms 2>&1 | grep --quiet 'before systemd handed' || exit 1
+           {units}
+         done"
+    ));
+    let most = counts.lines().map(|count| count.parse::<usize>().expect("a number")).max();
+    assert!(most <= Some(4), "units at once: {counts}");
+    m.until(&format!("(( $({units}) == 0 ))"));
+    count("credentials that nobody waited for", ASKED);
 }
