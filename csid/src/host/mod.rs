@@ -45,7 +45,7 @@ const AT_ONCE: usize = 16;
 pub enum Access {
     /// 0711: consumers pass through to what is published, and list nothing.
     Passable,
-    /// 0700: what is staged is the plugin's, without the flags of a publish.
+    /// 0700: what is staged is the plugin's, and what is published without its flags nobody's yet.
     Private,
 }
 
@@ -171,6 +171,11 @@ impl Host {
     /// last one's, the parents are passable. What is there already is kept, a mount on it too.
     pub fn make_directory(&self, root: &Path, relative: &Path, access: Access) -> Result<(), HostError> {
         path::make_directory(root, relative, access)
+    }
+
+    /// Make passable what is [`Access::Private`].
+    pub fn open_up(&self, path: &Path) -> Result<(), HostError> {
+        path::open_up(path)
     }
 
     /// Remove an empty directory, an empty file or a device node, then the parents that are empty, up to

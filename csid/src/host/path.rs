@@ -235,6 +235,12 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
     Ok(())
 }
 
+pub(super) fn open_up(path: &Path) -> Result<(), HostError> {
+    let directory = openat2(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::empty());
+    rustix::fs::fchmod(directory.map_err(at("open", path))?, Access::Passable.mode())
+        .map_err(at("set the mode of", path))
+}
+
 pub(super) fn remove(root: &Path, path: &Path) -> Result<bool, HostError> {
     let outside = || HostError::Outside { path: path.into(), root: root.into() };
     let names = names(path.strip_prefix(root).map_err(|_| outside())?).ok_or_else(outside)?;

@@ -102,7 +102,7 @@ impl Drive<'_> {
         }
         let ready = self.ready().await?;
         self.refuse_missing_target(wanted).await?;
-        let paths = self.paths(&ready, key);
+        let paths = self.paths(&ready, wanted);
         // A mount that a new journal recorded is nobody's, and at the path of whose it was.
         let holder = |row: &&Arc<MountRow>| row.key != *key && row.source == paths.source;
         if let Some(holder) = self.rows.volume().mounts.iter().find(holder) {
@@ -423,10 +423,11 @@ impl Drive<'_> {
         self.rows.volume().mount(key)
     }
 
-    fn paths(&self, ready: &Ready, key: &MountKey) -> Paths {
+    fn paths(&self, ready: &Ready, Wanted { key, spec, .. }: &Wanted) -> Paths {
         let volume = &self.rows.volume().row.key;
         let text = |path: PathBuf| ready.host_root().join(path).to_string_lossy().into_owned();
-        Paths { staging: text(paths::staging(volume)), source: text(paths::publish(volume, key)) }
+        let source = text(paths::publish(volume, key, spec.usage.access_mode));
+        Paths { staging: text(paths::staging(volume)), source }
     }
 
     /// Remove the directories that a row leaves, empty ones only, before the row that explains them goes.
@@ -437,7 +438,7 @@ impl Drive<'_> {
         let source = self.rows.written(key).map(|row| row.source.as_str());
         let staging = Some(volume.row.staging.as_str()).filter(|path| idle && !path.is_empty());
         for path in source.into_iter().chain(staging).map(Path::new) {
-            // …/ROOT/staging/HASH and …/ROOT/publish/HASH/HASH: `staging` and `publish` stay, the next mount needs them again.
+            // …/ROOT/staging/HASH and …/ROOT/publish/HASH/HASH, or more: `staging` and `publish` stay, the next mount needs them again.
             let below = path.ancestors().find(|a| a.ends_with(paths::STAGING) || a.ends_with(paths::PUBLISH));
             let Some(below) = below else { continue };
             if let Err(error) = self.shared.host.remove(below, path) {

@@ -13,6 +13,8 @@ use crate::host::{Access, Bind, Host, HostError, Look, Restrict};
 use crate::plugin::{Call, Class, Ready, RpcError};
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow};
+use crate::volume::paths;
+use crate::volume::reconcile::entries;
 use crate::volume::state::{Action, Outcome, Volume};
 
 /// Why an effect did not come to be.
@@ -188,9 +190,13 @@ impl Surroundings<'_> {
     }
 
     async fn publish(&self) -> Effect {
-        self.make_directory(self.source().parent().unwrap_or(self.base), Access::Passable)?;
+        // Nobody gets in and runs a set-uid program before the mount is nosuid.
+        let own = self.source().parent().unwrap_or(self.base);
+        self.make_directory(own, Access::Private)?;
         fault::around("NodePublishVolume", self.ready.publish(self.call())).await?;
-        self.verify().await
+        let number = self.verify().await?;
+        self.host.open_up(own)?;
+        Ok(number)
     }
 
     /// What the plugin says it published has to be there, of the right kind, and no more writable than asked.
@@ -344,17 +350,16 @@ impl Surroundings<'_> {
 
     /// A mount below the volume's publish directory: no row has one when the volume is unstaged.
     async fn unexplained(&self) -> Option<PathBuf> {
-        let directories = self.volume.mounts.iter().filter_map(|mount| Path::new(&mount.source).parent());
-        let directories: BTreeSet<&Path> = directories.collect();
-        let entries =
-            directories.into_iter().filter_map(|directory| std::fs::read_dir(directory).ok()).flatten();
-        let paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-        for path in paths {
-            if !matches!(
-                self.host.look_below(self.plugin(), self.base, &path).await,
-                Look::Missing | Look::Plain
-            ) {
-                return Some(path);
+        let mounts = self.volume.mounts.iter();
+        let directories: BTreeSet<&Path> =
+            mounts.filter_map(|mount| paths::of_volume(Path::new(&mount.source))).collect();
+        let mut paths: Vec<PathBuf> = directories.into_iter().flat_map(entries).collect();
+        while let Some(path) = paths.pop() {
+            match self.host.look_below(self.plugin(), self.base, &path).await {
+                Look::Missing => {}
+                Look::Plain if !path.ends_with(paths::VOLUME) => paths.push(path.join(paths::VOLUME)),
+                Look::Plain => {}
+                _ => return Some(path),
             }
         }
         None

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::store::registry::VolumeName;
-use crate::store::rows::{MountKey, VolumeKey, WITHOUT_ID};
+use crate::store::rows::{AccessMode, MountKey, VolumeKey, WITHOUT_ID};
 
 pub const STAGING: &str = "staging";
 pub const PUBLISH: &str = "publish";
+/// What is published in a directory of the mount's own.
+pub const VOLUME: &str = "volume";
 
 /// The staging path, below the plugin's root (CSI rule 28: one a volume).
 pub fn staging(key: &VolumeKey) -> PathBuf {
@@ -21,9 +23,30 @@ pub fn published(key: &VolumeKey) -> PathBuf {
     Path::new(PUBLISH).join(name(key))
 }
 
-/// The published path of one mount (CSI rule 29: unique for each).
-pub fn publish(volume: &VolumeKey, mount: &MountKey) -> PathBuf {
-    published(volume).join(digest(&[&mount.namespace, &mount.volume, &mount.consumer, &mount.tag]))
+/// The published path of one mount (CSI rule 29: unique for each). The directory that it is in is the mount's alone, to be closed
+/// as long as the mount is not restricted: of a volume that has one user at a time the volume's.
+pub fn publish(volume: &VolumeKey, mount: &MountKey, mode: AccessMode) -> PathBuf {
+    let path =
+        published(volume).join(digest(&[&mount.namespace, &mount.volume, &mount.consumer, &mount.tag]));
+    match mode {
+        AccessMode::SingleNodeWriter
+        | AccessMode::SingleNodeReaderOnly
+        | AccessMode::SingleNodeSingleWriter => path,
+        AccessMode::SingleNodeMultiWriter
+        | AccessMode::MultiNodeReaderOnly
+        | AccessMode::MultiNodeSingleWriter
+        | AccessMode::MultiNodeMultiWriter => path.join(VOLUME),
+    }
+}
+
+/// The directory of all publishes of the volume that is published at `source`.
+pub fn of_volume(source: &Path) -> Option<&Path> {
+    source.ancestors().find(|path| path.parent().is_some_and(|parent| parent.ends_with(PUBLISH)))
+}
+
+/// The plugin's root, below which `source` is published.
+pub fn root(source: &Path) -> Option<&Path> {
+    of_volume(source)?.parent()?.parent()
 }
 
 /// Whether `name` has the form of the names made here.
@@ -86,13 +109,21 @@ mod tests {
             consumer: "vol[0]".into(),
             tag: "\u{1f980}".into(),
         };
-        let path = publish(&volume, &mount);
+        let path = publish(&volume, &mount, AccessMode::SingleNodeWriter);
         let parts: Vec<&str> = path.iter().map(|part| part.to_str().unwrap()).collect();
         assert!(
             parts[0] == PUBLISH && parts.len() == 3 && is_ours(parts[1]) && is_ours(parts[2]),
             "{parts:?}"
         );
         assert!(!is_ours("..") && !is_ours(&"A".repeat(32)));
+
+        let beside = publish(&volume, &mount, AccessMode::MultiNodeMultiWriter);
+        assert_eq!(beside, path.join(VOLUME), "a directory of the mount's own");
+        for path in [path, beside] {
+            let path = Path::new("/publish/plugin").join(path);
+            assert_eq!(of_volume(&path), Some(&*Path::new("/publish/plugin").join(published(&volume))));
+            assert_eq!(root(&path), Some(Path::new("/publish/plugin")));
+        }
     }
 
     #[test]

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::Result;
+use crate::host::Look;
 use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase};
 use crate::store::{Change, Durability, MountFilter};
 use crate::volume::state::{Sight, Wanted};
 use crate::volume::work::Work;
-use crate::volume::{ReconcileOptions, Report, Volumes, Wait, healthy, paths};
+use crate::volume::{ReconcileOptions, Report, Shared, Volumes, Wait, healthy, paths};
 
 impl Volumes {
     pub async fn reconcile(&self, options: ReconcileOptions) -> Result<Report> {
@@ -99,7 +100,10 @@ impl Volumes {
         let mut found = Vec::new();
         for root in self.roots().await? {
             let published = entries(&root.join(paths::PUBLISH));
-            let targets: Vec<PathBuf> = published.iter().flat_map(|directory| entries(directory)).collect();
+            let mut targets = Vec::new();
+            for directory in &published {
+                targets.extend(self.shared.targets(&root, directory).await);
+            }
             let staged = entries(&root.join(paths::STAGING));
             let all = targets.into_iter().chain(published).chain(staged);
             found.extend(all.map(|path| (root.clone(), path)));
@@ -113,9 +117,8 @@ impl Volumes {
     async fn known(&self) -> Result<BTreeSet<PathBuf>> {
         let mut known = BTreeSet::new();
         for (row, staging) in self.shared.store.mounts(MountFilter::default()).await? {
-            let source = PathBuf::from(row.source);
-            known.extend(source.parent().map(Path::to_path_buf));
-            known.insert(source);
+            let above = Path::new(&row.source).ancestors();
+            known.extend(above.take_while(|path| !path.ends_with(paths::PUBLISH)).map(Path::to_path_buf));
             known.insert(PathBuf::from(staging));
         }
         Ok(known)
@@ -126,8 +129,7 @@ impl Volumes {
         let mut roots: BTreeSet<PathBuf> =
             entries(&self.shared.directories.state.join("plugins")).into_iter().collect();
         for (row, _) in self.shared.store.mounts(MountFilter::default()).await? {
-            let source = Path::new(&row.source);
-            roots.extend(source.ancestors().nth(3).map(Path::to_path_buf));
+            roots.extend(paths::root(Path::new(&row.source)).map(Path::to_path_buf));
         }
         Ok(roots)
     }
@@ -148,7 +150,8 @@ impl Volumes {
             if self.known().await?.contains(&path) {
                 continue;
             }
-            let ours = path.file_name().and_then(|name| name.to_str()).is_some_and(paths::is_ours);
+            let name = path.file_name().and_then(|name| name.to_str());
+            let ours = name.is_some_and(|name| paths::is_ours(name) || name == paths::VOLUME);
             match self.shared.host.remove_orphan(&root, &path, ours).await {
                 Ok(true) => report.orphans.push(text),
                 Ok(false) => report.failed.push(format!("{text}: not empty, or not csid's")),
@@ -156,6 +159,24 @@ impl Volumes {
             }
         }
         Ok(())
+    }
+}
+
+impl Shared {
+    /// What is in the directory of a volume's publishes, and what is published in the directories of mounts of their own there,
+    /// the deepest first. What is mounted is not looked into.
+    pub(super) async fn targets(&self, root: &Path, directory: &Path) -> Vec<PathBuf> {
+        let plugin = root.file_name().unwrap_or_default().to_string_lossy();
+        let mut found = Vec::new();
+        for path in entries(directory) {
+            if self.host.look_below(&plugin, root, &path).await == Look::Plain {
+                let own = path.join(paths::VOLUME);
+                let is_there = self.host.look_below(&plugin, root, &own).await != Look::Missing;
+                found.extend(Some(own).filter(|_| is_there));
+            }
+            found.push(path);
+        }
+        found
     }
 }
 

@@ -156,7 +156,7 @@ impl Shared {
             }
         }
         for row in &rows.mounts {
-            if let Some(root) = Path::new(&row.source).ancestors().nth(3) {
+            if let Some(root) = paths::root(Path::new(&row.source)) {
                 roots.entry(root.to_owned()).or_insert_with(|| row.volume.plugin.clone());
             }
         }
@@ -166,11 +166,15 @@ impl Shared {
             let device = |path: &Path| Some(points.iter().find(|point| point.path == path)?.device);
             let [published, staged] = [paths::PUBLISH, paths::STAGING]
                 .map(|kind| names_in(&root.join(kind)).collect::<BTreeSet<String>>());
-            let below = |name: &String| {
-                let directory = root.join(paths::PUBLISH).join(name);
-                names_in(&directory).map(|name| directory.join(name)).collect::<Vec<_>>()
-            };
-            let all_paths: Vec<PathBuf> = published.iter().flat_map(below).collect();
+            let mut all_paths = Vec::new();
+            for name in &published {
+                let found = self.targets(&root, &root.join(paths::PUBLISH).join(name)).await;
+                let is_published = |path: &&PathBuf| {
+                    path.ends_with(paths::VOLUME)
+                        || (paths::is_ours(&file_name(path)) && !found.contains(&path.join(paths::VOLUME)))
+                };
+                all_paths.extend(found.iter().filter(is_published).cloned());
+            }
             let looks = self.host.looks(&plugin, all_paths.clone()).await;
             let mut looked: BTreeMap<PathBuf, Look> = all_paths.into_iter().zip(looks).collect();
             for name in published.union(&staged).cloned() {
@@ -248,7 +252,8 @@ impl Shared {
         };
         let mut mounts = Vec::new();
         for (path, look, device) in published {
-            let tag = if mounts.is_empty() { String::new() } else { file_name(&path) };
+            let own = if path.ends_with(paths::VOLUME) { path.parent().unwrap_or(&path) } else { &path };
+            let tag = if mounts.is_empty() { String::new() } else { file_name(own) };
             let source = path.to_string_lossy().into_owned();
             let before = old.mounts.get(source.as_str()).filter(|row| row.volume == key);
             let mut row = MountRow { source, device, ..mount(tag) };
@@ -286,7 +291,10 @@ impl Shared {
             let mut row = mount(String::new());
             row.phase = Phase::Lost;
             row.publish = Leg::Absent;
-            row.source = root.join(paths::publish(&key, &row.key)).to_string_lossy().into_owned();
+            row.source = root
+                .join(paths::publish(&key, &row.key, row.spec.usage.access_mode))
+                .to_string_lossy()
+                .into_owned();
             row.error = "recorded when the journal was begun anew; only its staging was there".to_owned();
             mounts.push(Arc::new(row));
         }

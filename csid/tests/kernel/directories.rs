@@ -25,6 +25,11 @@ fn made() {
         host.make_directory(root, Path::new("staging/own"), Access::Private).unwrap();
         assert_eq!((mode(&root.join("staging")), mode(&root.join("staging/own"))), (0o711, 0o700));
         assert_eq!(mode(root), 0o755, "the root is not csid's to change");
+        // What was opened up is closed again.
+        host.open_up(&root.join("staging/own")).unwrap();
+        assert_eq!(mode(&root.join("staging/own")), 0o711);
+        host.make_directory(root, Path::new("staging/own"), Access::Private).unwrap();
+        assert_eq!(mode(&root.join("staging/own")), 0o700);
 
         // What is mounted at the end is kept, and not entered; on the way it is in the way.
         let mounted = tmpfs(root.join("staging/hash"));
@@ -39,6 +44,7 @@ fn made() {
         for bad in ["../x", "a/../../x", "/x", "", "."] {
             assert!(matches!(make(bad), Err(HostError::Outside { .. })), "{bad}");
         }
+        assert!(matches!(host.open_up(&root.join("link")), Err(HostError::Link(_))));
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
         fs::write(root.join("file"), "").unwrap();
         assert!(matches!(make("file/x"), Err(HostError::WrongKind { .. })));

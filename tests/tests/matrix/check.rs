@@ -27,7 +27,7 @@ impl Site<'_> {
         let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
         for row in rows {
             let source = Path::new(&row.source);
-            paths.extend([source.to_owned(), source.parent().expect("a parent").to_owned()]);
+            paths.extend(own_paths(source));
             paths.extend(Some(PathBuf::from(&row.staging)).filter(|path| path.is_absolute()));
             possible.insert(row.staging.clone().into());
             let Some(slot) = self.slot(row) else {
@@ -147,6 +147,11 @@ impl Site<'_> {
 }
 
 /// The state a row shows.
+/// A published path and the directories that csid made for it alone or for its volume.
+pub fn own_paths(source: &Path) -> impl Iterator<Item = PathBuf> + '_ {
+    source.ancestors().take_while(|path| !path.ends_with("publish")).map(Path::to_path_buf)
+}
+
 fn seen(row: Option<&MountRow>) -> State {
     match row.map(|row| (row.state.as_str(), row.healthy)) {
         None => State::Absent,

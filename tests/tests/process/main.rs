@@ -2,6 +2,7 @@
 //! after a reboot.
 
 mod calls;
+mod closed;
 mod consumers;
 mod events;
 mod instances;

@@ -11,6 +11,7 @@ use csid_tests::backend;
 use csid_tests::kernel;
 
 use super::{Pool, State, Thing, Volume, items_of};
+use crate::check::own_paths;
 use crate::model;
 use crate::report::Broken;
 
@@ -213,7 +214,8 @@ impl Pool<'_> {
         for row in &seen.mounts {
             let (source, staging) = (Path::new(&row.source), PathBuf::from(&row.staging));
             points.extend([source.to_owned(), staging.clone()]);
-            paths.extend([source.to_owned(), source.parent().expect("a parent").to_owned(), staging]);
+            paths.extend(own_paths(source));
+            paths.insert(staging);
             let shows: String = row.external_id.bytes().map(|byte| format!("{byte:02x}")).collect();
             let mut here = seen.table.iter().filter(|mount| mount.point == source);
             let is_shown = here.next().is_some_and(|mount| mount.root.file_name() == Some(shows.as_ref()));
