@@ -1,7 +1,8 @@
 //! Named edges at which the crash tests end the process (feature `fault`): before and after each effect, each RPC, each
 //! commit and each answer. `CSID_FAULT` names a file; while `NAME:N` is in it, csid is killed at the N-th passing of the
 //! edge NAME since, `any:N` being the N-th of all. What csid was killed at then stands in the file. While `NAME.held` is in
-//! it, what is between the edges NAME does not begin. Without the feature nothing of it is compiled.
+//! it, what is between the edges NAME does not begin, and NAME stands in the file of the same name with `.held` once something
+//! waits there. Without the feature nothing of it is compiled.
 
 use crate::volume::state::Action;
 
@@ -57,7 +58,13 @@ mod armed {
 
     pub(super) async fn held(name: &str) {
         let Some(file) = &*FILE else { return };
-        while std::fs::read_to_string(file).is_ok_and(|asked| asked == format!("{name}.held")) {
+        let is_held = || std::fs::read_to_string(file).is_ok_and(|asked| asked == format!("{name}.held"));
+        if is_held() {
+            let mut here = file.clone();
+            here.push(".held");
+            let _ = std::fs::write(here, name);
+        }
+        while is_held() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

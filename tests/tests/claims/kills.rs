@@ -2,12 +2,14 @@
 
 use std::fs;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use csid_client::{AccessMode, Client, Error};
 use csid_tests::ask::*;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, count, eventually, refusal, world};
+
+use tokio::task::JoinHandle;
 
 use crate::*;
 
@@ -81,27 +83,46 @@ fn nobody_leaves_a_claim_that_is_being_written() {
     world(async |w| {
         let fault = w.path("fault");
         w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
-        let arm = |edge: &str| fs::write(&fault, edge).unwrap();
-        let pause = |ms| tokio::time::sleep(Duration::from_millis(ms));
+        let held = w.path("fault.held");
+        let arm = |edge: &str| {
+            let _ = fs::remove_file(&held);
+            fs::write(&fault, edge).unwrap();
+        };
+        // csid is held there, or the caller has left before it was.
+        let reached = async |edge: &str, asked: &JoinHandle<_>| {
+            eventually(edge, async || {
+                asked.is_finished() || fs::read_to_string(&held).is_ok_and(|held| held == edge)
+            })
+            .await;
+        };
+        let mut deadline = Duration::from_secs(1);
         let mut client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         for (leaves, killed) in
             ["deadline", "cancel", "release"].into_iter().flat_map(|leaves| [(leaves, true), (leaves, false)])
         {
-            w.plugin("p").rules([Rule::once("ControllerPublishVolume", Act::Delay(300))]);
-            let options = ClaimOptions {
-                operation_id: Some("claim".to_owned()),
-                deadline_usec: (leaves == "deadline").then_some(900_000),
-                ..ClaimOptions::default()
+            let by_deadline = leaves == "deadline";
+            let asked = loop {
+                let options = ClaimOptions {
+                    operation_id: Some("claim".to_owned()),
+                    deadline_usec: by_deadline.then_some(deadline.as_micros() as u64),
+                    ..ClaimOptions::default()
+                };
+                arm("ControllerPublishVolume.held");
+                let (asking, begun) = (client.clone(), Instant::now());
+                let asked = tokio::spawn(async move { asking.claim(NAMESPACE, "v", "one", options).await });
+                reached("ControllerPublishVolume", &asked).await;
+                arm("claim.held");
+                reached("claim", &asked).await;
+                if !by_deadline || begun.elapsed() < deadline {
+                    break asked;
+                }
+                // The machine is so slow that his deadline may have passed before.
+                deadline *= 2;
+                arm("");
+                let _either = asked.await.unwrap();
+                release(&client, "v", "one").await.unwrap();
             };
-            let asking = client.clone();
-            let asked = tokio::spawn(async move { asking.claim(NAMESPACE, "v", "one", options).await });
-            eventually("it is being attached", async || {
-                client.list_operations().await.unwrap().iter().any(|operation| operation.step == "attach")
-            })
-            .await;
-            arm("claim.held");
-            pause(600).await;
             let leaving = client.clone();
             let left = tokio::spawn(async move {
                 match leaves {
@@ -110,7 +131,19 @@ fn nobody_leaves_a_claim_that_is_being_written() {
                     _ => Ok(()),
                 }
             });
-            pause(600).await;
+            match leaves {
+                "deadline" => tokio::time::sleep(deadline).await,
+                "cancel" => eventually("he is withdrawn", async || left.is_finished()).await,
+                _ => {
+                    eventually("the release is asked for", async || {
+                        client.list_operations().await.unwrap().iter().any(|row| row.kind == "release")
+                    })
+                    .await;
+                }
+            }
+            // Time to be told what is not true yet.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            assert!(!asked.is_finished(), "{leaves}");
             arm(if killed { "answer.before:1" } else { "" });
             let told = asked.await.unwrap();
             println!("{leaves}, killed {killed}: {told:?}");
