@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csi_proto::csi::v1;
@@ -27,7 +28,7 @@ pub struct Request<'a> {
     /// Whose call it is, and so whose secrets.
     pub uid: u32,
     pub secrets: Option<&'a Secrets>,
-    /// The volume is or was used with secrets that are not at hand.
+    /// The volume is or was used with secrets that are not at hand, or it is about no volume and the plugin had some.
     pub secrets_forgotten: bool,
     /// How long it waits for its turn at the plugin, and from then on for the answer, which the RPC's own deadline bounds, too.
     pub patience: Duration,
@@ -98,6 +99,17 @@ impl Controller {
     /// which no message may repeat.
     pub fn hiding(self, told: Vec<String>) -> Self {
         Controller(self.0, told.into())
+    }
+
+    /// Whether the plugin was sent secrets, by this csid or, as `before` tells, by an earlier one. What it says when it is asked
+    /// for no volume in particular may repeat any of them.
+    pub async fn had_secrets<F, E>(&self, before: impl FnOnce() -> F) -> Result<bool, E>
+    where
+        F: Future<Output = Result<bool, E>>,
+    {
+        let common = &self.0.peer.common;
+        Ok(common.had_secrets.load(Ordering::Acquire)
+            || *common.had_secrets_before.get_or_try_init(before).await?)
     }
 
     pub fn id(&self) -> &str {
@@ -359,7 +371,7 @@ impl Controller {
                 external_id: self.named(RPC, Class::Refused, "volume_id", volume.volume_id)?,
                 capacity: self.0.size(RPC, Class::Refused, "capacity_bytes", volume.capacity_bytes)?,
                 published_node_ids: nodes.into_iter().map(named).collect::<Result<_, _>>()?,
-                abnormal: condition(told, &Hidden::default()),
+                abnormal: condition(told, &request.hidden([]).and(&*self.1)),
             })
         };
         let volumes = answer.entries.into_iter().map(external).collect::<Result<_, _>>()?;

@@ -3,14 +3,14 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::volume_capability::{
     AccessMode as Mode, AccessType, BlockVolume, MountVolume, access_mode,
 };
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 use tonic::Code;
 
 use super::Service;
@@ -28,8 +28,6 @@ pub(super) struct Instance {
     pub root: PathBuf,
     pub view: PathBuf,
     pub load: Arc<Load>,
-    /// Its plugin's, for the controller calls of all instances.
-    pub turns: Arc<Turns>,
 }
 
 /// How many controller calls of one plugin are in flight at most, whatever the number of its volumes and instances.
@@ -38,20 +36,29 @@ pub(super) const CALLS: usize = 64;
 /// How many that only look, beside them: no flood of these delays a detach.
 pub(super) const LOOKS: usize = 16;
 
-/// Whose turn it is at a plugin's controllers.
-pub(super) struct Turns {
+/// What the instances of a plugin have together: whose turn it is at their controllers, and what they know.
+pub(super) struct Common {
     calls: Semaphore,
     looks: Semaphore,
+    /// This csid sent secrets.
+    pub had_secrets: AtomicBool,
+    /// The rows of an earlier csid's tell of some.
+    pub had_secrets_before: OnceCell<bool>,
 }
 
-impl Default for Turns {
+impl Default for Common {
     fn default() -> Self {
-        Turns { calls: Semaphore::new(CALLS), looks: Semaphore::new(LOOKS) }
+        Common {
+            calls: Semaphore::new(CALLS),
+            looks: Semaphore::new(LOOKS),
+            had_secrets: AtomicBool::new(false),
+            had_secrets_before: OnceCell::new(),
+        }
     }
 }
 
-impl Turns {
-    fn of(&self, rpc: &str) -> (&Semaphore, usize) {
+impl Common {
+    fn turns(&self, rpc: &str) -> (&Semaphore, usize) {
         match rpc {
             "ListVolumes" | "ListSnapshots" | "GetCapacity" | "ValidateVolumeCapabilities" => {
                 (&self.looks, LOOKS)
@@ -101,7 +108,7 @@ impl Instance {
 
     /// Wait until the plugin has one controller call less of this kind than it may have.
     pub async fn turn(&self, rpc: &'static str, patience: Duration) -> Result<SemaphorePermit<'_>, RpcError> {
-        let (turns, most) = self.turns.of(rpc);
+        let (turns, most) = self.peer.common.turns(rpc);
         let turn = tokio::time::timeout(patience, turns.acquire()).await;
         turn.ok().and_then(Result::ok).ok_or_else(|| {
             let message = format!("{most} calls of the plugin's controllers are not answered yet");
@@ -128,6 +135,7 @@ impl Instance {
     ) -> Result<(), RpcError> {
         let (owner, Some(secrets)) = (self.owner, secrets) else { return Ok(()) };
         if owner == 0 || (owner == uid && !secrets.is_credential()) {
+            self.peer.common.had_secrets.store(true, Ordering::Release);
             return Ok(());
         }
         let message = match secrets.is_credential() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use super::instance::Turns;
+use super::instance::Common;
 use super::rpc::Limit;
 use super::spec::{Place, PluginSpec, Supervision};
 use super::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
@@ -57,7 +57,7 @@ pub(super) struct Entry {
     pub state: watch::Receiver<Snapshot>,
     pub probes: mpsc::Sender<Asked>,
     /// All of the plugin's have the same one.
-    turns: Arc<Turns>,
+    common: Arc<Common>,
     stops: mpsc::Sender<Stop>,
 }
 
@@ -506,16 +506,16 @@ impl Plugins {
         let (probes, asked) = mpsc::channel(PROBES);
         // One stop at a time; the next one waits.
         let (stops, stopped) = mpsc::channel(1);
-        let turns = self.entries().get(id).and_then(|entries| Some(entries.first()?.turns.clone()));
-        let turns = turns.unwrap_or_default();
+        let common = self.entries().get(id).and_then(|entries| Some(entries.first()?.common.clone()));
+        let common = common.unwrap_or_default();
         let (task, state) =
-            Task::new(self.0.shared.clone(), id, spec.clone(), owner, place, asked, turns.clone());
+            Task::new(self.0.shared.clone(), id, spec.clone(), owner, place, asked, common.clone());
         tokio::spawn(task.run(stopped));
         let first = {
             let mut entries = self.entries();
             let entries = entries.entry(id.to_owned()).or_default();
             let at = entries.partition_point(|entry| entry.number > number);
-            entries.insert(at, Entry { spec, owner, origin, number, state, probes, turns, stops });
+            entries.insert(at, Entry { spec, owner, origin, number, state, probes, common, stops });
             entries.len() == 1
         };
         let id = id.to_owned();

@@ -14,6 +14,7 @@ use tonic::{Code, Request, Response, Status};
 use zeroize::Zeroizing;
 
 use super::channel::NotConnected;
+use super::instance::Common;
 use crate::error::{Error, Kind};
 use crate::secret::Secrets;
 
@@ -166,7 +167,8 @@ pub(super) struct Hidden {
 }
 
 /// What stands for a plugin's words when any of them may be a secret.
-const WITHHELD: &str = "[the plugin's words may repeat secrets of this volume that csid does not have here: see the plugin's log]";
+const WITHHELD: &str =
+    "[the plugin's words may repeat secrets that csid does not have here: see the plugin's log]";
 
 impl Hidden {
     /// The secrets of a call; `forgotten`: there may be others, which are not at hand, so that everything is hidden.
@@ -299,6 +301,7 @@ pub(super) struct Peer {
     pub limit: Limit,
     /// csid is stopping.
     pub closed: Arc<AtomicBool>,
+    pub common: Arc<Common>,
 }
 
 pub(super) fn map_bytes(map: &BTreeMap<String, String>) -> usize {

@@ -20,7 +20,7 @@ use futures_util::FutureExt;
 use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
 
 use super::fingerprint::{self, Failure, Fingerprint};
-use super::instance::{Instance, Load, Turns};
+use super::instance::{Common, Instance, Load};
 use super::node::Ready;
 use super::rpc::{Class, Limit, Peer, RpcError, presentable};
 use super::spec::{Log, Place, PluginSpec, Supervision};
@@ -115,7 +115,6 @@ pub(super) struct Task {
     view: PluginView,
     print: Option<Fingerprint>,
     load: Arc<Load>,
-    turns: Arc<Turns>,
 }
 
 /// Why the supervisor has something to do.
@@ -141,7 +140,7 @@ impl Task {
         owner: u32,
         place: Place,
         probes: mpsc::Receiver<Asked>,
-        turns: Arc<Turns>,
+        common: Arc<Common>,
     ) -> (Self, watch::Receiver<Snapshot>) {
         let ended = Arc::new(Notify::new());
         let own = spec.rpc_deadline().ok().flatten().map(Limit::new);
@@ -150,6 +149,7 @@ impl Task {
             channel: channel::open(&place.socket, owner, ended.clone()),
             limit: own.unwrap_or_else(|| shared.limit.clone()),
             closed: shared.closed.clone(),
+            common,
         };
         let managed = spec.supervision == Supervision::Managed;
         let view = PluginView {
@@ -166,7 +166,7 @@ impl Task {
         };
         let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
         let (asked, print, load) = (Vec::new(), None, Arc::default());
-        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print, load, turns };
+        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print, load };
         (task, seen)
     }
 
@@ -439,7 +439,6 @@ impl Task {
             root,
             view,
             load: self.load.clone(),
-            turns: self.turns.clone(),
         }));
         self.print = Some(print);
         self.set("ready", "", Some(ready)).await;

@@ -2,7 +2,7 @@
 //! consistent views (CSI rule 40).
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tonic::Code;
 
@@ -51,14 +51,14 @@ impl Volumes {
     ) -> Result<u64> {
         let any = new_registration(0, VolumeSpec::default(), Origin::Bus);
         let usages: Vec<Usage> = capabilities.into_iter().map(|of| any.usage(of)).collect();
-        let (controller, patience) = self.shared.asked(plugin, None).await?;
-        Ok(controller.capacity(&usages, &parameters, &topology, without_secrets(patience)).await?)
+        let (controller, request) = self.shared.asked(plugin, 0, None, None).await?;
+        Ok(controller.capacity(&usages, &parameters, &topology, request).await?)
     }
 
     /// A page of the plugin's volumes, and the token of the next.
     pub async fn external_volumes(&self, plugin: &str, page: Page) -> Result<(Vec<External>, String)> {
-        let (controller, patience) = self.shared.asked(plugin, None).await?;
-        let listed = controller.volumes(&page.token, page.max, without_secrets(patience)).await;
+        let (controller, request) = self.shared.asked(plugin, 0, None, None).await?;
+        let listed = controller.volumes(&page.token, page.max, request).await;
         listed.map_err(|error| of_list(error, &page))
     }
 
@@ -66,8 +66,7 @@ impl Volumes {
     pub async fn snapshots(&self, plugin: &str, request: ListSnapshots) -> Result<(Vec<Snapshot>, String)> {
         let ListSnapshots { snapshot, external_id, page, uid, secrets, credential } = request;
         let secrets = self.shared.given(secrets, credential, None).await?;
-        let (controller, patience) = self.shared.asked(plugin, None).await?;
-        let request = Request { uid, secrets: secrets.as_ref(), secrets_forgotten: false, patience };
+        let (controller, request) = self.shared.asked(plugin, uid, secrets.as_ref(), None).await?;
         let listed = controller.snapshots(&snapshot, &external_id, &page.token, page.max, request).await;
         listed.map_err(|error| of_list(error, &page))
     }
@@ -85,8 +84,7 @@ impl Volumes {
         let mut delay = Backoff::new();
         let mut unknown = false;
         loop {
-            let (controller, patience) = self.shared.asked(plugin, Some(give_up)).await?;
-            let request = Request { uid, secrets, secrets_forgotten: false, patience };
+            let (controller, request) = self.shared.asked(plugin, uid, secrets, Some(give_up)).await?;
             let deleted = controller.delete_snapshot(&snapshot, request);
             let Err(error) = fault::around("DeleteSnapshot", deleted).await else { return Ok(()) };
             unknown |= error.class == Class::Unknown;
@@ -103,8 +101,14 @@ impl Volumes {
 }
 
 impl Shared {
-    /// A controller of the plugin, waited for, and how long it may take to answer.
-    async fn asked(&self, plugin: &str, deadline: Option<Instant>) -> Result<(Controller, Duration)> {
+    /// A controller of the plugin, waited for, and what it is asked with; by `deadline` it is its turn.
+    async fn asked<'a>(
+        &self,
+        plugin: &str,
+        uid: u32,
+        secrets: Option<&'a Secrets>,
+        deadline: Option<Instant>,
+    ) -> Result<(Controller, Request<'a>)> {
         if self.plugins.view(plugin).is_none() {
             return Err(say::unknown_plugin(plugin));
         }
@@ -112,8 +116,10 @@ impl Shared {
         let latest = Instant::now() + operation;
         let controller =
             self.plugins.controller(plugin, deadline.map_or(latest, |deadline| deadline.min(latest))).await?;
+        let secrets_forgotten = controller.had_secrets(|| self.rows_tell_of_secrets(plugin)).await?;
         let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).min(operation);
-        Ok((controller, deadline.map_or(operation, left)))
+        let patience = deadline.map_or(operation, left);
+        Ok((controller, Request { uid, secrets, secrets_forgotten, patience }))
     }
 
     /// Whether there is such a snapshot; an error where it is another's. It is whose volume it is of (CVE-2019-11255), as long
@@ -130,8 +136,7 @@ impl Shared {
         if uid == 0 {
             return Ok(true);
         }
-        let (controller, patience) = self.asked(plugin, Some(deadline)).await?;
-        let request = Request { uid, secrets, secrets_forgotten: false, patience };
+        let (controller, request) = self.asked(plugin, uid, secrets, Some(deadline)).await?;
         let (found, _) = controller.snapshots(snapshot, "", "", 1, request).await?;
         let Some(found) = found.into_iter().find(|found| found.id == snapshot) else { return Ok(false) };
         let filter = RecordFilter {
@@ -146,10 +151,6 @@ impl Shared {
             false => Err(words::not_own_snapshot(snapshot)),
         }
     }
-}
-
-fn without_secrets<'a>(patience: Duration) -> Request<'a> {
-    Request { uid: 0, secrets: None, secrets_forgotten: false, patience }
 }
 
 /// CSI rule 40: a list whose token the plugin does not go on with begins anew.

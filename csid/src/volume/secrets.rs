@@ -12,7 +12,8 @@ use crate::error::{Error, Kind, Result};
 use crate::host::credential::CredentialError;
 use crate::host::units::UnitsError;
 use crate::secret::{MAX_BYTES, Secrets};
-use crate::store::registry::{Attachment, Record, Registration};
+use crate::store::MountFilter;
+use crate::store::registry::{Attachment, Creation, Record, RecordFilter, Registration, Standing};
 use crate::store::rows::{MountKey, MountRow, MountSpec};
 use crate::volume::Shared;
 use crate::volume::drive::Drive;
@@ -47,6 +48,17 @@ impl Shared {
             }
         };
         Secrets::of_credential(&document)
+    }
+
+    /// Whether the plugin was given secrets, as far as rows still say; a volume's credential may have been.
+    pub(super) async fn rows_tell_of_secrets(&self, plugin: &str) -> Result<bool> {
+        let plugin = Some(plugin.to_owned());
+        let mounts = MountFilter { plugin: plugin.clone(), ..MountFilter::default() };
+        if self.store.mounts(mounts).await?.iter().any(|(row, _)| may_have_had_secrets(row)) {
+            return Ok(true);
+        }
+        let filter = RecordFilter { plugin, ..RecordFilter::default() };
+        Ok(self.registry.records(filter).await?.0.iter().any(tells_of_secrets))
     }
 
     /// What a call has before it is queued: its secrets, or those of the credential that it names, in the call's time.
@@ -123,6 +135,24 @@ impl Drive<'_> {
         });
         mounts || claims || (attached && !given)
     }
+}
+
+fn tells_of_secrets(record: &Record) -> bool {
+    let registered = record.registration.iter().any(|of| {
+        let given = match &of.standing {
+            Standing::Registered => false,
+            Standing::Creating(Creation { secrets_given, .. }) | Standing::Deleting { secrets_given, .. } => {
+                *secrets_given
+            }
+        };
+        given || of.spec.credential.is_some()
+    });
+    let claimed = record.claims.iter().any(|claim| claim.secrets_given || claim.credential.is_some());
+    let attached = record
+        .attachments
+        .iter()
+        .any(|at| at.secrets.is_some() || at.by_call.as_ref().is_some_and(|call| call.secrets_given));
+    registered || claimed || attached
 }
 
 /// What a plugin was told of a registered volume beside secrets, and may repeat: a secret may stand there, too.

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use csid_client::{
-    AccessMode, AttachmentMode, CallOptions, Capability, CapacityOptions, Error, Kind, SnapshotFilter,
-    SnapshotOptions,
+    AccessMode, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimOptions, Error, Kind,
+    ReleaseOptions, SnapshotFilter, SnapshotOptions,
 };
 use csid_tests::ask::{NAMESPACE, secrets};
 use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::world::{count, refusal, world};
 
-use crate::site::{PASSWORD, Site, options, spec};
+use crate::site::{PASSWORD, Site, options, spec, with_secrets};
 
 impl Site<'_> {
     /// A snapshot of `volume`; the plugin's id for it.
@@ -131,6 +131,42 @@ fn what_a_plugin_does_not_offer_is_not_asked() {
         }
         let nobody = s.client.capacity("q", CapacityOptions::default()).await.unwrap_err();
         assert!(matches!(&nobody, Error::Csid(error) if error.kind == Kind::NotFound), "{nobody:?}");
+        s.nothing_left().await;
+    });
+}
+
+/// They are of no volume in particular: the plugin may repeat any secret that it had.
+#[test]
+fn what_is_said_of_a_list_repeats_no_secret_of_another_call() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.create("a", spec()).await.unwrap();
+        let words = format!("the login with {PASSWORD} failed");
+        let rpcs = ["ListVolumes", "ListSnapshots", "GetCapacity"];
+        s.rules(rpcs.map(|rpc| Rule::always(rpc, Act::Say(13, words.clone()))));
+        let says = async |client: &csid_client::Client| {
+            [
+                refusal(client.list_external_volumes("p", "", 0).await).1.message,
+                refusal(client.list_snapshots("p", SnapshotFilter::default()).await).1.message,
+                refusal(client.capacity("p", CapacityOptions::default()).await).1.message,
+            ]
+        };
+        assert!(says(&s.client).await.iter().all(|said| said.contains("failed")), "nobody had any");
+        let options =
+            ClaimOptions { secrets: Some(secrets(&[("password", PASSWORD)])), ..ClaimOptions::default() };
+        s.client.claim(NAMESPACE, "a", "one", options).await.unwrap();
+        for _ in 0..2 {
+            for said in says(&s.client).await {
+                assert!(said.contains("see the plugin's log") && !said.contains(PASSWORD), "{said}");
+            }
+            s.restart().await;
+            s.is_ready().await;
+        }
+        s.w.plugin("p").honest();
+        let options =
+            ReleaseOptions { secrets: Some(secrets(&[("password", PASSWORD)])), ..ReleaseOptions::default() };
+        s.client.release(NAMESPACE, "a", "one", options).await.unwrap();
+        s.delete("a", with_secrets()).await.unwrap();
         s.nothing_left().await;
     });
 }

@@ -392,6 +392,35 @@ async fn volumes_are_listed_with_what_the_plugin_offers_to_say() {
     }
 }
 
+/// A list is of all volumes: any of their secrets may stand in it.
+#[tokio::test]
+async fn who_had_secrets_is_not_repeated_where_none_is_at_hand() {
+    let (host, fake, controller) = with(&ALL, &[]).await;
+    let had = async |controller: &Controller, before| {
+        controller.had_secrets(|| async move { Ok::<_, ()>(before) }).await.unwrap()
+    };
+    assert!(!had(&controller, false).await);
+    assert!(!had(&controller, true).await, "it was asked for once");
+    let secrets = secrets();
+    controller.delete("v", request(Some(&secrets))).await.unwrap();
+    assert!(had(&host.plugins.controller("p", soon(LONG)).await.unwrap(), false).await);
+
+    let forgotten = Request { secrets_forgotten: true, ..request(None) };
+    fake.says(v1::ListVolumesResponse {
+        entries: vec![v1::list_volumes_response::Entry {
+            volume: Some(v1::Volume { volume_id: "v".into(), ..v1::Volume::default() }),
+            status: Some(v1::list_volumes_response::VolumeStatus {
+                volume_condition: Some(v1::VolumeCondition { abnormal: true, message: "bad hunter2".into() }),
+                ..Default::default()
+            }),
+        }],
+        next_token: String::new(),
+    });
+    let (listed, _) = controller.volumes("", 0, forgotten).await.unwrap();
+    let (_, words) = listed[0].abnormal.clone().unwrap();
+    assert!(words.contains("see the plugin's log") && !words.contains("hunter2"), "{words}");
+}
+
 #[tokio::test]
 async fn capacity_is_asked_for_a_place() {
     let (_host, fake, controller) = with(&[4], &[2]).await;
