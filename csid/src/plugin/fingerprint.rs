@@ -16,7 +16,7 @@ use v1::plugin_capability::{
 };
 
 use super::answer;
-use super::rpc::{Class, Hidden, MAP_BYTES, Peer, RpcError, STRING_BYTES, map_bytes};
+use super::rpc::{Class, MAP_BYTES, Peer, RpcError, STRING_BYTES, map_bytes};
 
 /// CSI rule 11.
 const NODE_ID_BYTES: usize = 256;
@@ -54,7 +54,7 @@ pub(super) enum Failure {
 /// CSI rule 37: no `ready` is ready, `false` is wait.
 pub(super) async fn probe(peer: &Peer, deadline: Instant) -> Result<bool, RpcError> {
     let send = async |channel: Channel, request| IdentityClient::new(channel).probe(request).await;
-    let answer = peer.call("Probe", deadline, v1::ProbeRequest {}, Hidden::default, send).await?;
+    let answer = peer.call("Probe", deadline, v1::ProbeRequest {}, || peer.hidden(), send).await?;
     Ok(answer.ready.unwrap_or(true))
 }
 
@@ -71,7 +71,7 @@ pub(super) async fn take(
             let send =
                 async |channel: Channel, request| IdentityClient::new(channel).get_plugin_info(request).await;
             let request = v1::GetPluginInfoRequest {};
-            let info = peer.call("GetPluginInfo", deadline, request, Hidden::default, send).await?;
+            let info = peer.call("GetPluginInfo", deadline, request, || peer.hidden(), send).await?;
             if info.name.is_empty() {
                 return Err(Failure::NoName);
             }
@@ -83,7 +83,7 @@ pub(super) async fn take(
     let send =
         async |channel: Channel, request| IdentityClient::new(channel).get_plugin_capabilities(request).await;
     let request = v1::GetPluginCapabilitiesRequest {};
-    let answer = peer.call("GetPluginCapabilities", deadline, request, Hidden::default, send).await?;
+    let answer = peer.call("GetPluginCapabilities", deadline, request, || peer.hidden(), send).await?;
     let plugin: Vec<PluginType> = answer.capabilities.into_iter().filter_map(|c| c.r#type).collect();
     let has = |service: Service| {
         plugin.iter().any(|p| matches!(p, PluginType::Service(s) if s.r#type == i32::from(service)))
@@ -93,7 +93,7 @@ pub(super) async fn take(
     let send =
         async |channel: Channel, request| NodeClient::new(channel).node_get_capabilities(request).await;
     let request = v1::NodeGetCapabilitiesRequest {};
-    let node = served(peer.call("NodeGetCapabilities", deadline, request, Hidden::default, send).await)?;
+    let node = served(peer.call("NodeGetCapabilities", deadline, request, || peer.hidden(), send).await)?;
     if let Some(answer) = &node {
         print.services.push("node");
         print.node = answer.capabilities.iter().filter_map(node_name).collect();
@@ -104,7 +104,7 @@ pub(super) async fn take(
             ControllerClient::new(channel).controller_get_capabilities(request).await
         };
         let request = v1::ControllerGetCapabilitiesRequest {};
-        let answer = peer.call("ControllerGetCapabilities", deadline, request, Hidden::default, send).await;
+        let answer = peer.call("ControllerGetCapabilities", deadline, request, || peer.hidden(), send).await;
         if let Some(answer) = served(answer)? {
             print.services.push("controller");
             print.controller = answer.capabilities.iter().filter_map(controller_name).collect();
@@ -135,7 +135,7 @@ pub(super) async fn take(
 async fn node_info(peer: &Peer, deadline: Instant, identity: &mut Identity) -> Result<(), Failure> {
     let send = async |channel: Channel, request| NodeClient::new(channel).node_get_info(request).await;
     let request = v1::NodeGetInfoRequest {};
-    let answer = peer.call("NodeGetInfo", deadline, request, Hidden::default, send).await;
+    let answer = peer.call("NodeGetInfo", deadline, request, || peer.hidden(), send).await;
     let Some(info) = served(answer)? else { return Ok(()) };
     answer::id(&info.node_id).map_err(Failure::NodeId)?;
     identity.node_id = info.node_id;

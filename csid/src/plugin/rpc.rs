@@ -316,6 +316,11 @@ impl Peer {
         }
     }
 
+    /// Of a call about the plugin itself: it is told no secret, and may repeat one that it had.
+    pub fn hidden(&self) -> Hidden {
+        Hidden::of(None, self.common.had_secrets.load(Ordering::Acquire))
+    }
+
     pub fn error(&self, rpc: &'static str, code: Code, message: String, class: Class) -> RpcError {
         RpcError { plugin: self.id.clone(), rpc, code, message, class }
     }

@@ -419,6 +419,12 @@ async fn who_had_secrets_is_not_repeated_where_none_is_at_hand() {
     let (listed, _) = controller.volumes("", 0, forgotten).await.unwrap();
     let (_, words) = listed[0].abnormal.clone().unwrap();
     assert!(words.contains("see the plugin's log") && !words.contains("hunter2"), "{words}");
+    // Nor is it where nothing is asked of a volume.
+    fake.script().probe = Err((Code::Internal, "bad hunter2".into()));
+    let probed = host.plugins.probe("p", None).await.unwrap_err();
+    host.state(&["unhealthy", "probing", "failed"]).await;
+    let told = [probed.message, host.plugins.view("p").unwrap().health_message.clone()];
+    assert!(told.iter().all(|told| told.contains("INTERNAL") && !told.contains("hunter2")), "{told:?}");
 }
 
 #[tokio::test]
