@@ -10,7 +10,7 @@ use super::dispatch::{Answer, Call, Map};
 use super::given;
 use super::manager::within;
 use super::options::{Keys, Options};
-use super::volumes;
+use super::volume_rows;
 use crate::names::{self, word};
 use crate::store::registry::{Claim, ClaimFilter, ClaimState, VolumeName};
 use crate::volume::Authority;
@@ -60,7 +60,7 @@ pub(super) async fn claim(call: Call) -> Answer {
         wait,
     };
     let claimed = call.server.rooms.volumes.claim(request).await?;
-    let mut answer = volumes::row(claimed.volume);
+    let mut answer = volume_rows::row(claimed.volume);
     answer.extend([
         ("publish-context", claimed.publish_context.into()),
         ("external-node-id", claimed.external_node_id.into()),

@@ -24,6 +24,7 @@ mod serve;
 mod signals;
 mod socket;
 mod standard;
+mod volume_rows;
 mod volumes;
 
 #[cfg(test)]

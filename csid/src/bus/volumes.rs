@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use zbus::{OwnedVariant, Variant};
+use zbus::OwnedVariant;
 
 use super::authorise::{Action, Permit};
 use super::dispatch::{Answer, Call, Map};
@@ -10,13 +10,13 @@ use super::given::{self, INLINE};
 use super::inventory;
 use super::manager::within;
 use super::options::{Keys, Options};
+use super::volume_rows::{listed, row};
 use crate::error::{Error, Result};
-use crate::names::{self, Word, word};
+use crate::names::{self, Word};
 use crate::plugin::validate_id;
-use crate::store::registry::{Capability, Claim, ClaimMode, Origin, RecordFilter, Standing, VolumeSpec};
-use crate::store::rows::VolumeKey;
+use crate::store::registry::{Origin, RecordFilter, VolumeSpec};
 use crate::volume::refuse_nonsense;
-use crate::volume::requests::{CreateRequest, Inline, Part, RegisterRequest, VolumeRequest, VolumeView};
+use crate::volume::requests::{CreateRequest, Inline, Part, RegisterRequest, VolumeRequest};
 
 const SPEC: Keys = &[
     ("plugin", "s"),
@@ -282,94 +282,19 @@ async fn request(
     Ok(VolumeRequest { name, inline, uid: call.permit.uid(), secrets, credential, wait })
 }
 
-/// A row of ListVolumes: one of GetVolume without context and parameters. What a plugin needs of one volume is told to who
-/// asks for that one; whole lists go to monitors and their logs, and a context may hold what its plugin should have kept.
-fn listed(view: VolumeView) -> Map {
-    let mut row = row(view);
-    row.remove("context");
-    row.remove("parameters");
-    row
-}
-
-fn standing(standing: &Standing) -> &'static str {
-    match standing {
-        Standing::Creating(_) => "creating",
-        Standing::Registered => "registered",
-        Standing::Deleting { .. } => "deleting",
-    }
-}
-
-/// A registered volume: never mount flags or secrets.
-pub(super) fn row(view: VolumeView) -> Map {
-    let record = view.record;
-    let VolumeKey { plugin, external_id } = record.volume;
-    let mut row = Map::from([
-        ("namespace", record.name.namespace.into()),
-        ("id", record.name.volume.into()),
-        ("external-id", external_id.into()),
-        ("plugin", plugin.into()),
-        ("provider", view.provider.into()),
-        ("provider-version", view.provider_version.into()),
-        ("controller-required", view.controller_required.into()),
-        ("schedulable", view.schedulable.into()),
-        // Those of the first claim, until the last one is free.
-        ("access-mode", record.claims.first().map_or("", |of| word(of.usage.capability.access_mode)).into()),
-        (
-            "attachment-mode",
-            record.claims.first().map_or("", |of| word(of.usage.capability.attachment_mode)).into(),
-        ),
-        ("read-claims", consumers(&record.claims, ClaimMode::Read).into()),
-        ("write-claims", consumers(&record.claims, ClaimMode::Write).into()),
-        ("past-claims", view.past.into()),
-        ("modify-index", record.revision.into()),
-    ]);
-    if let Some(registration) = record.registration {
-        let standing = if view.only_declared { "declared" } else { standing(&registration.standing) };
-        let spec = registration.spec;
-        let capabilities: Vec<HashMap<String, Variant<'static>>> =
-            spec.capabilities.iter().map(modes).collect();
-        row.extend([
-            ("standing", standing.into()),
-            ("name", spec.name.into()),
-            ("context", spec.context.into()),
-            ("capabilities", capabilities.into()),
-            ("parameters", spec.parameters.into()),
-            ("topologies", spec.topologies.into()),
-            ("credential", spec.credential.unwrap_or_default().into()),
-            ("fs-type", spec.fs_type.into()),
-            ("mount-group", spec.mount_group.into()),
-            ("heal", word(spec.heal).into()),
-            ("capacity", registration.capacity.into()),
-            ("pending-expand", registration.pending_expansion.map_or(0, |pending| pending.required).into()),
-        ]);
-    }
-    row
-}
-
-fn consumers(claims: &[Claim], mode: ClaimMode) -> Vec<String> {
-    let of_mode = claims.iter().filter(|claim| claim.usage.mode == mode);
-    of_mode.map(|claim| claim.consumer.clone()).collect()
-}
-
-fn modes(capability: &Capability) -> HashMap<String, Variant<'static>> {
-    HashMap::from([
-        ("access-mode".to_owned(), word(capability.access_mode).into()),
-        ("attachment-mode".to_owned(), word(capability.attachment_mode).into()),
-    ])
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
+    use zbus::Variant;
+
     use super::*;
     use crate::bus::authorise::Authoriser;
     use crate::bus::caller::Caller;
-    use crate::bus::claims;
     use crate::bus::socket::Credentials;
     use crate::error::Kind;
-    use crate::store::registry::{Expansion, Record, Registration, Use, VolumeName};
+    use crate::names::word;
 
     type Entries = Vec<(&'static str, Variant<'static>)>;
 
@@ -459,81 +384,6 @@ mod tests {
         ] {
             assert_eq!(capacity(("min", least), ("max", limit)).is_ok(), good, "{least} {limit}");
         }
-    }
-
-    fn view() -> VolumeView {
-        let capability = names::capability(None, None);
-        let claim = |consumer: &str, mode| Claim {
-            consumer: consumer.into(),
-            usage: Use { mode, capability },
-            ..claims::tests::claim()
-        };
-        let spec = VolumeSpec {
-            capabilities: vec![capability],
-            mount_flags: vec!["password=hunter2".into()],
-            context: of("k", "v"),
-            parameters: of("k", "v"),
-            ..VolumeSpec::default()
-        };
-        let registration = Registration {
-            uid: 0,
-            spec,
-            standing: Standing::Registered,
-            origin: Origin::Bus,
-            capacity: 7,
-            pending_expansion: Some(Expansion { required: 9, limit: 0, by_controller: false }),
-            parked: String::new(),
-            error: String::new(),
-        };
-        let record = Record {
-            name: VolumeName { namespace: "ns".into(), volume: "v".into() },
-            volume: VolumeKey { plugin: "p".into(), external_id: "x".into() },
-            registration: Some(registration),
-            claims: vec![claim("reader", ClaimMode::Read), claim("writer", ClaimMode::Write)],
-            attachments: Vec::new(),
-            revision: 3,
-        };
-        VolumeView {
-            record,
-            provider: "P".into(),
-            provider_version: "1".into(),
-            controller_required: false,
-            schedulable: true,
-            past: vec!["gone".into()],
-            only_declared: false,
-        }
-    }
-
-    #[test]
-    fn a_row_is_the_contracts_and_has_no_mount_flags() {
-        let told = row(view());
-        let mut keys: Vec<String> =
-            told.iter().map(|(key, value)| format!("{key} {}", value.value_signature())).collect();
-        keys.sort();
-        let wanted = "access-mode s,attachment-mode s,capabilities aa{sv},capacity t,context a{ss},\
-                      controller-required b,credential s,external-id s,fs-type s,heal s,id s,modify-index t,\
-                      mount-group s,name s,namespace s,parameters a{ss},past-claims as,pending-expand t,plugin s,\
-                      provider s,provider-version s,read-claims as,schedulable b,standing s,topologies aa{ss},write-claims as";
-        assert_eq!(keys.join(","), wanted);
-        assert!(!format!("{told:?}").contains("hunter2"));
-        for (key, value) in [
-            ("read-claims", Variant::from(vec!["reader".to_owned()])),
-            ("write-claims", vec!["writer".to_owned()].into()),
-            ("access-mode", "single-node-writer".into()),
-            ("pending-expand", 9u64.into()),
-            ("standing", "registered".into()),
-        ] {
-            assert_eq!(told[key], value, "{key}");
-        }
-        let free = VolumeView { record: Record { claims: Vec::new(), ..view().record }, ..view() };
-        assert_eq!(row(free)["access-mode"], Variant::from(""));
-    }
-
-    #[test]
-    fn a_list_has_no_contexts() {
-        let mut whole: Vec<&str> = row(view()).into_keys().collect();
-        whole.retain(|key| !["context", "parameters"].contains(key));
-        assert_eq!(listed(view()).into_keys().collect::<Vec<_>>(), whole);
     }
 
     #[tokio::test]
