@@ -83,10 +83,12 @@ fn nobody_leaves_a_claim_that_is_being_written() {
     world(async |w| {
         let fault = w.path("fault");
         w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
-        let held = w.path("fault.held");
+        let (held, next) = (w.path("fault.held"), w.path("fault.next"));
+        // At once: what is let go from one edge finds the next one armed.
         let arm = |edge: &str| {
             let _ = fs::remove_file(&held);
-            fs::write(&fault, edge).unwrap();
+            fs::write(&next, edge).unwrap();
+            fs::rename(&next, &fault).unwrap();
         };
         // csid is held there, or the caller has left before it was.
         let reached = async |edge: &str, asked: &JoinHandle<_>| {
