@@ -96,7 +96,11 @@ pub(super) async fn clear_the_way(
     let look = host.look_below(plugin, base, source).await;
     let is_free = match look {
         Look::Missing => true,
-        Look::Plain | Look::Device { .. } => host.remove(base, source)?,
+        // A directory of a mount's own, from when the volume could have several users.
+        Look::Plain | Look::Device { .. } => {
+            host.remove(base, source)?
+                || (host.remove(base, &source.join(paths::VOLUME))? && host.remove(base, source)?)
+        }
         Look::Mounted { .. } | Look::Dead(_) | Look::Hung => false,
     };
     if is_free {
