@@ -9,6 +9,7 @@ pub mod backend;
 pub mod dbus;
 pub mod dice;
 pub mod kernel;
+pub mod older;
 pub mod plugin;
 pub mod power;
 pub mod raw;

@@ -45,8 +45,10 @@ const AT_ONCE: usize = 16;
 pub enum Access {
     /// 0711: consumers pass through to what is published, and list nothing.
     Passable,
-    /// 0700: what is staged is the plugin's, and what is published without its flags nobody's yet.
+    /// 0700: what is staged is the plugin's.
     Private,
+    /// 0700, in a directory that is 0711: what is published without its flags is nobody's yet. Nothing may be mounted on it.
+    Closed,
 }
 
 /// What lies at a path.
@@ -173,7 +175,7 @@ impl Host {
         path::make_directory(root, relative, access)
     }
 
-    /// Make passable what is [`Access::Private`].
+    /// Make passable what is [`Access::Closed`].
     pub fn open_up(&self, path: &Path) -> Result<(), HostError> {
         path::open_up(path)
     }

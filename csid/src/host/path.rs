@@ -15,7 +15,7 @@ impl Access {
     fn mode(self) -> Mode {
         Mode::from_raw_mode(match self {
             Access::Passable => 0o711,
-            Access::Private => 0o700,
+            Access::Private | Access::Closed => 0o700,
         })
     }
 }
@@ -196,7 +196,9 @@ fn make_last(root: &Path, names: &[&OsStr], access: Access) -> rustix::io::Resul
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
     let parent = openat2(root, &parents, OFlags::PATH | OFlags::DIRECTORY, resolve)?;
     let own = rustix::process::geteuid().as_raw();
-    if rustix::fs::fstat(&parent)?.st_uid != own {
+    let above = rustix::fs::fstat(&parent)?;
+    let is_shut = access == Access::Closed && Mode::from_raw_mode(above.st_mode) != Access::Passable.mode();
+    if above.st_uid != own || is_shut {
         return Ok(false);
     }
     rustix::fs::mkdirat(&parent, *name, access.mode())?;
@@ -208,6 +210,7 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
     let mut directory = root;
     for (depth, name) in names.iter().enumerate() {
         let last = depth + 1 == names.len();
+        let above_closed = access == Access::Closed && depth + 2 == names.len();
         let mode = if last { access.mode() } else { Access::Passable.mode() };
         let is_new = match rustix::fs::mkdirat(&directory, *name, mode) {
             Ok(()) => true,
@@ -216,7 +219,7 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
         };
         directory = match enter(&directory, name) {
             Ok(entered) => entered,
-            Err(Errno::XDEV) if last => return Ok(()),
+            Err(Errno::XDEV) if last && access == Access::Private => return Ok(()),
             Err(Errno::XDEV) => return Err(HostError::Occupied(path.into())),
             Err(Errno::NOTDIR) => {
                 return Err(HostError::WrongKind { path: path.into(), wanted: "a directory" });
@@ -228,7 +231,7 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
             return Err(HostError::Foreign { path: path.into(), uid: stat.st_uid });
         }
         // The umask may have taken bits away.
-        if (last || is_new) && Mode::from_raw_mode(stat.st_mode) != mode {
+        if (last || is_new || above_closed) && Mode::from_raw_mode(stat.st_mode) != mode {
             rustix::fs::fchmod(&directory, mode).map_err(at("set the mode of", path))?;
         }
     }
@@ -236,9 +239,18 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
 }
 
 pub(super) fn open_up(path: &Path) -> Result<(), HostError> {
-    let directory = openat2(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::empty());
-    rustix::fs::fchmod(directory.map_err(at("open", path))?, Access::Passable.mode())
-        .map_err(at("set the mode of", path))
+    let Some((above, name)) = parent(path)? else {
+        return Err(at("open", path)(Errno::NOENT));
+    };
+    let directory = enter(&above, name).map_err(|error| match error {
+        Errno::XDEV => HostError::Occupied(path.into()),
+        error => at("open", path)(error),
+    })?;
+    let stat = rustix::fs::fstat(&directory).map_err(at("look at", path))?;
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(HostError::Foreign { path: path.into(), uid: stat.st_uid });
+    }
+    rustix::fs::fchmod(&directory, Access::Passable.mode()).map_err(at("set the mode of", path))
 }
 
 pub(super) fn remove(root: &Path, path: &Path) -> Result<bool, HostError> {

@@ -102,18 +102,25 @@ impl Drive<'_> {
         }
         let ready = self.ready().await?;
         self.refuse_missing_target(wanted).await?;
-        let paths = self.paths(&ready, wanted);
-        // A mount that a new journal recorded is nobody's, and at the path of whose it was.
-        let holder = |row: &&Arc<MountRow>| row.key != *key && row.source == paths.source;
+        let mut paths = self.paths(&ready, wanted);
+        let row = self.row(key);
+        let is_new = row.is_none_or(|row| row.publish == Leg::Absent);
+        // What may be there stays where it is; what is made anew is made where it would be today.
+        if let Some(row) = row.filter(|row| !is_new || row.target != Leg::Absent) {
+            paths.source.clone_from(&row.source);
+        }
+        // A mount that a new journal recorded is nobody's, and at the path of whose it was, above it or in it.
+        let source = Path::new(&paths.source);
+        let is_at = |other: &Path| source.starts_with(other) || other.starts_with(source);
+        let holder = |row: &&Arc<MountRow>| row.key != *key && is_at(Path::new(&row.source));
         if let Some(holder) = self.rows.volume().mounts.iter().find(holder) {
             let holders = vec![holder.key.consumer.clone()];
             return Err(say::refusal(admission::Refusal::Conflict { what: "the path", holders }, wanted));
         }
-        if self.row(key).is_none_or(|row| row.publish == Leg::Absent) {
+        if is_new {
             self.step.set("verify");
             let base = self.shared.base(ready.host_root());
-            let source = self.row(key).map_or(&paths.source, |row| &row.source);
-            clear_the_way(&self.shared.host, ready.id(), base, Path::new(source)).await?;
+            clear_the_way(&self.shared.host, ready.id(), base, source).await?;
         }
         let event = Event::Mount { wanted: wanted.clone(), paths, abilities: abilities(&ready) };
         let node_id = self.staged_under(&ready, wanted);

@@ -93,13 +93,15 @@ pub(super) async fn clear_the_way(
     base: &Path,
     source: &Path,
 ) -> Result<(), Error> {
-    let look = host.look_below(plugin, base, source).await;
+    // The mount's alone, whether it is published there or in it.
+    let own = if source.ends_with(paths::VOLUME) { source.parent().unwrap_or(source) } else { source };
+    let look = host.look_below(plugin, base, own).await;
     let is_free = match look {
         Look::Missing => true,
-        // A directory of a mount's own, from when the volume could have several users.
+        // Left from when the volume could have several users, or could not.
         Look::Plain | Look::Device { .. } => {
-            host.remove(base, source)?
-                || (host.remove(base, &source.join(paths::VOLUME))? && host.remove(base, source)?)
+            host.remove(base, own)?
+                || (host.remove(base, &own.join(paths::VOLUME))? && host.remove(base, own)?)
         }
         Look::Mounted { .. } | Look::Dead(_) | Look::Hung => false,
     };
@@ -111,10 +113,11 @@ pub(super) async fn clear_the_way(
         Look::Hung => " (to look at it hangs)".to_owned(),
         _ => String::new(),
     };
+    let at = if look == Look::Plain { source } else { own };
     let text = format!(
         "something that no row explains is at {}{ill}; look at it with `csictl reconcile --dry-run`, then remove it \
          with `csictl reconcile --remove-orphans`",
-        source.display()
+        at.display()
     );
     Err(Error::new(Kind::Busy, text))
 }
@@ -196,11 +199,20 @@ impl Surroundings<'_> {
     async fn publish(&self) -> Effect {
         // Nobody gets in and runs a set-uid program before the mount is nosuid.
         let own = self.source().parent().unwrap_or(self.base);
-        self.make_directory(own, Access::Private)?;
+        let is_shared = self.shares(own);
+        self.make_directory(own, if is_shared { Access::Passable } else { Access::Closed })?;
         fault::around("NodePublishVolume", self.ready.publish(self.call())).await?;
         let number = self.verify().await?;
-        self.host.open_up(own)?;
+        if !is_shared {
+            self.host.open_up(own)?;
+        }
         Ok(number)
+    }
+
+    /// Whether somebody else's publish is in the directory, as an older csid made them: what he has stays open.
+    fn shares(&self, own: &Path) -> bool {
+        let mut others = self.volume.mounts.iter().filter(|other| other.key != self.mount.key);
+        others.any(|other| other.publish != Leg::Absent && Path::new(&other.source).starts_with(own))
     }
 
     /// What the plugin says it published has to be there, of the right kind, and no more writable than asked.

@@ -52,7 +52,7 @@ pub struct Wanted {
     pub operations: Vec<String>,
 }
 
-/// Where a mount is made.
+/// Where a mount is made; of one that is there, where it is.
 #[derive(Clone)]
 pub struct Paths {
     pub staging: String,
@@ -271,6 +271,7 @@ fn begin(volume: &mut Volume, wanted: &Wanted, paths: Paths, abilities: Abilitie
         volume.row.staging = paths.staging;
     }
     if let Some(mount) = volume.mount_mut(&wanted.key) {
+        mount.source = paths.source;
         mount.spec.remember_secrets(&wanted.spec);
         if mount.phase != Phase::Mounted {
             mount.phase = Phase::Mounting;

@@ -25,17 +25,29 @@ fn made() {
         host.make_directory(root, Path::new("staging/own"), Access::Private).unwrap();
         assert_eq!((mode(&root.join("staging")), mode(&root.join("staging/own"))), (0o711, 0o700));
         assert_eq!(mode(root), 0o755, "the root is not csid's to change");
-        // What was opened up is closed again.
-        host.open_up(&root.join("staging/own")).unwrap();
-        assert_eq!(mode(&root.join("staging/own")), 0o711);
-        host.make_directory(root, Path::new("staging/own"), Access::Private).unwrap();
-        assert_eq!(mode(&root.join("staging/own")), 0o700);
+        // What was opened up is closed again, and what it is in is not.
+        let close = |relative: &str| host.make_directory(root, Path::new(relative), Access::Closed);
+        for own in ["publish/volume", "publish/volume/own", "publish/volume/other"] {
+            for _ in 0..2 {
+                close(own).unwrap();
+                assert_eq!(mode(&root.join(own)), 0o700);
+                assert_eq!(mode(root.join(own).parent().unwrap()), 0o711);
+            }
+            host.open_up(&root.join(own)).unwrap();
+            assert_eq!(mode(&root.join(own)), 0o711);
+            close(own).unwrap();
+        }
+        assert_eq!(mode(root), 0o755);
 
-        // What is mounted at the end is kept, and not entered; on the way it is in the way.
+        // What is mounted at the end of what is staged is kept, and not entered; elsewhere it is in the way.
         let mounted = tmpfs(root.join("staging/hash"));
-        make("staging/hash").unwrap();
-        assert!(matches!(make("staging/hash/below"), Err(HostError::Occupied(_))));
-        assert_eq!(fs::read_dir(&mounted).unwrap().count(), 0);
+        host.make_directory(root, Path::new("staging/hash"), Access::Private).unwrap();
+        for refused in [make("staging/hash"), make("staging/hash/below"), close("staging/hash")] {
+            assert!(matches!(refused, Err(HostError::Occupied(_))));
+        }
+        let before = mode(&mounted);
+        assert!(matches!(host.open_up(&mounted), Err(HostError::Occupied(_))));
+        assert_eq!((mode(&mounted), fs::read_dir(&mounted).unwrap().count()), (before, 0));
 
         let outside = directory(root.join("outside"));
         symlink(&outside, root.join("link")).unwrap();
@@ -49,6 +61,7 @@ fn made() {
         fs::write(root.join("file"), "").unwrap();
         assert!(matches!(make("file/x"), Err(HostError::WrongKind { .. })));
         chown(directory(root.join("foreign")), Some(65534), None).unwrap();
+        assert!(matches!(host.open_up(&root.join("foreign")), Err(HostError::Foreign { uid: 65534, .. })));
         assert!(matches!(make("foreign/x"), Err(HostError::Foreign { uid: 65534, .. })));
         let missing =
             host.make_directory(&root.join("no root"), Path::new("x"), Access::Passable).unwrap_err();

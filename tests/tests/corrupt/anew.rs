@@ -1,6 +1,7 @@
 //! A new journal in place of a damaged one.
 
 use csid_client::{Kind, PluginSpec, Supervision, UnmountOptions, UnregisterOptions};
+use csid_tests::older;
 use csid_tests::world::{eventually, refusal, world};
 use rustix::mount::MountFlags;
 
@@ -78,6 +79,31 @@ fn what_is_mounted_is_recorded_for_the_consumer_unknown() {
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
         w.plugin("p").assert_rules();
+    });
+}
+
+/// One that an older csid published is where the mount of the same consumer would have its own directory.
+#[test]
+fn what_an_older_csid_published_is_not_published_into() {
+    world(async |w| {
+        populated(w).await;
+        older::published_without_own_directories(w).await;
+        let live = mounts(w);
+        let mut damaged = files(&journal(w));
+        let end = damaged["csid.db"].len();
+        damaged.get_mut("csid.db").unwrap().truncate(end - 4096);
+        put(&journal(w), &damaged);
+
+        let client = w.start().await;
+        let (report, client) = begin_anew(w, &client).await;
+        assert_eq!(report.adopted.len(), 4, "{report:?}");
+        for consumer in ["one", "two"] {
+            let (kind, error) = refusal(mount(&client, consumer, shared("s")).await);
+            assert!(kind == Kind::ClaimConflict && error.message.contains("the path"), "{error}");
+        }
+        assert_eq!(mounts(w), live);
+        unmount_all(&client).await;
+        w.nothing_left(&client).await;
     });
 }
 
