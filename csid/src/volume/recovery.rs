@@ -2,13 +2,14 @@
 //! rest becomes work for each volume's own task, so that a plugin that is not there delays only its own volumes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use serde_json::Value;
 
 use crate::fault;
-use crate::host::Look;
+use crate::host::{Look, Restrict};
 use crate::store::registry::{Claim, ClaimFilter, ClaimState, Record, RecordFilter, VolumeName};
 use crate::store::rows::{EventDetails, Leg, MountKey, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
 use crate::store::{Change, Durability, StoreError};
@@ -50,6 +51,7 @@ impl Volumes {
     ) -> Result<Recovered, StoreError> {
         let shared = &self.shared;
         shared.untaken.store(true, Ordering::SeqCst);
+        self.restrict_half_published(&mounts).await;
         let called_mounted: Vec<&MountRow> =
             mounts.iter().filter(|row| row.phase == Phase::Mounted).collect();
         let looks = shared.looks(&called_mounted).await;
@@ -123,6 +125,22 @@ impl Volumes {
         }
         shared.untaken.store(false, Ordering::SeqCst);
         Ok(found)
+    }
+
+    /// What csid did not live to restrict does not wait for its plugin; nor is it answered, so that one that cannot be is told only.
+    async fn restrict_half_published(&self, mounts: &[MountRow]) {
+        let is_half = |row: &&MountRow| !matches!(row.publish, Leg::Absent | Leg::Present);
+        let restricting = mounts.iter().filter(is_half).map(|row| {
+            let (host, plugin) = (&self.shared.host, row.volume.plugin.clone());
+            let (source, spec) = (PathBuf::from(&row.source), &row.spec);
+            let how = Restrict { nosuid: !spec.suid, nodev: !spec.dev, read_only: false };
+            async move {
+                if let Err(error) = host.restrict(&plugin, &source, how).await {
+                    tracing::warn!(path = %source.display(), %error, "cannot restrict what was half published");
+                }
+            }
+        });
+        futures_util::future::join_all(restricting.collect::<Vec<_>>()).await;
     }
 
     /// What an earlier csid left between two states, and this node's claims without the mount that they were taken for.

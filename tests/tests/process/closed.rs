@@ -206,6 +206,29 @@ fn what_csid_left_closed_is_opened_for_whoever_comes_next() {
     });
 }
 
+/// A csid that closed nothing ended before it restricted; its plugin does not come back.
+#[test]
+fn what_an_older_csid_left_in_the_window_is_restricted_without_its_plugin() {
+    world(async |w| {
+        running(w).await;
+        w.plugin("p").rules([Rule::once("NodePublishVolume", Act::DelayAfter(2_000))]);
+        let client = w.client().await;
+        let asked = tokio::spawn(async move { mount(&client, "job", inline("v")).await });
+        let source = window(w).await;
+        give_program(&source);
+        w.kill();
+        w.plugin("p").kill();
+        let _lost = asked.await;
+        fs::set_permissions(source.parent().unwrap(), Permissions::from_mode(0o711)).unwrap();
+        assert_eq!(run_by_nobody(&source), Some(0), "as it was");
+        w.start().await;
+        assert_eq!(run_by_nobody(&source), Some(NOBODY));
+        w.plugin("p").start().await;
+        let client = w.client().await;
+        w.nothing_left(&client).await;
+    });
+}
+
 /// Nothing is published into a mount that is where the mount's own directory is to be, and its mode stays.
 #[test]
 fn what_is_mounted_at_the_own_directory_is_left_alone() {
