@@ -105,8 +105,11 @@ impl Drive<'_> {
         let mut paths = self.paths(&ready, wanted);
         let row = self.row(key);
         let is_new = row.is_none_or(|row| row.publish == Leg::Absent);
-        // What may be there stays where it is; what is made anew is made where it would be today.
-        if let Some(row) = row.filter(|row| !is_new || row.target != Leg::Absent) {
+        // A row stays where it is; what an older csid published beside others is made anew in its own directory.
+        let moves = |row: &&MountRow| {
+            is_new && row.target == Leg::Absent && Path::new(&paths.source).starts_with(&row.source)
+        };
+        if let Some(row) = row.filter(|row| !moves(row)) {
             paths.source.clone_from(&row.source);
         }
         // A mount that a new journal recorded is nobody's, and at the path of whose it was, above it or in it.
