@@ -17,7 +17,7 @@ use crate::names::{self, word};
 use crate::plugin::validate_id;
 use crate::store::MountFilter;
 use crate::store::registry::Capability;
-use crate::store::rows::{AttachmentMode, MountKey, MountSpec, Phase, Propagation};
+use crate::store::rows::{AttachmentMode, MountKey, Phase, Propagation};
 use crate::volume::{Authority, MountOptions, MountRequest, MountView, ReconcileOptions, UnmountRequest};
 
 const MOUNT: Keys = &[
@@ -291,7 +291,7 @@ mod tests {
     use crate::bus::authorise::Authoriser;
     use crate::bus::caller::Caller;
     use crate::bus::socket::Credentials;
-    use crate::store::rows::{AccessMode, Restore};
+    use crate::store::rows::{AccessMode, MountSpec, Restore};
 
     fn spec(entries: Vec<(&str, Variant<'static>)>) -> Result<MountSpec> {
         options(entries)?.spec(None)
