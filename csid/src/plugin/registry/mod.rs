@@ -2,23 +2,25 @@
 //! of its own; one of `plugins.d` is as its file says, one registered on the bus or by its own socket is a row of the journal.
 //! Changes of the registry follow one another; nothing else waits for them.
 
+mod defined;
+mod managed;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+pub use defined::Applied;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::instance::Common;
 use super::rpc::Limit;
-use super::spec::{Place, PluginSpec, Supervision};
+use super::spec::{Place, PluginSpec};
 use super::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
-use super::{PluginChange, events, lookup, registrar, validate_id};
+use super::{PluginChange, events, registrar, validate_id};
 use crate::config::Directories;
 use crate::error::{Error, Kind, Result};
-use crate::host::log::Lines;
 use crate::host::units::Units;
 use crate::store::rows::PluginRow;
 use crate::store::{Change, Durability, Store};
@@ -67,18 +69,6 @@ enum Origin {
     Bus,
     /// It registered itself (`registrar`).
     Socket,
-}
-
-/// What [`Plugins::apply_files`] did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
-    pub added: Vec<String>,
-    pub changed: Vec<String>,
-    pub removed: Vec<String>,
-    /// Their files are gone, but they have mounts: they stay until the next reload without.
-    pub kept: Vec<String>,
-    /// `ID: why`: a unit could not be stopped; the plugin goes on as before.
-    pub failed: Vec<String>,
 }
 
 impl Plugins {
@@ -337,65 +327,6 @@ impl Plugins {
             .collect()
     }
 
-    /// Stop the units of a plugin's managed instances, which their tasks start again. A second call joins the first.
-    pub async fn restart(&self, id: &str) -> Result<()> {
-        self.open()?;
-        let managed: Vec<_> = {
-            let entries = self.entries();
-            let entries = entries.get(id).ok_or_else(|| lookup::unknown(id))?;
-            let managed = entries.iter().filter(|entry| entry.spec.supervision == Supervision::Managed);
-            managed.map(|entry| (entry.stops.clone(), entry.state.clone())).collect()
-        };
-        if managed.is_empty() {
-            let text = format!("csid does not run the plugin {id}; restart it where it is run");
-            return Err(Error::new(Kind::NotSupported, text));
-        }
-        // The registry stays as it is, so nobody who changes it waits for this unit.
-        for (stops, state) in managed {
-            if state.borrow().view.state != "stopping" {
-                stop(&stops, How::Restart).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// When each managed instance of the plugin is ready, or gone.
-    pub async fn ready_again(&self, id: &str) -> Result<()> {
-        let states: Vec<_> = {
-            let entries = self.entries();
-            let entries = entries.get(id).into_iter().flatten();
-            let managed = entries.filter(|entry| entry.spec.supervision == Supervision::Managed);
-            managed.map(|entry| entry.state.clone()).collect()
-        };
-        for mut state in states {
-            if state.wait_for(|seen| seen.ready.is_some()).await.is_err() {
-                self.open()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// What the plugin's instances write to the journal, to be read from a pipe.
-    pub async fn log(&self, id: &str, lines: Lines) -> Result<OwnedFd> {
-        let units: Vec<String> = {
-            let entries = self.entries();
-            let views = entries.get(id).ok_or_else(|| lookup::unknown(id))?.iter();
-            let views = views.map(|entry| entry.state.borrow().view.clone());
-            views.filter(|view| view.log == "journal").map(|view| view.unit.clone()).collect()
-        };
-        if units.is_empty() {
-            let text = format!("csid collects no log of the plugin {id}; see where it runs");
-            return Err(Error::new(Kind::NotSupported, text));
-        }
-        match self.0.shared.units.log(&units, lines).await {
-            Ok(Some(log)) => Ok(log),
-            Ok(None) => {
-                Err(Error::new(Kind::RateLimited, "32 logs are being read; end one of them (`csid-log-*`)"))
-            }
-            Err(error) => Err(Error::internal(format!("the log of {id} cannot be read: {error}"))),
-        }
-    }
-
     async fn leave(&self, id: &str, instance: &str) -> Result<()> {
         let Some((stops, spec, owner, origin, number)) = self.entry(id, instance, |entry| {
             (entry.stops.clone(), entry.spec.clone(), entry.owner, entry.origin, entry.number)
@@ -415,73 +346,6 @@ impl Plugins {
             self.add(id, spec, owner, origin, number);
         }
         committed
-    }
-
-    /// Make the plugins of `plugins.d` those of `files`. One whose file is gone stays while it is in
-    /// `in_use`.
-    pub async fn apply_files(
-        &self,
-        files: Vec<(String, PluginSpec)>,
-        in_use: BTreeSet<String>,
-    ) -> Result<Applied> {
-        let plugins = self.clone();
-        to_the_end(async move { plugins.applied(files, &in_use).await }).await
-    }
-
-    async fn applied(&self, files: Vec<(String, PluginSpec)>, in_use: &BTreeSet<String>) -> Result<Applied> {
-        let _changing = self.0.changing.lock().await;
-        self.open()?;
-        self.0.shared.store.writable()?;
-        let mut applied = Applied::default();
-        let mut changes = Vec::new();
-        let defined: Vec<(String, PluginSpec)> = self
-            .entries()
-            .iter()
-            .flat_map(|(id, entries)| entries.iter().map(move |entry| (id, entry)))
-            .filter(|(_, entry)| entry.origin == Origin::File)
-            .map(|(id, entry)| (id.clone(), entry.spec.clone()))
-            .collect();
-        for (id, spec) in defined.iter().filter(|(id, _)| !files.iter().any(|(file, _)| file == id)) {
-            if in_use.contains(id) {
-                tracing::warn!(plugin = %id, "the plugin's file is gone, but it has mounts: it stays");
-                applied.kept.push(id.clone());
-            } else if self.retire(id, spec, How::Unit, &mut applied).await {
-                let last = !self.entries().contains_key(id);
-                changes.push(Change::Event(events::left(id, spec.instance(), last)));
-                applied.removed.push(id.clone());
-            }
-        }
-        for (id, spec) in files {
-            let before = defined.iter().find(|(defined, _)| *defined == id).map(|(_, before)| before);
-            if before.is_some_and(|before| before.same(&spec)) {
-                continue;
-            }
-            if self.is_taken(&id, spec.instance()) {
-                let text = format!("{id}: a plugin registered on the bus has that id; unregister it first");
-                tracing::warn!("{text}");
-                applied.failed.push(text);
-                continue;
-            }
-            match before {
-                Some(before) => {
-                    let how = if spec.same_process(before) { How::Leave } else { How::Unit };
-                    if !self.retire(&id, before, how, &mut applied).await {
-                        continue;
-                    }
-                    applied.changed.push(id.clone());
-                }
-                None => {
-                    let first = !self.entries().contains_key(&id);
-                    changes.push(Change::Event(events::came(&id, spec.instance(), 0, first)));
-                    applied.added.push(id.clone());
-                }
-            }
-            self.add(&id, spec, 0, Origin::File, 0);
-        }
-        if !changes.is_empty() {
-            self.commit(changes).await?;
-        }
-        Ok(applied)
     }
 
     /// csid stops: one last Probe of each plugin, within a second in all; then none is healthy, and calls
@@ -540,32 +404,8 @@ impl Plugins {
         let _ = self.0.shared.changes.send(change);
     }
 
-    /// End an instance's task and forget it; `false`: its unit could not be stopped, so it goes on.
-    async fn retire(&self, id: &str, spec: &PluginSpec, how: How, applied: &mut Applied) -> bool {
-        let Some(stops) = self.entry(id, spec.instance(), |entry| entry.stops.clone()) else { return true };
-        match stop(&stops, how).await {
-            Ok(()) => {
-                self.remove(id, spec.instance());
-                true
-            }
-            Err(error) => {
-                applied.failed.push(format!("{id}: {}", error.message));
-                false
-            }
-        }
-    }
-
     fn entry<T>(&self, id: &str, instance: &str, look: impl FnOnce(&Entry) -> T) -> Option<T> {
         self.entries().get(id)?.iter().find(|entry| entry.spec.instance() == instance).map(look)
-    }
-
-    /// Whether what is registered otherwise keeps a file from defining this instance.
-    fn is_taken(&self, id: &str, instance: &str) -> bool {
-        let is_in_the_way = |entry: &Entry| entry.owner != 0 || entry.spec.instance() == instance;
-        let plugins = self.entries();
-        let mut registered =
-            plugins.get(id).into_iter().flatten().filter(|entry| entry.origin != Origin::File);
-        registered.any(is_in_the_way)
     }
 
     async fn commit(&self, changes: Vec<Change>) -> Result<()> {

@@ -1,0 +1,71 @@
+//! What is asked of the units that csid runs plugins in.
+
+use std::os::fd::OwnedFd;
+
+use super::super::lookup;
+use super::super::task::How;
+use super::{Plugins, stop};
+use crate::error::{Error, Kind, Result};
+use crate::host::log::Lines;
+use crate::plugin::Supervision;
+
+impl Plugins {
+    /// Stop the units of a plugin's managed instances, which their tasks start again. A second call joins the first.
+    pub async fn restart(&self, id: &str) -> Result<()> {
+        self.open()?;
+        let managed: Vec<_> = {
+            let entries = self.entries();
+            let entries = entries.get(id).ok_or_else(|| lookup::unknown(id))?;
+            let managed = entries.iter().filter(|entry| entry.spec.supervision == Supervision::Managed);
+            managed.map(|entry| (entry.stops.clone(), entry.state.clone())).collect()
+        };
+        if managed.is_empty() {
+            let text = format!("csid does not run the plugin {id}; restart it where it is run");
+            return Err(Error::new(Kind::NotSupported, text));
+        }
+        // The registry stays as it is, so nobody who changes it waits for this unit.
+        for (stops, state) in managed {
+            if state.borrow().view.state != "stopping" {
+                stop(&stops, How::Restart).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// When each managed instance of the plugin is ready, or gone.
+    pub async fn ready_again(&self, id: &str) -> Result<()> {
+        let states: Vec<_> = {
+            let entries = self.entries();
+            let entries = entries.get(id).into_iter().flatten();
+            let managed = entries.filter(|entry| entry.spec.supervision == Supervision::Managed);
+            managed.map(|entry| entry.state.clone()).collect()
+        };
+        for mut state in states {
+            if state.wait_for(|seen| seen.ready.is_some()).await.is_err() {
+                self.open()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the plugin's instances write to the journal, to be read from a pipe.
+    pub async fn log(&self, id: &str, lines: Lines) -> Result<OwnedFd> {
+        let units: Vec<String> = {
+            let entries = self.entries();
+            let views = entries.get(id).ok_or_else(|| lookup::unknown(id))?.iter();
+            let views = views.map(|entry| entry.state.borrow().view.clone());
+            views.filter(|view| view.log == "journal").map(|view| view.unit.clone()).collect()
+        };
+        if units.is_empty() {
+            let text = format!("csid collects no log of the plugin {id}; see where it runs");
+            return Err(Error::new(Kind::NotSupported, text));
+        }
+        match self.0.shared.units.log(&units, lines).await {
+            Ok(Some(log)) => Ok(log),
+            Ok(None) => {
+                Err(Error::new(Kind::RateLimited, "32 logs are being read; end one of them (`csid-log-*`)"))
+            }
+            Err(error) => Err(Error::internal(format!("the log of {id} cannot be read: {error}"))),
+        }
+    }
+}
