@@ -32,20 +32,23 @@ check: $(CARGO_DENY) go ## format, clippy, go vet, dependencies
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
 	$(CARGO_DENY) check bans licenses sources
-	unformatted=$$(gofmt -l go examples/go tests/go)
+	unformatted=$$(gofmt -l go examples/go tests/bench/go tests/go)
 	[[ -z $$unformatted ]] || { echo "gofmt -w $$unformatted" >&2; exit 1; }
-	for module in go examples/go/scheduler; do
+	for module in go examples/go/scheduler tests/bench/go; do
 		# The header is all that is needed of libcsi.
 		PKG_CONFIG=true CGO_CFLAGS=-I$(CURDIR)/include go -C $$module vet ./...
 		go -C $$module mod tidy -diff
 	done
 	CGO_ENABLED=0 go -C examples/go/scheduler vet ./...
 
-bench: debian-packages ## what a durable mount costs against the bare RPCs, and the targets: one table (root)
+bench: debian-packages go ## what a durable mount costs against the bare RPCs, and the targets: one table (root)
 	cargo build --locked --release -p csid -p csid-bench
 	libcsi-ffi/link target/libcsi --release
 	cc -std=c99 -O2 -Wall -Wextra -Werror tests/bench/c/cycles.c -I target/libcsi/include -L target/libcsi/lib -lcsi \
 		-Wl,-rpath,$(CURDIR)/target/libcsi/lib -o target/release/csid-bench-c
+	PKG_CONFIG_PATH=$(CURDIR)/target/libcsi/lib/pkgconfig CGO_LDFLAGS=-Wl,-rpath,$(CURDIR)/target/libcsi/lib \
+		go -C tests/bench/go build -o $(CURDIR)/target/release/csid-bench-cgo
+	CGO_ENABLED=0 go -C tests/bench/go build -o $(CURDIR)/target/release/csid-bench-go
 	target/release/csid-bench
 
 count: debian-packages ## the instructions and system calls of one mount, against tests/bench/count.toml (root)

@@ -12,12 +12,14 @@ use crate::load::{Round, median};
 pub struct Report(BTreeMap<String, Vec<f64>>);
 
 /// The paths of the first table, with what each is. From [`HERE`] on each is a program beside this one, `csid-bench-WAY`.
-pub const WAYS: [(&str, &str); 5] = [
+pub const WAYS: [(&str, &str); 7] = [
     ("floor", "the same RPCs by a bare client"),
     ("floor-commit", "… and one synced row a call"),
     ("private", "csid, private socket"),
     ("bus", "csid, dbus-daemon"),
     ("c", "csid, private socket, through libcsi"),
+    ("cgo", "csid, private socket, from Go through libcsi"),
+    ("go", "csid, private socket, from Go alone"),
 ];
 /// How many of the ways are this program's own.
 pub const HERE: usize = 4;
@@ -155,6 +157,18 @@ impl Report {
                 self.ratio("c.mount_p50_us.1", "private.mount_p50_us.1"),
                 " × private",
                 AtMost(1.10),
+            ),
+            (
+                "mount p50, 1 caller, from Go through libcsi",
+                self.ratio("cgo.mount_p50_us.1", "private.mount_p50_us.1"),
+                " × private",
+                AtMost(1.25),
+            ),
+            (
+                "mount p50, 1 caller, from Go alone",
+                self.ratio("go.mount_p50_us.1", "private.mount_p50_us.1"),
+                " × private",
+                AtMost(1.25),
             ),
             ("adopting 10,000 mounts, exec to READY", self.get("adopt_10000_ms"), " ms", AtMost(300.0)),
             (
