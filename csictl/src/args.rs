@@ -54,10 +54,10 @@ impl Cli {
 pub enum Command {
     /// Show what csid does: its state, plugins, mounts and operations
     Status,
-    /// List, show, register, unregister plugins, wait for one, see what one has
+    /// List, show, register, unregister, restart plugins, wait for one, read its log, see what one has
     #[command(subcommand)]
     Plugin(Box<Plugin>),
-    /// Register, create, list, show, expand, snapshot, delete volumes
+    /// Register, create, list, show, validate, expand, snapshot, deregister, delete volumes, see how full one is
     #[command(subcommand)]
     Volume(Box<Volume>),
     /// Claim a registered volume for a consumer, until it is released

@@ -63,7 +63,7 @@ pub fn hint(error: &Error, tried: &Tried) -> Option<String> {
 fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
     let plugin = error.details.plugin.as_deref().or(tried.plugin.as_deref()).unwrap_or("PLUGIN");
     let mount = tried.mount.as_deref().unwrap_or("NAMESPACE VOLUME CONSUMER");
-    let log = format!("`journalctl -u 'csi-plugin-{plugin}-*'` if csid runs it");
+    let log = format!("`csictl plugin logs {plugin}` if csid runs it");
     let volume = tried.volume.as_deref().unwrap_or("NAMESPACE VOLUME");
     // The one that is in the way.
     let other = match (&error.details.namespace, &error.details.volume) {
@@ -192,7 +192,7 @@ mod tests {
         let details = Details { plugin: Some("nfs".into()), ..Details::default() };
         let tried = Tried { plugin: Some("other".into()), ..Tried::default() };
         let hint = said(Kind::PluginUnavailable, details, &tried);
-        assert!(hint.contains("`csictl plugin show nfs`") && hint.contains("'csi-plugin-nfs-*'"), "{hint}");
+        assert!(hint.contains("`csictl plugin show nfs`") && hint.contains("`csictl plugin logs nfs`"), "{hint}");
 
         let tried = Tried { mount: Some("ns 'my vol' job".into()), ..Tried::default() };
         let hint = said(Kind::Uncertain, Details::default(), &tried);

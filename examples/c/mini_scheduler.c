@@ -2,6 +2,7 @@
  * when standard input ends they are unmounted.
  *
  *     cc -std=c99 mini_scheduler.c $(pkg-config --cflags --libs csi) -o mini_scheduler
+ *     for v in a b c; do csi-local create $v --size 16M; done    # for PLUGIN local
  *     mini_scheduler PLUGIN VOLUME VOLUME VOLUME
  *
  * It keeps no state: started again after it was killed it finds its mounts, for to mount what is mounted is to find it. */

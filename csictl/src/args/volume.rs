@@ -9,7 +9,7 @@ use super::{Deadline, Name, Pair, Wait, span, words};
 
 #[derive(Subcommand)]
 pub enum Volume {
-    /// List volumes
+    /// List volumes, also those that files declare and that are not registered yet
     List(Volumes),
     /// Show one volume
     Show {

@@ -1,7 +1,8 @@
 // A scheduler's volume manager: fifty jobs with a volume each are placed at once, run until standard input ends, and are stopped
 // at once. csid may be restarted meanwhile, and so may this program.
 //
-//	go build && ./scheduler PLUGIN                  # over libcsi
+//	for n in $(seq 0 49); do csi-local create job-$n --size 16M; done   # the volumes, for PLUGIN local
+//	go build && ./scheduler PLUGIN                  # over libcsi, with libcsi-dev installed
 //	CGO_ENABLED=0 go build && ./scheduler PLUGIN    # in pure Go
 //
 // It keeps no state of its own: started again after it was killed it finds its mounts, for csid keeps them.
