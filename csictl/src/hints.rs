@@ -192,7 +192,10 @@ mod tests {
         let details = Details { plugin: Some("nfs".into()), ..Details::default() };
         let tried = Tried { plugin: Some("other".into()), ..Tried::default() };
         let hint = said(Kind::PluginUnavailable, details, &tried);
-        assert!(hint.contains("`csictl plugin show nfs`") && hint.contains("`csictl plugin logs nfs`"), "{hint}");
+        assert!(
+            hint.contains("`csictl plugin show nfs`") && hint.contains("`csictl plugin logs nfs`"),
+            "{hint}"
+        );
 
         let tried = Tried { mount: Some("ns 'my vol' job".into()), ..Tried::default() };
         let hint = said(Kind::Uncertain, Details::default(), &tried);
