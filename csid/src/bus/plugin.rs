@@ -6,8 +6,7 @@ use super::dispatch::{Answer, Call, Failure, Map, Object, PLUGINS};
 use super::inventory::until;
 use super::manager::within;
 use super::options::Options;
-use crate::host::log::Lines;
-use crate::plugin::PluginView;
+use crate::plugin::{Lines, PluginView};
 
 /// The id as an element of a path, as sd_bus_path_encode does it: everything but letters and digits, and a digit in front, is
 /// `_` and two hex digits.

@@ -34,6 +34,7 @@ mod trust;
 
 use std::collections::BTreeMap;
 
+pub use crate::host::log::Lines;
 pub use controller::{Controller, Create, Created, External, Request, Snapshot, Source};
 pub use node::{Call, Measure, Ready, Stats};
 pub use registry::{Applied, Plugins};
