@@ -17,7 +17,7 @@ use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use sha2::{Digest, Sha256};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::RecvError};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
@@ -113,12 +113,24 @@ impl Plugins {
 
     /// From a socket's appearance to its end.
     async fn registration(&self, socket: &Path, mut gone: oneshot::Receiver<()>) {
+        if self.until_gone(socket, &mut gone).await.is_ok() {
+            // Also what the journal remembers of it, if it went before it could be asked again.
+            self.part_socket(&instance(socket)).await;
+        }
+    }
+
+    /// An error: csid stops.
+    async fn until_gone(
+        &self,
+        socket: &Path,
+        gone: &mut oneshot::Receiver<()>,
+    ) -> std::result::Result<(), RecvError> {
         let mut registrar = RegistrationClient::new(channel::open(socket, 0, Arc::default()));
         let (mut pause, mut said) = (FIRST_PAUSE, String::new());
         loop {
             let taken = tokio::select! {
                 biased;
-                _ = &mut gone => return,
+                ended = &mut *gone => return ended,
                 told = ask(&mut registrar) => match told {
                     Ok(info) => self.take(socket, info).await,
                     Err(error) => Err(error),
@@ -128,19 +140,16 @@ impl Plugins {
                 plugin_registered: taken.is_ok(),
                 error: taken.as_ref().err().map(|error| error.message.clone()).unwrap_or_default(),
             };
-            let telling = timeout(PATIENCE, registrar.notify_registration_status(status));
             let told = tokio::select! {
-                told = telling => told.is_ok_and(|told| told.is_ok()),
-                // Told too late, or never: the instance goes with the socket all the same.
-                _ = &mut gone, if taken.is_err() => return,
+                ended = &mut *gone => return ended,
+                told = timeout(PATIENCE, registrar.notify_registration_status(status)) => {
+                    told.is_ok_and(|told| told.is_ok())
+                }
             };
             match taken {
                 Ok((id, instance)) => {
                     tracing::info!(plugin = %id, %instance, told, "plugin {id} has registered itself");
-                    if gone.await.is_ok() {
-                        self.parted(&id, &instance).await;
-                    }
-                    return;
+                    return gone.await;
                 }
                 Err(error) if error.message != said => {
                     tracing::warn!(socket = %socket.display(), %error, "a plugin could not register itself");
@@ -149,7 +158,7 @@ impl Plugins {
                 Err(_) => {}
             }
             tokio::select! {
-                _ = &mut gone => return,
+                ended = &mut *gone => return ended,
                 () = sleep(pause) => pause = (pause * 2).min(LAST_PAUSE),
             }
         }

@@ -209,8 +209,14 @@ impl Plugins {
         .await
     }
 
-    /// One that registered itself has taken its socket away.
-    pub(super) async fn parted(&self, id: &str, instance: &str) {
+    /// What registered itself by a socket that is gone.
+    pub(super) async fn part_socket(&self, instance: &str) {
+        for (id, _) in self.of_sockets().into_iter().filter(|(_, spec)| spec.instance() == instance) {
+            self.parted(&id, instance).await;
+        }
+    }
+
+    async fn parted(&self, id: &str, instance: &str) {
         let (plugins, of, named) = (self.clone(), id.to_owned(), instance.to_owned());
         let left = to_the_end(async move {
             let _changing = plugins.0.changing.lock().await;
