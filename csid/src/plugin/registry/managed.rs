@@ -62,9 +62,10 @@ impl Plugins {
         }
         match self.0.shared.units.log(&units, lines).await {
             Ok(Some(log)) => Ok(log),
-            Ok(None) => {
-                Err(Error::new(Kind::RateLimited, "32 logs are being read; end one of them (`csid-log-*`)"))
-            }
+            Ok(None) => Err(Error::new(
+                Kind::RateLimited,
+                "too many logs are being read; end one of them (`systemctl stop csid-log-…`)",
+            )),
             Err(error) => Err(Error::internal(format!("the log of {id} cannot be read: {error}"))),
         }
     }
