@@ -2,7 +2,7 @@
 //! which plugin it is and where that listens, and is told whether that was taken. So node-driver-registrar, and drivers that
 //! do without it, work as they are. An instance goes with its socket; csid's next start has it from the journal and asks again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -79,8 +79,9 @@ impl Plugins {
         loop {
             let sockets = sockets(directory)?;
             if std::mem::take(&mut first) {
-                let those = sockets.keys().map(|name| instance(name)).collect();
-                self.part_others(&those).await;
+                // Those whose sockets went while csid was away.
+                let those: BTreeSet<String> = sockets.keys().map(|name| instance(name)).collect();
+                self.part(|instance| !those.contains(instance)).await;
             }
             there.retain(|_, registration| registration.there.is_some() || !registration.task.is_finished());
             for (name, registration) in there.iter_mut() {
@@ -115,7 +116,8 @@ impl Plugins {
     async fn registration(&self, socket: &Path, mut gone: oneshot::Receiver<()>) {
         if self.until_gone(socket, &mut gone).await.is_ok() {
             // Also what the journal remembers of it, if it went before it could be asked again.
-            self.part_socket(&instance(socket)).await;
+            let own = instance(socket);
+            self.part(|instance| instance == own).await;
         }
     }
 

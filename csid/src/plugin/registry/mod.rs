@@ -5,7 +5,7 @@
 mod defined;
 mod managed;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -209,13 +209,6 @@ impl Plugins {
         .await
     }
 
-    /// What registered itself by a socket that is gone.
-    pub(super) async fn part_socket(&self, instance: &str) {
-        for (id, _) in self.of_sockets().into_iter().filter(|(_, spec)| spec.instance() == instance) {
-            self.parted(&id, instance).await;
-        }
-    }
-
     async fn parted(&self, id: &str, instance: &str) {
         let (plugins, of, named) = (self.clone(), id.to_owned(), instance.to_owned());
         let left = to_the_end(async move {
@@ -228,12 +221,12 @@ impl Plugins {
         }
     }
 
-    /// Those that registered themselves are these; the sockets of the others went while csid was away.
-    pub(super) async fn part_others(&self, instances: &BTreeSet<String>) {
-        for (id, spec) in self.of_sockets() {
-            if !instances.contains(spec.instance()) {
-                self.parted(&id, spec.instance()).await;
-            }
+    /// End the instances of registration sockets that are gone.
+    pub(super) async fn part(&self, is_gone: impl Fn(&str) -> bool + Send) {
+        let gone: Vec<_> =
+            self.of_sockets().into_iter().filter(|(_, spec)| is_gone(spec.instance())).collect();
+        for (id, spec) in gone {
+            self.parted(&id, spec.instance()).await;
         }
     }
 
