@@ -39,6 +39,8 @@ type request struct {
 	names []string
 	// It looks into memory or the journal; all else may wait for a plugin or a kernel that hangs.
 	short bool
+	// Why its caller does not want it any more: nothing yet, or nil where he does not say.
+	unwanted func() error
 }
 
 type answer struct {
@@ -64,6 +66,7 @@ func (c *Client) ask(ctx context.Context, r request) (values, error) {
 	if c.life.Err() != nil {
 		return nil, csi.Closed()
 	}
+	r.unwanted = ctx.Err
 	asking, stop := context.WithCancel(c.life)
 	answers := make(chan answer, 1)
 	go func() {
@@ -143,6 +146,11 @@ func (c *Client) once(ctx context.Context, l *link, r request) (values, error) {
 	defer func() { <-bound }()
 	if ctx.Err() != nil {
 		return nil, csi.Ended(ctx.Err())
+	}
+	// The caller's own context is over at one moment for all calls that have it: the turn that the first of them gives back is no
+	// turn for the next.
+	if r.unwanted != nil && r.unwanted() != nil {
+		return nil, csi.Ended(r.unwanted())
 	}
 	args := r.args
 	if !r.deadline.IsZero() {
