@@ -3,9 +3,10 @@
 use std::ffi::{CString, c_char};
 use std::future::Future;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use std::{io, process, ptr};
 
@@ -13,6 +14,7 @@ use csid_client::{CallOptions, Client, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use serde::Serialize;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, RwLock};
 
 use crate::border::{Result, entry, invalid, object, out, plain};
@@ -107,10 +109,20 @@ where
             });
             let ending = Ending(made.clone());
             let talking = client.talking.clone();
-            client.runtime.spawn(drive(client.session.clone(), talking, ending, deadline, common, ask));
+            let driven = drive(client.session.clone(), talking, ending, deadline, common, ask);
+            begin(&client.runtime, Box::pin(driven));
             op.write(Arc::into_raw(made).cast_mut());
             Ok(())
         })
+    }
+}
+
+/// The call is sent from here, as far as that waits for nothing: the client's thread would have to wake up for it first.
+fn begin(runtime: &Handle, mut driven: Pin<Box<impl Future<Output = ()> + Send + 'static>>) {
+    let _context = runtime.enter();
+    // Nobody is woken by this look; the thread's own comes after it.
+    if driven.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        runtime.spawn(driven);
     }
 }
 

@@ -93,14 +93,14 @@ void cancel(void)
 void deadline(void)
 {
     csi_client *client = open_client();
-    csi_op *op = mount_of(client, "slow", "job", SECONDS / 2);
     double begun = now();
+    csi_op *op = mount_of(client, "slow", "job", SECONDS / 2);
     FAILS(CSI_E_DEADLINE, csi_op_wait(op, -1, &error));
     CHECK(now() - begun > 0.4 && now() - begun < 10);
     csi_op_unref(op);
     tell("stop csid");
-    op = mount_of(client, "v", "job", SECONDS / 2);
     begun = now();
+    op = mount_of(client, "v", "job", SECONDS / 2);
     FAILS(CSI_E_DEADLINE, csi_op_wait(op, -1, &error));
     CHECK(now() - begun > 1.4 && now() - begun < 10);
     csi_op_unref(op);
