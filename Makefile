@@ -10,6 +10,7 @@ SHELL := /bin/bash
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
+CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 DEBIAN_PACKAGES := build-essential dbus e2fsprogs pkgconf polkitd procps systemd-container util-linux valgrind xfsprogs
 PROFILE ?= release
 
@@ -20,9 +21,9 @@ demo: debian-packages ## a volume mounted, csid killed, a machine rebooted, the 
 	$(MAKE) --no-print-directory deb PROFILE=dev
 	tests/demo.sh target/csid.deb
 
-test: debian-packages go ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
+test: debian-packages go $(CARGO_FUZZ) ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 	$(MAKE) --no-print-directory deb PROFILE=dev
-	tests/run
+	PATH=$(dir $(CARGO_FUZZ)):$$PATH tests/run
 	$(MAKE) --no-print-directory count
 
 soak: debian-packages ## csid killed 10,000 times, and more that takes long (root)
@@ -102,7 +103,7 @@ go:
 	fi
 
 # Built once, as fast as they build: each runs for a second.
-$(TOOLS)/%/bin/cargo-deny $(TOOLS)/%/bin/cargo-deb:
+$(TOOLS)/%/bin/cargo-deny $(TOOLS)/%/bin/cargo-deb $(TOOLS)/%/bin/cargo-fuzz:
 	@echo "installing $(*F) below target/tools"
 	name=$(*F); CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --no-default-features \
 		--root $(TOOLS)/$$name --target-dir target/tools/build $${name%-*}@$${name##*-}

@@ -386,7 +386,16 @@ static bool step(unsigned which)
     return true;
 }
 
-static void one(const uint8_t *bytes, size_t size)
+/* These two are also libFuzzer's way in (libcsi-ffi/fuzz). */
+void fuzz_begin(void);
+void fuzz_one(const uint8_t *bytes, size_t size);
+
+void fuzz_begin(void)
+{
+    client = open_client();
+}
+
+void fuzz_one(const uint8_t *bytes, size_t size)
 {
     data = bytes, data_end = bytes + size;
     while (data < data_end) {
@@ -409,12 +418,12 @@ void fuzz(void)
     uint64_t state = strtoull(getenv("FUZZ_SEED"), NULL, 10) | 1;
     double end = now() + atof(getenv("FUZZ_SECONDS"));
     unsigned long inputs = 0;
-    client = open_client();
+    fuzz_begin();
     for (; now() < end; inputs++) {
         uint8_t bytes[BYTES];
         for (size_t i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)(random_of(&state) >> 24);
-        one(bytes, sizeof bytes);
+        fuzz_one(bytes, sizeof bytes);
     }
     for (int i = 0; i < STEPS; i++)
         CHECK(calls[i] > 0);
