@@ -218,7 +218,7 @@ pub(super) async fn list_mounts(call: Call) -> Answer {
 
 /// A row of ListMounts: never mount flags, contexts or secrets.
 fn row(view: MountView) -> Map {
-    let MountView { row, staging, healthy } = view;
+    let MountView { row, staging, healthy, error } = view;
     let usage = row.spec.usage;
     Map::from([
         ("namespace", row.key.namespace.into()),
@@ -240,7 +240,7 @@ fn row(view: MountView) -> Map {
         ("mount-group", usage.mount_group.into()),
         ("restore", word(row.spec.restore).into()),
         ("healthy", healthy.into()),
-        ("error", row.error.into()),
+        ("error", error.into()),
         ("operation", row.operations.into_iter().next().unwrap_or_default().into()),
         ("since", row.since_usec.into()),
         ("modify-index", row.modify_index.into()),

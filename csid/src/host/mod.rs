@@ -60,6 +60,8 @@ pub enum Look {
     /// A directory with a file system mounted on it that answers.
     Mounted {
         device: u64,
+        /// Somebody serves it, a process or another host (FUSE, NFS), and it dies with him.
+        served: bool,
     },
     /// A block device: its node, or one bound on a file.
     Device {
@@ -70,6 +72,24 @@ pub enum Look {
     Dead(i32),
     /// The kernel did not answer in time.
     Hung,
+}
+
+impl Look {
+    /// Whether both are the same file system, mounted, or the same block device.
+    fn shows_the_same(self, other: Look) -> bool {
+        match (self, other) {
+            (Look::Mounted { device, .. }, Look::Mounted { device: other, .. })
+            | (Look::Device { rdev: device }, Look::Device { rdev: other }) => device == other,
+            _ => false,
+        }
+    }
+
+    /// Who served it is gone, and the kernel gives the mount nobody else: it can only be unmounted. A server that does not
+    /// answer, or answers an error, may come back.
+    pub fn has_lost_its_server(self) -> bool {
+        let Look::Dead(code) = self else { return false };
+        matches!(code, libc::ENOTCONN | libc::ECONNABORTED | libc::ESHUTDOWN | libc::ESTALE | libc::EHOSTDOWN)
+    }
 }
 
 /// Flags added to a mount; none is taken away.
@@ -83,12 +103,25 @@ pub struct Restrict {
 /// How a consumer's target is bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Bind {
+    /// What is dead at the target gives way.
+    pub replaces_dead: bool,
     pub nosuid: bool,
     /// Without effect on a block device, whose node could not be opened then.
     pub nodev: bool,
     /// Without effect on what is written to a block device.
     pub read_only: bool,
     pub propagation: Propagation,
+}
+
+/// How a consumer's target is unbound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unbind {
+    /// If nobody uses it.
+    Unused,
+    /// Also whoever uses it, if it is dead; a dead one is the bind whatever is at its source now.
+    Dead,
+    /// Whoever uses it, and also what cannot be proved to be the bind because nothing is at its source any more.
+    Forced,
 }
 
 /// A path with at least one mount on it.
@@ -117,7 +150,20 @@ pub fn trim_memory() {
 
 #[derive(Clone, Default)]
 pub struct Host {
-    gates: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
+    gates: Arc<Gates>,
+    /// Of [`Host::look_long`].
+    long: Arc<Gates>,
+}
+
+/// Each plugin's bound.
+#[derive(Default)]
+struct Gates(Mutex<HashMap<String, Arc<Semaphore>>>);
+
+impl Gates {
+    fn of(&self, plugin: &str) -> Arc<Semaphore> {
+        let mut gates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(gates.entry(plugin.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE))))
+    }
 }
 
 impl Host {
@@ -129,6 +175,13 @@ impl Host {
     pub async fn look(&self, plugin: &str, path: &Path) -> Look {
         let own = path.to_owned();
         self.apart(plugin, move |_| mount::look(&own)).await.unwrap_or(Look::Hung)
+    }
+
+    /// What is at `path`, asked for however long the answer takes. It is in nobody's way: these looks are bounded apart from all
+    /// else, and wait for one another. `None`: csid ends.
+    pub async fn look_long(&self, plugin: &str, path: &Path) -> Option<Look> {
+        let own = path.to_owned();
+        unhurried(self.long.of(plugin), move |_| mount::look(&own)).await
     }
 
     /// What is at `path`, below `root`. Known at once where nothing is mounted: nobody is asked there who could hang.
@@ -146,7 +199,7 @@ impl Host {
         let seen = Arc::new(Mutex::new(Vec::with_capacity(count)));
         let told = Arc::clone(&seen);
         let so_far = || seen.lock().unwrap_or_else(PoisonError::into_inner).len();
-        let mut work = std::pin::pin!(self.unhurried(plugin, move |abandoned| {
+        let mut work = std::pin::pin!(unhurried(self.gates.of(plugin), move |abandoned| {
             for path in &paths {
                 if abandoned.0.load(Ordering::Acquire) {
                     return;
@@ -222,19 +275,18 @@ impl Host {
         self.within(plugin, target, move |abandoned| mount::bind(&from, &below, &to, how, abandoned)).await
     }
 
-    /// Undo `bind`, if what is mounted at `target` is what is at `source`; false: nothing is there. `lazy` also
-    /// detaches what is busy, and what cannot be proved because nothing is at `source` any more. `device`: the number
-    /// that was at `source`, which proves it, too.
+    /// Undo `bind`, if what is mounted at `target` is what is at `source`; false: nothing is there. `device`: the number that was
+    /// at `source`, which proves it, too.
     pub async fn unbind(
         &self,
         plugin: &str,
         source: &Path,
         target: &Path,
         device: Option<u64>,
-        lazy: bool,
+        how: Unbind,
     ) -> Result<bool, HostError> {
         let (from, to) = (source.to_owned(), target.to_owned());
-        self.within(plugin, target, move |abandoned| mount::unbind(&from, &to, device, lazy, abandoned)).await
+        self.within(plugin, target, move |abandoned| mount::unbind(&from, &to, device, how, abandoned)).await
     }
 
     /// Whether what is at `source` is shown at `target` now.
@@ -319,28 +371,23 @@ impl Host {
         plugin: &str,
         work: impl FnOnce(&Abandoned) -> T + Send + 'static,
     ) -> Option<T> {
-        tokio::time::timeout(DEADLINE, self.unhurried(plugin, work)).await.ok().flatten()
+        tokio::time::timeout(DEADLINE, unhurried(self.gates.of(plugin), work)).await.ok().flatten()
     }
+}
 
-    async fn unhurried<T: Send + 'static>(
-        &self,
-        plugin: &str,
-        work: impl FnOnce(&Abandoned) -> T + Send + 'static,
-    ) -> Option<T> {
-        let gate = {
-            let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(gates.entry(plugin.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE))))
-        };
-        let pass = gate.acquire_owned().await.ok()?;
-        let waiter = Waiter(Arc::new(Abandoned(AtomicBool::new(false))));
-        let abandoned = Arc::clone(&waiter.0);
-        let done = tokio::task::spawn_blocking(move || {
-            let answer = work(&abandoned);
-            drop(pass);
-            answer
-        });
-        done.await.ok()
-    }
+async fn unhurried<T: Send + 'static>(
+    gate: Arc<Semaphore>,
+    work: impl FnOnce(&Abandoned) -> T + Send + 'static,
+) -> Option<T> {
+    let pass = gate.acquire_owned().await.ok()?;
+    let waiter = Waiter(Arc::new(Abandoned(AtomicBool::new(false))));
+    let abandoned = Arc::clone(&waiter.0);
+    let done = tokio::task::spawn_blocking(move || {
+        let answer = work(&abandoned);
+        drop(pass);
+        answer
+    });
+    done.await.ok()
 }
 
 /// Who waits for a blocking call; dropped with the waiting.

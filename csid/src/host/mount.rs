@@ -14,7 +14,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use super::error::{HostError, at};
 use super::path::{self, Sight};
 use super::raw::{self, Peers};
-use super::{Bind, Look, Restrict, table};
+use super::{Bind, Look, Restrict, Unbind, table};
 use crate::store::rows::Propagation;
 
 /// More mounts than this on one another are no leftover of csid's.
@@ -53,13 +53,22 @@ fn look_at(file: &OwnedFd) -> Look {
         // Attributes may be cached; this asks the server, if there is one.
         Ok(Sight { kind: FileType::Directory, is_mount: true, device, .. }) => {
             match rustix::fs::fstatfs(file) {
-                Ok(_) => Look::Mounted { device },
+                Ok(stat) => Look::Mounted { device, served: is_served(stat.f_type) },
                 Err(error) => dead(error),
             }
         }
         Ok(Sight { is_mount: true, .. }) => dead(Errno::NOTDIR),
         Ok(_) => Look::Plain,
     }
+}
+
+/// FUSE (virtiofs, too), NFS, CIFS and SMB2, Ceph, 9P, AFS: whose file system's type it is, by statfs(2). The kernel's number is
+/// 32 bits, in a word that may have a sign.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "32 bits")]
+fn is_served(f_type: rustix::fs::FsWord) -> bool {
+    const SERVED: [u32; 7] =
+        [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x00c3_6400, 0x0102_1997, 0x5346_414f];
+    SERVED.contains(&(f_type as u32))
 }
 
 pub(super) fn is_read_only(path: &Path) -> Result<bool, HostError> {
@@ -119,9 +128,19 @@ pub(super) fn bind(
         Propagation::Bidirectional => Peers::Shared,
     };
 
-    let to = path::find_below(root, target)?;
-    let there = Sight::of(&to).map_err(at("look at", target))?;
-    if there.is_mount {
+    let found = || {
+        let to = path::find_below(root, target)?;
+        let there = Sight::of(&to).map_err(at("look at", target))?;
+        let gives_way = there.is_mount && how.replaces_dead && look_at(&to).has_lost_its_server();
+        Ok::<_, HostError>((to, there, gives_way))
+    };
+    let (mut to, mut there, mut gives_way) = found()?;
+    if gives_way && table::is_at(target, shown.device)? {
+        // It was bound beneath what is dead, and not to the end.
+        take_away(&to, target, abandoned)?;
+        (to, there, gives_way) = found()?;
+    }
+    if there.is_mount && !gives_way {
         if !there.shows_the_same(&shown) {
             return Err(HostError::Occupied(target.into()));
         }
@@ -141,7 +160,18 @@ pub(super) fn bind(
     set(&tree, flags, Peers::Unchanged, source)?;
     abandoned.check(target)?;
     let by_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    rustix::mount::move_mount(&tree, c"", &to, c"", by_descriptor).map_err(at("mount at", target))?;
+    let attach = |to: &OwnedFd, how| rustix::mount::move_mount(&tree, c"", to, c"", by_descriptor | how);
+    let mut is_attached = false;
+    if gives_way {
+        // Beneath it first: nobody writes into the directory below between two mounts. Before Linux 6.5 that can be, for an
+        // instant.
+        is_attached = attach(&to, MoveMountFlags::MOVE_MOUNT_BENEATH).is_ok();
+        take_away(&to, target, abandoned)?;
+        (to, ..) = found()?;
+    }
+    if !is_attached {
+        attach(&to, MoveMountFlags::empty()).map_err(at("mount at", target))?;
+    }
     drop(to);
     let settle = || {
         set(&tree, 0, peers, target)?;
@@ -156,6 +186,12 @@ pub(super) fn bind(
     settle().inspect_err(|_| {
         let _gone = rustix::mount::unmount(descriptor(&tree, None), UnmountFlags::DETACH);
     })
+}
+
+/// Take the dead mount that is open as `mount` out of the tree, whoever uses it.
+fn take_away(mount: &OwnedFd, path: &Path, abandoned: &Abandoned) -> Result<(), HostError> {
+    abandoned.check(path)?;
+    rustix::mount::unmount(descriptor(mount, None), UnmountFlags::DETACH).map_err(at("unmount", path))
 }
 
 /// A mount of what `file` is, its own mount's flags kept, that is nowhere to be seen.
@@ -178,7 +214,7 @@ pub(super) fn open_tree(
         Err(error) => return Err(at("open", source)(error)),
     };
     match look_at(&root) {
-        look if look == shown => {}
+        look if look.shows_the_same(shown) => {}
         Look::Dead(code) => return Err(at("look at", source)(Errno::from_raw_os_error(code))),
         _ => return Ok(None),
     }
@@ -275,18 +311,21 @@ pub(super) fn unbind(
     source: &Path,
     target: &Path,
     device: Option<u64>,
-    lazy: bool,
+    how: Unbind,
     abandoned: &Abandoned,
 ) -> Result<bool, HostError> {
     let Some(place) = Place::of(target)? else { return Ok(false) };
+    let is_dead = || how != Unbind::Unused && look(target).has_lost_its_server();
     match bound(source, &place, device)? {
         Bound::No => Ok(false),
+        Bound::Other | Bound::Unproven if is_dead() => place.unmount(UnmountFlags::DETACH, abandoned),
         Bound::Other => Err(HostError::Occupied(target.into())),
-        Bound::Unproven if !lazy => {
+        Bound::Unproven if how != Unbind::Forced => {
             Err(HostError::Unproven { path: target.into(), source_path: source.into() })
         }
         Bound::Yes | Bound::Unproven => {
-            place.unmount(if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() }, abandoned)
+            let lazily = how == Unbind::Forced || is_dead();
+            place.unmount(if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() }, abandoned)
         }
     }
 }

@@ -53,6 +53,11 @@ pub(super) fn copies(source: &Path) -> Result<Vec<PathBuf>, HostError> {
     Ok(entries.iter().filter(is_copy).map(|entry| entry.path.clone()).collect())
 }
 
+/// Whether a mount at `path`, on top or not, is of the file system with this number.
+pub(super) fn is_at(path: &Path, device: u64) -> Result<bool, HostError> {
+    Ok(entries()?.iter().any(|entry| entry.path == path && entry.device == device))
+}
+
 /// A line such as `36 35 98:0 /root /mnt\040point rw …`.
 fn entry(line: &[u8]) -> Option<Entry> {
     let mut fields = line.split(|&byte| byte == b' ').skip(2);

@@ -1,13 +1,17 @@
 //! Mounts of registered volumes: each has its consumer's claim, and is made with what that has attached.
 
-use crate::error::Result;
+use std::sync::Arc;
+
+use crate::error::{Error, Kind, Result};
+use crate::store::Durability;
 use crate::store::registry::{Claim, Record, Registration, VolumeName};
-use crate::store::rows::{Leg, MountKey, Phase};
+use crate::store::rows::{Leg, MountKey, MountRow, Phase};
 use crate::volume::control::abandoned;
 use crate::volume::controlling::Target;
 use crate::volume::drive::Drive;
+use crate::volume::served::is_healed;
 use crate::volume::state::Wanted;
-use crate::volume::{Mounted, claim_words as words, claims};
+use crate::volume::{Mounted, claim_words as words, claims, say};
 
 impl Drive<'_> {
     /// Mount a registered volume with its consumer's claim, which is taken for it when there is none.
@@ -42,6 +46,7 @@ impl Drive<'_> {
                 record
             }
         };
+        self.heals = is_healed(&record);
         let mut mounted = self.mount(wanted).await;
         if mounted.is_ok()
             && let Err(error) = self.rebind(&mut record, claim).await
@@ -84,6 +89,7 @@ impl Drive<'_> {
             };
             let record = self.claim(&key, &claim, &[]).await?;
             self.use_attachment(&record, wanted);
+            self.heals = is_healed(&record);
             registration = record.registration;
         }
         let mounted = self.mount(wanted).await?;
@@ -91,6 +97,39 @@ impl Drive<'_> {
             self.enlarge(wanted, registration).await;
         }
         Ok(mounted)
+    }
+
+    /// Mount again what lost its server. What died along with it in the volume waits from then on, and comes after it.
+    pub(super) async fn heal(&mut self, key: &MountKey) -> Result<()> {
+        let Some(row) = self.row(key).filter(|row| row.phase == Phase::Mounted) else { return Ok(()) };
+        let mut wanted = Wanted::of(row);
+        let healed = self.restore(&mut wanted).await;
+        let put_off = self.control.borrow().hurry;
+        if let Err(error) = &healed
+            && !put_off
+            && self.row(key).is_some_and(|row| row.phase == Phase::Mounted)
+        {
+            self.tell_unhealed(key, error).await;
+        }
+        let lacks =
+            |row: &&Arc<MountRow>| row.phase == Phase::Waiting && row.spec.healing && row.lacks_secrets();
+        let lacking: Vec<MountKey> =
+            self.rows.volume().mounts.iter().filter(lacks).map(|row| row.key.clone()).collect();
+        for key in &lacking {
+            self.tell_unhealed(key, &say::secret_required(key)).await;
+        }
+        healed.map(drop)
+    }
+
+    /// Say in the row, and once in an event, why it is not begun to be made again.
+    async fn tell_unhealed(&mut self, key: &MountKey, error: &Error) {
+        let Some(row) = self.row(key).filter(|row| row.error != error.message) else { return };
+        let kind = if error.kind == Kind::SecretRequired { "secret-required" } else { "mount" };
+        let event = say::event(kind, Some(row), Some(error));
+        self.rows.remark(key, |row| row.error.clone_from(&error.message));
+        if let Err(error) = self.rows.persist(&self.shared.store, Durability::Process, event).await {
+            tracing::warn!(%error, "the journal could not be written");
+        }
     }
 
     /// The publish context of now: after another boot it may be another one.

@@ -16,10 +16,11 @@ use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phas
 use crate::volume::control::{Backoff, Control, abandoned};
 use crate::volume::effects::{Failure, Surroundings, clear_the_way};
 use crate::volume::journalled::Journalled;
+use crate::volume::looking::{healthy, there};
 use crate::volume::operations::Step;
 use crate::volume::state::{Abilities, Action, Effect, Event, Next, Outcome, Paths, Sight, Wanted};
 use crate::volume::unanswered::Tried;
-use crate::volume::{Authority, Mounted, Shared, admission, healthy, paths, say, there};
+use crate::volume::{Authority, Mounted, Shared, admission, paths, say};
 
 /// How long the kernel is asked who holds a mount, and a plugin what it can do.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -38,6 +39,8 @@ pub(super) struct Drive<'a> {
     pub(super) step: Step,
     pub(super) secrets: Option<Secrets>,
     pub(super) force: bool,
+    /// What has lost its server is made again.
+    pub(super) heals: bool,
     /// An expansion waits until nobody has the volume, and goes before whoever does not have it yet.
     pub(super) expands_first: bool,
     /// Of the controller's call that is or was last under way.
@@ -65,14 +68,21 @@ impl Drive<'_> {
                 Some(row) => {
                     self.step.set("verify");
                     let look = self.shared.host.look(&row.volume.plugin, Path::new(&row.source)).await;
-                    if there(&row, &look) && !healthy(&row, &look) {
+                    let is_healed = self.heals && look.has_lost_its_server();
+                    if there(&row, &look) && !healthy(&row, &look) && !is_healed {
                         return Err(say::dead(&row));
                     }
-                    let sights = match self.shared.sight_of(&row, &look).await {
+                    let mut sights = match self.shared.sight_of(&row, &look).await {
                         Sight::There if row.phase == Phase::Mounted => return self.answer(key),
                         _ => self.shared.sights(&self.rows.volume().mounts).await,
                     };
-                    if !there(&row, &look) {
+                    if !self.heals {
+                        sights
+                            .iter_mut()
+                            .filter(|sight| **sight == Sight::Dead)
+                            .for_each(|sight| *sight = Sight::There);
+                    }
+                    if !there(&row, &look) || is_healed {
                         self.find_secrets(wanted).await?;
                     }
                     self.ready().await?;
@@ -286,7 +296,9 @@ impl Drive<'_> {
                 Next::Mounted if self.rows.is_written() => return Ok(()),
                 Next::Mounted => {
                     self.step.decide();
-                    let event = say::event("mount", self.row(key), None);
+                    let is_healed = self.rows.written(key).is_some_and(|row| row.spec.healing);
+                    let kind = if is_healed { "mount-healed" } else { "mount" };
+                    let event = say::event(kind, self.row(key), None);
                     return self.persist(Durability::Disk, event).await;
                 }
                 Next::Gone | Next::Rest => return self.ended(key, why, purpose).await,
@@ -387,6 +399,7 @@ impl Drive<'_> {
         let config = self.shared.config.borrow().clone();
         let surroundings = Surroundings {
             host: &self.shared.host,
+            served: &self.shared.served,
             ready: &ready,
             volume: self.rows.volume(),
             mount,

@@ -9,12 +9,13 @@ use tonic::Code;
 
 use crate::error::{Error, Kind};
 use crate::fault;
-use crate::host::{Access, Bind, Host, HostError, Look, Restrict};
+use crate::host::{Access, Bind, Host, HostError, Look, Restrict, Unbind};
 use crate::plugin::{Call, Class, Ready, RpcError};
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow};
 use crate::volume::paths;
 use crate::volume::reconcile::entries;
+use crate::volume::served::Served;
 use crate::volume::state::{Action, Outcome, Volume};
 
 /// Why an effect did not come to be.
@@ -125,6 +126,7 @@ pub(super) async fn clear_the_way(
 /// One effect's surroundings.
 pub(super) struct Surroundings<'a> {
     pub(super) host: &'a Host,
+    pub(super) served: &'a Served,
     pub(super) ready: &'a Ready,
     pub(super) volume: &'a Volume,
     pub(super) mount: &'a MountRow,
@@ -233,7 +235,10 @@ impl Surroundings<'_> {
             AttachmentMode::BlockDevice => self.host.look(self.plugin(), self.source()).await,
         };
         match (spec.usage.attachment_mode, look) {
-            (AttachmentMode::FileSystem, Look::Mounted { device }) => {
+            (AttachmentMode::FileSystem, Look::Mounted { device, served }) => {
+                if served {
+                    self.served.note(self.mount);
+                }
                 if spec.read_only && !self.host.is_read_only(self.plugin(), self.source()).await? {
                     return Err(lie("a writable mount for a read-only one is"));
                 }
@@ -267,6 +272,7 @@ impl Surroundings<'_> {
         let spec = &self.mount.spec;
         let Some(target) = &spec.target else { return Ok(None) };
         let options = Bind {
+            replaces_dead: self.mount.spec.healing,
             nosuid: !spec.suid,
             nodev: !spec.dev && spec.usage.attachment_mode == AttachmentMode::FileSystem,
             read_only: spec.read_only,
@@ -285,7 +291,12 @@ impl Surroundings<'_> {
     async fn unbind(&self) -> Effect {
         let Some(target) = self.mount.spec.target.as_ref().map(Path::new) else { return Ok(None) };
         let device = self.mount.device;
-        let unbound = self.host.unbind(self.plugin(), self.source(), target, device, self.force).await?;
+        let how = match self.mount.spec.healing {
+            _ if self.force => Unbind::Forced,
+            true => Unbind::Dead,
+            false => Unbind::Unused,
+        };
+        let unbound = self.host.unbind(self.plugin(), self.source(), target, device, how).await?;
         if !unbound && self.from == Leg::Present && !self.force {
             self.refuse_if_moved(target)?;
         }
@@ -319,12 +330,7 @@ impl Surroundings<'_> {
     }
 
     async fn unpublish(&self) -> Effect {
-        if self.force {
-            let look = self.host.look(self.plugin(), self.source()).await;
-            if matches!(look, Look::Dead(_) | Look::Hung) {
-                self.host.detach(self.plugin(), self.source()).await?;
-            }
-        }
+        self.detach_dead(self.source()).await?;
         fault::around("NodeUnpublishVolume", self.ready.unpublish(self.call())).await?;
         match self.host.look_below(self.plugin(), self.base, self.source()).await {
             Look::Missing => Ok(None),
@@ -339,6 +345,18 @@ impl Surroundings<'_> {
         }
     }
 
+    /// What is dead leaves the tree before the plugin is told, which would find it busy for as long as anybody has a file of it open.
+    async fn detach_dead(&self, path: &Path) -> Result<(), Failure> {
+        if !(self.force || self.mount.spec.healing) {
+            return Ok(());
+        }
+        let look = self.host.look_below(self.plugin(), self.base, path).await;
+        if look.has_lost_its_server() || (self.force && matches!(look, Look::Dead(_) | Look::Hung)) {
+            self.host.detach(self.plugin(), path).await?;
+        }
+        Ok(())
+    }
+
     async fn unstage(&self) -> Effect {
         if let Some(path) = self.unexplained().await {
             let text = format!(
@@ -348,8 +366,9 @@ impl Surroundings<'_> {
             let failure = Failure::definite(Error::new(Kind::Busy, text));
             return Err(Failure { outcome: Outcome::NotSent, orphan: true, ..failure });
         }
-        fault::around("NodeUnstageVolume", self.ready.unstage(self.call())).await?;
         let staging = Path::new(&self.volume.row.staging);
+        self.detach_dead(staging).await?;
+        fault::around("NodeUnstageVolume", self.ready.unstage(self.call())).await?;
         match self.host.look_below(self.plugin(), self.base, staging).await {
             Look::Missing | Look::Plain | Look::Device { .. } => Ok(None),
             Look::Mounted { .. } | Look::Dead(_) | Look::Hung => {

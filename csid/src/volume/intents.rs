@@ -2,7 +2,7 @@
 //! too, and recovery negates it like any other: a mount has one commit before its first RPC, and an unmount.
 
 use crate::store::rows::{Leg, MountRow, Phase, VolumeRow};
-use crate::volume::state::{Action, Effect, Volume, run};
+use crate::volume::state::{Action, Effect, Volume, run, shows_it};
 
 /// The rows with the intent of `effect`, which is in them, and of the effect that follows when it goes well.
 pub(super) fn foreseen(volume: &Volume, effect: &Effect) -> Volume {
@@ -37,6 +37,8 @@ pub(super) fn cover(written: &Volume, ahead: &Volume) -> bool {
             written == now
                 || (**written == MountRow { publish, target, ..MountRow::clone(now) }
                     && covers(publish, now.publish)
-                    && covers(target, now.target))
+                    && covers(target, now.target)
+                    // Of a bind that replaces a dead one.
+                    && (shows_it(written) || !shows_it(now)))
         })
 }

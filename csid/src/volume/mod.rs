@@ -25,8 +25,11 @@ mod explaining;
 pub mod files;
 mod intents;
 pub mod inventory;
+mod job;
 mod journalled;
+
 mod leaving;
+mod looking;
 mod opening;
 mod operations;
 mod options;
@@ -39,6 +42,7 @@ mod registering;
 pub mod requests;
 mod say;
 mod secrets;
+mod served;
 mod sights;
 pub mod state;
 mod task;
@@ -48,7 +52,6 @@ mod work;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -62,11 +65,12 @@ use crate::host::{Host, Look};
 use crate::plugin::Plugins;
 use crate::secret::Secrets;
 use crate::store::registry::Registry;
-use crate::store::rows::{AttachmentMode, MountKey, MountRow, Phase, VolumeKey};
+use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
 use crate::store::{Durability, MountFilter, Store, StoreError};
 use bound::{BoundClaims, Connections};
 use declared::Declarations;
 use directory::Directory;
+use looking::{healthy, why};
 use operations::{Begin, Operations, Step, TAKES};
 pub use options::MountOptions;
 pub use recovery::Recovered;
@@ -123,13 +127,15 @@ pub struct MountView {
     pub staging: String,
     /// The kernel was asked just now.
     pub healthy: bool,
+    /// Why the row is not mounted, or not healthy, for a person.
+    pub error: String,
 }
 
 /// A row of ListOperations.
 #[derive(Clone, Debug)]
 pub struct OperationView {
     pub id: String,
-    /// `mount`, `unmount`, `restore`, `settle`.
+    /// `mount`, `unmount`, `restore`, `heal`, `settle`.
     pub kind: &'static str,
     /// `NAMESPACE/VOLUME`.
     pub subject: String,
@@ -192,6 +198,7 @@ struct Shared {
     leaving: leaving::Plugins,
     /// Of each plugin that takes so many volumes at most: who counts them, until his own is one of them.
     counting: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    served: served::Served,
     /// When what is parked gets its second chance.
     next_sweep: Mutex<Option<Instant>>,
 }
@@ -223,6 +230,7 @@ impl Volumes {
             untaken: AtomicBool::new(false),
             leaving: leaving::Plugins::default(),
             counting: Mutex::default(),
+            served: served::Served::default(),
             next_sweep: Mutex::default(),
         };
         Volumes { shared: Arc::new(shared) }
@@ -281,8 +289,16 @@ impl Volumes {
         let looks = self.shared.looks(&mounts).await;
         let sights = self.shared.sights_of(&mounts, &looks).await;
         let view = |((row, staging), (look, sight)): ((MountRow, String), (&Look, Sight))| {
-            let healthy = row.phase == Phase::Mounted && healthy(&row, look) && sight == Sight::There;
-            MountView { row, staging, healthy }
+            let is_mounted = row.phase == Phase::Mounted;
+            let healthy = is_mounted && healthy(&row, look) && sight == Sight::There;
+            let error = match sight {
+                _ if healthy => String::new(),
+                Sight::Unbound if is_mounted => "nothing is mounted at its target".to_owned(),
+                // What stands in the row says more: why it cannot be healed.
+                _ if is_mounted && row.error.is_empty() => why(look),
+                _ => row.error.clone(),
+            };
+            MountView { row, staging, healthy, error }
         };
         Ok(rows.into_iter().zip(looks.iter().zip(sights)).map(view).collect())
     }
@@ -382,71 +398,6 @@ impl Shared {
         Ok(self.store.commit(Vec::new(), Durability::Disk).await?)
     }
 
-    /// What the kernel shows of a mount that is called mounted. A dead file system is there; one that hangs is, too.
-    async fn sight(&self, row: &MountRow) -> Sight {
-        let look = self.host.look(&row.volume.plugin, Path::new(&row.source)).await;
-        self.sight_of(row, &look).await
-    }
-
-    /// Each row's mount, looked at now.
-    async fn sights(&self, rows: &[Arc<MountRow>]) -> Vec<Sight> {
-        let rows: Vec<&MountRow> = rows.iter().map(Arc::as_ref).collect();
-        let looks = self.looks(&rows).await;
-        self.sights_of(&rows, &looks).await
-    }
-
-    /// What looks mean for the rows; targets are looked at side by side.
-    async fn sights_of(&self, rows: &[&MountRow], looks: &[Look]) -> Vec<Sight> {
-        type Asking<'a> = Pin<Box<dyn Future<Output = Sight> + Send + 'a>>;
-        let asking: Vec<Asking<'_>> = rows
-            .iter()
-            .zip(looks)
-            .map(|(row, look)| Box::pin(self.sight_of(row, look)) as Asking<'_>)
-            .collect();
-        futures_util::future::join_all(asking).await
-    }
-
-    async fn sight_of(&self, row: &MountRow, look: &Look) -> Sight {
-        if !there(row, look) {
-            return Sight::Gone;
-        }
-        // What does not answer is not asked again.
-        if !healthy(row, look) {
-            return Sight::There;
-        }
-        match &row.spec.target {
-            None => Sight::There,
-            Some(target) => {
-                let bound =
-                    self.host.is_bound(&row.volume.plugin, Path::new(&row.source), Path::new(target)).await;
-                // What cannot be looked at is not called gone.
-                if bound.unwrap_or(true) { Sight::There } else { Sight::Unbound }
-            }
-        }
-    }
-
-    /// One look at each row's published path, in the rows' order.
-    async fn looks(&self, rows: &[&MountRow]) -> Vec<Look> {
-        type Looking<'a> = Pin<Box<dyn Future<Output = (Vec<usize>, Vec<Look>)> + Send + 'a>>;
-        let mut plugins: BTreeMap<&str, (Vec<usize>, Vec<PathBuf>)> = BTreeMap::new();
-        for (place, row) in rows.iter().enumerate() {
-            let (places, paths) = plugins.entry(&row.volume.plugin).or_default();
-            places.push(place);
-            paths.push(PathBuf::from(&row.source));
-        }
-        let looking = plugins.into_iter().map(|(plugin, (places, paths))| {
-            Box::pin(async move { (places, self.host.looks(plugin, paths).await) }) as Looking<'_>
-        });
-        let looking: Vec<Looking<'_>> = looking.collect();
-        let mut looks = vec![Look::Missing; rows.len()];
-        for (places, found) in futures_util::future::join_all(looking).await {
-            for (place, look) in places.into_iter().zip(found) {
-                looks[place] = look;
-            }
-        }
-        looks
-    }
-
     /// A target over, below or above csid's own directories would hide what is published, or the journal.
     fn refuse_own_target(&self, target: &Path) -> Result<()> {
         let own = [&self.directories.state, &self.directories.runtime];
@@ -481,18 +432,4 @@ impl Shared {
             Error::new(Kind::NotAuthorized, text)
         })
     }
-}
-
-/// What was published is there, and not something else in its place. What does not answer is not called gone.
-fn there(row: &MountRow, look: &Look) -> bool {
-    match (row.spec.usage.attachment_mode, look) {
-        (_, Look::Dead(_) | Look::Hung) => true,
-        (AttachmentMode::FileSystem, Look::Mounted { device })
-        | (AttachmentMode::BlockDevice, Look::Device { rdev: device }) => row.device == Some(*device),
-        _ => false,
-    }
-}
-
-fn healthy(row: &MountRow, look: &Look) -> bool {
-    there(row, look) && !matches!(look, Look::Dead(_) | Look::Hung)
 }

@@ -37,7 +37,8 @@ impl Volumes {
         let (shown, how) = match spec.usage.attachment_mode {
             AttachmentMode::FileSystem => {
                 let read_only = read_only || spec.read_only;
-                (Look::Mounted { device }, Restrict { nosuid: !spec.suid, nodev: !spec.dev, read_only })
+                let shown = Look::Mounted { device, served: false };
+                (shown, Restrict { nosuid: !spec.suid, nodev: !spec.dev, read_only })
             }
             // What can be written to a device is the device's matter, and with nodev nobody could open its node.
             AttachmentMode::BlockDevice if subpath.is_some() => {

@@ -14,7 +14,7 @@ use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::{Authority, OperationView};
 
 /// What csid does without being asked.
-const OWN: [&str; 4] = ["settle", "restore", "continue", "unbind"];
+const OWN: [&str; 5] = ["settle", "restore", "heal", "continue", "unbind"];
 
 /// What leaves a volume used.
 pub(crate) const TAKES: [&str; 3] = ["mount", "claim", "attach"];

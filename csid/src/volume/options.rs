@@ -86,6 +86,7 @@ impl MountOptions {
             credential: self.credential,
             secrets_given: false,
             secrets_beside: false,
+            healing: false,
             node_id: String::new(),
         })
     }

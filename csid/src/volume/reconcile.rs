@@ -10,9 +10,10 @@ use crate::error::Result;
 use crate::host::Look;
 use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase};
 use crate::store::{Change, Durability, MountFilter};
+use crate::volume::looking::{healthy, why};
 use crate::volume::state::{Sight, Wanted};
 use crate::volume::work::Work;
-use crate::volume::{ReconcileOptions, Report, Shared, Volumes, Wait, healthy, paths};
+use crate::volume::{ReconcileOptions, Report, Shared, Volumes, Wait, paths};
 
 impl Volumes {
     pub async fn reconcile(&self, options: ReconcileOptions) -> Result<Report> {
@@ -37,8 +38,11 @@ impl Volumes {
                         report.adopted.push(name);
                         continue;
                     }
-                    Sight::There => {
-                        report.failed.push(format!("{name}: the file system does not answer"));
+                    Sight::Dead if self.shared.heals(row).await? => {
+                        Work::Heal { key: row.key.clone(), uid: row.uid }
+                    }
+                    Sight::There | Sight::Dead => {
+                        report.failed.push(format!("{name}: {}", why(look)));
                         continue;
                     }
                     Sight::Unbound | Sight::Gone => restore(row),
@@ -181,13 +185,7 @@ impl Shared {
 }
 
 fn restore(row: &MountRow) -> Work {
-    let wanted = Wanted {
-        key: row.key.clone(),
-        uid: row.uid,
-        spec: row.spec.clone(),
-        operations: row.operations.clone(),
-    };
-    Work::Restore { wanted }
+    Work::Restore { wanted: Wanted::of(row) }
 }
 
 pub(super) fn title(key: &MountKey) -> String {

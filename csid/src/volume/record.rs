@@ -185,7 +185,7 @@ impl Shared {
                     Look::Plain | Look::Device { .. } if left_over => None,
                     Look::Plain => Some((path, look, None)),
                     // Whether a node is left over from an earlier boot only the old rows could say: it is kept.
-                    Look::Mounted { device } | Look::Device { rdev: device } => {
+                    Look::Mounted { device, .. } | Look::Device { rdev: device } => {
                         Some((path, look, Some(device)))
                     }
                     Look::Dead(_) | Look::Hung => {
@@ -354,6 +354,7 @@ fn unread(attachment_mode: AttachmentMode) -> MountSpec {
         credential: None,
         secrets_given: false,
         secrets_beside: false,
+        healing: false,
         node_id: String::new(),
     }
 }

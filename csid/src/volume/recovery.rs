@@ -17,8 +17,9 @@ use crate::volume::attaching::detach_key;
 use crate::volume::creating::{is_unborn, task_of};
 use crate::volume::deleting::is_being_deleted;
 use crate::volume::journalled::Journalled;
+use crate::volume::served::Served;
 use crate::volume::state::{Event, Sight, Volume};
-use crate::volume::{Volumes, healthy, say};
+use crate::volume::{Volumes, say};
 
 /// What recovery found, for the status line and the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,7 +85,10 @@ impl Volumes {
             };
             let sights = looks.iter().map(|(sight, _)| *sight).collect();
             for (row, (sight, look)) in mounts.iter().zip(&looks) {
-                changes.extend(tell(row, *sight, look.as_ref(), same_boot).into_iter().map(Change::Event));
+                changes.extend(tell(row, *sight, same_boot).into_iter().map(Change::Event));
+                if look.as_ref().is_some_and(Served::are_watched) {
+                    shared.served.note(row);
+                }
             }
             let mut rows = Journalled::new(Volume { row, mounts });
             if let Err(refusal) = rows.step(Event::Recovered { same_boot, sights }) {
@@ -203,15 +207,12 @@ fn unfinished(record: &Record, node: &str) -> Vec<Left> {
     claims.chain(attached).chain(registration).collect()
 }
 
-/// What was mounted and is not, or is and does not answer.
-fn tell(row: &MountRow, sight: Sight, look: Option<&Look>, same_boot: bool) -> Option<NewEvent> {
+/// What was mounted and is not.
+fn tell(row: &MountRow, sight: Sight, same_boot: bool) -> Option<NewEvent> {
     match (row.phase, sight) {
         (Phase::Mounted, Sight::Gone | Sight::Unbound) => {
             let why = if same_boot { "removed behind csid's back" } else { "the host has booted" };
             Some(watched("mount-lost", row, why))
-        }
-        (Phase::Mounted, Sight::There) if look.is_some_and(|look| !healthy(row, look)) => {
-            Some(watched("mount-dead", row, "the file system does not answer"))
         }
         _ => None,
     }

@@ -2,18 +2,21 @@
 //! `state`, and pure.
 
 use crate::store::rows::{Leg, MountKey, Phase};
-use crate::volume::state::{Sight, Volume, rest};
+use crate::volume::state::{Sight, Volume, rest, shows_it};
 
-/// A mount that is not where its row says: the plugin still believes in it, so its legs are negated before they are made again.
+/// A mount that is not where its row says, or dead: the plugin still believes in it, so its legs are negated before they are made
+/// again.
 pub(super) fn gone(volume: &mut Volume, key: &MountKey, sight: Sight, phase: Phase) {
     let Some(mount) = volume.mount_mut(key) else { return };
     mount.phase = phase;
     if mount.spec.target.is_some() {
-        mount.target = Leg::Removing;
+        let is_dead = sight == Sight::Dead && mount.target == Leg::Present;
+        mount.target = if is_dead { Leg::Making } else { Leg::Removing };
     }
-    if sight == Sight::Gone {
+    if sight != Sight::Unbound {
         mount.publish = Leg::Removing;
     }
+    mount.spec.healing |= sight == Sight::Dead;
 }
 
 /// Whoever took the last publish may have taken the staging: it is not known to be there.
@@ -48,6 +51,8 @@ pub(super) fn recovered(volume: &mut Volume, same_boot: bool, sights: &[Sight]) 
             mount.target = Leg::Absent;
             mount.device = None;
         }
+        // What died with the host is the host's loss: it comes back as `restore` says.
+        mount.spec.healing &= same_boot;
         let rest = rest(mount);
         match phase {
             // It was answered once, and is published: all that was under way is its target, which is bound by itself.
@@ -57,21 +62,24 @@ pub(super) fn recovered(volume: &mut Volume, same_boot: bool, sights: &[Sight]) 
             // Nobody was told of it: undone.
             Phase::Mounting => {
                 mount.phase = Phase::Unmounting;
-                for leg in [&mut mount.publish, &mut mount.target] {
-                    if *leg == Leg::Making {
-                        *leg = Leg::Removing;
-                    }
+                let is_dead_bind = mount.target != Leg::Absent && !shows_it(mount);
+                if mount.publish == Leg::Making {
+                    mount.publish = Leg::Removing;
+                }
+                if mount.target == Leg::Making && !is_dead_bind {
+                    mount.target = Leg::Removing;
                 }
                 if volume.row.stage == Leg::Making {
                     volume.row.stage = Leg::Removing;
                 }
             }
             Phase::Unmounting | Phase::Uncertain => mount.phase = Phase::Unmounting,
-            Phase::Mounted if *sight == Sight::There => {}
+            Phase::Mounted if matches!(sight, Sight::There | Sight::Dead) => {}
             Phase::Mounted if !same_boot && *sight == Sight::Gone => mount.phase = rest,
             // What is published stays the user's; its target is bound again, where it comes back by itself.
             Phase::Mounted if *sight == Sight::Unbound && rest == Phase::Lost => {}
             Phase::Mounted => gone(volume, key, *sight, rest),
+            Phase::Waiting if !same_boot => mount.phase = rest,
             Phase::Lost | Phase::Waiting => {}
         }
     }

@@ -52,6 +52,14 @@ pub struct Wanted {
     pub operations: Vec<String>,
 }
 
+impl Wanted {
+    /// What the row wants already.
+    pub(super) fn of(row: &MountRow) -> Self {
+        let MountRow { key, uid, spec, operations, .. } = row.clone();
+        Wanted { key, uid, spec, operations }
+    }
+}
+
 /// Where a mount is made; of one that is there, where it is.
 #[derive(Clone)]
 pub struct Paths {
@@ -75,8 +83,10 @@ pub enum Outcome {
 /// What the kernel shows of a mount that a row calls mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// It is there; a dead file system is there, too.
+    /// It is there, whether it answers or not.
     There,
+    /// It is there, and whoever served it is gone.
+    Dead,
     /// The published path is there, the consumer's target is not bound.
     Unbound,
     Gone,
@@ -98,8 +108,8 @@ pub enum Event {
     GaveUp { key: MountKey },
     /// What is published stays: it is in use, or it was answered once and only its target is missing.
     Keep { key: MountKey },
-    /// A caller asked again for what the row says is published, and the kernel was looked at: what it shows of each mount,
-    /// in the order of the rows.
+    /// A caller asked again for what the row says is published, or it is to be healed, and the kernel was looked at: what it
+    /// shows of each mount, in the order of the rows. What is dead is made again.
     Seen { key: MountKey, sights: Vec<Sight> },
     /// csid has started; what the kernel shows of each mount, in the order of the rows.
     Recovered { same_boot: bool, sights: Vec<Sight> },
@@ -183,7 +193,7 @@ impl Volume {
 
     /// Whether another mount's publish, or a target that shows it, may be there, so that the volume must stay staged.
     pub(super) fn published_elsewhere(&self, key: &MountKey) -> bool {
-        let used = |mount: &MountRow| mount.publish != Leg::Absent || mount.target != Leg::Absent;
+        let used = |mount: &MountRow| mount.publish != Leg::Absent || shows_it(mount);
         self.mounts.iter().any(|mount| mount.key != *key && used(mount))
     }
 }
@@ -244,10 +254,13 @@ pub fn step(volume: &Volume, event: Event) -> Result<(Volume, Next), Refusal> {
                 // The one that is asked for is made again; the others, and what rests, rest until their turn.
                 let after = match mount.phase {
                     Phase::Mounted if seen == key => Phase::Mounting,
+                    Phase::Mounted if sight == Sight::Dead => Phase::Waiting,
                     _ => rest(mount),
                 };
-                if sight == Sight::Gone || (sight == Sight::Unbound && seen == key) {
-                    gone(&mut volume, &seen, sight, after);
+                match sight {
+                    Sight::There => {}
+                    Sight::Unbound if seen != key => {}
+                    _ => gone(&mut volume, &seen, sight, after),
                 }
             }
             none_left(&mut volume);
@@ -324,13 +337,13 @@ fn upwards(volume: &mut Volume, key: &MountKey) -> Next {
     }
     if stage == Leg::Removing {
         // ... and every publish, with what shows it, before the staging (rule 22).
-        let other = |leg: fn(&MountRow) -> Leg| {
-            volume.mounts.iter().find(|mount| leg(mount) != Leg::Absent).map(|mount| mount.key.clone())
+        let other = |is_there: fn(&MountRow) -> bool| {
+            volume.mounts.iter().find(|mount| is_there(mount)).map(|mount| mount.key.clone())
         };
-        if let Some(other) = other(|mount| mount.target) {
+        if let Some(other) = other(shows_it) {
             return run(volume, Action::Unbind, &other, key);
         }
-        return match other(|mount| mount.publish) {
+        return match other(|mount| mount.publish != Leg::Absent) {
             Some(other) => run(volume, Action::Unpublish, &other, key),
             None => run(volume, Action::Unstage, key, key),
         };
@@ -347,6 +360,7 @@ fn upwards(volume: &mut Volume, key: &MountKey) -> Next {
     if let Some(mount) = volume.mount_mut(key) {
         mount.phase = Phase::Mounted;
         mount.kept = true;
+        mount.spec.healing = false;
         mount.error.clear();
         mount.operations.clear();
     }
@@ -355,8 +369,8 @@ fn upwards(volume: &mut Volume, key: &MountKey) -> Next {
 
 fn downwards(volume: &mut Volume, key: &MountKey) -> Next {
     let Some(mount) = volume.mount(key) else { return Next::Gone };
-    let (publish, target) = (mount.publish, mount.target);
-    if target != Leg::Absent {
+    let publish = mount.publish;
+    if shows_it(mount) {
         return run(volume, Action::Unbind, key, key);
     }
     if publish != Leg::Absent {
@@ -382,10 +396,19 @@ fn downwards(volume: &mut Volume, key: &MountKey) -> Next {
     }
 }
 
+/// Whether the target shows the volume, or may. A dead bind, of a mount that is being healed, shows nothing any more: it stays until it
+/// is replaced, lest its consumer writes into the directory below it meanwhile, or until it is unmounted.
+pub(super) fn shows_it(mount: &MountRow) -> bool {
+    let is_dead =
+        mount.kept && mount.spec.healing && mount.target == Leg::Making && mount.publish != Leg::Present;
+    mount.target != Leg::Absent && !is_dead
+}
+
 /// How a mount that cannot be had now is kept.
 pub(super) fn rest(mount: &MountRow) -> Phase {
     match mount.spec.restore {
         Restore::Auto => Phase::Waiting,
+        Restore::Hold if mount.spec.healing => Phase::Waiting,
         Restore::Hold => Phase::Lost,
     }
 }

@@ -44,6 +44,7 @@ fn wanted(consumer: u8) -> Wanted {
         registered: false,
         secrets_given: false,
         secrets_beside: false,
+        healing: false,
         node_id: String::new(),
     };
     Wanted { key: key(consumer), uid: 0, spec, operations: Vec::new() }
@@ -77,6 +78,12 @@ struct World {
     staged: bool,
     published: BTreeSet<MountKey>,
     bound: BTreeSet<MountKey>,
+    /// Whoever served what is staged is gone, and with him every publish of it.
+    staged_dead: bool,
+    /// Whose publish is dead.
+    dead: BTreeSet<MountKey>,
+    /// Whose target shows what is dead.
+    dead_bound: BTreeSet<MountKey>,
 }
 
 impl World {
@@ -87,21 +94,31 @@ impl World {
             Action::Stage => self.staged = true,
             Action::Publish => {
                 assert!(self.staged || !stages, "rule 21: published before it was staged");
+                assert!(!self.dead.contains(&key), "published over what is dead");
+                if self.staged_dead {
+                    self.dead.insert(key.clone());
+                }
                 self.published.insert(key);
             }
             Action::Bind => {
                 assert!(self.published.contains(&key), "bound what is not published");
+                self.dead_bound.remove(&key);
                 self.bound.insert(key);
             }
-            Action::Unbind => drop(self.bound.remove(&key)),
+            Action::Unbind => {
+                self.bound.remove(&key);
+                self.dead_bound.remove(&key);
+            }
             Action::Unpublish => {
                 assert!(!self.bound.contains(&key), "unpublished under a bind");
                 self.published.remove(&key);
+                self.dead.remove(&key);
             }
             Action::Unstage => {
                 assert!(self.published.is_empty(), "rule 22: unstaged while published");
                 assert!(self.bound.is_empty(), "unstaged while a target shows it");
                 self.staged = false;
+                self.staged_dead = false;
             }
         }
     }
@@ -112,7 +129,7 @@ impl World {
             let row = volume.mount(key).expect("a publish without a row");
             assert!(row.publish != Leg::Absent, "a publish that its row does not explain");
         }
-        for key in &self.bound {
+        for key in self.bound.iter().chain(&self.dead_bound) {
             let row = volume.mount(key).expect("a bind without a row");
             assert!(row.target != Leg::Absent, "a bind that its row does not explain");
         }
@@ -124,6 +141,7 @@ impl World {
     fn sight(&self, row: &MountRow) -> Sight {
         match (self.published.contains(&row.key), &row.spec.target) {
             (false, _) => Sight::Gone,
+            (true, _) if self.dead.contains(&row.key) => Sight::Dead,
             (true, Some(_)) if !self.bound.contains(&row.key) => Sight::Unbound,
             (true, _) => Sight::There,
         }
@@ -140,6 +158,8 @@ enum Act {
     Reboot,
     /// Somebody unmounts behind csid's back: the published path, the target, or both.
     Remove(u8, bool, bool),
+    /// Whoever serves the volume dies.
+    Die,
 }
 
 /// How an effect ends: whether it happened, and what is known of it. 0: csid dies before its outcome is written.
@@ -158,6 +178,7 @@ fn act() -> impl Strategy<Value = Act> {
         2 => Just(Act::Crash),
         1 => Just(Act::Reboot),
         2 => (consumer, any::<bool>(), any::<bool>()).prop_map(|(c, source, target)| Act::Remove(c, source, target)),
+        2 => Just(Act::Die),
     ]
 }
 
@@ -224,6 +245,8 @@ impl Run {
                 written = ahead;
             }
             let end = self.ends.next().unwrap_or(End { happened: true, told: 7 });
+            // A publish of what is dead is dead, which csid sees.
+            let is_seen_dead = effect.action == Action::Publish && self.world.staged_dead;
             let outcome = match end.told {
                 0 => {
                     if end.happened {
@@ -236,6 +259,7 @@ impl Run {
                 1 => Outcome::NotSent,
                 2 => Outcome::Again,
                 3 => Outcome::Failed,
+                _ if is_seen_dead => Outcome::Failed,
                 _ => Outcome::Done { device: None },
             };
             let done = matches!(outcome, Outcome::Done { .. });
@@ -313,10 +337,18 @@ impl Run {
                 let key = key(consumer);
                 if target {
                     self.world.bound.remove(&key);
+                    self.world.dead_bound.remove(&key);
                 }
                 if source {
                     self.world.published.remove(&key);
+                    self.world.dead.remove(&key);
                 }
+            }
+            Act::Die => {
+                self.world.staged_dead = self.world.staged;
+                self.world.dead.clone_from(&self.world.published);
+                let bound = std::mem::take(&mut self.world.bound);
+                self.world.dead_bound.extend(bound);
             }
         }
     }
@@ -329,19 +361,26 @@ proptest! {
         acts in proptest::collection::vec(act(), 1..24),
         ends in proptest::collection::vec(end(), 0..64),
     ) {
-        let mut run = Run {
-            volume: volume(), world: World::default(), stages, answered: BTreeSet::new(), ends: ends.into_iter(),
-        };
+        let mut run = Run { ends: ends.into_iter(), ..run(stages) };
         for act in acts {
             run.act(act);
         }
-        // With a plugin that answers, everything comes to rest, and what is unmounted leaves nothing.
+        // With a plugin that answers, everything comes to rest, what is asked for can be had, whatever died, and what is unmounted
+        // leaves nothing.
         run.ends = Vec::new().into_iter();
+        for round in 0..12 {
+            run.act(Act::Mount(round % 3));
+        }
+        for consumer in 0..3 {
+            let row = run.volume.mount(&key(consumer));
+            prop_assert!(row.is_some_and(|row| run.world.sight(row) == Sight::There));
+        }
         for consumer in 0..3 {
             run.act(Act::Unmount(consumer));
         }
         prop_assert!(run.volume.mounts.is_empty());
-        prop_assert!(!run.world.staged && run.world.published.is_empty() && run.world.bound.is_empty());
+        prop_assert!(!run.world.staged && run.world.published.is_empty());
+        prop_assert!(run.world.bound.is_empty() && run.world.dead_bound.is_empty());
     }
 }
 
@@ -373,13 +412,7 @@ fn one_intent_serves_the_effects_of_a_mount_and_one_those_of_an_unmount() {
 
 #[test]
 fn a_resting_mount_whose_publish_is_gone_is_published_again_before_it_is_bound() {
-    let mut run = Run {
-        volume: volume(),
-        world: World::default(),
-        stages: true,
-        answered: BTreeSet::new(),
-        ends: Vec::new().into_iter(),
-    };
+    let mut run = run(true);
     run.act(Act::Mount(0));
     run.act(Act::Remove(0, false, true));
     run.act(Act::Crash);
@@ -387,6 +420,48 @@ fn a_resting_mount_whose_publish_is_gone_is_published_again_before_it_is_bound()
     run.act(Act::Remove(0, true, false));
     run.act(Act::Mount(0));
     assert_eq!(run.world.sight(&run.volume.mounts[0]), Sight::There);
+}
+
+fn run(stages: bool) -> Run {
+    let (volume, world, answered) = (volume(), World::default(), BTreeSet::new());
+    Run { volume, world, stages, answered, ends: Vec::new().into_iter() }
+}
+
+/// Consumer 1's mounts do not come back by themselves, consumer 0 has a target.
+#[test]
+fn what_died_is_made_again_for_all_who_have_it() {
+    for stages in [false, true] {
+        let mut run = run(stages);
+        run.act(Act::Mount(0));
+        run.act(Act::Mount(1));
+        run.act(Act::Die);
+        run.act(Act::Mount(0));
+        let [first, second] = &run.volume.mounts[..] else { panic!("two rows") };
+        assert_eq!((first.phase, run.world.sight(first)), (Phase::Mounted, Sight::There));
+        assert_eq!((second.phase, second.spec.healing), (Phase::Waiting, true), "its turn comes by itself");
+        assert!(!first.spec.healing, "it is healed");
+        run.act(Act::Crash);
+        assert_eq!(run.volume.mounts[1].phase, Phase::Waiting);
+        run.act(Act::Mount(1));
+        assert_eq!(run.world.sight(&run.volume.mounts[1]), Sight::There);
+    }
+}
+
+#[test]
+fn another_boot_ends_a_healing_and_restore_decides() {
+    let mut run = run(true);
+    run.act(Act::Mount(0));
+    run.act(Act::Mount(1));
+    run.act(Act::Die);
+    run.ends = vec![End { happened: false, told: 1 }; 100].into_iter();
+    run.act(Act::Mount(0));
+    assert!(run.volume.mounts.iter().all(|row| row.spec.healing), "not done yet");
+    run.act(Act::Reboot);
+    run.ends = Vec::new().into_iter();
+    for row in &run.volume.mounts {
+        assert!(!row.spec.healing && row.publish == Leg::Absent);
+    }
+    assert_eq!(run.volume.mounts[1].phase, Phase::Lost, "held: two hosts could have it");
 }
 
 const PHASES: [Phase; 6] =
@@ -492,7 +567,7 @@ fn events(wanted: &Wanted) -> Vec<Event> {
         Event::GaveUp { key: key.clone() },
         Event::Keep { key: key.clone() },
     ];
-    for sight in [Sight::There, Sight::Unbound, Sight::Gone] {
+    for sight in [Sight::There, Sight::Dead, Sight::Unbound, Sight::Gone] {
         events.push(Event::Seen { key: key.clone(), sights: vec![sight] });
         for same_boot in [false, true] {
             events.push(Event::Recovered { same_boot, sights: vec![sight] });

@@ -32,6 +32,8 @@ pub(super) enum Message {
     Wake,
     /// Go on with the claim of this consumer, for this uid.
     Continue(MountKey, u32),
+    /// This mount, of this uid, has lost its server.
+    Heal(MountKey, u32),
     /// Explain: when the next try of what nobody waits for is.
     NextTry(oneshot::Sender<Option<Instant>>),
     /// What this consumer's claim, of this uid, is bound to has ended.
@@ -187,6 +189,7 @@ impl Task {
                 self.settle_at = Instant::now();
             }
             Message::Continue(key, uid) => self.once(Work::Continue { key, uid }),
+            Message::Heal(key, uid) => self.once(Work::Heal { key, uid }),
             Message::Unbind(key, uid, bound) => self.once(Work::Unbind { key, uid, bound }),
         }
     }
@@ -399,14 +402,7 @@ fn next_of(rows: &Journalled, key: &MountKey) -> Option<Work> {
 fn work_of(row: &MountRow) -> Option<Work> {
     match row.phase {
         Phase::Mounting | Phase::Unmounting | Phase::Uncertain => Some(Work::Settle { key: row.key.clone() }),
-        Phase::Waiting if !row.lacks_secrets() => Some(Work::Restore {
-            wanted: Wanted {
-                key: row.key.clone(),
-                uid: row.uid,
-                spec: row.spec.clone(),
-                operations: row.operations.clone(),
-            },
-        }),
+        Phase::Waiting if !row.lacks_secrets() => Some(Work::Restore { wanted: Wanted::of(row) }),
         Phase::Mounted | Phase::Lost | Phase::Waiting => None,
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use crate::error::{Error, Kind, Result};
 use crate::plugin::{Snapshot, Stats};
@@ -12,13 +12,10 @@ use crate::secret::Secrets;
 use crate::store::registry::{Bound, Claim, Record};
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::admission::Refusal;
-use crate::volume::control::Control;
 use crate::volume::controlling::{Call, Target};
-use crate::volume::drive::Drive;
-use crate::volume::journalled::Journalled;
+use crate::volume::job::Job;
 use crate::volume::operations::{Begin, Step, Ticket};
 use crate::volume::state::{Volume, Wanted};
-use crate::volume::unanswered::Tried;
 use crate::volume::{Authority, Mounted, Shared, claim_words as words, say};
 
 pub(super) enum Work {
@@ -40,6 +37,11 @@ pub(super) enum Work {
     /// Mount a row that waits.
     Restore {
         wanted: Wanted,
+    },
+    /// Mount again what lost its server, of this uid.
+    Heal {
+        key: MountKey,
+        uid: u32,
     },
     Claim {
         /// Without a tag: a claim has none.
@@ -120,6 +122,7 @@ impl Work {
             Work::Mount { wanted, .. } | Work::Restore { wanted } => &wanted.key,
             Work::Unmount { key, .. }
             | Work::Settle { key }
+            | Work::Heal { key, .. }
             | Work::Claim { key, .. }
             | Work::Release { key, .. }
             | Work::Unbind { key, .. }
@@ -141,6 +144,7 @@ impl Work {
             Work::Unmount { .. } => "unmount",
             Work::Settle { .. } => "settle",
             Work::Restore { .. } => "restore",
+            Work::Heal { .. } => "heal",
             Work::Claim { .. } => "claim",
             Work::Release { .. } => "release",
             Work::Unbind { .. } => "unbind",
@@ -174,81 +178,6 @@ impl Work {
                 Work::Call { target: b, call: y, secrets: t },
             ) => a == b && x == y && s.is_some() == t.is_some(),
             _ => false,
-        }
-    }
-}
-
-/// An operation's work, apart from its waiters.
-pub(super) enum Job {
-    Mount(Wanted, Option<Box<Claim>>, Option<Secrets>),
-    Restore(Wanted),
-    Unmount { key: MountKey, authority: Authority, force: bool, names: Vec<String> },
-    Settle(MountKey),
-    Claim { key: MountKey, claim: Claim, secrets: Option<Secrets> },
-    Release { key: MountKey, authority: Authority, force: bool, secrets: Option<Secrets> },
-    Call { target: Box<Target>, call: Call, secrets: Option<Secrets> },
-    Unbind { key: MountKey, bound: Bound },
-    Continue(MountKey),
-}
-
-impl Job {
-    pub(super) async fn run(
-        self,
-        shared: &Shared,
-        rows: &mut Journalled,
-        control: watch::Receiver<Control>,
-        step: Step,
-        ahead: &[Claim],
-        expands_first: bool,
-    ) -> Result<Done> {
-        let (secrets, force, tried) = (None, false, Tried::default());
-        let mut drive = Drive { shared, rows, control, step, secrets, force, expands_first, tried };
-        match self {
-            Job::Mount(mut wanted, claim, secrets) => {
-                drive.secrets = secrets;
-                let mounted = match claim {
-                    Some(claim) => drive.mount_claimed(&mut wanted, &claim, ahead).await,
-                    None => {
-                        drive.refuse_before_expansion(&wanted.key)?;
-                        drive.mount(&wanted).await
-                    }
-                };
-                mounted.map(Done::Mounted)
-            }
-            Job::Restore(mut wanted) => {
-                let restored = drive.restore(&mut wanted).await;
-                if let Err(error) = &restored {
-                    drive.still_waiting(&wanted.key, error).await;
-                }
-                restored.map(Done::Mounted)
-            }
-            Job::Unmount { key, authority, force, names } => {
-                drive.unmount(&key, authority, force, names).await?;
-                drive.give_back(&key).await.map(|()| Done::Gone)
-            }
-            Job::Settle(key) => {
-                drive.settle(&key).await?;
-                drive.give_back(&key).await.map(|()| Done::Gone)
-            }
-            Job::Claim { key, claim, secrets } => {
-                drive.secrets = secrets;
-                let mut record = drive.claim(&key, &claim, ahead).await?;
-                drive.rebind(&mut record, &claim).await?;
-                Ok(Done::Claimed(Box::new(record)))
-            }
-            Job::Release { key, authority, force, secrets } => {
-                drive.secrets = secrets;
-                drive.release(&key, authority, force).await.map(|()| Done::Gone)
-            }
-            Job::Call { target, call, secrets } => {
-                drive.secrets = secrets;
-                drive.call(&target, call).await
-            }
-            Job::Unbind { key, bound } => drive.unbind(&key, &bound).await.map(|()| Done::Gone),
-            Job::Continue(key) if key.consumer.is_empty() => {
-                drive.continue_call(&key).await.map(|()| Done::Gone)
-            }
-            Job::Continue(key) => drive.continue_claim(&key).await.map(|()| Done::Gone),
         }
     }
 }
@@ -331,7 +260,9 @@ impl Work {
     pub(super) fn frees(&self, result: &Result<Done>) -> bool {
         match self {
             // One that fails may have let go what its consumer had.
-            Work::Mount { .. } | Work::Restore { .. } | Work::Claim { .. } => result.is_err(),
+            Work::Mount { .. } | Work::Restore { .. } | Work::Heal { .. } | Work::Claim { .. } => {
+                result.is_err()
+            }
             _ => true,
         }
     }
@@ -346,7 +277,11 @@ impl Work {
     }
 
     pub(super) fn mounts(&self, key: &MountKey) -> bool {
-        matches!(self, Work::Mount { wanted, .. } | Work::Restore { wanted } if wanted.key == *key)
+        match self {
+            Work::Mount { wanted, .. } | Work::Restore { wanted } => wanted.key == *key,
+            Work::Heal { key: healed, .. } => healed == key,
+            _ => false,
+        }
     }
 }
 
@@ -367,6 +302,7 @@ impl Operation {
                 Job::Unmount { key: key.clone(), authority: *authority, force: *force, names }
             }
             Work::Settle { key } => Job::Settle(key.clone()),
+            Work::Heal { key, .. } => Job::Heal(key.clone()),
             Work::Claim { key, claim, secrets, .. } => {
                 // It may have to be tried again.
                 Job::Claim { key: key.clone(), claim: claim.clone(), secrets: secrets.clone() }
@@ -415,7 +351,7 @@ impl Operation {
             return None;
         }
         let (uid, id) = match &self.work {
-            Work::Continue { uid, .. } | Work::Unbind { uid, .. } => (*uid, None),
+            Work::Heal { uid, .. } | Work::Continue { uid, .. } | Work::Unbind { uid, .. } => (*uid, None),
             _ => rows.mount(self.work.key()).map(|row| (row.uid, row.operations.first().cloned()))?,
         };
         let begin = Begin {

@@ -3,7 +3,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use csid::host::{Bind, Host, HostError, Look, Restrict};
+use csid::host::{Bind, Host, HostError, Look, Restrict, Unbind};
 use csid::store::rows::Propagation;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
@@ -11,7 +11,13 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 use crate::{Loop, apart_async, directory, fuse, lines, tmpfs};
 
 const P: &str = "plugin";
-const SAFE: Bind = Bind { nosuid: true, nodev: true, read_only: false, propagation: Propagation::Private };
+const SAFE: Bind = Bind {
+    replaces_dead: false,
+    nosuid: true,
+    nodev: true,
+    read_only: false,
+    propagation: Propagation::Private,
+};
 
 #[test]
 fn there_and_back() {
@@ -31,16 +37,19 @@ fn there_and_back() {
         assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "data");
         assert!(!lines(&source)[0].contains("nosuid"), "the published mount keeps its flags");
         for there in [true, false] {
-            assert_eq!(host.unbind(P, &source, &target, None, false).await.unwrap(), there);
+            assert_eq!(host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap(), there);
             assert_eq!(host.look(P, &target).await, Look::Plain);
         }
         for nothing in ["never there", "never/there", "source/file/x"] {
-            assert!(!host.unbind(P, &source, &root.join(nothing), None, false).await.unwrap(), "{nothing}");
+            assert!(
+                !host.unbind(P, &source, &root.join(nothing), None, Unbind::Unused).await.unwrap(),
+                "{nothing}"
+            );
         }
         assert!(matches!(host.look(P, &source).await, Look::Mounted { .. }));
         let below_root = host.bind(P, &source, Path::new("/"), &target, SAFE).await;
         below_root.unwrap();
-        host.unbind(P, &source, &target, None, false).await.unwrap();
+        host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap();
     });
 }
 
@@ -62,7 +71,7 @@ fn copies() {
         rustix::mount::mount_bind(&part, directory(root.join("part"))).unwrap();
         assert_eq!(host.copies(&source).unwrap().as_slice(), std::slice::from_ref(&moved));
         assert_eq!(host.copies(&part).unwrap(), [root.join("part")]);
-        assert!(host.unbind(P, &source, &moved, None, false).await.unwrap());
+        assert!(host.unbind(P, &source, &moved, None, Unbind::Unused).await.unwrap());
         assert!(host.copies(&source).unwrap().is_empty());
 
         let disk = Loop::new(&root.join("image"), &[]);
@@ -129,18 +138,18 @@ fn refused() {
         assert!(host.mounts_below(&below).unwrap().iter().all(|point| point.path == other));
 
         // Another's mount is not unbound: beside, above, or when nothing proves what it is.
-        let unbind = async |target: &Path, lazy| host.unbind(P, &source, target, None, lazy).await;
-        assert!(matches!(unbind(&other, false).await, Err(HostError::Occupied(_))));
-        assert!(matches!(unbind(&other, true).await, Err(HostError::Occupied(_))));
+        let unbind = async |target: &Path, how| host.unbind(P, &source, target, None, how).await;
+        assert!(matches!(unbind(&other, Unbind::Unused).await, Err(HostError::Occupied(_))));
+        assert!(matches!(unbind(&other, Unbind::Forced).await, Err(HostError::Occupied(_))));
         host.bind(P, &source, &below, &target, SAFE).await.unwrap();
         tmpfs(target.clone());
-        assert!(matches!(unbind(&target, true).await, Err(HostError::Occupied(_))));
+        assert!(matches!(unbind(&target, Unbind::Forced).await, Err(HostError::Occupied(_))));
         assert!(!host.is_bound(P, &source, &target).await.unwrap());
         unmount(&target, UnmountFlags::empty()).unwrap();
         unmount(&source, UnmountFlags::empty()).unwrap();
-        assert!(matches!(unbind(&target, false).await, Err(HostError::Unproven { .. })));
+        assert!(matches!(unbind(&target, Unbind::Unused).await, Err(HostError::Unproven { .. })));
         assert_eq!(lines(&target).len(), 1);
-        unbind(&target, true).await.unwrap();
+        unbind(&target, Unbind::Forced).await.unwrap();
         assert_eq!(lines(&target).len(), 0);
     });
 }
@@ -151,12 +160,12 @@ fn by_the_number_that_was_there() {
         let host = Host::new();
         let (source, target) = (tmpfs(root.join("source")), directory(root.join("target")));
         host.bind(P, &source, &root, &target, SAFE).await.unwrap();
-        let Look::Mounted { device } = host.look(P, &source).await else { panic!("nothing mounted") };
+        let Look::Mounted { device, .. } = host.look(P, &source).await else { panic!("nothing mounted") };
         unmount(&source, UnmountFlags::empty()).unwrap();
-        let wrong = host.unbind(P, &source, &target, Some(device + 1), false).await;
+        let wrong = host.unbind(P, &source, &target, Some(device + 1), Unbind::Unused).await;
         assert!(matches!(wrong, Err(HostError::Unproven { .. })));
         assert_eq!(lines(&target).len(), 1);
-        host.unbind(P, &source, &target, Some(device), false).await.unwrap();
+        host.unbind(P, &source, &target, Some(device), Unbind::Unused).await.unwrap();
         assert!(lines(&target).is_empty());
     });
 }
@@ -171,7 +180,7 @@ fn busy() {
         // Names are anybody's: they stay on their line, and say nothing to a terminal.
         fs::write("/proc/self/comm", "a\nb\x1b[31m").unwrap();
         let own = format!("{} a b [31m", std::process::id());
-        match host.unbind(P, &source, &target, None, false).await {
+        match host.unbind(P, &source, &target, None, Unbind::Unused).await {
             Err(HostError::Busy { holders, .. }) => {
                 assert_eq!(holders.as_slice(), std::slice::from_ref(&own));
             }
@@ -183,15 +192,15 @@ fn busy() {
         );
         drop(open);
         let nested = tmpfs(target.join("nes\nted"));
-        match host.unbind(P, &source, &target, None, false).await {
+        match host.unbind(P, &source, &target, None, Unbind::Unused).await {
             Err(HostError::Busy { holders, .. }) => {
                 assert_eq!(holders, [format!("mount {}/nes ted", target.display())]);
             }
             other => panic!("{other:?}"),
         }
-        host.unbind(P, &source, &target, None, true).await.unwrap();
+        host.unbind(P, &source, &target, None, Unbind::Forced).await.unwrap();
         assert!(lines(&target).is_empty() && lines(&nested).is_empty());
-        host.unbind(P, &source, &target, None, false).await.unwrap();
+        host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap();
     });
 }
 
@@ -214,12 +223,12 @@ fn device() {
         let bound = host.bind(P, &other.node, &root, &target, SAFE).await;
         assert!(matches!(bound, Err(HostError::Occupied(_))));
         assert!(matches!(
-            host.unbind(P, &other.node, &target, None, false).await,
+            host.unbind(P, &other.node, &target, None, Unbind::Unused).await,
             Err(HostError::Occupied(_))
         ));
         let bound = host.bind(P, &disk.node, &root, &wrong, SAFE).await;
         assert!(matches!(bound, Err(HostError::WrongKind { .. })));
-        host.unbind(P, &disk.node, &target, None, false).await.unwrap();
+        host.unbind(P, &disk.node, &target, None, Unbind::Unused).await.unwrap();
         assert_eq!(host.look(P, &target).await, Look::Plain);
     });
 }
@@ -248,7 +257,7 @@ fn propagation() {
             let reached = !lines(&target.join("nested")).is_empty();
             assert_eq!(reached, propagation != Propagation::Private);
             unmount(&nested, UnmountFlags::empty()).unwrap();
-            host.unbind(P, &source, &target, None, false).await.unwrap();
+            host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap();
         }
     });
 }
@@ -263,8 +272,39 @@ fn of_a_dead_server() {
         drop(server);
         assert!(host.is_bound(P, &source, &target).await.unwrap());
         assert_eq!(host.look(P, &target).await, Look::Dead(libc::ENOTCONN));
-        host.unbind(P, &source, &target, None, false).await.unwrap();
+        host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap();
         assert_eq!(host.look(P, &target).await, Look::Plain);
+    });
+}
+
+#[test]
+fn a_dead_one_gives_way() {
+    apart_async("bind::a_dead_one_gives_way", |root| async move {
+        let host = Host::new();
+        let (source, server) = fuse(root.join("source"));
+        let (again, target) = (tmpfs(root.join("again")), directory(root.join("target")));
+        host.bind(P, &source, &root, &target, SAFE).await.unwrap();
+        let replacing = Bind { replaces_dead: true, ..SAFE };
+        let alive = host.bind(P, &again, &root, &target, replacing).await;
+        assert!(matches!(alive, Err(HostError::Occupied(_))), "it lives");
+        let _busy = rustix::fs::open(&target, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        drop(server);
+        let kept = host.bind(P, &again, &root, &target, SAFE).await;
+        assert!(matches!(kept, Err(HostError::Occupied(_))), "only what is being healed");
+        host.bind(P, &again, &root, &target, replacing).await.unwrap();
+        assert!(host.is_bound(P, &again, &target).await.unwrap());
+        assert_eq!(lines(&target).len(), 1, "and nothing is left beneath it");
+        assert!(lines(&target)[0].contains("nosuid"));
+        host.unbind(P, &again, &target, None, Unbind::Unused).await.unwrap();
+
+        // The dead one is the bind also when another is at the source; a live one is not.
+        let (source, server) = fuse(root.join("source-2"));
+        host.bind(P, &source, &root, &target, SAFE).await.unwrap();
+        let other = host.unbind(P, &again, &target, None, Unbind::Dead).await;
+        assert!(matches!(other, Err(HostError::Occupied(_))));
+        drop(server);
+        assert!(host.unbind(P, &again, &target, None, Unbind::Dead).await.unwrap());
+        assert!(lines(&target).is_empty());
     });
 }
 
@@ -353,7 +393,7 @@ fn no_escape_by_renaming() {
             }
             // Until it comes off, which the attacker delays as well; the table shows it under whichever name.
             while host.mounts_below(&root).unwrap().len() > 2 {
-                let _again = host.unbind(P, &source, &target, None, false).await;
+                let _again = host.unbind(P, &source, &target, None, Unbind::Unused).await;
             }
         }
         STOP.store(true, Ordering::Relaxed);
@@ -392,7 +432,7 @@ fn no_other_by_renaming() {
         for _ in 0..500 {
             // The attacker's tree may be in the way.
             while host.bind(P, &source, &root, &target, SAFE).await.is_err() {}
-            while !matches!(host.unbind(P, &source, &target, None, false).await, Ok(true)) {
+            while !matches!(host.unbind(P, &source, &target, None, Unbind::Unused).await, Ok(true)) {
                 refused += 1;
             }
             done += 1;

@@ -27,7 +27,7 @@ fn what_is_there() {
 
         let mounted = tmpfs(root.join("mounted"));
         let device = std::os::unix::fs::MetadataExt::dev(&fs::metadata(&mounted).unwrap());
-        assert_eq!(look("mounted").await, Look::Mounted { device });
+        assert_eq!(look("mounted").await, Look::Mounted { device, served: false });
         directory(mounted.join("dir"));
         assert_eq!(look("mounted/dir").await, Look::Plain);
         symlink(&mounted, root.join("link")).unwrap();

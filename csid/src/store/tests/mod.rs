@@ -92,6 +92,7 @@ fn mount(volume: &str, consumer: &str) -> MountRow {
             registered: false,
             secrets_given: false,
             secrets_beside: false,
+            healing: false,
             node_id: String::new(),
         },
         phase: Phase::Mounted,
