@@ -11,7 +11,7 @@ TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
 CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
-DEBIAN_PACKAGES := build-essential dbus e2fsprogs pkgconf polkitd procps systemd-container util-linux valgrind xfsprogs
+DEBIAN_PACKAGES := bindfs build-essential dbus e2fsprogs pkgconf polkitd procps systemd-container util-linux valgrind xfsprogs
 PROFILE ?= release
 
 help: ## this list

@@ -16,6 +16,20 @@ pub struct Backend {
     pub directory: PathBuf,
 }
 
+/// The process that serves what is staged of a volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Server {
+    pub volume: String,
+    pub pid: i32,
+}
+
+impl Kept for Server {
+    const KIND: &str = "servers";
+    fn id(&self) -> &str {
+        &self.volume
+    }
+}
+
 /// What the backend holds by an id.
 pub trait Kept: Serialize + DeserializeOwned {
     /// Its directory.

@@ -135,6 +135,8 @@ pub enum Lie {
     Writable,
     /// No lie: a file system in user space, which dies with the plugin.
     Fuse,
+    /// No lie: bindfs, a process of its own that can be killed (`Backend::server`). To be told of NodeStageVolume.
+    Served,
     /// One that never answers.
     Hung,
     /// One that is dead.

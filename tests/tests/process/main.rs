@@ -5,6 +5,7 @@ mod calls;
 mod closed;
 mod consumers;
 mod events;
+mod healing;
 mod instances;
 mod life;
 mod noticed;

@@ -36,10 +36,10 @@ fn a_mount_that_died_or_was_removed_behind_csids_back_is_noticed_and_repaired() 
             ("mounted", false),
             "it is there, and dead: {dead:?}"
         );
-        // csid looks around once a minute.
-        event_within(Duration::from_secs(90), &client, before, &["mount-dead"], "default/fuse").await;
+        event_within(Duration::from_secs(10), &client, before, &["mount-dead"], "default/fuse").await;
         count("seconds until a dead mount was an event", died.elapsed().as_secs() as usize);
-        event(&client, before, &["mount-lost"], "default/v").await;
+        // At what nobody serves csid looks once a minute.
+        event_within(Duration::from_secs(90), &client, before, &["mount-lost"], "default/v").await;
         w.plugin("p").start().await;
         // A dead mount is no answer; unmounted, it can be had anew.
         let (_, error) = refusal(mount(&client, "job", inline("fuse")).await);

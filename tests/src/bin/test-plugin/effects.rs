@@ -4,9 +4,10 @@ use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use csi_proto::csi::v1::{VolumeUsage, volume_usage::Unit};
-use csid_tests::backend::{Backend, Volume};
+use csid_tests::backend::{Backend, Server, Volume};
 use csid_tests::script::{Call, Lie, Script, has};
 use rustix::fs::{CWD, Mode, OFlags, openat, statvfs};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
@@ -53,6 +54,18 @@ pub fn stage(backend: &Backend, call: &Call, lie: Option<Lie>) -> Result<(), Sta
         return Ok(());
     }
     let data = data(backend, &call.volume)?;
+    if lie == Some(Lie::Served) {
+        let pid = fuse::serve_by_bindfs(&data, staging).map_err(internal)?;
+        let end = Instant::now() + Duration::from_secs(10);
+        while !mounted(staging)? {
+            if Instant::now() > end {
+                return Err(Status::internal("bindfs does not mount"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _lock = backend.lock().map_err(internal)?;
+        return backend.put(&Server { volume: call.volume.clone(), pid }).map_err(internal);
+    }
     mount_bind(&data, staging).map_err(|error| internal(error.into()))
 }
 

@@ -1,10 +1,12 @@
-//! A file system in user space with nothing but a root directory: enough to be alive, to hang and to die with the plugin.
+//! File systems in user space: one with nothing but a root directory, enough to be alive, to hang and to die with the plugin; and
+//! bindfs, with files in it and a process of its own.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use rustix::mount::{MountFlags, mount};
@@ -38,6 +40,21 @@ pub fn mount_at(target: &Path, life: Life) -> io::Result<()> {
 
 pub fn forget(target: &Path) {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(target);
+}
+
+/// Show `source` at `target`, and what is written there. The process' id; it dies with the plugin.
+pub fn serve_by_bindfs(source: &Path, target: &Path) -> io::Result<i32> {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "bindfs", "-f", "-o", "allow_other"]).args([source, target]);
+    let (told, pid) = std::sync::mpsc::channel();
+    // The kernel takes the end of the thread that started it for the plugin's.
+    std::thread::spawn(move || {
+        let child = command.spawn();
+        drop(told.send(child.as_ref().map(Child::id).map_err(|error| io::Error::from(error.kind()))));
+        child.and_then(|mut child| child.wait())
+    });
+    let pid = pid.recv().map_err(io::Error::other)??;
+    i32::try_from(pid).map_err(io::Error::other)
 }
 
 const GETATTR: u32 = 3;
