@@ -5,6 +5,7 @@ pub mod config;
 pub mod daemon;
 pub mod error;
 pub mod fault;
+mod histogram;
 pub mod host;
 mod log;
 mod names;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 const ROOMS: [(&str, &[&str]); 5] = [
     ("bus", &["config", "error", "names", "plugin", "secret", "store", "volume"]),
     ("volume", &["config", "error", "fault", "host", "names", "plugin", "secret", "store"]),
-    ("plugin", &["config", "error", "host", "secret", "store"]),
-    ("store", &["error"]),
+    ("plugin", &["config", "error", "histogram", "host", "secret", "store"]),
+    ("store", &["error", "histogram"]),
     ("host", &["config", "error", "store"]),
 ];
 

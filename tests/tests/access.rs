@@ -167,7 +167,7 @@ async fn as_member(connection: &Connection) -> (usize, usize) {
         let allowed = match name.as_str() {
             "Get" | "GetAll" | "GetManagedObjects" | "ListPlugins" | "WaitForPlugin" | "HasMount"
             | "ListMounts" | "ListOperations" | "GetEvents" | "Probe" | "ListVolumes" | "GetVolume"
-            | "ListClaims" | "Claim" => true,
+            | "ListClaims" | "Claim" | "GetStats" => true,
             // Nothing of his own is there; that is no matter of rights.
             "CancelOperation" | "Set" => continue,
             "GetVolumeStats" => {

@@ -121,6 +121,7 @@ pub(super) static MEMBERS: &[Member] = members! {
     MANAGER.Reload("a{sv}"): Manage, Operation => manager::reload;
     MANAGER.GetEvents("tu"): Read, Survey => manager::get_events;
     PLUGIN.Probe("a{sv}"): Read, Operation => plugin::probe;
+    PLUGIN.GetStats(""): Read, Operation => plugin::get_stats;
     PLUGIN.Restart("a{sv}"): ManagePlugins, Operation => plugin::restart;
     PLUGIN.OpenLog("a{sv}"): PluginExec, Operation => plugin::open_log;
     PLUGIN.GetCapacity("a{sv}"): Read, Operation => inventory::get_capacity;

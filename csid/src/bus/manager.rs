@@ -20,7 +20,7 @@ use crate::store::rows::Event;
 use crate::volume::Authority;
 
 /// One word a capability that is there.
-const FEATURES: [&str; 10] = [
+const FEATURES: [&str; 11] = [
     "mount",
     "open-mount",
     "plugins",
@@ -31,6 +31,7 @@ const FEATURES: [&str; 10] = [
     "attach",
     "restart",
     "log",
+    "stats",
 ];
 /// The most events that one GetEvents answers.
 const MOST_EVENTS: u32 = 1000;

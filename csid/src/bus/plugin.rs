@@ -6,7 +6,7 @@ use super::dispatch::{Answer, Call, Failure, Map, Object, PLUGINS};
 use super::inventory::until;
 use super::manager::within;
 use super::options::Options;
-use crate::plugin::{Lines, PluginView};
+use crate::plugin::{InstanceStats, Lines, PluginView, RpcCount, code_name};
 
 /// The id as an element of a path, as sd_bus_path_encode does it: everything but letters and digits, and a digit in front, is
 /// `_` and two hex digits.
@@ -118,6 +118,61 @@ pub(super) async fn open_log(call: Call) -> Answer {
     let opened =
         within(&call.slot, wait.deadline, "opening the log", async move { plugins.log(&id, lines).await });
     call.reply(&Fd::from(opened.await?))
+}
+
+pub(super) async fn get_stats(call: Call) -> Answer {
+    let id = id(&call)?.to_owned();
+    let stats = call.server.rooms.plugins.stats(&id).await?;
+    let rpcs: Vec<_> = stats.rpcs.iter().map(rpc).collect();
+    let instances: Vec<_> = stats.instances.into_iter().map(instance).collect();
+    call.reply(&Map::from([("rpcs", rpcs.into()), ("instances", instances.into())]))
+}
+
+/// Times are known to the bucket that they fall into.
+fn rpc(count: &RpcCount) -> Map {
+    Map::from([
+        ("rpc", count.rpc.into()),
+        ("code", code_name(count.code).into()),
+        ("count", count.took.count().into()),
+        ("total-usec", count.took.total_usec.into()),
+        ("p50-usec", count.took.quantile_usec(50).into()),
+        ("p99-usec", count.took.quantile_usec(99).into()),
+        ("max-usec", count.took.longest_usec.into()),
+    ])
+}
+
+/// What is not counted has no key.
+fn instance(stats: InstanceStats) -> Map {
+    let mut map = Map::from([("instance", stats.instance.into())]);
+    if !stats.unit.is_empty() {
+        map.insert("unit", stats.unit.into());
+    }
+    let of = &stats.resources;
+    let counts = [
+        ("cpu-usage-nsec", of.cpu_usage_nsec),
+        ("memory-current", of.memory_current),
+        ("memory-peak", of.memory_peak),
+        ("io-read-bytes", of.io_read_bytes),
+        ("io-write-bytes", of.io_write_bytes),
+        ("io-read-operations", of.io_read_operations),
+        ("io-write-operations", of.io_write_operations),
+        ("tasks-current", of.tasks_current),
+    ];
+    map.extend(counts.into_iter().filter_map(|(key, count)| Some((key, count?.into()))));
+    let stalls = [
+        ("cpu-pressure-some-avg10", "cpu-pressure-some-usec", of.cpu_pressure.some),
+        ("cpu-pressure-full-avg10", "cpu-pressure-full-usec", of.cpu_pressure.full),
+        ("memory-pressure-some-avg10", "memory-pressure-some-usec", of.memory_pressure.some),
+        ("memory-pressure-full-avg10", "memory-pressure-full-usec", of.memory_pressure.full),
+        ("io-pressure-some-avg10", "io-pressure-some-usec", of.io_pressure.some),
+        ("io-pressure-full-avg10", "io-pressure-full-usec", of.io_pressure.full),
+    ];
+    for (avg10, usec, stall) in stalls {
+        if let Some(stall) = stall {
+            map.extend([(avg10, stall.avg10.into()), (usec, stall.total_usec.into())]);
+        }
+    }
+    map
 }
 
 #[cfg(test)]

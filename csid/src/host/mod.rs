@@ -12,6 +12,7 @@
 //!   hung may still be carried out; it is told when nobody waits any more, and then takes no further step.
 
 pub mod boot;
+pub mod cgroup;
 pub mod credential;
 mod error;
 pub mod log;

@@ -89,12 +89,15 @@ pub struct Units {
     connection: Arc<Mutex<Option<zbus::Connection>>>,
     /// Who fetches a credential.
     pub(super) fetching: Arc<Semaphore>,
+    /// Who reads a control group.
+    pub(super) measuring: Arc<Semaphore>,
 }
 
 impl Default for Units {
     fn default() -> Self {
         let fetching = Arc::new(Semaphore::new(super::credential::AT_ONCE));
-        Units { connection: Arc::default(), fetching }
+        let measuring = Arc::new(Semaphore::new(super::cgroup::AT_ONCE));
+        Units { connection: Arc::default(), fetching, measuring }
     }
 }
 
@@ -124,6 +127,9 @@ impl Units {
             // How often it is started is csid's business.
             ("StartLimitIntervalUSec", 0_u64.into()),
         ];
+        // What GetStats tells of; a drop-in may turn it off.
+        let counted = ["CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting"];
+        properties.extend(counted.map(|counted| (counted, true.into())));
         if !service.credentials.is_empty() {
             properties.push(("LoadCredential", service.credentials.clone().into()));
         }
@@ -168,6 +174,13 @@ impl Units {
                 self.property(unit, &path, "Service", "ExecMainStatus").await?,
             ),
         }))
+    }
+
+    /// The control group of a unit's processes; `None`: it is not loaded, or has none.
+    pub(super) async fn control_group(&self, unit: &str) -> Result<Option<String>, UnitsError> {
+        let Some(path) = self.path(unit).await? else { return Ok(None) };
+        let group: String = self.property(unit, &path, "Service", "ControlGroup").await?;
+        Ok((!group.is_empty()).then_some(group))
     }
 
     /// Whether a loaded unit would start what `service` says; a drop-in may have added to it.

@@ -16,6 +16,7 @@ use tonic::Code;
 use super::Service;
 use super::fingerprint::Fingerprint;
 use super::rpc::{Class, Hidden, Peer, RpcError};
+use super::tally::Tally;
 use crate::secret::Secrets;
 use crate::store::rows::{AccessMode, AttachmentMode, Usage};
 
@@ -40,6 +41,7 @@ pub(super) const LOOKS: usize = 16;
 pub(super) struct Common {
     calls: Semaphore,
     looks: Semaphore,
+    pub tally: Tally,
     /// This csid sent secrets.
     pub had_secrets: AtomicBool,
     /// The rows of an earlier csid's tell of some.
@@ -51,6 +53,7 @@ impl Default for Common {
         Common {
             calls: Semaphore::new(CALLS),
             looks: Semaphore::new(LOOKS),
+            tally: Tally::default(),
             had_secrets: AtomicBool::new(false),
             had_secrets_before: OnceCell::new(),
         }

@@ -26,7 +26,9 @@ mod registrar;
 mod registry;
 mod rpc;
 mod spec;
+mod stats;
 mod supervise;
+mod tally;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -40,6 +42,8 @@ pub use node::{Call, Measure, Ready, Stats};
 pub use registry::{Applied, Plugins};
 pub use rpc::{Class, RpcError, code_name};
 pub use spec::{LATER_KEYS, Log, PluginSpec, Supervision, validate_id};
+pub use stats::{InstanceStats, PluginStats};
+pub use tally::RpcCount;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {

@@ -357,10 +357,12 @@ impl Peer {
         }
         let mut request = Request::new(request);
         request.set_timeout(allowed);
+        let mut counted = self.common.tally.begin(rpc, start);
         let answer = tokio::time::timeout(allowed, send(self.channel.clone(), request)).await;
         let elapsed = start.elapsed();
         let failed = match answer {
             Ok(Ok(response)) => {
+                counted.code = Code::Ok;
                 tracing::debug!(plugin = %self.id, rpc, ?elapsed, "answered");
                 return Ok(response.into_inner());
             }
@@ -374,6 +376,7 @@ impl Peer {
                 Class::Unknown,
             ),
         };
+        counted.code = failed.code;
         tracing::debug!(plugin = %self.id, rpc, ?elapsed, code = code_name(failed.code), "failed");
         Err(failed)
     }

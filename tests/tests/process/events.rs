@@ -217,7 +217,7 @@ fn the_properties_say_what_is_served() {
     world(async |w| {
         let client = running(w).await;
         let manager = client.manager().await.unwrap();
-        for served in ["mount", "open-mount", "volumes", "claims", "attach", "restart", "log"] {
+        for served in ["mount", "open-mount", "volumes", "claims", "attach", "restart", "log", "stats"] {
             assert!(manager.features.contains(&served.to_owned()), "{served}: {manager:?}");
         }
         for not_yet in ["exec", "upgrade"] {

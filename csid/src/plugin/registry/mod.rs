@@ -59,7 +59,7 @@ pub(super) struct Entry {
     pub state: watch::Receiver<Snapshot>,
     pub probes: mpsc::Sender<Asked>,
     /// All of the plugin's have the same one.
-    common: Arc<Common>,
+    pub common: Arc<Common>,
     stops: mpsc::Sender<Stop>,
 }
 

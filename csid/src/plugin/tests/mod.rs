@@ -8,6 +8,7 @@ mod health;
 mod instances;
 mod registrar;
 mod registry;
+mod stats;
 
 use std::collections::BTreeMap;
 use std::path::Path;
