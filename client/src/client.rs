@@ -27,7 +27,8 @@ use crate::{
     },
     rows::{
         ClaimRow, Claimed, Event, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,
-        OperationRow, Plugin, PluginRow, ReconcileReport, SnapshotRow, Validated, VolumeRow, VolumeStats,
+        OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport, SnapshotRow, Validated, VolumeRow,
+        VolumeStats,
     },
 };
 
@@ -384,6 +385,11 @@ impl Client {
     /// Asks the plugin itself whether it is ready.
     pub async fn probe_plugin(&self, id: &str, options: CallOptions) -> Result<bool> {
         self.call(&plugin_path(id), PLUGIN, "Probe", (options,)).await
+    }
+
+    /// What is measured of the plugin.
+    pub async fn plugin_stats(&self, id: &str) -> Result<PluginStats> {
+        self.call(&plugin_path(id), PLUGIN, "GetStats", ()).await
     }
 
     /// Stops the plugin's unit, starts it again, and answers when it is ready. Its mounts stay.

@@ -67,6 +67,90 @@ row! { "PascalCase",
 }
 
 row! { "kebab-case",
+    /// What is measured of a plugin.
+    PluginStats {
+        /// Of all its instances together.
+        rpcs: Vec<RpcStats>,
+        /// The newest first.
+        instances: Vec<InstanceStats>,
+    }
+}
+
+row! { "kebab-case",
+    /// How often an RPC ended with a code, and how long that took.
+    RpcStats {
+        rpc: String,
+        /// gRPC's name, such as `UNAVAILABLE`.
+        code: String,
+        count: u64,
+        total_usec: u64,
+        /// Half of the calls took at most so long, and 99 of 100; known to the bucket.
+        p50_usec: u64,
+        p99_usec: u64,
+        max_usec: u64,
+    }
+}
+
+/// A row of what may not be known.
+macro_rules! measured {
+    ($(#[$meta:meta])* $name:ident {
+        $($(#[$field_meta:meta])* $field:ident: $ty:ty,)*
+        ? $($(#[$known_meta:meta])* $known:ident: $known_ty:ty,)*
+    }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Type)]
+        #[zbus(signature = "dict")]
+        #[serde(rename_all = "kebab-case", default)]
+        pub struct $name {
+            $(
+                $(#[$field_meta])*
+                #[serde(deserialize_with = "zbus::as_variant::deserialize")]
+                pub $field: $ty,
+            )*
+            $(
+                $(#[$known_meta])*
+                #[serde(
+                    deserialize_with = "zbus::as_variant::optional::deserialize",
+                    skip_serializing_if = "Option::is_none"
+                )]
+                pub $known: Option<$known_ty>,
+            )*
+        }
+    };
+}
+
+measured! {
+    /// What the processes of an instance use. `None`: this host does not count it, or csid does not run the instance.
+    InstanceStats {
+        instance: String,
+        /// Empty: csid does not run it.
+        unit: String,
+        ?
+        cpu_usage_nsec: u64,
+        memory_current: u64,
+        memory_peak: u64,
+        io_read_bytes: u64,
+        io_write_bytes: u64,
+        io_read_operations: u64,
+        io_write_operations: u64,
+        tasks_current: u64,
+        /// Percent of the last ten seconds in which some, or all, of its tasks were stalled, and how long in all.
+        cpu_pressure_some_avg10: f64,
+        cpu_pressure_some_usec: u64,
+        cpu_pressure_full_avg10: f64,
+        cpu_pressure_full_usec: u64,
+        memory_pressure_some_avg10: f64,
+        memory_pressure_some_usec: u64,
+        memory_pressure_full_avg10: f64,
+        memory_pressure_full_usec: u64,
+        io_pressure_some_avg10: f64,
+        io_pressure_some_usec: u64,
+        io_pressure_full_avg10: f64,
+        io_pressure_full_usec: u64,
+    }
+}
+
+row! { "kebab-case",
     MountRow {
         namespace: String,
         volume: String,

@@ -2,6 +2,7 @@
 
 mod plugin;
 mod spec;
+mod stats;
 mod volume;
 
 use std::{

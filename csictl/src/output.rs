@@ -1,6 +1,7 @@
 //! What people and programs read: plain tables, or JSON with the contract's names.
 
 mod plugin;
+mod stats;
 mod volume;
 
 use std::{
@@ -15,6 +16,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 pub use plugin::{Consumer, external_volumes, plugin, plugins, snapshots};
+pub use stats::{Used, plugin_stats, top};
 use volume::known;
 pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
 

@@ -29,6 +29,10 @@ pub enum Plugin {
     Wait(PluginWait),
     /// Show what a plugin that csid runs has written to the journal
     Logs(Logs),
+    /// Show what a plugin uses, and how long csid's calls of it took
+    Stats { plugin: String },
+    /// Show what the plugins use, again and again on a terminal
+    Top(Top),
     /// Stop a plugin that csid runs, start it again and wait until it is ready; its mounts stay
     Restart {
         plugin: String,
@@ -65,6 +69,16 @@ pub struct Logs {
     /// At most so many lines, the newest
     #[arg(short = 'n', long)]
     pub lines: Option<u32>,
+}
+
+#[derive(Args)]
+pub struct Top {
+    /// Show it once, as everywhere but on a terminal
+    #[arg(long)]
+    pub once: bool,
+    /// The time between two looks, such as 2s or 1min
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = span)]
+    pub interval: Duration,
 }
 
 #[derive(Args)]

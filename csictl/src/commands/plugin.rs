@@ -59,6 +59,11 @@ pub async fn plugin(client: &Client, command: Plugin, json: bool, tried: &mut Tr
         }
         Plugin::Wait(args) => wait_for(client, args, json, tried).await?,
         Plugin::Logs(args) => logs(client, args, tried).await?,
+        Plugin::Stats { plugin } => {
+            about("plugin stats", &plugin, tried);
+            super::stats::stats(client, &plugin, json).await?;
+        }
+        Plugin::Top(args) => super::stats::top(client, args, json).await?,
         Plugin::Restart { plugin, deadline } => {
             about("plugin restart", &plugin, tried);
             let options = CallOptions { deadline_usec: deadline.usec(), ..CallOptions::default() };

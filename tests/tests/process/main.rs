@@ -13,4 +13,5 @@ mod opening;
 mod reboots;
 mod registrations;
 mod secrets;
+mod stats;
 mod targets;
