@@ -8,6 +8,7 @@ pub mod fault;
 mod histogram;
 pub mod host;
 mod log;
+mod metrics;
 mod names;
 pub mod plugin;
 pub mod secret;

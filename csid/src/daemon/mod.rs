@@ -8,10 +8,8 @@
 //! the process, with all of its memory new.
 
 mod reload;
+mod sockets;
 
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,18 +18,21 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use sd_notify::NotifyState;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 
 use crate::bus::{self, Limits, Rooms, State};
 use crate::config::Directories;
 use crate::fault;
 use crate::host::{self, Host, boot};
 use crate::log;
+use crate::metrics;
 use crate::plugin::{Plugins, files};
 use crate::store::rows::Phase;
 use crate::store::{Health, Loaded, Store, StoreError};
 use crate::unix_signals::{Order, UnixSignals};
 use crate::volume::{Recovered, Volumes};
 use reload::{Handles, load_config, read_configuration};
+use sockets::Sockets;
 
 const USAGE: &str = "csid: a CSI volume manager for a plain Linux host; started by csid.service
 
@@ -94,10 +95,10 @@ fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
 fn start(directories: Directories) -> anyhow::Result<()> {
     // Secrets pass through this process: no core dump of it, and nobody's debugger.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
-    let (mut listener, mut signals) = (None, None);
+    let (mut sockets, mut signals) = (None, None);
     loop {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let ended = runtime.block_on(Daemon::run(directories.clone(), &mut listener, &mut signals));
+        let ended = runtime.block_on(Daemon::run(directories.clone(), &mut sockets, &mut signals));
         // A thread that hangs in the kernel on a dead file system does not hold csid's end.
         runtime.shutdown_background();
         match ended? {
@@ -152,10 +153,10 @@ struct Untaken {
 }
 
 impl Daemon {
-    /// `listener`, the private socket, and `signals` are kept over csid's beginning anew.
+    /// `sockets` and `signals` are kept over csid's beginning anew.
     async fn run(
         directories: Directories,
-        listener: &mut Option<UnixListener>,
+        sockets: &mut Option<Sockets>,
         signals: &mut Option<UnixSignals>,
     ) -> anyhow::Result<Ended> {
         let begun = Instant::now();
@@ -227,11 +228,17 @@ impl Daemon {
             config: config_changes,
             limits: Limits::default(),
         };
-        let listener = match listener {
-            Some(listener) => listener,
-            None => listener.insert(listen(&daemon.handles.directories.runtime.join("csid.sock"))?),
+        let sockets = match sockets {
+            Some(sockets) => sockets,
+            None => sockets.insert(sockets::listen(&daemon.handles.directories.runtime)?),
         };
-        let socket = tokio::spawn(bus::serve_socket(listener.try_clone()?, rooms.clone()));
+        // They end with this value.
+        let mut metrics = JoinSet::new();
+        for socket in &sockets.metrics {
+            let listener = metrics::Listener::new(socket.try_clone()?)?;
+            metrics.spawn(metrics::serve(listener, daemon.sources()));
+        }
+        let socket = tokio::spawn(bus::serve_socket(sockets.private.try_clone()?, rooms.clone()));
         let system_bus = tokio::spawn(bus::serve_bus(rooms));
         let result = daemon.serve(reloads, signals).await;
         if !matches!(result, Ok(Ended::Replaced)) {
@@ -415,6 +422,11 @@ impl Daemon {
         self.state.send_if_modified(|now| std::mem::replace(now, state) != state);
     }
 
+    fn sources(&self) -> metrics::Sources {
+        let Handles { plugins, volumes, store, .. } = self.handles.clone();
+        metrics::Sources { state: self.state.subscribe(), plugins, volumes, store }
+    }
+
     async fn stop(&self) {
         self.handles.volumes.shutdown(STOP_PATIENCE).await;
         self.state.send_replace(State::Stopping);
@@ -433,24 +445,4 @@ fn notify(states: &[NotifyState<'_>]) {
 /// Half of what systemd allows, and a look at the journal now and then without systemd.
 fn watchdog_period() -> Duration {
     sd_notify::watchdog_enabled().map_or(Duration::from_secs(60), |period| period / 2)
-}
-
-/// The private socket: systemd's, or csid's own where it was not started by systemd.
-fn listen(path: &Path) -> anyhow::Result<UnixListener> {
-    if let Some(fd) = sd_notify::listen_fds()?.next() {
-        // SAFETY: systemd passed this descriptor to this process (LISTEN_PID), and nothing else here takes it.
-        let listener = UnixListener::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        listener.set_nonblocking(true)?;
-        return Ok(listener);
-    }
-    if let Err(error) = std::fs::remove_file(path)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        return Err(error).with_context(|| format!("cannot remove the stale {}", path.display()));
-    }
-    let listener =
-        UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
 }

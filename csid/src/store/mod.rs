@@ -16,6 +16,7 @@
 //! It knows rows, not rules: what a row may become is `volume`'s.
 
 mod checksum;
+mod counts;
 mod error;
 mod file;
 mod journal;
@@ -41,6 +42,7 @@ use std::thread::JoinHandle;
 
 use tokio::sync::{broadcast, oneshot, watch};
 
+pub use counts::Counts;
 pub use error::StoreError;
 use journal::Journal;
 use place::Place;
@@ -128,6 +130,7 @@ struct Shared {
     registry: watch::Receiver<u64>,
     /// There is or was a record since the journal was opened.
     has_records: AtomicBool,
+    counts: Counts,
 }
 
 /// What the journal's file is found to be.
@@ -164,6 +167,7 @@ impl Store {
             health: watch::Sender::default(),
             registry: changes,
             has_records: AtomicBool::new(journal.ask("look for records", records::any)?),
+            counts: Counts::default(),
         });
         thread::tell_health(&journal, &shared);
         let (requests, inbox) = mpsc::channel();
@@ -225,6 +229,16 @@ impl Store {
     /// How many mounts are in each phase.
     pub async fn phases(&self) -> Result<BTreeMap<Phase, u64>, StoreError> {
         self.request(|answer| Request::Ask(Ask::Phases(answer))).await
+    }
+
+    /// How many claims are in each state, in the contract's words.
+    pub async fn claim_states(&self) -> Result<BTreeMap<String, u64>, StoreError> {
+        self.request(|answer| Request::Ask(Ask::ClaimStates(answer))).await
+    }
+
+    /// What was written since csid's start.
+    pub fn counts(&self) -> &Counts {
+        &self.shared.counts
     }
 
     /// At most `max` events after `since`, and whether some between were dropped or `since` was never given

@@ -91,6 +91,13 @@ pub(super) fn any(db: &Connection) -> rusqlite::Result<bool> {
     db.query_row("SELECT EXISTS (SELECT 1 FROM registry)", [], |row| row.get(0))
 }
 
+/// One that does not go on is parked, whatever its state.
+pub(super) fn claim_states(db: &Connection) -> rusqlite::Result<BTreeMap<String, u64>> {
+    let state = "CASE WHEN claim ->> 'parked' = '' THEN claim ->> 'state' ELSE 'parked' END";
+    let mut statement = db.prepare_cached(&format!("SELECT {state}, count(*) FROM claims GROUP BY 1"))?;
+    statement.query_map([], |row| Ok((row.get(0)?, from_bits(row, 1)?)))?.collect()
+}
+
 pub(super) fn read_record(db: &Connection, name: &VolumeName) -> rusqlite::Result<Record> {
     let key = [&name.namespace, &name.volume];
     let sql = format!("SELECT {} FROM registry WHERE namespace = ?1 AND volume = ?2", checked(REGISTRY));

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
+use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
 
@@ -41,6 +42,7 @@ pub(super) enum Work {
 pub(super) enum Ask {
     Mounts(MountFilter, Answer<Vec<(MountRow, String)>>),
     Phases(Answer<BTreeMap<Phase, u64>>),
+    ClaimStates(Answer<BTreeMap<String, u64>>),
     Events(u64, u32, Answer<(Vec<Event>, bool)>),
     Record(VolumeName, Answer<Record>),
     Records(RecordFilter, Answer<(Vec<Record>, u64)>),
@@ -79,6 +81,9 @@ pub(super) fn run(
                     read(&mut journal, shared, answer, |from| from.mounts(&filter))
                 }
                 Ask::Phases(answer) => read(&mut journal, shared, answer, Journal::phases),
+                Ask::ClaimStates(answer) => read(&mut journal, shared, answer, |from| {
+                    from.ask("count the claims", records::claim_states)
+                }),
                 Ask::Events(since, max, answer) => {
                     read(&mut journal, shared, answer, |from| from.events(since, max));
                 }
@@ -156,8 +161,10 @@ fn settle(journal: &mut Journal, group: Vec<Commit>, shared: &Shared, registry: 
     let disk = group.iter().any(|commit| commit.durability == Durability::Disk);
     let durability = if disk { Durability::Disk } else { Durability::Process };
     let work: Vec<&Work> = group.iter().map(|commit| &commit.work).collect();
+    let begun = Instant::now();
     match journal.commit(&work, durability) {
         Ok(Done { events, answers }) => {
+            shared.counts.committed(durability, begun.elapsed(), &events);
             let index = journal.counters.modify_index;
             shared.modify_index.store(index, Ordering::Release);
             shared.sequence.store(journal.counters.sequence, Ordering::Release);

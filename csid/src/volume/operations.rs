@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use crate::error::{Error, Kind, Result};
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
-use crate::volume::{Authority, OperationView};
+use crate::volume::{Authority, OperationView, Volumes};
 
 /// What csid does without being asked.
 const OWN: [&str; 5] = ["settle", "restore", "heal", "continue", "unbind"];
@@ -93,6 +93,8 @@ impl Entry {
 struct Table {
     last: u64,
     entries: BTreeMap<u64, Entry>,
+    /// How many were begun of each kind.
+    begun: BTreeMap<&'static str, u64>,
     news: Arc<Notify>,
 }
 
@@ -160,6 +162,7 @@ impl Operations {
             }
         }
         table.last += 1;
+        *table.begun.entry(begin.kind).or_default() += 1;
         let number = table.last;
         let named = begin.id.is_some();
         let id = begin.id.unwrap_or_else(|| format!("csid-{number}"));
@@ -203,6 +206,10 @@ impl Operations {
         self.lock().entries.values().map(Entry::view).collect()
     }
 
+    fn begun(&self) -> BTreeMap<&'static str, u64> {
+        self.lock().begun.clone()
+    }
+
     /// What the status tells of may have changed, with or without an event, since this was answered last. One waits for it.
     pub(crate) async fn news(&self) {
         let news = Arc::clone(&self.lock().news);
@@ -232,6 +239,13 @@ impl Operations {
     pub(crate) fn are_waited_for(&self) -> bool {
         let table = self.lock();
         table.entries.values().any(|entry| entry.is_waited_for && !OWN.contains(&entry.kind))
+    }
+}
+
+impl Volumes {
+    /// How many operations of each kind were begun since csid's start.
+    pub fn operations_begun(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.operations.begun()
     }
 }
 

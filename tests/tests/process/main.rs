@@ -8,6 +8,7 @@ mod events;
 mod healing;
 mod instances;
 mod life;
+mod metrics;
 mod noticed;
 mod opening;
 mod reboots;

@@ -7,6 +7,7 @@ mod credentials;
 mod machine;
 mod package;
 mod shutdown;
+mod stats;
 
 use std::time::{Duration, Instant};
 
@@ -190,7 +191,9 @@ fn the_unit_is_hardened() {
         .unwrap_or_else(|| panic!("a score in {report}"));
     assert!(score <= 3.3, "{report}");
     count("hundredths of systemd's exposure level", (score * 100.0) as usize);
-    m.run("systemd-analyze verify /lib/systemd/system/csid.service /lib/systemd/system/csid.socket");
+    m.run(
+        "systemd-analyze verify /lib/systemd/system/csid.service /lib/systemd/system/csid{,-metrics}.socket",
+    );
     // What csid mounts is seen by the host.
     m.run("csictl wait local");
     let id = m.run("csi-local create data --size 64M");
