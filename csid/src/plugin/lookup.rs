@@ -107,7 +107,10 @@ impl Plugins {
     }
 
     fn unavailable(&self, id: &str, service: Service) -> Error {
-        waiting(Error::new(Kind::PluginUnavailable, self.lacking(id, service)), id)
+        let views = self.views(id);
+        let stopping = !views.is_empty() && views.iter().all(|view| view.state == "stopping");
+        let kind = if stopping { Kind::PluginShutdown } else { Kind::PluginUnavailable };
+        waiting(Error::new(kind, self.lacking(id, service)), id)
     }
 
     /// Whether the plugin can do this: an instance of it says so. `None`: that is not known yet, for none of those that were

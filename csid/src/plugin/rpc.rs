@@ -52,6 +52,8 @@ pub struct RpcError {
     pub code: Code,
     pub message: String,
     pub class: Class,
+    /// csid was stopping the plugin: that is what the caller is told. What is known of the call's effect is `class`.
+    pub stopping: bool,
 }
 
 impl fmt::Display for RpcError {
@@ -65,6 +67,7 @@ impl std::error::Error for RpcError {}
 impl From<RpcError> for Error {
     fn from(error: RpcError) -> Self {
         let kind = match error.class {
+            _ if error.stopping => Kind::PluginShutdown,
             Class::NotSent => Kind::PluginUnavailable,
             Class::Shutdown => Kind::PluginShutdown,
             Class::Forbidden => Kind::NotAuthorized,
@@ -293,6 +296,27 @@ impl Limit {
     }
 }
 
+/// Whether csid stops the plugin's process: a number that is odd meanwhile, and another one after each stop.
+#[derive(Clone, Default)]
+pub(super) struct Stops(Arc<AtomicU64>);
+
+impl Stops {
+    pub fn begin(&self) {
+        self.0.fetch_or(1, Ordering::AcqRel);
+    }
+
+    /// Another process is started, or this one goes on.
+    pub fn end(&self) {
+        if self.0.load(Ordering::Acquire) % 2 == 1 {
+            self.0.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn number(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// A plugin to call.
 #[derive(Clone)]
 pub(super) struct Peer {
@@ -301,6 +325,7 @@ pub(super) struct Peer {
     pub limit: Limit,
     /// csid is stopping.
     pub closed: Arc<AtomicBool>,
+    pub stops: Stops,
     pub common: Arc<Common>,
 }
 
@@ -322,7 +347,19 @@ impl Peer {
     }
 
     pub fn error(&self, rpc: &'static str, code: Code, message: String, class: Class) -> RpcError {
-        RpcError { plugin: self.id.clone(), rpc, code, message, class }
+        RpcError { plugin: self.id.clone(), rpc, code, message, class, stopping: false }
+    }
+
+    /// The same, of a plugin that csid was stopping meanwhile, unless that has had its say.
+    fn stopping(error: RpcError) -> RpcError {
+        let message = match error.class {
+            Class::NotSent => "the plugin is being stopped, so it was not asked; ask again when it is back",
+            Class::Transient | Class::Unknown => {
+                "the plugin was stopped before it had answered; ask again when it is back"
+            }
+            Class::Refused | Class::Unimplemented | Class::Shutdown | Class::Forbidden => return error,
+        };
+        RpcError { message: message.to_owned(), stopping: true, ..error }
     }
 
     /// Send one request; an answer in time, or why not. Dropping the future resets the stream, which cancels
@@ -345,6 +382,10 @@ impl Peer {
                 "csid is stopping; ask again when it is back".into(),
                 Class::Shutdown,
             ));
+        }
+        let stops = self.stops.number();
+        if stops % 2 == 1 {
+            return Err(Self::stopping(error(Code::Unavailable, String::new(), Class::NotSent)));
         }
         let start = Instant::now();
         let allowed = deadline.saturating_duration_since(start).min(self.limit.get());
@@ -377,6 +418,7 @@ impl Peer {
             ),
         };
         counted.code = failed.code;
+        let failed = if self.stops.number() == stops { failed } else { Self::stopping(failed) };
         tracing::debug!(plugin = %self.id, rpc, ?elapsed, code = code_name(failed.code), "failed");
         Err(failed)
     }

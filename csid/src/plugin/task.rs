@@ -22,7 +22,7 @@ use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
 use super::fingerprint::{self, Failure, Fingerprint};
 use super::instance::{Common, Instance, Load};
 use super::node::Ready;
-use super::rpc::{Class, Limit, Peer, RpcError, presentable};
+use super::rpc::{Class, Limit, Peer, RpcError, Stops, presentable};
 use super::spec::{Log, Place, PluginSpec, Supervision};
 use super::supervise::{self, StartError};
 use super::{PluginChange, PluginView, channel, events};
@@ -149,6 +149,7 @@ impl Task {
             channel: channel::open(&place.socket, owner, ended.clone()),
             limit: own.unwrap_or_else(|| shared.limit.clone()),
             closed: shared.closed.clone(),
+            stops: Stops::default(),
             common,
         };
         let managed = spec.supervision == Supervision::Managed;
@@ -195,6 +196,7 @@ impl Task {
             How::Unit => self.stop_unit().await?,
             How::Restart => {
                 self.stop_unit().await?;
+                self.peer.stops.end();
                 self.restarted(Some("it was asked for".to_owned())).await;
                 self.set("starting", "", None).await;
                 return Ok(());
@@ -214,8 +216,10 @@ impl Task {
     }
 
     async fn stop_unit(&mut self) -> Result<()> {
+        self.peer.stops.begin();
         self.set("stopping", "", None).await;
         supervise::stop(&self.shared.units, &self.place).await.map_err(|error| {
+            self.peer.stops.end();
             Error::internal(format!("the plugin {} was not stopped: {error}", self.view.id))
                 .with(|details| details.retryable = true)
         })
@@ -238,9 +242,11 @@ impl Task {
             if let Some(process) = process.filter(|_| !matches!(&end, End::Process)) {
                 let pid = process.pid;
                 tracing::warn!(plugin = %self.view.id, pid, %why, "restarting a plugin that is not ready");
+                self.peer.stops.begin();
                 if let Err(error) = supervise::stop(&self.shared.units, &self.place).await {
                     tracing::warn!(plugin = %self.view.id, %error, "cannot stop the plugin");
                 }
+                self.peer.stops.end();
             }
             again = Some(why);
             self.idle(self.shared.pace.restart).await;

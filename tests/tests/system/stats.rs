@@ -71,4 +71,25 @@ fn a_plugin_is_measured_and_metrics_are_for_root_and_group_csid() {
     assert!(m.run(ask).ends_with("# EOF"));
     assert!(m.run("perl /root/ask.pl").ends_with("# EOF"), "and the Unix socket as before");
     m.run("csictl unmount demo data web");
+
+    // A call that is under way when its plugin is stopped is told so by name. It is sent while the plugin is frozen; one that
+    // comes too late for that waits for the next process, and the plugin is frozen once more.
+    m.run(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
+    m.write(&format!("/etc/systemd/system/{unit}.d/kill.conf"), "[Service]\nKillSignal=SIGKILL\n");
+    m.run("systemctl daemon-reload");
+    m.write(
+        "/root/stop.sh",
+        &format!(
+            "for i in {{1..20}}; do
+                 kill -STOP $(systemctl show {unit} --property MainPID --value)
+                 csictl plugin volumes local --json >/root/said 2>&1 & call=$!
+                 csictl status >/dev/null; csictl status >/dev/null
+                 csictl plugin restart local
+                 wait $call || {{ cat /root/said; exit 0; }}
+             done
+             exit 1"
+        ),
+    );
+    let said = m.run("bash /root/stop.sh");
+    assert!(said.contains("PluginShutdown") && said.contains("before it had answered"), "{said}");
 }

@@ -278,3 +278,49 @@ async fn a_plugin_that_dies_in_a_call_leaves_it_unknown_and_then_nothing_is_sent
         let _ = std::fs::remove_file(&fake.socket);
     }
 }
+
+#[tokio::test]
+async fn a_plugin_that_is_being_stopped_has_one_error_whatever_its_connection_says() {
+    let (_host, mut fake, ready) = plugin(&[1], |spec| spec).await;
+    let usage = usage();
+    let stage = || ready.stage(call(&usage, soon(LONG)));
+    let stops = &ready.0.peer.stops;
+    let shutdown = |error: crate::plugin::RpcError, class| {
+        assert_eq!(error.class, class, "{error}");
+        let error = error.into_error();
+        assert_eq!((error.kind, error.details.retryable), (Kind::PluginShutdown, true), "{error}");
+        assert!(error.message.contains("the plugin "), "{error}");
+    };
+
+    // Under way when the stop begins: what it did is as unknown as ever.
+    fake.script().answer = None;
+    let stopped = async {
+        until(|| fake.calls("NodeStageVolume") == 1).await;
+        stops.begin();
+        fake.kill();
+        // Another process has begun before the call has heard of it.
+        stops.end();
+    };
+    let (under_way, ()) = tokio::join!(stage(), stopped);
+    shutdown(under_way.unwrap_err(), Class::Unknown);
+
+    // Nothing is sent meanwhile, and what it refuses it has refused.
+    fake.script().answer = Some(Err((Code::InvalidArgument, "no".into())));
+    fake.start();
+    stops.begin();
+    stops.begin();
+    shutdown(stage().await.unwrap_err(), Class::NotSent);
+    assert_eq!(fake.calls("NodeStageVolume"), 1);
+    stops.end();
+    stops.end();
+    assert_eq!(stage().await.unwrap_err().into_error().kind, Kind::PluginError);
+
+    // One that ends by itself is not being stopped.
+    fake.script().answer = None;
+    let (broken, ()) = tokio::join!(stage(), async {
+        until(|| fake.calls("NodeStageVolume") == 3).await;
+        fake.kill();
+    });
+    let error = broken.unwrap_err();
+    assert_eq!((error.class, error.into_error().kind), (Class::Unknown, Kind::PluginError));
+}
