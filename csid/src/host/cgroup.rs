@@ -1,7 +1,7 @@
 //! What a unit's processes use, as the kernel counts it for their control group: version 2, version 1, and systemd's mixture
 //! of both. What is not counted is absent, not 0.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::units::{Units, UnitsError};
@@ -44,11 +44,12 @@ pub struct Stall {
 impl Units {
     /// What the processes of a unit use now; `None`: it is not loaded, or has none.
     pub async fn resources(&self, unit: &str) -> Result<Option<Resources>, UnitsError> {
-        let Some(group) = self.control_group(unit).await? else { return Ok(None) };
+        let Some((group, main_pid)) = self.control_group(unit).await? else { return Ok(None) };
         // The kernel may take its time to add up.
         let permit = Arc::clone(&self.measuring).acquire_owned().await;
         let read = tokio::task::spawn_blocking(move || {
-            let resources = Resources::read(Path::new(ROOT), &group);
+            let member = std::fs::read_to_string(format!("/proc/{main_pid}/cgroup")).unwrap_or_default();
+            let resources = Resources::read(Path::new(ROOT), &group, &member);
             drop(permit);
             resources
         });
@@ -57,12 +58,12 @@ impl Units {
 }
 
 impl Resources {
-    /// Of `group`, an absolute name, in the hierarchies that are mounted at or below `root`.
-    fn read(root: &Path, group: &str) -> Resources {
-        let group = group.trim_start_matches('/');
+    /// Of `group`, an absolute name, in the hierarchies that are mounted at or below `root`. `member`: the groups that the
+    /// main process is in, as in /proc/PID/cgroup.
+    fn read(root: &Path, group: &str, member: &str) -> Resources {
         match root.join("cgroup.controllers").exists() {
-            true => v2(&root.join(group)),
-            false => v1(root, group),
+            true => v2(&root.join(group.trim_start_matches('/'))),
+            false => v1(root, group, member),
         }
     }
 }
@@ -82,23 +83,34 @@ fn v2(group: &Path) -> Resources {
     }
 }
 
-/// Each controller is a hierarchy of its own; the group is in those that systemd counts in, and in the mixture it is also in one
-/// of version 2, without controllers.
-fn v1(root: &Path, group: &str) -> Resources {
-    let of = |controller: &str| root.join(controller).join(group);
-    let (memory, io) = (of("memory"), of("blkio"));
-    let bytes = nested(&io, "blkio.throttle.io_service_bytes");
-    let operations = nested(&io, "blkio.throttle.io_serviced");
+/// Each controller is a hierarchy of its own, and in the mixture there is one of version 2 without controllers. systemd puts the
+/// processes into its group in some of them; in another there may be one of that name, which counts nothing of theirs.
+fn v1(root: &Path, group: &str, member: &str) -> Resources {
+    let of = |directory: &str, controller: &str| {
+        let is_in = |line: &str| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (controllers, name) = (parts.next()?, parts.next()?);
+            let is_its = controllers.split(',').any(|one| one == controller);
+            (is_its && Path::new(name).starts_with(group)).then_some(())
+        };
+        let is_in = member.lines().find_map(is_in).is_some();
+        is_in.then(|| root.join(directory).join(group.trim_start_matches('/')))
+    };
+    let [cpu, memory, io, tasks] =
+        ["cpuacct", "memory", "blkio", "pids"].map(|controller| of(controller, controller));
+    let bytes = io.as_deref().and_then(|io| nested(io, "blkio.throttle.io_service_bytes"));
+    let operations = io.as_deref().and_then(|io| nested(io, "blkio.throttle.io_serviced"));
+    let number = |group: &Option<PathBuf>, file: &str| number(group.as_deref()?, file);
     Resources {
-        cpu_usage_nsec: number(&of("cpuacct"), "cpuacct.usage"),
+        cpu_usage_nsec: number(&cpu, "cpuacct.usage"),
         memory_current: number(&memory, "memory.usage_in_bytes"),
         memory_peak: number(&memory, "memory.max_usage_in_bytes"),
         io_read_bytes: bytes.as_ref().map(|io| io.sum("Read ")),
         io_write_bytes: bytes.as_ref().map(|io| io.sum("Write ")),
         io_read_operations: operations.as_ref().map(|io| io.sum("Read ")),
         io_write_operations: operations.as_ref().map(|io| io.sum("Write ")),
-        tasks_current: number(&of("pids"), "pids.current"),
-        ..pressures(&of("unified"))
+        tasks_current: number(&tasks, "pids.current"),
+        ..of("unified", "").as_deref().map(pressures).unwrap_or_default()
     }
 }
 
@@ -204,7 +216,10 @@ mod tests {
             memory_pressure: Pressure::default(),
             io_pressure: Pressure { some: stall(0.0, 3), full: stall(2.0, 2) },
         };
-        assert_eq!(Resources::read(root.path(), "/csi.slice/p.service"), expected);
+        assert_eq!(
+            Resources::read(root.path(), "/csi.slice/p.service", "0::/csi.slice/p.service\n"),
+            expected
+        );
     }
 
     #[test]
@@ -236,7 +251,15 @@ mod tests {
             memory_pressure: Pressure { some: Some(Stall { avg10: 0.25, total_usec: 9 }), full: None },
             ..Resources::default()
         };
-        assert_eq!(Resources::read(root.path(), "/a/p.service"), expected);
+        let member = "9:pids:/a/p.service\n8:memory:/a/p.service\n5:cpu,cpuacct:/a/p.service/worker\n\
+                      3:blkio:/a/p.service\n1:name=systemd:/a/p.service\n0::/a/p.service\n";
+        let read = |member: &str| Resources::read(root.path(), "/a/p.service", member);
+        assert_eq!(read(member), expected);
+        // The process is in another group than the unit's, whatever is said of that.
+        let elsewhere = member.replace("/a/p.service", "/a/p.service2");
+        assert_eq!(read(&elsewhere), Resources::default());
+        let unaccounted = member.replace("pids:/a/p.service", "pids:/");
+        assert_eq!(read(&unaccounted), Resources { tasks_current: None, ..expected });
     }
 
     #[test]
@@ -250,11 +273,13 @@ mod tests {
             if controllers {
                 std::fs::write(root.path().join("cgroup.controllers"), "").unwrap();
             }
-            assert_eq!(Resources::read(root.path(), "/p"), Resources::default());
-            assert_eq!(Resources::read(root.path(), "/gone"), Resources::default());
+            for group in ["/p", "/gone"] {
+                let member = format!("4:memory,pids,blkio,cpuacct:{group}\n0::{group}\n");
+                assert_eq!(Resources::read(root.path(), group, &member), Resources::default());
+            }
         }
         // Counted, and nothing was read yet.
         let root = tree(&[("cgroup.controllers", ""), ("p/io.stat", "")]);
-        assert_eq!(Resources::read(root.path(), "/p").io_read_bytes, Some(0));
+        assert_eq!(Resources::read(root.path(), "/p", "").io_read_bytes, Some(0));
     }
 }

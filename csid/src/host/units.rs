@@ -176,11 +176,12 @@ impl Units {
         }))
     }
 
-    /// The control group of a unit's processes; `None`: it is not loaded, or has none.
-    pub(super) async fn control_group(&self, unit: &str) -> Result<Option<String>, UnitsError> {
+    /// The control group of a unit's processes, and the main one; `None`: it is not loaded, or has none.
+    pub(super) async fn control_group(&self, unit: &str) -> Result<Option<(String, u32)>, UnitsError> {
         let Some(path) = self.path(unit).await? else { return Ok(None) };
         let group: String = self.property(unit, &path, "Service", "ControlGroup").await?;
-        Ok((!group.is_empty()).then_some(group))
+        let main_pid = self.property(unit, &path, "Service", "MainPID").await?;
+        Ok((!group.is_empty()).then_some((group, main_pid)))
     }
 
     /// Whether a loaded unit would start what `service` says; a drop-in may have added to it.

@@ -13,8 +13,8 @@ fn a_plugin_is_measured_and_metrics_are_for_root_and_group_csid() {
     // Control groups of version 1 are read-only in a container, until somebody says otherwise; then systemd has to look anew.
     m.run(
         "if [ ! -e /sys/fs/cgroup/cgroup.controllers ]; then
-             awk '$3 == \"cgroup\" { print $2 }' /proc/mounts | xargs -r -n 1 mount -o remount,rw
-             systemctl daemon-reexec
+             awk '$3 == \"cgroup\" { print $2 }' /proc/mounts | xargs -n 1 mount -o remount,bind,rw &&
+                 systemctl daemon-reexec
          fi",
     );
     m.install();
