@@ -316,6 +316,12 @@ impl Units {
         })
     }
 
+    /// Another systemd than the host's.
+    #[cfg(test)]
+    pub async fn connect_to(&self, connection: zbus::Connection) {
+        *self.connection.lock().await = Some(connection);
+    }
+
     /// The connection, made again when the bus was restarted.
     async fn connection(&self) -> Result<zbus::Connection, zbus::Error> {
         let mut kept = self.connection.lock().await;

@@ -8,10 +8,11 @@
 //!     +-------------------------------------- unhealthy <-------------------------------+
 //! ```
 //!
-//! A unit that cannot be started is tried again after 1 s, for ever. The connection's end and the process's
-//! end are told; nothing is polled while the plugin is healthy but the heartbeat of 30 s.
+//! One that ended is started again, for ever: `life` says when. The connection's end and the process's end are told;
+//! nothing is polled while the plugin is healthy but the heartbeat of 30 s.
 
-use std::convert::Infallible;
+mod life;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -24,11 +25,12 @@ use super::instance::{Common, Instance, Load};
 use super::node::Ready;
 use super::rpc::{Class, Limit, Peer, RpcError, Stops, presentable};
 use super::spec::{Log, Place, PluginSpec, Supervision};
-use super::supervise::{self, StartError};
+use super::supervise;
 use super::{PluginChange, PluginView, channel, events};
 use crate::error::{Error, Kind, Result};
-use crate::host::units::{MainProcess, Units};
+use crate::host::units::Units;
 use crate::store::Store;
+use life::Backoff;
 
 /// How fast a plugin is looked at. Only tests have another.
 #[derive(Clone, Copy)]
@@ -40,7 +42,10 @@ pub(super) struct Pace {
     pub heartbeat: Duration,
     /// All RPCs of one look together.
     pub patience: Duration,
+    /// Before the first new start of a plugin that ended; each that follows waits twice as long.
     pub restart: Duration,
+    /// But not longer than this. A plugin that was ready for so long begins anew.
+    pub longest: Duration,
     /// The last Probe when csid stops.
     pub last: Duration,
 }
@@ -52,7 +57,8 @@ impl Default for Pace {
             start: Duration::from_secs(30),
             heartbeat: Duration::from_secs(30),
             patience: Duration::from_secs(30),
-            restart: Duration::from_secs(1),
+            restart: Duration::from_millis(500),
+            longest: Duration::from_secs(60),
             last: Duration::from_secs(1),
         }
     }
@@ -115,13 +121,11 @@ pub(super) struct Task {
     view: PluginView,
     print: Option<Fingerprint>,
     load: Arc<Load>,
-}
-
-/// Why the supervisor has something to do.
-enum End {
-    Process,
-    /// Not ready in time; with the last reason.
-    NotReady(String),
+    backoff: Backoff,
+    /// When the process that runs was ready first.
+    ready_since: Option<Instant>,
+    /// What was told of a plugin since it was ready: each of its tries would tell the same.
+    told: Vec<&'static str>,
 }
 
 /// What one look at the plugin found.
@@ -167,7 +171,24 @@ impl Task {
         };
         let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
         let (asked, print, load) = (Vec::new(), None, Arc::default());
-        let task = Task { shared, spec, place, peer, ended, state, probes, asked, view, print, load };
+        let backoff = Backoff::new(shared.pace.restart, shared.pace.longest);
+        let (ready_since, told) = (None, Vec::new());
+        let task = Task {
+            shared,
+            spec,
+            place,
+            peer,
+            ended,
+            state,
+            probes,
+            asked,
+            view,
+            print,
+            load,
+            backoff,
+            ready_since,
+            told,
+        };
         (task, seen)
     }
 
@@ -197,6 +218,7 @@ impl Task {
             How::Restart => {
                 self.stop_unit().await?;
                 self.peer.stops.end();
+                self.backoff.begin_anew();
                 self.restarted(Some("it was asked for".to_owned())).await;
                 self.set("starting", "", None).await;
                 return Ok(());
@@ -225,86 +247,6 @@ impl Task {
         })
     }
 
-    async fn live(&mut self) -> Infallible {
-        // Why the process has to be started again.
-        let mut again: Option<String> = None;
-        loop {
-            let process = match self.spec.supervision {
-                Supervision::External => None,
-                Supervision::Managed => Some(self.running(again.take()).await),
-            };
-            let end = self.serve(process.as_ref()).await;
-            let why = match &end {
-                End::Process => supervise::end_of(&self.shared.units, &self.place.unit).await,
-                End::NotReady(why) => why.clone(),
-            };
-            self.set("failed", &format!("{why}; it is started again"), None).await;
-            if let Some(process) = process.filter(|_| !matches!(&end, End::Process)) {
-                let pid = process.pid;
-                tracing::warn!(plugin = %self.view.id, pid, %why, "restarting a plugin that is not ready");
-                self.peer.stops.begin();
-                if let Err(error) = supervise::stop(&self.shared.units, &self.place).await {
-                    tracing::warn!(plugin = %self.view.id, %error, "cannot stop the plugin");
-                }
-                self.peer.stops.end();
-            }
-            again = Some(why);
-            self.idle(self.shared.pace.restart).await;
-        }
-    }
-
-    /// The main process of the plugin's unit, for which it is started if need be, for ever.
-    async fn running(&mut self, mut again: Option<String>) -> MainProcess {
-        loop {
-            if self.view.state != "failed" {
-                self.set("starting", "", None).await;
-            }
-            let ensured = supervise::ensure(&self.shared.units, &self.view.id, &self.spec, &self.place);
-            match ensured.await {
-                Ok(running) => {
-                    tracing::info!(
-                        plugin = %self.view.id, unit = %self.place.unit, pid = running.process.pid,
-                        adopted = !running.started, "the plugin runs"
-                    );
-                    self.restarted(again).await;
-                    self.set("starting", "", None).await;
-                    return running.process;
-                }
-                Err(error) => {
-                    if let StartError::Ended { how, .. } = &error {
-                        let before = again.replace(how.clone());
-                        self.restarted(before).await;
-                    }
-                    self.set("failed", &error.to_string(), None).await;
-                    self.idle(self.shared.pace.restart).await;
-                }
-            }
-        }
-    }
-
-    /// The process was started, and `why` if it was not the first one.
-    async fn restarted(&mut self, why: Option<String>) {
-        if let Some(why) = why {
-            self.view.restarts += 1;
-            events::restarted(&self.shared.store, &self.view, &why).await;
-        }
-    }
-
-    async fn serve(&mut self, process: Option<&MainProcess>) -> End {
-        let managed = process.is_some();
-        let ended = async {
-            match process {
-                Some(process) => process.ended().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = ended => End::Process,
-            why = self.contact(managed) => End::NotReady(why),
-        }
-    }
-
     /// Make and keep contact; returns why a process that was given was never ready.
     async fn contact(&mut self, managed: bool) -> String {
         let limit = Instant::now() + self.shared.pace.start;
@@ -315,6 +257,7 @@ impl Task {
                 return why;
             }
             reached = true;
+            self.ready_since.get_or_insert_with(Instant::now);
             self.healthy().await;
         }
     }
@@ -397,7 +340,11 @@ impl Task {
             Ok(false) => Look::Wait,
             Ok(true) => self.fingerprint(whole, deadline).await,
         };
-        self.answer(|| probed.clone().map_err(Error::from));
+        // One that has just been started listens soon: whoever asks wants to know what comes of it.
+        let starts = self.view.state == "starting" && self.spec.supervision != Supervision::External;
+        if !(starts && matches!(look, Look::NotConnected(_))) {
+            self.answer(|| probed.clone().map_err(Error::from));
+        }
         look
     }
 
@@ -469,8 +416,12 @@ impl Task {
             let _ = self.shared.changes.send(PluginChange::Changed(self.view.id.clone()));
         }
         let turned = was_healthy != self.view.healthy && !matches!(state, "stopping" | "stopped");
-        let fell = from != state && matches!(state, "unhealthy" | "failed");
+        let fell = matches!(state, "unhealthy" | "failed") && !self.told.contains(&state);
         if turned || fell {
+            match self.view.healthy {
+                true => self.told.clear(),
+                false => self.told.push(state),
+            }
             events::health(&self.shared.store, &self.view, from).await;
         }
     }
@@ -486,17 +437,6 @@ impl Task {
         tokio::select! {
             Some(asked) = self.probes.recv() => self.asked.push(asked),
             () = tokio::time::sleep(pause) => {}
-        }
-    }
-
-    /// Wait while there is nothing to probe.
-    async fn idle(&mut self, pause: Duration) {
-        let over = Instant::now() + pause;
-        while let Some(left) = over.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-            self.pause(left).await;
-            let message =
-                format!("the plugin {} is {}: {}", self.view.id, self.view.state, self.view.health_message);
-            self.answer(|| Err(Error::new(Kind::PluginUnavailable, message.clone())));
         }
     }
 }

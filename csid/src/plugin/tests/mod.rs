@@ -3,12 +3,14 @@
 mod answers;
 mod calls;
 mod controller;
+mod crashes;
 mod fake;
 mod health;
 mod instances;
 mod registrar;
 mod registry;
 mod stats;
+mod systemd;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,6 +31,7 @@ const PACE: Pace = Pace {
     heartbeat: Duration::from_millis(200),
     patience: Duration::from_millis(500),
     restart: Duration::from_millis(50),
+    longest: Duration::from_millis(400),
     last: Duration::from_millis(500),
 };
 /// Longer than anything here takes.

@@ -1,0 +1,132 @@
+//! Plugins that end, over and over.
+
+use super::systemd::Systemd;
+use super::*;
+use crate::Kind;
+
+const CRASHES: u32 = 1000;
+
+fn managed(socket: &Path) -> PluginSpec {
+    PluginSpec {
+        supervision: Supervision::Managed,
+        socket: None,
+        // Not what is run here; but somebody's whom csid trusts.
+        argv: vec!["/bin/sh".into()],
+        environment: [("CSI_ENDPOINT".into(), format!("unix://{}", socket.display()))].into(),
+        ..external(socket)
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[tokio::test]
+async fn after_a_thousand_crashes_there_is_one_supervisor_and_one_process() {
+    let millis = Duration::from_millis;
+    let pace = Pace { restart: millis(1), longest: millis(1), start: millis(50), ..PACE };
+    let host = Host::with(pace, Vec::new());
+    let systemd = Systemd::behind(&host.plugins.units()).await;
+    let mut fake = host.fake();
+    // Told to end, killed, gone at once, well, or never ready: in turn.
+    const ENDS: [&str; 5] =
+        ["/bin/sh -c 'exit 3'", "/bin/sh -c 'kill -9 $$'", "/bin/false", "/bin/true", "/bin/sleep 0.02"];
+    const HANGS: &str = "/bin/sleep 1000";
+    systemd.machine().runs = HANGS;
+    let tasks = tokio::runtime::Handle::current().metrics();
+    let before = tasks.num_alive_tasks();
+    host.plugins.register("p", managed(&fake.socket), 0).await.unwrap();
+    until(|| systemd.machine().starts == 1).await;
+    let restarts = || host.plugins.view("p").unwrap().restarts;
+    let (mut seen, mut held) = (0, 0);
+    while restarts() < CRASHES {
+        let starts = systemd.machine().starts;
+        if starts != seen {
+            seen = starts;
+            held = held.max(descriptors());
+            systemd.machine().runs =
+                if starts.is_multiple_of(50) { HANGS } else { ENDS[starts % ENDS.len()] };
+        }
+        tokio::time::sleep(millis(1)).await;
+    }
+    // It mends itself.
+    systemd.machine().runs = HANGS;
+    let mended = async {
+        while host.plugins.view("p").unwrap().state != "ready" {
+            if systemd.pid() != 0 && !fake.socket.exists() {
+                // Of a start that was late.
+                fake.kill();
+                fake.start();
+            }
+            tokio::time::sleep(millis(1)).await;
+        }
+    };
+    tokio::time::timeout(LONG, mended).await.expect("it never was ready");
+    let (pid, starts, counted) = (systemd.pid(), systemd.machine().starts, restarts());
+    assert_eq!(systemd.machine().doubles, 0, "two processes at a time");
+    assert_eq!(starts, counted as usize + 1, "each restart is one start");
+    // Its own task, the connection's to the plugin and those of the bus; not one a crash.
+    let (now, open) = (tasks.num_alive_tasks(), descriptors());
+    assert!(now < before + 10, "{now} tasks, {before} before");
+    assert!(open < held + 10 && held < 200, "{open} descriptors, {held} at most while it crashed");
+    tokio::time::sleep(millis(100)).await;
+    assert_eq!((systemd.pid(), systemd.machine().starts), (pid, starts), "nobody else starts it");
+
+    // Each is told, and the fall into the loop once, not a thousand times.
+    let falls = host.events("plugin-health").await;
+    let falls = falls.iter().filter(|(_, details)| details["to"] == "failed").count();
+    assert_eq!(falls, 1);
+
+    host.plugins.unregister("p", None, 0).await.unwrap();
+    tokio::time::sleep(millis(50)).await;
+    assert_eq!((systemd.pid(), systemd.machine().starts), (0, starts), "nor after its end");
+}
+
+#[tokio::test]
+async fn failed_is_a_state_between_two_tries_that_a_probe_or_a_restart_brings_on() {
+    let pace = Pace { restart: Duration::from_millis(10), longest: LONG * 60, ..PACE };
+    let host = Host::with(pace, Vec::new());
+    let systemd = Systemd::behind(&host.plugins.units()).await;
+    let mut fake = host.fake();
+    systemd.machine().runs = "/bin/sh -c 'exit 3'";
+    host.plugins.register("p", managed(&fake.socket), 0).await.unwrap();
+    // Until the pauses are long: the next one is of five seconds.
+    until(|| systemd.machine().starts == 10).await;
+    host.state(&["failed"]).await;
+    let view = host.plugins.view("p").unwrap();
+    assert!(view.health_message.contains("exited with status 3; it is started again at "), "{view:?}");
+    assert!(view.health_message.ends_with(" UTC"), "{view:?}");
+
+    // A Probe starts it now, and is answered by what comes of it; the first may still have asked about the tenth.
+    let begun = Instant::now();
+    while systemd.machine().starts == 10 {
+        let error = host.plugins.probe("p", Some(soon(LONG))).await.unwrap_err();
+        assert_eq!(error.kind, Kind::PluginUnavailable);
+        assert!(error.message.contains("exited with status 3"), "{error}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    systemd.machine().runs = "/bin/sleep 1000";
+    let plugins = host.plugins.clone();
+    let probe = tokio::spawn(async move { plugins.probe("p", Some(soon(LONG))).await });
+    until(|| systemd.pid() != 0).await;
+    fake.start();
+    assert!(probe.await.unwrap().unwrap());
+    host.ready().await;
+
+    // So does Restart, and the pauses begin anew.
+    systemd.machine().runs = "/bin/false";
+    let pid = systemd.pid();
+    host.plugins.restart("p").await.unwrap();
+    assert_ne!(systemd.pid(), pid);
+    let begun = Instant::now();
+    let starts = systemd.machine().starts;
+    until(|| systemd.machine().starts > starts + 2).await;
+    assert!(begun.elapsed() < Duration::from_secs(10), "10, 20, 40 ms: {:?}", begun.elapsed());
+    host.state(&["failed"]).await;
+    systemd.machine().runs = "/bin/sleep 1000";
+    host.plugins.restart("p").await.unwrap();
+    until(|| systemd.pid() != 0).await;
+    fake.kill();
+    fake.start();
+    host.plugins.ready_again("p").await.unwrap();
+}

@@ -1,0 +1,170 @@
+//! What csid asks of systemd, answered over D-Bus by the test, of real processes: as fast as they end.
+
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use futures_util::StreamExt;
+use rustix::process::{Pid, Signal, kill_process};
+use zbus::connection::Builder;
+use zbus::{Connection, Guid, Message, MessageStream, OwnedObjectPath, OwnedVariant, Variant};
+
+use crate::host::units::Units;
+
+/// Starts what it is told, one after the other, and tells of it. It is one process: a fork of the tests' own would hold the
+/// locks of all that they have open until its exec.
+const SHELL: &str = "while read -r line; do sh -c \"exec $line\" </dev/null >/dev/null 2>&1 & echo $!; wait $!; echo $?; done";
+
+pub struct Machine {
+    /// What the next start runs, as a shell has it.
+    pub runs: &'static str,
+    pub starts: usize,
+    /// Starts while a process of the unit was there.
+    pub doubles: usize,
+    shell: Child,
+    orders: ChildStdin,
+    told: Lines<BufReader<ChildStdout>>,
+    /// The main process, 0: there is none.
+    main: u32,
+    /// waitid's code and status of the last process.
+    exit: (i32, i32),
+    is_loaded: bool,
+}
+
+#[derive(Clone)]
+pub struct Systemd(Arc<Mutex<Machine>>);
+
+impl Systemd {
+    /// csid's systemd is this one from now on.
+    pub async fn behind(units: &Units) -> Self {
+        let systemd = Systemd(Arc::new(Mutex::new(Machine::new())));
+        let (client, server) = std::os::unix::net::UnixStream::pair().unwrap();
+        let guid = Guid::generate();
+        let serving = Builder::unix_stream(server).server(guid).p2p().build_message_stream();
+        let connecting = Builder::unix_stream(client).p2p().build();
+        let (serving, connection) = tokio::join!(serving, connecting);
+        tokio::spawn(systemd.clone().serve(serving.unwrap()));
+        units.connect_to(connection.unwrap()).await;
+        systemd
+    }
+
+    pub fn machine(&self) -> MutexGuard<'_, Machine> {
+        self.0.lock().unwrap()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.machine().look()
+    }
+
+    async fn serve(self, mut stream: MessageStream) {
+        let connection = Connection::from(&stream);
+        while let Some(Ok(call)) = stream.next().await {
+            let answer = self.machine().answer(&call);
+            connection.send(&answer).await.unwrap();
+        }
+    }
+}
+
+impl Machine {
+    fn new() -> Self {
+        let mut shell = Command::new("/bin/sh");
+        let mut shell =
+            shell.args(["-c", SHELL]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (orders, told) =
+            (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()).lines());
+        let (starts, doubles, main, exit, is_loaded) = (0, 0, 0, (0, 0), false);
+        Machine { runs: "", starts, doubles, shell, orders, told, main, exit, is_loaded }
+    }
+
+    fn hear(&mut self) -> u32 {
+        self.told.next().expect("the shell is there").unwrap().parse().unwrap()
+    }
+
+    /// The main process. What ended well is forgotten, as a transient unit is.
+    fn look(&mut self) -> u32 {
+        if self.main != 0 && !Path::new(&format!("/proc/{}", self.main)).exists() {
+            let status = self.hear() as i32;
+            self.exit = if status > 128 { (2, status - 128) } else { (1, status) };
+            self.is_loaded = status != 0;
+            self.main = 0;
+        }
+        self.main
+    }
+
+    fn start(&mut self) {
+        if self.look() != 0 {
+            self.doubles += 1;
+            self.stop();
+        }
+        self.starts += 1;
+        self.is_loaded = true;
+        writeln!(self.orders, "{}", self.runs).unwrap();
+        self.main = self.hear();
+    }
+
+    fn stop(&mut self) {
+        if self.look() != 0 {
+            let main = Pid::from_raw(self.main as i32).unwrap();
+            let _ = kill_process(main, Signal::KILL);
+            self.hear();
+            self.main = 0;
+        }
+        self.is_loaded = false;
+    }
+
+    fn property(&mut self, name: &str) -> Variant<'static> {
+        let pid = self.look();
+        match name {
+            "ActiveState" if pid != 0 => "active".into(),
+            "ActiveState" => "failed".into(),
+            "MainPID" => pid.into(),
+            "Result" => "exit-code".into(),
+            "ExecMainCode" => self.exit.0.into(),
+            "ExecMainStatus" => self.exit.1.into(),
+            other => panic!("{other} is asked for"),
+        }
+    }
+
+    fn answer(&mut self, call: &Message) -> Message {
+        let header = call.header();
+        let path = OwnedObjectPath::try_from("/org/freedesktop/systemd1/it").unwrap();
+        let answer = Message::method_return(&header);
+        let gone = || {
+            let error = Message::error(&header, "org.freedesktop.systemd1.NoSuchUnit");
+            error.build(&"no such unit").unwrap()
+        };
+        match header.member().unwrap().as_str() {
+            "GetUnit" => {
+                self.look();
+                if self.is_loaded { answer.build(&path).unwrap() } else { gone() }
+            }
+            "StartTransientUnit" => {
+                self.start();
+                answer.build(&path).unwrap()
+            }
+            "StopUnit" => {
+                self.stop();
+                answer.build(&path).unwrap()
+            }
+            "ResetFailedUnit" => {
+                self.is_loaded &= self.look() != 0;
+                answer.build(&()).unwrap()
+            }
+            "Get" => {
+                let (_, name): (String, String) = call.body().deserialize().unwrap();
+                let value = OwnedVariant::try_from(self.property(&name)).unwrap();
+                answer.build(&value).unwrap()
+            }
+            other => panic!("{other} is called"),
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
