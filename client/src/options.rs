@@ -275,7 +275,8 @@ options! {
 }
 
 options! {
-    /// RegisterPlugin's spec: an external plugin has a socket, a managed one argv.
+    /// RegisterPlugin's spec: a managed plugin has argv, one in a unit its name and a socket, an
+    /// external one a socket.
     PluginSpec {
         supervision: Supervision,
         argv: Vec<String>,
@@ -283,6 +284,8 @@ options! {
         environment: BTreeMap<String, String>,
         /// `LoadCredential=` of the plugin. Named `credentials` in the contract, not the common key.
         credentials: Vec<String>,
+        /// The service that the plugin runs in, which somebody else has defined.
+        unit: String,
         socket: String,
         instance: String,
         /// The host directory that the plugin sees as `plugin_view`.
@@ -438,9 +441,10 @@ words! {
 }
 
 words! {
-    /// Who runs a plugin: csid, or somebody else.
+    /// Who runs a plugin: csid, a unit that csid starts, or somebody else.
     Supervision {
         Managed = "managed",
+        Unit = "unit",
         External = "external",
     }
 }

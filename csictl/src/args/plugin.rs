@@ -13,7 +13,7 @@ pub enum Plugin {
     List,
     /// Show one plugin, and who uses its volumes
     Show { plugin: String },
-    /// Register a plugin: one that runs already, by its socket, or one that csid runs, by its command
+    /// Register a plugin: one that csid runs, by its command, one in a systemd unit, or one that runs already, by its socket
     Register(Register),
     /// Forget a plugin, and stop it if csid runs it
     Unregister {
@@ -27,13 +27,13 @@ pub enum Plugin {
     },
     /// Wait until a plugin is ready
     Wait(PluginWait),
-    /// Show what a plugin that csid runs has written to the journal
+    /// Show what a plugin that runs in a unit has written to the journal
     Logs(Logs),
     /// Show what a plugin uses, and how long csid's calls of it took
     Stats { plugin: String },
     /// Show what the plugins use, again and again on a terminal
     Top(Top),
-    /// Stop a plugin that csid runs, start it again and wait until it is ready; its mounts stay
+    /// Stop a plugin that runs in a unit, start it again and wait until it is ready; its mounts stay
     Restart {
         plugin: String,
         #[command(flatten)]
@@ -84,7 +84,10 @@ pub struct Top {
 #[derive(Args)]
 pub struct Register {
     pub plugin: String,
-    /// The plugin's socket; csid does not start or stop it
+    /// The service it runs in, which is there already; csid starts it, and leaves it when the plugin is forgotten; root only
+    #[arg(long, value_name = "NAME.service", requires = "socket")]
+    pub unit: Option<String>,
+    /// The plugin's socket; without --unit csid does not start or stop it
     #[arg(long, value_name = "PATH", conflicts_with = "argv")]
     pub socket: Option<String>,
     /// The command that csid runs as the plugin, after `--`; root only

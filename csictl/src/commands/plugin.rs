@@ -163,12 +163,17 @@ fn about(command: &'static str, plugin: &str, tried: &mut Tried) {
 }
 
 fn spec(args: Register) -> PluginSpec {
-    let supervision = if args.socket.is_some() { Supervision::External } else { Supervision::Managed };
+    let supervision = match (&args.unit, &args.socket) {
+        (Some(_), _) => Supervision::Unit,
+        (None, Some(_)) => Supervision::External,
+        (None, None) => Supervision::Managed,
+    };
     PluginSpec {
         supervision: Some(supervision),
         argv: some(args.argv),
         environment: pairs(args.env),
         credentials: some(args.load_credential),
+        unit: args.unit,
         socket: args.socket,
         instance: args.instance,
         plugin_root: args.plugin_root,

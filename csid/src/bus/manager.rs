@@ -20,7 +20,7 @@ use crate::store::rows::Event;
 use crate::volume::Authority;
 
 /// One word a capability that is there.
-const FEATURES: [&str; 11] = [
+const FEATURES: [&str; 13] = [
     "mount",
     "open-mount",
     "plugins",
@@ -32,6 +32,7 @@ const FEATURES: [&str; 11] = [
     "restart",
     "log",
     "stats",
+    "unit",
 ];
 /// The most events that one GetEvents answers.
 const MOST_EVENTS: u32 = 1000;
@@ -88,8 +89,11 @@ const SPEC: Keys = &[
 ];
 
 impl Word for Supervision {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("managed", Supervision::Managed), ("external", Supervision::External)];
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("managed", Supervision::Managed),
+        ("unit", Supervision::Unit),
+        ("external", Supervision::External),
+    ];
 }
 
 impl Word for Log {
@@ -108,11 +112,16 @@ fn spec(options: &mut Options) -> Result<PluginSpec> {
     }
     let supervision = options.word("supervision")?;
     Ok(PluginSpec {
-        supervision: supervision
-            .ok_or_else(|| Error::invalid("supervision is missing: managed (argv) or external (socket)"))?,
+        supervision: supervision.ok_or_else(|| {
+            Error::invalid(
+                "supervision is missing: managed (argv), unit (unit and socket) or external (socket)",
+            )
+        })?,
         argv: options.texts("argv").unwrap_or_default(),
         environment: options.map("environment").unwrap_or_default(),
         credentials: options.texts("credentials").unwrap_or_default(),
+        // Its form is the spec's to check.
+        unit: options.text("unit"),
         socket: options.checked("socket", names::path)?,
         instance: options.checked("instance", |_, text| names::instance(text))?,
         plugin_root: options.checked("plugin-root", names::path)?,

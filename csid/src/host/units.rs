@@ -17,6 +17,10 @@ const ABSENT: [&str; 2] = ["org.freedesktop.systemd1.NoSuchUnit", "org.freedeskt
 /// A call to PID 1 that takes longer has failed.
 const CALL: Duration = Duration::from_secs(30);
 
+/// A unit as ListUnitsByNames tells of it: name, description, load, active and sub state, whom it follows, its object, and
+/// its job.
+type Listed = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
+
 #[derive(Debug, thiserror::Error)]
 pub enum UnitsError {
     #[error("no systemd answers on the system bus; managed plugins need it, external ones do not")]
@@ -75,6 +79,20 @@ pub struct UnitState {
     /// How the last main process ended: waitid's code (1 exited, 2 killed, 3 dumped) and status; 0 before any
     /// did.
     pub exit: (i32, i32),
+}
+
+/// A service that somebody else defines.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its own name, of which the one that was asked for may be an alias.
+    pub name: String,
+    /// `loaded`, `not-found`, `masked`, `bad-setting`, `error`
+    pub load: String,
+    /// `running`, `auto-restart`, ...
+    pub sub: String,
+    /// A job is about to change it.
+    pub has_job: bool,
+    pub state: UnitState,
 }
 
 impl UnitState {
@@ -138,9 +156,14 @@ impl Units {
         self.manager("StartTransientUnit", &service.unit, &body).await.map(drop)
     }
 
-    /// Start a unit that is loaded, by the definition it has.
+    /// Start a unit by the definition it has.
     pub async fn start(&self, unit: &str) -> Result<(), UnitsError> {
         self.manager("StartUnit", unit, &(unit, "fail")).await.map(drop)
+    }
+
+    /// Stop a unit and start it, and what was stopped for that with it; answered when the job is there.
+    pub async fn restart(&self, unit: &str) -> Result<(), UnitsError> {
+        self.manager("RestartUnit", unit, &(unit, "replace")).await.map(drop)
     }
 
     /// Forget a unit's failure, so that its name is free again.
@@ -165,15 +188,27 @@ impl Units {
     /// `None`: no such unit is loaded.
     pub async fn state(&self, unit: &str) -> Result<Option<UnitState>, UnitsError> {
         let Some(path) = self.path(unit).await? else { return Ok(None) };
-        Ok(Some(UnitState {
-            active: self.property(unit, &path, "Unit", "ActiveState").await?,
-            main_pid: self.property(unit, &path, "Service", "MainPID").await?,
-            result: self.property(unit, &path, "Service", "Result").await?,
+        self.state_at(unit, &path).await.map(Some)
+    }
+
+    async fn state_at(&self, unit: &str, path: &str) -> Result<UnitState, UnitsError> {
+        Ok(UnitState {
+            active: self.property(unit, path, "Unit", "ActiveState").await?,
+            main_pid: self.property(unit, path, "Service", "MainPID").await?,
+            result: self.property(unit, path, "Service", "Result").await?,
             exit: (
-                self.property(unit, &path, "Service", "ExecMainCode").await?,
-                self.property(unit, &path, "Service", "ExecMainStatus").await?,
+                self.property(unit, path, "Service", "ExecMainCode").await?,
+                self.property(unit, path, "Service", "ExecMainStatus").await?,
             ),
-        }))
+        })
+    }
+
+    /// A service that somebody else defines, also one that is not there: systemd reads its definition if it has not.
+    pub async fn found(&self, service: &str) -> Result<Found, UnitsError> {
+        let mut listed = self.listed(&[service]).await?;
+        let (name, _, load, _, sub, _, path, job, ..) = listed.remove(0);
+        let state = self.state_at(service, &path).await?;
+        Ok(Found { name, load, sub, has_job: job != 0, state })
     }
 
     /// The control group of a unit's processes, and the main one; `None`: it is not loaded, or has none.
@@ -201,18 +236,22 @@ impl Units {
 
     /// Those of `units` that run, or that a job is about to start: in one call, whatever their number.
     pub async fn running(&self, units: &[&str]) -> Result<Vec<String>, UnitsError> {
-        type Row =
-            (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
+        let rows = self.listed(units).await?;
+        let runs =
+            |(_, row): &(&&str, Listed)| !matches!(row.3.as_str(), "inactive" | "failed") || row.7 != 0;
+        Ok(units.iter().zip(rows).filter(runs).map(|(unit, _)| (*unit).to_owned()).collect())
+    }
+
+    /// In the order of the question; under other names, where a unit has several.
+    async fn listed(&self, units: &[&str]) -> Result<Vec<Listed>, UnitsError> {
         let call = "ListUnitsByNames";
         let rows = self.manager(call, "", &(units,)).await?;
         let failed = |source| UnitsError::Call { call, unit: String::new(), source };
-        // In the order of the question; under other names, where a unit has several.
-        let rows: Vec<Row> = rows.body().deserialize().map_err(failed)?;
+        let rows: Vec<Listed> = rows.body().deserialize().map_err(failed)?;
         if rows.len() != units.len() {
             return Err(failed(zbus::Error::InvalidReply));
         }
-        let runs = |(_, row): &(&&str, Row)| !matches!(row.3.as_str(), "inactive" | "failed") || row.7 != 0;
-        Ok(units.iter().zip(rows).filter(runs).map(|(unit, _)| (*unit).to_owned()).collect())
+        Ok(rows)
     }
 
     /// Everybody's unique name on the bus, after that of the bus itself: another one gives the same names again.

@@ -58,7 +58,7 @@ mod tests {
     fn one_wrong_file_refuses_all_and_is_named() {
         let table = [
             ("x.toml", format!("{EXTERNAL}sokket = \"/run/b.sock\"\n"), vec!["line 3", "sokket"]),
-            ("x.toml", "supervision = \"unit\"\n".into(), vec!["line 1", "unit"]),
+            ("x.toml", "supervision = \"pod\"\n".into(), vec!["line 1", "pod"]),
             ("x.toml", "socket = \"/run/a.sock\"\n".into(), vec!["supervision"]),
             ("x.toml", "supervision = \"external\"\n".into(), vec!["needs socket"]),
             ("x y.toml", EXTERNAL.into(), vec!["plugin id"]),

@@ -202,6 +202,7 @@ fn described(socket: &Path, info: PluginInfo) -> Result<(String, PluginSpec)> {
         argv: Vec::new(),
         environment: BTreeMap::new(),
         credentials: Vec::new(),
+        unit: None,
         socket: Some(endpoint),
         instance: Some(instance(socket)),
         plugin_root: None,

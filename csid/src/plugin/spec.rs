@@ -13,7 +13,7 @@ use crate::config::{self, Directories};
 use crate::error::{Error, Result};
 
 /// Keys of the contract that this csid does not serve: NotSupported, where an unknown key is InvalidArgument.
-pub const LATER_KEYS: [&str; 4] = ["unit", "profile", "propagation", "network"];
+pub const LATER_KEYS: [&str; 3] = ["profile", "propagation", "network"];
 
 const DEFAULT_INSTANCE: &str = "default";
 const ENDPOINT: &str = "CSI_ENDPOINT";
@@ -35,6 +35,9 @@ pub struct PluginSpec {
     /// `NAME` or `NAME:PATH`, as in LoadCredential=.
     #[serde(default)]
     pub credentials: Vec<String>,
+    /// The service that a `unit` plugin runs in, which somebody else has defined.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
     #[serde(default)]
     pub socket: Option<String>,
     #[serde(default)]
@@ -55,7 +58,11 @@ pub struct PluginSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Supervision {
+    /// csid defines its unit.
     Managed,
+    /// A unit that is there, of a file or made by a generator as a Quadlet's: csid starts and watches it, and never stops it
+    /// but to restart it.
+    Unit,
     External,
 }
 
@@ -94,7 +101,11 @@ impl PluginSpec {
         }
         match self.supervision {
             Supervision::Managed => self.validate_managed(id)?,
+            Supervision::Unit => self.validate_unit()?,
             Supervision::External => self.validate_external()?,
+        }
+        if self.unit.is_some() && self.supervision != Supervision::Unit {
+            return Err(Error::invalid("unit is for supervision = \"unit\""));
         }
         for (key, path) in [("plugin-root", &self.plugin_root), ("plugin-view", &self.plugin_view)] {
             if path.as_ref().is_some_and(|path| !is_plain_path(path)) {
@@ -160,12 +171,29 @@ impl PluginSpec {
         Ok(())
     }
 
-    fn validate_external(&self) -> Result<()> {
+    fn validate_unit(&self) -> Result<()> {
+        let Some(unit) = &self.unit else {
+            return Err(Error::invalid("supervision = \"unit\" needs unit: the name of a service"));
+        };
+        check_service(unit)?;
+        self.refuse_what_defines()?;
+        match &self.socket {
+            Some(socket) => check_socket(socket, "socket is not"),
+            None => Err(Error::invalid("a plugin in a unit needs socket: the path where it listens")),
+        }
+    }
+
+    fn refuse_what_defines(&self) -> Result<()> {
         if !self.argv.is_empty() || !self.environment.is_empty() || !self.credentials.is_empty() {
             return Err(Error::invalid(
-                "argv, environment and credentials are for managed plugins; csid starts no external one",
+                "argv, environment and credentials are for managed plugins; csid defines how no other one runs",
             ));
         }
+        Ok(())
+    }
+
+    fn validate_external(&self) -> Result<()> {
+        self.refuse_what_defines()?;
         match &self.socket {
             Some(socket) => check_socket(socket, "socket is not"),
             None => Err(Error::invalid("an external plugin needs socket: the path where it listens")),
@@ -186,6 +214,7 @@ impl PluginSpec {
     pub(super) fn needs_root(&self) -> bool {
         !self.argv.is_empty()
             || !self.environment.is_empty()
+            || self.unit.is_some()
             || self.plugin_root.is_some()
             || self.plugin_view.is_some()
     }
@@ -213,6 +242,7 @@ impl PluginSpec {
     pub(super) fn same_process(&self, other: &PluginSpec) -> bool {
         self.supervision == other.supervision
             && self.instance() == other.instance()
+            && self.unit == other.unit
             && self.argv == other.argv
             && self.environment == other.environment
             && self.credentials == other.credentials
@@ -239,6 +269,11 @@ impl Place {
         let endpoint = spec.environment.get(ENDPOINT).and_then(|endpoint| endpoint.strip_prefix("unix://"));
         let own = directories.runtime.join("plugins").join(id).join(spec.instance());
         let (unit, socket, directory) = match (spec.supervision, endpoint) {
+            (Supervision::Unit, _) => (
+                spec.unit.clone().unwrap_or_default(),
+                PathBuf::from(spec.socket.clone().unwrap_or_default()),
+                None,
+            ),
             (Supervision::External, _) => {
                 (String::new(), PathBuf::from(spec.socket.clone().unwrap_or_default()), None)
             }
@@ -283,6 +318,22 @@ fn is_plain_path(path: &str) -> bool {
         && is_text(path)
         && Path::new(path).is_absolute()
         && !Path::new(path).components().any(|c| c == Component::ParentDir)
+}
+
+/// The name of a service that can be started, and that csid does not define itself.
+fn check_service(unit: &str) -> Result<()> {
+    let stem = unit.strip_suffix(".service").unwrap_or_default();
+    let named = |b: u8| b.is_ascii_alphanumeric() || b":-_.\\@".contains(&b);
+    if stem.is_empty() || unit.len() > UNIT_NAME_BYTES || !stem.bytes().all(named) {
+        return Err(Error::invalid("unit is not the name of a service, NAME.service"));
+    }
+    if stem.starts_with('@') || stem.ends_with('@') {
+        return Err(Error::invalid(format!("unit: {unit} is a template; name an instance of it")));
+    }
+    if stem == "csid" || stem.starts_with("csi-plugin-") {
+        return Err(Error::invalid(format!("unit: {unit} is csid's own")));
+    }
+    Ok(())
 }
 
 /// CSI rule 1: a Unix socket whose name ends in `.sock`.

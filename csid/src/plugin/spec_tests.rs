@@ -7,6 +7,7 @@ fn external() -> PluginSpec {
         argv: Vec::new(),
         environment: BTreeMap::new(),
         credentials: Vec::new(),
+        unit: None,
         socket: Some("/run/p/csi.sock".into()),
         instance: None,
         plugin_root: None,
@@ -23,6 +24,10 @@ fn managed() -> PluginSpec {
         socket: None,
         ..external()
     }
+}
+
+fn unit(name: &str) -> PluginSpec {
+    PluginSpec { supervision: Supervision::Unit, unit: Some(name.into()), ..external() }
 }
 
 fn environment(key: &str, value: &str) -> PluginSpec {
@@ -48,6 +53,9 @@ fn good_specs() {
         external(),
         managed(),
         environment("_A9", "any = thing"),
+        unit("my-driver.service"),
+        unit(r"csi@a\x2db.service"),
+        PluginSpec { plugin_root: Some("/srv/csi".into()), ..unit("a.b_c:d.service") },
         environment("CSI_ENDPOINT", unix),
         PluginSpec { instance: Some("0123456789abcdef".into()), ..managed() },
         PluginSpec { credentials: vec!["key".into(), "csid.a:/etc/key".into()], ..managed() },
@@ -75,6 +83,18 @@ fn wrong_specs() {
         ("for managed plugins", PluginSpec { argv: vec!["/bin/true".into()], ..external() }),
         ("for managed plugins", PluginSpec { credentials: vec!["a".into()], ..external() }),
         ("for external plugins", PluginSpec { socket: some("/run/a.sock"), ..managed() }),
+        ("needs unit", PluginSpec { unit: None, ..unit("") }),
+        ("not the name of a service", unit("driver.socket")),
+        ("not the name of a service", unit(".service")),
+        ("not the name of a service", unit("a/b.service")),
+        ("not the name of a service", unit(&format!("{}.service", "x".repeat(248)))),
+        ("is a template", unit("csi@.service")),
+        ("csid's own", unit("csid.service")),
+        ("csid's own", unit("csi-plugin-local-default.service")),
+        ("needs socket", PluginSpec { socket: None, ..unit("a.service") }),
+        ("for managed plugins", PluginSpec { argv: vec!["/bin/true".into()], ..unit("a.service") }),
+        ("for supervision = \"unit\"", PluginSpec { unit: some("a.service"), ..external() }),
+        ("for supervision = \"unit\"", PluginSpec { unit: some("a.service"), ..managed() }),
         ("needs argv", PluginSpec { argv: Vec::new(), ..managed() }),
         ("argv[0]", argv("true")),
         ("argv[0]", argv("/usr/../bin/true")),

@@ -1,18 +1,21 @@
-//! The process of a managed plugin: a transient unit that csid starts, adopts and stops. It outlives csid;
-//! who watches it is the plugin's task, the only one.
+//! The process of a plugin that csid supervises: in a transient unit that csid starts, adopts and stops, or in a unit that
+//! somebody else has defined, which csid only starts. It outlives csid; who watches it is the plugin's task, the only one.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::spec::{Log, Place, PluginSpec, split_credential};
-use crate::host::units::{MainProcess, Service, UnitState, Units, UnitsError};
+use super::spec::{Log, Place, PluginSpec, Supervision, split_credential};
+use crate::host::units::{Found, MainProcess, Service, UnitState, Units, UnitsError};
 
 /// What orders plugins at shutdown; csid.service's package brings it.
 const TARGET: &str = "csi-plugins.target";
 /// How long a unit may take to say what it is doing.
 const SETTLE: Duration = Duration::from_secs(30);
+
+/// How often a unit is looked at that somebody else may start.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// systemd forgets a transient unit that ended well.
 const ENDED_WELL: &str = "it exited with status 0";
@@ -34,6 +37,21 @@ pub(super) enum StartError {
     Leftovers { unit: String },
     #[error("{unit} stays {active}; see `systemctl status {unit}`")]
     Stuck { unit: String, active: String },
+    #[error(
+        "there is no {unit}; write it and `systemctl daemon-reload`, or register the plugin with another one"
+    )]
+    NotFound { unit: String },
+    #[error("{unit} is masked; `systemctl unmask {unit}`")]
+    Masked { unit: String },
+    #[error("systemd cannot load {unit} ({load}); see `systemctl status {unit}`")]
+    NotLoaded { unit: String, load: String },
+    #[error("{unit} is another name of {name}; register the plugin with that one")]
+    Alias { unit: String, name: String },
+    #[error(
+        "{unit} has no main process to watch: it is of Type=oneshot, or of Type=forking without PIDFile=; register its \
+         plugin as external"
+    )]
+    NoProcess { unit: String },
 }
 
 /// A running process: found, or made now.
@@ -42,13 +60,97 @@ pub(super) struct Running {
     pub started: bool,
 }
 
-/// Make sure that the plugin's unit runs. One that does is adopted as it is, whatever it was started with.
+/// Make sure that the plugin's unit runs, whoever defines it.
 pub(super) async fn ensure(
     units: &Units,
     id: &str,
     spec: &PluginSpec,
     place: &Place,
 ) -> Result<Running, StartError> {
+    match spec.supervision {
+        Supervision::Unit => adopt(units, &place.unit).await,
+        Supervision::Managed | Supervision::External => own(units, id, spec, place).await,
+    }
+}
+
+/// A unit that somebody else has defined. What systemd is about to do with it, its own `Restart=` among that, is waited
+/// for: it is started only when nobody else does.
+async fn adopt(units: &Units, unit: &str) -> Result<Running, StartError> {
+    let mut started = false;
+    let mut pause = Duration::from_millis(10);
+    let until = tokio::time::Instant::now() + SETTLE;
+    loop {
+        let found = units.found(unit).await?;
+        refuse_unloaded(unit, &found)?;
+        let Found { sub, has_job, state, .. } = found;
+        match state.active.as_str() {
+            // Before it says that it is ready it is watched already.
+            "activating" if state.main_pid != 0 => {
+                if let Some(process) = units.watch(unit, state.main_pid).await? {
+                    return Ok(Running { process, started });
+                }
+            }
+            _ if has_job => {}
+            "active" | "reloading" if state.main_pid == 0 => {
+                return Err(StartError::NoProcess { unit: unit.to_owned() });
+            }
+            "active" | "reloading" => {
+                if let Some(process) = units.watch(unit, state.main_pid).await? {
+                    return Ok(Running { process, started });
+                }
+            }
+            "inactive" | "failed" if started => {
+                return Err(StartError::Ended { unit: unit.to_owned(), how: how_it_ended(&state) });
+            }
+            "inactive" | "failed" => {
+                // How often it is started is csid's business.
+                units.reset_failed(unit).await?;
+                units.start(unit).await?;
+                started = true;
+            }
+            _ => {}
+        }
+        if tokio::time::Instant::now() > until {
+            let active = format!("{} ({sub})", state.active);
+            return Err(StartError::Stuck { unit: unit.to_owned(), active });
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+fn refuse_unloaded(unit: &str, found: &Found) -> Result<(), StartError> {
+    let unit = unit.to_owned();
+    match found.load.as_str() {
+        "loaded" if found.name == unit => Ok(()),
+        "loaded" => Err(StartError::Alias { unit, name: found.name.clone() }),
+        "not-found" => Err(StartError::NotFound { unit }),
+        "masked" => Err(StartError::Masked { unit }),
+        load => Err(StartError::NotLoaded { unit, load: load.to_owned() }),
+    }
+}
+
+/// Wait until somebody else starts a unit that csid has not defined. PID 1 is asked, for being told would make it send csid
+/// every change of every unit of the host.
+pub(super) async fn started_by_others(units: &Units, unit: &str) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if let Ok(found) = units.found(unit).await
+            && (found.state.main_pid != 0 || found.state.active == "activating")
+        {
+            return;
+        }
+    }
+}
+
+/// Stop a unit that somebody else has defined, and start it; it is waited for by [`ensure`].
+pub(super) async fn restart(units: &Units, place: &Place) -> Result<(), UnitsError> {
+    units.reset_failed(&place.unit).await?;
+    units.restart(&place.unit).await
+}
+
+/// Make sure that the plugin's own unit runs. One that does is adopted as it is, whatever it was started with.
+async fn own(units: &Units, id: &str, spec: &PluginSpec, place: &Place) -> Result<Running, StartError> {
     let unit = &place.unit;
     let mut started = false;
     let mut pause = Duration::from_millis(5);
@@ -160,7 +262,10 @@ pub(super) async fn stop(units: &Units, place: &Place) -> Result<(), UnitsError>
 pub(super) async fn end_of(units: &Units, unit: &str) -> String {
     for _ in 0..20 {
         match units.state(unit).await {
-            Ok(Some(state)) if state.at_rest() => return how_it_ended(&state),
+            // Not at rest for long is one that systemd starts again.
+            Ok(Some(state)) if state.at_rest() || (state.main_pid == 0 && state.exit.0 != 0) => {
+                return how_it_ended(&state);
+            }
             Ok(Some(_)) => tokio::time::sleep(Duration::from_millis(25)).await,
             Ok(None) => return ENDED_WELL.into(),
             Err(error) => return error.to_string(),

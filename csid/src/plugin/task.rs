@@ -88,7 +88,7 @@ pub(super) struct Stop {
 pub(super) enum How {
     /// End the task, leave the process.
     Leave,
-    /// Stop a managed plugin's unit too. If that fails, the task goes on.
+    /// Stop the unit too, if csid has defined it. If that fails, the task goes on.
     Unit,
     /// The same, and the task goes on, which starts it again.
     Restart,
@@ -156,16 +156,20 @@ impl Task {
             stops: Stops::default(),
             common,
         };
-        let managed = spec.supervision == Supervision::Managed;
+        let (name, collected) = match spec.supervision {
+            Supervision::Managed => ("managed", spec.log == Log::Journal),
+            Supervision::Unit => ("unit", spec.log == Log::Journal),
+            // Nobody but csid collects what a managed plugin says; of an external one it sees nothing.
+            Supervision::External => ("external", false),
+        };
         let view = PluginView {
             id: id.to_owned(),
             state: "starting",
-            supervision: if managed { "managed" } else { "external" },
+            supervision: name,
             unit: place.unit.clone(),
             socket: place.socket.to_string_lossy().into_owned(),
             instances: vec![spec.instance().to_owned()],
-            // Nobody but csid collects what a managed plugin says; of an external one it sees nothing.
-            log: if managed && spec.log == Log::Journal { "journal" } else { "none" },
+            log: if collected { "journal" } else { "none" },
             owner,
             ..PluginView::default()
         };
@@ -213,10 +217,13 @@ impl Task {
     async fn stop(&mut self, how: How) -> Result<()> {
         match how {
             How::Leave => {}
-            How::Unit if self.place.unit.is_empty() => {}
+            How::Unit if self.spec.supervision != Supervision::Managed => {}
             How::Unit => self.stop_unit().await?,
             How::Restart => {
-                self.stop_unit().await?;
+                match self.spec.supervision {
+                    Supervision::Unit => self.restart_unit().await?,
+                    Supervision::Managed | Supervision::External => self.stop_unit().await?,
+                }
                 self.peer.stops.end();
                 self.backoff.begin_anew();
                 self.restarted(Some("it was asked for".to_owned())).await;
@@ -237,6 +244,16 @@ impl Task {
         Ok(())
     }
 
+    async fn restart_unit(&mut self) -> Result<()> {
+        self.peer.stops.begin();
+        self.set("stopping", "", None).await;
+        supervise::restart(&self.shared.units, &self.place).await.map_err(|error| {
+            self.peer.stops.end();
+            Error::internal(format!("the plugin {} was not restarted: {error}", self.view.id))
+                .with(|details| details.retryable = true)
+        })
+    }
+
     async fn stop_unit(&mut self) -> Result<()> {
         self.peer.stops.begin();
         self.set("stopping", "", None).await;
@@ -247,12 +264,12 @@ impl Task {
         })
     }
 
-    /// Make and keep contact; returns why a process that was given was never ready.
-    async fn contact(&mut self, managed: bool) -> String {
+    /// Make and keep contact; returns why a process was never ready whose time is `limited`.
+    async fn contact(&mut self, limited: bool) -> String {
         let limit = Instant::now() + self.shared.pace.start;
         let mut reached = false;
         loop {
-            let limit = (managed && !reached).then_some(limit);
+            let limit = (limited && !reached).then_some(limit);
             if let Err(why) = self.reach(limit).await {
                 return why;
             }

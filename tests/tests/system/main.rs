@@ -8,6 +8,7 @@ mod machine;
 mod package;
 mod shutdown;
 mod stats;
+mod units;
 
 use std::time::{Duration, Instant};
 

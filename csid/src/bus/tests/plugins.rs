@@ -172,7 +172,7 @@ async fn what_is_not_there_yet_is_not_supported() {
     let world = World::new();
     let (socket, _serving) = world.listen();
     let client = connect(&socket).await;
-    for key in ["unit", "profile", "propagation", "network"] {
+    for key in ["profile", "propagation", "network"] {
         let spec = Options::from([("supervision", "external".into()), (key, "host".into())]);
         let (name, _) = manager(&client, "RegisterPlugin", &("p", spec)).await.unwrap_err();
         assert_eq!(name, "org.csid1.Error.NotSupported", "{key}");

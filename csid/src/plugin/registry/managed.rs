@@ -1,4 +1,4 @@
-//! What is asked of the units that csid runs plugins in.
+//! What is asked of the units that plugins run in.
 
 use std::os::fd::OwnedFd;
 
@@ -10,21 +10,21 @@ use crate::host::log::Lines;
 use crate::plugin::Supervision;
 
 impl Plugins {
-    /// Stop the units of a plugin's managed instances, which their tasks start again. A second call joins the first.
+    /// Stop the units of a plugin's instances, which their tasks start again. A second call joins the first.
     pub async fn restart(&self, id: &str) -> Result<()> {
         self.open()?;
-        let managed: Vec<_> = {
+        let supervised: Vec<_> = {
             let entries = self.entries();
             let entries = entries.get(id).ok_or_else(|| lookup::unknown(id))?;
-            let managed = entries.iter().filter(|entry| entry.spec.supervision == Supervision::Managed);
-            managed.map(|entry| (entry.stops.clone(), entry.state.clone())).collect()
+            let supervised = entries.iter().filter(|entry| entry.spec.supervision != Supervision::External);
+            supervised.map(|entry| (entry.stops.clone(), entry.state.clone())).collect()
         };
-        if managed.is_empty() {
+        if supervised.is_empty() {
             let text = format!("csid does not run the plugin {id}; restart it where it is run");
             return Err(Error::new(Kind::NotSupported, text));
         }
         // The registry stays as it is, so nobody who changes it waits for this unit.
-        for (stops, state) in managed {
+        for (stops, state) in supervised {
             if state.borrow().view.state != "stopping" {
                 stop(&stops, How::Restart).await?;
             }
@@ -32,13 +32,13 @@ impl Plugins {
         Ok(())
     }
 
-    /// When each managed instance of the plugin is ready, or gone.
+    /// When each instance that csid restarts of the plugin is ready, or gone.
     pub async fn ready_again(&self, id: &str) -> Result<()> {
         let states: Vec<_> = {
             let entries = self.entries();
             let entries = entries.get(id).into_iter().flatten();
-            let managed = entries.filter(|entry| entry.spec.supervision == Supervision::Managed);
-            managed.map(|entry| entry.state.clone()).collect()
+            let supervised = entries.filter(|entry| entry.spec.supervision != Supervision::External);
+            supervised.map(|entry| entry.state.clone()).collect()
         };
         for mut state in states {
             if state.wait_for(|seen| seen.ready.is_some()).await.is_err() {

@@ -156,7 +156,7 @@ impl Plugins {
         if uid != 0 && spec.needs_root() {
             return Err(Error::new(
                 Kind::NotAuthorized,
-                "argv, environment, plugin-root and plugin-view are root's alone",
+                "argv, environment, unit, plugin-root and plugin-view are root's alone",
             ));
         }
         let (plugins, id) = (self.clone(), id.to_owned());

@@ -3,7 +3,8 @@
 //!
 //! The pause before a start is twice the one before, from half a second up to a minute; it begins anew when the plugin was
 //! ready for a minute, and when somebody restarts it. It is never given up: `failed` is a state between two tries, and its
-//! message says when the next one is. A Probe that is asked for brings it on.
+//! message says when the next one is. A Probe that is asked for brings it on. A unit that csid has not defined may be started
+//! by others meanwhile, systemd's `Restart=` among them; then it is adopted.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -57,7 +58,7 @@ impl Task {
         loop {
             let process = match self.spec.supervision {
                 Supervision::External => None,
-                Supervision::Managed => Some(self.running(again.take()).await),
+                Supervision::Managed | Supervision::Unit => Some(self.running(again.take()).await),
             };
             let end = self.serve(process.as_ref()).await;
             if let Some(since) = self.ready_since.take() {
@@ -119,7 +120,8 @@ impl Task {
     }
 
     async fn serve(&mut self, process: Option<&MainProcess>) -> End {
-        let managed = process.is_some();
+        // What csid has not defined it does not stop because it is not ready.
+        let limited = self.spec.supervision == Supervision::Managed;
         let ended = async {
             match process {
                 Some(process) => process.ended().await,
@@ -129,7 +131,7 @@ impl Task {
         tokio::select! {
             biased;
             () = ended => End::Process,
-            why = self.contact(managed) => End::NotReady(why),
+            why = self.contact(limited) => End::NotReady(why),
         }
     }
 
@@ -143,7 +145,13 @@ impl Task {
         let message = format!("the plugin {} is failed: {}", self.view.id, self.view.health_message);
         self.answer(|| Err(Error::new(Kind::PluginUnavailable, message.clone())));
         tokio::time::sleep(pause.min(self.shared.pace.restart)).await;
-        self.pause(due.saturating_duration_since(Instant::now())).await;
+        let left = due.saturating_duration_since(Instant::now());
+        let (units, unit) = (self.shared.units.clone(), self.place.unit.clone());
+        let others = self.spec.supervision == Supervision::Unit;
+        tokio::select! {
+            () = self.pause(left) => {}
+            () = supervise::started_by_others(&units, &unit), if others => {}
+        }
     }
 }
 

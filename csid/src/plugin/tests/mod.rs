@@ -139,6 +139,7 @@ fn external(socket: &Path) -> PluginSpec {
         argv: Vec::new(),
         environment: BTreeMap::new(),
         credentials: Vec::new(),
+        unit: None,
         socket: Some(socket.to_str().unwrap().into()),
         instance: None,
         plugin_root: None,
