@@ -397,6 +397,11 @@ impl Client {
         self.call(&plugin_path(id), PLUGIN, "Restart", (options,)).await
     }
 
+    /// Attach volumes under the name that the plugin has for this node now, which is `node_id`.
+    pub async fn accept_node_id(&self, id: &str, node_id: &str, options: CallOptions) -> Result<()> {
+        self.call(&plugin_path(id), PLUGIN, "AcceptNodeId", (node_id.to_owned(), options)).await
+    }
+
     /// What the plugin wrote to the journal, to be read to its end; who closes it is followed no longer.
     pub async fn open_plugin_log(&self, id: &str, options: LogOptions) -> Result<OwnedFd> {
         let log: zbus::OwnedFd = self.call(&plugin_path(id), PLUGIN, "OpenLog", (options,)).await?;

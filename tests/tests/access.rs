@@ -180,7 +180,7 @@ async fn as_member(connection: &Connection) -> (usize, usize) {
             "Mount" | "Unmount" | "OpenMount" | "RegisterPlugin" | "UnregisterPlugin" | "Reconcile"
             | "Reload" | "Release" | "RegisterVolume" | "ValidateVolume" | "DeregisterVolume"
             | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume"
-            | "Restart" | "OpenLog" => false,
+            | "Restart" | "AcceptNodeId" | "OpenLog" => false,
             // Not served yet.
             _ => continue,
         };
@@ -288,7 +288,7 @@ fn polkit_is_asked_for_the_tables_action() {
                 "RegisterVolume" | "CreateVolume" | "ValidateVolume" | "DeregisterVolume"
                 | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "DeleteSnapshot" | "AttachVolume"
                 | "DetachVolume" => "manage-volumes",
-                "RegisterPlugin" | "UnregisterPlugin" | "Restart" => "manage-plugins",
+                "RegisterPlugin" | "UnregisterPlugin" | "Restart" | "AcceptNodeId" => "manage-plugins",
                 "OpenLog" => "plugin-exec",
                 "Reload" | "Reconcile" => "manage",
                 _ => "read",

@@ -39,6 +39,12 @@ pub enum Plugin {
         #[command(flatten)]
         deadline: Deadline,
     },
+    /// Let volumes be attached to this node under the new name that the plugin has for it
+    AcceptNodeId {
+        plugin: String,
+        /// The name, as `csictl plugin show` has it
+        node_id: String,
+    },
     /// Tell how large the volumes may be that the plugin makes now
     Capacity(Capacity),
     /// List the volumes that the plugin has, registered or not

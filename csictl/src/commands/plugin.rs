@@ -70,6 +70,12 @@ pub async fn plugin(client: &Client, command: Plugin, json: bool, tried: &mut Tr
             wait::quietly(&format!("restart {plugin}"), client.restart_plugin(&plugin, options)).await?;
             done(json)?;
         }
+        Plugin::AcceptNodeId { plugin, node_id } => {
+            about("plugin accept-node-id", &plugin, tried);
+            let call = client.accept_node_id(&plugin, &node_id, CallOptions::default());
+            wait::quietly(&format!("accept the node id of {plugin}"), call).await?;
+            done(json)?;
+        }
         Plugin::Capacity(args) => capacity(client, args, json, tried).await?,
         Plugin::Volumes { plugin } => {
             about("plugin volumes", &plugin, tried);

@@ -123,6 +123,7 @@ pub(super) static MEMBERS: &[Member] = members! {
     PLUGIN.Probe("a{sv}"): Read, Operation => plugin::probe;
     PLUGIN.GetStats(""): Read, Operation => plugin::get_stats;
     PLUGIN.Restart("a{sv}"): ManagePlugins, Operation => plugin::restart;
+    PLUGIN.AcceptNodeId("sa{sv}"): ManagePlugins, Operation => plugin::accept_node_id;
     PLUGIN.OpenLog("a{sv}"): PluginExec, Operation => plugin::open_log;
     PLUGIN.GetCapacity("a{sv}"): Read, Operation => inventory::get_capacity;
     PLUGIN.ListExternalVolumes("su"): Read, Operation => inventory::list_external_volumes;

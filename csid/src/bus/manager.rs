@@ -20,7 +20,7 @@ use crate::store::rows::Event;
 use crate::volume::Authority;
 
 /// One word a capability that is there.
-const FEATURES: [&str; 13] = [
+const FEATURES: &[&str] = &[
     "mount",
     "open-mount",
     "plugins",
@@ -33,6 +33,7 @@ const FEATURES: [&str; 13] = [
     "log",
     "stats",
     "unit",
+    "accept-node-id",
 ];
 /// The most events that one GetEvents answers.
 const MOST_EVENTS: u32 = 1000;

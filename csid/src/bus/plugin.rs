@@ -1,6 +1,8 @@
 //! org.csid1.Plugin: a plugin's object, its path, its properties.
 
-use zbus::{Fd, ObjectPath};
+use std::collections::HashMap;
+
+use zbus::{Fd, ObjectPath, OwnedVariant};
 
 use super::dispatch::{Answer, Call, Failure, Map, Object, PLUGINS};
 use super::inventory::until;
@@ -102,6 +104,19 @@ pub(super) async fn restart(call: Call) -> Answer {
     within(&call.slot, wait.deadline, "restarting the plugin", async move { stopping.restart(&of).await })
         .await?;
     until(wait.deadline, async { plugins.ready_again(&id).await }).await?;
+    call.reply(&())
+}
+
+pub(super) async fn accept_node_id(call: Call) -> Answer {
+    let id = id(&call)?.to_owned();
+    let (node_id, options): (String, HashMap<String, OwnedVariant>) = call.arguments()?;
+    let mut options = Options::check(options, &[])?;
+    let wait = options.wait(call.arrived)?;
+    let (plugins, uid) = (call.server.rooms.plugins.clone(), call.permit.uid());
+    within(&call.slot, wait.deadline, "accepting the node id", async move {
+        plugins.accept_node_id(&id, &node_id, uid).await
+    })
+    .await?;
     call.reply(&())
 }
 

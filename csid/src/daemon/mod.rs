@@ -185,7 +185,8 @@ impl Daemon {
         let (state, state_changes) = watch::channel(State::Starting);
         let host = Host::new();
         let rpc = config.borrow().deadlines.rpc;
-        let plugins = Plugins::start(&directories, rpc, store.clone(), files, loaded.plugins);
+        let plugins =
+            Plugins::start(&directories, rpc, store.clone(), files, loaded.plugins, loaded.node_ids);
         let volumes =
             Volumes::new(store.clone(), plugins.clone(), host, config_changes.clone(), directories.clone());
         let boot = boot.as_str().to_owned();

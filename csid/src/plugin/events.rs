@@ -29,6 +29,15 @@ pub(super) async fn node_id(store: &Store, view: &PluginView, from: &str) {
     write(store, of("plugin-node-id", view, details)).await;
 }
 
+pub(super) fn node_id_accepted(id: &str, from: &str, to: &str, uid: u32) -> NewEvent {
+    let details = [("success", true.into()), ("from", from.into()), ("to", to.into()), ("uid", uid.into())];
+    NewEvent {
+        kind: "plugin-node-id",
+        subject: id.to_owned(),
+        details: details.into_iter().chain([("plugin", id.into()), ("accepted", true.into())]).collect(),
+    }
+}
+
 pub(super) async fn health(store: &Store, view: &PluginView, from: &'static str) {
     let (id, instance) = (&view.id, instance(view));
     if view.healthy {

@@ -130,9 +130,17 @@ impl Plugins {
         by(Some(deadline), known).await.unwrap_or_else(|| Err(self.unavailable(id, service)))
     }
 
-    /// This node as the plugin calls it, verbatim (CSI rule 27). Empty: that is not known as long as it is not healthy, or it
-    /// gives none.
+    /// This node as the plugin calls it, verbatim (CSI rule 27), and may. Empty: that is not known as long as it is not healthy,
+    /// it gives none, or it is another than was agreed to (`refuse_other_node_id`).
     pub fn node_id(&self, id: &str) -> String {
+        let now = self.node_id_now(id);
+        match self.0.shared.node_ids.other_than(id, &now) {
+            Some(_) => String::new(),
+            None => now,
+        }
+    }
+
+    pub(super) fn node_id_now(&self, id: &str) -> String {
         let plugins = self.entries();
         let healthy: Vec<Ready> =
             plugins.get(id).into_iter().flatten().filter_map(|entry| ready(&entry.state.borrow())).collect();
@@ -159,6 +167,14 @@ impl Plugins {
             )
             .with(|details| details.plugin = Some(id.to_owned())))
         })
+    }
+
+    /// Each instance is looked at now; nobody waits for it.
+    pub(super) fn look_again(&self, id: &str) {
+        for entry in self.entries().get(id).into_iter().flatten() {
+            // One that has as many Probes waiting is about to be looked at.
+            let _ = entry.probes.try_send(oneshot::channel().0);
+        }
     }
 
     pub fn subscribe(&self) -> broadcast::Receiver<PluginChange> {

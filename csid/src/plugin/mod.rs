@@ -22,6 +22,7 @@ mod fingerprint;
 mod instance;
 mod lookup;
 mod node;
+mod node_ids;
 mod registrar;
 mod registry;
 mod rpc;

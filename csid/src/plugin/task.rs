@@ -23,6 +23,7 @@ use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
 use super::fingerprint::{self, Failure, Fingerprint};
 use super::instance::{Common, Instance, Load};
 use super::node::Ready;
+use super::node_ids::{NodeIds, disputed};
 use super::rpc::{Class, Limit, Peer, RpcError, Stops, presentable};
 use super::spec::{Log, Place, PluginSpec, Supervision};
 use super::supervise;
@@ -104,6 +105,7 @@ pub(super) struct Shared {
     pub changes: broadcast::Sender<PluginChange>,
     pub closed: Arc<AtomicBool>,
     pub limit: Limit,
+    pub node_ids: Arc<NodeIds>,
     pub pace: Pace,
 }
 
@@ -391,12 +393,15 @@ impl Task {
         self.view.node_capabilities = owned(&print.node);
         self.view.controller_capabilities = owned(&print.controller);
         let node_id = presentable(&identity.node_id);
-        let before = std::mem::replace(&mut self.view.node_id, node_id);
-        if !before.is_empty() && before != self.view.node_id {
-            let to = &self.view.node_id;
-            tracing::warn!(plugin = %id, from = %before, %to, "the plugin's node id changed");
-            events::node_id(&store, &self.view, &before).await;
+        let is_news = std::mem::replace(&mut self.view.node_id, node_id) != self.view.node_id;
+        let now = &identity.node_id;
+        self.shared.node_ids.seen(&store, &id, now).await;
+        let agreed = self.shared.node_ids.other_than(&id, now);
+        if let Some(agreed) = agreed.as_ref().filter(|_| is_news) {
+            tracing::warn!(plugin = %id, from = %agreed, to = %now, "the plugin's node id changed");
+            events::node_id(&store, &self.view, agreed).await;
         }
+        let health = agreed.map(|agreed| disputed(&id, now, &agreed)).unwrap_or_default();
         if self.print.as_ref() != Some(&print) {
             events::fingerprint(&store, &self.view).await;
         }
@@ -411,7 +416,7 @@ impl Task {
             load: self.load.clone(),
         }));
         self.print = Some(print);
-        self.set("ready", "", Some(ready)).await;
+        self.set("ready", &health, Some(ready)).await;
     }
 
     /// The one place where a plugin's state changes: it is seen at once, and its health's turns are events.

@@ -14,8 +14,8 @@ use super::node::Node;
 use super::place::Place;
 use super::rows::{Event, MountRow, NewEvent, Phase};
 use super::tables::{
-    EVENT, as_written, checked, event, load, meta, put_event, put_meta, put_mount, put_plugin, put_volume,
-    read_mounts,
+    EVENT, NODE_ID, as_written, checked, event, load, meta, put_event, put_meta, put_mount, put_plugin,
+    put_volume, read_mounts,
 };
 use super::thread::Work;
 use super::words::{from_bits, from_word};
@@ -172,7 +172,9 @@ impl Journal {
         if self.damage.is_none() || self.replaced {
             return Err(StoreError::Gone);
         }
-        changes.extend(self.rows()?.plugins.into_iter().map(Change::PutPlugin));
+        let Loaded { plugins, node_ids, .. } = self.rows()?;
+        changes.extend(plugins.into_iter().map(Change::PutPlugin));
+        changes.extend(node_ids.into_iter().map(|(plugin, node_id)| Change::PutNodeId(plugin, node_id)));
         let registry = self.ask("read the registry", records::anew)?;
         let work: Vec<Work> = std::iter::once(Work::Changes(changes))
             .chain(registry.into_iter().map(|swap| Work::Swap(Box::new(swap))))
@@ -477,6 +479,14 @@ fn apply_change(
             .and_then(|mut statement| statement.execute([id, instance]))
             .map(drop)
             .map_err(at("delete a plugin")),
+        Change::PutNodeId(plugin, node_id) => {
+            put_meta(db, &format!("{NODE_ID}{plugin}"), node_id).map_err(at("keep a node id"))
+        }
+        Change::DeleteNodeId(plugin) => db
+            .prepare_cached("DELETE FROM meta WHERE key = ?1")
+            .and_then(|mut statement| statement.execute([format!("{NODE_ID}{plugin}")]))
+            .map(drop)
+            .map_err(at("delete a node id")),
         Change::Event(new) => append(db, new, counters, events),
         Change::Boot(boot) => put_meta(db, "boot", boot).map_err(at("keep the boot")),
     }

@@ -68,6 +68,9 @@ pub enum Change {
     PutPlugin(PluginRow),
     /// By id and instance.
     DeletePlugin(String, String),
+    /// What a plugin calls this node, and may: by the plugin's id.
+    PutNodeId(String, String),
+    DeleteNodeId(String),
     Event(NewEvent),
     /// The boot in which the mounts that the rows tell of were made.
     Boot(String),
@@ -77,6 +80,8 @@ pub enum Change {
 pub struct Loaded {
     pub boot: Option<String>,
     pub plugins: Vec<PluginRow>,
+    /// What each plugin may call this node, by the plugin's id.
+    pub node_ids: BTreeMap<String, String>,
     pub volumes: Vec<VolumeRow>,
     pub mounts: Vec<MountRow>,
 }

@@ -35,6 +35,20 @@ pub(super) fn put_meta(db: &Connection, key: &str, value: impl Into<MetaValue>) 
     db.prepare_cached(sql)?.execute(params![key, value.into().0]).map(drop)
 }
 
+/// What a plugin may call this node stands under this and the plugin's id.
+pub(super) const NODE_ID: &str = "node-id/";
+
+fn node_ids(db: &Connection) -> rusqlite::Result<BTreeMap<String, String>> {
+    let sql = format!("SELECT {} FROM meta WHERE substr(key, 1, length(?1)) = ?1", checked(META));
+    let mut statement = db.prepare(&sql)?;
+    let ids = statement.query_map([NODE_ID], |row| {
+        whole(row)?;
+        let key: String = row.get(0)?;
+        Ok((key[NODE_ID.len()..].to_owned(), row.get(1)?))
+    })?;
+    ids.collect()
+}
+
 pub(super) struct MetaValue(Value);
 
 impl From<u64> for MetaValue {
@@ -63,7 +77,7 @@ pub(super) fn load(db: &Connection) -> rusqlite::Result<Loaded> {
     let mut statement: Statement<'_> =
         db.prepare(&format!("SELECT {columns} FROM mounts ORDER BY namespace, volume, consumer, tag"))?;
     let mounts = statement.query_map([], mount)?.collect::<rusqlite::Result<_>>()?;
-    Ok(Loaded { boot, plugins, volumes, mounts })
+    Ok(Loaded { boot, plugins, node_ids: node_ids(db)?, volumes, mounts })
 }
 
 /// The columns to read, and after them whether the row is what was written.

@@ -56,6 +56,7 @@ impl Drive<'_> {
         if !self.can(ATTACHES).await? {
             return Err(words::does_not_attach(&self.plugin()));
         }
+        self.shared.plugins.refuse_other_node_id_as(&self.plugin(), node_id)?;
         // Without them nothing is begun.
         let secrets = self.target_secrets(target).await?;
         let volume = self.rows.volume().row.key.clone();

@@ -281,11 +281,14 @@ impl Drive<'_> {
         }
     }
 
-    /// Whether it attaches, and if so its name of this node, so that [`Drive::claims`] knows them.
+    /// Whether it attaches, and if so its name of this node, to which somebody has agreed, so that [`Drive::claims`] knows them.
     async fn see(&mut self, plugin: &str) -> Result<()> {
-        match self.can(ATTACHES).await? && self.ready().await?.node_id().is_empty() {
+        if !self.can(ATTACHES).await? {
+            return Ok(());
+        }
+        match self.ready().await?.node_id().is_empty() {
             true => Err(words::no_node_id(plugin)),
-            false => Ok(()),
+            false => self.shared.plugins.refuse_other_node_id(plugin),
         }
     }
 

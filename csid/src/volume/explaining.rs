@@ -60,6 +60,9 @@ impl Volumes {
             ),
             None => None,
         });
+        if let Err(error) = shared.plugins.refuse_other_node_id(&volume.plugin) {
+            told.steps.push(error.message);
+        }
         if told.waiting_for == WAITING_FOR_PLUGIN {
             told.waiting_for = shared.plugins.awaited(&volume.plugin);
         }

@@ -438,7 +438,14 @@ mod tests {
             runtime: root.path().join("run"),
             configuration: root.path().join("etc"),
         };
-        let plugins = Plugins::start(&directories, SETTLE.0, store.clone(), Vec::new(), loaded.plugins);
+        let plugins = Plugins::start(
+            &directories,
+            SETTLE.0,
+            store.clone(),
+            Vec::new(),
+            loaded.plugins,
+            loaded.node_ids,
+        );
         let shared = Volumes::new(store, plugins, Host::new(), config, directories).shared;
         let volume = begun();
         let (volume_key, key) = (volume.row.key.clone(), volume.mounts[0].key.clone());

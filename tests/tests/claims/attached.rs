@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use csid_client::{AccessMode, CallOptions, Kind};
+use csid_client::{AccessMode, AttachOptions, CallOptions, Kind};
 use csid_tests::ask::*;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
@@ -259,12 +259,40 @@ fn a_node_that_is_called_otherwise_after_a_boot_is_detached_by_its_old_name() {
         w.reboot().await;
         w.another_boot_id();
         let client = w.start().await;
-        eventually("it is mounted again", async || state(&client, "v", "one").await == "mounted").await;
         let controller = |w: &mut World| {
             let calls = w.plugin("p").volume_calls().into_iter().map(|call| call.call);
             let calls = calls.filter(|call| call.rpc.starts_with("Controller"));
             Vec::from_iter(calls.map(|call| format!("{} {}", call.rpc, call.node)))
         };
+        // Until somebody says that this is the node's name nothing is attached by it, and nothing detached for it.
+        healthy(&client, "p").await;
+        let is_said = |text: &str| {
+            text.contains("`node-2`") && text.contains("`node-1`") && text.contains("accept-node-id")
+        };
+        let (kind, error) = refusal(mount_registered(&client, "v", "one").await);
+        assert!(kind == Kind::PluginUnavailable && is_said(&error.message), "{error}");
+        w.plugin("p").provision("w");
+        register(&client, "w", &[AccessMode::SingleNodeWriter]).await;
+        let (kind, error) = refusal(client.claim(NAMESPACE, "w", "two", ClaimOptions::default()).await);
+        assert!(kind == Kind::PluginUnavailable && is_said(&error.message), "{error}");
+        let inline_attach = || AttachOptions {
+            plugin: Some("p".to_owned()),
+            external_id: Some("x".to_owned()),
+            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            ..AttachOptions::default()
+        };
+        for node in ["node-1", "node-2"] {
+            let (kind, error) = refusal(client.attach_volume(NAMESPACE, "x", node, inline_attach()).await);
+            assert!(kind == Kind::PluginUnavailable && is_said(&error.message), "{node}: {error}");
+        }
+        assert_eq!(controller(w), ["ControllerPublishVolume node-1"]);
+        assert!(is_said(&client.plugin("p").await.unwrap().health_message));
+        let told = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap();
+        assert!(told.steps.iter().any(|step| is_said(step)), "{told:?}");
+        let accept = |id| client.accept_node_id("p", id, CallOptions::default());
+        assert_eq!(refusal(accept("node-1").await).0, Kind::InvalidArgument);
+        accept("node-2").await.unwrap();
+        mount_registered(&client, "v", "one").await.expect("it is mounted again");
         let moved = [
             "ControllerPublishVolume node-1",
             "ControllerUnpublishVolume node-1",

@@ -90,7 +90,8 @@ fn rooms(
         configuration: directory.path().join("etc"),
     };
     let rpc = config.borrow().deadlines.rpc;
-    let plugins = Plugins::start(&directories, rpc, store.clone(), Vec::new(), loaded.plugins);
+    let plugins =
+        Plugins::start(&directories, rpc, store.clone(), Vec::new(), loaded.plugins, loaded.node_ids);
     (Volumes::new(store.clone(), plugins.clone(), Host::new(), config, directories), plugins)
 }
 

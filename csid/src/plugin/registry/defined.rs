@@ -53,6 +53,10 @@ impl Plugins {
             } else if self.retire(id, spec, How::Unit, &mut applied).await {
                 let last = !self.entries().contains_key(id);
                 changes.push(Change::Event(events::left(id, spec.instance(), last)));
+                if last {
+                    self.0.shared.node_ids.forget(id);
+                    changes.push(Change::DeleteNodeId(id.clone()));
+                }
                 applied.removed.push(id.clone());
             }
         }

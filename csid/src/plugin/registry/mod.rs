@@ -15,6 +15,7 @@ pub use defined::Applied;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::instance::Common;
+use super::node_ids::NodeIds;
 use super::rpc::Limit;
 use super::spec::{Place, PluginSpec};
 use super::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
@@ -80,8 +81,9 @@ impl Plugins {
         store: Store,
         files: Vec<(String, PluginSpec)>,
         rows: Vec<PluginRow>,
+        node_ids: BTreeMap<String, String>,
     ) -> Plugins {
-        Self::start_at(Pace::default(), directories, rpc, store, files, rows)
+        Self::start_at(Pace::default(), directories, rpc, store, files, (rows, node_ids))
     }
 
     /// systemd, by the one connection that csid has to it.
@@ -95,7 +97,7 @@ impl Plugins {
         rpc: Duration,
         store: Store,
         files: Vec<(String, PluginSpec)>,
-        mut rows: Vec<PluginRow>,
+        (mut rows, node_ids): (Vec<PluginRow>, BTreeMap<String, String>),
     ) -> Plugins {
         let shared = Shared {
             store,
@@ -103,6 +105,7 @@ impl Plugins {
             changes: broadcast::channel(CHANGES).0,
             closed: Arc::new(AtomicBool::new(false)),
             limit: Limit::new(rpc),
+            node_ids: Arc::new(NodeIds::of(node_ids)),
             pace,
         };
         let plugins = Plugins(Arc::new(Registry {
@@ -335,16 +338,22 @@ impl Plugins {
         stop(&stops, How::Unit).await?;
         self.remove(id, instance);
         let last = !self.entries().contains_key(id);
-        let gone = vec![
+        let mut gone = vec![
             Change::DeletePlugin(id.to_owned(), instance.to_owned()),
             Change::Event(events::left(id, instance, last)),
         ];
-        let committed = self.commit(gone).await;
-        if committed.is_err() {
-            // What the journal still says comes back, so that the call can be repeated.
-            self.add(id, spec, owner, origin, number);
+        // Another driver may have the id next.
+        gone.extend(last.then(|| Change::DeleteNodeId(id.to_owned())));
+        match self.commit(gone).await {
+            Ok(()) if last => self.0.shared.node_ids.forget(id),
+            Ok(()) => {}
+            Err(error) => {
+                // What the journal still says comes back, so that the call can be repeated.
+                self.add(id, spec, owner, origin, number);
+                return Err(error);
+            }
         }
-        committed
+        Ok(())
     }
 
     /// csid stops: one last Probe of each plugin, within a second in all; then none is healthy, and calls

@@ -349,7 +349,8 @@ async fn the_journal_remembers_which_is_the_newest() {
 
     let (store, rows) = open(host.directory.path());
     let directories = directories(host.directory.path());
-    let again = Plugins::start_at(PACE, &directories, RPC, store.clone(), Vec::new(), rows);
+    let again =
+        Plugins::start_at(PACE, &directories, RPC, store.clone(), Vec::new(), (rows, BTreeMap::new()));
     let view = again.view("p").unwrap();
     assert_eq!((view.instances, view.owner), (before.instances, before.owner));
     again.register("p", instance("d", "/run/d.sock"), 1000).await.unwrap();
@@ -394,7 +395,14 @@ async fn a_file_defines_one_instance_and_is_the_oldest() {
     };
     let rows = vec![row("theirs", 1000), row("roots", 0)];
     let directories = directories(host.directory.path());
-    let next = Plugins::start_at(PACE, &directories, RPC, host.store.clone(), file("/run/file.sock"), rows);
+    let next = Plugins::start_at(
+        PACE,
+        &directories,
+        RPC,
+        host.store.clone(),
+        file("/run/file.sock"),
+        (rows, BTreeMap::new()),
+    );
     assert_eq!(next.view("p").unwrap().instances, ["roots", "default"]);
 
     // Nor is another's plugin joined by a file that root wrote for one of his own.

@@ -7,6 +7,7 @@ mod crashes;
 mod fake;
 mod health;
 mod instances;
+mod node_ids;
 mod registrar;
 mod registry;
 mod stats;
@@ -55,7 +56,8 @@ impl Host {
         let directory = tempfile::tempdir().unwrap();
         let (store, rows) = open(directory.path());
         let directories = directories(directory.path());
-        let plugins = Plugins::start_at(pace, &directories, RPC, store.clone(), files, rows);
+        let plugins =
+            Plugins::start_at(pace, &directories, RPC, store.clone(), files, (rows, BTreeMap::new()));
         Host { directory, store, plugins }
     }
 

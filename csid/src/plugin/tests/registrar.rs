@@ -150,7 +150,8 @@ async fn a_plugin_that_registered_itself_outlives_csid_and_is_asked_again() {
 
     let (store, rows) = open(w.host.directory.path());
     let directories = directories(w.host.directory.path());
-    let plugins = Plugins::start_at(PACE, &directories, RPC, store.clone(), Vec::new(), rows);
+    let plugins =
+        Plugins::start_at(PACE, &directories, RPC, store.clone(), Vec::new(), (rows, BTreeMap::new()));
     assert!(plugins.view("p").is_some(), "before anybody is asked");
     plugins.ready("p", Service::Node, soon(LONG)).await.unwrap();
     let watch = watching(&plugins);
@@ -163,7 +164,7 @@ async fn a_plugin_that_registered_itself_outlives_csid_and_is_asked_again() {
     store.close().await.unwrap();
     std::fs::remove_file(w.socket("p-reg.sock")).unwrap();
     let (store, rows) = open(w.host.directory.path());
-    let plugins = Plugins::start_at(PACE, &directories, RPC, store, Vec::new(), rows);
+    let plugins = Plugins::start_at(PACE, &directories, RPC, store, Vec::new(), (rows, BTreeMap::new()));
     assert!(plugins.view("p").is_some());
     let _watch = watching(&plugins);
     until(|| plugins.view("p").is_none()).await;

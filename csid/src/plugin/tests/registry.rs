@@ -70,7 +70,8 @@ async fn the_journal_remembers_until_it_is_unregistered() {
     let (store, rows) = open(host.directory.path());
     assert_eq!(rows.len(), 1);
     let directories = directories(host.directory.path());
-    let plugins = Plugins::start_at(PACE, &directories, RPC, store.clone(), Vec::new(), rows);
+    let plugins =
+        Plugins::start_at(PACE, &directories, RPC, store.clone(), Vec::new(), (rows, BTreeMap::new()));
     plugins.ready("p", Service::Node, soon(LONG)).await.unwrap();
     plugins.unregister("p", Some("other"), 0).await.unwrap();
     assert!(plugins.view("p").is_some());
@@ -100,7 +101,8 @@ async fn a_file_wins_over_a_registered_plugin_and_is_not_touched_from_the_bus() 
         row("d", r#"{"supervision":"external"}"#),
     ];
     let files = vec![("a".to_owned(), external(Path::new("/run/file.sock")))];
-    let plugins = Plugins::start_at(PACE, &directories(directory.path()), RPC, store, files, rows);
+    let plugins =
+        Plugins::start_at(PACE, &directories(directory.path()), RPC, store, files, (rows, BTreeMap::new()));
     let sockets: Vec<_> = plugins.list().into_iter().map(|view| (view.id, view.socket)).collect();
     let expected = [("a", "/run/file.sock"), ("b", "/run/row.sock")];
     assert_eq!(sockets, expected.map(|(id, socket)| (id.to_owned(), socket.to_owned())));

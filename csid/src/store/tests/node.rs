@@ -58,3 +58,30 @@ async fn a_host_that_is_called_otherwise_keeps_its_name_in_claims() {
     assert_eq!(kept(&directory).as_deref(), Some("configured"));
     assert_eq!(named(&directory, None).node(), "configured");
 }
+
+#[tokio::test]
+async fn what_plugins_call_the_node_is_kept_and_taken_over_into_a_new_journal() {
+    let (_root, directory) = temporary();
+    let open = || Store::open(&directory, directory.parent().unwrap(), None).unwrap();
+    let put = |plugin: &str, node_id: &str| Change::PutNodeId(plugin.into(), node_id.into());
+    let (store, loaded) = open();
+    assert!(loaded.node_ids.is_empty());
+    let gone = Change::DeleteNodeId("b".into());
+    let changes = vec![put("a", "node-1"), put("b", "x"), put("a", "node-2"), gone];
+    store.commit(changes, Durability::Disk).await.unwrap();
+    store.close().await.unwrap();
+    let expected = std::collections::BTreeMap::from([("a".to_owned(), "node-2".to_owned())]);
+    let (store, loaded) = open();
+    assert_eq!(loaded.node_ids, expected);
+    store.close().await.unwrap();
+
+    let db = Connection::open(database(&directory)).unwrap();
+    db.execute("UPDATE meta SET sum = sum + 1 WHERE key = 'modify_index'", []).unwrap();
+    drop(db);
+    let (store, loaded) = open();
+    assert!(store.writable().is_err());
+    assert_eq!(loaded.node_ids, expected, "as far as it can be read");
+    store.replace(Vec::new()).await.unwrap();
+    store.close().await.unwrap();
+    assert_eq!(open().1.node_ids, expected);
+}
