@@ -24,6 +24,8 @@ use v1::node_server::{Node, NodeServer};
 pub struct Script {
     pub ready: Option<bool>,
     pub probe: Result<(), (Code, String)>,
+    /// Probe is answered after this.
+    pub late: Duration,
     pub name: String,
     pub node_id: String,
     pub topology: BTreeMap<String, String>,
@@ -59,6 +61,7 @@ impl Fake {
         let script = Script {
             ready: None,
             probe: Ok(()),
+            late: Duration::ZERO,
             name: "test.csi".into(),
             node_id: "node-1".into(),
             topology: [("zone".to_owned(), "z1".to_owned())].into(),
@@ -239,7 +242,9 @@ impl Identity for Plugin {
 
     async fn probe(&self, r: Request<v1::ProbeRequest>) -> Answer<v1::ProbeResponse> {
         let authority = r.extensions().get::<Authority>().map(|a| a.0.clone());
-        let mut script = self.came("Probe", &r);
+        let late = self.came("Probe", &r).late;
+        tokio::time::sleep(late).await;
+        let mut script = self.0.lock().unwrap();
         script.authorities.extend(authority);
         script.probe.clone().map_err(|(code, message)| Status::new(code, message))?;
         Ok(Response::new(v1::ProbeResponse { ready: script.ready }))

@@ -1,6 +1,7 @@
 //! The room against a real gRPC server on a socket: a scripted plugin.
 
 mod answers;
+mod bad;
 mod calls;
 mod controller;
 mod crashes;
