@@ -41,7 +41,7 @@ const MOST_EVENTS: u32 = 1000;
 pub(super) fn properties(rooms: &Rooms) -> Map {
     Map::from([
         ("Version", env!("CARGO_PKG_VERSION").into()),
-        ("Features", FEATURES.map(str::to_owned).to_vec().into()),
+        ("Features", FEATURES.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>().into()),
         ("State", rooms.state.borrow().as_str().into()),
         ("EventSequence", rooms.store.event_sequence().into()),
         ("ModifyIndex", rooms.store.modify_index().into()),
