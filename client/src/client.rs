@@ -21,12 +21,12 @@ use crate::{
     error::{Connecting, Error, Result},
     options::{
         AttachOptions, CallOptions, CapacityOptions, ClaimFilter, ClaimOptions, CreateVolume,
-        DeregisterOptions, ExpandOptions, LogOptions, MountFilter, MountOptions, OpenOptions, PluginService,
-        PluginSpec, ReconcileOptions, RegisterVolume, ReleaseOptions, SnapshotFilter, SnapshotOptions,
-        UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
+        DeregisterOptions, ExecOptions, ExpandOptions, LogOptions, MountFilter, MountOptions, OpenOptions,
+        PluginService, PluginSpec, ReconcileOptions, RegisterVolume, ReleaseOptions, SnapshotFilter,
+        SnapshotOptions, UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
     },
     rows::{
-        ClaimRow, Claimed, Event, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,
+        ClaimRow, Claimed, Event, Exit, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,
         OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport, SnapshotRow, Validated, VolumeRow,
         VolumeStats,
     },
@@ -408,6 +408,27 @@ impl Client {
         Ok(log.into())
     }
 
+    /// Runs a command in the plugin's namespaces and control group, as root; answers when it is begun. It goes on when its
+    /// streams are closed, as far as it does without.
+    pub async fn exec_plugin(&self, id: &str, argv: Vec<String>, options: ExecOptions) -> Result<Running> {
+        let body = (argv, options);
+        let answer = self.call(&plugin_path(id), PLUGIN, "Exec", body).await?;
+        let (stdin, stdout, stderr, operation): (zbus::OwnedFd, zbus::OwnedFd, zbus::OwnedFd, String) =
+            answer;
+        Ok(Running { stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into(), operation })
+    }
+
+    /// Sets the size of a command's terminal.
+    pub async fn resize_exec(&self, id: &str, operation: &str, rows: u16, columns: u16) -> Result<()> {
+        let body = (operation.to_owned(), rows, columns);
+        self.call(&plugin_path(id), PLUGIN, "ResizeExec", body).await
+    }
+
+    /// Answers when a command in the plugin has ended, also when that was a while ago.
+    pub async fn wait_exec(&self, id: &str, operation: &str, options: CallOptions) -> Result<Exit> {
+        self.call(&plugin_path(id), PLUGIN, "WaitExec", (operation.to_owned(), options)).await
+    }
+
     /// How many bytes volumes could have that the plugin makes now.
     pub async fn capacity(&self, plugin: &str, options: CapacityOptions) -> Result<u64> {
         self.call(&plugin_path(plugin), PLUGIN, "GetCapacity", (options,)).await
@@ -473,6 +494,15 @@ impl Client {
         let reply = call.await.map_err(|_| closed())?.map_err(|error| Error::from_call(member, error))?;
         reply.body().deserialize().map_err(|source| Error::Bus { member: member.to_owned(), source })
     }
+}
+
+/// A command that runs in a plugin. On a terminal all three are its master's end.
+#[derive(Debug)]
+pub struct Running {
+    pub stdin: OwnedFd,
+    pub stdout: OwnedFd,
+    pub stderr: OwnedFd,
+    pub operation: String,
 }
 
 /// A plugin's object: the id escaped as sd_bus_path_encode does, everything but letters and digits, and a

@@ -20,20 +20,20 @@ mod rows;
 mod secrets;
 mod session;
 
-pub use client::{Client, SOCKET, Target, Via};
+pub use client::{Client, Running, SOCKET, Target, Via};
 pub use error::{Connecting, CsidError, Details, Error, Kind, Result};
 pub use events::{Follower, News};
 pub use options::{
     AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimFilter,
-    ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, ExpandOptions, Heal, LogOptions, MountFilter,
-    MountOptions, OpenOptions, Part, PluginService, PluginSpec, Propagation, ReconcileOptions,
+    ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, ExecOptions, ExpandOptions, Heal, LogOptions,
+    MountFilter, MountOptions, OpenOptions, Part, PluginService, PluginSpec, Propagation, ReconcileOptions,
     RegisterVolume, ReleaseOptions, Restore, SnapshotFilter, SnapshotOptions, Supervision, UnmountOptions,
     UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
 };
 pub use rows::{
-    CapabilityRow, ClaimRow, Claimed, Event, Expanded, Explanation, ExternalRow, InstanceStats, Manager,
-    MountRow, Mounted, OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport, RpcStats, SnapshotRow,
-    Usage, Validated, VolumeRow, VolumeStats, json,
+    CapabilityRow, ClaimRow, Claimed, Event, Exit, Expanded, Explanation, ExternalRow, InstanceStats,
+    Manager, MountRow, Mounted, OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport, RpcStats,
+    SnapshotRow, Usage, Validated, VolumeRow, VolumeStats, json,
 };
 pub use secrets::{BadSecrets, SealedSecrets, Secrets};
 pub use session::Session;

@@ -268,6 +268,18 @@ options! {
 }
 
 options! {
+    ExecOptions {
+        /// Run it on a terminal: its standard input, output and error are one then.
+        tty: bool,
+        /// Of the terminal, in characters.
+        rows: u16,
+        columns: u16,
+        /// As the plugin sees it; absent: `/`.
+        directory: String,
+    }
+}
+
+options! {
     UnregisterOptions {
         instance: String,
         force: bool,

@@ -393,6 +393,13 @@ pub struct Mounted {
     pub is_device: bool,
 }
 
+/// How a command in a plugin ended: by its exit status, or by a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Type)]
+pub struct Exit {
+    pub exited: bool,
+    pub status: i32,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Type)]
 pub struct Event {
     pub sequence: u64,

@@ -12,7 +12,7 @@ use clap::{
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
-pub use plugin::{Capacity, DeleteSnapshot, Logs, Plugin, PluginWait, Register, Snapshots, Top};
+pub use plugin::{Capacity, DeleteSnapshot, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top};
 pub use volume::{
     Amount, Bind, Claim, Claims, Create, OneVolume, Register as RegisterVolume, Release, Secrets, Spec,
     Topology, Volume, Volumes,

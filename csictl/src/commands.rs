@@ -1,5 +1,6 @@
 //! One function per command: arguments to options, one call, the answer to `output`.
 
+mod exec;
 mod plugin;
 mod spec;
 mod stats;
@@ -51,7 +52,7 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
     let connect = || Client::connect(&target);
     match cli.command {
         Command::Status => status(&connect().await?, json).await?,
-        Command::Plugin(command) => plugin::plugin(&connect().await?, *command, json, tried).await?,
+        Command::Plugin(command) => return plugin::plugin(&target, *command, json, tried).await,
         Command::Snapshots(args) => plugin::snapshots(&connect().await?, args, json, tried).await?,
         Command::Volume(command) => {
             return volume::volume(&connect().await?, *command, json, tried).await;

@@ -51,7 +51,7 @@ const EXAMPLES: [(&str, &str); 6] = [
     ("End what hangs:", "csictl operations\ncsictl cancel ID"),
 ];
 
-const EXIT: [(&str, &str); 6] = [
+const EXIT: [(&str, &str); 7] = [
     ("0", "It was done; of has-mount: it is mounted; of volume validate: it is confirmed."),
     (
         "1",
@@ -59,6 +59,7 @@ const EXIT: [(&str, &str); 6] = [
     ),
     ("2", "The command line was wrong."),
     ("3", "has-mount or volume validate could not find out."),
+    ("125", "plugin exec could not begin the command; its other codes are the command's."),
     ("130", "Ctrl-C while csid worked. The operation goes on: csictl cancel ID ends it."),
     ("143", "SIGTERM while csid worked. The same."),
 ];

@@ -10,7 +10,7 @@ mod wait;
 
 use std::process::ExitCode;
 
-use args::{Cli, Command, Volume};
+use args::{Cli, Command, Plugin, Volume};
 use clap::Parser;
 use commands::Failure;
 use serde_json::json;
@@ -18,25 +18,25 @@ use serde_json::json;
 /// Documented in csictl(1). 2 is clap's.
 const FAILED: u8 = 1;
 const UNKNOWN: u8 = 3;
+/// Of `plugin exec`, whose other codes are its command's.
+const NOT_BEGUN: u8 = 125;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    let asks = match &cli.command {
-        Command::HasMount { .. } => true,
-        Command::Volume(volume) => matches!(**volume, Volume::Validate { .. }),
-        _ => false,
+    let failed = match &cli.command {
+        Command::HasMount { .. } => UNKNOWN,
+        Command::Volume(volume) if matches!(**volume, Volume::Validate { .. }) => UNKNOWN,
+        Command::Plugin(plugin) if matches!(**plugin, Plugin::Exec(_)) => NOT_BEGUN,
+        _ => FAILED,
     };
     let json = cli.json;
     match commands::run(cli).await {
         Ok(code) => code,
         Err(failure) => {
             report(&failure, json);
-            ExitCode::from(match (failure.error.downcast_ref::<wait::Interrupted>(), asks) {
-                (Some(interrupted), _) => interrupted.code,
-                (None, true) => UNKNOWN,
-                (None, false) => FAILED,
-            })
+            let interrupted = failure.error.downcast_ref::<wait::Interrupted>();
+            ExitCode::from(interrupted.map_or(failed, |interrupted| interrupted.code))
         }
     }
 }

@@ -53,6 +53,8 @@ pub struct Config {
     pub target_roots: Vec<PathBuf>,
     /// This host's name in claims, from the next start on; else the host name that csid found at its first start.
     pub node: Option<String>,
+    /// Whether commands may be run in plugins (`Plugin.Exec`).
+    pub exec: bool,
     /// How many operations of one uid may be under way; more is RateLimited.
     pub operations_per_uid: usize,
     pub deadlines: Deadlines,
@@ -74,6 +76,7 @@ impl Default for Config {
         Config {
             target_roots: Vec::new(),
             node: None,
+            exec: false,
             operations_per_uid: 256,
             deadlines: Deadlines::default(),
         }

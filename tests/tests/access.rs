@@ -180,7 +180,7 @@ async fn as_member(connection: &Connection) -> (usize, usize) {
             "Mount" | "Unmount" | "OpenMount" | "RegisterPlugin" | "UnregisterPlugin" | "Reconcile"
             | "Reload" | "Release" | "RegisterVolume" | "ValidateVolume" | "DeregisterVolume"
             | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume"
-            | "Restart" | "AcceptNodeId" | "OpenLog" => false,
+            | "Restart" | "AcceptNodeId" | "OpenLog" | "Exec" | "ResizeExec" | "WaitExec" => false,
             // Not served yet.
             _ => continue,
         };
@@ -289,7 +289,7 @@ fn polkit_is_asked_for_the_tables_action() {
                 | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "DeleteSnapshot" | "AttachVolume"
                 | "DetachVolume" => "manage-volumes",
                 "RegisterPlugin" | "UnregisterPlugin" | "Restart" | "AcceptNodeId" => "manage-plugins",
-                "OpenLog" => "plugin-exec",
+                "OpenLog" | "Exec" | "ResizeExec" | "WaitExec" => "plugin-exec",
                 "Reload" | "Reconcile" => "manage",
                 _ => "read",
             };

@@ -45,6 +45,13 @@ pub enum Plugin {
         /// The name, as `csictl plugin show` has it
         node_id: String,
     },
+    /// Run a command in a plugin that csid runs, if `exec = true` in csid.toml: in its namespaces and control group, with its
+    /// environment, as root
+    ///
+    /// Standard input, output and error are the command's own. Ctrl-C and SIGTERM end it, with SIGTERM. Exits as the command
+    /// does: with its status, with 128 and the signal's number when a signal ended it, with 127 or 126 when there is no such
+    /// program or it cannot be run, and with 125 when it could not be begun.
+    Exec(Exec),
     /// Tell how large the volumes may be that the plugin makes now
     Capacity(Capacity),
     /// List the volumes that the plugin has, registered or not
@@ -85,6 +92,20 @@ pub struct Top {
     /// The time between two looks, such as 2s or 1min
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = span)]
     pub interval: Duration,
+}
+
+#[derive(Args)]
+pub struct Exec {
+    pub plugin: String,
+    /// The command and its arguments, after `--`
+    #[arg(last = true, required = true)]
+    pub argv: Vec<String>,
+    /// Run it on a terminal of its own, as this one is
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Where it begins, as the plugin sees it; / when absent
+    #[arg(short = 'C', long, value_name = "DIR")]
+    pub directory: Option<String>,
 }
 
 #[derive(Args)]

@@ -1,16 +1,17 @@
 //! Plugins, and what they have.
 
 use std::collections::BTreeSet;
+use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::{Context, bail};
 use csid_client::{
     AttachmentMode, CallOptions, Capability, CapacityOptions, Client, Error, LogOptions, MountFilter,
-    PluginSpec, SnapshotFilter, Supervision, UnregisterOptions, VolumeFilter,
+    PluginSpec, SnapshotFilter, Supervision, Target, UnregisterOptions, VolumeFilter,
 };
 use serde_json::json;
 
-use super::{confirmed, done, pairs, sealed, secrets, some, yes};
+use super::{confirmed, done, exec, pairs, sealed, secrets, some, yes};
 use crate::{
     args::{Capacity, DeleteSnapshot, Logs, Plugin, PluginWait, Register, Snapshots, Topology},
     hints::Tried,
@@ -18,7 +19,13 @@ use crate::{
     wait,
 };
 
-pub async fn plugin(client: &Client, command: Plugin, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+pub async fn plugin(
+    target: &Target,
+    command: Plugin,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<ExitCode> {
+    let client = &Client::connect(target).await?;
     match command {
         Plugin::List => {
             let plugins = client.list_plugins().await?;
@@ -90,8 +97,12 @@ pub async fn plugin(client: &Client, command: Plugin, json: bool, tried: &mut Tr
             }
         }
         Plugin::DeleteSnapshot(args) => delete_snapshot(client, args, json, tried).await?,
+        Plugin::Exec(args) => {
+            about("plugin exec", &args.plugin, tried);
+            return exec::exec(target, args).await;
+        }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn logs(client: &Client, args: Logs, tried: &mut Tried) -> anyhow::Result<()> {

@@ -16,7 +16,7 @@ use super::authorise::{Action, Authoriser, Permit};
 use super::caller::{Caller, Way, Who};
 use super::limits::{Class, Slot};
 use super::options::Options;
-use super::{Rooms, claims, inventory, manager, mounts, plugin, standard, volumes};
+use super::{Rooms, claims, exec, inventory, manager, mounts, plugin, standard, volumes};
 use crate::error::{Details, Error, Kind};
 use crate::volume::Wait;
 
@@ -125,6 +125,9 @@ pub(super) static MEMBERS: &[Member] = members! {
     PLUGIN.Restart("a{sv}"): ManagePlugins, Operation => plugin::restart;
     PLUGIN.AcceptNodeId("sa{sv}"): ManagePlugins, Operation => plugin::accept_node_id;
     PLUGIN.OpenLog("a{sv}"): PluginExec, Operation => plugin::open_log;
+    PLUGIN.Exec("asa{sv}"): PluginExec, Operation => exec::exec;
+    PLUGIN.ResizeExec("sqq"): PluginExec, Short => exec::resize_exec;
+    PLUGIN.WaitExec("sa{sv}"): PluginExec, Operation => exec::wait_exec;
     PLUGIN.GetCapacity("a{sv}"): Read, Operation => inventory::get_capacity;
     PLUGIN.ListExternalVolumes("su"): Read, Operation => inventory::list_external_volumes;
     PLUGIN.ListSnapshots("a{sv}"): Read, Operation => inventory::list_snapshots;

@@ -10,6 +10,7 @@ use zbus::{OwnedVariant, Variant};
 use super::Rooms;
 use super::authorise::Action;
 use super::dispatch::{Answer, Call, Failure, Map};
+use super::exec;
 use super::limits::Slot;
 use super::options::{Keys, Options};
 use super::plugin;
@@ -38,10 +39,15 @@ const FEATURES: &[&str] = &[
 /// The most events that one GetEvents answers.
 const MOST_EVENTS: u32 = 1000;
 
+/// There where csid.toml allows it.
+const EXEC: &str = "exec";
+
 pub(super) fn properties(rooms: &Rooms) -> Map {
+    let mut features: Vec<String> = FEATURES.iter().map(|word| (*word).to_owned()).collect();
+    features.extend(rooms.config.borrow().exec.then(|| EXEC.to_owned()));
     Map::from([
         ("Version", env!("CARGO_PKG_VERSION").into()),
-        ("Features", FEATURES.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>().into()),
+        ("Features", features.into()),
         ("State", rooms.state.borrow().as_str().into()),
         ("EventSequence", rooms.store.event_sequence().into()),
         ("ModifyIndex", rooms.store.modify_index().into()),
@@ -198,7 +204,7 @@ pub(super) async fn wait_for_plugin(call: Call) -> Answer {
 }
 
 pub(super) async fn list_operations(call: Call) -> Answer {
-    let rows: Vec<Map> = call
+    let mut rows: Vec<Map> = call
         .server
         .rooms
         .volumes
@@ -219,6 +225,7 @@ pub(super) async fn list_operations(call: Call) -> Answer {
             row
         })
         .collect();
+    rows.extend(call.server.rooms.plugins.execs().await?.into_iter().map(exec::row));
     call.reply(&(rows,))
 }
 
@@ -227,6 +234,9 @@ pub(super) async fn cancel_operation(call: Call) -> Answer {
     let id: String = call.arguments()?;
     names::name("the operation's id", &id)?;
     let uid = call.permit.uid();
+    if exec::cancel(&call, &id).await? {
+        return call.reply(&());
+    }
     let volumes = &call.server.rooms.volumes;
     let operations = volumes.operations();
     let uids: BTreeSet<u32> = operations.iter().filter(|view| view.id == id).map(|view| view.uid).collect();

@@ -10,6 +10,7 @@ mod authorise;
 mod caller;
 mod claims;
 mod dispatch;
+mod exec;
 mod fds;
 mod given;
 mod introspect;

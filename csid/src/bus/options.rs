@@ -52,6 +52,10 @@ impl Options {
         self.take(key)
     }
 
+    pub fn short(&mut self, key: &str) -> Option<u16> {
+        self.take(key)
+    }
+
     pub fn texts(&mut self, key: &str) -> Option<Vec<String>> {
         self.take(key)
     }

@@ -63,6 +63,8 @@ pub fn main() -> ExitCode {
             fault::points().iter().for_each(|point| println!("{point}"));
             return ExitCode::SUCCESS;
         }
+        // Started by csid itself, in a unit of its own.
+        ["exec-helper", record] => return host::enter::main(Path::new(record)),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

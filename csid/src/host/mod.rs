@@ -14,7 +14,9 @@
 pub mod boot;
 pub mod cgroup;
 pub mod credential;
+pub mod enter;
 mod error;
+pub mod exec;
 pub mod log;
 mod mount;
 mod path;

@@ -4,8 +4,12 @@
 use serde_json::Value;
 
 use super::PluginView;
+use crate::error::Error;
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability, Store};
+
+/// What an event tells of a program's path, in characters.
+const PROGRAM: usize = 256;
 
 /// `first`: the plugin came with this instance.
 pub(super) fn came(id: &str, instance: &str, uid: u32, first: bool) -> NewEvent {
@@ -62,6 +66,20 @@ pub(super) async fn fingerprint(store: &Store, view: &PluginView) {
         ("services", view.services.join(" ").into()),
     ];
     write(store, of("plugin-fingerprint", view, details)).await;
+}
+
+/// A command in the plugin: only its program is told, for arguments may hold secrets.
+pub(super) fn exec(id: &str, uid: u32, operation: &str, program: &str, error: Option<&Error>) -> NewEvent {
+    let program: String = program.chars().take(PROGRAM).collect();
+    let mut details = EventDetails::from([
+        ("success", error.is_none().into()),
+        ("uid", uid.into()),
+        ("plugin", id.into()),
+        ("operation", operation.into()),
+        ("program", program.into()),
+    ]);
+    details.extend(error.map(|error| ("error", error.to_string().into())));
+    NewEvent { kind: "plugin-exec", subject: id.to_owned(), details }
 }
 
 /// A task's view is of its own instance alone.

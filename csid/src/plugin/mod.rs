@@ -37,10 +37,11 @@ mod trust;
 
 use std::collections::BTreeMap;
 
+pub use crate::host::exec::{Run, Size};
 pub use crate::host::log::Lines;
 pub use controller::{Controller, Create, Created, External, Request, Snapshot, Source};
 pub use node::{Call, Measure, Ready, Stats};
-pub use registry::{Applied, Plugins};
+pub use registry::{Applied, Exec, Plugins};
 pub use rpc::{Class, RpcError, code_name};
 pub use spec::{LATER_KEYS, Log, PluginSpec, Supervision, validate_id};
 pub use stats::{InstanceStats, PluginStats};

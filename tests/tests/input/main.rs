@@ -104,6 +104,7 @@ fn good(method: &str, arguments: &[(String, String)]) -> Vec<Variant<'static>> {
                 dict(vec![("supervision", text("external")), ("socket", text("/nowhere/csi.sock"))])
             }
             ("RegisterVolume", "spec") => registration(Vec::new()),
+            ("Exec", "argv") => vec!["true".to_owned()].into(),
             (_, "namespace") => text(NAMESPACE),
             ("RegisterVolume", "id") => text("never"),
             (_, "volume") => text("kept"),
@@ -240,6 +241,7 @@ fn keys(method: &str) -> Vec<(&'static str, &'static str)> {
             ("plugin-view", "s"),
             ("log", "s"),
         ],
+        "Exec" => &[("tty", "b"), ("rows", "q"), ("columns", "q"), ("directory", "s")],
         _ => &[],
     };
     common.into_iter().chain(own.iter().copied()).collect()

@@ -15,12 +15,15 @@ const REFUSED: &str = "org.csid1.Error.NotAuthorized";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 
 /// What members of group csid may not do.
-const ROOTS: [&str; 16] = [
+const ROOTS: [&str; 19] = [
     "Reconcile",
     "RegisterPlugin",
     "UnregisterPlugin",
     "Restart",
     "OpenLog",
+    "Exec",
+    "ResizeExec",
+    "WaitExec",
     "Reload",
     "RegisterVolume",
     "CreateVolume",
@@ -52,6 +55,13 @@ async fn everything(client: &Connection) -> Vec<(String, Result<(), String>)> {
                 "" => call(client, object, member.interface, member.name, &()).await,
                 "s" => call(client, object, member.interface, member.name, &MANAGER).await,
                 "ss" => call(client, object, member.interface, member.name, &(MANAGER, "State")).await,
+                "asa{sv}" => {
+                    let body = (vec!["true"], Options::new());
+                    call(client, object, member.interface, member.name, &body).await
+                }
+                "sqq" => {
+                    call(client, object, member.interface, member.name, &("csi-exec-0", 1u16, 1u16)).await
+                }
                 "ssv" => {
                     let body = (MANAGER, "State", Variant::new("ready"));
                     call(client, object, member.interface, member.name, &body).await

@@ -3,6 +3,7 @@
 //! Changes of the registry follow one another; nothing else waits for them.
 
 mod defined;
+mod exec;
 mod managed;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use defined::Applied;
+pub use exec::Exec;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::instance::Common;

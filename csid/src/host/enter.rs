@@ -1,0 +1,375 @@
+//! `csid exec-helper`: the other side of [`super::exec`], in a unit of its own. It goes to where a unit's main process is,
+//! runs the command there as its child, waits, and keeps how it ended. It has one thread: a process with several changes no
+//! mount namespace.
+//!
+//! The process that is meant is held by a descriptor. What was read of it under `/proc` is its own if it is there
+//! afterwards: a pid may be given again. When it ends the command is ended too, which would else hold what the
+//! plugin has left.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
+use tokio::io::unix::AsyncFd;
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::exec::{End, Record, Request};
+
+/// What a shell and a container's runtime answer for these.
+const NOT_THERE: i32 = 125;
+const NOT_EXECUTABLE: i32 = 126;
+const NOT_FOUND: i32 = 127;
+/// What a command has from SIGTERM to SIGKILL; less than its unit's stop may take.
+const GRACE: Duration = Duration::from_secs(5);
+const CGROUPS: &str = "/sys/fs/cgroup";
+/// By their names below `/proc/PID/ns`.
+const NAMESPACES: [(&str, ThreadNameSpaceType); 7] = [
+    ("cgroup", ThreadNameSpaceType::CONTROL_GROUP),
+    ("ipc", ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION),
+    ("mnt", ThreadNameSpaceType::MOUNT),
+    ("net", ThreadNameSpaceType::NETWORK),
+    ("pid", ThreadNameSpaceType::PROCESS_ID),
+    ("user", ThreadNameSpaceType::USER),
+    ("uts", ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME),
+];
+
+/// Why the command was not run, for whoever reads its standard error.
+#[derive(Debug, thiserror::Error)]
+enum EnterError {
+    #[error("the plugin's process has ended")]
+    Ended,
+    #[error("process {pid} is not one of {unit}")]
+    Another { unit: String, pid: u32 },
+    #[error("{}: {source}", path.display())]
+    Path { path: PathBuf, source: io::Error },
+    #[error("{step}: {source}")]
+    Os { step: &'static str, source: io::Error },
+}
+
+fn at<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> EnterError {
+    move |source| EnterError::Path { path: path.into(), source: source.into() }
+}
+
+fn os<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> EnterError {
+    move |source| EnterError::Os { step, source: source.into() }
+}
+
+/// `record`: the file of the command that is to be run.
+pub fn main(record: &Path) -> ExitCode {
+    let (mut kept, request) = match Kept::take(record) {
+        Ok(taken) => taken,
+        Err(error) => {
+            eprintln!("csid: {}: {error}", record.display());
+            return ExitCode::FAILURE;
+        }
+    };
+    let end = run(&request).unwrap_or_else(|error| {
+        eprintln!("csid: {error}");
+        End { exited: true, status: NOT_THERE }
+    });
+    kept.record.end = Some(end);
+    match kept.write() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("csid: how the command ended cannot be kept: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The command's file, by its directory's descriptor: where the helper goes no path leads to it.
+struct Kept {
+    directory: OwnedFd,
+    name: String,
+    record: Record,
+}
+
+impl Kept {
+    /// Take the request out of the file, so that it is carried out once, and its arguments are kept nowhere.
+    fn take(path: &Path) -> io::Result<(Kept, Request)> {
+        let mut record = Record::read(path)?;
+        let request = record.request.take();
+        let request = request.ok_or_else(|| io::Error::other("the command was begun before"))?;
+        let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
+        else {
+            return Err(ErrorKind::InvalidInput.into());
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(directory, flags, Mode::empty())?;
+        let kept = Kept { directory, name: name.to_owned(), record };
+        kept.write()?;
+        Ok((kept, request))
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let new = format!("{}.new", self.name);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.directory, &new, flags, Mode::RUSR | Mode::WUSR)?;
+        File::from(file).write_all(&serde_json::to_vec(&self.record)?)?;
+        Ok(rustix::fs::renameat(&self.directory, &new, &self.directory, &self.name)?)
+    }
+}
+
+fn run(request: &Request) -> Result<End, EnterError> {
+    let place = Place::of(request)?;
+    place.enter(request.directory.as_deref().unwrap_or("/"))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(os("the helper's runtime"))?.block_on(place.run(request))
+}
+
+/// Where the process is, held by descriptors.
+struct Place {
+    process: OwnedFd,
+    root: OwnedFd,
+    namespaces: ThreadNameSpaceType,
+    groups: Vec<Group>,
+}
+
+/// A control group in which the process is and the helper is not: `cgroup.procs` of both.
+struct Group {
+    theirs: File,
+    own: File,
+}
+
+impl Place {
+    fn of(request: &Request) -> Result<Place, EnterError> {
+        let pid = i32::try_from(request.pid).ok().and_then(Pid::from_raw).ok_or(EnterError::Ended)?;
+        let process = match pidfd_open(pid, PidfdFlags::empty()) {
+            Err(rustix::io::Errno::SRCH) => return Err(EnterError::Ended),
+            opened => opened.map_err(os("pidfd_open"))?,
+        };
+        let directory = PathBuf::from(format!("/proc/{}", request.pid));
+        let read = || {
+            let root = directory.join("root");
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let root = rustix::fs::open(&root, flags, Mode::empty()).map_err(at(root))?;
+            Ok((root, namespaces(&directory)?, groups(&directory, request)?))
+        };
+        let read = read();
+        if has_ended(&process)? {
+            return Err(EnterError::Ended);
+        }
+        let (root, namespaces, groups) = read?;
+        Ok(Place { process, root, namespaces, groups })
+    }
+
+    fn enter(&self, directory: &str) -> Result<(), EnterError> {
+        if !self.namespaces.is_empty() {
+            move_into_thread_name_spaces(self.process.as_fd(), self.namespaces)
+                .map_err(os("the plugin's namespaces"))?;
+        }
+        rustix::process::fchdir(&self.root).map_err(os("the plugin's root"))?;
+        rustix::process::chroot(".").map_err(os("the plugin's root"))?;
+        rustix::process::chdir(directory).map_err(at(directory))
+    }
+
+    /// The command, to its end.
+    async fn run(self, request: &Request) -> Result<End, EnterError> {
+        let mut hang_up = signal(SignalKind::hangup()).map_err(os("SIGHUP"))?;
+        let mut terminate = signal(SignalKind::terminate()).map_err(os("SIGTERM"))?;
+        // A terminal's keys reach both; they are for the command.
+        let _interrupt = signal(SignalKind::interrupt()).map_err(os("SIGINT"))?;
+        let _quit = signal(SignalKind::quit()).map_err(os("SIGQUIT"))?;
+        #[expect(deprecated, reason = "safe for an OwnedFd; what replaces it is unsafe for every type")]
+        let process = AsyncFd::new(self.process).map_err(os("the plugin's process"))?;
+
+        let own_group = !rustix::termios::isatty(io::stdin());
+        let mut child = match spawn(request, own_group, &self.groups)? {
+            Ok(child) => child,
+            Err(error) => {
+                eprintln!("csid: {}: {error}", request.argv[0]);
+                let status = if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+                return Ok(End { exited: true, status });
+            }
+        };
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        let tell = |signal: Signal| {
+            // One that has just ended is told nothing.
+            let _ = match (pid, own_group) {
+                (Some(pid), true) => rustix::process::kill_process_group(pid, signal),
+                (Some(pid), false) => rustix::process::kill_process(pid, signal),
+                (None, _) => Ok(()),
+            };
+        };
+        loop {
+            tokio::select! {
+                biased;
+                ended = child.wait() => return end(ended),
+                _ = process.readable() => break,
+                _ = terminate.recv() => break,
+                _ = hang_up.recv() => tell(Signal::HUP),
+            }
+        }
+        tell(Signal::TERM);
+        tell(Signal::CONT);
+        if let Ok(ended) = tokio::time::timeout(GRACE, child.wait()).await {
+            return end(ended);
+        }
+        tell(Signal::KILL);
+        end(child.wait().await)
+    }
+}
+
+/// The inner error: the program cannot be run.
+fn spawn(request: &Request, own_group: bool, groups: &[Group]) -> Result<io::Result<Child>, EnterError> {
+    let Some((program, arguments)) = request.argv.split_first() else {
+        return Err(EnterError::Os { step: "argv", source: ErrorKind::InvalidInput.into() });
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).env_clear();
+    for name in ["PATH", "LANG"] {
+        command.envs(std::env::var_os(name).map(|value| (name, value)));
+    }
+    if own_group {
+        // With all that it starts, as far as that stays together.
+        command.process_group(0);
+    } else {
+        command.env("TERM", "xterm");
+    }
+    command.envs(&request.environment);
+    // A child begins where its parent is; the helper's own unit keeps the helper.
+    let enter = |mut file: &File| file.write_all(b"0").map_err(os("the plugin's control group"));
+    groups.iter().try_for_each(|group| enter(&group.theirs))?;
+    let child = command.spawn();
+    groups.iter().try_for_each(|group| enter(&group.own))?;
+    Ok(child)
+}
+
+fn end(ended: io::Result<std::process::ExitStatus>) -> Result<End, EnterError> {
+    let status = ended.map_err(os("the command's end"))?;
+    Ok(match status.code() {
+        Some(status) => End { exited: true, status },
+        None => End { exited: false, status: status.signal().unwrap_or_default() },
+    })
+}
+
+fn has_ended(process: &OwnedFd) -> Result<bool, EnterError> {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    Ok(poll(&mut fds, Some(&now)).map_err(os("the plugin's process"))? > 0)
+}
+
+/// Those that are not the helper's too: none can be entered twice.
+fn namespaces(process: &Path) -> Result<ThreadNameSpaceType, EnterError> {
+    let mut differ = ThreadNameSpaceType::empty();
+    for (name, kind) in NAMESPACES {
+        let of = |process: &Path| {
+            let path = process.join("ns").join(name);
+            let file = std::fs::metadata(&path).map_err(at(path))?;
+            Ok((file.dev(), file.ino()))
+        };
+        if of(process)? != of(Path::new("/proc/self"))? {
+            differ |= kind;
+        }
+    }
+    Ok(differ)
+}
+
+fn groups(process: &Path, request: &Request) -> Result<Vec<Group>, EnterError> {
+    let text = |process: &Path| {
+        let path = process.join("cgroup");
+        std::fs::read_to_string(&path).map_err(at(path))
+    };
+    let (theirs, own) = (text(process)?, text(Path::new("/proc/self"))?);
+    if !theirs.lines().any(|line| line.split('/').any(|part| part == request.unit)) {
+        return Err(EnterError::Another { unit: request.unit.clone(), pid: request.pid });
+    }
+    let open = |path: PathBuf| File::options().write(true).open(&path).map_err(at(path));
+    let root = Path::new(CGROUPS);
+    let pairs = differing(&theirs, &own).map(|(controllers, theirs, own)| {
+        let group = |group: &str| open(procs(root, controllers, group));
+        Ok(Group { theirs: group(theirs)?, own: group(own)? })
+    });
+    pairs.collect()
+}
+
+/// Of two `/proc/PID/cgroup`, with lines `ID:CONTROLLERS:GROUP`, the hierarchies in which they are not in one group.
+fn differing<'t>(theirs: &'t str, own: &'t str) -> impl Iterator<Item = (&'t str, &'t str, &'t str)> {
+    let split = |line: &'t str| {
+        let (_, rest) = line.split_once(':')?;
+        rest.split_once(':')
+    };
+    theirs.lines().filter_map(split).filter_map(move |(controllers, group)| {
+        let own = own.lines().filter_map(split).find(|(of, _)| *of == controllers)?.1;
+        (own != group).then_some((controllers, group, own))
+    })
+}
+
+/// Where systemd mounts a hierarchy: version 2 has no controllers named, version 1 links for each.
+fn procs(root: &Path, controllers: &str, group: &str) -> PathBuf {
+    let hierarchy = match controllers.split(',').next().unwrap_or_default() {
+        "" if root.join("cgroup.controllers").exists() => root.to_owned(),
+        "" => root.join("unified"),
+        first => root.join(first.strip_prefix("name=").unwrap_or(first)),
+    };
+    hierarchy.join(group.trim_start_matches('/')).join("cgroup.procs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_enters_the_groups_that_it_is_not_in() {
+        let theirs = "5:cpu,cpuacct:/system.slice/p.service\n2:freezer:/\n1:name=systemd:/system.slice/p.service\n0::/system.slice/p.service";
+        let own = "5:cpu,cpuacct:/system.slice\n2:freezer:/\n1:name=systemd:/system.slice/x.service\n0::/system.slice/x.service";
+        let root = Path::new("/none");
+        let files: Vec<String> = differing(theirs, own)
+            .map(|(controllers, theirs, _)| procs(root, controllers, theirs).display().to_string())
+            .collect();
+        let wanted = ["cpu", "systemd", "unified"]
+            .map(|hierarchy| format!("/none/{hierarchy}/system.slice/p.service/cgroup.procs"));
+        assert_eq!(files, wanted);
+    }
+
+    fn request(directory: &Path) -> PathBuf {
+        let record = Record {
+            plugin: "p".into(),
+            uid: 0,
+            terminal: None,
+            request: Some(Request {
+                unit: "no-such.service".into(),
+                pid: std::process::id(),
+                argv: vec!["c4n4ry".into()],
+                environment: Default::default(),
+                directory: None,
+            }),
+            end: None,
+        };
+        let path = directory.join("csi-exec-0.json");
+        std::fs::write(&path, serde_json::to_vec(&record).unwrap()).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_request_is_taken_once_and_its_arguments_are_kept_nowhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = request(directory.path());
+        let (mut kept, request) = Kept::take(&path).unwrap();
+        assert_eq!(request.argv, ["c4n4ry"]);
+        assert!(!std::fs::read_to_string(&path).unwrap().contains("c4n4ry"));
+        assert!(Kept::take(&path).is_err());
+        kept.record.end = Some(End { exited: false, status: 9 });
+        kept.write().unwrap();
+        assert_eq!(Record::read(&path).unwrap().end, Some(End { exited: false, status: 9 }));
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_process_of_another_unit_is_not_entered() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, request) = Kept::take(&request(directory.path())).unwrap();
+        let refused = Place::of(&request).err().expect("it is this process");
+        assert!(matches!(refused, EnterError::Another { .. }), "{refused}");
+    }
+}

@@ -1,0 +1,143 @@
+//! Commands that are run in a plugin: whose they are, and that each is an event before it is begun.
+
+use super::super::spec::Place;
+use super::super::{events, lookup};
+use super::Plugins;
+use crate::error::{Error, Kind, Result};
+use crate::host::exec::{Commands, End, ExecError, Record, Request, Run, Size, Streams};
+use crate::store::{Change, Durability};
+
+/// What is to be run in a plugin.
+pub struct Exec {
+    pub argv: Vec<String>,
+    /// As the plugin sees it; `/` by default.
+    pub directory: Option<String>,
+    pub terminal: Option<Size>,
+}
+
+impl Plugins {
+    /// Run a command where the plugin's active instance is; its streams, and the operation's name. It is not undone when
+    /// its caller has gone.
+    pub async fn exec(&self, id: &str, exec: Exec, uid: u32) -> Result<(Streams, String)> {
+        self.open()?;
+        self.0.shared.store.writable()?;
+        let operation = Commands::name().map_err(|error| failed(id, error))?;
+        let program = exec.argv.first().cloned().unwrap_or_default();
+        let begun = self.begin(id, exec, uid, &operation).await;
+        if let Err(error) = &begun {
+            let event = events::exec(id, uid, &operation, &program, Some(error));
+            events::write(&self.0.shared.store, event).await;
+        }
+        begun.map(|streams| (streams, operation))
+    }
+
+    async fn begin(&self, id: &str, exec: Exec, uid: u32, operation: &str) -> Result<Streams> {
+        let program = exec.argv.first().cloned().unwrap_or_default();
+        let request = self.request(id, exec.argv, exec.directory).await?;
+        // Not afterwards: what cannot be told is not done.
+        let event = Change::Event(events::exec(id, uid, operation, &program, None));
+        self.0.shared.store.commit(vec![event], Durability::Process).await?;
+        let commands = self.commands();
+        let started = commands.start(operation, (id, uid), request, exec.terminal);
+        started.await.map_err(|error| failed(id, error))
+    }
+
+    async fn request(&self, id: &str, argv: Vec<String>, directory: Option<String>) -> Result<Request> {
+        let view = self.view(id).ok_or_else(|| lookup::unknown(id))?;
+        if view.unit.is_empty() {
+            let text = format!("csid does not run the plugin {id}; run the command where the plugin is run");
+            return Err(Error::new(Kind::NotSupported, text));
+        }
+        let instance = view.instances.first().map_or("", String::as_str);
+        let spec = self.entry(id, instance, |entry| entry.spec.clone()).ok_or_else(|| lookup::unknown(id))?;
+        let environment = Place::of(&self.0.directories, id, &spec).environment(&spec);
+        let state = self.0.shared.units.state(&view.unit).await.map_err(|error| failed(id, error.into()))?;
+        match state.filter(|state| state.main_pid != 0 && !state.at_rest()) {
+            Some(state) => Ok(Request { unit: view.unit, pid: state.main_pid, argv, environment, directory }),
+            None => {
+                let text = format!(
+                    "the plugin {id} is {}, and no command can be run in it: {}",
+                    view.state, view.health_message
+                );
+                Err(Error::new(Kind::PluginUnavailable, text.trim_end_matches([':', ' '])))
+            }
+        }
+    }
+
+    /// Set the size of its terminal.
+    pub async fn resize_exec(&self, id: &str, operation: &str, size: Size, uid: u32) -> Result<()> {
+        let record = self.command(id, operation, uid)?;
+        let Some(terminal) = record.terminal else {
+            return Err(Error::invalid(format!("{operation} does not run on a terminal")));
+        };
+        match self.commands().resize(operation, &terminal, size).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::not_found(format!("{operation} has ended"))),
+            Err(error) => Err(failed(id, error)),
+        }
+    }
+
+    /// Wait for its end.
+    pub async fn wait_exec(&self, id: &str, operation: &str, uid: u32) -> Result<End> {
+        self.command(id, operation, uid)?;
+        let commands = self.commands();
+        let mut known = self.0.known.subscribe();
+        let end = commands.end(operation);
+        tokio::pin!(end);
+        loop {
+            // csid's stop is told there too.
+            known.borrow_and_update();
+            let stopping = "csid is stopping; the command goes on, ask again when it is back";
+            self.open().map_err(|_| Error::new(Kind::ShuttingDown, stopping))?;
+            tokio::select! {
+                end = &mut end => {
+                    let lost = || Error::not_found(format!("how {operation} ended is not known: what watched it was killed"));
+                    return end.map_err(|error| failed(id, error))?.ok_or_else(lost);
+                }
+                _ = known.changed() => {}
+            }
+        }
+    }
+
+    /// Commands that run, of all plugins.
+    pub async fn execs(&self) -> Result<Vec<Run>> {
+        self.commands().running().await.map_err(|error| failed("", error))
+    }
+
+    /// Whose a command is, if there is one of that name that has not ended.
+    pub fn exec_owner(&self, operation: &str) -> Option<u32> {
+        self.commands().record(operation).filter(|record| !record.has_ended()).map(|record| record.uid)
+    }
+
+    /// End it; answered when it has ended.
+    pub async fn stop_exec(&self, operation: &str) -> Result<()> {
+        self.commands().stop(operation).await.map_err(|error| failed("", error))
+    }
+
+    /// What is known of a command in this plugin that is `uid`'s, or anybody's for root.
+    fn command(&self, id: &str, operation: &str, uid: u32) -> Result<Record> {
+        let record = self.commands().record(operation).filter(|record| record.plugin == id);
+        match record {
+            None => Err(Error::not_found(format!(
+                "there is no command {operation} in the plugin {id}, or it ended long ago"
+            ))),
+            Some(record) if record.uid != uid && uid != 0 => {
+                Err(Error::new(Kind::NotAuthorized, format!("{operation} is another uid's")))
+            }
+            Some(record) => Ok(record),
+        }
+    }
+
+    fn commands(&self) -> Commands {
+        Commands::new(&self.0.directories.runtime, self.0.shared.units.clone())
+    }
+}
+
+fn failed(id: &str, error: ExecError) -> Error {
+    let kind = match error {
+        ExecError::Many => Kind::RateLimited,
+        _ => Kind::Internal,
+    };
+    Error::new(kind, format!("no command can be run: {error}"))
+        .with(|details| details.plugin = (!id.is_empty()).then(|| id.to_owned()))
+}
