@@ -26,9 +26,9 @@ use crate::{
         SnapshotOptions, UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
     },
     rows::{
-        ClaimRow, Claimed, Event, Exit, Expanded, Explanation, ExternalRow, Manager, MountRow, Mounted,
-        OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport, SnapshotRow, Validated, VolumeRow,
-        VolumeStats,
+        ClaimRow, Claimed, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow, Manager, MountRow,
+        Mounted, OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport, SnapshotRow, Validated,
+        VolumeRow, VolumeStats,
     },
 };
 
@@ -400,6 +400,11 @@ impl Client {
     /// Attach volumes under the name that the plugin has for this node now, which is `node_id`.
     pub async fn accept_node_id(&self, id: &str, node_id: &str, options: CallOptions) -> Result<()> {
         self.call(&plugin_path(id), PLUGIN, "AcceptNodeId", (node_id.to_owned(), options)).await
+    }
+
+    /// Unmounts every mount of the plugin on this host; new ones are refused until it answers. The plugin goes on.
+    pub async fn drain_plugin(&self, id: &str, options: CallOptions) -> Result<DrainReport> {
+        self.call(&plugin_path(id), PLUGIN, "Drain", (options,)).await
     }
 
     /// What the plugin wrote to the journal, to be read to its end; who closes it is followed no longer.

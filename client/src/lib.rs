@@ -31,9 +31,9 @@ pub use options::{
     UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
 };
 pub use rows::{
-    CapabilityRow, ClaimRow, Claimed, Event, Exit, Expanded, Explanation, ExternalRow, InstanceStats,
-    Manager, MountRow, Mounted, OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport, RpcStats,
-    SnapshotRow, Usage, Validated, VolumeRow, VolumeStats, json,
+    CapabilityRow, ClaimRow, Claimed, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow,
+    InstanceStats, Manager, MountRow, Mounted, OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport,
+    RpcStats, SnapshotRow, Usage, Validated, VolumeRow, VolumeStats, json,
 };
 pub use secrets::{BadSecrets, SealedSecrets, Secrets};
 pub use session::Session;

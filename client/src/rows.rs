@@ -208,6 +208,16 @@ row! { "kebab-case",
 }
 
 row! { "kebab-case",
+    /// Of Drain; each entry is `NAMESPACE/VOLUME CONSUMER`, one that failed with why.
+    DrainReport {
+        unmounted: Vec<String>,
+        failed: Vec<String>,
+        /// What is claimed or attached by itself, and stays so.
+        claimed: Vec<String>,
+    }
+}
+
+row! { "kebab-case",
     /// One of a volume's capabilities.
     CapabilityRow {
         access_mode: String,

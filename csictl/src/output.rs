@@ -15,7 +15,7 @@ use csid_client::{Event, Manager, MountRow, OperationRow, PluginRow, ReconcileRe
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-pub use plugin::{Consumer, external_volumes, plugin, plugins, snapshots};
+pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};
 pub use stats::{Used, plugin_stats, top};
 use volume::known;
 pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};

@@ -52,6 +52,11 @@ pub enum Plugin {
     /// does: with its status, with 128 and the signal's number when a signal ended it, with 127 or 126 when there is no such
     /// program or it cannot be run, and with 125 when it could not be begun.
     Exec(Exec),
+    /// Unmount every mount of a plugin on this host, for good
+    ///
+    /// The plugin goes on running; it can be unregistered or stopped then. New mounts of it are refused meanwhile. What is in use
+    /// by processes stays, and is listed.
+    Drain(Drain),
     /// Tell how large the volumes may be that the plugin makes now
     Capacity(Capacity),
     /// List the volumes that the plugin has, registered or not
@@ -138,6 +143,16 @@ pub struct Register {
     /// Where its output goes
     #[arg(long, value_name = "WHERE", value_parser = ["journal", "none"], requires = "argv")]
     pub log: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Drain {
+    pub plugin: String,
+    /// Do not ask: the plugin that is meant, once more
+    #[arg(long, value_name = "PLUGIN")]
+    pub yes: Option<String>,
+    #[command(flatten)]
+    pub deadline: Deadline,
 }
 
 #[derive(Args)]

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{confirmed, done, exec, pairs, sealed, secrets, some, yes};
 use crate::{
-    args::{Capacity, DeleteSnapshot, Logs, Plugin, PluginWait, Register, Snapshots, Topology},
+    args::{Capacity, DeleteSnapshot, Drain, Logs, Plugin, PluginWait, Register, Snapshots, Topology},
     hints::Tried,
     output::{self, Consumer, say, say_json},
     wait,
@@ -83,6 +83,7 @@ pub async fn plugin(
             wait::quietly(&format!("accept the node id of {plugin}"), call).await?;
             done(json)?;
         }
+        Plugin::Drain(args) => drain(client, args, json, tried).await?,
         Plugin::Capacity(args) => capacity(client, args, json, tried).await?,
         Plugin::Volumes { plugin } => {
             about("plugin volumes", &plugin, tried);
@@ -103,6 +104,29 @@ pub async fn plugin(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn drain(client: &Client, args: Drain, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    about("plugin drain", &args.plugin, tried);
+    let filter = MountFilter { plugin: Some(args.plugin.clone()), ..MountFilter::default() };
+    // An id that nobody has is csid's to refuse.
+    let mounts = client.list_mounts(filter).await?.len();
+    if mounts > 0 {
+        let what = format!("This ends {mounts} of the plugin's mounts for good, whoever made them.");
+        confirmed(&args.plugin, &args.yes, &what)?;
+    }
+    let options = CallOptions { deadline_usec: args.deadline.usec(), ..CallOptions::default() };
+    let report =
+        wait::quietly(&format!("drain {}", args.plugin), client.drain_plugin(&args.plugin, options)).await?;
+    if json {
+        say_json(&report)?;
+    } else {
+        say(&output::drained(&report))?;
+    }
+    match report.failed.len() {
+        0 => Ok(()),
+        failed => bail!("{failed} could not be unmounted"),
+    }
 }
 
 async fn logs(client: &Client, args: Logs, tried: &mut Tried) -> anyhow::Result<()> {

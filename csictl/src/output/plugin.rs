@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use csid_client::{ExternalRow, Plugin, PluginRow, SnapshotRow};
+use csid_client::{DrainReport, ExternalRow, Plugin, PluginRow, SnapshotRow};
 use serde::Serialize;
 
-use super::{facts, known, table, timestamp};
+use super::{facts, known, plain, table, timestamp};
 
 /// Who has a volume.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -67,6 +67,21 @@ pub fn plugin(p: &Plugin, consumers: &BTreeSet<Consumer>) -> String {
         ("topology", topology.join(" ")),
         ("consumers", names.join(", ")),
     ])
+}
+
+pub fn drained(report: &DrainReport) -> String {
+    let groups = [
+        ("unmounted", &report.unmounted),
+        ("still mounted", &report.failed),
+        ("claimed as before", &report.claimed),
+    ];
+    let lines: String = groups
+        .iter()
+        .flat_map(|(what, subjects)| {
+            subjects.iter().map(move |subject| format!("{what}: {}\n", plain(subject)))
+        })
+        .collect();
+    if lines.is_empty() { "The plugin had no mounts.".to_owned() } else { lines }
 }
 
 pub fn external_volumes(rows: &[ExternalRow]) -> String {

@@ -16,7 +16,7 @@ use super::authorise::{Action, Authoriser, Permit};
 use super::caller::{Caller, Way, Who};
 use super::limits::{Class, Slot};
 use super::options::Options;
-use super::{Rooms, claims, exec, inventory, manager, mounts, plugin, standard, volumes};
+use super::{Rooms, claims, exec, inventory, manager, mounts, plugin, standard, upgrade, volumes};
 use crate::error::{Details, Error, Kind};
 use crate::volume::Wait;
 
@@ -124,6 +124,7 @@ pub(super) static MEMBERS: &[Member] = members! {
     PLUGIN.GetStats(""): Read, Operation => plugin::get_stats;
     PLUGIN.Restart("a{sv}"): ManagePlugins, Operation => plugin::restart;
     PLUGIN.AcceptNodeId("sa{sv}"): ManagePlugins, Operation => plugin::accept_node_id;
+    PLUGIN.Drain("a{sv}"): ManagePlugins, Operation => upgrade::drain;
     PLUGIN.OpenLog("a{sv}"): PluginExec, Operation => plugin::open_log;
     PLUGIN.Exec("asa{sv}"): PluginExec, Operation => exec::exec;
     PLUGIN.ResizeExec("sqq"): PluginExec, Short => exec::resize_exec;

@@ -35,6 +35,7 @@ const FEATURES: &[&str] = &[
     "stats",
     "unit",
     "accept-node-id",
+    "drain",
 ];
 /// The most events that one GetEvents answers.
 const MOST_EVENTS: u32 = 1000;

@@ -25,6 +25,7 @@ mod serve;
 mod signals;
 mod socket;
 mod standard;
+mod upgrade;
 mod volume_rows;
 mod volumes;
 

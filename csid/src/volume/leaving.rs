@@ -1,18 +1,47 @@
-//! A plugin, or one instance of it, is unregistered: not under mounts and claims that nobody else serves. And registered: not
-//! by a user for what others use.
+//! A plugin, or one instance of it, is unregistered: not under mounts and claims that nobody else serves. Drained: its mounts
+//! here are unmounted, so that it may go. And registered: not by a user for what others use.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::StreamExt;
+use serde_json::Value;
 
 use crate::error::{Error, Kind, Result};
 use crate::plugin::PluginSpec;
-use crate::store::MountFilter;
 use crate::store::registry::RecordFilter;
-use crate::volume::{Shared, Volumes};
+use crate::store::rows::{EventDetails, MountKey, NewEvent, VolumeKey};
+use crate::store::{Change, Durability, MountFilter};
+use crate::volume::reconcile::title;
+use crate::volume::work::Work;
+use crate::volume::{Authority, Shared, Volumes, Wait};
 
-/// Those of which an instance is being unregistered; `true`: none is left that serves its mounts.
-pub(super) type Plugins = Mutex<BTreeMap<String, bool>>;
+/// Mounts that are unmounted side by side when a plugin is drained.
+const AT_ONCE: usize = 32;
+
+/// What is being done with a plugin: one thing at a time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leave {
+    /// An instance leaves, and another one serves its mounts.
+    Instance,
+    /// It leaves: nothing is taken from here on.
+    Plugin,
+    /// Its mounts end, and likewise.
+    Mounts,
+}
+
+pub(super) type Plugins = Mutex<BTreeMap<String, Leave>>;
+
+/// What Drain did; each entry is `NAMESPACE/VOLUME CONSUMER`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    pub unmounted: Vec<String>,
+    /// Those that are still there, each with why.
+    pub failed: Vec<String>,
+    /// What was claimed or attached by itself, and is as it was.
+    pub claimed: Vec<String>,
+}
 
 /// One plugin's leave, till it is dropped.
 struct Leaving<'a> {
@@ -21,13 +50,14 @@ struct Leaving<'a> {
 }
 
 impl<'a> Leaving<'a> {
-    fn begin(shared: &'a Shared, id: &'a str) -> Result<Self> {
+    fn begin(shared: &'a Shared, id: &'a str, leave: Leave) -> Result<Self> {
         match Self::lock(shared).entry(id.to_owned()) {
-            Entry::Occupied(_) => {
-                Err(Error::new(Kind::Busy, format!("plugin {id} is being unregistered already")))
+            Entry::Occupied(entry) => {
+                let what = if *entry.get() == Leave::Mounts { "drained" } else { "unregistered" };
+                Err(Error::new(Kind::Busy, format!("plugin {id} is being {what} already")))
             }
             Entry::Vacant(entry) => {
-                entry.insert(false);
+                entry.insert(leave);
                 Ok(Leaving { shared, id })
             }
         }
@@ -35,10 +65,10 @@ impl<'a> Leaving<'a> {
 
     /// From here on nothing is taken.
     fn close(&self) {
-        Self::lock(self.shared).insert(self.id.to_owned(), true);
+        Self::lock(self.shared).insert(self.id.to_owned(), Leave::Plugin);
     }
 
-    fn lock(shared: &Shared) -> MutexGuard<'_, BTreeMap<String, bool>> {
+    fn lock(shared: &Shared) -> MutexGuard<'_, BTreeMap<String, Leave>> {
         shared.leaving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -91,7 +121,7 @@ impl Volumes {
     ) -> Result<()> {
         self.shared.store.writable()?;
         // One at a time, so that no two of them are each other's successor.
-        let leaving = Leaving::begin(&self.shared, id)?;
+        let leaving = Leaving::begin(&self.shared, id, Leave::Instance)?;
         if instance.is_some_and(|instance| self.shared.plugins.serves_without(id, instance)) {
             return self.shared.plugins.unregister(id, instance, uid).await;
         }
@@ -131,16 +161,100 @@ impl Volumes {
         }
         self.shared.plugins.unregister(id, instance, uid).await
     }
+
+    /// Unmount, for `uid`, every mount of a plugin on this host, and refuse new ones until that is done. The plugin goes on. Claims
+    /// that came with a mount go with it; others stay.
+    pub async fn drain(&self, id: &str, uid: u32) -> Result<Drained> {
+        self.shared.changeable()?;
+        let _leaving = Leaving::begin(&self.shared, id, Leave::Mounts)?;
+        let mut ended: BTreeMap<MountKey, Option<Error>> = BTreeMap::new();
+        loop {
+            // Whatever has begun is among the operations or the rows.
+            let mut mounts = self.shared.mounts_of_plugin(id).await?;
+            mounts.retain(|key, _| !matches!(ended.get(key), Some(Some(_))));
+            if mounts.is_empty() {
+                break;
+            }
+            let unmounting = mounts.into_iter().map(|(key, volume)| self.shared.drain_one(key, volume, uid));
+            ended.extend(futures_util::stream::iter(unmounting).buffered(AT_ONCE).collect::<Vec<_>>().await);
+        }
+        let mut drained = Drained::default();
+        for (key, error) in ended {
+            match error {
+                None => drained.unmounted.push(title(&key)),
+                Some(error) => drained.failed.push(format!("{}: {error}", title(&key))),
+            }
+        }
+        drained.claimed = self.shared.held_of_plugin(id).await?;
+        self.tell_drained(id, uid, &drained).await;
+        Ok(drained)
+    }
+
+    async fn tell_drained(&self, id: &str, uid: u32, drained: &Drained) {
+        let (unmounted, failed) = (drained.unmounted.len(), drained.failed.len());
+        tracing::info!(plugin = %id, uid, unmounted, failed, "the plugin was drained");
+        let mut details = EventDetails::from([
+            ("success", Value::from(failed == 0)),
+            ("uid", Value::from(uid)),
+            ("plugin", Value::from(id)),
+            ("unmounted", Value::from(unmounted)),
+        ]);
+        if failed > 0 {
+            details.insert("error", Value::from(format!("{failed} mounts could not be unmounted")));
+        }
+        let event = NewEvent { kind: "plugin-drained", subject: id.to_owned(), details };
+        if let Err(error) = self.shared.store.commit(vec![Change::Event(event)], Durability::Process).await {
+            tracing::warn!(%error, "an event could not be written");
+        }
+    }
 }
 
 impl Shared {
     pub(super) fn refuse_leaving(&self, plugin: &str) -> Result<()> {
-        match Leaving::lock(self).get(plugin) {
-            Some(true) => {
-                let text = format!("plugin {plugin} is being unregistered");
-                Err(Error::new(Kind::PluginUnavailable, text))
+        let what = match Leaving::lock(self).get(plugin) {
+            None | Some(Leave::Instance) => return Ok(()),
+            Some(Leave::Plugin) => "unregistered",
+            Some(Leave::Mounts) => "drained",
+        };
+        let text = format!("plugin {plugin} is being {what}");
+        Err(Error::new(Kind::PluginUnavailable, text)
+            .with(|details| details.plugin = Some(plugin.to_owned())))
+    }
+
+    /// The mount, and why it is still there.
+    async fn drain_one(
+        self: &Arc<Self>,
+        key: MountKey,
+        volume: VolumeKey,
+        uid: u32,
+    ) -> (MountKey, Option<Error>) {
+        let work = Work::Unmount { key: key.clone(), authority: Authority::Any(uid), force: false };
+        let done = match self.ask(&volume, uid, work, Wait::default()) {
+            Ok(answer) => self.answered(answer).await,
+            Err(error) => Err(error),
+        };
+        (key, done.err())
+    }
+
+    /// Of a plugin's mounts here: those that have a row, and those that were asked for.
+    async fn mounts_of_plugin(&self, plugin: &str) -> Result<BTreeMap<MountKey, VolumeKey>> {
+        let filter = MountFilter { plugin: Some(plugin.to_owned()), ..MountFilter::default() };
+        // Before the rows: what ends meanwhile has one, or is gone.
+        let asked_for = self.operations.mounting(plugin);
+        let rows = self.store.mounts(filter).await?;
+        Ok(asked_for.into_iter().chain(rows.into_iter().map(|(row, _)| (row.key, row.volume))).collect())
+    }
+
+    /// What is claimed or attached here of a plugin.
+    async fn held_of_plugin(&self, plugin: &str) -> Result<Vec<String>> {
+        let mut held = BTreeSet::new();
+        for record in self.claimed_here(Some(plugin)).await? {
+            let mut here = record.claims.iter().filter(|claim| claim.node == self.node).peekable();
+            match here.peek() {
+                None => held.extend([record.name.to_string()]),
+                Some(_) => held.extend(here.map(|claim| format!("{} {}", record.name, claim.consumer))),
             }
-            _ => Ok(()),
         }
+        Ok(held.into_iter().collect())
     }
 }

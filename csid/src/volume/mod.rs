@@ -70,6 +70,7 @@ use crate::store::{Durability, MountFilter, Store, StoreError};
 use bound::{BoundClaims, Connections};
 use declared::Declarations;
 use directory::Directory;
+pub use leaving::Drained;
 use looking::{healthy, why};
 use operations::{Begin, Operations, Step, TAKES};
 pub use options::MountOptions;

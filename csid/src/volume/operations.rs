@@ -235,6 +235,18 @@ impl Operations {
         taking.map(|entry| entry.volume.plugin.clone()).collect()
     }
 
+    /// The Mounts of a plugin's volumes that are under way.
+    pub(crate) fn mounting(&self, plugin: &str) -> Vec<(MountKey, VolumeKey)> {
+        let table = self.lock();
+        let of_plugin = |entry: &&Entry| entry.kind == "mount" && entry.volume.plugin == plugin;
+        table
+            .entries
+            .values()
+            .filter(of_plugin)
+            .map(|entry| (entry.key.clone(), entry.volume.clone()))
+            .collect()
+    }
+
     /// Whether callers wait, not only csid itself.
     pub(crate) fn are_waited_for(&self) -> bool {
         let table = self.lock();

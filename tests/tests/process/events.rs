@@ -217,7 +217,9 @@ fn the_properties_say_what_is_served() {
     world(async |w| {
         let client = running(w).await;
         let manager = client.manager().await.unwrap();
-        for served in ["mount", "open-mount", "volumes", "claims", "attach", "restart", "log", "stats"] {
+        for served in
+            ["mount", "open-mount", "volumes", "claims", "attach", "restart", "log", "stats", "drain"]
+        {
             assert!(manager.features.contains(&served.to_owned()), "{served}: {manager:?}");
         }
         assert!(!manager.features.contains(&"upgrade".to_owned()), "not due yet");

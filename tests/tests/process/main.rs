@@ -4,6 +4,7 @@
 mod calls;
 mod closed;
 mod consumers;
+mod drains;
 mod events;
 mod healing;
 mod instances;

@@ -15,11 +15,12 @@ const REFUSED: &str = "org.csid1.Error.NotAuthorized";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 
 /// What members of group csid may not do.
-const ROOTS: [&str; 19] = [
+const ROOTS: &[&str] = &[
     "Reconcile",
     "RegisterPlugin",
     "UnregisterPlugin",
     "Restart",
+    "Drain",
     "OpenLog",
     "Exec",
     "ResizeExec",
