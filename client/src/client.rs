@@ -23,7 +23,8 @@ use crate::{
         AttachOptions, CallOptions, CapacityOptions, ClaimFilter, ClaimOptions, CreateVolume,
         DeregisterOptions, ExecOptions, ExpandOptions, LogOptions, MountFilter, MountOptions, OpenOptions,
         PluginService, PluginSpec, ReconcileOptions, RegisterVolume, ReleaseOptions, SnapshotFilter,
-        SnapshotOptions, UnmountOptions, UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
+        SnapshotOptions, UnmountOptions, UnregisterOptions, UpgradeOptions, ValidateOptions, VolumeFilter,
+        VolumeOptions,
     },
     rows::{
         ClaimRow, Claimed, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow, Manager, MountRow,
@@ -405,6 +406,17 @@ impl Client {
     /// Unmounts every mount of the plugin on this host; new ones are refused until it answers. The plugin goes on.
     pub async fn drain_plugin(&self, id: &str, options: CallOptions) -> Result<DrainReport> {
         self.call(&plugin_path(id), PLUGIN, "Drain", (options,)).await
+    }
+
+    /// Has an instance of this spec take the place of the plugin's, under its mounts; what is absent stays as it was. The new
+    /// instance's name, once the other one is gone. With an error the other one goes on.
+    pub async fn upgrade_plugin(
+        &self,
+        id: &str,
+        spec: PluginSpec,
+        options: UpgradeOptions,
+    ) -> Result<String> {
+        self.call(&plugin_path(id), PLUGIN, "Upgrade", (spec, options)).await
     }
 
     /// What the plugin wrote to the journal, to be read to its end; who closes it is followed no longer.

@@ -28,7 +28,7 @@ pub use options::{
     ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, ExecOptions, ExpandOptions, Heal, LogOptions,
     MountFilter, MountOptions, OpenOptions, Part, PluginService, PluginSpec, Propagation, ReconcileOptions,
     RegisterVolume, ReleaseOptions, Restore, SnapshotFilter, SnapshotOptions, Supervision, UnmountOptions,
-    UnregisterOptions, ValidateOptions, VolumeFilter, VolumeOptions,
+    UnregisterOptions, UpgradeOptions, ValidateOptions, VolumeFilter, VolumeOptions,
 };
 pub use rows::{
     CapabilityRow, ClaimRow, Claimed, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow,

@@ -287,6 +287,13 @@ options! {
 }
 
 options! {
+    UpgradeOptions {
+        /// The instance to replace, of a plugin with several.
+        instance: String,
+    }
+}
+
+options! {
     /// RegisterPlugin's spec: a managed plugin has argv, one in a unit its name and a socket, an
     /// external one a socket.
     PluginSpec {

@@ -12,7 +12,9 @@ use clap::{
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
-pub use plugin::{Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top};
+pub use plugin::{
+    Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
+};
 pub use volume::{
     Amount, Bind, Claim, Claims, Create, OneVolume, Register as RegisterVolume, Release, Secrets, Spec,
     Topology, Volume, Volumes,
@@ -54,7 +56,7 @@ impl Cli {
 pub enum Command {
     /// Show what csid does: its state, plugins, mounts and operations
     Status,
-    /// List, show, register, unregister, restart, drain plugins, wait for one, read its log, see what one has
+    /// List, show, register, unregister, restart, upgrade, drain plugins, wait for one, read its log, see what one has
     #[command(subcommand)]
     Plugin(Box<Plugin>),
     /// Register, create, list, show, validate, expand, snapshot, deregister, delete volumes, see how full one is

@@ -180,7 +180,8 @@ async fn as_member(connection: &Connection) -> (usize, usize) {
             "Mount" | "Unmount" | "OpenMount" | "RegisterPlugin" | "UnregisterPlugin" | "Reconcile"
             | "Reload" | "Release" | "RegisterVolume" | "ValidateVolume" | "DeregisterVolume"
             | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "AttachVolume" | "DetachVolume"
-            | "Restart" | "AcceptNodeId" | "Drain" | "OpenLog" | "Exec" | "ResizeExec" | "WaitExec" => false,
+            | "Restart" | "AcceptNodeId" | "Drain" | "Upgrade" | "OpenLog" | "Exec" | "ResizeExec"
+            | "WaitExec" => false,
             // Not served yet.
             _ => continue,
         };
@@ -288,7 +289,7 @@ fn polkit_is_asked_for_the_tables_action() {
                 "RegisterVolume" | "CreateVolume" | "ValidateVolume" | "DeregisterVolume"
                 | "DeleteVolume" | "ExpandVolume" | "CreateSnapshot" | "DeleteSnapshot" | "AttachVolume"
                 | "DetachVolume" => "manage-volumes",
-                "RegisterPlugin" | "UnregisterPlugin" | "Restart" | "AcceptNodeId" | "Drain" => {
+                "RegisterPlugin" | "UnregisterPlugin" | "Restart" | "AcceptNodeId" | "Drain" | "Upgrade" => {
                     "manage-plugins"
                 }
                 "OpenLog" | "Exec" | "ResizeExec" | "WaitExec" => "plugin-exec",

@@ -52,6 +52,11 @@ pub enum Plugin {
     /// does: with its status, with 128 and the signal's number when a signal ended it, with 127 or 126 when there is no such
     /// program or it cannot be run, and with 125 when it could not be begun.
     Exec(Exec),
+    /// Start a new version of a plugin, and stop the old one when the new one is ready; its mounts stay
+    ///
+    /// What is not given is as it was. A new version that does not become ready, or is not the same plugin, is stopped again, and the
+    /// old one goes on.
+    Upgrade(Upgrade),
     /// Unmount every mount of a plugin on this host, for good
     ///
     /// The plugin goes on running; it can be unregistered or stopped then. New mounts of it are refused meanwhile. What is in use
@@ -143,6 +148,31 @@ pub struct Register {
     /// Where its output goes
     #[arg(long, value_name = "WHERE", value_parser = ["journal", "none"], requires = "argv")]
     pub log: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Upgrade {
+    pub plugin: String,
+    /// The command that csid runs from now on, after `--`; root only
+    #[arg(last = true)]
+    pub argv: Vec<String>,
+    /// All variables of its environment, in place of those that it had; stored and public, so nothing secret
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub env: Vec<Pair>,
+    /// All its systemd credentials, in place of those that it had
+    #[arg(long, value_name = "NAME[:PATH]")]
+    pub load_credential: Vec<String>,
+    /// Where the new version of a plugin listens that csid does not run
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["argv", "env", "load_credential"])]
+    pub socket: Option<String>,
+    /// The name of the new instance; csid gives it one when absent
+    #[arg(long)]
+    pub instance: Option<String>,
+    /// The instance to replace, of a plugin with several
+    #[arg(long, value_name = "INSTANCE")]
+    pub replace: Option<String>,
+    #[command(flatten)]
+    pub deadline: Deadline,
 }
 
 #[derive(Args)]

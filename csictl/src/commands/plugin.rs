@@ -7,13 +7,15 @@ use std::time::SystemTime;
 use anyhow::{Context, bail};
 use csid_client::{
     AttachmentMode, CallOptions, Capability, CapacityOptions, Client, Error, LogOptions, MountFilter,
-    PluginSpec, SnapshotFilter, Supervision, Target, UnregisterOptions, VolumeFilter,
+    PluginSpec, SnapshotFilter, Supervision, Target, UnregisterOptions, UpgradeOptions, VolumeFilter,
 };
 use serde_json::json;
 
 use super::{confirmed, done, exec, pairs, sealed, secrets, some, yes};
 use crate::{
-    args::{Capacity, DeleteSnapshot, Drain, Logs, Plugin, PluginWait, Register, Snapshots, Topology},
+    args::{
+        Capacity, DeleteSnapshot, Drain, Logs, Plugin, PluginWait, Register, Snapshots, Topology, Upgrade,
+    },
     hints::Tried,
     output::{self, Consumer, say, say_json},
     wait,
@@ -83,6 +85,7 @@ pub async fn plugin(
             wait::quietly(&format!("accept the node id of {plugin}"), call).await?;
             done(json)?;
         }
+        Plugin::Upgrade(args) => upgrade(client, args, json, tried).await?,
         Plugin::Drain(args) => drain(client, args, json, tried).await?,
         Plugin::Capacity(args) => capacity(client, args, json, tried).await?,
         Plugin::Volumes { plugin } => {
@@ -104,6 +107,30 @@ pub async fn plugin(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn upgrade(client: &Client, args: Upgrade, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    about("plugin upgrade", &args.plugin, tried);
+    let spec = PluginSpec {
+        argv: some(args.argv),
+        environment: pairs(args.env),
+        credentials: some(args.load_credential),
+        socket: args.socket,
+        instance: args.instance,
+        ..PluginSpec::default()
+    };
+    let options = UpgradeOptions {
+        instance: args.replace,
+        deadline_usec: args.deadline.usec(),
+        ..UpgradeOptions::default()
+    };
+    let call = client.upgrade_plugin(&args.plugin, spec, options);
+    let instance = wait::quietly(&format!("upgrade {}", args.plugin), call).await?;
+    match json {
+        true => say_json(&json!({ "instance": instance }))?,
+        false => say(&instance)?,
+    }
+    Ok(())
 }
 
 async fn drain(client: &Client, args: Drain, json: bool, tried: &mut Tried) -> anyhow::Result<()> {

@@ -125,6 +125,7 @@ pub(super) static MEMBERS: &[Member] = members! {
     PLUGIN.Restart("a{sv}"): ManagePlugins, Operation => plugin::restart;
     PLUGIN.AcceptNodeId("sa{sv}"): ManagePlugins, Operation => plugin::accept_node_id;
     PLUGIN.Drain("a{sv}"): ManagePlugins, Operation => upgrade::drain;
+    PLUGIN.Upgrade("a{sv}a{sv}"): ManagePlugins, Operation => upgrade::upgrade;
     PLUGIN.OpenLog("a{sv}"): PluginExec, Operation => plugin::open_log;
     PLUGIN.Exec("asa{sv}"): PluginExec, Operation => exec::exec;
     PLUGIN.ResizeExec("sqq"): PluginExec, Short => exec::resize_exec;

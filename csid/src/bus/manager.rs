@@ -36,6 +36,7 @@ const FEATURES: &[&str] = &[
     "unit",
     "accept-node-id",
     "drain",
+    "upgrade",
 ];
 /// The most events that one GetEvents answers.
 const MOST_EVENTS: u32 = 1000;
@@ -80,7 +81,7 @@ where
     })
 }
 
-const SPEC: Keys = &[
+pub(super) const SPEC: Keys = &[
     ("supervision", "s"),
     ("argv", "as"),
     ("environment", "a{ss}"),
@@ -113,29 +114,29 @@ impl Word for Service {
         &[("node", Service::Node), ("controller", Service::Controller)];
 }
 
-/// The spec as it was given; the plugins' room says whether it is sound.
-fn spec(options: &mut Options) -> Result<PluginSpec> {
+/// The spec as it was given; the plugins' room says whether it is sound. What is not given is as `before`.
+pub(super) fn spec(options: &mut Options, before: Option<PluginSpec>) -> Result<PluginSpec> {
     if let Some(key) = LATER_KEYS.iter().find(|key| options.has(key)) {
         return Err(Error::new(Kind::NotSupported, format!("this csid does not know a plugin's {key} yet")));
     }
-    let supervision = options.word("supervision")?;
+    let supervision = options.word("supervision")?.or(before.as_ref().map(|before| before.supervision));
+    let supervision = supervision.ok_or_else(|| {
+        Error::invalid("supervision is missing: managed (argv), unit (unit and socket) or external (socket)")
+    })?;
+    let before = before.unwrap_or_else(|| PluginSpec::new(supervision));
     Ok(PluginSpec {
-        supervision: supervision.ok_or_else(|| {
-            Error::invalid(
-                "supervision is missing: managed (argv), unit (unit and socket) or external (socket)",
-            )
-        })?,
-        argv: options.texts("argv").unwrap_or_default(),
-        environment: options.map("environment").unwrap_or_default(),
-        credentials: options.texts("credentials").unwrap_or_default(),
+        supervision,
+        argv: options.texts("argv").unwrap_or(before.argv),
+        environment: options.map("environment").unwrap_or(before.environment),
+        credentials: options.texts("credentials").unwrap_or(before.credentials),
         // Its form is the spec's to check.
-        unit: options.text("unit"),
-        socket: options.checked("socket", names::path)?,
-        instance: options.checked("instance", |_, text| names::instance(text))?,
-        plugin_root: options.checked("plugin-root", names::path)?,
-        plugin_view: options.checked("plugin-view", names::path)?,
-        log: options.word("log")?.unwrap_or_default(),
-        rpc_deadline: None,
+        unit: options.text("unit").or(before.unit),
+        socket: options.checked("socket", names::path)?.or(before.socket),
+        instance: options.checked("instance", |_, text| names::instance(text))?.or(before.instance),
+        plugin_root: options.checked("plugin-root", names::path)?.or(before.plugin_root),
+        plugin_view: options.checked("plugin-view", names::path)?.or(before.plugin_view),
+        log: options.word("log")?.unwrap_or(before.log),
+        rpc_deadline: before.rpc_deadline,
     })
 }
 
@@ -144,7 +145,7 @@ pub(super) async fn register_plugin(call: Call) -> Answer {
     validate_id(&id)?;
     let mut options = Options::check(options, SPEC)?;
     let wait = options.wait(call.arrived)?;
-    let spec = spec(&mut options)?;
+    let spec = spec(&mut options, None)?;
     let (volumes, uid, of) = (call.server.rooms.volumes.clone(), call.permit.uid(), id.clone());
     within(&call.slot, wait.deadline, "registering the plugin", async move {
         volumes.register_plugin(&of, spec, uid).await

@@ -1,9 +1,15 @@
-//! org.csid1.Plugin: Drain.
+//! org.csid1.Plugin: Drain and Upgrade.
+
+use std::collections::HashMap;
+
+use zbus::OwnedVariant;
 
 use super::dispatch::{Answer, Call, Map};
-use super::manager::within;
+use super::manager::{self, SPEC, within};
 use super::options::Options;
 use super::plugin;
+use crate::names;
+use crate::plugin::PluginSpec;
 
 pub(super) async fn drain(call: Call) -> Answer {
     let id = plugin::id(&call)?.to_owned();
@@ -18,4 +24,22 @@ pub(super) async fn drain(call: Call) -> Answer {
         ("claimed", drained.claimed.into()),
     ]);
     call.reply(&(report,))
+}
+
+pub(super) async fn upgrade(call: Call) -> Answer {
+    let id = plugin::id(&call)?.to_owned();
+    let (spec, options): (HashMap<String, OwnedVariant>, HashMap<String, OwnedVariant>) = call.arguments()?;
+    let mut spec = Options::check(spec, SPEC)?;
+    let mut options = Options::check(options, &[("instance", "s")])?;
+    let wait = options.wait(call.arrived)?;
+    let replaced = options.checked("instance", |_, text| names::instance(text))?;
+    let plugins = call.server.rooms.plugins.clone();
+    let before = plugins.upgradable(&id, replaced.as_deref())?;
+    let old = before.instance().to_owned();
+    // The new one has a name of its own.
+    let spec = manager::spec(&mut spec, Some(PluginSpec { instance: None, ..before }))?;
+    let uid = call.permit.uid();
+    let upgrading = async move { plugins.upgrade(&id, &old, spec, uid).await };
+    let instance = within(&call.slot, wait.deadline, "the upgrade", upgrading).await?;
+    call.reply(&instance)
 }

@@ -13,14 +13,15 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::answer;
-use super::instance::{Instance, capability, condition, gone, opaque};
+use super::instance::{Hand, Instance, capability, condition, gone, opaque};
+use super::node::Ready;
 use super::rpc::{Class, Hidden, MAP_BYTES, RpcError, STRING_BYTES, map_bytes, sent};
 use crate::secret::Secrets;
 use crate::store::rows::Usage;
 
 /// A controller service of a plugin that was healthy when it was asked for; a call counts as its load until it is answered.
 #[derive(Clone)]
-pub struct Controller(pub(super) Arc<Instance>, Arc<[String]>);
+pub struct Controller(pub(super) Arc<Instance>, Arc<[String]>, Option<Hand>);
 
 /// What every controller call has. Secrets live in the caller's frame.
 #[derive(Clone, Copy)]
@@ -91,14 +92,14 @@ pub struct External {
 }
 
 impl Controller {
-    pub(super) fn of(instance: Arc<Instance>) -> Self {
-        Controller(instance, Arc::default())
+    pub(super) fn of(Ready(instance, hand): Ready) -> Self {
+        Controller(instance, Arc::default(), hand)
     }
 
     /// For calls about a volume of which the plugin was told this by other calls: the values of its contexts and parameters,
     /// which no message may repeat.
     pub fn hiding(self, told: Vec<String>) -> Self {
-        Controller(self.0, told.into())
+        Controller(self.0, told.into(), self.2)
     }
 
     /// Whether the plugin was sent secrets, by this csid or, as `before` tells, by an earlier one. What it says when it is asked

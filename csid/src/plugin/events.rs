@@ -23,6 +23,13 @@ pub(super) fn left(id: &str, instance: &str, last: bool) -> NewEvent {
     event(if last { "plugin-deregistered" } else { "plugin-instance" }, id, instance, details)
 }
 
+/// An instance has, or has not (`error`), taken another's place.
+pub(super) fn upgraded(id: &str, from: &str, to: &str, error: Option<&str>) -> NewEvent {
+    let mut details = vec![("success", error.is_none().into()), ("from", from.into()), ("to", to.into())];
+    details.extend(error.map(|error| ("error", error.into())));
+    event("plugin-upgraded", id, to, details)
+}
+
 pub(super) async fn restarted(store: &Store, view: &PluginView, why: &str) {
     write(store, of("plugin-restarted", view, [("success", true.into()), ("error", why.into())])).await;
 }

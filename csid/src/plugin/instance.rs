@@ -1,6 +1,7 @@
 //! An instance of a plugin that was healthy when it was asked for, and what its node and its controller calls share: what
 //! it cannot do is not asked of it, a secret goes only to whom it may, and an answer that breaks CSI is an error.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use csi_proto::csi::v1;
 use csi_proto::csi::v1::volume_capability::{
     AccessMode as Mode, AccessType, BlockVolume, MountVolume, access_mode,
 };
-use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
+use tokio::sync::{OnceCell, Semaphore, SemaphorePermit, mpsc};
 use tonic::Code;
 
 use super::Service;
@@ -68,6 +69,35 @@ impl Common {
             }
             _ => (&self.calls, CALLS),
         }
+    }
+}
+
+/// Somebody has an instance in hand, who may call it.
+pub(super) type Hand = mpsc::Sender<Infallible>;
+
+/// Who has an instance in hand.
+pub(super) struct Hands {
+    give: Hand,
+    back: mpsc::Receiver<Infallible>,
+}
+
+impl Default for Hands {
+    fn default() -> Self {
+        let (give, back) = mpsc::channel(1);
+        Hands { give, back }
+    }
+}
+
+impl Hands {
+    pub fn give(&self) -> Hand {
+        self.give.clone()
+    }
+
+    /// When nobody has it any more, who was given it.
+    pub async fn empty(mut self) {
+        drop(self.give);
+        // Nothing is sent: this is the end of the last one.
+        let _ = self.back.recv().await;
     }
 }
 

@@ -42,7 +42,8 @@ impl Plugins {
 
     /// Whether any instance is.
     pub fn healthy_now(&self, id: &str) -> bool {
-        self.entries().get(id).into_iter().flatten().any(|entry| entry.state.borrow().ready.is_some())
+        let plugins = self.entries();
+        serving(plugins.get(id)).any(|entry| entry.state.borrow().ready.is_some())
     }
 
     /// Whether its mounts are served when this instance has left, so that it may although there are some: another one has node
@@ -51,7 +52,7 @@ impl Plugins {
         let attaches = self.can(id, ATTACHES) != Some(false);
         let plugins = self.entries();
         let (own, others): (Vec<&Entry>, Vec<&Entry>) =
-            plugins.get(id).into_iter().flatten().partition(|entry| entry.spec.instance() == instance);
+            serving(plugins.get(id)).partition(|entry| entry.spec.instance() == instance);
         let serves = |entry: &Entry, service| {
             entry.state.borrow().ready.as_ref().is_some_and(|ready| ready.0.offers(service))
         };
@@ -89,8 +90,8 @@ impl Plugins {
             let controllers = healthy.iter().filter(|ready| ready.0.offers(Service::Controller));
             controllers.min_by_key(|ready| ready.0.load.rank()).cloned()
         };
-        let Ready(chosen) = self.picked(id, Service::Controller, deadline, least).await?;
-        chosen.load.choose(self.0.turns.fetch_add(1, Ordering::Relaxed) + 1);
+        let chosen = self.picked(id, Service::Controller, deadline, least).await?;
+        chosen.0.load.choose(self.0.turns.fetch_add(1, Ordering::Relaxed) + 1);
         Ok(Controller::of(chosen))
     }
 
@@ -125,7 +126,7 @@ impl Plugins {
             Can::Node(_) => Service::Node,
             Can::Plugin(_) | Can::Controller(_) => Service::Controller,
         };
-        let views = |state: &Snapshot| Some(state.view.clone());
+        let views = |_: &Entry, state: &Snapshot| Some(state.view.clone());
         let known = self.found(id, views, |views| known(views, what));
         by(Some(deadline), known).await.unwrap_or_else(|| Err(self.unavailable(id, service)))
     }
@@ -143,7 +144,7 @@ impl Plugins {
     pub(super) fn node_id_now(&self, id: &str) -> String {
         let plugins = self.entries();
         let healthy: Vec<Ready> =
-            plugins.get(id).into_iter().flatten().filter_map(|entry| ready(&entry.state.borrow())).collect();
+            serving(plugins.get(id)).filter_map(|entry| ready(entry, &entry.state.borrow())).collect();
         newest(Service::Node)(&healthy).map(|ready| ready.node_id().to_owned()).unwrap_or_default()
     }
 
@@ -185,7 +186,7 @@ impl Plugins {
     async fn found<S, T>(
         &self,
         id: &str,
-        such: impl Fn(&Snapshot) -> Option<S>,
+        such: impl Fn(&Entry, &Snapshot) -> Option<S>,
         pick: impl Fn(&[S]) -> Option<T>,
     ) -> Result<T> {
         let mut known = self.0.known.subscribe();
@@ -193,13 +194,16 @@ impl Plugins {
             // Seen before the look, so that nothing that happens after it is missed.
             known.borrow_and_update();
             self.open()?;
-            let mut states: Vec<watch::Receiver<Snapshot>> =
-                self.entries().get(id).into_iter().flatten().map(|entry| entry.state.clone()).collect();
-            let found: Vec<S> =
-                states.iter_mut().filter_map(|state| such(&state.borrow_and_update())).collect();
+            let (mut states, mut found) = (Vec::new(), Vec::new());
+            for entry in serving(self.entries().get(id)) {
+                let mut state = entry.state.clone();
+                found.extend(such(entry, &state.borrow_and_update()));
+                states.push(state);
+            }
             if let Some(picked) = pick(&found) {
                 return Ok(picked);
             }
+            drop(found);
             tokio::select! {
                 _ = known.changed() => {}
                 () = any_changed(states) => {}
@@ -207,10 +211,10 @@ impl Plugins {
         }
     }
 
-    /// Of each instance, the newest first.
+    /// Of each instance that serves, the newest first.
     fn views(&self, id: &str) -> Vec<Arc<PluginView>> {
         let plugins = self.entries();
-        plugins.get(id).into_iter().flatten().map(|entry| entry.state.borrow().view.clone()).collect()
+        serving(plugins.get(id)).map(|entry| entry.state.borrow().view.clone()).collect()
     }
 
     /// Who is waited for, and how he is, for a person: an instance that is not healthy, else the newest.
@@ -287,8 +291,15 @@ fn known(views: &[Arc<PluginView>], what: Can) -> Option<bool> {
     }
 }
 
-fn ready(state: &Snapshot) -> Option<Ready> {
-    state.ready.clone()
+/// Those of a plugin's instances that are given calls, the newest first: neither one that is only tried nor one that was
+/// replaced.
+fn serving(entries: Option<&Vec<Entry>>) -> impl Iterator<Item = &Entry> {
+    entries.into_iter().flatten().filter(|entry| entry.serves())
+}
+
+fn ready(entry: &Entry, state: &Snapshot) -> Option<Ready> {
+    let Ready(instance, _) = state.ready.clone()?;
+    Some(Ready(instance, Some(entry.hands.as_ref()?.give())))
 }
 
 fn newest(service: Service) -> impl Fn(&[Ready]) -> Option<Ready> {
@@ -298,7 +309,7 @@ fn newest(service: Service) -> impl Fn(&[Ready]) -> Option<Ready> {
 /// The instance that node calls go to: the newest healthy one with a node service. Where there is none it is the one
 /// that they wait for, and of a plugin without a node service a healthy one.
 fn active(entries: &[Entry]) -> Option<&Entry> {
-    entries.iter().min_by_key(|entry| {
+    entries.iter().filter(|entry| entry.serves()).min_by_key(|entry| {
         let state = entry.state.borrow();
         let node = state.view.services.iter().any(|service| service == Service::Node.name());
         match (node, state.ready.is_some()) {
@@ -318,8 +329,12 @@ fn merged(entries: &[Entry]) -> Option<PluginView> {
     let mut view = (*active.state.borrow().view).clone();
     view.owner = owner(entries)?;
     for other in entries.iter().filter(|entry| entry.spec.instance() != active.spec.instance()) {
+        let serves = other.serves();
         let other = other.state.borrow().view.clone();
         view.instances.extend_from_slice(&other.instances);
+        if !serves {
+            continue;
+        }
         if other.healthy {
             add(&mut view.services, &other.services);
         }

@@ -10,15 +10,16 @@ use csi_proto::csi::v1;
 use csi_proto::csi::v1::node_client::NodeClient;
 use csi_proto::csi::v1::volume_usage::Unit;
 
-use super::instance::{Instance, capability, condition, gone, opaque};
+use super::instance::{Hand, Instance, capability, condition, gone, opaque};
 use super::rpc::{Class, Hidden, RpcError, sent};
 use crate::secret::Secrets;
 use crate::store::rows::Usage;
 
 /// A plugin that was healthy when it was asked for: a snapshot, cheap to clone. Its calls fail with
-/// [`Class::NotSent`](super::Class::NotSent) when the plugin is gone since.
+/// [`Class::NotSent`](super::Class::NotSent) when the plugin is gone since. An instance that another one replaces is not stopped
+/// before what was given out of it is dropped.
 #[derive(Clone)]
-pub struct Ready(pub(super) Arc<Instance>);
+pub struct Ready(pub(super) Arc<Instance>, pub(super) Option<Hand>);
 
 /// One node call: what the RPCs of a mount have in common. Secrets live in the caller's frame.
 pub struct Call<'a> {

@@ -291,7 +291,7 @@ impl Limit {
         self.0.store(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    fn get(&self) -> Duration {
+    pub fn get(&self) -> Duration {
         Duration::from_millis(self.0.load(Ordering::Relaxed))
     }
 }

@@ -91,6 +91,23 @@ pub fn validate_id(id: &str) -> Result<()> {
 }
 
 impl PluginSpec {
+    /// With nothing said beyond that.
+    pub fn new(supervision: Supervision) -> Self {
+        PluginSpec {
+            supervision,
+            argv: Vec::new(),
+            environment: BTreeMap::new(),
+            credentials: Vec::new(),
+            unit: None,
+            socket: None,
+            instance: None,
+            plugin_root: None,
+            plugin_view: None,
+            log: Log::default(),
+            rpc_deadline: None,
+        }
+    }
+
     /// Everything that can be seen without looking at the host.
     pub fn validate(&self, id: &str) -> Result<()> {
         validate_id(id)?;

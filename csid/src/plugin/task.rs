@@ -69,6 +69,9 @@ impl Default for Pace {
 const FIRST_POLL: Duration = Duration::from_millis(20);
 const LAST_POLL: Duration = Duration::from_secs(1);
 
+/// How the message of a plugin that failed goes on.
+pub(super) const AGAIN: &str = "; it is started again";
+
 /// What is known of a plugin at one moment.
 #[derive(Clone)]
 pub(super) struct Snapshot {
@@ -407,14 +410,8 @@ impl Task {
         }
         let (root, view) = (self.place.root.clone(), self.place.view.clone());
         let (peer, owner) = (self.peer.clone(), self.view.owner);
-        let ready = Ready(Arc::new(Instance {
-            peer,
-            owner,
-            print: print.clone(),
-            root,
-            view,
-            load: self.load.clone(),
-        }));
+        let (print_now, load) = (print.clone(), self.load.clone());
+        let ready = Ready(Arc::new(Instance { peer, owner, print: print_now, root, view, load }), None);
         self.print = Some(print);
         self.set("ready", &health, Some(ready)).await;
     }

@@ -217,12 +217,22 @@ fn the_properties_say_what_is_served() {
     world(async |w| {
         let client = running(w).await;
         let manager = client.manager().await.unwrap();
-        for served in
-            ["mount", "open-mount", "volumes", "claims", "attach", "restart", "log", "stats", "drain"]
-        {
+        for served in [
+            "mount",
+            "open-mount",
+            "volumes",
+            "claims",
+            "attach",
+            "restart",
+            "log",
+            "stats",
+            "unit",
+            "accept-node-id",
+            "drain",
+            "upgrade",
+        ] {
             assert!(manager.features.contains(&served.to_owned()), "{served}: {manager:?}");
         }
-        assert!(!manager.features.contains(&"upgrade".to_owned()), "not due yet");
         assert!(!manager.features.contains(&"exec".to_owned()), "only where csid.toml allows it");
         assert!(!manager.version.is_empty() && manager.journal_id.len() >= 16);
         eventually("ready", async || client.manager().await.unwrap().state == "ready").await;

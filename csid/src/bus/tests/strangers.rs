@@ -21,6 +21,7 @@ const ROOTS: &[&str] = &[
     "UnregisterPlugin",
     "Restart",
     "Drain",
+    "Upgrade",
     "OpenLog",
     "Exec",
     "ResizeExec",
@@ -70,6 +71,10 @@ async fn everything(client: &Connection) -> Vec<(String, Result<(), String>)> {
                 "su" => call(client, object, member.interface, member.name, &("", 1u32)).await,
                 "tu" => call(client, object, member.interface, member.name, &(0u64, 1u32)).await,
                 "a{sv}" => call(client, object, member.interface, member.name, &(Options::new(),)).await,
+                "a{sv}a{sv}" => {
+                    let body = (Options::new(), Options::new());
+                    call(client, object, member.interface, member.name, &body).await
+                }
                 "sa{sv}" => {
                     call(client, object, member.interface, member.name, &("local", Options::new())).await
                 }

@@ -23,7 +23,7 @@ impl Plugins {
         self.0.shared.store.writable()?;
         let operation = Commands::name().map_err(|error| failed(id, error))?;
         let program = exec.argv.first().cloned().unwrap_or_default();
-        let begun = self.begin(id, exec, uid, &operation).await;
+        let begun = self.begin_exec(id, exec, uid, &operation).await;
         if let Err(error) = &begun {
             let event = events::exec(id, uid, &operation, &program, Some(error));
             events::write(&self.0.shared.store, event).await;
@@ -31,7 +31,7 @@ impl Plugins {
         begun.map(|streams| (streams, operation))
     }
 
-    async fn begin(&self, id: &str, exec: Exec, uid: u32, operation: &str) -> Result<Streams> {
+    async fn begin_exec(&self, id: &str, exec: Exec, uid: u32, operation: &str) -> Result<Streams> {
         let program = exec.argv.first().cloned().unwrap_or_default();
         let request = self.request(id, exec.argv, exec.directory).await?;
         // Not afterwards: what cannot be told is not done.

@@ -4,7 +4,9 @@
 
 mod defined;
 mod exec;
+mod kept;
 mod managed;
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -14,9 +16,11 @@ use std::time::Duration;
 
 pub use defined::Applied;
 pub use exec::Exec;
+use kept::Kept;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use upgrade::Upgrade;
 
-use super::instance::Common;
+use super::instance::{Common, Hands};
 use super::node_ids::NodeIds;
 use super::rpc::Limit;
 use super::spec::{Place, PluginSpec};
@@ -45,6 +49,8 @@ pub(super) struct Registry {
     pub known: watch::Sender<()>,
     /// How often a controller was chosen.
     pub turns: AtomicU64,
+    /// The upgrades that are under way, by the plugin's id. Nothing else changes the instances of such a plugin.
+    upgrades: Mutex<BTreeMap<String, Upgrade>>,
     /// Held across a change of the registry and its commit.
     pub(super) changing: tokio::sync::Mutex<()>,
 }
@@ -64,6 +70,17 @@ pub(super) struct Entry {
     /// All of the plugin's have the same one.
     pub common: Arc<Common>,
     stops: mpsc::Sender<Stop>,
+    /// The instance in whose place it is to be, as long as it is only tried.
+    replaces: Option<String>,
+    /// Who has it in hand; absent: it was replaced, and nobody is given it any more.
+    pub hands: Option<Hands>,
+}
+
+impl Entry {
+    /// It is given calls, when it is healthy.
+    pub fn serves(&self) -> bool {
+        self.replaces.is_none() && self.hands.is_some()
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -116,6 +133,7 @@ impl Plugins {
             plugins: Mutex::default(),
             known: watch::Sender::new(()),
             turns: AtomicU64::new(0),
+            upgrades: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
         }));
         for (id, spec) in files {
@@ -124,15 +142,13 @@ impl Plugins {
         // Whose plugin it is, is its oldest instance's to say.
         rows.sort_by_key(|row| row.number);
         rows.into_iter().for_each(|row| plugins.restore(row));
+        plugins.resume();
         plugins
     }
 
     fn restore(&self, row: PluginRow) {
-        let sound = serde_json::from_str::<PluginSpec>(&row.spec)
-            .map_err(|error| error.to_string())
-            .and_then(|spec| spec.validate(&row.id).map(|()| spec).map_err(|error| error.message));
-        let spec = match sound {
-            Ok(spec) => spec,
+        let Kept { spec, replaces } = match Kept::read(&row) {
+            Ok(kept) => kept,
             Err(error) => {
                 tracing::error!(plugin = %row.id, %error, "the journal's spec is no good; register again");
                 return;
@@ -145,7 +161,10 @@ impl Plugins {
             true => {
                 let of_socket = registrar::names(spec.instance());
                 let origin = if of_socket { Origin::Socket } else { Origin::Bus };
-                self.add(&row.id, spec, row.uid, origin, row.number);
+                // It came after the one that it replaces.
+                let is_there = |old: &String| self.entry(&row.id, old, |_| ()).is_some();
+                let replaces = replaces.filter(is_there);
+                self.add_tried(&row.id, spec, row.uid, origin, row.number, replaces);
             }
             false => tracing::warn!(plugin = %row.id, "registered, and defined by plugins.d: the file wins"),
         }
@@ -181,13 +200,11 @@ impl Plugins {
         self.open()?;
         self.0.shared.store.writable()?;
         let Some((first, number)) = self.place_of(id, &spec, uid)? else { return Ok(()) };
+        self.refuse_upgrading(id)?;
         // Not before: an instance that is here already needs no look.
         spec.check_program()?;
-        let text = serde_json::to_string(&spec)
-            .map_err(|error| Error::internal(format!("the spec cannot be written: {error}")))?;
         let came = events::came(id, spec.instance(), uid, first);
-        let (of, instance) = (id.to_owned(), spec.instance().to_owned());
-        let row = PluginRow { id: of, instance, number, uid, spec: text };
+        let row = Kept { spec: spec.clone(), replaces: None }.row(id, number, uid)?;
         self.commit(vec![Change::PutPlugin(row), Change::Event(came)]).await?;
         self.add(id, spec, uid, origin, number);
         Ok(())
@@ -295,7 +312,11 @@ impl Plugins {
     async fn unregistered(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<()> {
         let _changing = self.0.changing.lock().await;
         self.0.shared.store.writable()?;
-        for instance in self.leaving(id, instance, uid)? {
+        let leaving = self.leaving(id, instance, uid)?;
+        if !leaving.is_empty() {
+            self.refuse_upgrading(id)?;
+        }
+        for instance in leaving {
             self.leave(id, &instance).await?;
         }
         Ok(())
@@ -376,6 +397,19 @@ impl Plugins {
     }
 
     fn add(&self, id: &str, spec: PluginSpec, owner: u32, origin: Origin, number: u64) {
+        self.add_tried(id, spec, owner, origin, number, None);
+    }
+
+    /// The same; one that `replaces` another is only tried, until it has its place.
+    fn add_tried(
+        &self,
+        id: &str,
+        spec: PluginSpec,
+        owner: u32,
+        origin: Origin,
+        number: u64,
+        replaces: Option<String>,
+    ) {
         let place = Place::of(&self.0.directories, id, &spec);
         let (probes, asked) = mpsc::channel(PROBES);
         // One stop at a time; the next one waits.
@@ -389,7 +423,9 @@ impl Plugins {
             let mut entries = self.entries();
             let entries = entries.entry(id.to_owned()).or_default();
             let at = entries.partition_point(|entry| entry.number > number);
-            entries.insert(at, Entry { spec, owner, origin, number, state, probes, common, stops });
+            let hands = Some(Hands::default());
+            let entry = Entry { spec, owner, origin, number, state, probes, common, stops, replaces, hands };
+            entries.insert(at, entry);
             entries.len() == 1
         };
         let id = id.to_owned();

@@ -9,7 +9,7 @@
 use std::convert::Infallible;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::{Supervision, Task, events, supervise};
+use super::{AGAIN, Supervision, Task, events, supervise};
 use crate::error::{Error, Kind};
 use crate::host::units::MainProcess;
 use crate::plugin::supervise::StartError;
@@ -69,7 +69,7 @@ impl Task {
                 End::NotReady(why) => why.clone(),
             };
             if let Some(process) = process.filter(|_| !matches!(&end, End::Process)) {
-                self.set("failed", &format!("{why}; it is stopped, to be started again"), None).await;
+                self.set("failed", &format!("{why}{AGAIN} when it is stopped"), None).await;
                 let pid = process.pid;
                 tracing::warn!(plugin = %self.view.id, pid, %why, "restarting a plugin that is not ready");
                 self.peer.stops.begin();
@@ -141,7 +141,7 @@ impl Task {
         let pause = self.backoff.next();
         let due = Instant::now() + pause;
         let next = clock(SystemTime::now() + pause);
-        self.set("failed", &format!("{why}; it is started again at {next}"), None).await;
+        self.set("failed", &format!("{why}{AGAIN} at {next}"), None).await;
         let message = format!("the plugin {} is failed: {}", self.view.id, self.view.health_message);
         self.answer(|| Err(Error::new(Kind::PluginUnavailable, message.clone())));
         tokio::time::sleep(pause.min(self.shared.pace.restart)).await;

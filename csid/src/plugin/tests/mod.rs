@@ -13,12 +13,13 @@ mod registrar;
 mod registry;
 mod stats;
 mod systemd;
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::spec::{Log, PluginSpec, Supervision};
+use super::spec::{PluginSpec, Supervision};
 use super::task::Pace;
 use super::{Plugins, Ready, Service};
 use crate::config::Directories;
@@ -137,19 +138,7 @@ fn directories(directory: &Path) -> Directories {
 }
 
 fn external(socket: &Path) -> PluginSpec {
-    PluginSpec {
-        supervision: Supervision::External,
-        argv: Vec::new(),
-        environment: BTreeMap::new(),
-        credentials: Vec::new(),
-        unit: None,
-        socket: Some(socket.to_str().unwrap().into()),
-        instance: None,
-        plugin_root: None,
-        plugin_view: None,
-        log: Log::Journal,
-        rpc_deadline: None,
-    }
+    PluginSpec { socket: Some(socket.to_str().unwrap().into()), ..PluginSpec::new(Supervision::External) }
 }
 
 fn soon(after: Duration) -> Instant {
