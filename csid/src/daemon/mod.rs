@@ -215,7 +215,8 @@ impl Daemon {
             "the journal's mounts were taken over"
         );
         let restoration = Restoration { begun, mounts: (adopted + waiting) as u64, done: None };
-        let handles = Handles { directories, config, store, plugins, volumes };
+        let reloading = Arc::default();
+        let handles = Handles { directories, config, store, plugins, volumes, reloading };
         if untaken.is_none() && handles.store.writable().is_ok() {
             handles.declare().await;
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sd_notify::NotifyState;
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 
 use super::notify;
 use crate::config::{Config, Directories};
@@ -45,11 +45,14 @@ pub(super) struct Handles {
     pub(super) store: Store,
     pub(super) plugins: Plugins,
     pub(super) volumes: Volumes,
+    /// One reload at a time: a plugin that is upgraded takes its time, and the last file that was read is to hold.
+    pub(super) reloading: Arc<Mutex<()>>,
 }
 
 impl Handles {
     /// Nothing is changed unless everything is right.
     pub(super) async fn reload(&self) -> crate::Result<()> {
+        let _reloading = self.reloading.lock().await;
         let now = NotifyState::monotonic_usec_now().into_iter();
         notify(&std::iter::once(NotifyState::Reloading).chain(now).collect::<Vec<_>>());
         let result = async {

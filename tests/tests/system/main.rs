@@ -10,6 +10,7 @@ mod package;
 mod shutdown;
 mod stats;
 mod units;
+mod upgrades;
 
 use std::time::{Duration, Instant};
 

@@ -18,7 +18,7 @@ async fn what_is_not_served_is_unknown() {
     let client = connect(&path).await;
     for (object, interface, member, error) in [
         ("/org/csid1", MANAGER, "Nonsense", "UnknownMethod"),
-        ("/org/csid1/plugin/x", "org.csid1.Plugin", "Drain", "UnknownMethod"),
+        ("/org/csid1/plugin/x", "org.csid1.Plugin", "Nonsense", "UnknownMethod"),
         ("/org/csid1", "org.csid1.Plugin", "Probe", "UnknownInterface"),
         ("/org/csid1", "com.example", "Mount", "UnknownInterface"),
         ("/org/csid1/plugin/x", MANAGER, "Mount", "UnknownInterface"),

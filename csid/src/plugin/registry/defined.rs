@@ -1,13 +1,15 @@
 //! The plugins of `plugins.d`, when it is read again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::events;
 use super::super::task::How;
-use super::{Entry, Origin, Plugins, stop, to_the_end};
+use super::upgrade::Outcome;
+use super::{Entry, Kept, Origin, Plugins, stop, to_the_end};
 use crate::error::Result;
-use crate::plugin::PluginSpec;
+use crate::plugin::{PluginSpec, Supervision};
 use crate::store::Change;
+use crate::store::rows::PluginRow;
 
 /// What [`Plugins::apply_files`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,38 +23,83 @@ pub struct Applied {
     pub failed: Vec<String>,
 }
 
+/// A plugin of a file.
+struct Defined {
+    /// As its file has it.
+    filed: PluginSpec,
+    /// The same, with the name that it runs by.
+    runs: PluginSpec,
+}
+
 impl Plugins {
+    /// What a file defines, at csid's start; an instance that a reload gave another name has that still.
+    pub(super) fn define(&self, id: &str, spec: PluginSpec, rows: &[PluginRow]) {
+        let of_file = rows.iter().filter(|row| row.id == id).filter_map(|row| Kept::read(row).ok());
+        let (tried, runs): (Vec<Kept>, Vec<Kept>) =
+            of_file.filter(|kept| kept.filed.is_some()).partition(|kept| kept.replaces.is_some());
+        match (runs.into_iter().next(), tried.into_iter().next()) {
+            (None, _) => self.add_filed(id, spec.instance(), &spec, None),
+            (Some(runs), None) => self.add_filed(id, runs.spec.instance(), &spec, None),
+            // csid ended meanwhile.
+            (Some(runs), Some(tried)) => {
+                let before = Origin::File(runs.filed.unwrap_or_default());
+                self.add(id, runs.spec, 0, before, 0);
+                self.add_filed(id, tried.spec.instance(), &spec, tried.replaces.clone());
+            }
+        }
+    }
+
+    /// An instance as its file defines it, by the name that it runs by.
+    fn add_filed(&self, id: &str, name: &str, spec: &PluginSpec, replaces: Option<String>) {
+        let origin = Origin::File(spec.instance().to_owned());
+        let spec = PluginSpec { instance: Some(name.to_owned()), ..spec.clone() };
+        self.add_tried(id, spec, 0, origin, 0, replaces);
+    }
+
     /// Make the plugins of `plugins.d` those of `files`. One whose file is gone stays while it is in
-    /// `in_use`.
+    /// `in_use`. One that is to run otherwise is replaced by an instance that was seen to be healthy.
     pub async fn apply_files(
         &self,
         files: Vec<(String, PluginSpec)>,
         in_use: BTreeSet<String>,
     ) -> Result<Applied> {
         let plugins = self.clone();
-        to_the_end(async move { plugins.applied(files, &in_use).await }).await
+        let applied = to_the_end(async move { plugins.applied(files, &in_use).await });
+        let (mut applied, upgrades) = applied.await?;
+        // They go on side by side, and keep no other change of the registry waiting.
+        for (id, upgrade) in upgrades {
+            match upgrade.await {
+                Ok(_) => applied.changed.push(id),
+                Err(error) => applied.failed.push(format!("{id}: {}", error.message)),
+            }
+        }
+        Ok(applied)
     }
 
-    async fn applied(&self, files: Vec<(String, PluginSpec)>, in_use: &BTreeSet<String>) -> Result<Applied> {
+    async fn applied(
+        &self,
+        files: Vec<(String, PluginSpec)>,
+        in_use: &BTreeSet<String>,
+    ) -> Result<(Applied, Vec<(String, Outcome)>)> {
         let _changing = self.0.changing.lock().await;
         self.open()?;
         self.0.shared.store.writable()?;
         let mut applied = Applied::default();
-        let mut changes = Vec::new();
-        let defined: Vec<(String, PluginSpec)> = self
-            .entries()
-            .iter()
-            .flat_map(|(id, entries)| entries.iter().map(move |entry| (id, entry)))
-            .filter(|(_, entry)| entry.origin == Origin::File)
-            .map(|(id, entry)| (id.clone(), entry.spec.clone()))
-            .collect();
-        for (id, spec) in defined.iter().filter(|(id, _)| !files.iter().any(|(file, _)| file == id)) {
+        let (mut changes, mut upgrades) = (Vec::new(), Vec::new());
+        let defined = self.defined();
+        for (id, Defined { runs, .. }) in &defined {
+            if files.iter().any(|(file, _)| file == id) {
+                continue;
+            }
             if in_use.contains(id) {
                 tracing::warn!(plugin = %id, "the plugin's file is gone, but it has mounts: it stays");
                 applied.kept.push(id.clone());
-            } else if self.retire(id, spec, How::Unit, &mut applied).await {
+            } else if self.is_left_alone(id, &mut applied) {
+                continue;
+            } else if self.retire(id, runs, How::Unit, &mut applied).await {
                 let last = !self.entries().contains_key(id);
-                changes.push(Change::Event(events::left(id, spec.instance(), last)));
+                changes.push(Change::DeletePlugin(id.clone(), runs.instance().to_owned()));
+                changes.push(Change::Event(events::left(id, runs.instance(), last)));
                 if last {
                     self.0.shared.node_ids.forget(id);
                     changes.push(Change::DeleteNodeId(id.clone()));
@@ -61,8 +108,8 @@ impl Plugins {
             }
         }
         for (id, spec) in files {
-            let before = defined.iter().find(|(defined, _)| *defined == id).map(|(_, before)| before);
-            if before.is_some_and(|before| before.same(&spec)) {
+            let before = defined.get(&id);
+            if before.is_some_and(|before| before.filed.same(&spec)) {
                 continue;
             }
             if self.is_taken(&id, spec.instance()) {
@@ -71,26 +118,87 @@ impl Plugins {
                 applied.failed.push(text);
                 continue;
             }
-            match before {
-                Some(before) => {
-                    let how = if spec.same_process(before) { How::Leave } else { How::Unit };
-                    if !self.retire(&id, before, how, &mut applied).await {
-                        continue;
-                    }
-                    applied.changed.push(id.clone());
-                }
-                None => {
-                    let first = !self.entries().contains_key(&id);
-                    changes.push(Change::Event(events::came(&id, spec.instance(), 0, first)));
-                    applied.added.push(id.clone());
-                }
+            let Some(Defined { filed, runs }) = before else {
+                let first = !self.entries().contains_key(&id);
+                changes.push(Change::Event(events::came(&id, spec.instance(), 0, first)));
+                self.add_filed(&id, spec.instance(), &spec, None);
+                applied.added.push(id);
+                continue;
+            };
+            if self.is_left_alone(&id, &mut applied) {
+                continue;
             }
-            self.add(&id, spec, 0, Origin::File, 0);
+            let is_same_process = spec.same_process(filed);
+            if !is_same_process && let Some(upgrade) = self.upgrade_filed(&id, filed, runs, &spec).await? {
+                upgrades.push((id, upgrade));
+                continue;
+            }
+            // A process that stays keeps its name.
+            let (how, name) = match is_same_process {
+                true => (How::Leave, runs.instance()),
+                false => (How::Unit, spec.instance()),
+            };
+            if self.retire(&id, runs, how, &mut applied).await {
+                if name != runs.instance() {
+                    changes.push(Change::DeletePlugin(id.clone(), runs.instance().to_owned()));
+                }
+                self.add_filed(&id, name, &spec, None);
+                applied.changed.push(id);
+            }
         }
         if !changes.is_empty() {
             self.commit(changes).await?;
         }
-        Ok(applied)
+        Ok((applied, upgrades))
+    }
+
+    /// What is being upgraded is not changed beside that.
+    fn is_left_alone(&self, id: &str, applied: &mut Applied) -> bool {
+        let refused = self.refuse_upgrading(id).err();
+        applied.failed.extend(refused.iter().map(|error| format!("{id}: {}", error.message)));
+        refused.is_some()
+    }
+
+    /// The plugins that files define; an instance that is only tried is not counted.
+    fn defined(&self) -> BTreeMap<String, Defined> {
+        let plugins = self.entries();
+        let all = plugins.iter().flat_map(|(id, entries)| entries.iter().map(move |entry| (id, entry)));
+        all.filter(|(_, entry)| entry.serves())
+            .filter_map(|(id, entry)| {
+                let Origin::File(name) = &entry.origin else { return None };
+                let filed = PluginSpec { instance: Some(name.clone()), ..entry.spec.clone() };
+                Some((id.clone(), Defined { filed, runs: entry.spec.clone() }))
+            })
+            .collect()
+    }
+
+    /// Begin to replace the instance of a file; `None`: the two cannot run beside each other.
+    async fn upgrade_filed(
+        &self,
+        id: &str,
+        filed: &PluginSpec,
+        runs: &PluginSpec,
+        spec: &PluginSpec,
+    ) -> Result<Option<Outcome>> {
+        if runs.supervision != Supervision::Managed {
+            return Ok(None);
+        }
+        let name = match self.entry(id, spec.instance(), |_| ()) {
+            None => spec.instance().to_owned(),
+            Some(()) => self.free_name(id, 1),
+        };
+        let new = PluginSpec { instance: Some(name), ..spec.clone() };
+        if let Err(error) = self.refuse_beside(id, runs, &new) {
+            tracing::warn!(plugin = %id, why = %error.message, "it is stopped before it is started anew");
+            return Ok(None);
+        }
+        let named = |spec: &PluginSpec| Some(spec.instance().to_owned());
+        let before = Kept { filed: named(filed), ..Kept::new(runs) };
+        let tried = Kept { filed: named(spec), replaces: named(runs), ..Kept::new(&new) };
+        let rows = vec![Change::PutPlugin(before.row(id, 0, 0)?), Change::PutPlugin(tried.row(id, 0, 0)?)];
+        self.commit(rows).await?;
+        self.add_filed(id, new.instance(), spec, tried.replaces);
+        Ok(Some(self.under_way(id, runs.instance().to_owned(), new)))
     }
 
     /// End an instance's task and forget it; `false`: its unit could not be stopped, so it goes on.
@@ -113,7 +221,7 @@ impl Plugins {
         let is_in_the_way = |entry: &Entry| entry.owner != 0 || entry.spec.instance() == instance;
         let plugins = self.entries();
         let mut registered =
-            plugins.get(id).into_iter().flatten().filter(|entry| entry.origin != Origin::File);
+            plugins.get(id).into_iter().flatten().filter(|entry| !matches!(entry.origin, Origin::File(_)));
         registered.any(is_in_the_way)
     }
 }

@@ -83,9 +83,10 @@ impl Entry {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum Origin {
-    File,
+    /// With the instance's name there; since a reload put it in another's place it may run by another.
+    File(String),
     Bus,
     /// It registered itself (`registrar`).
     Socket,
@@ -136,9 +137,7 @@ impl Plugins {
             upgrades: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
         }));
-        for (id, spec) in files {
-            plugins.add(&id, spec, 0, Origin::File, 0);
-        }
+        files.into_iter().for_each(|(id, spec)| plugins.define(&id, spec, &rows));
         // Whose plugin it is, is its oldest instance's to say.
         rows.sort_by_key(|row| row.number);
         rows.into_iter().for_each(|row| plugins.restore(row));
@@ -147,8 +146,10 @@ impl Plugins {
     }
 
     fn restore(&self, row: PluginRow) {
-        let Kept { spec, replaces } = match Kept::read(&row) {
-            Ok(kept) => kept,
+        let (spec, replaces) = match Kept::read(&row) {
+            // Its file says what it is, if there is one yet.
+            Ok(Kept { filed: Some(_), .. }) => return,
+            Ok(Kept { spec, replaces, filed: None }) => (spec, replaces),
             Err(error) => {
                 tracing::error!(plugin = %row.id, %error, "the journal's spec is no good; register again");
                 return;
@@ -204,7 +205,7 @@ impl Plugins {
         // Not before: an instance that is here already needs no look.
         spec.check_program()?;
         let came = events::came(id, spec.instance(), uid, first);
-        let row = Kept { spec: spec.clone(), replaces: None }.row(id, number, uid)?;
+        let row = Kept::new(&spec).row(id, number, uid)?;
         self.commit(vec![Change::PutPlugin(row), Change::Event(came)]).await?;
         self.add(id, spec, uid, origin, number);
         Ok(())
@@ -282,8 +283,8 @@ impl Plugins {
         }
         let instance = spec.instance();
         if let Some(entry) = entries.iter().find(|entry| entry.spec.instance() == instance) {
-            return match entry.origin {
-                Origin::File => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
+            return match &entry.origin {
+                Origin::File(_) => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
                 Origin::Bus | Origin::Socket if entry.spec.same(spec) => Ok(true),
                 Origin::Bus | Origin::Socket => exists(format!(
                     "instance `{instance}` of the plugin {id} is registered with another spec; unregister it first, or \
@@ -333,7 +334,7 @@ impl Plugins {
                     let text = format!("plugin {id} was registered by another uid; root may unregister it");
                     return Err(Error::new(Kind::NotAuthorized, text));
                 }
-                if entry.origin == Origin::File {
+                if matches!(entry.origin, Origin::File(_)) {
                     let text = format!(
                         "the plugin {id} is defined by plugins.d/{id}.toml: remove the file and reload"
                     );
@@ -354,7 +355,7 @@ impl Plugins {
 
     async fn leave(&self, id: &str, instance: &str) -> Result<()> {
         let Some((stops, spec, owner, origin, number)) = self.entry(id, instance, |entry| {
-            (entry.stops.clone(), entry.spec.clone(), entry.owner, entry.origin, entry.number)
+            (entry.stops.clone(), entry.spec.clone(), entry.owner, entry.origin.clone(), entry.number)
         }) else {
             return Ok(());
         };

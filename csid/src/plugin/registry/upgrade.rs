@@ -26,7 +26,7 @@ pub(super) struct Upgrade {
 }
 
 /// The new instance's name, for everybody who waits for it.
-type Outcome = Shared<BoxFuture<'static, Result<String>>>;
+pub(super) type Outcome = Shared<BoxFuture<'static, Result<String>>>;
 
 impl Plugins {
     /// The spec of the instance that an upgrade replaces: the plugin's only one, or that of this name.
@@ -68,20 +68,21 @@ impl Plugins {
             return Ok(outcome);
         }
         let (before, of, origin) = self
-            .entry(id, old, |entry| (entry.spec.clone(), entry.owner, entry.origin))
+            .entry(id, old, |entry| (entry.spec.clone(), entry.owner, entry.origin.clone()))
             .ok_or_else(|| lookup::unknown(id))?;
-        self.refuse_others(id, old, origin, &spec, uid)?;
-        if before.same(&spec) {
-            // Repeated after it was done.
+        self.refuse_others(id, old, &origin, &spec, uid)?;
+        // The same command may be another program by now: only who named the instance asks for what is there.
+        if spec.instance.is_some() && before.same(&spec) {
             return Ok(std::future::ready(Ok(old.to_owned())).boxed().shared());
         }
         let number = self.numbered(id, &mut spec);
         self.refuse_beside(id, &before, &spec)?;
         spec.validate(id)?;
         spec.check_program()?;
-        let kept = Kept { spec: spec.clone(), replaces: Some(old.to_owned()) };
+        let kept = Kept { replaces: Some(old.to_owned()), ..Kept::new(&spec) };
         self.commit(vec![Change::PutPlugin(kept.row(id, number, of)?)]).await?;
-        tracing::info!(plugin = %id, uid, from = old, to = spec.instance(), "the plugin is upgraded");
+        let to = spec.instance();
+        tracing::info!(plugin = %id, uid, "plugin {id}: instance {to} is started in the place of {old}");
         self.add_tried(id, spec.clone(), of, origin, number, kept.replaces);
         Ok(self.under_way(id, old.to_owned(), spec))
     }
@@ -98,7 +99,7 @@ impl Plugins {
     }
 
     /// What is said of an instance elsewhere is changed there.
-    fn refuse_others(&self, id: &str, old: &str, origin: Origin, spec: &PluginSpec, uid: u32) -> Result<()> {
+    fn refuse_others(&self, id: &str, old: &str, origin: &Origin, spec: &PluginSpec, uid: u32) -> Result<()> {
         let owner = self.entries().get(id).and_then(|entries| owner(entries));
         if uid != 0 && (owner != Some(uid) || spec.needs_root()) {
             let text = match owner == Some(uid) {
@@ -109,7 +110,7 @@ impl Plugins {
         }
         let text = match origin {
             Origin::Bus => return Ok(()),
-            Origin::File => {
+            Origin::File(_) => {
                 format!("the plugin {id} is defined by plugins.d/{id}.toml: change the file and reload")
             }
             Origin::Socket => format!(
@@ -121,17 +122,23 @@ impl Plugins {
 
     /// Give the new instance its number, and a name if it has none.
     fn numbered(&self, id: &str, spec: &mut PluginSpec) -> u64 {
-        let plugins = self.entries();
-        let entries = plugins.get(id).map(Vec::as_slice).unwrap_or_default();
-        let number = entries.iter().map(|entry| entry.number).max().unwrap_or(0) + 1;
-        let is_free = |name: &String| entries.iter().all(|entry| entry.spec.instance() != name);
-        let name = || (number..).map(|number| format!("i{number}")).find(is_free);
-        spec.instance = spec.instance.take().or_else(name);
+        let number = {
+            let plugins = self.entries();
+            plugins.get(id).into_iter().flatten().map(|entry| entry.number).max().unwrap_or(0) + 1
+        };
+        spec.instance = spec.instance.take().or_else(|| Some(self.free_name(id, number)));
         number
     }
 
+    /// A name that no instance of the plugin has.
+    pub(super) fn free_name(&self, id: &str, number: u64) -> String {
+        let is_taken = |name: &String| self.entry(id, name, |_| ()).is_some();
+        let mut names = (number..).map(|number| format!("i{number}"));
+        names.find(|name| !is_taken(name)).unwrap_or_default()
+    }
+
     /// Why the two cannot run beside each other, or not under the same mounts.
-    fn refuse_beside(&self, id: &str, before: &PluginSpec, spec: &PluginSpec) -> Result<()> {
+    pub(super) fn refuse_beside(&self, id: &str, before: &PluginSpec, spec: &PluginSpec) -> Result<()> {
         if registrar::names(spec.instance()) {
             let text = "an instance of that name is one that registered itself; choose another";
             return Err(Error::invalid(text));
@@ -187,13 +194,13 @@ impl Plugins {
             all.filter_map(tried).collect()
         };
         for (id, old, spec) in tried {
-            tracing::info!(plugin = %id, from = old, to = spec.instance(), "an upgrade goes on");
+            tracing::info!(plugin = %id, "plugin {id}: instance {} is still to take the place of {old}", spec.instance());
             drop(self.under_way(&id, old, spec));
         }
     }
 
     /// From here on it comes to its end by itself.
-    fn under_way(&self, id: &str, old: String, spec: PluginSpec) -> Outcome {
+    pub(super) fn under_way(&self, id: &str, old: String, spec: PluginSpec) -> Outcome {
         let mut upgrades = self.upgrades();
         let (plugins, of, new) = (self.clone(), id.to_owned(), spec.instance().to_owned());
         let work = tokio::spawn(async move {
@@ -277,13 +284,9 @@ impl Plugins {
             }
         }
         let _changing = self.stopped(id, old).await?;
-        let (spec, number) = self
-            .entry(id, new, |entry| (entry.spec.clone(), entry.number))
-            .ok_or_else(|| lookup::unknown(id))?;
-        let row = Kept { spec, replaces: None }.row(id, number, owner)?;
         let ended = vec![
             Change::DeletePlugin(id.to_owned(), old.to_owned()),
-            Change::PutPlugin(row),
+            self.settled(id, new)?,
             Change::Event(events::left(id, old, false)),
             Change::Event(events::upgraded(id, old, new, None)),
         ];
@@ -292,13 +295,28 @@ impl Plugins {
 
     /// The new one is gone again, and was never asked for anything.
     async fn take_back(&self, id: &str, old: &str, new: &str, why: &Error) -> Result<()> {
-        tracing::warn!(plugin = %id, from = old, to = new, error = %why, "the upgrade has failed");
+        tracing::warn!(plugin = %id, "plugin {id} was not upgraded: {why}");
         let _changing = self.stopped(id, new).await?;
         let ended = vec![
             Change::DeletePlugin(id.to_owned(), new.to_owned()),
+            self.settled(id, old)?,
             Change::Event(events::upgraded(id, old, new, Some(&why.to_string()))),
         ];
         self.commit(ended).await
+    }
+
+    /// The row of the instance that is left.
+    fn settled(&self, id: &str, left: &str) -> Result<Change> {
+        let row = self.entry(id, left, |entry| {
+            let filed = match &entry.origin {
+                Origin::File(name) if name == left => return Ok(None),
+                Origin::File(name) => Some(name.clone()),
+                Origin::Bus | Origin::Socket => None,
+            };
+            Kept { filed, ..Kept::new(&entry.spec) }.row(id, entry.number, entry.owner).map(Some)
+        });
+        let forgotten = Change::DeletePlugin(id.to_owned(), left.to_owned());
+        Ok(row.transpose()?.flatten().map_or(forgotten, Change::PutPlugin))
     }
 
     /// Stop and forget an instance, for as long as that takes; what follows of it belongs to the same change.

@@ -84,7 +84,7 @@ async fn calls_go_over_and_those_under_way_come_to_their_end() {
     // The next one has its name from csid.
     let next = started(&host, "next");
     let name = host.plugins.upgrade("p", "new", external(&next.socket), 0).await.unwrap();
-    assert_eq!(instances(&host.plugins), [name.clone()]);
+    assert_eq!(instances(&host.plugins), [name.as_str()]);
     let (_directory, rows) = kept(host).await;
     assert_eq!(rows.iter().map(|row| row.instance.as_str()).collect::<Vec<_>>(), [name]);
     assert!(!rows[0].spec.contains("replaces"));
@@ -240,4 +240,40 @@ async fn what_cannot_be_upgraded_is_said() {
     assert!(error.message.contains("name the one to replace"), "{error}");
     assert_eq!(host.plugins.upgradable("p", Some("second")).unwrap().instance(), "second");
     assert_eq!(host.plugins.upgradable("p", Some("none")).unwrap_err().kind, Kind::NotFound);
+}
+
+/// A reload that changed what is started made it: the next csid finds the unit by it.
+#[tokio::test]
+async fn what_a_file_defines_keeps_the_name_that_it_runs_by() {
+    let managed =
+        |program: &str| PluginSpec { argv: vec![program.into()], ..PluginSpec::new(Supervision::Managed) };
+    let row = |instance: &str, more: &str| PluginRow {
+        id: "p".into(),
+        instance: instance.into(),
+        number: 0,
+        uid: 0,
+        spec: format!(
+            r#"{{"supervision":"managed","argv":["/bin/old"],"instance":"{instance}","filed":"default"{more}}}"#
+        ),
+    };
+    let tried = || row("i2", r#","replaces":"i1""#);
+    for (file, rows, expected) in [
+        (true, vec![], Some(vec!["default"])),
+        (true, vec![row("i1", "")], Some(vec!["i1"])),
+        (true, vec![row("i1", ""), tried()], Some(vec!["i1", "i2"])),
+        (true, vec![tried()], Some(vec!["default"])),
+        // Whoever took its file away while csid was not there has it no more.
+        (false, vec![row("i1", "")], None),
+    ] {
+        let host = Host::new();
+        let files = if file { vec![("p".to_owned(), managed("/bin/new"))] } else { Vec::new() };
+        let directories = directories(host.directory.path());
+        let plugins = Plugins::start_at(PACE, &directories, RPC, host.store.clone(), files, rows);
+        let view = plugins.view("p");
+        assert_eq!(view.as_ref().map(|view| view.instances.iter().map(String::as_str).collect()), expected);
+        if let (Some(view), Some(names)) = (view, expected) {
+            assert_eq!(view.unit, format!("csi-plugin-p-{}.service", names[0]));
+        }
+        plugins.shutdown().await;
+    }
 }
