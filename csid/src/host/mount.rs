@@ -253,6 +253,10 @@ impl<'a> Place<'a> {
         seen(path::find_in(&self.directory, self.name), self.path)
     }
 
+    fn is_dead(&self) -> bool {
+        path::find_in(&self.directory, self.name).is_ok_and(|file| look_at(&file).has_lost_its_server())
+    }
+
     /// Whether something was there to unmount.
     fn unmount(&self, how: UnmountFlags, abandoned: &Abandoned) -> Result<bool, HostError> {
         abandoned.check(self.path)?;
@@ -315,7 +319,7 @@ pub(super) fn unbind(
     abandoned: &Abandoned,
 ) -> Result<bool, HostError> {
     let Some(place) = Place::of(target)? else { return Ok(false) };
-    let is_dead = || how != Unbind::Unused && look(target).has_lost_its_server();
+    let is_dead = || how != Unbind::Unused && place.is_dead();
     match bound(source, &place, device)? {
         Bound::No => Ok(false),
         Bound::Other | Bound::Unproven if is_dead() => place.unmount(UnmountFlags::DETACH, abandoned),
