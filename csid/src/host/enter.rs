@@ -6,6 +6,8 @@
 //! afterwards: a pid may be given again. When it ends the command is ended too, which would else hold what the
 //! plugin has left.
 
+#![expect(clippy::disallowed_types, reason = "this process is not csid: a command is all that it is for")]
+
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, OwnedFd};

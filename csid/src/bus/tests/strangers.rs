@@ -20,6 +20,7 @@ const ROOTS: &[&str] = &[
     "RegisterPlugin",
     "UnregisterPlugin",
     "Restart",
+    "AcceptNodeId",
     "Drain",
     "Upgrade",
     "OpenLog",

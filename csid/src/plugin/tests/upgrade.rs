@@ -268,7 +268,8 @@ async fn what_a_file_defines_keeps_the_name_that_it_runs_by() {
         let host = Host::new();
         let files = if file { vec![("p".to_owned(), managed("/bin/new"))] } else { Vec::new() };
         let directories = directories(host.directory.path());
-        let plugins = Plugins::start_at(PACE, &directories, RPC, host.store.clone(), files, rows);
+        let plugins =
+            Plugins::start_at(PACE, &directories, RPC, host.store.clone(), files, (rows, BTreeMap::new()));
         let view = plugins.view("p");
         assert_eq!(view.as_ref().map(|view| view.instances.iter().map(String::as_str).collect()), expected);
         if let (Some(view), Some(names)) = (view, expected) {

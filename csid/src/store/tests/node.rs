@@ -70,7 +70,7 @@ async fn what_plugins_call_the_node_is_kept_and_taken_over_into_a_new_journal() 
     let changes = vec![put("a", "node-1"), put("b", "x"), put("a", "node-2"), gone];
     store.commit(changes, Durability::Disk).await.unwrap();
     store.close().await.unwrap();
-    let expected = std::collections::BTreeMap::from([("a".to_owned(), "node-2".to_owned())]);
+    let expected = BTreeMap::from([("a".to_owned(), "node-2".to_owned())]);
     let (store, loaded) = open();
     assert_eq!(loaded.node_ids, expected);
     store.close().await.unwrap();
