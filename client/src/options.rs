@@ -311,6 +311,12 @@ options! {
         plugin_root: String,
         plugin_view: String,
         log: String,
+        /// What kind of driver a managed one is: `node-block`, `node-fuse`, `node-net`, `controller`.
+        profile: String,
+        /// Of a managed one. Absent: `bidirectional`, it is in the host's mount namespace.
+        propagation: Propagation,
+        /// Of a managed one: `host`, `none`, `netns:NAME`.
+        network: String,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use csid_client::{AccessMode, PluginService};
+use csid_client::{AccessMode, PluginService, Propagation};
 
 use super::{Deadline, Pair, Secrets, Topology, span, words};
 
@@ -148,6 +148,15 @@ pub struct Register {
     /// Where its output goes
     #[arg(long, value_name = "WHERE", value_parser = ["journal", "none"], requires = "argv")]
     pub log: Option<String>,
+    /// What kind of driver it is: its devices, capabilities and limits
+    #[arg(long, value_parser = ["node-block", "node-fuse", "node-net", "controller"], requires = "argv")]
+    pub profile: Option<String>,
+    /// How its mounts and the host's propagate; one that mounts volumes needs the default, bidirectional
+    #[arg(long, value_name = "HOW", value_parser = words::<Propagation>(Propagation::WORDS), requires = "argv")]
+    pub propagation: Option<Propagation>,
+    /// Its network: host (the default), none, or netns:NAME of `ip netns`
+    #[arg(long, requires = "argv")]
+    pub network: Option<String>,
 }
 
 #[derive(Args)]

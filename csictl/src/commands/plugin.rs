@@ -247,6 +247,9 @@ fn spec(args: Register) -> PluginSpec {
         plugin_root: args.plugin_root,
         plugin_view: args.plugin_view,
         log: args.log,
+        profile: args.profile,
+        propagation: args.propagation,
+        network: args.network,
         ..PluginSpec::default()
     }
 }

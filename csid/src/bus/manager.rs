@@ -16,7 +16,7 @@ use super::options::{Keys, Options};
 use super::plugin;
 use crate::error::{Error, Kind, Result};
 use crate::names::{self, Word};
-use crate::plugin::{LATER_KEYS, Log, PluginSpec, Service, Supervision, validate_id};
+use crate::plugin::{Log, Network, PluginSpec, Profile, Service, Supervision, validate_id};
 use crate::store::rows::Event;
 use crate::volume::Authority;
 
@@ -97,6 +97,10 @@ pub(super) const SPEC: Keys = &[
     ("log", "s"),
 ];
 
+impl Word for Profile {
+    const WORDS: &'static [(&'static str, Self)] = &Profile::WORDS;
+}
+
 impl Word for Supervision {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("managed", Supervision::Managed),
@@ -116,9 +120,6 @@ impl Word for Service {
 
 /// The spec as it was given; the plugins' room says whether it is sound. What is not given is as `before`.
 pub(super) fn spec(options: &mut Options, before: Option<PluginSpec>) -> Result<PluginSpec> {
-    if let Some(key) = LATER_KEYS.iter().find(|key| options.has(key)) {
-        return Err(Error::new(Kind::NotSupported, format!("this csid does not know a plugin's {key} yet")));
-    }
     let supervision = options.word("supervision")?.or(before.as_ref().map(|before| before.supervision));
     let supervision = supervision.ok_or_else(|| {
         Error::invalid("supervision is missing: managed (argv), unit (unit and socket) or external (socket)")
@@ -136,7 +137,11 @@ pub(super) fn spec(options: &mut Options, before: Option<PluginSpec>) -> Result<
         plugin_root: options.checked("plugin-root", names::path)?.or(before.plugin_root),
         plugin_view: options.checked("plugin-view", names::path)?.or(before.plugin_view),
         log: options.word("log")?.unwrap_or(before.log),
-        rpc_deadline: before.rpc_deadline,
+        profile: options.word("profile")?.or(before.profile),
+        propagation: options.word("propagation")?.or(before.propagation),
+        network: options.text("network").map(Network::try_from).transpose()?.unwrap_or(before.network),
+        // Commands beside argv are for files alone.
+        ..before
     })
 }
 

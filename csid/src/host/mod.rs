@@ -19,8 +19,10 @@ mod error;
 pub mod exec;
 pub mod log;
 mod mount;
+pub mod oneshot;
 mod path;
 mod raw;
+pub(crate) mod sandbox;
 mod table;
 pub mod units;
 

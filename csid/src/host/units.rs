@@ -51,14 +51,13 @@ pub struct Service {
     pub journal: bool,
     /// The target that orders it at shutdown (`Before=`), and that it pulls in.
     pub target: &'static str,
+    /// A unit that is there before it, and as long as it is.
+    pub requires: Option<String>,
+    /// What else it is run with: properties, as StartTransientUnit takes them.
+    pub settings: Vec<(&'static str, Variant<'static>)>,
 }
 
 impl Service {
-    /// argv is data: no `$NAME` in it is expanded. (Specifiers are not, in what comes over D-Bus.)
-    fn arguments(&self) -> Vec<String> {
-        self.argv.iter().map(|argument| argument.replace('$', "$$")).collect()
-    }
-
     fn environment(&self) -> Vec<String> {
         self.environment.iter().map(|(key, value)| format!("{key}={value}")).collect()
     }
@@ -123,23 +122,17 @@ impl Units {
     /// Start a service; answered when systemd has taken it on, not when it runs.
     pub async fn start_transient(&self, service: &Service) -> Result<(), UnitsError> {
         let texts = |texts: &[&str]| -> Vec<String> { texts.iter().map(|text| (*text).to_owned()).collect() };
-        let program = service.argv.first().cloned().unwrap_or_default();
-        // Not ExecStartEx, which has a flag against expansion: 252 writes it to the unit's file in a way that
-        // the next daemon-reload does not understand.
-        let command = vec![(program, service.arguments(), false)];
         let mut properties: Vec<(&str, Variant<'_>)> = vec![
             ("Description", service.description.as_str().into()),
             // `exec`: MainPID is known at once, and a program that cannot be run shows as the unit's failure.
             ("Type", "exec".into()),
-            ("ExecStart", command.into()),
+            ("ExecStart", command(&service.argv).into()),
             ("Environment", service.environment().into()),
             ("LogExtraFields", vec![service.log_field.as_bytes().to_vec()].into()),
             ("SyslogIdentifier", service.syslog_identifier.as_str().into()),
             ("StandardInput", "null".into()),
             ("StandardOutput", service.output().into()),
             ("StandardError", service.output().into()),
-            // FUSE helpers are the mounts: they outlive the plugin's own process.
-            ("KillMode", "process".into()),
             ("Before", texts(&[service.target]).into()),
             ("Wants", texts(&[service.target]).into()),
             // How often it is started is csid's business.
@@ -151,6 +144,11 @@ impl Units {
         if !service.credentials.is_empty() {
             properties.push(("LoadCredential", service.credentials.clone().into()));
         }
+        if let Some(unit) = &service.requires {
+            properties.push(("Requires", texts(&[unit]).into()));
+            properties.push(("After", texts(&[unit]).into()));
+        }
+        properties.extend(service.settings.iter().cloned());
         let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
         let body = (service.unit.as_str(), "fail", properties, auxiliary);
         self.manager("StartTransientUnit", &service.unit, &body).await.map(drop)
@@ -219,17 +217,20 @@ impl Units {
         Ok((!group.is_empty()).then_some((group, main_pid)))
     }
 
-    /// Whether a loaded unit would start what `service` says; a drop-in may have added to it.
+    /// Whether a loaded unit would start what `service` says; a drop-in may have added to it. What the settings were is read from
+    /// the description, for drop-ins change them.
     pub async fn is_defined_as(&self, service: &Service) -> Result<bool, UnitsError> {
         type Command = (String, Vec<String>, bool, u64, u64, u64, u64, u32, i32, i32);
         let unit = service.unit.as_str();
         let Some(path) = self.path(unit).await? else { return Ok(false) };
+        let description: String = self.property(unit, &path, "Unit", "Description").await?;
         let commands: Vec<Command> = self.property(unit, &path, "Service", "ExecStart").await?;
         let environment: Vec<String> = self.property(unit, &path, "Service", "Environment").await?;
         let credentials: Vec<(String, String)> =
             self.property(unit, &path, "Service", "LoadCredential").await?;
         Ok(commands.len() == 1
-            && commands[0].1 == service.arguments()
+            && commands[0].1 == arguments(&service.argv)
+            && description == service.description
             && service.environment().iter().all(|one| environment.contains(one))
             && service.credentials.iter().all(|one| credentials.contains(one)))
     }
@@ -296,7 +297,7 @@ impl Units {
         Ok(unit.ends_with(".service").then_some((unit, path)))
     }
 
-    async fn path(&self, unit: &str) -> Result<Option<OwnedObjectPath>, UnitsError> {
+    pub(super) async fn path(&self, unit: &str) -> Result<Option<OwnedObjectPath>, UnitsError> {
         let Some(answer) = unless_unloaded(self.manager("GetUnit", unit, &(unit,)).await)? else {
             return Ok(None);
         };
@@ -334,7 +335,7 @@ impl Units {
         self.call("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", call, unit, body).await
     }
 
-    async fn call<B>(
+    pub(super) async fn call<B>(
         &self,
         path: &str,
         interface: &str,
@@ -385,6 +386,17 @@ impl MainProcess {
         // An error would mean that the runtime is gone, and then nobody waits.
         let _ = self.fd.readable().await;
     }
+}
+
+/// argv is data: no `$NAME` in it is expanded. (Specifiers are not, in what comes over D-Bus.)
+fn arguments(argv: &[String]) -> Vec<String> {
+    argv.iter().map(|argument| argument.replace('$', "$$")).collect()
+}
+
+/// What ExecStart= and its like are made of. Not ExecStartEx, which has a flag against expansion: 252 writes it to the unit's
+/// file in a way that the next daemon-reload does not understand.
+pub(super) fn command(argv: &[String]) -> Vec<(String, Vec<String>, bool)> {
+    vec![(argv.first().cloned().unwrap_or_default(), arguments(argv), false)]
 }
 
 /// The bus answers that nobody has the name.

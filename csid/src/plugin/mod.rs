@@ -21,8 +21,10 @@ pub mod files;
 mod fingerprint;
 mod instance;
 mod lookup;
+mod network;
 mod node;
 mod node_ids;
+mod profile;
 mod registrar;
 mod registry;
 mod rpc;
@@ -34,16 +36,19 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod trust;
+mod visible;
 
 use std::collections::BTreeMap;
 
 pub use crate::host::exec::{Run, Size};
 pub use crate::host::log::Lines;
 pub use controller::{Controller, Create, Created, External, Request, Snapshot, Source};
+pub use network::Network;
 pub use node::{Call, Measure, Ready, Stats};
+pub use profile::Profile;
 pub use registry::{Applied, Exec, Plugins};
 pub use rpc::{Class, RpcError, code_name};
-pub use spec::{LATER_KEYS, Log, PluginSpec, Supervision, validate_id};
+pub use spec::{Log, PluginSpec, Supervision, validate_id};
 pub use stats::{InstanceStats, PluginStats};
 pub use tally::RpcCount;
 

@@ -209,6 +209,7 @@ fn described(socket: &Path, info: PluginInfo) -> Result<(String, PluginSpec)> {
         plugin_view: None,
         log: Log::Journal,
         rpc_deadline: None,
+        ..PluginSpec::default()
     };
     spec.validate(&info.name)?;
     Ok((info.name, spec))

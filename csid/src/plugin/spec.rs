@@ -8,12 +8,12 @@ use std::time::Duration;
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
+use super::network::{Commands, Network};
+use super::profile::Profile;
 use super::trust;
 use crate::config::{self, Directories};
 use crate::error::{Error, Result};
-
-/// Keys of the contract that this csid does not serve: NotSupported, where an unknown key is InvalidArgument.
-pub const LATER_KEYS: [&str; 3] = ["profile", "propagation", "network"];
+use crate::store::rows::Propagation;
 
 const DEFAULT_INSTANCE: &str = "default";
 const ENDPOINT: &str = "CSI_ENDPOINT";
@@ -24,7 +24,7 @@ const TEXT_BYTES: usize = 64 * 1024;
 const UNIT_NAME_BYTES: usize = 255;
 
 /// RegisterPlugin's spec, and the keys of a file in `plugins.d`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PluginSpec {
     pub supervision: Supervision,
@@ -53,12 +53,25 @@ pub struct PluginSpec {
     /// The deadline of one RPC, in systemd's spelling; default: csid.toml's.
     #[serde(default)]
     pub rpc_deadline: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
+    /// Between the host's mounts and the plugin's; default: bidirectional, they are the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub propagation: Option<Propagation>,
+    #[serde(default, skip_serializing_if = "Network::is_host")]
+    pub network: Network,
+    /// In files only: what makes the network namespace before the plugin starts, and takes it away after it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub network_prestart: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub network_poststop: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Supervision {
     /// csid defines its unit.
+    #[default]
     Managed,
     /// A unit that is there, of a file or made by a generator as a Quadlet's: csid starts and watches it, and never stops it
     /// but to restart it.
@@ -93,19 +106,7 @@ pub fn validate_id(id: &str) -> Result<()> {
 impl PluginSpec {
     /// With nothing said beyond that.
     pub fn new(supervision: Supervision) -> Self {
-        PluginSpec {
-            supervision,
-            argv: Vec::new(),
-            environment: BTreeMap::new(),
-            credentials: Vec::new(),
-            unit: None,
-            socket: None,
-            instance: None,
-            plugin_root: None,
-            plugin_view: None,
-            log: Log::default(),
-            rpc_deadline: None,
-        }
+        PluginSpec { supervision, ..PluginSpec::default() }
     }
 
     /// Everything that can be seen without looking at the host.
@@ -124,6 +125,12 @@ impl PluginSpec {
         if self.unit.is_some() && self.supervision != Supervision::Unit {
             return Err(Error::invalid("unit is for supervision = \"unit\""));
         }
+        if self.supervision != Supervision::Managed && self.has_settings() {
+            return Err(Error::invalid(
+                "profile, propagation and network are for managed plugins; another is run as its own unit or \
+                 container says",
+            ));
+        }
         for (key, path) in [("plugin-root", &self.plugin_root), ("plugin-view", &self.plugin_view)] {
             if path.as_ref().is_some_and(|path| !is_plain_path(path)) {
                 return Err(Error::invalid(format!("{key} is not an absolute path without `..`")));
@@ -139,16 +146,10 @@ impl PluginSpec {
                  of its environment"
             )));
         }
-        let Some(program) = self.argv.first() else {
+        if self.argv.is_empty() {
             return Err(Error::invalid("a managed plugin needs argv: the program and its arguments"));
-        };
-        if !is_plain_path(program) {
-            return Err(Error::invalid("argv[0] is not an absolute path without `..`"));
         }
-        let bytes = self.argv.iter().map(String::len).sum::<usize>();
-        if bytes > TEXT_BYTES || !self.argv.iter().all(|a| is_text(a)) {
-            return Err(Error::invalid("argv is longer than 64 KiB or holds control characters"));
-        }
+        check_command("argv", &self.argv)?;
         for (key, value) in &self.environment {
             let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
             if key.is_empty() || !key.bytes().all(word) || key.as_bytes()[0].is_ascii_digit() {
@@ -180,6 +181,7 @@ impl PluginSpec {
                 )));
             }
         }
+        self.validate_network()?;
         if unit_name(id, self.instance()).len() > UNIT_NAME_BYTES {
             return Err(Error::invalid(
                 "the plugin id is too long for a unit name: each `-` takes four bytes there",
@@ -217,14 +219,35 @@ impl PluginSpec {
         }
     }
 
-    /// A managed plugin's program must be there, and nobody but root able to change it.
-    pub fn check_program(&self) -> Result<()> {
-        match self.argv.first() {
-            Some(program) => {
-                trust::check(Path::new(program)).map_err(|error| Error::invalid(format!("argv[0]: {error}")))
-            }
-            None => Ok(()),
+    fn validate_network(&self) -> Result<()> {
+        let commands =
+            [("network-prestart", &self.network_prestart), ("network-poststop", &self.network_poststop)];
+        let mut given = commands.into_iter().filter(|(_, command)| !command.is_empty());
+        let Some((key, _)) = given.next() else { return Ok(()) };
+        if !matches!(self.network, Network::Namespace(_)) {
+            return Err(Error::invalid(format!("{key} needs network = \"netns:NAME\": what it makes")));
         }
+        if self.network_prestart.is_empty() {
+            return Err(Error::invalid("network-poststop needs network-prestart, which makes the namespace"));
+        }
+        commands
+            .into_iter()
+            .filter(|(_, command)| !command.is_empty())
+            .try_for_each(|(key, command)| check_command(key, command))
+    }
+
+    /// What is run as root must be there, and nobody but root able to change it.
+    pub fn check_program(&self) -> Result<()> {
+        let commands = [
+            ("argv", &self.argv),
+            ("network-prestart", &self.network_prestart),
+            ("network-poststop", &self.network_poststop),
+        ];
+        for (key, command) in commands {
+            let Some(program) = command.first() else { continue };
+            trust::check(Path::new(program)).map_err(|error| Error::invalid(format!("{key}[0]: {error}")))?;
+        }
+        Ok(())
     }
 
     /// Keys by which a caller could make csid run or reach what is not his.
@@ -234,6 +257,19 @@ impl PluginSpec {
             || self.unit.is_some()
             || self.plugin_root.is_some()
             || self.plugin_view.is_some()
+            || self.has_settings()
+    }
+
+    fn has_settings(&self) -> bool {
+        self.profile.is_some()
+            || self.propagation.is_some()
+            || !self.network.is_host()
+            || !self.network_prestart.is_empty()
+            || !self.network_poststop.is_empty()
+    }
+
+    pub(super) fn propagation(&self) -> Propagation {
+        self.propagation.unwrap_or(Propagation::Bidirectional)
     }
 
     pub fn instance(&self) -> &str {
@@ -250,8 +286,11 @@ impl PluginSpec {
 
     /// Whether `self` describes the same plugin as `other`; a default that is written out changes nothing.
     pub(super) fn same(&self, other: &PluginSpec) -> bool {
-        let spelled =
-            |spec: &PluginSpec| PluginSpec { instance: Some(spec.instance().to_owned()), ..spec.clone() };
+        let spelled = |spec: &PluginSpec| PluginSpec {
+            instance: Some(spec.instance().to_owned()),
+            propagation: Some(spec.propagation()),
+            ..spec.clone()
+        };
         spelled(self) == spelled(other)
     }
 
@@ -264,6 +303,11 @@ impl PluginSpec {
             && self.environment == other.environment
             && self.credentials == other.credentials
             && self.log == other.log
+            && self.profile == other.profile
+            && self.propagation() == other.propagation()
+            && self.network == other.network
+            && self.network_prestart == other.network_prestart
+            && self.network_poststop == other.network_poststop
     }
 }
 
@@ -272,6 +316,8 @@ impl PluginSpec {
 pub(super) struct Place {
     /// Empty for an external plugin.
     pub unit: String,
+    /// What makes its network namespace, where commands do.
+    pub network: Option<Commands>,
     pub socket: PathBuf,
     /// The directory of the socket, when it is csid's own (CSI rule 5).
     pub directory: Option<PathBuf>,
@@ -299,7 +345,8 @@ impl Place {
             }
             (Supervision::Managed, None) => (unit_name(id, spec.instance()), own.join("csi.sock"), Some(own)),
         };
-        Place { unit, socket, directory, root, view }
+        let network = Commands::of(id, spec);
+        Place { unit, network, socket, directory, root, view }
     }
 
     /// What a managed plugin finds in its environment: its own, and the endpoint unless that names one (CSI
@@ -316,6 +363,17 @@ impl Place {
 /// prefix, and those for `csi-plugin-a-` must not change the plugin `a-b`.
 pub(super) fn unit_name(id: &str, instance: &str) -> String {
     format!("csi-plugin-{}-{instance}.service", id.replace('-', "\\x2d"))
+}
+
+/// A program and its arguments.
+fn check_command(key: &str, command: &[String]) -> Result<()> {
+    if !command.first().is_some_and(|program| is_plain_path(program)) {
+        return Err(Error::invalid(format!("{key}[0] is not an absolute path without `..`")));
+    }
+    if command.iter().map(String::len).sum::<usize>() > TEXT_BYTES || !command.iter().all(|a| is_text(a)) {
+        return Err(Error::invalid(format!("{key} is longer than 64 KiB or holds control characters")));
+    }
+    Ok(())
 }
 
 /// `NAME` or `NAME:PATH`.

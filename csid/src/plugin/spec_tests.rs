@@ -14,6 +14,7 @@ fn external() -> PluginSpec {
         plugin_view: None,
         log: Log::Journal,
         rpc_deadline: None,
+        ..PluginSpec::default()
     }
 }
 
@@ -28,6 +29,15 @@ fn managed() -> PluginSpec {
 
 fn unit(name: &str) -> PluginSpec {
     PluginSpec { supervision: Supervision::Unit, unit: Some(name.into()), ..external() }
+}
+
+fn in_namespace() -> PluginSpec {
+    PluginSpec {
+        network: Network::Namespace("storage".into()),
+        network_prestart: vec!["/usr/bin/true".into(), "$HOME".into()],
+        network_poststop: vec!["/usr/bin/true".into()],
+        ..managed()
+    }
 }
 
 fn environment(key: &str, value: &str) -> PluginSpec {
@@ -62,6 +72,10 @@ fn good_specs() {
         PluginSpec { plugin_root: Some("/srv/csi".into()), plugin_view: Some("/csi".into()), ..external() },
         PluginSpec { rpc_deadline: Some("5min".into()), ..external() },
         PluginSpec { socket: Some(format!("/{}.sock", "x".repeat(101))), ..external() },
+        PluginSpec { profile: Some(Profile::NodeFuse), network: Network::None, ..managed() },
+        PluginSpec { propagation: Some(Propagation::Private), ..managed() },
+        PluginSpec { network_poststop: Vec::new(), ..in_namespace() },
+        in_namespace(),
     ];
     for spec in table {
         spec.validate("a").unwrap_or_else(|error| panic!("{spec:?}: {error}"));
@@ -118,6 +132,22 @@ fn wrong_specs() {
         ("plugin-root", PluginSpec { plugin_root: some("csi"), ..external() }),
         ("plugin-root", PluginSpec { plugin_root: some("/csi/../etc"), ..external() }),
         ("plugin-view", PluginSpec { plugin_view: some("/csi\n"), ..external() }),
+        ("for managed plugins", PluginSpec { profile: Some(Profile::Controller), ..external() }),
+        ("for managed plugins", PluginSpec { propagation: Some(Propagation::Bidirectional), ..external() }),
+        ("for managed plugins", PluginSpec { network: Network::None, ..external() }),
+        ("for managed plugins", PluginSpec { network_prestart: vec!["/bin/true".into()], ..external() }),
+        ("network-prestart needs", PluginSpec { network: Network::None, ..in_namespace() }),
+        ("network-poststop needs", PluginSpec { network_prestart: Vec::new(), ..in_namespace() }),
+        ("network-prestart[0]", PluginSpec { network_prestart: vec!["ip".into()], ..in_namespace() }),
+        ("network-poststop[0]", PluginSpec { network_poststop: vec!["/../ip".into()], ..in_namespace() }),
+        (
+            "network-poststop is longer",
+            PluginSpec { network_poststop: vec!["/bin/ip".into(), "a\0".into()], ..in_namespace() },
+        ),
+        (
+            "network-prestart is longer",
+            PluginSpec { network_prestart: vec!["/bin/ip".into(), "a".repeat(70_000)], ..in_namespace() },
+        ),
         ("rpc-deadline", PluginSpec { rpc_deadline: some("soon"), ..external() }),
     ];
     for (expected, spec) in table {
@@ -137,6 +167,9 @@ fn a_program_that_is_not_there_is_refused() {
     assert!(spec.check_program().unwrap_err().message.contains("/usr/bin/no-such-program"));
     managed().check_program().unwrap();
     external().check_program().unwrap();
+    in_namespace().check_program().unwrap();
+    let spec = PluginSpec { network_poststop: vec!["/usr/bin/no-such-program".into()], ..in_namespace() };
+    assert!(spec.check_program().unwrap_err().message.starts_with("network-poststop[0]"));
 }
 
 #[test]
@@ -146,6 +179,47 @@ fn a_default_that_is_written_out_changes_nothing() {
     assert!(!external().same(&PluginSpec { plugin_view: Some("/csi".into()), ..external() }));
     assert!(managed().same_process(&PluginSpec { plugin_view: Some("/csi".into()), ..managed() }));
     assert!(!managed().same_process(&environment("A", "b")));
+    let written = PluginSpec { propagation: Some(Propagation::Bidirectional), ..managed() };
+    assert!(managed().same(&written) && managed().same_process(&written));
+    for changed in [
+        PluginSpec { profile: Some(Profile::NodeNet), ..managed() },
+        PluginSpec { propagation: Some(Propagation::Private), ..managed() },
+        PluginSpec { network: Network::None, ..managed() },
+        in_namespace(),
+    ] {
+        assert!(!managed().same(&changed) && !managed().same_process(&changed), "{changed:?}");
+        assert!(changed.needs_root());
+    }
+    let other = PluginSpec { network_prestart: vec!["/usr/bin/false".into()], ..in_namespace() };
+    assert!(!in_namespace().same_process(&other));
+}
+
+#[test]
+fn what_is_not_said_is_not_written() {
+    let plain = serde_json::to_string(&managed()).unwrap();
+    for key in ["profile", "propagation", "network"] {
+        assert!(!plain.contains(key), "an older csid reads it too: {plain}");
+    }
+    let all = PluginSpec {
+        profile: Some(Profile::NodeBlock),
+        propagation: Some(Propagation::HostToTask),
+        ..in_namespace()
+    };
+    for spec in [managed(), all] {
+        let text = serde_json::to_string(&spec).unwrap();
+        assert_eq!(serde_json::from_str::<PluginSpec>(&text).unwrap(), spec, "{text}");
+    }
+    for wrong in [
+        r#"profile = "node""#,
+        r#"propagation = "shared""#,
+        r#"network = "bridge""#,
+        r#"network = "netns:../x""#,
+        r#"network-prestart = "/bin/true""#,
+    ] {
+        let file = format!("supervision = \"managed\"\nargv = [\"/bin/true\"]\n{wrong}\n");
+        let error = toml::from_str::<PluginSpec>(&file).unwrap_err().to_string();
+        assert!(error.contains("line 3"), "{error}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::spec::{Log, Place, PluginSpec, Supervision, split_credential};
+use super::{network, profile};
 use crate::host::units::{Found, MainProcess, Service, UnitState, Units, UnitsError};
 
 /// What orders plugins at shutdown; csid.service's package brings it.
@@ -28,6 +29,12 @@ pub(super) enum StartError {
     Program(String),
     #[error("cannot prepare {}: {source}", path.display())]
     Socket { path: PathBuf, source: io::Error },
+    #[error("there is no network namespace {}: make it (`ip netns add`), or have network-prestart make it", path.display())]
+    NoNamespace { path: PathBuf },
+    #[error("network-prestart: {unit}: {how}; see `journalctl -u '{unit}'`")]
+    Network { unit: String, how: String },
+    #[error("network-prestart ({unit}) ended well, but did not make {}", path.display())]
+    NotMade { path: PathBuf, unit: String },
     #[error("{unit} ended as it was started: {how}")]
     Ended { unit: String, how: String },
     #[error(
@@ -192,6 +199,7 @@ async fn start(
     loaded: bool,
 ) -> Result<(), StartError> {
     spec.check_program().map_err(|error| StartError::Program(error.message))?;
+    network::prepare(units, &spec.network, place.network.as_ref()).await?;
     prepare_socket(place).map_err(|source| StartError::Socket { path: place.socket.clone(), source })?;
     if loaded {
         units.reset_failed(&place.unit).await?;
@@ -216,7 +224,7 @@ fn service(id: &str, spec: &PluginSpec, place: &Place) -> Service {
     };
     Service {
         unit: place.unit.clone(),
-        description: format!("CSI plugin {id}"),
+        description: profile::description(id, spec),
         argv: spec.argv.clone(),
         environment: place.environment(spec),
         credentials: spec.credentials.iter().map(credential).collect(),
@@ -224,6 +232,8 @@ fn service(id: &str, spec: &PluginSpec, place: &Place) -> Service {
         syslog_identifier: id.to_owned(),
         journal: spec.log == Log::Journal,
         target: TARGET,
+        requires: place.network.as_ref().map(|commands| commands.unit().to_owned()),
+        settings: profile::settings(spec, place),
     }
 }
 
@@ -241,10 +251,13 @@ fn prepare_socket(place: &Place) -> io::Result<()> {
     }
 }
 
-/// Stop the unit, and forget its socket.
+/// Stop the unit, then what its network was made by, and forget its socket.
 pub(super) async fn stop(units: &Units, place: &Place) -> Result<(), UnitsError> {
     units.stop(&place.unit).await?;
     units.reset_failed(&place.unit).await?;
+    if let Some(commands) = &place.network {
+        commands.clear(units).await?;
+    }
     if let Some(directory) = &place.directory {
         let removed = std::fs::remove_file(&place.socket)
             .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
@@ -274,9 +287,11 @@ pub(super) async fn end_of(units: &Units, unit: &str) -> String {
     "its main process ended".into()
 }
 
-fn how_it_ended(state: &UnitState) -> String {
+pub(super) fn how_it_ended(state: &UnitState) -> String {
     match state.exit {
         (1, 203) => "systemd could not execute argv[0] (status 203)".into(),
+        (1, 225) => "systemd could not put it into its network namespace (status 225)".into(),
+        (1, 226) => "systemd could not set up its mount namespace (status 226)".into(),
         (1, status) => format!("it exited with status {status}"),
         (2 | 3, signal) => format!("it was killed by signal {signal}"),
         _ => format!("it ended ({})", state.result),

@@ -27,9 +27,9 @@ use super::node_ids::{NodeIds, disputed};
 use super::rpc::{Class, Limit, Peer, RpcError, Stops, presentable};
 use super::spec::{Log, Place, PluginSpec, Supervision};
 use super::supervise;
-use super::{PluginChange, PluginView, channel, events};
+use super::{PluginChange, PluginView, Service, channel, events, visible};
 use crate::error::{Error, Kind, Result};
-use crate::host::units::Units;
+use crate::host::units::{Units, UnitsError};
 use crate::store::Store;
 use life::Backoff;
 
@@ -125,6 +125,8 @@ pub(super) struct Task {
     asked: Vec<Asked>,
     view: PluginView,
     print: Option<Fingerprint>,
+    /// Why the host does not see what this process mounts; `None`: that was not looked at yet.
+    hidden: Option<Option<String>>,
     load: Arc<Load>,
     backoff: Backoff,
     /// When the process that runs was ready first.
@@ -139,6 +141,8 @@ enum Look {
     Wait,
     NotConnected(String),
     Failed(String),
+    /// It answers, and must not be asked to mount, as long as this process lives.
+    Hidden(String),
 }
 
 impl Task {
@@ -179,7 +183,7 @@ impl Task {
             ..PluginView::default()
         };
         let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
-        let (asked, print, load) = (Vec::new(), None, Arc::default());
+        let (asked, print, hidden, load) = (Vec::new(), None, None, Arc::default());
         let backoff = Backoff::new(shared.pace.restart, shared.pace.longest);
         let (ready_since, told) = (None, Vec::new());
         let task = Task {
@@ -193,6 +197,7 @@ impl Task {
             asked,
             view,
             print,
+            hidden,
             load,
             backoff,
             ready_since,
@@ -285,7 +290,7 @@ impl Task {
     }
 
     /// Probe until ready; an error is the end of the start limit.
-    async fn reach(&mut self, limit: Option<Instant>) -> std::result::Result<(), String> {
+    async fn reach(&mut self, mut limit: Option<Instant>) -> std::result::Result<(), String> {
         let since = Instant::now();
         let mut poll = FIRST_POLL;
         loop {
@@ -299,6 +304,12 @@ impl Task {
                 Look::Failed(why) => {
                     self.set("unhealthy", &why, None).await;
                     self.shared.pace.probe
+                }
+                Look::Hidden(why) => {
+                    self.set("unhealthy", &why, None).await;
+                    // Started again it would be hidden again: that is the administrator's to change.
+                    limit = None;
+                    self.shared.pace.heartbeat
                 }
                 Look::NotConnected(why) => {
                     let starting = self.view.state == "starting" && since.elapsed() < self.shared.pace.start;
@@ -341,7 +352,7 @@ impl Task {
                         .set("probing", "Probe says that the plugin is not ready any more", None)
                         .await;
                 }
-                Look::NotConnected(why) | Look::Failed(why) => {
+                Look::NotConnected(why) | Look::Failed(why) | Look::Hidden(why) => {
                     return self.set("unhealthy", &why, None).await;
                 }
             }
@@ -373,13 +384,29 @@ impl Task {
     async fn fingerprint(&mut self, whole: bool, deadline: Instant) -> Look {
         let known = self.print.as_ref().filter(|_| !whole).map(|print| &print.identity);
         match fingerprint::take(&self.peer, known, deadline).await {
-            Ok(print) => {
-                self.found(print).await;
-                Look::Ready
-            }
+            Ok(print) => match self.hidden(&print).await {
+                Ok(None) => {
+                    self.found(print).await;
+                    Look::Ready
+                }
+                Ok(Some(why)) => Look::Hidden(why),
+                Err(error) => Look::Failed(error.to_string()),
+            },
             Err(Failure::Rpc(error)) => failed(error),
             Err(error) => Look::Failed(error.to_string()),
         }
+    }
+
+    /// Why the host does not see what the plugin mounts, if it does any mounts.
+    async fn hidden(&mut self, print: &Fingerprint) -> std::result::Result<Option<String>, UnitsError> {
+        if self.place.unit.is_empty() || !print.services.contains(&Service::Node.name()) {
+            return Ok(None);
+        }
+        if self.hidden.is_none() {
+            let (units, unit) = (&self.shared.units, &self.place.unit);
+            self.hidden = Some(visible::hidden(units, &self.view.id, &self.spec, unit).await?);
+        }
+        Ok(self.hidden.clone().flatten())
     }
 
     async fn found(&mut self, print: Fingerprint) {

@@ -7,6 +7,7 @@ mod credentials;
 mod exec;
 mod machine;
 mod package;
+mod settings;
 mod shutdown;
 mod stats;
 mod units;

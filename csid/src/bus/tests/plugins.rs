@@ -166,15 +166,3 @@ async fn a_controller_that_does_not_come_is_waited_for_till_the_deadline() {
 fn types(properties: &BTreeMap<String, OwnedVariant>) -> BTreeMap<String, String> {
     properties.iter().map(|(name, value)| (name.clone(), value.value_signature().to_string())).collect()
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_there_yet_is_not_supported() {
-    let world = World::new();
-    let (socket, _serving) = world.listen();
-    let client = connect(&socket).await;
-    for key in ["profile", "propagation", "network"] {
-        let spec = Options::from([("supervision", "external".into()), (key, "host".into())]);
-        let (name, _) = manager(&client, "RegisterPlugin", &("p", spec)).await.unwrap_err();
-        assert_eq!(name, "org.csid1.Error.NotSupported", "{key}");
-    }
-}

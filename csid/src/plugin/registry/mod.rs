@@ -181,7 +181,7 @@ impl Plugins {
         if uid != 0 && spec.needs_root() {
             return Err(Error::new(
                 Kind::NotAuthorized,
-                "argv, environment, unit, plugin-root and plugin-view are root's alone",
+                "argv, environment, unit, profile, propagation, network, plugin-root and plugin-view are root's alone",
             ));
         }
         let (plugins, id) = (self.clone(), id.to_owned());

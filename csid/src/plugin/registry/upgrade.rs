@@ -230,15 +230,16 @@ impl Plugins {
         let (mut state, spec) =
             self.entry(id, new, |entry| (entry.state.clone(), entry.spec.clone())).ok_or_else(stopping)?;
         let is_decided = state.wait_for(|seen| seen.ready.is_some() || seen.view.state == "failed");
-        let in_time = match spec.supervision {
-            // Its task knows when its time is over.
-            Supervision::Managed => is_decided.await.map(|seen| seen.view.clone()).ok(),
-            Supervision::Unit | Supervision::External => {
-                let decided = tokio::time::timeout(self.0.shared.pace.start, is_decided).await;
-                let decided = decided.map(|decided| decided.map(|seen| seen.view.clone()).ok());
-                decided.unwrap_or_else(|_| self.entry(id, new, |entry| entry.state.borrow().view.clone()))
-            }
+        let start = self.0.shared.pace.start;
+        let patience = match spec.supervision {
+            // Its task knows when its time is over, but for a process whose mounts nobody would see: that one is left running.
+            Supervision::Managed => start * 2,
+            Supervision::Unit | Supervision::External => start,
         };
+        let decided = tokio::time::timeout(patience, is_decided).await;
+        let decided = decided.map(|decided| decided.map(|seen| seen.view.clone()).ok());
+        let in_time =
+            decided.unwrap_or_else(|_| self.entry(id, new, |entry| entry.state.borrow().view.clone()));
         let found = in_time.ok_or_else(stopping)?;
         let unchanged = |why: String| format!("{why}; instance `{old}` goes on as before");
         if !found.healthy {

@@ -60,6 +60,7 @@ impl Task {
                 Supervision::External => None,
                 Supervision::Managed | Supervision::Unit => Some(self.running(again.take()).await),
             };
+            self.hidden = None;
             let end = self.serve(process.as_ref()).await;
             if let Some(since) = self.ready_since.take() {
                 self.backoff.was_ready(since.elapsed());

@@ -1,0 +1,141 @@
+//! Which settings of a unit keep its mounts from the host. systemd gives a unit that has one a mount namespace of its own,
+//! out of which nothing propagates, whatever MountFlags= says. A process of root's with more capabilities than csid does not
+//! show csid its namespace, so systemd is asked what it has been given.
+
+use std::collections::HashMap;
+
+use zbus::{OwnedVariant, Variant};
+
+use super::units::{Units, UnitsError};
+
+/// Each of these alone does it, unless it is empty, off or its default. With PrivateUsers= there is no namespace, and no
+/// right to mount either. Those of newer systemds are simply not there on older ones.
+const HIDING: [&str; 30] = [
+    "BindPaths",
+    "BindReadOnlyPaths",
+    "DynamicUser",
+    "ExecPaths",
+    "ExtensionDirectories",
+    "ExtensionImages",
+    "IPCNamespacePath",
+    "InaccessiblePaths",
+    "LogNamespace",
+    "MountFlags",
+    "MountImages",
+    "NoExecPaths",
+    "PrivateDevices",
+    "PrivateIPC",
+    "PrivateMounts",
+    "PrivatePIDs",
+    "PrivateTmp",
+    "PrivateUsers",
+    "ProcSubset",
+    "ProtectControlGroups",
+    "ProtectHome",
+    "ProtectKernelLogs",
+    "ProtectKernelModules",
+    "ProtectKernelTunables",
+    "ProtectProc",
+    "ProtectSystem",
+    "ReadOnlyPaths",
+    "ReadWritePaths",
+    "RootImage",
+    "TemporaryFileSystem",
+];
+const OFF: [&str; 5] = ["", "no", "off", "default", "all"];
+
+impl Units {
+    /// The settings of a loaded service, as `Name=value`, that keep its mounts from the host.
+    pub async fn hiding(&self, unit: &str) -> Result<Vec<String>, UnitsError> {
+        let Some(path) = self.path(unit).await? else { return Ok(Vec::new()) };
+        let call = "GetAll";
+        let body = ("org.freedesktop.systemd1.Service",);
+        let answer = self.call(&path, "org.freedesktop.DBus.Properties", call, unit, &body).await?;
+        let failed = |source| UnitsError::Call { call, unit: unit.to_owned(), source };
+        let properties: HashMap<String, OwnedVariant> = answer.body().deserialize().map_err(failed)?;
+        Ok(hiding(&properties))
+    }
+}
+
+pub(crate) fn hiding(properties: &HashMap<String, OwnedVariant>) -> Vec<String> {
+    let get = |name: &str| properties.get(name).map(|value| &**value);
+    let mut found: Vec<String> =
+        HIDING.iter().filter_map(|name| Some(format!("{name}={}", set(name, get(name)?)?))).collect();
+    // Without the kernel's file systems mounted below it, it is a chroot in the host's namespace.
+    let root = get("RootDirectory").and_then(|root| set("RootDirectory", root));
+    if let (Some(root), Some(Variant::Bool(true))) = (root, get("MountAPIVFS")) {
+        found.push(format!("RootDirectory={root}"));
+    }
+    found
+}
+
+/// What the setting is set to; `None`: it is not.
+fn set(name: &str, value: &Variant<'_>) -> Option<String> {
+    match value {
+        Variant::Bool(is_on) => is_on.then(|| "yes".to_owned()),
+        Variant::Str(text) => (!OFF.contains(&text.as_str())).then(|| text.as_str().to_owned()),
+        Variant::U64(flags) if name == "MountFlags" => match *flags {
+            0 | libc::MS_SHARED => None,
+            libc::MS_SLAVE => Some("slave".to_owned()),
+            libc::MS_PRIVATE => Some("private".to_owned()),
+            other => Some(other.to_string()),
+        },
+        // Their elements differ in shape; `systemctl cat` shows them.
+        Variant::Array(elements) => (!elements.is_empty()).then(|| "…".to_owned()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(properties: Vec<(&str, Variant<'static>)>) -> Vec<String> {
+        let owned = |(name, value): (&str, Variant<'static>)| (name.to_owned(), value.try_into().unwrap());
+        hiding(&properties.into_iter().map(owned).collect())
+    }
+
+    #[test]
+    fn what_is_off_or_unknown_hides_nothing() {
+        let none: Vec<String> = Vec::new();
+        assert_eq!(
+            of(vec![
+                ("PrivateTmp", false.into()),
+                ("ProtectSystem", "no".into()),
+                ("ProtectProc", "default".into()),
+                ("ProcSubset", "all".into()),
+                ("LogNamespace", "".into()),
+                ("MountFlags", 0_u64.into()),
+                ("BindPaths", Vec::<String>::new().into()),
+                ("RootDirectory", "/srv/driver".into()),
+                ("MountAPIVFS", false.into()),
+                ("NoNewPrivileges", true.into()),
+                ("PrivateNetwork", true.into()),
+            ]),
+            none
+        );
+    }
+
+    #[test]
+    fn what_hides_is_named_with_its_value() {
+        assert_eq!(
+            of(vec![
+                ("PrivateTmp", true.into()),
+                ("ProtectSystem", "strict".into()),
+                ("ProtectProc", "invisible".into()),
+                ("MountFlags", libc::MS_PRIVATE.into()),
+                ("ReadOnlyPaths", vec!["/etc".to_owned()].into()),
+                ("RootDirectory", "/srv/driver".into()),
+                ("MountAPIVFS", true.into()),
+            ]),
+            [
+                "MountFlags=private",
+                "PrivateTmp=yes",
+                "ProtectProc=invisible",
+                "ProtectSystem=strict",
+                "ReadOnlyPaths=…",
+                "RootDirectory=/srv/driver"
+            ]
+        );
+    }
+}

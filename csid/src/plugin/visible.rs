@@ -1,0 +1,56 @@
+//! Whether the host sees what a plugin mounts: looked at once for each start of a plugin with a node service, before anything is
+//! asked of it.
+
+use super::profile::{self, Profile};
+use super::spec::PluginSpec;
+use crate::host::units::{Units, UnitsError};
+
+/// Why the host does not, and what to do; `None`: it does.
+pub(super) async fn hidden(
+    units: &Units,
+    id: &str,
+    spec: &PluginSpec,
+    unit: &str,
+) -> Result<Option<String>, UnitsError> {
+    let settings = units.hiding(unit).await?;
+    Ok((!settings.is_empty()).then(|| why(id, spec, unit, &settings)))
+}
+
+fn why(id: &str, spec: &PluginSpec, unit: &str, settings: &[String]) -> String {
+    let text = "so the host would not see what it mounts";
+    if spec.profile == Some(Profile::Controller) {
+        return format!(
+            "it has a node service, and its profile `controller` a mount namespace of its own, {text}; choose a node- profile"
+        );
+    }
+    if let Some(propagation) = profile::apart(spec) {
+        return format!(
+            "it has a node service, and its propagation is `{propagation}`, {text}; that of a node plugin is \
+             bidirectional"
+        );
+    }
+    format!(
+        "{} gives {unit} a mount namespace of its own, {text}; take it out where `systemctl cat '{unit}'` shows it, then \
+         `systemctl daemon-reload && csictl plugin restart {id}`",
+        settings.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::rows::Propagation;
+
+    #[test]
+    fn whose_setting_it_is_is_told() {
+        let of = |spec: PluginSpec| why("a", &spec, "u.service", &["PrivateTmp=yes".to_owned()]);
+        let theirs = of(PluginSpec::default());
+        for part in ["PrivateTmp=yes", "systemctl cat 'u.service'", "csictl plugin restart a"] {
+            assert!(theirs.contains(part), "{part}: {theirs}");
+        }
+        let own = of(PluginSpec { propagation: Some(Propagation::HostToTask), ..PluginSpec::default() });
+        assert!(own.contains("propagation is `host-to-task`"), "{own}");
+        let own = of(PluginSpec { profile: Some(Profile::Controller), ..PluginSpec::default() });
+        assert!(own.contains("profile `controller`"), "{own}");
+    }
+}
