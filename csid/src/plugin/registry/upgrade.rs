@@ -11,7 +11,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 
 use super::super::lookup;
-use super::super::task::{AGAIN, How};
+use super::super::task::{AGAIN, How, Snapshot};
 use super::{Entry, Kept, Origin, Plugins, owner, registrar, stop, to_the_end};
 use crate::error::{Error, Kind, Result};
 use crate::plugin::spec::Place;
@@ -251,7 +251,11 @@ impl Plugins {
                 details.retryable = false;
             }));
         }
-        let before = self.entry(id, old, |entry| entry.state.borrow().view.clone()).ok_or_else(stopping)?;
+        // After csid's start the other one may not have been seen yet, and nothing could be compared.
+        let mut before = self.entry(id, old, |entry| entry.state.clone()).ok_or_else(stopping)?;
+        let is_known = |seen: &Snapshot| !seen.view.provider.is_empty() || seen.view.state == "failed";
+        let _ = tokio::time::timeout(start, before.wait_for(is_known)).await;
+        let before = before.borrow().view.clone();
         match lack(&before, &found) {
             None => Ok(()),
             Some(why) => {

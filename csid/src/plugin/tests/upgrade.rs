@@ -171,6 +171,7 @@ async fn the_next_csid_ends_what_this_one_began() {
         assert_eq!(rows.len(), 2, "{:?}", names(&rows));
 
         if comes {
+            new.script().plugin_capabilities = services(&[]);
             new.start();
         }
         let (store, rows) = open(directory.path());
