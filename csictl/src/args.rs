@@ -56,7 +56,7 @@ impl Cli {
 pub enum Command {
     /// Show what csid does: its state, plugins, mounts and operations
     Status,
-    /// List, show, register, unregister, restart, upgrade, drain plugins, wait for one, read its log, see what one has
+    /// List, show, register, unregister, restart, upgrade, drain plugins, wait for one, read its log, run a command in one, see what one uses and has
     #[command(subcommand)]
     Plugin(Box<Plugin>),
     /// Register, create, list, show, validate, expand, snapshot, deregister, delete volumes, see how full one is

@@ -254,7 +254,7 @@ pub(super) async fn cancel_operation(call: Call) -> Answer {
             // Names are each uid's own: whoever takes another's name must not have him cancelled too.
             if uids.len() > 1 {
                 return Err(Failure::Ours(Error::invalid(format!(
-                    "operation `{id}` is one of uids {uids:?} each: it cannot be said which is meant; Unmount what                      is to be ended, or cancel as its uid"
+                    "operation `{id}` is one of uids {uids:?} each: it cannot be said which is meant; Unmount what is to be ended, or cancel as its uid"
                 ))));
             }
             Authority::Any(uid)
