@@ -52,6 +52,10 @@ enum EnterError {
     Ended,
     #[error("process {pid} is not one of {unit}")]
     Another { unit: String, pid: u32 },
+    #[error(
+        "the plugin's process has a user namespace of its own, in which a command would be root of the host all the same"
+    )]
+    UserNamespace,
     #[error("{}: {source}", path.display())]
     Path { path: PathBuf, source: io::Error },
     #[error("{step}: {source}")]
@@ -135,6 +139,47 @@ struct Place {
     root: OwnedFd,
     namespaces: ThreadNameSpaceType,
     groups: Vec<Group>,
+    bounds: Bounds,
+}
+
+/// What the process may gain at most, and so the command: its program is found where the plugin may have put it.
+struct Bounds {
+    /// CapBnd of `/proc/PID/status`.
+    capabilities: u64,
+    no_new_privileges: bool,
+}
+
+impl Bounds {
+    fn of(process: &Path) -> Result<Bounds, EnterError> {
+        let path = process.join("status");
+        let status = std::fs::read_to_string(&path).map_err(at(&path))?;
+        Bounds::read(&status).ok_or_else(|| at(path)(io::Error::from(ErrorKind::InvalidData)))
+    }
+
+    fn read(status: &str) -> Option<Bounds> {
+        let field = |name: &str| Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim());
+        Some(Bounds {
+            capabilities: u64::from_str_radix(field("CapBnd:")?, 16).ok()?,
+            no_new_privileges: field("NoNewPrivs:")? == "1",
+        })
+    }
+
+    /// Of this thread, and of what it starts from now on.
+    fn set(&self) -> Result<(), EnterError> {
+        for capability in (0..64).filter(|bit| self.capabilities & (1 << bit) == 0) {
+            // SAFETY: it has no pointers.
+            match unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } {
+                0 => {}
+                // One that this kernel does not have.
+                _ if io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) => {}
+                _ => return Err(os("the plugin's capabilities")(io::Error::last_os_error())),
+            }
+        }
+        if self.no_new_privileges {
+            rustix::thread::set_no_new_privs(true).map_err(os("NoNewPrivileges"))?;
+        }
+        Ok(())
+    }
 }
 
 /// A control group in which the process is and the helper is not: `cgroup.procs` of both.
@@ -155,14 +200,17 @@ impl Place {
             let root = directory.join("root");
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let root = rustix::fs::open(&root, flags, Mode::empty()).map_err(at(root))?;
-            Ok((root, namespaces(&directory)?, groups(&directory, request)?))
+            Ok((root, namespaces(&directory)?, groups(&directory, request)?, Bounds::of(&directory)?))
         };
         let read = read();
         if has_ended(&process)? {
             return Err(EnterError::Ended);
         }
-        let (root, namespaces, groups) = read?;
-        Ok(Place { process, root, namespaces, groups })
+        let (root, namespaces, groups, bounds) = read?;
+        if namespaces.contains(ThreadNameSpaceType::USER) {
+            return Err(EnterError::UserNamespace);
+        }
+        Ok(Place { process, root, namespaces, groups, bounds })
     }
 
     fn enter(&self, directory: &str) -> Result<(), EnterError> {
@@ -186,7 +234,7 @@ impl Place {
         let process = AsyncFd::new(self.process).map_err(os("the plugin's process"))?;
 
         let own_group = !rustix::termios::isatty(io::stdin());
-        let mut child = match spawn(request, own_group, &self.groups)? {
+        let mut child = match spawn(request, own_group, &self.groups, &self.bounds)? {
             Ok(child) => child,
             Err(error) => {
                 eprintln!("csid: {}: {error}", request.argv[0]);
@@ -223,7 +271,12 @@ impl Place {
 }
 
 /// The inner error: the program cannot be run.
-fn spawn(request: &Request, own_group: bool, groups: &[Group]) -> Result<io::Result<Child>, EnterError> {
+fn spawn(
+    request: &Request,
+    own_group: bool,
+    groups: &[Group],
+    bounds: &Bounds,
+) -> Result<io::Result<Child>, EnterError> {
     let Some((program, arguments)) = request.argv.split_first() else {
         return Err(EnterError::Os { step: "argv", source: ErrorKind::InvalidInput.into() });
     };
@@ -242,9 +295,9 @@ fn spawn(request: &Request, own_group: bool, groups: &[Group]) -> Result<io::Res
     // A child begins where its parent is; the helper's own unit keeps the helper.
     let enter = |mut file: &File| file.write_all(b"0").map_err(os("the plugin's control group"));
     groups.iter().try_for_each(|group| enter(&group.theirs))?;
-    let child = command.spawn();
+    let child = bounds.set().map(|()| command.spawn());
     groups.iter().try_for_each(|group| enter(&group.own))?;
-    Ok(child)
+    child
 }
 
 fn end(ended: io::Result<std::process::ExitStatus>) -> Result<End, EnterError> {
@@ -320,6 +373,14 @@ fn procs(root: &Path, controllers: &str, group: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_bounds_are_read() {
+        let status = "Name:\tp\nCapEff:\t000001ffffffffff\nCapBnd:\t0000000000200001\nNoNewPrivs:\t1\n";
+        let bounds = Bounds::read(status).unwrap();
+        assert_eq!((bounds.capabilities, bounds.no_new_privileges), (1 << 21 | 1, true));
+        assert!(Bounds::read("Name:\tp\n").is_none());
+    }
 
     #[test]
     fn a_process_enters_the_groups_that_it_is_not_in() {

@@ -10,7 +10,8 @@ const UNIT: &str = "csi-plugin-local-default.service";
 fn allowed() -> Machine {
     let m = Machine::with_csid();
     m.run("mkdir -p /etc/systemd/system/csi-plugin-local-.service.d");
-    let own = "[Service]\nPrivateNetwork=yes\nEnvironment=DROPPED=in\n";
+    let own = "[Service]\nPrivateNetwork=yes\nEnvironment=DROPPED=in\nCapabilityBoundingSet=~CAP_SYS_BOOT\n\
+               NoNewPrivileges=yes\n";
     m.write("/etc/systemd/system/csi-plugin-local-.service.d/own.conf", own);
     m.run("systemctl daemon-reload && csictl wait local && csictl plugin restart local");
     let refused = m.run("csictl plugin exec local -- true 2>&1; echo $?");
@@ -37,6 +38,10 @@ fn a_command_is_where_the_plugin_is_and_its_end_comes_back() {
     assert_eq!(here, there, "the plugin's network, mounts and control groups");
     assert!(here.contains(UNIT), "{here}");
     assert_ne!(here.lines().next(), Some(m.run("readlink /proc/1/ns/net").as_str()));
+    let bounds = "grep -E 'CapBnd|NoNewPrivs' /proc/self/status";
+    let here = m.run(&format!("csictl plugin exec local -- {bounds}"));
+    assert_eq!(here, m.run(&bounds.replace("self", &pid)), "no more than the plugin may gain");
+    assert!(here.contains("NoNewPrivs:\t1"), "{here}");
     let environment = m.run("csictl plugin exec -C /etc local -- sh -c 'pwd; id -u; env'");
     assert!(environment.starts_with("/etc\n0\n"), "{environment}");
     assert!(environment.contains("CSI_ENDPOINT=unix:///run/csid/plugins/local/default/csi.sock"));
