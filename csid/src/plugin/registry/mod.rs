@@ -92,6 +92,10 @@ enum Origin {
     Socket,
 }
 
+/// By which a caller could have csid run or reach what is not his.
+const ROOTS_KEYS: &str =
+    "argv, environment, unit, profile, propagation, network, plugin-root and plugin-view are root's alone";
+
 impl Plugins {
     /// Start with what `plugins.d` defines and the journal remembers; a file wins. Answers at once: no plugin
     /// is waited for. Needs a runtime. `rpc` is the deadline of one RPC where a spec gives none.
@@ -179,10 +183,7 @@ impl Plugins {
     pub async fn register(&self, id: &str, spec: PluginSpec, uid: u32) -> Result<()> {
         spec.validate(id)?;
         if uid != 0 && spec.needs_root() {
-            return Err(Error::new(
-                Kind::NotAuthorized,
-                "argv, environment, unit, profile, propagation, network, plugin-root and plugin-view are root's alone",
-            ));
+            return Err(Error::new(Kind::NotAuthorized, ROOTS_KEYS));
         }
         let (plugins, id) = (self.clone(), id.to_owned());
         to_the_end(async move { plugins.registered(&id, spec, uid).await }).await

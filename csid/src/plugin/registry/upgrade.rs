@@ -12,7 +12,7 @@ use futures_util::future::{BoxFuture, Shared};
 
 use super::super::lookup;
 use super::super::task::{AGAIN, How, Snapshot};
-use super::{Entry, Kept, Origin, Plugins, owner, registrar, stop, to_the_end};
+use super::{Entry, Kept, Origin, Plugins, ROOTS_KEYS, owner, registrar, stop, to_the_end};
 use crate::error::{Error, Kind, Result};
 use crate::plugin::spec::Place;
 use crate::plugin::{PluginChange, PluginSpec, PluginView, Supervision, events};
@@ -64,13 +64,13 @@ impl Plugins {
     async fn begin_upgrade(&self, id: &str, old: &str, mut spec: PluginSpec, uid: u32) -> Result<Outcome> {
         self.open()?;
         self.0.shared.store.writable()?;
-        if let Some(outcome) = self.same_upgrade(id, &spec)? {
-            return Ok(outcome);
-        }
         let (before, of, origin) = self
             .entry(id, old, |entry| (entry.spec.clone(), entry.owner, entry.origin.clone()))
             .ok_or_else(|| lookup::unknown(id))?;
-        self.refuse_others(id, old, &origin, &spec, uid)?;
+        self.refuse_others(id, (old, of), &origin, &spec, uid)?;
+        if let Some(outcome) = self.same_upgrade(id, &spec)? {
+            return Ok(outcome);
+        }
         // The same command may be another program by now: only who named the instance asks for what is there.
         if spec.instance.is_some() && before.same(&spec) {
             return Ok(std::future::ready(Ok(old.to_owned())).boxed().shared());
@@ -99,12 +99,23 @@ impl Plugins {
     }
 
     /// What is said of an instance elsewhere is changed there.
-    fn refuse_others(&self, id: &str, old: &str, origin: &Origin, spec: &PluginSpec, uid: u32) -> Result<()> {
+    fn refuse_others(
+        &self,
+        id: &str,
+        (old, of): (&str, u32),
+        origin: &Origin,
+        spec: &PluginSpec,
+        uid: u32,
+    ) -> Result<()> {
         let owner = self.entries().get(id).and_then(|entries| owner(entries));
-        if uid != 0 && (owner != Some(uid) || spec.needs_root()) {
-            let text = match owner == Some(uid) {
-                false => format!("plugin {id} was registered by another uid; root may upgrade it"),
-                true => "argv, environment, plugin-root and plugin-view are root's alone".to_owned(),
+        // The new instance is its owner's, so it is not enough to be the plugin's.
+        let is_own = owner == Some(uid) && of == uid;
+        if uid != 0 && (!is_own || spec.needs_root()) {
+            let text = match is_own {
+                false => format!(
+                    "instance `{old}` of the plugin {id} is another uid's, or the plugin is; root may upgrade it"
+                ),
+                true => ROOTS_KEYS.to_owned(),
             };
             return Err(Error::new(Kind::NotAuthorized, text));
         }
@@ -160,12 +171,14 @@ impl Plugins {
                 let text = format!("the plugin {id} has an instance `{instance}`; choose another name");
                 return Err(Error::new(Kind::AlreadyExists, text));
             }
-            if place(&entry.spec).socket != new.socket {
+            let socket = place(&entry.spec).socket;
+            let is_named = |argument: &String| argument.contains(&*socket.to_string_lossy());
+            if socket != new.socket && !spec.argv.iter().any(is_named) {
                 continue;
             }
             let text = match spec.supervision {
                 Supervision::Managed => format!(
-                    "CSI_ENDPOINT of the environment is the socket of instance `{instance}`, where no two can listen: leave it out, or name another"
+                    "CSI_ENDPOINT of the environment, or an argument, is the socket of instance `{instance}`, where no two can listen: leave it out, or name another"
                 ),
                 Supervision::Unit | Supervision::External => format!(
                     "instance `{instance}` of the plugin {id} has that socket: start the new one at another, and name that"

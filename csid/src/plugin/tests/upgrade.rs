@@ -243,6 +243,20 @@ async fn what_cannot_be_upgraded_is_said() {
     assert!(error.message.contains("name the one to replace"), "{error}");
     assert_eq!(host.plugins.upgradable("p", Some("second")).unwrap().instance(), "second");
     assert_eq!(host.plugins.upgradable("p", Some("none")).unwrap_err().kind, Kind::NotFound);
+
+    // Whose the instance is counts, not only whose the plugin is.
+    host.plugins.register("q", spec(&new, "theirs"), OTHER).await.unwrap();
+    host.plugins.register("q", spec(&old, "roots"), 0).await.unwrap();
+    let (was, said) = refused("q", "roots", good(), OTHER).await;
+    assert!(was == Kind::NotAuthorized && said.contains("`roots`"), "{said}");
+    // An argument that says where the other one listens would take that away.
+    let named = |name: &str| PluginSpec { instance: Some(name.into()), ..managed() };
+    host.plugins.register("m", named("one"), 0).await.unwrap();
+    let socket = directories(host.directory.path()).runtime.join("plugins/m/one/csi.sock");
+    let argument = format!("--endpoint=unix://{}", socket.display());
+    let beside = PluginSpec { argv: vec!["/bin/sleep".into(), argument], ..named("two") };
+    let (was, said) = refused("m", "one", beside, 0).await;
+    assert!(was == Kind::InvalidArgument && said.contains("or an argument"), "{was:?}: {said}");
 }
 
 /// A reload that changed what is started made it: the next csid finds the unit by it.
