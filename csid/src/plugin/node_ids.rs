@@ -53,7 +53,7 @@ impl NodeIds {
 pub(super) fn disputed(plugin: &str, now: &str, agreed: &str) -> String {
     format!(
         "the plugin {plugin} calls this node `{now}`, which was `{agreed}`; nothing is attached until that is accepted: \
-         csictl plugin accept-node-id {plugin} {now}"
+         csictl plugin accept-node-id {plugin} NODE_ID"
     )
 }
 

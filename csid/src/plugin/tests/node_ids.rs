@@ -36,7 +36,7 @@ async fn another_name_of_the_node_is_refused_until_somebody_accepts_it() {
     host.ready().await;
     let refused = host.plugins.refuse_other_node_id("p").unwrap_err();
     assert_eq!(refused.kind, Kind::PluginUnavailable);
-    for words in ["`node-2`", "`node-1`", "csictl plugin accept-node-id p node-2"] {
+    for words in ["`node-2`", "`node-1`", "csictl plugin accept-node-id p NODE_ID"] {
         assert!(refused.message.contains(words), "{words}: {refused}");
     }
     assert_eq!(host.plugins.node_id("p"), "", "nothing is attached under it");
