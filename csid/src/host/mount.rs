@@ -161,19 +161,22 @@ pub(super) fn bind(
     abandoned.check(target)?;
     let by_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     let attach = |to: &OwnedFd, how| rustix::mount::move_mount(&tree, c"", to, c"", by_descriptor | how);
-    let mut is_attached = false;
-    if gives_way {
-        // Beneath it first: nobody writes into the directory below between two mounts. Before Linux 6.5 that can be, for an
-        // instant.
-        is_attached = attach(&to, MoveMountFlags::MOVE_MOUNT_BENEATH).is_ok();
-        take_away(&to, target, abandoned)?;
-        (to, ..) = found()?;
-    }
-    if !is_attached {
-        attach(&to, MoveMountFlags::empty()).map_err(at("mount at", target))?;
-    }
-    drop(to);
     let settle = || {
+        let mut is_attached = false;
+        if gives_way {
+            // Beneath it first: nobody writes into the directory below between two mounts. Before Linux 6.5 that can be, for
+            // an instant.
+            is_attached = attach(&to, MoveMountFlags::MOVE_MOUNT_BENEATH).is_ok();
+            take_away(&to, target, abandoned)?;
+            (to, there, _) = found()?;
+            if !is_attached && there.is_mount {
+                return Err(HostError::Occupied(target.into()));
+            }
+        }
+        if !is_attached {
+            attach(&to, MoveMountFlags::empty()).map_err(at("mount at", target))?;
+        }
+        drop(to);
         set(&tree, 0, peers, target)?;
         // Whoever may write in a directory above may have moved the target away meanwhile.
         let there = Sight::of(path::find_below(root, target)?).map_err(at("look at", target))?;
@@ -183,6 +186,7 @@ pub(super) fn bind(
             Err(HostError::Link(target.into()))
         }
     };
+    // A tree that is nowhere yet goes with its descriptor.
     settle().inspect_err(|_| {
         let _gone = rustix::mount::unmount(descriptor(&tree, None), UnmountFlags::DETACH);
     })
