@@ -152,6 +152,9 @@ impl Profile {
     }
 }
 
+/// Where root, which the plugin is, may have anything done on this host; those that are there.
+const COMMANDS: [&str; 3] = ["-/run/dbus/system_bus_socket", "-/run/systemd/private", "-/run/csid/csid.sock"];
+
 /// Of a plugin that does nothing on this host but listen and ask.
 fn sandbox(place: &Place) -> Vec<Setting> {
     let allowed = |what: &[&str]| -> Variant<'static> {
@@ -175,6 +178,7 @@ fn sandbox(place: &Place) -> Vec<Setting> {
         ("ProtectHome", "yes".into()),
         ("ProtectProc", "invisible".into()),
         ("ReadWritePaths", Vec::from_iter(socket).into()),
+        ("InaccessiblePaths", COMMANDS.map(str::to_owned).to_vec().into()),
         ("RestrictNamespaces", 0_u64.into()),
         ("RestrictAddressFamilies", allowed(&["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"])),
         ("SystemCallFilter", allowed(&["@system-service"])),

@@ -405,7 +405,8 @@ fn check_service(unit: &str) -> Result<()> {
     if stem.starts_with('@') || stem.ends_with('@') {
         return Err(Error::invalid(format!("unit: {unit} is a template; name an instance of it")));
     }
-    if stem == "csid" || stem.starts_with("csi-plugin-") {
+    let own = ["csi-plugin-", "csi-exec-", "csid-network-", "csid-log-", "csid-credential-"];
+    if stem == "csid" || own.iter().any(|own| stem.starts_with(own)) {
         return Err(Error::invalid(format!("unit: {unit} is csid's own")));
     }
     Ok(())
