@@ -90,10 +90,10 @@ impl Look {
     }
 
     /// Who served it is gone, and the kernel gives the mount nobody else: it can only be unmounted. A server that does not
-    /// answer, or answers an error, may come back.
+    /// answer, or answers an error, may come back; SMB's client says EHOSTDOWN of one that it connects to again.
     pub fn has_lost_its_server(self) -> bool {
         let Look::Dead(code) = self else { return false };
-        matches!(code, libc::ENOTCONN | libc::ECONNABORTED | libc::ESHUTDOWN | libc::ESTALE | libc::EHOSTDOWN)
+        matches!(code, libc::ENOTCONN | libc::ECONNABORTED | libc::ESHUTDOWN | libc::ESTALE)
     }
 }
 

@@ -127,7 +127,13 @@ impl Volumes {
         let now = Instant::now();
         let mut patient = patients.remove(key).unwrap_or(Patient { ills: Ills::new(), pace: Pace::new(now) });
         let rows: Vec<_> = seen.iter().map(|(row, look)| (&**row, look)).collect();
-        patient.ills = self.shared.tell(patient.ills, &rows).await?;
+        match self.shared.tell(patient.ills.clone(), &rows).await {
+            Ok(ills) => patient.ills = ills,
+            Err(error) => {
+                patients.insert(key.clone(), patient);
+                return Err(error);
+            }
+        }
         let dead: Vec<_> = seen.iter().filter(|(_, look)| look.has_lost_its_server()).collect();
         if !dead.is_empty() && patient.pace.is_due(now) {
             for (row, _) in dead {
