@@ -214,6 +214,11 @@ impl Drive<'_> {
         if staged.iter().any(|row| row.spec.node_id == node_id) {
             return Ok(true);
         }
+        // While it is open which of two names is this node's, a row may have the one and the attachment the other.
+        let is_open = self.shared.plugins.refuse_other_node_id_as(&self.plugin(), node_id).is_err();
+        if is_open && !staged.is_empty() {
+            return Ok(true);
+        }
         let is_known = !staged.is_empty() && staged.iter().all(|row| !row.spec.node_id.is_empty());
         // As long as this node's id is not known, it may be this one.
         Ok(!is_known && self.ready().await?.node_id() == node_id)
