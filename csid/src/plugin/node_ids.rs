@@ -23,10 +23,13 @@ impl NodeIds {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub fn agreed(&self, plugin: &str) -> Option<String> {
+        self.all().get(plugin).cloned()
+    }
+
     /// What was agreed to, if the plugin calls this node otherwise.
     pub fn other_than(&self, plugin: &str, node_id: &str) -> Option<String> {
-        let agreed = self.all().get(plugin).cloned();
-        agreed.filter(|agreed| !node_id.is_empty() && agreed != node_id)
+        self.agreed(plugin).filter(|agreed| !node_id.is_empty() && agreed != node_id)
     }
 
     /// The plugin says this. The first one is kept; the next sync of the journal is before anything is attached under it.

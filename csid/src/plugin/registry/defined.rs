@@ -7,6 +7,7 @@ use super::super::task::How;
 use super::upgrade::Outcome;
 use super::{Entry, Kept, Origin, Plugins, stop, to_the_end};
 use crate::error::Result;
+use crate::plugin::spec::unit_name;
 use crate::plugin::{PluginSpec, Supervision};
 use crate::store::Change;
 use crate::store::rows::PluginRow;
@@ -187,6 +188,7 @@ impl Plugins {
             None => spec.instance().to_owned(),
             Some(()) => self.free_name(id, 1),
         };
+        let name = self.without_leftovers(id, name).await;
         let new = PluginSpec { instance: Some(name), ..spec.clone() };
         if let Err(error) = self.refuse_beside(id, runs, &new) {
             tracing::warn!(plugin = %id, why = %error.message, "it is stopped before it is started anew");
@@ -199,6 +201,16 @@ impl Plugins {
         self.commit(rows).await?;
         self.add_filed(id, new.instance(), spec, tried.replaces);
         Ok(Some(self.under_way(id, runs.instance().to_owned(), new)))
+    }
+
+    /// The name, or the next one whose unit is not loaded: in one that is, helpers may live that are mounts.
+    async fn without_leftovers(&self, id: &str, mut name: String) -> String {
+        let mut number = 1;
+        while let Ok(Some(_)) = self.0.shared.units.state(&unit_name(id, &name)).await {
+            name = self.free_name(id, number);
+            number += 1;
+        }
+        name
     }
 
     /// End an instance's task and forget it; `false`: its unit could not be stopped, so it goes on.

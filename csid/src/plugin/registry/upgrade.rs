@@ -5,6 +5,7 @@
 //! that was stopped. A csid that finds both goes on where it is safe: from the beginning. So one of the two is left in the end,
 //! and it serves meanwhile.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -217,9 +218,11 @@ impl Plugins {
         let mut upgrades = self.upgrades();
         let (plugins, of, new) = (self.clone(), id.to_owned(), spec.instance().to_owned());
         let work = tokio::spawn(async move {
-            let ended = plugins.replace(&of, &old, &new).await;
+            let ended = AssertUnwindSafe(plugins.replace(&of, &old, &new)).catch_unwind().await;
             plugins.upgrades().remove(&of);
-            ended.map(|()| new)
+            let panicked =
+                |_| Err(Error::internal("the upgrade was not ended: csid panicked; this is a fault of its"));
+            ended.unwrap_or_else(panicked).map(|()| new)
         });
         let outcome = work.map(|ended| {
             ended.unwrap_or_else(|error| Err(Error::internal(format!("the upgrade was not ended: {error}"))))
@@ -266,10 +269,12 @@ impl Plugins {
         }
         // After csid's start the other one may not have been seen yet, and nothing could be compared.
         let mut before = self.entry(id, old, |entry| entry.state.clone()).ok_or_else(stopping)?;
-        let is_known = |seen: &Snapshot| !seen.view.provider.is_empty() || seen.view.state == "failed";
+        let is_known = |seen: &Snapshot| !seen.view.provider.is_empty();
         let _ = tokio::time::timeout(start, before.wait_for(is_known)).await;
         let before = before.borrow().view.clone();
-        match lack(&before, &found) {
+        // What was agreed to counts, also where the other one says something else by now.
+        let node_id = self.0.shared.node_ids.agreed(id).unwrap_or_else(|| before.node_id.clone());
+        match lack(&before, &found, &node_id) {
             None => Ok(()),
             Some(why) => {
                 let text = unchanged(format!("instance `{new}` cannot take the place of `{old}`: {why}"));
@@ -375,21 +380,29 @@ fn is_upgrading(id: &str) -> Error {
 }
 
 /// Why mounts and attachments of the one are none of the other's; what was never seen of the first is not asked of the second.
-fn lack(before: &PluginView, found: &PluginView) -> Option<String> {
+fn lack(before: &PluginView, found: &PluginView, node_id: &str) -> Option<String> {
+    if found.node_id != node_id && !node_id.is_empty() {
+        let text = format!("it calls this node {:?}, and not {node_id:?}", found.node_id);
+        return Some(text + ", and volumes are attached by that name");
+    }
     if before.provider.is_empty() {
         return None;
     }
     if before.provider != found.provider {
         return Some(format!("it is {}, and not {}", found.provider, before.provider));
     }
-    if before.node_id != found.node_id && !before.node_id.is_empty() {
-        let text = format!("it calls this node {:?}, and not {:?}", found.node_id, before.node_id);
-        return Some(text + ", and volumes are attached by that name");
-    }
     if let Some(lost) = before.services.iter().find(|service| !found.services.contains(service)) {
         return Some(format!("it offers no {lost} service"));
     }
-    let stages = "STAGE_UNSTAGE_VOLUME".to_owned();
-    let lost = before.node_capabilities.contains(&stages) && !found.node_capabilities.contains(&stages);
-    lost.then(|| format!("it does not offer {stages}, and could not unstage what is staged"))
+    let lost = |before: &[String], found: &[String], name: &str| {
+        let has = |names: &[String]| names.iter().any(|offered| offered == name);
+        has(before) && !has(found)
+    };
+    let stages = "STAGE_UNSTAGE_VOLUME";
+    if lost(&before.node_capabilities, &found.node_capabilities, stages) {
+        return Some(format!("it does not offer {stages}, and could not unstage what is staged"));
+    }
+    let attaches = "PUBLISH_UNPUBLISH_VOLUME";
+    let lost = lost(&before.controller_capabilities, &found.controller_capabilities, attaches);
+    lost.then(|| format!("it does not offer {attaches}, and could not detach what is attached"))
 }
