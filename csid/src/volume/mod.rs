@@ -27,7 +27,6 @@ mod intents;
 pub mod inventory;
 mod job;
 mod journalled;
-
 mod leaving;
 mod looking;
 mod opening;
@@ -293,10 +292,9 @@ impl Volumes {
             let is_mounted = row.phase == Phase::Mounted;
             let healthy = is_mounted && healthy(&row, look) && sight == Sight::There;
             let error = match sight {
-                _ if healthy => String::new(),
                 Sight::Unbound if is_mounted => "nothing is mounted at its target".to_owned(),
                 // What stands in the row says more: why it cannot be healed.
-                _ if is_mounted && row.error.is_empty() => why(look),
+                _ if is_mounted && !healthy && row.error.is_empty() => why(look),
                 _ => row.error.clone(),
             };
             MountView { row, staging, healthy, error }
