@@ -23,6 +23,12 @@ impl Options {
         Self::check_all(map, &[known])
     }
 
+    /// A map that is not the call's last: the common keys are of the last.
+    pub fn check_spec(map: HashMap<String, OwnedVariant>, known: Keys) -> Result<Self> {
+        check_types(&map, known.iter())?;
+        Ok(Options(map))
+    }
+
     pub fn check_all(map: HashMap<String, OwnedVariant>, known: &[Keys]) -> Result<Self> {
         check_types(&map, known.iter().copied().flatten().chain(COMMON))?;
         // Checked also where it has no use.

@@ -8,6 +8,7 @@ use super::dispatch::{Answer, Call, Failure, Map, Object, PLUGINS};
 use super::inventory::until;
 use super::manager::within;
 use super::options::Options;
+use crate::names;
 use crate::plugin::{InstanceStats, Lines, PluginView, RpcCount, code_name};
 
 /// The id as an element of a path, as sd_bus_path_encode does it: everything but letters and digits, and a digit in front, is
@@ -110,6 +111,7 @@ pub(super) async fn restart(call: Call) -> Answer {
 pub(super) async fn accept_node_id(call: Call) -> Answer {
     let id = id(&call)?.to_owned();
     let (node_id, options): (String, HashMap<String, OwnedVariant>) = call.arguments()?;
+    names::node_id(&node_id)?;
     let mut options = Options::check(options, &[])?;
     let wait = options.wait(call.arrived)?;
     let (plugins, uid) = (call.server.rooms.plugins.clone(), call.permit.uid());

@@ -29,7 +29,7 @@ pub(super) async fn drain(call: Call) -> Answer {
 pub(super) async fn upgrade(call: Call) -> Answer {
     let id = plugin::id(&call)?.to_owned();
     let (spec, options): (HashMap<String, OwnedVariant>, HashMap<String, OwnedVariant>) = call.arguments()?;
-    let mut spec = Options::check(spec, SPEC)?;
+    let mut spec = Options::check_spec(spec, SPEC)?;
     let mut options = Options::check(options, &[("instance", "s")])?;
     let wait = options.wait(call.arrived)?;
     let replaced = options.checked("instance", |_, text| names::instance(text))?;
