@@ -268,6 +268,14 @@ impl PluginSpec {
             || !self.network_poststop.is_empty()
     }
 
+    pub(super) fn same_settings(&self, other: &PluginSpec) -> bool {
+        self.profile == other.profile
+            && self.propagation() == other.propagation()
+            && self.network == other.network
+            && self.network_prestart == other.network_prestart
+            && self.network_poststop == other.network_poststop
+    }
+
     pub(super) fn propagation(&self) -> Propagation {
         self.propagation.unwrap_or(Propagation::Bidirectional)
     }
@@ -303,11 +311,7 @@ impl PluginSpec {
             && self.environment == other.environment
             && self.credentials == other.credentials
             && self.log == other.log
-            && self.profile == other.profile
-            && self.propagation() == other.propagation()
-            && self.network == other.network
-            && self.network_prestart == other.network_prestart
-            && self.network_poststop == other.network_poststop
+            && self.same_settings(other)
     }
 }
 

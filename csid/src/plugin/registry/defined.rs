@@ -181,7 +181,8 @@ impl Plugins {
         runs: &PluginSpec,
         spec: &PluginSpec,
     ) -> Result<Option<Outcome>> {
-        if runs.supervision != Supervision::Managed {
+        // What its unit is run with may be what it cannot be ready with, and may not be there twice, as a network.
+        if runs.supervision != Supervision::Managed || !runs.same_settings(spec) {
             return Ok(None);
         }
         let name = match self.entry(id, spec.instance(), |_| ()) {
