@@ -141,8 +141,10 @@ impl Drive<'_> {
         let is_staged =
             volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent);
         let holders = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
-        if is_staged && self.is_staged_under(node_id).await? {
-            return Err(words::staged_here(&name, holders));
+        // While it is open which of two names is this node's, a row may have the one and the attachment the other.
+        let disputed = self.shared.plugins.refuse_other_node_id_as(&self.plugin(), node_id).err();
+        if is_staged && (disputed.is_some() || self.is_staged_under(node_id).await?) {
+            return Err(words::staged_here(&name, holders, disputed.as_ref()));
         }
         let of_call = |at: &&Attachment| at.is_by_call(node_id);
         let at = record.attachments.iter().find(of_call);
@@ -212,11 +214,6 @@ impl Drive<'_> {
         let is_staged = |row: &&Arc<MountRow>| volume.row.stage != Leg::Absent || row.publish != Leg::Absent;
         let staged: Vec<_> = volume.mounts.iter().filter(is_staged).collect();
         if staged.iter().any(|row| row.spec.node_id == node_id) {
-            return Ok(true);
-        }
-        // While it is open which of two names is this node's, a row may have the one and the attachment the other.
-        let is_open = self.shared.plugins.refuse_other_node_id_as(&self.plugin(), node_id).is_err();
-        if is_open && !staged.is_empty() {
             return Ok(true);
         }
         let is_known = !staged.is_empty() && staged.iter().all(|row| !row.spec.node_id.is_empty());

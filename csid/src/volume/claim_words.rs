@@ -190,8 +190,14 @@ pub(super) fn attached_otherwise(name: &VolumeName, node_id: &str) -> Error {
     Error::new(Kind::AlreadyExists, text)
 }
 
-pub(super) fn staged_here(name: &VolumeName, holders: Vec<String>) -> Error {
-    let text = format!("this host has {name} staged under that node id; unmount it first");
+/// `disputed`: why it is not known whether that node id is this host's.
+pub(super) fn staged_here(name: &VolumeName, holders: Vec<String>, disputed: Option<&Error>) -> Error {
+    let text = match disputed {
+        None => format!("this host has {name} staged under that node id; unmount it first"),
+        Some(why) => {
+            format!("this host has {name} staged, perhaps under that node id; unmount it first. {why}")
+        }
+    };
     Error::new(Kind::Busy, text).with(|details| details.holders = holders)
 }
 

@@ -116,8 +116,14 @@ fn co_rule_23_what_is_staged_again_is_not_detached_by_its_new_node_id() {
         assert_eq!(w.plugin("p").count("NodeStageVolume", "v"), 2);
         renamed(w, &client, "node-3", &["node-1", "node-2"]).await;
         let detach = |node| client.detach_volume(NAMESPACE, "v", node, Default::default());
-        let (kind, error) = refusal(detach("node-2").await);
-        assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["job".to_owned()]));
+        for node in ["node-1", "node-2"] {
+            let (kind, error) = refusal(detach(node).await);
+            assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["job".to_owned()]), "{node}");
+            let is_disputed = error.message.contains("csictl plugin accept-node-id p");
+            assert_eq!(is_disputed, node == "node-1", "{}", error.message);
+        }
+        client.accept_node_id("p", "node-3", Default::default()).await.unwrap();
+        assert_eq!(refusal(detach("node-2").await).0, Kind::Busy);
         assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 0);
         detach("node-1").await.expect("nothing is staged under it any more");
         unmount(&client, "v", "job").await.unwrap();
