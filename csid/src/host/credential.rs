@@ -11,7 +11,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::oneshot;
-use zbus::{OwnedVariant, Variant};
+use zbus::Variant;
 use zeroize::Zeroizing;
 
 use super::units::{Units, UnitsError};
@@ -171,9 +171,8 @@ impl Units {
             ("RestrictAddressFamilies", allowed("AF_UNIX").into()),
             ("SystemCallFilter", allowed("@system-service").into()),
         ];
-        let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
         // The pipe ends with the unit: this end is closed with `writing`, when systemd has its own.
-        self.manager("StartTransientUnit", unit, &(unit, "fail", properties, auxiliary)).await.map(drop)
+        self.start_transient_unit(unit, &properties).await
     }
 }
 

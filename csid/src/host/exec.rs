@@ -20,7 +20,7 @@ use rustix::pty::OpenptFlags;
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
-use zbus::{OwnedVariant, Variant};
+use zbus::Variant;
 
 use super::units::{Units, UnitsError};
 
@@ -352,9 +352,6 @@ impl Units {
             ("Restart", "no".into()),
             ("LimitCORE", 0_u64.into()),
         ];
-        let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
-        let body = (unit, "fail", properties, auxiliary);
-        self.manager("StartTransientUnit", unit, &body).await?;
-        Ok(())
+        Ok(self.start_transient_unit(unit, &properties).await?)
     }
 }

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use zbus::{OwnedVariant, Variant};
+use zbus::Variant;
 
 use super::units::{Units, UnitsError};
 
@@ -45,13 +45,11 @@ impl Units {
             ("RestrictAddressFamilies", allowed("AF_UNIX").into()),
             ("SystemCallFilter", allowed("@system-service").into()),
         ];
-        let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
         for slot in 0..READERS {
             let unit = format!("csid-log-{slot}.service");
-            let body = (unit.as_str(), "fail", &properties, &auxiliary);
-            match self.manager("StartTransientUnit", &unit, &body).await {
+            match self.start_transient_unit(&unit, &properties).await {
                 Err(UnitsError::Exists { .. }) => {}
-                started => return started.map(|_| Some(reading)),
+                started => return started.map(|()| Some(reading)),
             }
         }
         Ok(None)

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use zbus::{OwnedVariant, Variant};
+use zbus::Variant;
 
 use super::units::{Units, UnitsError, command};
 
@@ -40,11 +40,10 @@ impl Units {
         if !oneshot.stop.is_empty() {
             properties.push(("ExecStopPost", command(&oneshot.stop).into()));
         }
-        let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
         let unit = oneshot.unit.as_str();
-        match self.manager("StartTransientUnit", unit, &(unit, "fail", properties, auxiliary)).await {
+        match self.start_transient_unit(unit, &properties).await {
             Err(UnitsError::Exists { .. }) => self.start(unit).await,
-            answer => answer.map(drop),
+            started => started,
         }
     }
 

@@ -149,9 +149,18 @@ impl Units {
             properties.push(("After", texts(&[unit]).into()));
         }
         properties.extend(service.settings.iter().cloned());
-        let auxiliary: Vec<(String, Vec<(String, OwnedVariant)>)> = Vec::new();
-        let body = (service.unit.as_str(), "fail", properties, auxiliary);
-        self.manager("StartTransientUnit", &service.unit, &body).await.map(drop)
+        self.start_transient_unit(&service.unit, &properties).await
+    }
+
+    /// Start a unit of these properties; answered when systemd has taken it on. One of the name that is loaded is `Exists`.
+    pub(super) async fn start_transient_unit(
+        &self,
+        unit: &str,
+        properties: &[(&str, Variant<'_>)],
+    ) -> Result<(), UnitsError> {
+        let auxiliary: [(&str, &[(&str, Variant<'_>)]); 0] = [];
+        let body = (unit, "fail", properties, auxiliary.as_slice());
+        self.manager("StartTransientUnit", unit, &body).await.map(drop)
     }
 
     /// Start a unit by the definition it has.

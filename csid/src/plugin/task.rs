@@ -228,13 +228,9 @@ impl Task {
         match how {
             How::Leave => {}
             How::Unit if self.spec.supervision != Supervision::Managed => {}
-            How::Unit => self.stop_unit().await?,
+            How::Unit => self.stop_unit(how).await?,
             How::Restart => {
-                match self.spec.supervision {
-                    Supervision::Unit => self.restart_unit().await?,
-                    Supervision::Managed | Supervision::External => self.stop_unit().await?,
-                }
-                self.peer.stops.end();
+                self.stop_unit(how).await?;
                 self.backoff.begin_anew();
                 self.restarted(Some("it was asked for".to_owned())).await;
                 self.set("starting", "", None).await;
@@ -254,21 +250,19 @@ impl Task {
         Ok(())
     }
 
-    async fn restart_unit(&mut self) -> Result<()> {
+    /// Calls of it fail with PluginShutdown from here on, until it is to be started again.
+    async fn stop_unit(&mut self, how: How) -> Result<()> {
         self.peer.stops.begin();
         self.set("stopping", "", None).await;
-        supervise::restart(&self.shared.units, &self.place).await.map_err(|error| {
+        let (units, place) = (&self.shared.units, &self.place);
+        let stopped = match self.spec.supervision {
+            Supervision::Unit => supervise::restart(units, place).await,
+            Supervision::Managed | Supervision::External => supervise::stop(units, place).await,
+        };
+        if stopped.is_err() || how == How::Restart {
             self.peer.stops.end();
-            Error::internal(format!("the plugin {} was not restarted: {error}", self.view.id))
-                .with(|details| details.retryable = true)
-        })
-    }
-
-    async fn stop_unit(&mut self) -> Result<()> {
-        self.peer.stops.begin();
-        self.set("stopping", "", None).await;
-        supervise::stop(&self.shared.units, &self.place).await.map_err(|error| {
-            self.peer.stops.end();
+        }
+        stopped.map_err(|error| {
             Error::internal(format!("the plugin {} was not stopped: {error}", self.view.id))
                 .with(|details| details.retryable = true)
         })

@@ -23,7 +23,7 @@ impl Plugins {
         self.0.shared.store.writable()?;
         let operation = Commands::name().map_err(|error| failed(id, error))?;
         let program = exec.argv.first().cloned().unwrap_or_default();
-        let begun = self.begin_exec(id, exec, uid, &operation).await;
+        let begun = self.begin_exec(id, exec, &program, uid, &operation).await;
         if let Err(error) = &begun {
             let event = events::exec(id, uid, &operation, &program, Some(error));
             events::write(&self.0.shared.store, event).await;
@@ -31,11 +31,17 @@ impl Plugins {
         begun.map(|streams| (streams, operation))
     }
 
-    async fn begin_exec(&self, id: &str, exec: Exec, uid: u32, operation: &str) -> Result<Streams> {
-        let program = exec.argv.first().cloned().unwrap_or_default();
+    async fn begin_exec(
+        &self,
+        id: &str,
+        exec: Exec,
+        program: &str,
+        uid: u32,
+        operation: &str,
+    ) -> Result<Streams> {
         let request = self.request(id, exec.argv, exec.directory).await?;
         // Not afterwards: what cannot be told is not done.
-        let event = Change::Event(events::exec(id, uid, operation, &program, None));
+        let event = Change::Event(events::exec(id, uid, operation, program, None));
         self.0.shared.store.commit(vec![event], Durability::Process).await?;
         let commands = self.commands();
         let started = commands.start(operation, (id, uid), request, exec.terminal);

@@ -5,7 +5,6 @@
 //! that was stopped. A csid that finds both goes on where it is safe: from the beginning. So one of the two is left in the end,
 //! and it serves meanwhile.
 
-use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -179,10 +178,12 @@ impl Plugins {
             }
             let text = match spec.supervision {
                 Supervision::Managed => format!(
-                    "CSI_ENDPOINT of the environment, or an argument, is the socket of instance `{instance}`, where no two can listen: leave it out, or name another"
+                    "CSI_ENDPOINT of the environment, or an argument, is the socket of instance `{instance}`, where no two can listen: \
+                     leave it out, or name another"
                 ),
                 Supervision::Unit | Supervision::External => format!(
-                    "instance `{instance}` of the plugin {id} has that socket: start the new one at another, and name that"
+                    "instance `{instance}` of the plugin {id} has that socket: start the new one at another, and \
+                     name that"
                 ),
             };
             return Err(Error::invalid(text));
@@ -218,11 +219,11 @@ impl Plugins {
         let mut upgrades = self.upgrades();
         let (plugins, of, new) = (self.clone(), id.to_owned(), spec.instance().to_owned());
         let work = tokio::spawn(async move {
-            let ended = AssertUnwindSafe(plugins.replace(&of, &old, &new)).catch_unwind().await;
+            let (at, id, to) = (plugins.clone(), of.clone(), new.clone());
+            // Also one that panics is no longer under way.
+            let ended = to_the_end(async move { at.replace(&id, &old, &to).await }).await;
             plugins.upgrades().remove(&of);
-            let panicked =
-                |_| Err(Error::internal("the upgrade was not ended: csid panicked; this is a fault of its"));
-            ended.unwrap_or_else(panicked).map(|()| new)
+            ended.map(|()| new)
         });
         let outcome = work.map(|ended| {
             ended.unwrap_or_else(|error| Err(Error::internal(format!("the upgrade was not ended: {error}"))))
