@@ -1,5 +1,5 @@
 //! What csid asks of systemd, answered over D-Bus by the test, of real processes: as fast as they end.
-#![allow(clippy::disallowed_types, reason = "the test's own systemd")]
+#![expect(clippy::disallowed_types, reason = "the test's own systemd")]
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Lines, Write};
