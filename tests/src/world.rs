@@ -23,8 +23,8 @@ use crate::script::Device;
 
 /// No test takes longer.
 const LIMIT: Duration = Duration::from_secs(600);
-/// What is to come by itself comes within this.
-pub const SOON: Duration = Duration::from_secs(15);
+/// What is to come by itself comes within this, on whatever machine; how soon is a matter of benchmarks.
+pub const SOON: Duration = Duration::from_secs(60);
 
 pub struct World {
     /// The tmpfs with everything in it.

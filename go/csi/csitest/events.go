@@ -10,7 +10,7 @@ import (
 // next is the next event of this type.
 func (f *fixture) next(reader csi.Events, kind string) *csi.Event {
 	f.Helper()
-	ctx, end := context.WithTimeout(f.Context(), 15*time.Second)
+	ctx, end := context.WithTimeout(f.Context(), time.Minute)
 	defer end()
 	for {
 		event, err := reader.Next(ctx)

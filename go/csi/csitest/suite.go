@@ -13,7 +13,7 @@ import (
 )
 
 // A busy machine's noise; what waits for the wrong thing waits longer by far.
-const noise = 3 * time.Second
+const noise = 30 * time.Second
 
 const namespace = "default"
 

@@ -109,9 +109,9 @@ func cancel(f *fixture) {
 func deadline(f *fixture) {
 	f.slow()
 	const limit = 300 * time.Millisecond
+	begin := time.Now()
 	ctx, end := context.WithTimeout(f.Context(), limit)
 	defer end()
-	begin := time.Now()
 	_, err := f.client.Mount(ctx, f.volume("v"), "job", csi.MountRequest{})
 	f.is(err, csi.ErrTimedOut, context.DeadlineExceeded)
 	f.that(time.Since(begin) >= limit && time.Since(begin) < limit+noise, "it took %v", time.Since(begin))
@@ -234,9 +234,9 @@ func restart(f *fixture) {
 func away(f *fixture) {
 	f.world.Kill()
 	const limit = 1500 * time.Millisecond
+	begin := time.Now()
 	soon, end := context.WithTimeout(f.Context(), limit)
 	defer end()
-	begin := time.Now()
 	_, err := f.client.Mount(soon, f.volume("v"), "job", csi.MountRequest{})
 	f.is(err, csi.ErrTimedOut, context.DeadlineExceeded)
 	f.that(time.Since(begin) >= limit && time.Since(begin) < limit+noise, "it took %v", time.Since(begin))

@@ -154,10 +154,10 @@ func (w *World) NothingLeft() {
 // Eventually waits until it holds.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	end := time.Now().Add(15 * time.Second)
+	end := time.Now().Add(time.Minute)
 	for !holds() {
 		if time.Now().After(end) {
-			t.Fatalf("in 15 s it did not come to this: %s", what)
+			t.Fatalf("in a minute it did not come to this: %s", what)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

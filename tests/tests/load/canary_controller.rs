@@ -17,7 +17,7 @@ use csid_tests::dbus::{Bus, Policy};
 use csid_tests::raw::{MANAGER, MANAGER_PATH, NAME, PLUGIN, ROOT};
 use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::search::Haystack;
-use csid_tests::world::{SOON, World, count, eventually, within_time};
+use csid_tests::world::{World, count, eventually, within_time};
 use futures_util::future::join;
 use serde::Serialize;
 use zbus::wire::Type;
@@ -28,6 +28,8 @@ use crate::canary::*;
 
 const BYTES: u64 = 4 << 20;
 const JOB: &str = "job";
+/// How long one call is waited for.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ask {
@@ -190,14 +192,14 @@ impl Caller {
     /// What an honest plugin does, and csid after it was killed: what is left of it is asked away before.
     async fn must(&self, w: &mut World, ask: Ask) {
         for by in [Descriptor, Credential] {
-            within_time(4 * SOON, &format!("{ask:?} {by:?}"), async || {
+            within_time(4 * PATIENCE, &format!("{ask:?} {by:?}"), async || {
                 w.revive().await;
-                if self.ask(ask, by, SOON).await {
+                if self.ask(ask, by, PATIENCE).await {
                     return true;
                 }
                 match ask {
-                    Ask::Claim => self.ask(Ask::Release, by, SOON).await,
-                    Ask::Attach => self.ask(Ask::Detach, by, SOON).await,
+                    Ask::Claim => self.ask(Ask::Release, by, PATIENCE).await,
+                    Ask::Attach => self.ask(Ask::Detach, by, PATIENCE).await,
                     _ => true,
                 };
                 false
@@ -272,7 +274,7 @@ async fn killed(w: &mut World, bus: &Bus, caller: &Caller) -> usize {
                 caller.look().await;
                 w.kill();
             };
-            let (done, ()) = join(caller.ask(ask, Descriptor, SOON), cut_off).await;
+            let (done, ()) = join(caller.ask(ask, Descriptor, PATIENCE), cut_off).await;
             assert!(!done, "csid was killed before");
             w.plugin("p").honest();
             settled(&w.start().await).await;
