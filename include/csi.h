@@ -182,11 +182,12 @@ typedef struct csi_mount_options {
   struct csi_map publish_context;
 } csi_mount_options;
 
-// A plugin. One that runs already has a socket; one that csid is to run as a unit has argv.
+// A plugin. A managed one, which csid runs, has argv; one in a unit that somebody else has defined has unit and socket; an external
+// one, which somebody else runs, has a socket.
 typedef struct csi_plugin {
   size_t struct_size;
   const char *id;
-  // "external", "managed"
+  // "external", "unit", "managed"
   const char *supervision;
   const char *socket;
   // Which of several processes of the plugin; NULL: its only one.
@@ -200,6 +201,14 @@ typedef struct csi_plugin {
   struct csi_strings credentials;
   // "journal", "none"
   const char *log;
+  // The service that it runs in.
+  const char *unit;
+  // Of a managed one, from here on. "node-block", "node-fuse", "node-net", "controller"
+  const char *profile;
+  // "private", "host-to-task", "bidirectional": of its mounts.
+  const char *propagation;
+  // "host", "none", "netns:NAME"
+  const char *network;
 } csi_plugin;
 
 typedef struct csi_topologies {
@@ -557,6 +566,15 @@ csi_code csi_get_plugin(struct csi_client *client,
                         const struct csi_call *call,
                         struct csi_op **op,
                         struct csi_error **error);
+
+// Have volumes attached under the name that the plugin has for this node now, which node_id says: what was attached under another
+// one keeps that. CSI_E_INVALID where it is not the name that it has now. No row.
+csi_code csi_accept_node_id(struct csi_client *client,
+                            const char *id,
+                            const char *node_id,
+                            const struct csi_call *call,
+                            struct csi_op **op,
+                            struct csi_error **error);
 
 // How many names the row has.
 size_t csi_row_size(const struct csi_row *row);

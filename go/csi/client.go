@@ -26,6 +26,9 @@ type Client interface {
 	RegisterPlugin(ctx context.Context, plugin PluginSpec) error
 	// UnregisterPlugin lets csid forget a plugin; it is Busy while it has mounts.
 	UnregisterPlugin(ctx context.Context, id string, options UnregisterOptions) error
+	// AcceptNodeID has volumes attached under the name that the plugin has for this node now, which nodeID says; csid attaches
+	// nothing to a node that is called otherwise than before.
+	AcceptNodeID(ctx context.Context, id, nodeID string) error
 
 	// Mount answers when the volume is mounted for the consumer. The same again finds the same mount; with other options it
 	// is AlreadyExists.

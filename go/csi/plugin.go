@@ -10,12 +10,15 @@ const (
 	Controller Service = "controller"
 )
 
-// PluginSpec is a plugin. One that runs already has a socket; one that csid is to run as a unit has Argv.
+// PluginSpec is a plugin. A managed one, which csid runs, has Argv; one in a unit that somebody else has defined has Unit and Socket;
+// an external one, which somebody else runs, has a Socket.
 type PluginSpec struct {
 	ID string
-	// "external", "managed"
+	// "external", "unit", "managed"
 	Supervision string
-	Socket      string
+	// The service that it runs in.
+	Unit   string
+	Socket string
 	// Which of several processes of the plugin; empty: its only one.
 	Instance string
 	// A directory on the host, and the same as the plugin sees it.
@@ -27,6 +30,12 @@ type PluginSpec struct {
 	Credentials []string
 	// "journal", "none"
 	Log string
+	// Of a managed one, from here on. "node-block", "node-fuse", "node-net", "controller"
+	Profile string
+	// "private", "host-to-task", "bidirectional": of its mounts.
+	Propagation string
+	// "host", "none", "netns:NAME"
+	Network string
 }
 
 type UnregisterOptions struct {

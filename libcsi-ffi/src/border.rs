@@ -182,7 +182,10 @@ pub unsafe fn secrets(map: csi_map) -> Result<Option<SealedSecrets>> {
 ///
 /// # Safety
 /// It is `repr(C)`, its first member is a `usize`, there is no padding in it, and zeroes, as any other bytes, are a value of it.
-pub unsafe trait Extensible: Copy {}
+pub unsafe trait Extensible: Copy {
+    /// What it had when it was new: a program that was built then gives no more.
+    const FIRST: usize = size_of::<Self>();
+}
 
 /// The struct as this library knows it; absent, it is all zeroes.
 ///
@@ -197,21 +200,23 @@ pub unsafe fn extensible<T: Extensible>(what: &str, pointer: *const T) -> Result
     // SAFETY: not NULL, and the first member is there to say how much else is.
     let size = unsafe { pointer.cast::<usize>().read() };
     let known = size_of::<T>();
-    if size < known {
+    // None ends within a member: each is of whole words.
+    if size < T::FIRST || (size < known && !size.is_multiple_of(size_of::<usize>())) {
         return Err(invalid(format!("{what}: a struct_size of {size} is too small; set it to sizeof")));
     }
     // A size that nobody meant is told before that much memory is looked at.
     if size > known + 4096 {
         return Err(invalid(format!("{what}: a struct_size of {size}; set it to sizeof")));
     }
-    // SAFETY: `size` bytes are there, and `known` is no more than that.
-    let tail = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>().add(known), size - known) };
+    let given = size.min(known);
+    // SAFETY: `size` bytes are there, and `given` is no more than that.
+    let tail = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>().add(given), size - given) };
     if tail.iter().any(|byte| *byte != 0) {
         let message = format!("{what} has members that this libcsi does not know; a newer one is needed");
         return Err(csi_error::new(CSI_E_UNSUPPORTED, message));
     }
-    // SAFETY: both are `known` bytes long, and `read` is ours.
-    unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), (&raw mut read).cast(), known) };
+    // SAFETY: both have `given` bytes, and `read` is ours.
+    unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), (&raw mut read).cast(), given) };
     Ok(read)
 }
 

@@ -1,6 +1,7 @@
 //! Plugins: those that a scheduler runs itself, and waiting for one.
 
 use std::ffi::c_char;
+use std::mem::offset_of;
 
 use csid_client::{Client, PluginSpec, UnregisterOptions};
 
@@ -13,13 +14,14 @@ use crate::given::{csi_call, csi_map, csi_strings};
 use crate::mounts::CSI_FORCE;
 use crate::op::{csi_op, nothing, one, start};
 
-/// A plugin. One that runs already has a socket; one that csid is to run as a unit has argv.
+/// A plugin. A managed one, which csid runs, has argv; one in a unit that somebody else has defined has unit and socket; an external
+/// one, which somebody else runs, has a socket.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_plugin {
     pub struct_size: usize,
     pub id: *const c_char,
-    /// "external", "managed"
+    /// "external", "unit", "managed"
     pub supervision: *const c_char,
     pub socket: *const c_char,
     /// Which of several processes of the plugin; NULL: its only one.
@@ -33,10 +35,20 @@ pub struct csi_plugin {
     pub credentials: csi_strings,
     /// "journal", "none"
     pub log: *const c_char,
+    /// The service that it runs in.
+    pub unit: *const c_char,
+    /// Of a managed one, from here on. "node-block", "node-fuse", "node-net", "controller"
+    pub profile: *const c_char,
+    /// "private", "host-to-task", "bidirectional": of its mounts.
+    pub propagation: *const c_char,
+    /// "host", "none", "netns:NAME"
+    pub network: *const c_char,
 }
 
 // SAFETY: repr(C), struct_size first, pointers and sizes only.
-unsafe impl Extensible for csi_plugin {}
+unsafe impl Extensible for csi_plugin {
+    const FIRST: usize = offset_of!(csi_plugin, unit);
+}
 
 /// Tell csid of a plugin, or of another instance of one. No row.
 #[unsafe(no_mangle)]
@@ -63,6 +75,10 @@ pub unsafe extern "C" fn csi_register_plugin(
                 environment: map("plugin.environment", given.environment)?,
                 credentials: texts("plugin.credentials", given.credentials)?,
                 log: optional_text("plugin.log", given.log)?,
+                unit: optional_text("plugin.unit", given.unit)?,
+                profile: optional_text("plugin.profile", given.profile)?,
+                propagation: word("plugin.propagation", given.propagation)?,
+                network: optional_text("plugin.network", given.network)?,
                 ..Default::default()
             };
             Ok(move |client: Client, common| {
@@ -147,6 +163,29 @@ pub unsafe extern "C" fn csi_get_plugin(
             Ok(move |client: Client, _| {
                 let id = id.clone();
                 async move { client.plugin(&id).await.map(one) }
+            })
+        })
+    }
+}
+
+/// Have volumes attached under the name that the plugin has for this node now, which node_id says: what was attached under another
+/// one keeps that. CSI_E_INVALID where it is not the name that it has now. No row.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_accept_node_id(
+    client: *mut csi_client,
+    id: *const c_char,
+    node_id: *const c_char,
+    call: *const csi_call,
+    op: *mut *mut csi_op,
+    error: *mut *mut csi_error,
+) -> csi_code {
+    // SAFETY: as csi.h says of every argument.
+    unsafe {
+        start("csi_accept_node_id", (client, call), (op, error), || {
+            let (id, node_id) = (text("id", id)?, text("node_id", node_id)?);
+            Ok(move |client: Client, common| {
+                let (id, node_id) = (id.clone(), node_id.clone());
+                async move { client.accept_node_id(&id, &node_id, common).await.map(nothing) }
             })
         })
     }

@@ -44,6 +44,10 @@ func (c *Client) RegisterPlugin(ctx context.Context, p csi.PluginSpec) error {
 		environment: a.pairs(p.Environment),
 		credentials: a.texts(p.Credentials),
 		log:         a.some(p.Log),
+		unit:        a.some(p.Unit),
+		profile:     a.some(p.Profile),
+		propagation: a.some(p.Propagation),
+		network:     a.some(p.Network),
 	}
 	return c.done(ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_register_plugin(client, plugin, s.call, s.op, s.err)
@@ -55,6 +59,14 @@ func (c *Client) UnregisterPlugin(ctx context.Context, id string, u csi.Unregist
 	cid, instance := a.text(id), a.some(u.Instance)
 	return c.done(ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
 		return C.csi_unregister_plugin(client, cid, instance, force(u.Force), s.call, s.op, s.err)
+	})
+}
+
+func (c *Client) AcceptNodeID(ctx context.Context, id, nodeID string) error {
+	a := newArena()
+	cid, cnode := a.text(id), a.text(nodeID)
+	return c.done(ctx, a, csi.Volume{}, func(client *C.csi_client, s slot) C.csi_code {
+		return C.csi_accept_node_id(client, cid, cnode, s.call, s.op, s.err)
 	})
 }
 

@@ -80,6 +80,8 @@ func Run(t *testing.T, way Way) {
 		{"events", false, events},
 		{"claims", true, claims},
 		{"controller", true, controller},
+		{"specs", false, specs},
+		{"node", true, node},
 	} {
 		well := t.Run(test.name, func(t *testing.T) {
 			world.t = t

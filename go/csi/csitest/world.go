@@ -108,6 +108,12 @@ func (p *Plugin) Rules(rules ...Rule) {
 	p.world.ask(wish{"do": "rules", "id": p.ID, "rules": append([]Rule{}, rules...)}, nil)
 }
 
+// Renames has it call the node otherwise, from its next start on, which is now.
+func (p *Plugin) Renames(node string) {
+	p.world.t.Helper()
+	p.world.ask(wish{"do": "rename", "id": p.ID, "node": node}, nil)
+}
+
 // Device puts a block device behind the volume.
 func (p *Plugin) Device(volume string) {
 	p.world.t.Helper()

@@ -33,6 +33,7 @@ func (c *Client) ListPlugins(ctx context.Context) ([]csi.PluginRow, error) {
 func (c *Client) RegisterPlugin(ctx context.Context, p csi.PluginSpec) error {
 	o := options{}
 	o.text("supervision", p.Supervision)
+	o.text("unit", p.Unit)
 	o.text("socket", p.Socket)
 	o.text("instance", p.Instance)
 	o.text("plugin-root", p.PluginRoot)
@@ -41,6 +42,9 @@ func (c *Client) RegisterPlugin(ctx context.Context, p csi.PluginSpec) error {
 	o.pairs("environment", p.Environment)
 	o.texts("credentials", p.Credentials)
 	o.text("log", p.Log)
+	o.text("profile", p.Profile)
+	o.text("propagation", p.Propagation)
+	o.text("network", p.Network)
 	_, err := c.call(ctx, "RegisterPlugin", csi.Volume{}, o, []string{"path"}, p.ID)
 	return err
 }
@@ -50,6 +54,12 @@ func (c *Client) UnregisterPlugin(ctx context.Context, id string, u csi.Unregist
 	o.text("instance", u.Instance)
 	o.flag("force", u.Force)
 	_, err := c.call(ctx, "UnregisterPlugin", csi.Volume{}, o, nil, id)
+	return err
+}
+
+func (c *Client) AcceptNodeID(ctx context.Context, id, nodeID string) error {
+	r := request{path: pluginPath(id), iface: plugin, member: "AcceptNodeId", args: []any{nodeID}, options: options{}}
+	_, err := c.ask(ctx, r)
 	return err
 }
 

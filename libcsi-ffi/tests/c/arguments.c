@@ -21,6 +21,17 @@ static csi_code volume_of(csi_client *client, csi_volume *volume, csi_op **op, c
     return code;
 }
 
+/* As a program has it that was built when csi_plugin ended before unit. */
+static csi_code old_plugin(csi_client *client, size_t size, csi_op **op, csi_error **error)
+{
+    csi_plugin all = {.struct_size = size, .id = "old", .supervision = "external", .socket = "/run/old.sock", .unit = "a.service"};
+    csi_plugin *plugin = malloc(size);
+    memcpy(plugin, &all, size);
+    csi_code code = csi_register_plugin(client, plugin, NULL, op, error);
+    free(plugin);
+    return code;
+}
+
 void arguments(void)
 {
     csi_client *client = open_client();
@@ -82,6 +93,14 @@ void arguments(void)
     FAILS(CSI_E_UNSUPPORTED, volume_of(client, sized(size + 8, 1), &op, &error));
     FAILS(CSI_E_UNSUPPORTED, volume_of(client, sized(size + 1, 1), &op, &error));
     OK(volume_of(client, sized(size + 8, 0), &op, &error));
+    finish(op);
+
+    size = offsetof(csi_plugin, unit);
+    INVALID(old_plugin(client, size - sizeof(void *), &op, &error));
+    INVALID(old_plugin(client, size + 1, &op, &error));
+    OK(old_plugin(client, size, &op, &error));
+    finish(op);
+    OK(csi_unregister_plugin(client, "old", NULL, 0, NULL, &op, &error));
     finish(op);
 
     /* Words, flags, maps. */

@@ -3,7 +3,7 @@
  * look beyond. */
 #include "test.h"
 
-enum { OPS = 16, STEPS = 64, BYTES = 400 };
+enum { OPS = 16, STEPS = 65, BYTES = 400 };
 
 /* What an input is read from; beyond its end there are zeroes. */
 static const uint8_t *data, *data_end;
@@ -49,7 +49,7 @@ static const char *text(void)
     static const char *const words[] = {
         "v", "w", "p", "default", "alloc", "single-node-writer", "single-node-multi-writer", "file-system", "block-device", "node", "controller",
         "mounts", "volumes", "claims", "plugins", "operations", "read", "write", "private", "auto", "hold", "external", "managed", "report",
-        "all", "unit:a.service", "caller", "system-bus", "../v", "true", "4294967296", "", "\xff\xfe", "a\xc3\x28", "\xed\xa0\x80", "\n", "\xe2\x80\xae",
+        "all", "unit:a.service", "a.service", "unit", "netns:a", "node-block", "node-1", "caller", "system-bus", "../v", "true", "4294967296", "", "\xff\xfe", "a\xc3\x28", "\xed\xa0\x80", "\n", "\xe2\x80\xae",
     };
     size_t length = 0;
     char bytes[256];
@@ -178,7 +178,7 @@ static csi_claim_options *claim_options(void)
 
 static csi_plugin *plugin(void)
 {
-    csi_plugin all = {0, text(), text(), text(), text(), text(), text(), strings(), map(), strings(), text()};
+    csi_plugin all = {0, text(), text(), text(), text(), text(), text(), strings(), map(), strings(), text(), text(), text(), text(), text()};
     return sized(&all, sizeof all);
 }
 
@@ -381,6 +381,7 @@ static bool step(unsigned which)
     case 61: (void)csi_row_size(csi_error_details(failure)); break;
     case 62: csi_error_free(failure); failure = NULL; break;
     case 63: CHECK(csi_version() >> 16 == CSI_VERSION_MAJOR); break;
+    case 64: BEGINS(csi_accept_node_id, of(), text(), text(), call()); break;
     default: return false;
     }
     return true;

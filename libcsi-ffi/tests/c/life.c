@@ -290,6 +290,7 @@ void panics(void)
     PANICS(csi_register_plugin, csi_register_plugin(client, &plugin, NULL, &op, &error));
     PANICS(csi_unregister_plugin, csi_unregister_plugin(client, "p", NULL, 0, NULL, &op, &error));
     PANICS(csi_wait_for_plugin, csi_wait_for_plugin(client, "p", "node", NULL, &op, &error));
+    PANICS(csi_accept_node_id, csi_accept_node_id(client, "p", "node-1", NULL, &op, &error));
     PANICS(csi_get_plugin, csi_get_plugin(client, "p", NULL, &op, &error));
     PANICS(csi_mount_volume, csi_mount_volume(client, &v, "job", NULL, NULL, &op, &error));
     PANICS(csi_unmount_volume, csi_unmount_volume(client, &v, "job", NULL, 0, NULL, &op, &error));

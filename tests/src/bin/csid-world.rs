@@ -58,6 +58,11 @@ enum Wish {
         id: String,
         rules: Vec<Rule>,
     },
+    /// It starts again, and calls the node so.
+    Rename {
+        id: String,
+        node: String,
+    },
     /// A device behind this volume.
     Device {
         id: String,
@@ -118,6 +123,12 @@ async fn grant(w: &mut World, plugins: &mut Vec<String>, wish: Wish) -> Value {
             return json!(socket);
         }
         Wish::Rules { id, rules } => w.plugin(&id).rules(rules),
+        Wish::Rename { id, node } => {
+            let plugin = w.plugin(&id);
+            plugin.set(|script| script.others = vec![std::mem::replace(&mut script.node_id, node)]);
+            plugin.kill();
+            plugin.start().await;
+        }
         Wish::Device { id, volume } => {
             w.add_device(&id, &volume);
         }
