@@ -479,6 +479,11 @@ fn apply_change(
             .and_then(|mut statement| statement.execute([id, instance]))
             .map(drop)
             .map_err(at("delete a plugin")),
+        Change::DeletePlugins(id) => db
+            .prepare_cached("DELETE FROM plugins WHERE id = ?1")
+            .and_then(|mut statement| statement.execute([id]))
+            .map(drop)
+            .map_err(at("delete a plugin")),
         Change::PutNodeId(plugin, node_id) => {
             put_meta(db, &format!("{NODE_ID}{plugin}"), node_id).map_err(at("keep a node id"))
         }

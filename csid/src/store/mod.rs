@@ -68,6 +68,8 @@ pub enum Change {
     PutPlugin(PluginRow),
     /// By id and instance.
     DeletePlugin(String, String),
+    /// All instances, by their id.
+    DeletePlugins(String),
     /// What a plugin calls this node, and may: by the plugin's id.
     PutNodeId(String, String),
     DeleteNodeId(String),

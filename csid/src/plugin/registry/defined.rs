@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::events;
 use super::super::task::How;
+use super::facts::Facts;
 use super::upgrade::Outcome;
 use super::{Entry, Kept, Origin, Plugins, stop, to_the_end};
 use crate::error::Result;
@@ -39,22 +40,23 @@ impl Plugins {
         let (tried, runs): (Vec<Kept>, Vec<Kept>) =
             of_file.filter(|kept| kept.filed.is_some()).partition(|kept| kept.replaces.is_some());
         match (runs.into_iter().next(), tried.into_iter().next()) {
-            (None, _) => self.add_filed(id, spec.instance(), &spec, None),
-            (Some(runs), None) => self.add_filed(id, runs.spec.instance(), &spec, None),
+            (None, _) => self.add_filed(id, spec.instance(), &spec, Kept::default()),
+            (Some(runs), None) => self.add_filed(id, runs.spec.instance(), &spec, Kept::default()),
             // csid ended meanwhile.
             (Some(runs), Some(tried)) => {
                 let before = Origin::File(runs.filed.unwrap_or_default());
                 self.add(id, runs.spec, 0, before, 0);
-                self.add_filed(id, tried.spec.instance(), &spec, tried.replaces.clone());
+                let name = tried.spec.instance().to_owned();
+                self.add_filed(id, &name, &spec, tried);
             }
         }
     }
 
-    /// An instance as its file defines it, by the name that it runs by.
-    fn add_filed(&self, id: &str, name: &str, spec: &PluginSpec, replaces: Option<String>) {
+    /// An instance as its file defines it, by the name that it runs by; the rest is as in `kept`.
+    fn add_filed(&self, id: &str, name: &str, spec: &PluginSpec, kept: Kept) {
         let origin = Origin::File(spec.instance().to_owned());
         let spec = PluginSpec { instance: Some(name.to_owned()), ..spec.clone() };
-        self.add_tried(id, spec, 0, origin, 0, replaces);
+        self.add_kept(id, Kept { spec, ..kept }, 0, origin, 0);
     }
 
     /// Make the plugins of `plugins.d` those of `files`. One whose file is gone stays while it is in
@@ -122,7 +124,7 @@ impl Plugins {
             let Some(Defined { filed, runs }) = before else {
                 let first = !self.entries().contains_key(&id);
                 changes.push(Change::Event(events::came(&id, spec.instance(), 0, first)));
-                self.add_filed(&id, spec.instance(), &spec, None);
+                self.add_filed(&id, spec.instance(), &spec, Kept::default());
                 applied.added.push(id);
                 continue;
             };
@@ -143,7 +145,7 @@ impl Plugins {
                 if name != runs.instance() {
                     changes.push(Change::DeletePlugin(id.clone(), runs.instance().to_owned()));
                 }
-                self.add_filed(&id, name, &spec, None);
+                self.add_filed(&id, name, &spec, Kept::default());
                 applied.changed.push(id);
             }
         }
@@ -197,10 +199,11 @@ impl Plugins {
         }
         let named = |spec: &PluginSpec| Some(spec.instance().to_owned());
         let before = Kept { filed: named(filed), ..Kept::new(runs) };
-        let tried = Kept { filed: named(spec), replaces: named(runs), ..Kept::new(&new) };
+        let seen = self.entry(id, runs.instance(), |entry| Facts::of(&entry.state.borrow().view)).flatten();
+        let tried = Kept { filed: named(spec), replaces: named(runs), before: seen, ..Kept::new(&new) };
         let rows = vec![Change::PutPlugin(before.row(id, 0, 0)?), Change::PutPlugin(tried.row(id, 0, 0)?)];
         self.commit(rows).await?;
-        self.add_filed(id, new.instance(), spec, tried.replaces);
+        self.add_filed(id, new.instance(), spec, tried);
         Ok(Some(self.under_way(id, runs.instance().to_owned(), new)))
     }
 

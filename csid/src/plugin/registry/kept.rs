@@ -1,37 +1,48 @@
-//! What the journal keeps of an instance: its spec, and, while it is tried, whose place it is to have. Of one that a file defines
-//! it is kept only where it does not run by the name that it has there.
+//! What the journal keeps of an instance: its spec, whose place it took, and, while it is tried, whose place it is to have and what
+//! that one was. Of one that a file defines it is kept only where it does not run by the name that it has there.
 
 use serde_json::Value;
 
+use super::facts::Facts;
 use crate::error::{Error, Result};
 use crate::plugin::PluginSpec;
 use crate::store::rows::PluginRow;
 
 /// Beside the keys of the spec, none of which has these names.
 const REPLACES: &str = "replaces";
+const BEFORE: &str = "before";
+const REPLACED: &str = "replaced";
 const FILED: &str = "filed";
 
+#[derive(Default)]
 pub(super) struct Kept {
     pub spec: PluginSpec,
-    /// The instance in whose place it is to be.
+    /// The instance in whose place it is to be, as long as it is only tried.
     pub replaces: Option<String>,
+    /// What that one was, when it had been seen.
+    pub before: Option<Facts>,
+    /// The instance whose place it took, by which its upgrade is known when it is asked for again.
+    pub replaced: Option<String>,
     /// The instance's name in the file that defines it.
     pub filed: Option<String>,
 }
 
 impl Kept {
     pub fn new(spec: &PluginSpec) -> Kept {
-        Kept { spec: spec.clone(), replaces: None, filed: None }
+        Kept { spec: spec.clone(), ..Kept::default() }
     }
 
     pub fn row(&self, id: &str, number: u64, uid: u32) -> Result<PluginRow> {
         let unwritten = |error| Error::internal(format!("the spec cannot be written: {error}"));
         let mut spec = serde_json::to_value(&self.spec).map_err(unwritten)?;
-        let more = [(REPLACES, &self.replaces), (FILED, &self.filed)];
+        let texts = [(REPLACES, &self.replaces), (REPLACED, &self.replaced), (FILED, &self.filed)];
         if let Some(spec) = spec.as_object_mut() {
-            let more =
-                more.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value.clone()?.into())));
-            spec.extend(more);
+            let texts =
+                texts.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value.clone()?.into())));
+            spec.extend(texts);
+            if let Some(before) = &self.before {
+                spec.insert(BEFORE.to_owned(), serde_json::to_value(before).map_err(unwritten)?);
+            }
         }
         let (id, instance) = (id.to_owned(), self.spec.instance().to_owned());
         Ok(PluginRow { id, instance, number, uid, spec: spec.to_string() })
@@ -39,13 +50,15 @@ impl Kept {
 
     pub fn read(row: &PluginRow) -> Result<Kept, String> {
         let mut spec: Value = serde_json::from_str(&row.spec).map_err(|error| error.to_string())?;
-        let mut more = |key| match spec.as_object_mut()?.remove(key)? {
+        let before = spec.as_object_mut().and_then(|spec| spec.remove(BEFORE));
+        let before = before.map(serde_json::from_value).transpose().map_err(|error| error.to_string())?;
+        let mut text = |key| match spec.as_object_mut()?.remove(key)? {
             Value::String(text) => Some(text),
             _ => None,
         };
-        let (replaces, filed) = (more(REPLACES), more(FILED));
+        let (replaces, replaced, filed) = (text(REPLACES), text(REPLACED), text(FILED));
         let spec: PluginSpec = serde_json::from_value(spec).map_err(|error| error.to_string())?;
         spec.validate(&row.id).map_err(|error| error.message)?;
-        Ok(Kept { spec, replaces, filed })
+        Ok(Kept { spec, replaces, before, replaced, filed })
     }
 }

@@ -4,7 +4,9 @@
 
 mod defined;
 mod exec;
+mod facts;
 mod kept;
+mod leaving;
 mod managed;
 mod upgrade;
 
@@ -16,6 +18,7 @@ use std::time::Duration;
 
 pub use defined::Applied;
 pub use exec::Exec;
+use facts::Facts;
 use kept::Kept;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use upgrade::Upgrade;
@@ -25,7 +28,7 @@ use super::node_ids::NodeIds;
 use super::rpc::Limit;
 use super::spec::{Place, PluginSpec};
 use super::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
-use super::{PluginChange, events, registrar, validate_id};
+use super::{PluginChange, events, registrar};
 use crate::config::Directories;
 use crate::error::{Error, Kind, Result};
 use crate::host::units::Units;
@@ -63,7 +66,8 @@ pub(super) struct Entry {
     pub spec: PluginSpec,
     pub owner: u32,
     origin: Origin,
-    /// When it came among its plugin's: a newer one's is greater. 0: the file's, which is the oldest whenever it is read.
+    /// When it came among its plugin's: a newer one's is greater. 0: the file's, which is the oldest whenever it is read. One that
+    /// takes another's place has the same.
     number: u64,
     pub state: watch::Receiver<Snapshot>,
     pub probes: mpsc::Sender<Asked>,
@@ -73,6 +77,10 @@ pub(super) struct Entry {
     /// The instance in whose place it is to be, as long as it is only tried.
     replaces: Option<String>,
     /// Who has it in hand; absent: it was replaced, and nobody is given it any more.
+    /// What that one was, as the journal has it.
+    before: Option<Facts>,
+    /// The instance whose place it took.
+    replaced: Option<String>,
     pub hands: Option<Hands>,
 }
 
@@ -142,18 +150,19 @@ impl Plugins {
             changing: tokio::sync::Mutex::default(),
         }));
         files.into_iter().for_each(|(id, spec)| plugins.define(&id, spec, &rows));
-        // Whose plugin it is, is its oldest instance's to say.
-        rows.sort_by_key(|row| row.number);
+        // Whose plugin it is, is its oldest instance's to say; one that is tried comes after the one that it replaces.
+        let is_tried = |row: &PluginRow| Kept::read(row).is_ok_and(|kept| kept.replaces.is_some());
+        rows.sort_by_cached_key(|row| (row.number, is_tried(row)));
         rows.into_iter().for_each(|row| plugins.restore(row));
         plugins.resume();
         plugins
     }
 
     fn restore(&self, row: PluginRow) {
-        let (spec, replaces) = match Kept::read(&row) {
+        let mut kept = match Kept::read(&row) {
             // Its file says what it is, if there is one yet.
             Ok(Kept { filed: Some(_), .. }) => return,
-            Ok(Kept { spec, replaces, filed: None }) => (spec, replaces),
+            Ok(kept) => kept,
             Err(error) => {
                 tracing::error!(plugin = %row.id, %error, "the journal's spec is no good; register again");
                 return;
@@ -161,15 +170,13 @@ impl Plugins {
         };
         // The file may have come since.
         let allowed =
-            self.entries().get(&row.id).is_none_or(|entries| joins(entries, spec.instance(), row.uid));
+            self.entries().get(&row.id).is_none_or(|entries| joins(entries, kept.spec.instance(), row.uid));
         match allowed {
             true => {
-                let of_socket = registrar::names(spec.instance());
+                let of_socket = registrar::names(kept.spec.instance());
                 let origin = if of_socket { Origin::Socket } else { Origin::Bus };
-                // It came after the one that it replaces.
-                let is_there = |old: &String| self.entry(&row.id, old, |_| ()).is_some();
-                let replaces = replaces.filter(is_there);
-                self.add_tried(&row.id, spec, row.uid, origin, row.number, replaces);
+                kept.replaces = kept.replaces.filter(|old| self.entry(&row.id, old, |_| ()).is_some());
+                self.add_kept(&row.id, kept, row.uid, origin, row.number);
             }
             false => tracing::warn!(plugin = %row.id, "registered, and defined by plugins.d: the file wins"),
         }
@@ -303,84 +310,6 @@ impl Plugins {
         }
     }
 
-    /// Forget a plugin, or one instance of it, and stop what is managed; whether it has mounts is asked before, by
-    /// `volume`. What is not there is forgotten already. `uid`: who asks; another's is root's to forget.
-    pub async fn unregister(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<()> {
-        validate_id(id)?;
-        let (plugins, id, instance) = (self.clone(), id.to_owned(), instance.map(str::to_owned));
-        to_the_end(async move { plugins.unregistered(&id, instance.as_deref(), uid).await }).await
-    }
-
-    async fn unregistered(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<()> {
-        let _changing = self.0.changing.lock().await;
-        self.0.shared.store.writable()?;
-        let leaving = self.leaving(id, instance, uid)?;
-        if !leaving.is_empty() {
-            self.refuse_upgrading(id)?;
-        }
-        for instance in leaving {
-            self.leave(id, &instance).await?;
-        }
-        Ok(())
-    }
-
-    /// The instances that are to leave, the oldest first: none takes over that leaves too.
-    fn leaving(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<Vec<String>> {
-        let entries = self.entries();
-        let of = entries.get(id).into_iter().flatten().rev();
-        of.filter(|entry| instance.is_none_or(|instance| instance == entry.spec.instance()))
-            .map(|entry| {
-                // Compared here, where nobody else can register the id meanwhile.
-                if uid != 0 && uid != entry.owner {
-                    let text = format!("plugin {id} was registered by another uid; root may unregister it");
-                    return Err(Error::new(Kind::NotAuthorized, text));
-                }
-                if matches!(entry.origin, Origin::File(_)) {
-                    let text = format!(
-                        "the plugin {id} is defined by plugins.d/{id}.toml: remove the file and reload"
-                    );
-                    return Err(Error::new(Kind::NotSupported, text));
-                }
-                if entry.origin == Origin::Socket {
-                    let instance = entry.spec.instance();
-                    let text = format!(
-                        "instance `{instance}` of the plugin {id} registered itself, and goes with its socket in {}",
-                        self.0.directories.registrations().display()
-                    );
-                    return Err(Error::new(Kind::NotSupported, text));
-                }
-                Ok(entry.spec.instance().to_owned())
-            })
-            .collect()
-    }
-
-    async fn leave(&self, id: &str, instance: &str) -> Result<()> {
-        let Some((stops, spec, owner, origin, number)) = self.entry(id, instance, |entry| {
-            (entry.stops.clone(), entry.spec.clone(), entry.owner, entry.origin.clone(), entry.number)
-        }) else {
-            return Ok(());
-        };
-        stop(&stops, How::Unit).await?;
-        self.remove(id, instance);
-        let last = !self.entries().contains_key(id);
-        let mut gone = vec![
-            Change::DeletePlugin(id.to_owned(), instance.to_owned()),
-            Change::Event(events::left(id, instance, last)),
-        ];
-        // Another driver may have the id next.
-        gone.extend(last.then(|| Change::DeleteNodeId(id.to_owned())));
-        match self.commit(gone).await {
-            Ok(()) if last => self.0.shared.node_ids.forget(id),
-            Ok(()) => {}
-            Err(error) => {
-                // What the journal still says comes back, so that the call can be repeated.
-                self.add(id, spec, owner, origin, number);
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
     /// csid stops: one last Probe of each plugin, within a second in all; then none is healthy, and calls
     /// fail with PluginShutdown. The plugins go on.
     pub async fn shutdown(&self) {
@@ -399,19 +328,12 @@ impl Plugins {
     }
 
     fn add(&self, id: &str, spec: PluginSpec, owner: u32, origin: Origin, number: u64) {
-        self.add_tried(id, spec, owner, origin, number, None);
+        self.add_kept(id, Kept { spec, ..Kept::default() }, owner, origin, number);
     }
 
     /// The same; one that `replaces` another is only tried, until it has its place.
-    fn add_tried(
-        &self,
-        id: &str,
-        spec: PluginSpec,
-        owner: u32,
-        origin: Origin,
-        number: u64,
-        replaces: Option<String>,
-    ) {
+    fn add_kept(&self, id: &str, kept: Kept, owner: u32, origin: Origin, number: u64) {
+        let Kept { spec, replaces, before, replaced, .. } = kept;
         let place = Place::of(&self.0.directories, id, &spec);
         let (probes, asked) = mpsc::channel(PROBES);
         // One stop at a time; the next one waits.
@@ -426,7 +348,20 @@ impl Plugins {
             let entries = entries.entry(id.to_owned()).or_default();
             let at = entries.partition_point(|entry| entry.number > number);
             let hands = Some(Hands::default());
-            let entry = Entry { spec, owner, origin, number, state, probes, common, stops, replaces, hands };
+            let entry = Entry {
+                spec,
+                owner,
+                origin,
+                number,
+                state,
+                probes,
+                common,
+                stops,
+                replaces,
+                before,
+                replaced,
+                hands,
+            };
             entries.insert(at, entry);
             entries.len() == 1
         };

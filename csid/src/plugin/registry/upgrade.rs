@@ -1,9 +1,10 @@
 //! An instance takes another's place under the plugin's mounts: it is started beside it and looked at, then it is given the calls,
 //! and the other one is stopped when nobody has it in hand any more.
 //!
-//! The journal has the new instance, with whom it replaces, before it is started, and forgets the other, with that mark, once
-//! that was stopped. A csid that finds both goes on where it is safe: from the beginning. So one of the two is left in the end,
-//! and it serves meanwhile.
+//! The journal has the new instance, with whom it replaces and what that one was, before it is started, and forgets the other, with
+//! that mark, once that was stopped. A csid that finds both goes on where it is safe: from the beginning. So one of the two is left
+//! in the end, and it serves meanwhile. The new one has the other's number, so that the newest of several stays the newest, and
+//! the plugin its owner's.
 
 use std::time::Duration;
 
@@ -12,14 +13,17 @@ use futures_util::future::{BoxFuture, Shared};
 
 use super::super::lookup;
 use super::super::task::{AGAIN, How, Snapshot};
+use super::facts::{Facts, other_node_id};
 use super::{Entry, Kept, Origin, Plugins, ROOTS_KEYS, owner, registrar, stop, to_the_end};
 use crate::error::{Error, Kind, Result};
 use crate::plugin::spec::Place;
-use crate::plugin::{PluginChange, PluginSpec, PluginView, Supervision, events};
+use crate::plugin::{PluginChange, PluginSpec, Supervision, events};
 use crate::store::Change;
 
 /// One that is under way.
 pub(super) struct Upgrade {
+    /// The instance that is replaced.
+    old: String,
     /// The new instance's.
     spec: PluginSpec,
     outcome: Outcome,
@@ -29,7 +33,8 @@ pub(super) struct Upgrade {
 pub(super) type Outcome = Shared<BoxFuture<'static, Result<String>>>;
 
 impl Plugins {
-    /// The spec of the instance that an upgrade replaces: the plugin's only one, or that of this name.
+    /// The spec of the instance that an upgrade replaces: the plugin's only one, or that of this name. Once it was replaced it is
+    /// what the one in its place runs by, so that an upgrade that is asked for again is known.
     pub fn upgradable(&self, id: &str, instance: Option<&str>) -> Result<PluginSpec> {
         let plugins = self.entries();
         let entries = plugins.get(id).ok_or_else(|| lookup::unknown(id))?;
@@ -44,8 +49,10 @@ impl Plugins {
                 Err(Error::invalid(text))
             }
             (None, _) => {
-                let text = format!("the plugin {id} has no instance `{}`", instance.unwrap_or_default());
-                Err(Error::not_found(text))
+                let name = instance.unwrap_or_default();
+                let now = entries.iter().find(|entry| entry.replaced.as_deref() == Some(name));
+                let spec = now.map(|now| PluginSpec { instance: Some(name.to_owned()), ..now.spec.clone() });
+                spec.ok_or_else(|| Error::not_found(format!("the plugin {id} has no instance `{name}`")))
             }
         }
     }
@@ -64,35 +71,54 @@ impl Plugins {
     async fn begin_upgrade(&self, id: &str, old: &str, mut spec: PluginSpec, uid: u32) -> Result<Outcome> {
         self.open()?;
         self.0.shared.store.writable()?;
-        let (before, of, origin) = self
-            .entry(id, old, |entry| (entry.spec.clone(), entry.owner, entry.origin.clone()))
+        let look = |entry: &Entry| {
+            let facts = Facts::of(&entry.state.borrow().view);
+            (entry.spec.clone(), entry.owner, entry.origin.clone(), entry.number, facts)
+        };
+        let (before, of, origin, number, facts) = self
+            .entry(id, old, look)
+            .or_else(|| self.successor(id, old, look))
             .ok_or_else(|| lookup::unknown(id))?;
         self.refuse_others(id, (old, of), &origin, &spec, uid)?;
-        if let Some(outcome) = self.same_upgrade(id, &spec)? {
+        if let Some(outcome) = self.same_upgrade(id, old, &spec)? {
             return Ok(outcome);
         }
-        // The same command may be another program by now: only who named the instance asks for what is there.
-        if spec.instance.is_some() && before.same(&spec) {
-            return Ok(std::future::ready(Ok(old.to_owned())).boxed().shared());
+        let (now, was_replaced) = (before.instance().to_owned(), before.instance() != old);
+        let named = PluginSpec { instance: spec.instance.clone().or(Some(now.clone())), ..spec.clone() };
+        // The same command may be another program by now: only who named an instance asks for what is there.
+        if before.same(&named) && (was_replaced || spec.instance.is_some()) {
+            return Ok(std::future::ready(Ok(now)).boxed().shared());
         }
-        let number = self.numbered(id, &mut spec);
+        if was_replaced {
+            let text = format!("instance `{old}` of the plugin {id} was replaced by `{now}`; name that one");
+            return Err(Error::not_found(text));
+        }
+        self.give_name(id, &mut spec);
         self.refuse_beside(id, &before, &spec)?;
         spec.validate(id)?;
         spec.check_program()?;
-        let kept = Kept { replaces: Some(old.to_owned()), ..Kept::new(&spec) };
+        let kept = Kept { replaces: Some(old.to_owned()), before: facts, ..Kept::new(&spec) };
         self.commit(vec![Change::PutPlugin(kept.row(id, number, of)?)]).await?;
         let to = spec.instance();
         tracing::info!(plugin = %id, uid, "plugin {id}: instance {to} is started in the place of {old}");
-        self.add_tried(id, spec.clone(), of, origin, number, kept.replaces);
+        self.add_kept(id, kept, of, origin, number);
         Ok(self.under_way(id, old.to_owned(), spec))
     }
 
+    /// The instance that has the place of one that is gone.
+    fn successor<T>(&self, id: &str, gone: &str, look: impl FnOnce(&Entry) -> T) -> Option<T> {
+        let plugins = self.entries();
+        plugins.get(id)?.iter().find(|entry| entry.replaced.as_deref() == Some(gone)).map(look)
+    }
+
     /// The upgrade that is under way, if it is this one.
-    fn same_upgrade(&self, id: &str, spec: &PluginSpec) -> Result<Option<Outcome>> {
+    fn same_upgrade(&self, id: &str, old: &str, spec: &PluginSpec) -> Result<Option<Outcome>> {
         let upgrades = self.upgrades();
         let Some(upgrade) = upgrades.get(id) else { return Ok(None) };
         let instance = spec.instance.clone().or(upgrade.spec.instance.clone());
-        match upgrade.spec.same(&PluginSpec { instance, ..spec.clone() }) {
+        // Who names none means the new one, once that has its place.
+        let is_replaced = old == upgrade.old || old == upgrade.spec.instance();
+        match is_replaced && upgrade.spec.same(&PluginSpec { instance, ..spec.clone() }) {
             true => Ok(Some(upgrade.outcome.clone())),
             false => Err(is_upgrading(id)),
         }
@@ -131,14 +157,16 @@ impl Plugins {
         Err(Error::new(Kind::NotSupported, text))
     }
 
-    /// Give the new instance its number, and a name if it has none.
-    fn numbered(&self, id: &str, spec: &mut PluginSpec) -> u64 {
-        let number = {
+    /// Give the new instance a name if it has none: not the one that was the last before it, of which something may be left.
+    fn give_name(&self, id: &str, spec: &mut PluginSpec) {
+        let highest = {
             let plugins = self.entries();
-            plugins.get(id).into_iter().flatten().map(|entry| entry.number).max().unwrap_or(0) + 1
+            let of_name = |name: &str| name.strip_prefix('i')?.parse::<u32>().ok();
+            let number =
+                |entry: &Entry| of_name(entry.spec.instance()).map_or(0, u64::from).max(entry.number);
+            plugins.get(id).into_iter().flatten().map(number).max().unwrap_or(0)
         };
-        spec.instance = spec.instance.take().or_else(|| Some(self.free_name(id, number)));
-        number
+        spec.instance = spec.instance.take().or_else(|| Some(self.free_name(id, highest + 1)));
     }
 
     /// A name that no instance of the plugin has.
@@ -218,10 +246,11 @@ impl Plugins {
     pub(super) fn under_way(&self, id: &str, old: String, spec: PluginSpec) -> Outcome {
         let mut upgrades = self.upgrades();
         let (plugins, of, new) = (self.clone(), id.to_owned(), spec.instance().to_owned());
+        let from = old.clone();
         let work = tokio::spawn(async move {
             let (at, id, to) = (plugins.clone(), of.clone(), new.clone());
             // Also one that panics is no longer under way.
-            let ended = to_the_end(async move { at.replace(&id, &old, &to).await }).await;
+            let ended = to_the_end(async move { at.replace(&id, &from, &to).await }).await;
             plugins.upgrades().remove(&of);
             ended.map(|()| new)
         });
@@ -229,7 +258,7 @@ impl Plugins {
             ended.unwrap_or_else(|error| Err(Error::internal(format!("the upgrade was not ended: {error}"))))
         });
         let outcome = outcome.boxed().shared();
-        upgrades.insert(id.to_owned(), Upgrade { spec, outcome: outcome.clone() });
+        upgrades.insert(id.to_owned(), Upgrade { old, spec, outcome: outcome.clone() });
         outcome
     }
 
@@ -268,14 +297,22 @@ impl Plugins {
                 details.retryable = false;
             }));
         }
-        // After csid's start the other one may not have been seen yet, and nothing could be compared.
-        let mut before = self.entry(id, old, |entry| entry.state.clone()).ok_or_else(stopping)?;
-        let is_known = |seen: &Snapshot| !seen.view.provider.is_empty();
-        let _ = tokio::time::timeout(start, before.wait_for(is_known)).await;
-        let before = before.borrow().view.clone();
+        let (mut state, journalled) = {
+            let state = self.entry(id, old, |entry| entry.state.clone()).ok_or_else(stopping)?;
+            (state, self.entry(id, new, |entry| entry.before.clone()).flatten())
+        };
+        let mut before = Facts::of(&state.borrow().view).or(journalled);
+        if before.is_none() {
+            // After csid's start it may not have been seen yet.
+            let is_known = |seen: &Snapshot| Facts::of(&seen.view).is_some();
+            let _ = tokio::time::timeout(start, state.wait_for(is_known)).await;
+            before = Facts::of(&state.borrow().view);
+        }
         // What was agreed to counts, also where the other one says something else by now.
-        let node_id = self.0.shared.node_ids.agreed(id).unwrap_or_else(|| before.node_id.clone());
-        match lack(&before, &found, &node_id) {
+        let agreed = self.0.shared.node_ids.agreed(id);
+        let node_id = agreed.or_else(|| Some(before.as_ref()?.node_id.clone())).unwrap_or_default();
+        let lack = || before.as_ref().and_then(|before| before.lack(&found));
+        match other_node_id(&node_id, &found).or_else(lack) {
             None => Ok(()),
             Some(why) => {
                 let text = unchanged(format!("instance `{new}` cannot take the place of `{old}`: {why}"));
@@ -292,7 +329,7 @@ impl Plugins {
             let (mut hands, mut owner) = (None, 0);
             for entry in entries {
                 if entry.spec.instance() == new {
-                    (entry.replaces, owner) = (None, entry.owner);
+                    (entry.replaced, owner) = (entry.replaces.take(), entry.owner);
                 } else if entry.spec.instance() == old {
                     hands = entry.hands.take();
                 }
@@ -307,26 +344,44 @@ impl Plugins {
                 tracing::warn!(plugin = %id, instance = old, ?patience, "it is stopped before it has answered every call");
             }
         }
-        let _changing = self.stopped(id, old).await?;
-        let ended = vec![
-            Change::DeletePlugin(id.to_owned(), old.to_owned()),
-            self.settled(id, new)?,
-            Change::Event(events::left(id, old, false)),
-            Change::Event(events::upgraded(id, old, new, None)),
-        ];
-        self.commit(ended).await
+        let ended = || {
+            Ok(vec![
+                Change::DeletePlugin(id.to_owned(), old.to_owned()),
+                self.settled(id, new)?,
+                Change::Event(events::left(id, old, false)),
+                Change::Event(events::upgraded(id, old, new, None)),
+            ])
+        };
+        self.end(id, old, ended).await
     }
 
     /// The new one is gone again, and was never asked for anything.
     async fn take_back(&self, id: &str, old: &str, new: &str, why: &Error) -> Result<()> {
         tracing::warn!(plugin = %id, "plugin {id} was not upgraded: {why}");
-        let _changing = self.stopped(id, new).await?;
-        let ended = vec![
-            Change::DeletePlugin(id.to_owned(), new.to_owned()),
-            self.settled(id, old)?,
-            Change::Event(events::upgraded(id, old, new, Some(&why.to_string()))),
-        ];
-        self.commit(ended).await
+        let ended = || {
+            Ok(vec![
+                Change::DeletePlugin(id.to_owned(), new.to_owned()),
+                self.settled(id, old)?,
+                Change::Event(events::upgraded(id, old, new, Some(&why.to_string()))),
+            ])
+        };
+        self.end(id, new, ended).await
+    }
+
+    /// Stop an instance, and write that, as soon as the journal takes it: two rows would begin the upgrade again at the next start.
+    async fn end(&self, id: &str, leaves: &str, ended: impl Fn() -> Result<Vec<Change>>) -> Result<()> {
+        let mut changing = self.stopped(id, leaves).await?;
+        let mut pause = self.0.shared.pace.restart;
+        while let Err(error) = self.commit(ended()?).await {
+            tracing::error!(plugin = %id, %error, "the end of the upgrade cannot be written; it is tried again");
+            drop(changing);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(self.0.shared.pace.longest);
+            changing = self.0.changing.lock().await;
+            self.open()?;
+        }
+        drop(changing);
+        Ok(())
     }
 
     /// The row of the instance that is left.
@@ -337,7 +392,8 @@ impl Plugins {
                 Origin::File(name) => Some(name.clone()),
                 Origin::Bus | Origin::Socket => None,
             };
-            Kept { filed, ..Kept::new(&entry.spec) }.row(id, entry.number, entry.owner).map(Some)
+            let kept = Kept { filed, replaced: entry.replaced.clone(), ..Kept::new(&entry.spec) };
+            kept.row(id, entry.number, entry.owner).map(Some)
         });
         let forgotten = Change::DeletePlugin(id.to_owned(), left.to_owned());
         Ok(row.transpose()?.flatten().map_or(forgotten, Change::PutPlugin))
@@ -378,32 +434,4 @@ impl Plugins {
 fn is_upgrading(id: &str) -> Error {
     let text = format!("the plugin {id} is being upgraded; that comes to its end by itself, ask again then");
     Error::new(Kind::Busy, text).with(|details| details.plugin = Some(id.to_owned()))
-}
-
-/// Why mounts and attachments of the one are none of the other's; what was never seen of the first is not asked of the second.
-fn lack(before: &PluginView, found: &PluginView, node_id: &str) -> Option<String> {
-    if found.node_id != node_id && !node_id.is_empty() {
-        let text = format!("it calls this node {:?}, and not {node_id:?}", found.node_id);
-        return Some(text + ", and volumes are attached by that name");
-    }
-    if before.provider.is_empty() {
-        return None;
-    }
-    if before.provider != found.provider {
-        return Some(format!("it is {}, and not {}", found.provider, before.provider));
-    }
-    if let Some(lost) = before.services.iter().find(|service| !found.services.contains(service)) {
-        return Some(format!("it offers no {lost} service"));
-    }
-    let lost = |before: &[String], found: &[String], name: &str| {
-        let has = |names: &[String]| names.iter().any(|offered| offered == name);
-        has(before) && !has(found)
-    };
-    let stages = "STAGE_UNSTAGE_VOLUME";
-    if lost(&before.node_capabilities, &found.node_capabilities, stages) {
-        return Some(format!("it does not offer {stages}, and could not unstage what is staged"));
-    }
-    let attaches = "PUBLISH_UNPUBLISH_VOLUME";
-    let lost = lost(&before.controller_capabilities, &found.controller_capabilities, attaches);
-    lost.then(|| format!("it does not offer {attaches}, and could not detach what is attached"))
 }

@@ -55,7 +55,10 @@ impl Host {
     }
 
     fn with(pace: Pace, files: Vec<(String, PluginSpec)>) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::within(tempfile::tempdir().unwrap(), pace, files)
+    }
+
+    fn within(directory: tempfile::TempDir, pace: Pace, files: Vec<(String, PluginSpec)>) -> Self {
         let (store, rows) = open(directory.path());
         let directories = directories(directory.path());
         let plugins =

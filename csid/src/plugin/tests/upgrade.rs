@@ -1,11 +1,13 @@
 //! One instance takes another's place: who is asked meanwhile, what becomes of calls under way, and what is left when it cannot.
 
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tokio::task::JoinHandle;
 
 use super::controller::{request, services};
 use super::*;
 use crate::Kind;
 use crate::error::Error;
+use crate::store::{Change, Durability};
 
 /// A program that listens, and is not registered.
 fn started(host: &Host, name: &str) -> Fake {
@@ -294,4 +296,193 @@ async fn what_a_file_defines_keeps_the_name_that_it_runs_by() {
         }
         plugins.shutdown().await;
     }
+}
+
+/// Which instance is asked is a matter of when it came, and an upgrade changes nothing of that; nor whose the plugin is.
+#[tokio::test]
+async fn a_new_version_is_as_old_as_the_one_before() {
+    let host = Host::new();
+    let old = host.instance("old", true, true).await;
+    let _second = host.instance("second", true, true).await;
+    let new = started(&host, "new");
+    assert_eq!(upgrade(&host, spec(&new, "new")).await.unwrap().unwrap(), "new");
+    assert_eq!(instances(&host.plugins), ["second", "new"]);
+    let name = host.plugins.upgrade("p", "new", external(&old.socket), 0).await.unwrap();
+    assert_eq!(instances(&host.plugins), ["second", name.as_str()]);
+
+    host.plugins.register("q", spec(&new, "theirs"), OTHER).await.unwrap();
+    host.plugins
+        .register("q", PluginSpec { socket: Some("/run/q.sock".into()), ..spec(&new, "roots") }, 0)
+        .await
+        .unwrap();
+    let mut late = Fake::new(host.directory.path(), "late");
+    late.start_as(OTHER);
+    host.plugins.upgrade("q", "theirs", spec(&late, "later"), 0).await.unwrap();
+    let (directory, rows) = kept(host).await;
+    let (store, _) = open(directory.path());
+    let places = directories(directory.path());
+    let plugins = Plugins::start_at(PACE, &places, RPC, store.clone(), Vec::new(), (rows, BTreeMap::new()));
+    assert_eq!(plugins.entries()["q"].len(), 2, "both are there again");
+    assert_eq!(plugins.view("q").unwrap().owner, OTHER);
+    assert_eq!(plugins.entries()["p"][0].spec.instance(), "second");
+    plugins.shutdown().await;
+    store.close().await.unwrap();
+}
+
+/// The same call, as the bus makes it of what it was told.
+async fn again(plugins: &Plugins, replaced: Option<&str>, given: &PluginSpec) -> Result<String, Error> {
+    let before = plugins.upgradable("p", replaced)?;
+    let spec =
+        PluginSpec { socket: given.socket.clone(), instance: given.instance.clone(), ..before.clone() };
+    plugins.upgrade("p", before.instance(), spec, 0).await
+}
+
+#[tokio::test]
+async fn the_same_call_again_has_the_same_answer() {
+    for name in [Some("new"), None] {
+        let host = Host::new();
+        let _old = host.instance("old", true, true).await;
+        let _second = host.instance("second", true, true).await;
+        let in_hand = {
+            let entries = host.plugins.entries();
+            let old = entries["p"].iter().find(|entry| entry.spec.instance() == "old");
+            old.unwrap().hands.as_ref().unwrap().give()
+        };
+        let new = started(&host, "new");
+        let given = PluginSpec { instance: name.map(str::to_owned), ..external(&new.socket) };
+        let (plugins, asked) = (host.plugins.clone(), given.clone());
+        let first = tokio::spawn(async move { again(&plugins, Some("old"), &asked).await });
+        // The old one is given to nobody any more, and is in hand yet.
+        let taken = || host.plugins.entries()["p"].iter().any(|entry| entry.hands.is_none());
+        until(taken).await;
+        let (plugins, asked) = (host.plugins.clone(), given.clone());
+        let joined = tokio::spawn(async move { again(&plugins, Some("old"), &asked).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!first.is_finished() && !joined.is_finished());
+        let others = again(&host.plugins, Some("second"), &given).await.unwrap_err();
+        assert_eq!(others.kind, Kind::Busy, "it is not the same instance that is replaced");
+        drop(in_hand);
+        let answer = first.await.unwrap().unwrap();
+        assert_eq!(joined.await.unwrap().unwrap(), answer, "joined");
+        assert_eq!(again(&host.plugins, Some("old"), &given).await.unwrap(), answer, "after it was done");
+        let other = PluginSpec { socket: Some("/run/other.sock".into()), ..given.clone() };
+        let error = again(&host.plugins, Some("old"), &other).await.unwrap_err();
+        assert!(error.kind == Kind::NotFound && error.message.contains(&answer), "{error}");
+
+        // And in the next csid.
+        let (directory, rows) = kept(host).await;
+        let (store, _) = open(directory.path());
+        let places = directories(directory.path());
+        let plugins =
+            Plugins::start_at(PACE, &places, RPC, store.clone(), Vec::new(), (rows, BTreeMap::new()));
+        assert_eq!(again(&plugins, Some("old"), &given).await.unwrap(), answer, "after csid's restart");
+        plugins.shutdown().await;
+        store.close().await.unwrap();
+    }
+}
+
+/// The disk of the journal, until it is dropped.
+struct Disk(std::path::PathBuf);
+
+impl Disk {
+    /// Also the journal finds no room any more in what it has.
+    async fn fill(&self, store: &Store) {
+        let mut filler = std::fs::File::create(self.0.join("filler")).unwrap();
+        for size in [65536, 512] {
+            while std::io::Write::write_all(&mut filler, &vec![0; size]).is_ok() {}
+        }
+        let mut rows = 0;
+        for size in [1 << 20, 1 << 16, 1 << 12, 1] {
+            loop {
+                rows += 1;
+                let (id, spec) = (format!("filler{rows}"), "x".repeat(size));
+                let row = PluginRow { id, instance: "default".into(), number: 0, uid: 0, spec };
+                if store.commit(vec![Change::PutPlugin(row)], Durability::Disk).await.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn make_room(&self) {
+        std::fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+#[tokio::test]
+async fn an_upgrade_is_ended_when_there_is_room_for_its_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal");
+    std::fs::create_dir(&path).unwrap();
+    mount("tmpfs", &path, "tmpfs", MountFlags::empty(), c"mode=0700,size=16m").unwrap();
+    let disk = Disk(path);
+    let host = Host::within(directory, Pace { start: LONG, ..PACE }, Vec::new());
+    let _old = host.instance("old", true, true).await;
+    let mut new = Fake::new(host.directory.path(), "new");
+    new.script().plugin_capabilities = services(&[]);
+    let upgrading = upgrade(&host, spec(&new, "new"));
+    until(|| instances(&host.plugins).len() == 2).await;
+    disk.fill(&host.store).await;
+    new.start();
+    until(|| instances(&host.plugins) == ["new"]).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!upgrading.is_finished(), "it is not forgotten that the old one was stopped");
+    let error = host.plugins.unregister("p", None, 0).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Busy, "nobody waits for room: {error}");
+    disk.make_room();
+    assert_eq!(upgrading.await.unwrap().unwrap(), "new");
+    let (_directory, mut rows) = kept(host).await;
+    rows.retain(|row| row.id == "p");
+    assert_eq!(rows.iter().map(|row| row.instance.as_str()).collect::<Vec<_>>(), ["new"]);
+}
+
+/// A row that nobody can read, or that lost its place, is not there again after the plugin was forgotten.
+#[tokio::test]
+async fn a_plugin_that_is_forgotten_leaves_no_row() {
+    let host = Host::new();
+    let fake = Fake::new(host.directory.path(), "old");
+    host.plugins.register("p", spec(&fake, "old"), 0).await.unwrap();
+    host.plugins.register("other", external(&fake.socket), 0).await.unwrap();
+    let row = |instance: &str| PluginRow {
+        id: "p".into(),
+        instance: instance.into(),
+        number: 7,
+        uid: 0,
+        spec: "what an older csid wrote".into(),
+    };
+    let left = Change::PutPlugin(row("left"));
+    host.store.commit(vec![left], Durability::Disk).await.unwrap();
+    host.plugins.unregister("p", None, 0).await.unwrap();
+    let (_directory, rows) = kept(host).await;
+    assert_eq!(rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["other"]);
+}
+
+/// csid is killed while the new one is tried, and the old one never comes back: what it was is known all the same.
+#[tokio::test]
+async fn what_the_old_one_was_outlives_csid() {
+    let host = Host::with(Pace { start: LONG, ..PACE }, Vec::new());
+    let mut old = host.instance("old", true, true).await;
+    let mut new = Fake::new(host.directory.path(), "new");
+    let trying = upgrade(&host, spec(&new, "new"));
+    until(|| instances(&host.plugins).len() == 2).await;
+    let (directory, rows) = kept(host).await;
+    assert!(trying.await.unwrap().is_err());
+    old.kill();
+    new.script().plugin_capabilities = services(&[]);
+    new.script().name = "other.csi".into();
+    new.start();
+    let (store, _) = open(directory.path());
+    let places = directories(directory.path());
+    let pace = Pace { start: Duration::from_secs(5), ..PACE };
+    let plugins = Plugins::start_at(pace, &places, RPC, store.clone(), Vec::new(), (rows, BTreeMap::new()));
+    until(|| instances(&plugins).len() == 1).await;
+    assert_eq!(instances(&plugins), ["old"]);
+    plugins.shutdown().await;
+    store.close().await.unwrap();
 }

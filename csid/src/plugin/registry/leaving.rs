@@ -1,0 +1,88 @@
+//! A plugin, or one instance of it, is forgotten.
+
+use super::super::task::How;
+use super::super::{events, validate_id};
+use super::{Kept, Origin, Plugins, stop, to_the_end};
+use crate::error::{Error, Kind, Result};
+use crate::store::Change;
+
+impl Plugins {
+    /// Forget a plugin, or one instance of it, and stop what is managed; whether it has mounts is asked before, by
+    /// `volume`. What is not there is forgotten already. `uid`: who asks; another's is root's to forget.
+    pub async fn unregister(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<()> {
+        validate_id(id)?;
+        let (plugins, id, instance) = (self.clone(), id.to_owned(), instance.map(str::to_owned));
+        to_the_end(async move { plugins.unregistered(&id, instance.as_deref(), uid).await }).await
+    }
+
+    async fn unregistered(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<()> {
+        let _changing = self.0.changing.lock().await;
+        self.0.shared.store.writable()?;
+        let leaving = self.leaving(id, instance, uid)?;
+        if !leaving.is_empty() {
+            self.refuse_upgrading(id)?;
+        }
+        for instance in leaving {
+            self.leave(id, &instance).await?;
+        }
+        Ok(())
+    }
+
+    /// The instances that are to leave, the oldest first: none takes over that leaves too.
+    fn leaving(&self, id: &str, instance: Option<&str>, uid: u32) -> Result<Vec<String>> {
+        let entries = self.entries();
+        let of = entries.get(id).into_iter().flatten().rev();
+        of.filter(|entry| instance.is_none_or(|instance| instance == entry.spec.instance()))
+            .map(|entry| {
+                // Compared here, where nobody else can register the id meanwhile.
+                if uid != 0 && uid != entry.owner {
+                    let text = format!("plugin {id} was registered by another uid; root may unregister it");
+                    return Err(Error::new(Kind::NotAuthorized, text));
+                }
+                if matches!(entry.origin, Origin::File(_)) {
+                    let text = format!(
+                        "the plugin {id} is defined by plugins.d/{id}.toml: remove the file and reload"
+                    );
+                    return Err(Error::new(Kind::NotSupported, text));
+                }
+                if entry.origin == Origin::Socket {
+                    let instance = entry.spec.instance();
+                    let text = format!(
+                        "instance `{instance}` of the plugin {id} registered itself, and goes with its socket in {}",
+                        self.0.directories.registrations().display()
+                    );
+                    return Err(Error::new(Kind::NotSupported, text));
+                }
+                Ok(entry.spec.instance().to_owned())
+            })
+            .collect()
+    }
+
+    pub(super) async fn leave(&self, id: &str, instance: &str) -> Result<()> {
+        let Some((stops, kept, owner, origin, number)) = self.entry(id, instance, |entry| {
+            let kept = Kept { replaced: entry.replaced.clone(), ..Kept::new(&entry.spec) };
+            (entry.stops.clone(), kept, entry.owner, entry.origin.clone(), entry.number)
+        }) else {
+            return Ok(());
+        };
+        stop(&stops, How::Unit).await?;
+        self.remove(id, instance);
+        let last = !self.entries().contains_key(id);
+        let event = Change::Event(events::left(id, instance, last));
+        let gone = match last {
+            // Another driver may have the id next. No row is left either of an instance that is not here.
+            true => vec![Change::DeletePlugins(id.to_owned()), event, Change::DeleteNodeId(id.to_owned())],
+            false => vec![Change::DeletePlugin(id.to_owned(), instance.to_owned()), event],
+        };
+        match self.commit(gone).await {
+            Ok(()) if last => self.0.shared.node_ids.forget(id),
+            Ok(()) => {}
+            Err(error) => {
+                // What the journal still says comes back, so that the call can be repeated.
+                self.add_kept(id, kept, owner, origin, number);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
