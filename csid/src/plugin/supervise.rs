@@ -150,10 +150,23 @@ pub(super) async fn started_by_others(units: &Units, unit: &str) {
     }
 }
 
-/// Stop a unit that somebody else has defined, and start it; it is waited for by [`ensure`].
+/// Stop a unit that somebody else has defined, and start it: answered when its process has ended; the next one is waited for by
+/// [`ensure`].
 pub(super) async fn restart(units: &Units, place: &Place) -> Result<(), UnitsError> {
-    units.reset_failed(&place.unit).await?;
-    units.restart(&place.unit).await
+    let unit = &place.unit;
+    let ends = units.found(unit).await?.state.main_pid;
+    units.reset_failed(unit).await?;
+    units.restart(unit).await?;
+    let mut pause = Duration::from_millis(5);
+    loop {
+        // systemd bounds it by the unit's stop time-out; without a job nobody ends it any more.
+        let found = units.found(unit).await?;
+        if ends == 0 || found.state.main_pid != ends || !found.has_job {
+            return Ok(());
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(200));
+    }
 }
 
 /// Make sure that the plugin's own unit runs. One that does is adopted as it is, whatever it was started with.

@@ -130,3 +130,37 @@ async fn failed_is_a_state_between_two_tries_that_a_probe_or_a_restart_brings_on
     fake.start();
     host.plugins.ready_again("p").await.unwrap();
 }
+
+/// A restart of a unit that somebody else has defined is systemd's; until the process has ended, its calls are refused.
+#[tokio::test]
+async fn a_unit_that_is_restarted_is_stopping_until_its_process_has_ended() {
+    let host = Host::new();
+    let systemd = Systemd::behind(&host.plugins.units()).await;
+    let mut fake = host.fake().serving(true, true);
+    fake.script().plugin_capabilities = controller::services(&[]);
+    fake.start();
+    systemd.machine().runs = "/bin/sleep 1000";
+    let spec = PluginSpec {
+        supervision: Supervision::Unit,
+        unit: Some("driver.service".into()),
+        ..external(&fake.socket)
+    };
+    host.plugins.register("p", spec, 0).await.unwrap();
+    let controller = host.plugins.controller("p", soon(LONG)).await.unwrap();
+    let pid = systemd.pid();
+    systemd.machine().lingers = true;
+    let plugins = host.plugins.clone();
+    let restarting = tokio::spawn(async move { plugins.restart("p").await });
+    host.state(&["stopping"]).await;
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert_eq!(host.plugins.view("p").unwrap().state, "stopping");
+        let error = controller.delete("v", controller::request(None)).await.unwrap_err();
+        assert_eq!(crate::Error::from(error).kind, Kind::PluginShutdown);
+    }
+    assert!(systemd.pid() == pid && !restarting.is_finished());
+    systemd.machine().lingers = false;
+    restarting.await.unwrap().unwrap();
+    host.plugins.ready_again("p").await.unwrap();
+    assert_ne!(systemd.pid(), pid);
+}

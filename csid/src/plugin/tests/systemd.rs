@@ -32,6 +32,9 @@ pub struct Machine {
     /// waitid's code and status of the last process.
     exit: (i32, i32),
     is_loaded: bool,
+    /// A restart is answered at once; the process ends, and the next one begins, when this is taken back.
+    pub lingers: bool,
+    restarts: bool,
 }
 
 #[derive(Clone)]
@@ -76,7 +79,8 @@ impl Machine {
         let (orders, told) =
             (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()).lines());
         let (starts, doubles, main, exit, is_loaded) = (0, 0, 0, (0, 0), false);
-        Machine { runs: "", starts, doubles, shell, orders, told, main, exit, is_loaded }
+        let (lingers, restarts) = (false, false);
+        Machine { runs: "", starts, doubles, shell, orders, told, main, exit, is_loaded, lingers, restarts }
     }
 
     fn hear(&mut self) -> u32 {
@@ -90,6 +94,11 @@ impl Machine {
             self.exit = if status > 128 { (2, status - 128) } else { (1, status) };
             self.is_loaded = status != 0;
             self.main = 0;
+        }
+        if self.restarts && !self.lingers {
+            self.restarts = false;
+            self.stop();
+            self.start();
         }
         self.main
     }
@@ -148,6 +157,23 @@ impl Machine {
             "StopUnit" => {
                 self.stop();
                 answer.build(&path).unwrap()
+            }
+            "StartUnit" => {
+                self.start();
+                answer.build(&path).unwrap()
+            }
+            "RestartUnit" => {
+                self.restarts = true;
+                answer.build(&path).unwrap()
+            }
+            "ListUnitsByNames" => {
+                let (names,): (Vec<String>,) = call.body().deserialize().unwrap();
+                let active = if self.look() != 0 { "active" } else { "inactive" };
+                let job = u32::from(self.restarts);
+                let row = |name: &String| {
+                    (name.clone(), "", "loaded", active, "running", "", path.clone(), job, "", path.clone())
+                };
+                answer.build(&(names.iter().map(row).collect::<Vec<_>>(),)).unwrap()
             }
             "ResetFailedUnit" => {
                 self.is_loaded &= self.look() != 0;
