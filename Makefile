@@ -1,17 +1,21 @@
 # Thin: a target runs what it says. What it needs and does not find it installs, and says so: Debian packages
-# by apt-get, tools below target/tools.
+# by apt-get, tools below target/tools, a driver for the tests below ~/.cache/csid-tests.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .ONESHELL:
-.PHONY: help demo test soak check bench count count-renew deb libcsi debian-packages go
+.PHONY: help demo test soak check bench count count-renew deb libcsi cfgd-csi debian-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
 CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
-DEBIAN_PACKAGES := bindfs build-essential dbus e2fsprogs pkgconf polkitd procps systemd-container util-linux valgrind xfsprogs
+# What is built once for a machine, not once for a target directory.
+KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
+CFGD_CSI := $(KEPT)/cfgd-csi-0.4.0/bin/cfgd-csi
+DEBIAN_PACKAGES := bindfs build-essential dbus e2fsprogs libprotobuf-dev pkgconf polkitd procps protobuf-compiler systemd-container \
+	util-linux valgrind xfsprogs
 PROFILE ?= release
 
 help: ## this list
@@ -21,7 +25,7 @@ demo: debian-packages ## a volume mounted, csid killed, a machine rebooted, the 
 	$(MAKE) --no-print-directory deb PROFILE=dev
 	tests/demo.sh target/csid.deb
 
-test: debian-packages go $(CARGO_FUZZ) ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
+test: debian-packages go $(CARGO_FUZZ) cfgd-csi ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 	$(MAKE) --no-print-directory deb PROFILE=dev
 	PATH=$(dir $(CARGO_FUZZ)):$$PATH tests/run
 	$(MAKE) --no-print-directory count
@@ -77,6 +81,14 @@ deb: $(CARGO_DEB) libcsi ## target/csid.deb, libcsi1.deb, libcsi-dev.deb (PROFIL
 
 libcsi: debian-packages ## target/libcsi: the C library, shared and static, csi.pc and csi.h
 	libcsi-ffi/link target/libcsi --profile $(PROFILE)
+
+cfgd-csi: $(CFGD_CSI) ## a driver of somebody else's, for the tests: built once, outside target/
+
+$(CFGD_CSI): | debian-packages
+	@echo "installing cfgd-csi-0.4.0 below $(KEPT): some minutes, once for this machine"
+	CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --root $(KEPT)/cfgd-csi-0.4.0 \
+		--target-dir $(KEPT)/build cfgd-csi@0.4.0
+	rm -rf $(KEPT)/build
 
 debian-packages:
 	@missing=$$(for p in $(DEBIAN_PACKAGES); do

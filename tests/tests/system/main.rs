@@ -4,6 +4,7 @@
 mod access;
 mod bound;
 mod credentials;
+mod drivers;
 mod exec;
 mod machine;
 mod package;
