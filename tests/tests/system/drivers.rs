@@ -1,8 +1,17 @@
-//! A driver that was not written for csid: a node plugin from crates.io.
+//! Drivers and registrars that were not written for csid: a node plugin from crates.io, and a registrar that speaks by the kubelet's
+//! own Go module.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use csid_tests::world::count;
 
 use crate::machine::Machine;
+
+const REGISTRATION: &str = "/var/lib/csid/plugins_registry/driver-reg.sock";
+const ENDPOINT: &str = "/run/driver/csi.sock";
+/// What csi-local calls itself.
+const NAME: &str = "local.csid1.org";
 
 /// What `make test` builds once for a machine, and not for each target directory.
 fn built(program: &str) -> PathBuf {
@@ -93,4 +102,96 @@ network = "none"
     m.run("rm /etc/csid/plugins.d/cfgd.toml && systemctl reload csid");
     assert_eq!(m.run("systemctl list-units --all --plain --no-legend 'csi-plugin-cfgd*'"), "");
     assert_eq!(m.run("pgrep --count cfgd-csi || true"), "0");
+}
+
+#[test]
+fn a_registrar_that_speaks_by_the_kubelets_module_is_told_how_its_driver_was_taken() {
+    let m = Machine::with_csid();
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("go/registrar");
+    let program = m.path("/usr/local/sbin/registrar");
+    let go = Command::new("go")
+        .arg("-C")
+        .arg(&module)
+        .args(["build", "-o"])
+        .arg(&program)
+        .env("CGO_ENABLED", "0")
+        .output();
+    let go = go.expect("go");
+    assert!(go.status.success(), "{}", String::from_utf8_lossy(&go.stderr));
+
+    m.run("csictl wait local");
+    m.write(
+        "/etc/systemd/system/driver.service",
+        &format!("[Service]\nRuntimeDirectory=driver\nEnvironment=CSI_ENDPOINT=unix://{ENDPOINT}\nExecStart=/usr/sbin/csi-local serve\n"),
+    );
+    m.run("systemctl daemon-reload && systemctl start driver");
+    let driver = pid(&m, "driver");
+    // Beside it, in a unit of its own; what it is told is in the file.
+    let registrar = |arguments: &str| {
+        m.run(&format!(
+            "rm -f /root/told && systemd-run --quiet --collect --unit registrar --property StandardOutput=append:/root/told \
+             registrar {arguments}"
+        ));
+    };
+    let ends = || m.run(&format!("systemctl stop registrar && rm {REGISTRATION}"));
+    let is_known = || m.try_run(&format!("csictl plugin show {NAME}")).status.success();
+    assert!(!is_known());
+
+    let honest = format!("{REGISTRATION} {NAME} {ENDPOINT}");
+    registrar(&honest);
+    m.until("grep -qx registered /root/told");
+    m.run(&format!("csictl wait {NAME}"));
+    let shown = m.run(&format!("csictl plugin show {NAME}"));
+    assert!(shown.contains("external") && shown.contains(ENDPOINT), "{shown}");
+    let id = m.run("csi-local create data --size 16M");
+    let path = m.run(&format!("csictl mount demo data web --plugin {NAME} --external-id {id}"));
+    m.run(&format!("echo here >{path}/file"));
+    let stays = |when: &str| {
+        assert_eq!(m.run(&format!("cat {path}/file")), "here", "{when}");
+        assert!(m.run("csictl mounts").contains("mounted"), "{when}");
+        assert_eq!(pid(&m, "driver"), driver, "{when}");
+    };
+
+    // Each csid asks again, and tells again.
+    m.run("systemctl restart csid");
+    m.until("[ $(grep -cx registered /root/told) = 2 ]");
+    m.run(&format!("csictl wait {NAME}"));
+    stays("after csid's restart");
+
+    // A registrar that dies leaves its socket, and with that the plugin; the socket's end is the registration's.
+    m.run("systemctl kill --signal KILL registrar");
+    m.until("! systemctl --quiet is-active registrar");
+    m.run(&format!("csictl plugin show {NAME}"));
+    m.run(&format!("rm {REGISTRATION}"));
+    m.until(&format!("! csictl plugin show {NAME}"));
+    stays("without a registration");
+    let told = m.run("csictl unmount demo data web --deadline 300ms 2>&1 && echo it is unmounted || true");
+    assert!(told.contains("waiting for plugin"), "{told}");
+    assert_eq!(m.run(&format!("cat {path}/file")), "here", "nobody but the driver unmounts it");
+
+    // What csid does not take it refuses, in words for whoever reads the registrar's log.
+    let mut refused = 0;
+    for (arguments, word) in [
+        (format!("{REGISTRATION} ../{NAME} {ENDPOINT}"), "plugin id"),
+        (format!("-version 0.3.0 {honest}"), "version 1 of CSI"),
+        (format!("-type DevicePlugin {honest}"), "type CSIPlugin, not `DevicePlugin`"),
+        (format!("{REGISTRATION} {NAME} tcp://127.0.0.1:1"), "socket"),
+        (format!("{REGISTRATION} local {ENDPOINT}"), "nobody joins it by a socket"),
+    ] {
+        registrar(&arguments);
+        m.until(&format!("grep -q '^refused: .*{word}' /root/told"));
+        assert!(!is_known(), "{arguments}");
+        ends();
+        refused += 1;
+    }
+    count("registrations refused, and told why", refused);
+
+    registrar(&honest);
+    m.until("grep -qx registered /root/told");
+    m.run("csictl unmount demo data web");
+    ends();
+    m.until(&format!("! csictl plugin show {NAME}"));
+    assert_eq!(pid(&m, "driver"), driver);
+    m.run(&format!("csi-local delete {id}"));
+    assert_eq!(m.loops(), "", "no loop device");
 }
