@@ -137,6 +137,8 @@ pub enum Lie {
     Fuse,
     /// No lie: bindfs, a process of its own that can be killed (`Backend::server`). To be told of NodeStageVolume.
     Served,
+    /// No lie: bindfs again, which the plugin leaves behind when it ends.
+    Left,
     /// One that never answers.
     Hung,
     /// One that is dead.

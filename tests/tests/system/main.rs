@@ -8,6 +8,7 @@ mod drivers;
 mod exec;
 mod machine;
 mod package;
+mod profiles;
 mod settings;
 mod shutdown;
 mod stats;

@@ -7,20 +7,20 @@ use csid_tests::world::count;
 use crate::machine::Machine;
 
 const CSI_LOCAL: &str = r#"argv = ["/usr/sbin/csi-local", "--state-dir", "/var/lib/blk", "serve"]"#;
-const TEST_PLUGIN: &str = r#"argv = ["/usr/local/sbin/test-plugin", "/var/lib/p"]"#;
+pub const TEST_PLUGIN: &str = r#"argv = ["/usr/local/sbin/test-plugin", "/var/lib/p"]"#;
 
 /// Have `plugins.d/ID.toml` say this.
-fn define(m: &Machine, id: &str, lines: &[&str]) {
+pub fn define(m: &Machine, id: &str, lines: &[&str]) {
     let text = format!("supervision = \"managed\"\n{}\n", lines.join("\n"));
     m.write(&format!("/etc/csid/plugins.d/{id}.toml"), &text);
     m.run("systemctl reload csid");
 }
 
-fn ready(m: &Machine, id: &str) {
+pub fn ready(m: &Machine, id: &str) {
     m.run(&format!("csictl wait {id} --deadline 30s"));
 }
 
-fn property(m: &Machine, id: &str, name: &str) -> String {
+pub fn property(m: &Machine, id: &str, name: &str) -> String {
     m.run(&format!("systemctl show csi-plugin-{id}-default.service --property {name} --value"))
 }
 
@@ -41,7 +41,7 @@ fn refused(m: &Machine, id: &str, word: &str) -> String {
     told
 }
 
-fn install_test_plugin(m: &Machine) -> TestPlugin {
+pub fn install_test_plugin(m: &Machine) -> TestPlugin {
     let program = m.path("/usr/local/sbin/test-plugin");
     std::fs::copy(env!("CARGO_BIN_EXE_test-plugin"), program).expect("the plugin's program");
     let plugin = TestPlugin::new(m.path("/var/lib/p"));

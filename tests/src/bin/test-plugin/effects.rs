@@ -54,8 +54,8 @@ pub fn stage(backend: &Backend, call: &Call, lie: Option<Lie>) -> Result<(), Sta
         return Ok(());
     }
     let data = data(backend, &call.volume)?;
-    if lie == Some(Lie::Served) {
-        let pid = fuse::serve_by_bindfs(&data, staging).map_err(internal)?;
+    if let Some(lie @ (Lie::Served | Lie::Left)) = lie {
+        let pid = fuse::serve_by_bindfs(&data, staging, lie == Lie::Left).map_err(internal)?;
         let end = Instant::now() + Duration::from_secs(10);
         while !mounted(staging)? {
             if Instant::now() > end {

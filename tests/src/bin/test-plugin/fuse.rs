@@ -42,10 +42,13 @@ pub fn forget(target: &Path) {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(target);
 }
 
-/// Show `source` at `target`, and what is written there. The process' id; it dies with the plugin.
-pub fn serve_by_bindfs(source: &Path, target: &Path) -> io::Result<i32> {
+/// Show `source` at `target`, and what is written there. The process' id; it dies with the plugin, unless it `stays`.
+pub fn serve_by_bindfs(source: &Path, target: &Path, stays: bool) -> io::Result<i32> {
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "bindfs", "-f", "-o", "allow_other"]).args([source, target]);
+    if !stays {
+        command.args(["--pdeathsig", "KILL"]);
+    }
+    command.args(["bindfs", "-f", "-o", "allow_other"]).args([source, target]);
     let (told, pid) = std::sync::mpsc::channel();
     // The kernel takes the end of the thread that started it for the plugin's.
     std::thread::spawn(move || {
