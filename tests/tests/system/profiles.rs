@@ -1,7 +1,7 @@
-//! What a profile leaves a plugin, as the kernel has it: the helpers of FUSE mounts live on.
+//! What a profile leaves a plugin, as the kernel has it: the helpers of FUSE mounts live on, and devices open or do not.
 
 use csid_tests::backend::Server;
-use csid_tests::script::{Act, Lie, Rule};
+use csid_tests::script::{Act, Half, Lie, Rule};
 use csid_tests::world::count;
 
 use crate::machine::Machine;
@@ -77,4 +77,86 @@ fn a_fuse_helper_outlives_its_plugin_and_serves_on() {
     let last: usize = std::fs::read_to_string(kept).unwrap().lines().next().unwrap().parse().unwrap();
     assert!(last >= written(), "{last}: it was the plugin's directory that was written to");
     assert!(plugin.backend().get::<Server>("v").unwrap().is_some());
+}
+
+#[test]
+fn a_profile_without_a_device_cannot_open_it() {
+    let m = Machine::boot();
+    // Control groups of version 1 are read-only in a container, until somebody says otherwise; then systemd has to look anew.
+    m.run(
+        "if [ ! -e /sys/fs/cgroup/cgroup.controllers ] && [ -e /sys/fs/cgroup/devices ]; then
+             mount -o remount,bind,rw /sys/fs/cgroup/devices && systemctl daemon-reexec
+         fi",
+    );
+    let control = "systemd-run --quiet --wait --pipe --property DevicePolicy=closed sh -c ': </dev/loop-control' 2>&1 && echo opened || true";
+    let control = m.run(control);
+    if control.contains("opened") {
+        count(
+            "profiles shown: this host's kernel or container has no control group that refuses a device",
+            0,
+        );
+        return;
+    }
+    assert!(control.contains("Operation not permitted"), "{control}");
+    m.install();
+    let mut plugin = install_test_plugin(&m);
+    m.run("sed -i '1i exec = true' /etc/csid/csid.toml && systemctl reload csid");
+
+    // A disk, and nodes where every plugin has them, also one with a /dev of its own.
+    m.run("echo data >/srv/image && truncate --size 1M /srv/image");
+    let disk = m.run("losetup --find --show /srv/image");
+    for (node, kind, device) in [("disk", "b", disk.as_str()), ("fuse", "c", "/dev/fuse")] {
+        m.run(&format!("mknod /srv/{node} {kind} $(stat --format '0x%t 0x%T' {device})"));
+    }
+    // What its own process can open, before it is the plugin.
+    m.write(
+        "/usr/local/sbin/opens",
+        r#"#!/bin/bash
+for device in /dev/null /srv/disk /srv/fuse; do
+    said=$({ : <$device; } 2>&1) && echo "$1 opens $device" || echo "$1 does not: $said"
+done
+echo "$1 has tried"
+exec /usr/local/sbin/test-plugin /var/lib/p
+"#,
+    );
+    m.run("chmod 755 /usr/local/sbin/opens");
+    let mut refused = 0;
+    for (profile, has_disk, has_fuse) in [
+        ("none", true, true),
+        ("node-block", true, true),
+        ("node-fuse", false, true),
+        ("node-net", false, false),
+        ("controller", false, false),
+    ] {
+        let argv = format!(r#"argv = ["/usr/local/sbin/opens", "{profile}"]"#);
+        let line = if profile == "none" { String::new() } else { format!("profile = {profile:?}") };
+        let service = if profile == "controller" { "controller" } else { "node" };
+        if service == "controller" {
+            m.run("mkdir -p /etc/systemd/system/csi-plugin-p-.service.d");
+            let state = "/etc/systemd/system/csi-plugin-p-.service.d/10-state.conf";
+            m.write(state, "[Service]\nReadWritePaths=/var/lib/p\n");
+            m.run("rm /etc/csid/plugins.d/p.toml && systemctl daemon-reload && systemctl reload csid");
+            plugin.set(|script| {
+                script.control(&["CREATE_DELETE_VOLUME"]);
+                script.serves = vec![Half::Controller];
+            });
+        }
+        define(&m, "p", &[&argv, &line]);
+        m.run(&format!("csictl plugin wait p --service {service} --deadline 30s"));
+        m.until(&format!("csictl plugin logs p | grep -q '{profile} has tried'"));
+        let said = m.run(&format!("csictl plugin logs p | grep '{profile} '"));
+        assert!(said.contains("opens /dev/null"), "{said}");
+        for (device, has) in [("/srv/disk", has_disk), ("/srv/fuse", has_fuse)] {
+            assert_eq!(said.contains(&format!("opens {device}")), has, "{said}");
+            assert_eq!(said.contains(&format!("{device}: Operation not permitted")), !has, "{said}");
+            refused += usize::from(!has);
+        }
+        // Nor can a command that is run in it.
+        let read = m.run("csictl plugin exec p -- head --bytes 4 /srv/disk 2>&1 </dev/null || true");
+        assert_eq!(read == "data", has_disk, "{profile}: {read}");
+        assert_eq!(read.contains("Operation not permitted"), !has_disk, "{profile}: {read}");
+    }
+    count("devices refused by the kernel to plugins of profiles without them", refused);
+    m.run(&format!("losetup --detach {disk}"));
+    assert_eq!(m.loops(), "", "no loop device");
 }
