@@ -179,6 +179,8 @@ pub(super) fn bind(
         drop(to);
         set(&tree, 0, peers, target)?;
         // Whoever may write in a directory above may have moved the target away meanwhile.
+        path::outwait_renames(target)?;
+        abandoned.check(target)?;
         let there = Sight::of(path::find_below(root, target)?).map_err(at("look at", target))?;
         if there.is_mount && there.shows_the_same(&shown) {
             Ok(())

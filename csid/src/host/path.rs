@@ -5,7 +5,9 @@ use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxAttributes, StatxFlags,
+};
 use rustix::io::Errno;
 
 use super::error::{HostError, at};
@@ -115,6 +117,16 @@ pub(super) fn find_below(root: &Path, path: &Path) -> Result<OwnedFd, HostError>
         Errno::XDEV => outside(),
         error => at("open", path)(error),
     })
+}
+
+/// The kernel lets no mount point be renamed, but asks only when a rename begins: one that began just before something was mounted
+/// at `path` moves it all the same. Afterwards none is under way. To rename it to itself changes nothing, but waits for the lock
+/// on its directory, which a rename has to its end.
+pub(super) fn outwait_renames(path: &Path) -> Result<(), HostError> {
+    if let Some((directory, name)) = parent(path)? {
+        let _exists = rustix::fs::renameat_with(&directory, name, &directory, name, RenameFlags::NOREPLACE);
+    }
+    Ok(())
 }
 
 /// The directory or regular file at `subpath` in `directory`, which is at `path`, and in its file system; what somebody

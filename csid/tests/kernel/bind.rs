@@ -8,7 +8,7 @@ use csid::store::rows::Propagation;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
-use crate::{Loop, apart_async, directory, fuse, lines, tmpfs};
+use crate::{Loop, apart_async, directory, ext4, fuse, lines, tmpfs};
 
 const P: &str = "plugin";
 const SAFE: Bind = Bind {
@@ -446,5 +446,48 @@ fn no_other_by_renaming() {
         println!("{done} unbound, {refused} refused");
         assert!(done > 0 && refused > 0, "the race was run: {done} unbound, {refused} refused");
         assert_eq!(fs::read_to_string(other.join("canary")).unwrap(), "alive");
+    });
+}
+
+/// Who owns the target's parent exchanges the target itself for a link. The kernel lets no mount point be renamed, but asks only
+/// when a rename begins: what is bound meanwhile would go along. On a file system whose renames take their time.
+#[test]
+fn what_is_bound_stays_where_it_was_bound() {
+    apart_async("bind::what_is_bound_stays_where_it_was_bound", |root| async move {
+        let host = Host::new();
+        let source = tmpfs(root.join("source"));
+        let below = ext4(&root.join("image"), root.join("roots"));
+        let (target, outside) = (directory(below.join("target")), directory(root.join("outside")));
+        let link = below.join("link");
+        symlink(&outside, &link).unwrap();
+
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let (here, there) = (target.clone(), link.clone());
+        let attacker = std::thread::spawn(move || {
+            while !STOP.load(Ordering::Relaxed) {
+                let _busy = renameat_with(CWD, &here, CWD, &there, RenameFlags::EXCHANGE);
+                std::thread::yield_now();
+            }
+        });
+        let (mut done, mut refused, mut moved) = (0, 0, 0);
+        for _ in 0..6000 {
+            match host.bind(P, &source, &below, &target, SAFE).await {
+                Err(_) => refused += 1,
+                Ok(()) => {
+                    done += 1;
+                    std::thread::sleep(std::time::Duration::from_micros(100));
+                    if !matches!(host.unbind(P, &source, &target, None, Unbind::Unused).await, Ok(true)) {
+                        moved += 1;
+                        let _gone = unmount(&link, UnmountFlags::DETACH);
+                    }
+                }
+            }
+            assert!(lines(&target).is_empty() && lines(&link).is_empty() && lines(&outside).is_empty());
+        }
+        STOP.store(true, Ordering::Relaxed);
+        attacker.join().unwrap();
+        println!("{done} bound, {refused} refused, {moved} moved afterwards");
+        assert!(done > 0 && refused > 0, "the race was run: {done} bound, {refused} refused");
+        assert_eq!(moved, 0, "of {done} that were bound");
     });
 }

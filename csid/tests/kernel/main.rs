@@ -59,6 +59,18 @@ fn tmpfs(path: PathBuf) -> PathBuf {
     path
 }
 
+/// A small one in a file.
+fn ext4(image: &Path, path: PathBuf) -> PathBuf {
+    let path = directory(path);
+    File::create(image).unwrap().set_len(16 << 20).unwrap();
+    for (program, more) in [("mkfs.ext4", vec!["-q"]), ("mount", vec!["-o", "loop"])] {
+        let at = Some(&path).filter(|_| program == "mount");
+        let status = Command::new(program).args(more).arg(image).args(at).status().unwrap();
+        assert!(status.success(), "{program} failed");
+    }
+    path
+}
+
 /// A FUSE mount whose server is this test: it never answers, and is dead once the descriptor is closed.
 fn fuse(path: PathBuf) -> (PathBuf, OwnedFd) {
     let path = directory(path);
