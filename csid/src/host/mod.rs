@@ -106,10 +106,10 @@ pub struct Restrict {
 }
 
 /// How a consumer's target is bound.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Bind {
-    /// What is dead at the target gives way.
-    pub replaces_dead: bool,
+    /// What is dead at the target gives way, if it has one of these numbers, which were at the source before.
+    pub replaces_dead: Vec<u64>,
     pub nosuid: bool,
     /// Without effect on a block device, whose node could not be opened then.
     pub nodev: bool,
@@ -123,9 +123,9 @@ pub struct Bind {
 pub enum Unbind {
     /// If nobody uses it.
     Unused,
-    /// Also whoever uses it, if it is dead; a dead one is the bind whatever is at its source now.
+    /// Also whoever uses it, if it is dead, and what was at the source before, if that is dead.
     Dead,
-    /// Whoever uses it, and also what cannot be proved to be the bind because nothing is at its source any more.
+    /// Whoever uses it; and where nobody knows what was at its source, and nothing is there any more, whatever it is.
     Forced,
 }
 
@@ -277,21 +277,21 @@ impl Host {
         how: Bind,
     ) -> Result<(), HostError> {
         let (from, below, to) = (source.to_owned(), root.to_owned(), target.to_owned());
-        self.within(plugin, target, move |abandoned| mount::bind(&from, &below, &to, how, abandoned)).await
+        self.within(plugin, target, move |abandoned| mount::bind(&from, &below, &to, &how, abandoned)).await
     }
 
-    /// Undo `bind`, if what is mounted at `target` is what is at `source`; false: nothing is there. `device`: the number that was
-    /// at `source`, which proves it, too.
+    /// Undo `bind`, if what is mounted at `target` is what is at `source`; false: nothing is there. `were`: the numbers that were
+    /// at `source`, which prove it, too.
     pub async fn unbind(
         &self,
         plugin: &str,
         source: &Path,
         target: &Path,
-        device: Option<u64>,
+        were: Vec<u64>,
         how: Unbind,
     ) -> Result<bool, HostError> {
         let (from, to) = (source.to_owned(), target.to_owned());
-        self.within(plugin, target, move |abandoned| mount::unbind(&from, &to, device, how, abandoned)).await
+        self.within(plugin, target, move |abandoned| mount::unbind(&from, &to, &were, how, abandoned)).await
     }
 
     /// Whether what is at `source` is shown at `target` now.

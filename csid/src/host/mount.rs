@@ -107,7 +107,7 @@ pub(super) fn bind(
     source: &Path,
     root: &Path,
     target: &Path,
-    how: Bind,
+    how: &Bind,
     abandoned: &Abandoned,
 ) -> Result<(), HostError> {
     let from = path::find(source).map_err(at("open", source))?;
@@ -131,7 +131,8 @@ pub(super) fn bind(
     let found = || {
         let to = path::find_below(root, target)?;
         let there = Sight::of(&to).map_err(at("look at", target))?;
-        let gives_way = there.is_mount && how.replaces_dead && look_at(&to).has_lost_its_server();
+        let is_former = there.is_mount && how.replaces_dead.contains(&there.number());
+        let gives_way = is_former && look_at(&to).has_lost_its_server();
         Ok::<_, HostError>((to, there, gives_way))
     };
     let (mut to, mut there, mut gives_way) = found()?;
@@ -259,8 +260,27 @@ impl<'a> Place<'a> {
         seen(path::find_in(&self.directory, self.name), self.path)
     }
 
+    /// What is mounted there.
+    fn mounted(&self) -> Result<Option<Sight>, HostError> {
+        Ok(self.look()?.filter(|sight| sight.is_mount))
+    }
+
     fn is_dead(&self) -> bool {
         path::find_in(&self.directory, self.name).is_ok_and(|file| look_at(&file).has_lost_its_server())
+    }
+
+    /// Take what was seen there out of the tree, and nothing else, whoever uses it.
+    fn take_away(&self, there: &Sight, abandoned: &Abandoned) -> Result<bool, HostError> {
+        let mount = match path::find_in(&self.directory, self.name) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
+            found => found.map_err(at("open", self.path))?,
+        };
+        let now = Sight::of(&mount).map_err(at("look at", self.path))?;
+        match now.is_mount {
+            true if now.shows_the_same(there) => take_away(&mount, self.path, abandoned).map(|()| true),
+            true => Err(HostError::Occupied(self.path.into())),
+            false => Ok(false),
+        }
     }
 
     /// Whether something was there to unmount.
@@ -293,50 +313,54 @@ fn seen(found: rustix::io::Result<OwnedFd>, path: &Path) -> Result<Option<Sight>
 
 /// What is mounted at a target as seen against `source`.
 enum Bound {
-    No,
     Yes,
+    /// What was at the source before.
+    Former,
     Other,
-    /// Something is mounted at the target, nothing at the source.
+    /// Nothing is at the source, and nobody knows what was.
     Unproven,
 }
 
-/// `device`: the number that was at the source when it was bound, for when nothing is there any more.
-fn bound(source: &Path, target: &Place<'_>, device: Option<u64>) -> Result<Bound, HostError> {
-    let Some(there) = target.look()?.filter(|sight| sight.is_mount) else { return Ok(Bound::No) };
+/// `were`: the numbers that were at the source, for when they are there no more. A number is nobody else's as long as anything of
+/// its file system is mounted.
+fn bound(source: &Path, there: &Sight, were: &[u64]) -> Result<Bound, HostError> {
     let shown = seen(path::find(source), source)?;
-    Ok(match shown.filter(|sight| sight.is_mount || sight.kind == FileType::BlockDevice) {
+    let shown = shown.filter(|sight| sight.is_mount || sight.kind == FileType::BlockDevice);
+    Ok(match shown {
         Some(shown) if there.shows_the_same(&shown) => Bound::Yes,
-        Some(_) => Bound::Other,
-        None if device == Some(there.number()) => Bound::Yes,
-        None => Bound::Unproven,
+        None if were.contains(&there.number()) => Bound::Yes,
+        Some(_) if were.contains(&there.number()) => Bound::Former,
+        None if were.is_empty() => Bound::Unproven,
+        _ => Bound::Other,
     })
 }
 
 pub(super) fn is_bound(source: &Path, target: &Path) -> Result<bool, HostError> {
     let Some(target) = Place::of(target)? else { return Ok(false) };
-    Ok(matches!(bound(source, &target, None)?, Bound::Yes))
+    let Some(there) = target.mounted()? else { return Ok(false) };
+    Ok(matches!(bound(source, &there, &[])?, Bound::Yes))
 }
 
 pub(super) fn unbind(
     source: &Path,
     target: &Path,
-    device: Option<u64>,
+    were: &[u64],
     how: Unbind,
     abandoned: &Abandoned,
 ) -> Result<bool, HostError> {
     let Some(place) = Place::of(target)? else { return Ok(false) };
+    let Some(there) = place.mounted()? else { return Ok(false) };
     let is_dead = || how != Unbind::Unused && place.is_dead();
-    match bound(source, &place, device)? {
-        Bound::No => Ok(false),
-        Bound::Other | Bound::Unproven if is_dead() => place.unmount(UnmountFlags::DETACH, abandoned),
-        Bound::Other => Err(HostError::Occupied(target.into())),
+    match bound(source, &there, were)? {
+        Bound::Former if is_dead() => place.take_away(&there, abandoned),
+        Bound::Former | Bound::Other => Err(HostError::Occupied(target.into())),
         Bound::Unproven if how != Unbind::Forced => {
             Err(HostError::Unproven { path: target.into(), source_path: source.into() })
         }
-        Bound::Yes | Bound::Unproven => {
-            let lazily = how == Unbind::Forced || is_dead();
-            place.unmount(if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() }, abandoned)
+        Bound::Yes | Bound::Unproven if how == Unbind::Forced || is_dead() => {
+            place.take_away(&there, abandoned)
         }
+        Bound::Yes | Bound::Unproven => place.unmount(UnmountFlags::empty(), abandoned),
     }
 }
 

@@ -104,6 +104,9 @@ pub struct MountSpec {
     /// Its server died, and it is made again, whatever `restore` says: until it is mounted, or the host boots.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub healing: bool,
+    /// The device numbers that it had before, while it is made again: its target may still show what has one of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub died: Vec<u64>,
     /// What the plugin called this node when the volume was staged. Empty: not known, or it does not matter.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_id: String,
@@ -125,9 +128,10 @@ impl MountSpec {
     /// The options that make two calls the same: all but those for the secrets, which are common keys of the contract, and
     /// what no caller, or none of a registered volume, gives.
     pub fn same_call(&self, other: &MountSpec) -> bool {
-        let MountSpec { credential, secrets_given, secrets_beside, healing, node_id, .. } = self.clone();
+        let MountSpec { credential, secrets_given, secrets_beside, healing, died, node_id, .. } =
+            self.clone();
         let mut other =
-            MountSpec { credential, secrets_given, secrets_beside, healing, node_id, ..other.clone() };
+            MountSpec { credential, secrets_given, secrets_beside, healing, died, node_id, ..other.clone() };
         if self.registered && other.registered {
             other.usage.publish_context.clone_from(&self.usage.publish_context);
         }

@@ -272,7 +272,7 @@ impl Surroundings<'_> {
         let spec = &self.mount.spec;
         let Some(target) = &spec.target else { return Ok(None) };
         let options = Bind {
-            replaces_dead: self.mount.spec.healing,
+            replaces_dead: self.mount.spec.died.clone(),
             nosuid: !spec.suid,
             nodev: !spec.dev && spec.usage.attachment_mode == AttachmentMode::FileSystem,
             read_only: spec.read_only,
@@ -290,13 +290,13 @@ impl Surroundings<'_> {
 
     async fn unbind(&self) -> Effect {
         let Some(target) = self.mount.spec.target.as_ref().map(Path::new) else { return Ok(None) };
-        let device = self.mount.device;
+        let were = self.mount.device.into_iter().chain(self.mount.spec.died.iter().copied()).collect();
         let how = match self.mount.spec.healing {
             _ if self.force => Unbind::Forced,
             true => Unbind::Dead,
             false => Unbind::Unused,
         };
-        let unbound = self.host.unbind(self.plugin(), self.source(), target, device, how).await?;
+        let unbound = self.host.unbind(self.plugin(), self.source(), target, were, how).await?;
         if !unbound && self.from == Leg::Present && !self.force {
             self.refuse_if_moved(target)?;
         }

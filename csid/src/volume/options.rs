@@ -87,6 +87,7 @@ impl MountOptions {
             secrets_given: false,
             secrets_beside: false,
             healing: false,
+            died: Vec::new(),
             node_id: String::new(),
         })
     }

@@ -355,6 +355,7 @@ fn unread(attachment_mode: AttachmentMode) -> MountSpec {
         secrets_given: false,
         secrets_beside: false,
         healing: false,
+        died: Vec::new(),
         node_id: String::new(),
     }
 }

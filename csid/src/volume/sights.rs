@@ -50,6 +50,7 @@ pub(super) fn recovered(volume: &mut Volume, same_boot: bool, sights: &[Sight]) 
             mount.publish = Leg::Absent;
             mount.target = Leg::Absent;
             mount.device = None;
+            mount.spec.died.clear();
         }
         // What died with the host is the host's loss: it comes back as `restore` says.
         mount.spec.healing &= same_boot;

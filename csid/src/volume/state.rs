@@ -361,6 +361,7 @@ fn upwards(volume: &mut Volume, key: &MountKey) -> Next {
         mount.phase = Phase::Mounted;
         mount.kept = true;
         mount.spec.healing = false;
+        mount.spec.died.clear();
         mount.error.clear();
         mount.operations.clear();
     }
@@ -444,6 +445,10 @@ fn ended(volume: &mut Volume, effect: Effect, outcome: Outcome, error: String) -
         match outcome {
             Outcome::Done { device } => {
                 if action == Action::Publish {
+                    // What died is still at the target until it gives way.
+                    let former = mount.device.filter(|_| mount.spec.healing && mount.target != Leg::Absent);
+                    let died = &mut mount.spec.died;
+                    died.extend(former.filter(|old| device != Some(*old) && !died.contains(old)));
                     mount.device = device;
                 }
             }

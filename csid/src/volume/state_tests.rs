@@ -45,6 +45,7 @@ fn wanted(consumer: u8) -> Wanted {
         secrets_given: false,
         secrets_beside: false,
         healing: false,
+        died: Vec::new(),
         node_id: String::new(),
     };
     Wanted { key: key(consumer), uid: 0, spec, operations: Vec::new() }
@@ -445,6 +446,34 @@ fn what_died_is_made_again_for_all_who_have_it() {
         run.act(Act::Mount(1));
         assert_eq!(run.world.sight(&run.volume.mounts[1]), Sight::There);
     }
+}
+
+/// What its target may still show is known by the numbers it had, until it is healed.
+#[test]
+fn what_died_is_remembered_while_its_target_is_to_give_way() {
+    let Run { volume, .. } = run(true);
+    let wanted = wanted(0);
+    let key = wanted.key.clone();
+    let made = |(mut volume, mut next): (Volume, Next), number: u64, until: Option<Action>| {
+        while let Next::Run(effect) = next.clone() {
+            if Some(effect.action) == until {
+                break;
+            }
+            let device = (effect.action == Action::Publish).then_some(number);
+            let ended = Event::Ended { effect, outcome: Outcome::Done { device }, error: String::new() };
+            (volume, next) = step(&volume, ended).ok().unwrap();
+        }
+        (volume, next)
+    };
+    let event = Event::Mount { wanted, paths: paths(0), abilities: ABLE };
+    let (first, _) = made(step(&volume, event).ok().unwrap(), 1, None);
+    assert_eq!((first.mounts[0].device, &first.mounts[0].spec.died[..]), (Some(1), &[][..]));
+    let died = Event::Seen { key, sights: vec![Sight::Dead] };
+    let binding = made(step(&first, died).ok().unwrap(), 2, Some(Action::Bind));
+    let second = &binding.0;
+    assert_eq!((second.mounts[0].device, &second.mounts[0].spec.died[..]), (Some(2), &[1][..]));
+    let (healed, _) = made(binding, 2, None);
+    assert_eq!((healed.mounts[0].phase, &healed.mounts[0].spec.died[..]), (Phase::Mounted, &[][..]));
 }
 
 #[test]

@@ -1,18 +1,16 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use csid::host::{Bind, Host, HostError, Look, Restrict, Unbind};
 use csid::store::rows::Propagation;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
-use crate::{Loop, apart_async, directory, ext4, fuse, lines, tmpfs};
+use crate::{Loop, apart_async, directory, fuse, lines, number, path, tmpfs};
 
-const P: &str = "plugin";
-const SAFE: Bind = Bind {
-    replaces_dead: false,
+pub(crate) const P: &str = "plugin";
+pub(crate) const SAFE: Bind = Bind {
+    replaces_dead: Vec::new(),
     nosuid: true,
     nodev: true,
     read_only: false,
@@ -37,19 +35,19 @@ fn there_and_back() {
         assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "data");
         assert!(!lines(&source)[0].contains("nosuid"), "the published mount keeps its flags");
         for there in [true, false] {
-            assert_eq!(host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap(), there);
+            assert_eq!(host.unbind(P, &source, &target, vec![], Unbind::Unused).await.unwrap(), there);
             assert_eq!(host.look(P, &target).await, Look::Plain);
         }
         for nothing in ["never there", "never/there", "source/file/x"] {
             assert!(
-                !host.unbind(P, &source, &root.join(nothing), None, Unbind::Unused).await.unwrap(),
+                !host.unbind(P, &source, &root.join(nothing), vec![], Unbind::Unused).await.unwrap(),
                 "{nothing}"
             );
         }
         assert!(matches!(host.look(P, &source).await, Look::Mounted { .. }));
         let below_root = host.bind(P, &source, Path::new("/"), &target, SAFE).await;
         below_root.unwrap();
-        host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap();
+        host.unbind(P, &source, &target, vec![], Unbind::Unused).await.unwrap();
     });
 }
 
@@ -71,7 +69,7 @@ fn copies() {
         rustix::mount::mount_bind(&part, directory(root.join("part"))).unwrap();
         assert_eq!(host.copies(&source).unwrap().as_slice(), std::slice::from_ref(&moved));
         assert_eq!(host.copies(&part).unwrap(), [root.join("part")]);
-        assert!(host.unbind(P, &source, &moved, None, Unbind::Unused).await.unwrap());
+        assert!(host.unbind(P, &source, &moved, vec![], Unbind::Unused).await.unwrap());
         assert!(host.copies(&source).unwrap().is_empty());
 
         let disk = Loop::new(&root.join("image"), &[]);
@@ -138,7 +136,7 @@ fn refused() {
         assert!(host.mounts_below(&below).unwrap().iter().all(|point| point.path == other));
 
         // Another's mount is not unbound: beside, above, or when nothing proves what it is.
-        let unbind = async |target: &Path, how| host.unbind(P, &source, target, None, how).await;
+        let unbind = async |target: &Path, how| host.unbind(P, &source, target, vec![], how).await;
         assert!(matches!(unbind(&other, Unbind::Unused).await, Err(HostError::Occupied(_))));
         assert!(matches!(unbind(&other, Unbind::Forced).await, Err(HostError::Occupied(_))));
         host.bind(P, &source, &below, &target, SAFE).await.unwrap();
@@ -162,10 +160,12 @@ fn by_the_number_that_was_there() {
         host.bind(P, &source, &root, &target, SAFE).await.unwrap();
         let Look::Mounted { device, .. } = host.look(P, &source).await else { panic!("nothing mounted") };
         unmount(&source, UnmountFlags::empty()).unwrap();
-        let wrong = host.unbind(P, &source, &target, Some(device + 1), Unbind::Unused).await;
-        assert!(matches!(wrong, Err(HostError::Unproven { .. })));
+        let wrong = host.unbind(P, &source, &target, vec![device + 1], Unbind::Unused).await;
+        assert!(matches!(wrong, Err(HostError::Occupied(_))));
+        let wrong = host.unbind(P, &source, &target, vec![device + 1], Unbind::Forced).await;
+        assert!(matches!(wrong, Err(HostError::Occupied(_))), "it is known to be another's");
         assert_eq!(lines(&target).len(), 1);
-        host.unbind(P, &source, &target, Some(device), Unbind::Unused).await.unwrap();
+        host.unbind(P, &source, &target, vec![device], Unbind::Unused).await.unwrap();
         assert!(lines(&target).is_empty());
     });
 }
@@ -180,7 +180,7 @@ fn busy() {
         // Names are anybody's: they stay on their line, and say nothing to a terminal.
         fs::write("/proc/self/comm", "a\nb\x1b[31m").unwrap();
         let own = format!("{} a b [31m", std::process::id());
-        match host.unbind(P, &source, &target, None, Unbind::Unused).await {
+        match host.unbind(P, &source, &target, vec![], Unbind::Unused).await {
             Err(HostError::Busy { holders, .. }) => {
                 assert_eq!(holders.as_slice(), std::slice::from_ref(&own));
             }
@@ -192,15 +192,15 @@ fn busy() {
         );
         drop(open);
         let nested = tmpfs(target.join("nes\nted"));
-        match host.unbind(P, &source, &target, None, Unbind::Unused).await {
+        match host.unbind(P, &source, &target, vec![], Unbind::Unused).await {
             Err(HostError::Busy { holders, .. }) => {
                 assert_eq!(holders, [format!("mount {}/nes ted", target.display())]);
             }
             other => panic!("{other:?}"),
         }
-        host.unbind(P, &source, &target, None, Unbind::Forced).await.unwrap();
+        host.unbind(P, &source, &target, vec![], Unbind::Forced).await.unwrap();
         assert!(lines(&target).is_empty() && lines(&nested).is_empty());
-        host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap();
+        host.unbind(P, &source, &target, vec![], Unbind::Unused).await.unwrap();
     });
 }
 
@@ -223,12 +223,12 @@ fn device() {
         let bound = host.bind(P, &other.node, &root, &target, SAFE).await;
         assert!(matches!(bound, Err(HostError::Occupied(_))));
         assert!(matches!(
-            host.unbind(P, &other.node, &target, None, Unbind::Unused).await,
+            host.unbind(P, &other.node, &target, vec![], Unbind::Unused).await,
             Err(HostError::Occupied(_))
         ));
         let bound = host.bind(P, &disk.node, &root, &wrong, SAFE).await;
         assert!(matches!(bound, Err(HostError::WrongKind { .. })));
-        host.unbind(P, &disk.node, &target, None, Unbind::Unused).await.unwrap();
+        host.unbind(P, &disk.node, &target, vec![], Unbind::Unused).await.unwrap();
         assert_eq!(host.look(P, &target).await, Look::Plain);
     });
 }
@@ -257,7 +257,7 @@ fn propagation() {
             let reached = !lines(&target.join("nested")).is_empty();
             assert_eq!(reached, propagation != Propagation::Private);
             unmount(&nested, UnmountFlags::empty()).unwrap();
-            host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap();
+            host.unbind(P, &source, &target, vec![], Unbind::Unused).await.unwrap();
         }
     });
 }
@@ -272,7 +272,7 @@ fn of_a_dead_server() {
         drop(server);
         assert!(host.is_bound(P, &source, &target).await.unwrap());
         assert_eq!(host.look(P, &target).await, Look::Dead(libc::ENOTCONN));
-        host.unbind(P, &source, &target, None, Unbind::Unused).await.unwrap();
+        host.unbind(P, &source, &target, vec![], Unbind::Unused).await.unwrap();
         assert_eq!(host.look(P, &target).await, Look::Plain);
     });
 }
@@ -283,16 +283,17 @@ fn a_dead_one_gives_way() {
         let host = Host::new();
         let (source, server) = fuse(root.join("source"));
         let (again, target) = (tmpfs(root.join("again")), directory(root.join("target")));
-        let replacing = Bind { replaces_dead: true, ..SAFE };
         let alive = tmpfs(root.join("alive"));
+        let numbers = [&source, &alive].map(|path| number(path)).to_vec();
+        let replacing = Bind { replaces_dead: numbers, ..SAFE };
         host.bind(P, &alive, &root, &target, SAFE).await.unwrap();
-        let occupied = host.bind(P, &again, &root, &target, replacing).await;
+        let occupied = host.bind(P, &again, &root, &target, replacing.clone()).await;
         assert!(matches!(occupied, Err(HostError::Occupied(_))), "it lives");
-        let occupied = host.unbind(P, &again, &target, None, Unbind::Dead).await;
+        let occupied = host.unbind(P, &again, &target, vec![number(&alive)], Unbind::Dead).await;
         assert!(matches!(occupied, Err(HostError::Occupied(_))), "and is another's");
-        host.unbind(P, &alive, &target, None, Unbind::Unused).await.unwrap();
+        host.unbind(P, &alive, &target, vec![], Unbind::Unused).await.unwrap();
         host.bind(P, &source, &root, &target, SAFE).await.unwrap();
-        let _busy = rustix::fs::open(&target, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let _busy = path(&target);
         drop(server);
         let kept = host.bind(P, &again, &root, &target, SAFE).await;
         assert!(matches!(kept, Err(HostError::Occupied(_))), "only what is being healed");
@@ -300,13 +301,16 @@ fn a_dead_one_gives_way() {
         assert!(host.is_bound(P, &again, &target).await.unwrap());
         assert_eq!(lines(&target).len(), 1, "and nothing is left beneath it");
         assert!(lines(&target)[0].contains("nosuid"));
-        host.unbind(P, &again, &target, None, Unbind::Unused).await.unwrap();
+        host.unbind(P, &again, &target, vec![], Unbind::Unused).await.unwrap();
 
-        // The dead one is the bind also when another is at the source.
+        // The dead one is the bind also when another is at the source, if it has the number that was there.
         let (source, server) = fuse(root.join("source-2"));
         host.bind(P, &source, &root, &target, SAFE).await.unwrap();
+        let were = vec![number(&source)];
         drop(server);
-        assert!(host.unbind(P, &again, &target, None, Unbind::Dead).await.unwrap());
+        let occupied = host.unbind(P, &again, &target, were.clone(), Unbind::Unused).await;
+        assert!(matches!(occupied, Err(HostError::Occupied(_))), "{occupied:?}");
+        assert!(host.unbind(P, &again, &target, were, Unbind::Dead).await.unwrap());
         assert!(lines(&target).is_empty());
     });
 }
@@ -354,140 +358,5 @@ fn orphans() {
         tmpfs(full.clone());
         assert!(!host.remove_orphan(&root, &full, true).await.unwrap());
         assert_eq!(fs::read_to_string(full.join("canary")).unwrap(), "alive");
-    });
-}
-
-/// security.md, row 1: whoever owns the target's parent swaps it for a link to elsewhere, and moves it out,
-/// all the time.
-#[test]
-fn no_escape_by_renaming() {
-    apart_async("bind::no_escape_by_renaming", |root| async move {
-        let host = Host::new();
-        let source = tmpfs(root.join("source"));
-        let (below, outside) = (directory(root.join("roots")), directory(root.join("outside")));
-        let target = directory(below.join("task")).join("target");
-        directory(target.clone());
-        directory(outside.join("target"));
-        fs::write(outside.join("canary"), "alive").unwrap();
-        symlink(&outside, below.join("link")).unwrap();
-
-        static STOP: AtomicBool = AtomicBool::new(false);
-        let (task, link, away) = (below.join("task"), below.join("link"), root.join("away"));
-        let attacker = std::thread::spawn(move || {
-            while !STOP.load(Ordering::Relaxed) {
-                for _ in 0..2 {
-                    renameat_with(CWD, &task, CWD, &link, RenameFlags::EXCHANGE).unwrap();
-                }
-                renameat_with(CWD, &task, CWD, &away, RenameFlags::NOREPLACE).unwrap();
-                renameat_with(CWD, &away, CWD, &task, RenameFlags::NOREPLACE).unwrap();
-            }
-        });
-        let (mut done, mut refused, mut escaped, mut left) = (0, 0, 0, 0);
-        for _ in 0..3000 {
-            match host.bind(P, &source, &below, &target, SAFE).await {
-                Ok(()) => done += 1,
-                Err(_) => {
-                    refused += 1;
-                    left += host.mounts_below(&root).unwrap().len() - 2;
-                }
-            }
-            if !lines(&outside.join("target")).is_empty() {
-                escaped += 1;
-            }
-            // Until it comes off, which the attacker delays as well; the table shows it under whichever name.
-            while host.mounts_below(&root).unwrap().len() > 2 {
-                let _again = host.unbind(P, &source, &target, None, Unbind::Unused).await;
-            }
-        }
-        STOP.store(true, Ordering::Relaxed);
-        attacker.join().unwrap();
-        println!("{done} bound, {refused} refused, {escaped} escaped, {left} left behind");
-        assert_eq!((escaped, left), (0, 0));
-        assert!(done > 0 && refused > 0, "the race was run: {done} bound, {refused} refused");
-        assert_eq!(fs::read_to_string(outside.join("canary")).unwrap(), "alive");
-        assert_eq!(fs::read_dir(outside.join("target")).unwrap().count(), 0);
-    });
-}
-
-/// Who owns a directory above the target puts another tree in its place between the look and the unmount:
-/// what is mounted there stays.
-#[test]
-fn no_other_by_renaming() {
-    apart_async("bind::no_other_by_renaming", |root| async move {
-        let host = Host::new();
-        let source = tmpfs(root.join("source"));
-        let target = directory(root.join("task/target"));
-        let other = tmpfs(root.join("other/target"));
-        fs::write(other.join("canary"), "alive").unwrap();
-
-        static STOP: AtomicBool = AtomicBool::new(false);
-        let (task, swapped) = (root.join("task"), root.join("other"));
-        let attacker = std::thread::spawn(move || {
-            while !STOP.load(Ordering::Relaxed) {
-                for _ in 0..2 {
-                    renameat_with(CWD, &task, CWD, &swapped, RenameFlags::EXCHANGE).unwrap();
-                }
-            }
-        });
-        // Not the paths, which change while the table is read.
-        let mounts = || host.mounts_below(&root).unwrap().iter().map(|point| point.stacked).sum::<usize>();
-        let (mut done, mut refused) = (0, 0);
-        for _ in 0..500 {
-            // The attacker's tree may be in the way.
-            while host.bind(P, &source, &root, &target, SAFE).await.is_err() {}
-            while !matches!(host.unbind(P, &source, &target, None, Unbind::Unused).await, Ok(true)) {
-                refused += 1;
-            }
-            done += 1;
-            assert_eq!(mounts(), 3, "after {done} unbound, {refused} refused");
-        }
-        STOP.store(true, Ordering::Relaxed);
-        attacker.join().unwrap();
-        println!("{done} unbound, {refused} refused");
-        assert!(done > 0 && refused > 0, "the race was run: {done} unbound, {refused} refused");
-        assert_eq!(fs::read_to_string(other.join("canary")).unwrap(), "alive");
-    });
-}
-
-/// Who owns the target's parent exchanges the target itself for a link. The kernel lets no mount point be renamed, but asks only
-/// when a rename begins: what is bound meanwhile would go along. On a file system whose renames take their time.
-#[test]
-fn what_is_bound_stays_where_it_was_bound() {
-    apart_async("bind::what_is_bound_stays_where_it_was_bound", |root| async move {
-        let host = Host::new();
-        let source = tmpfs(root.join("source"));
-        let below = ext4(&root.join("image"), root.join("roots"));
-        let (target, outside) = (directory(below.join("target")), directory(root.join("outside")));
-        let link = below.join("link");
-        symlink(&outside, &link).unwrap();
-
-        static STOP: AtomicBool = AtomicBool::new(false);
-        let (here, there) = (target.clone(), link.clone());
-        let attacker = std::thread::spawn(move || {
-            while !STOP.load(Ordering::Relaxed) {
-                let _busy = renameat_with(CWD, &here, CWD, &there, RenameFlags::EXCHANGE);
-                std::thread::yield_now();
-            }
-        });
-        let (mut done, mut refused, mut moved) = (0, 0, 0);
-        for _ in 0..6000 {
-            match host.bind(P, &source, &below, &target, SAFE).await {
-                Err(_) => refused += 1,
-                Ok(()) => {
-                    done += 1;
-                    std::thread::sleep(std::time::Duration::from_micros(100));
-                    if !matches!(host.unbind(P, &source, &target, None, Unbind::Unused).await, Ok(true)) {
-                        moved += 1;
-                        let _gone = unmount(&link, UnmountFlags::DETACH);
-                    }
-                }
-            }
-            assert!(lines(&target).is_empty() && lines(&link).is_empty() && lines(&outside).is_empty());
-        }
-        STOP.store(true, Ordering::Relaxed);
-        attacker.join().unwrap();
-        println!("{done} bound, {refused} refused, {moved} moved afterwards");
-        assert!(done > 0 && refused > 0, "the race was run: {done} bound, {refused} refused");
-        assert_eq!(moved, 0, "of {done} that were bound");
     });
 }

@@ -7,6 +7,7 @@ mod bind;
 mod directories;
 mod full_disk;
 mod look;
+mod renames;
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -109,6 +110,18 @@ impl Drop for Loop {
     fn drop(&mut self) {
         let _status = Command::new("losetup").arg("--detach").arg(&self.node).status();
     }
+}
+
+/// The device number of what is mounted there; its server is not asked.
+fn number(path: &Path) -> u64 {
+    let line = lines(path).pop().expect("a mount");
+    let (major, minor) = line.split(' ').nth(2).unwrap().split_once(':').unwrap();
+    rustix::fs::makedev(major.parse().unwrap(), minor.parse().unwrap())
+}
+
+/// Held open, and not asked.
+fn path(path: &Path) -> OwnedFd {
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
 }
 
 /// A line of mountinfo for each mount at `path`.

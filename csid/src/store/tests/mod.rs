@@ -93,6 +93,7 @@ fn mount(volume: &str, consumer: &str) -> MountRow {
             secrets_given: false,
             secrets_beside: false,
             healing: false,
+            died: Vec::new(),
             node_id: String::new(),
         },
         phase: Phase::Mounted,
