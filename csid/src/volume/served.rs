@@ -29,16 +29,24 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_sec
 
 /// The volumes to look at, and the one name that each has while it has users.
 #[derive(Default)]
-pub(super) struct Served(Mutex<BTreeMap<VolumeKey, VolumeName>>);
+pub(super) struct Served(Mutex<BTreeMap<VolumeKey, Arc<VolumeName>>>);
 
 impl Served {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeKey, VolumeName>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeKey, Arc<VolumeName>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The mount has a server.
     pub(super) fn note(&self, row: &MountRow) {
-        self.lock().insert(row.volume.clone(), VolumeName::of(&row.key));
+        self.lock().insert(row.volume.clone(), Arc::new(VolumeName::of(&row.key)));
+    }
+
+    /// The volume has no rows any more, unless it was noted again since.
+    fn forget(&self, volume: &VolumeKey, noted: &Arc<VolumeName>) {
+        let mut all = self.lock();
+        if all.get(volume).is_some_and(|now| Arc::ptr_eq(now, noted)) {
+            all.remove(volume);
+        }
     }
 
     pub(super) fn has(&self, volume: &VolumeKey) -> bool {
@@ -98,7 +106,7 @@ impl Volumes {
                     for (key, name) in volumes {
                         if asked.insert(key.clone()) {
                             let shared = Arc::clone(&self.shared);
-                            looking.push(async move { (shared.look_at(&key, name).await, key) });
+                            looking.push(async move { (shared.look_at(&key, &name).await, key) });
                         }
                     }
                 }
@@ -149,11 +157,11 @@ impl Volumes {
 }
 
 impl Shared {
-    async fn look_at(&self, key: &VolumeKey, name: VolumeName) -> Result<Seen> {
+    async fn look_at(&self, key: &VolumeKey, noted: &Arc<VolumeName>) -> Result<Seen> {
         let rows = match self.directory.at_rest(key) {
             Some(volume) => volume.mounts,
             None => {
-                let VolumeName { namespace, volume } = name;
+                let VolumeName { namespace, volume } = VolumeName::clone(noted);
                 let filter = MountFilter {
                     namespace: Some(namespace),
                     volume: Some(volume),
@@ -164,7 +172,7 @@ impl Shared {
             }
         };
         if rows.is_empty() {
-            self.served.lock().remove(key);
+            self.served.forget(key, noted);
             return Ok(None);
         }
         let mut seen = Vec::new();
@@ -191,6 +199,21 @@ pub(super) fn is_healed(record: &Record) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volume::state::tests::begun;
+
+    /// Rows of none are read, a mount is made and noted, and only then what the reading says is done.
+    #[test]
+    fn a_note_that_came_meanwhile_is_kept() {
+        let (served, row) = (Served::default(), begun().mounts[0].clone());
+        served.note(&row);
+        let first = Arc::clone(&served.lock()[&row.volume]);
+        served.note(&row);
+        served.forget(&row.volume, &first);
+        assert!(served.has(&row.volume));
+        let second = Arc::clone(&served.lock()[&row.volume]);
+        served.forget(&row.volume, &second);
+        assert!(!served.has(&row.volume));
+    }
 
     #[test]
     fn what_dies_again_and_again_is_healed_ever_more_rarely() {
