@@ -95,6 +95,11 @@ impl Look {
         let Look::Dead(code) = self else { return false };
         matches!(code, libc::ENOTCONN | libc::ECONNABORTED | libc::ESHUTDOWN | libc::ESTALE)
     }
+
+    /// NFS says so of what its server no longer knows, for a moment also while that makes its exports anew: ask again.
+    pub fn is_stale(self) -> bool {
+        self == Look::Dead(libc::ESTALE)
+    }
 }
 
 /// Flags added to a mount; none is taken away.

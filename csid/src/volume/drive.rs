@@ -67,7 +67,7 @@ impl Drive<'_> {
             let seen = match self.row(key).filter(|row| row.shows()).cloned() {
                 Some(row) => {
                     self.step.set("verify");
-                    let look = self.shared.host.look(&row.volume.plugin, Path::new(&row.source)).await;
+                    let look = self.shared.look_surely(&row).await;
                     let is_healed = self.heals && look.has_lost_its_server();
                     if there(&row, &look) && !healthy(&row, &look) && !is_healed {
                         return Err(say::dead(&row));

@@ -4,17 +4,31 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::host::Look;
 use crate::store::rows::{AttachmentMode, MountRow};
 use crate::volume::Shared;
 use crate::volume::state::Sight;
 
+/// How long what is stale is given.
+const STALE: Duration = Duration::from_secs(1);
+
 impl Shared {
     /// What the kernel shows of a mount that is called mounted. A dead file system is there; one that hangs is, too.
     pub(super) async fn sight(&self, row: &MountRow) -> Sight {
         let look = self.host.look(&row.volume.plugin, Path::new(&row.source)).await;
         self.sight_of(row, &look).await
+    }
+
+    /// As [`crate::host::Host::look`], before what is dead is made again: what is stale has to be so twice.
+    pub(super) async fn look_surely(&self, row: &MountRow) -> Look {
+        let look = self.host.look(&row.volume.plugin, Path::new(&row.source)).await;
+        if !look.is_stale() {
+            return look;
+        }
+        tokio::time::sleep(STALE).await;
+        self.host.look(&row.volume.plugin, Path::new(&row.source)).await
     }
 
     /// Each row's mount, looked at now.

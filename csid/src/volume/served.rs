@@ -17,12 +17,12 @@ use crate::error::Result;
 use crate::host::Look;
 use crate::store::MountFilter;
 use crate::store::registry::{Heal, Record, VolumeName};
-use crate::store::rows::{MountRow, Phase, VolumeKey};
+use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
 use crate::volume::task::Message;
 use crate::volume::watch::Ills;
 use crate::volume::{Shared, Volumes};
 
-/// Dead is told of within twice this.
+/// Dead is told of within twice this, and what NFS calls stale within thrice.
 const EVERY: Duration = Duration::from_secs(5);
 /// The first and the longest pause after a mount was to be healed; who lives as long as the longest begins anew.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
@@ -86,6 +86,27 @@ impl Pace {
 struct Patient {
     ills: Ills,
     pace: Pace,
+    /// What was stale at the last look, and since when its row was called mounted.
+    stale: BTreeSet<(MountKey, u64)>,
+}
+
+impl Patient {
+    fn new(now: Instant) -> Self {
+        Patient { ills: Ills::new(), pace: Pace::new(now), stale: BTreeSet::new() }
+    }
+
+    /// NFS calls a file system stale also while its server's exports are made anew: that is dead once two looks in a row say
+    /// so. FUSE's word holds at once.
+    fn confirm(&mut self, seen: &mut [(Arc<MountRow>, Look)]) {
+        let before = std::mem::take(&mut self.stale);
+        for (row, look) in seen.iter_mut().filter(|(_, look)| look.is_stale()) {
+            let mount = (row.key.clone(), row.since_usec);
+            if !before.contains(&mount) {
+                *look = Look::Hung;
+            }
+            self.stale.insert(mount);
+        }
+    }
 }
 
 /// The mounts of a volume that are called mounted, looked at. `None`: it has no rows any more.
@@ -126,14 +147,15 @@ impl Volumes {
         seen: Result<Seen>,
         patients: &mut BTreeMap<VolumeKey, Patient>,
     ) -> Result<()> {
-        let Some(seen) = seen? else {
+        let Some(mut seen) = seen? else {
             patients.remove(key);
             return Ok(());
         };
         // What is found is told by events, and a damaged journal takes none.
         self.shared.store.writable()?;
         let now = Instant::now();
-        let mut patient = patients.remove(key).unwrap_or(Patient { ills: Ills::new(), pace: Pace::new(now) });
+        let mut patient = patients.remove(key).unwrap_or_else(|| Patient::new(now));
+        patient.confirm(&mut seen);
         let rows: Vec<_> = seen.iter().map(|(row, look)| (&**row, look)).collect();
         match self.shared.tell(patient.ills.clone(), &rows).await {
             Ok(ills) => patient.ills = ills,
@@ -213,6 +235,31 @@ mod tests {
         let second = Arc::clone(&served.lock()[&row.volume]);
         served.forget(&row.volume, &second);
         assert!(!served.has(&row.volume));
+    }
+
+    #[test]
+    fn what_is_stale_is_dead_at_the_second_look_and_what_is_not_connected_at_the_first() {
+        const STALE: Look = Look::Dead(libc::ESTALE);
+        const NOT_CONNECTED: Look = Look::Dead(libc::ENOTCONN);
+        const HEALTHY: Look = Look::Mounted { device: 1, served: true };
+        let row = begun().mounts[0].clone();
+        let mut again = MountRow::clone(&row);
+        again.since_usec += 1;
+        let mut patient = Patient::new(Instant::now());
+        for (row, look, is) in [
+            (&row, NOT_CONNECTED, NOT_CONNECTED),
+            (&row, STALE, Look::Hung),
+            (&row, HEALTHY, HEALTHY),
+            (&row, STALE, Look::Hung),
+            (&row, STALE, STALE),
+            (&row, STALE, STALE),
+            // It was mounted anew.
+            (&Arc::new(again), STALE, Look::Hung),
+        ] {
+            let mut seen = [(Arc::clone(row), look)];
+            patient.confirm(&mut seen);
+            assert_eq!(seen[0].1, is, "{look:?}");
+        }
     }
 
     #[test]
