@@ -4,6 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use csid_tests::backend::Server;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Lie, Rule};
 use csid_tests::world::{World, count, eventually, refusal, within_time, world};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What the issue promises.
@@ -221,6 +223,55 @@ fn one_that_is_only_to_be_reported_stays_as_it_is_until_it_is_unmounted() {
         unmount(&client, "w", "job").await.unwrap();
         w.nothing_left(&client).await;
         w.plugin("p").assert_rules();
+    });
+}
+
+/// Who may write above the target renames a directory into its place where somebody else's mount is dead, or a link to it.
+#[test]
+fn a_dead_mount_that_is_not_the_volumes_own_stays_and_is_said() {
+    world(async |w| {
+        let client = running(w).await;
+        w.plugin("p").rules([served()]);
+        let (task, other, link) = (w.path("targets/task"), w.path("targets/other"), w.path("targets/link"));
+        for directory in [&task, &other] {
+            fs::create_dir(directory).unwrap();
+        }
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        let (target, others) = (task.join("t"), other.join("t"));
+        fs::create_dir(&others).unwrap();
+        let mut server = Command::new("bindfs").arg("-f").arg(w.path("etc")).arg(&others).spawn().unwrap();
+        eventually("it is mounted", async || kernel::stacked(&others).unwrap() == 1).await;
+        declared(&client, "v", Heal::Remount).await;
+        used(&client, "v", "job", at(&target)).await;
+        let swap = |with: &Path| renameat_with(CWD, &task, CWD, with, RenameFlags::EXCHANGE).unwrap();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        for (instead, word) in [(&link, "symbolic link"), (&other, "something else is mounted")] {
+            let before = cursor(&client).await;
+            let published = w.plugin("p").count("NodePublishVolume", "");
+            swap(instead);
+            signal(w, "v", Signal::KILL);
+            event_within(NOTICED, &client, before, &["mount-dead"], "default/v").await;
+            within_time(HEALED_AGAIN, "it is published anew", async || {
+                w.plugin("p").count("NodePublishVolume", "") > published
+            })
+            .await;
+            let force = UnmountOptions { force: Some(true), ..UnmountOptions::default() };
+            let (_, error) = refusal(client.unmount(NAMESPACE, "v", "job", force).await);
+            assert!(error.message.contains(word), "{error}");
+            swap(instead);
+            unmount(&client, "v", "job").await.unwrap();
+            assert_eq!((kernel::stacked(&others).unwrap(), kernel::stacked(&target).unwrap()), (1, 0));
+            let options =
+                MountOptions { target: Some(target.to_str().unwrap().to_owned()), ..Default::default() };
+            used(&client, "v", "job", options).await;
+        }
+        let before = cursor(&client).await;
+        signal(w, "v", Signal::KILL);
+        healed(&client, before, "v", "job", HEALED_AGAIN * 2).await;
+        unmount(&client, "v", "job").await.unwrap();
+        rustix::mount::unmount(&others, rustix::mount::UnmountFlags::DETACH).unwrap();
+        w.nothing_left(&client).await;
     });
 }
 
