@@ -89,7 +89,7 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         },
         Kind::AlreadyExists if registering => {
             format!(
-                "See it with `csictl plugin show {plugin}`; to replace it, first `csictl plugin unregister \
+                "See it with `csictl plugin show {plugin}`; a new version takes its place by `csictl plugin upgrade \
                  {plugin}`."
             )
         }
@@ -203,6 +203,13 @@ mod tests {
         let tried = Tried { command: "release", ..tried };
         let hint = said(Kind::Uncertain, Details::default(), &tried);
         assert!(hint.contains("`csictl release ns 'my vol' job`"), "{hint}");
+    }
+
+    #[test]
+    fn a_new_version_of_a_plugin_is_an_upgrade() {
+        let tried = Tried { command: "plugin register", plugin: Some("nfs".into()), ..Tried::default() };
+        let hint = said(Kind::AlreadyExists, Details::default(), &tried);
+        assert!(hint.contains("`csictl plugin upgrade nfs`") && !hint.contains("unregister"), "{hint}");
     }
 
     #[test]

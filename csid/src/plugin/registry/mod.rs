@@ -295,8 +295,8 @@ impl Plugins {
                 Origin::File(_) => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
                 Origin::Bus | Origin::Socket if entry.spec.same(spec) => Ok(true),
                 Origin::Bus | Origin::Socket => exists(format!(
-                    "instance `{instance}` of the plugin {id} is registered with another spec; unregister it first, or \
-                     register another instance"
+                    "instance `{instance}` of the plugin {id} is registered with another spec; `csictl plugin upgrade {id} \
+                     --replace {instance}` gives it a new version, and another instance may be registered beside it"
                 )),
             };
         }
