@@ -1,12 +1,13 @@
 //! Which settings of a unit keep its mounts from the host. systemd gives a unit that has one a mount namespace of its own,
 //! out of which nothing propagates, whatever MountFlags= says. A process of root's with more capabilities than csid does not
-//! show csid its namespace, so systemd is asked what it has been given.
+//! show csid its namespace, so systemd is asked what it has been given, or to look.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use zbus::{OwnedVariant, Variant};
 
-use super::units::{Units, UnitsError};
+use super::units::{Units, UnitsError, command};
 
 /// Each of these alone does it, unless it is empty, off or its default. With PrivateUsers= there is no namespace, and no
 /// right to mount either. Those of newer systemds are simply not there on older ones.
@@ -42,6 +43,8 @@ const HIDING: [&str; 30] = [
     "RootImage",
     "TemporaryFileSystem",
 ];
+/// For a look into `/proc`.
+const LOOK_USEC: u64 = 10_000_000;
 const OFF: [&str; 5] = ["", "no", "off", "default", "all"];
 
 impl Units {
@@ -54,6 +57,34 @@ impl Units {
         let failed = |source| UnitsError::Call { call, unit: unit.to_owned(), source };
         let properties: HashMap<String, OwnedVariant> = answer.body().deserialize().map_err(failed)?;
         Ok(hiding(&properties))
+    }
+
+    /// Whether a process that runs mounts where the host sees it, whatever its unit says by now: it has the mount namespace of PID 1,
+    /// and the user namespace that has a right to it. A unit with all of root's capabilities looks.
+    pub async fn is_in_hosts_namespaces(&self, pid: u32) -> Result<bool, UnitsError> {
+        let unit = format!("csid-look-{pid}.service");
+        let same = |kind: &str| {
+            let of = |pid: &str| format!("/proc/{pid}/ns/{kind}");
+            command(&["/usr/bin/test".to_owned(), of(&pid.to_string()), "-ef".to_owned(), of("1")])
+        };
+        let properties: Vec<(&str, Variant<'_>)> = vec![
+            ("Description", format!("Whether the host sees what process {pid} mounts").into()),
+            ("Type", "oneshot".into()),
+            ("ExecStart", [same("mnt"), same("user")].concat().into()),
+            ("TimeoutStartUSec", LOOK_USEC.into()),
+        ];
+        self.start_transient_unit(&unit, &properties).await?;
+        let mut pause = Duration::from_millis(5);
+        loop {
+            // systemd forgets it when it has ended well.
+            let Some(state) = self.state(&unit).await? else { return Ok(true) };
+            if state.at_rest() {
+                self.reset_failed(&unit).await?;
+                return Ok(state.active == "inactive");
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(200));
+        }
     }
 }
 

@@ -409,7 +409,7 @@ fn check_service(unit: &str) -> Result<()> {
     if stem.starts_with('@') || stem.ends_with('@') {
         return Err(Error::invalid(format!("unit: {unit} is a template; name an instance of it")));
     }
-    let own = ["csi-plugin-", "csi-exec-", "csid-network-", "csid-log-", "csid-credential-"];
+    let own = ["csi-plugin-", "csi-exec-", "csid-network-", "csid-log-", "csid-credential-", "csid-look-"];
     if stem == "csid" || own.iter().any(|own| stem.starts_with(own)) {
         return Err(Error::invalid(format!("unit: {unit} is csid's own")));
     }

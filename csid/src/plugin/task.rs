@@ -128,6 +128,8 @@ pub(super) struct Task {
     /// Why the host does not see what this process mounts; `None`: that was not looked at yet.
     hidden: Option<Option<String>>,
     load: Arc<Load>,
+    /// The process, where csid has not started it itself.
+    adopted: Option<u32>,
     backoff: Backoff,
     /// When the process that runs was ready first.
     ready_since: Option<Instant>,
@@ -183,7 +185,7 @@ impl Task {
             ..PluginView::default()
         };
         let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
-        let (asked, print, hidden, load) = (Vec::new(), None, None, Arc::default());
+        let (asked, print, hidden, adopted, load) = (Vec::new(), None, None, None, Arc::default());
         let backoff = Backoff::new(shared.pace.restart, shared.pace.longest);
         let (ready_since, told) = (None, Vec::new());
         let task = Task {
@@ -199,6 +201,7 @@ impl Task {
             print,
             hidden,
             load,
+            adopted,
             backoff,
             ready_since,
             told,
@@ -398,7 +401,8 @@ impl Task {
         }
         if self.hidden.is_none() {
             let (units, unit) = (&self.shared.units, &self.place.unit);
-            self.hidden = Some(visible::hidden(units, &self.view.id, &self.spec, unit).await?);
+            let hidden = visible::hidden(units, &self.view.id, &self.spec, unit, self.adopted);
+            self.hidden = Some(hidden.await?);
         }
         Ok(self.hidden.clone().flatten())
     }

@@ -1,5 +1,6 @@
 //! Whether the host sees what a plugin mounts: looked at once for each start of a plugin with a node service, before anything is
-//! asked of it.
+//! asked of it. What its unit says is what a process was started with that csid has started; of another one it may say what the
+//! next one will be started with, so that one is looked at itself.
 
 use super::profile::{self, Profile};
 use super::spec::PluginSpec;
@@ -11,9 +12,20 @@ pub(super) async fn hidden(
     id: &str,
     spec: &PluginSpec,
     unit: &str,
+    adopted: Option<u32>,
 ) -> Result<Option<String>, UnitsError> {
     let settings = units.hiding(unit).await?;
-    Ok((!settings.is_empty()).then(|| why(id, spec, unit, &settings)))
+    if settings.is_empty() {
+        return Ok(None);
+    }
+    let why = why(id, spec, unit, &settings);
+    if let Some(pid) = adopted
+        && units.is_in_hosts_namespaces(pid).await?
+    {
+        tracing::warn!(plugin = %id, pid, "this process was started without what the next one would be: {why}");
+        return Ok(None);
+    }
+    Ok(Some(why))
 }
 
 fn why(id: &str, spec: &PluginSpec, unit: &str, settings: &[String]) -> String {

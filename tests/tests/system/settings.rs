@@ -114,6 +114,21 @@ fn a_profile_is_what_the_unit_has_unless_a_drop_in_says_otherwise() {
     }
     m.run(&format!("{mount} && csictl unmount demo data web"));
 
+    // One that is for the next start only says nothing of the process that runs.
+    m.write(&format!("{own}/20-hide.conf"), "[Service]\nPrivateTmp=yes\n");
+    let before = property(&m, "blk", "MainPID");
+    m.run("systemctl daemon-reload && systemctl restart csid");
+    ready(&m, "blk");
+    m.run(&format!("{mount} && csictl unmount demo data web"));
+    assert_eq!(property(&m, "blk", "MainPID"), before);
+    m.until("journalctl -u csid | grep -q 'started without what the next one would be.*PrivateTmp=yes'");
+    // Nor does a csid that comes later take a hidden one for one that is not.
+    m.run("csictl plugin restart blk --deadline 1s || true");
+    refused(&m, "blk", "PrivateTmp=yes");
+    m.run("systemctl restart csid");
+    refused(&m, "blk", "PrivateTmp=yes");
+    assert_eq!(m.run("systemctl list-units --all --plain --no-legend 'csid-look-*'"), "");
+
     // One that would hide the plugin's mounts is found before the first of them, and named.
     let mut named = 0;
     for (setting, shown) in [

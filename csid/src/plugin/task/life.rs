@@ -97,6 +97,7 @@ impl Task {
                         plugin = %self.view.id, unit = %self.place.unit, pid = running.process.pid,
                         adopted = !running.started, "the plugin runs"
                     );
+                    self.adopted = (!running.started).then_some(running.process.pid);
                     self.restarted(again).await;
                     self.set("starting", "", None).await;
                     return running.process;
