@@ -356,7 +356,7 @@ impl Daemon {
     fn begin_reload(&self, reply: Option<oneshot::Sender<crate::Result<()>>>) {
         let handles = self.handles.clone();
         tokio::spawn(async move {
-            let result = handles.reload().await;
+            let result = reload::patiently(handles.reload()).await;
             if let Err(error) = &result {
                 tracing::error!("the configuration was not taken: {error}");
             }

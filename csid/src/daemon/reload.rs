@@ -1,6 +1,7 @@
 //! What csid reads at its start and at a reload: csid.toml, plugins.d, volumes.d.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sd_notify::NotifyState;
 use serde_json::Value;
@@ -35,6 +36,22 @@ pub(super) fn load_config(directories: &Directories) -> anyhow::Result<Config> {
         }
     }
     Ok(config)
+}
+
+/// So long does systemd wait at least, from each time on that it is told.
+const EXTENDED: Duration = Duration::from_secs(60);
+
+/// systemd gives a reload as long as a start, and one that upgrades a plugin may take longer: it is told as long as that goes on.
+pub(super) async fn patiently<T>(reload: impl Future<Output = T>) -> T {
+    let mut due = tokio::time::interval(EXTENDED / 4);
+    tokio::pin!(reload);
+    loop {
+        tokio::select! {
+            biased;
+            reloaded = &mut reload => return reloaded,
+            _ = due.tick() => notify(&[NotifyState::ExtendTimeoutUsec(EXTENDED.as_micros() as u32)]),
+        }
+    }
 }
 
 /// The rooms, and what a reload changes.

@@ -255,6 +255,7 @@ fn systemd_is_told() {
         assert!(!w.told("RELOADING=1"));
         client.reload(CallOptions::default()).await.unwrap();
         eventually("RELOADING", async || w.told("RELOADING=1")).await;
+        eventually("that it may take its time", async || w.told("EXTEND_TIMEOUT_USEC=60000000")).await;
         unmount(&client, "v", "job").await.unwrap();
         w.stop().await;
         eventually("STOPPING", async || w.told("STOPPING=1")).await;

@@ -187,6 +187,14 @@ fn a_reboot_takes_a_hold_mount_and_a_consumers_target_in_order() {
     assert_eq!(words, "0");
 }
 
+/// systemd 254 gives a unit with a network of its own a mount namespace, which 252, where this runs, does not.
+#[test]
+fn the_unit_says_that_it_has_the_hosts_mounts() {
+    let unit = include_str!("../../../systemd/csid.service");
+    let has = |line: &str| unit.lines().any(|of| of == line);
+    assert!(has("PrivateNetwork=yes") && has("PrivateMounts=no"), "{unit}");
+}
+
 #[test]
 fn the_unit_is_hardened() {
     let m = Machine::with_csid();

@@ -115,6 +115,20 @@ fn no_write_fails_while_a_plugin_is_upgraded() {
     define(serve, "");
     assert_eq!(m.run(&instances("local")), "default");
     assert_eq!(running(&m, "local"), "default active");
+    // systemd does not lose its patience with a reload that goes on, as it does with any other.
+    let brief = "/etc/systemd/system/csid.service.d/brief.conf";
+    m.run("mkdir -p /etc/systemd/system/csid.service.d");
+    m.write(brief, "[Service]\nTimeoutStartSec=2s\nExecReload=\nExecReload=/usr/bin/sleep 4\n");
+    m.run("systemctl daemon-reload && ! systemctl reload csid");
+    m.write(brief, "[Service]\nTimeoutStartSec=2s\n");
+    m.write(
+        "/etc/csid/plugins.d/local.toml",
+        &format!("supervision = \"managed\"\nargv = [\"/usr/local/sbin/slow-driver\", {serve}]\n"),
+    );
+    m.run("systemctl daemon-reload && systemctl reload csid");
+    assert_eq!(running(&m, "local"), "i1 active");
+    m.run(&format!("rm {brief} && systemctl daemon-reload"));
+    goes_on("local");
     // Two cannot listen at one socket: one after the other.
     let endpoint = "environment = { CSI_ENDPOINT = \"unix:///run/local.sock\" }\n";
     define(serve, endpoint);
