@@ -212,12 +212,12 @@ async fn start(
     loaded: bool,
 ) -> Result<(), StartError> {
     spec.check_program().map_err(|error| StartError::Program(error.message))?;
-    network::prepare(units, &spec.network, place.network.as_ref()).await?;
+    let requires = network::prepare(units, &spec.network, place.network.as_ref()).await?;
     prepare_socket(place).map_err(|source| StartError::Socket { path: place.socket.clone(), source })?;
     if loaded {
         units.reset_failed(&place.unit).await?;
     }
-    let service = service(id, spec, place);
+    let service = Service { requires, ..service(id, spec, place) };
     match units.start_transient(&service).await {
         // systemd forgets a unit that is at rest, but not while processes are left in it: they may be mounts.
         Err(UnitsError::Exists { unit }) => {
@@ -245,7 +245,7 @@ fn service(id: &str, spec: &PluginSpec, place: &Place) -> Service {
         syslog_identifier: id.to_owned(),
         journal: spec.log == Log::Journal,
         target: TARGET,
-        requires: place.network.as_ref().map(|commands| commands.unit().to_owned()),
+        requires: None,
         settings: profile::settings(spec, place),
     }
 }
@@ -264,13 +264,10 @@ fn prepare_socket(place: &Place) -> io::Result<()> {
     }
 }
 
-/// Stop the unit, then what its network was made by, and forget its socket.
+/// Stop the unit, and forget its socket.
 pub(super) async fn stop(units: &Units, place: &Place) -> Result<(), UnitsError> {
     units.stop(&place.unit).await?;
     units.reset_failed(&place.unit).await?;
-    if let Some(commands) = &place.network {
-        commands.clear(units).await?;
-    }
     if let Some(directory) = &place.directory {
         let removed = std::fs::remove_file(&place.socket)
             .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })

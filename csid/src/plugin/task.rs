@@ -27,7 +27,7 @@ use super::node_ids::{NodeIds, disputed};
 use super::rpc::{Class, Limit, Peer, RpcError, Stops, presentable};
 use super::spec::{Log, Place, PluginSpec, Supervision};
 use super::supervise;
-use super::{PluginChange, PluginView, Service, channel, events, visible};
+use super::{PluginChange, PluginView, Service, channel, events, network, visible};
 use crate::error::{Error, Kind, Result};
 use crate::host::units::{Units, UnitsError};
 use crate::store::Store;
@@ -109,6 +109,7 @@ pub(super) struct Shared {
     pub closed: Arc<AtomicBool>,
     pub limit: Limit,
     pub node_ids: Arc<NodeIds>,
+    pub namespaces: network::Namespaces,
     pub pace: Pace,
 }
 
@@ -127,9 +128,9 @@ pub(super) struct Task {
     print: Option<Fingerprint>,
     /// Why the host does not see what this process mounts; `None`: that was not looked at yet.
     hidden: Option<Option<String>>,
-    load: Arc<Load>,
     /// The process, where csid has not started it itself.
     adopted: Option<u32>,
+    load: Arc<Load>,
     backoff: Backoff,
     /// When the process that runs was ready first.
     ready_since: Option<Instant>,
@@ -200,8 +201,8 @@ impl Task {
             view,
             print,
             hidden,
-            load,
             adopted,
+            load,
             backoff,
             ready_since,
             told,
@@ -257,10 +258,9 @@ impl Task {
     async fn stop_unit(&mut self, how: How) -> Result<()> {
         self.peer.stops.begin();
         self.set("stopping", "", None).await;
-        let (units, place) = (&self.shared.units, &self.place);
         let stopped = match self.spec.supervision {
-            Supervision::Unit => supervise::restart(units, place).await,
-            Supervision::Managed | Supervision::External => supervise::stop(units, place).await,
+            Supervision::Unit => supervise::restart(&self.shared.units, &self.place).await,
+            Supervision::Managed | Supervision::External => self.stop_own().await,
         };
         if stopped.is_err() || how == How::Restart {
             self.peer.stops.end();
@@ -269,6 +269,12 @@ impl Task {
             Error::internal(format!("the plugin {} was not stopped: {error}", self.view.id))
                 .with(|details| details.retryable = true)
         })
+    }
+
+    /// Stop the unit that csid has defined, then what its network was made by.
+    async fn stop_own(&self) -> std::result::Result<(), UnitsError> {
+        supervise::stop(&self.shared.units, &self.place).await?;
+        network::clear(&self.shared.units, &self.spec.network, &self.shared.namespaces).await
     }
 
     /// Make and keep contact; returns why a process was never ready whose time is `limited`.

@@ -275,11 +275,27 @@ fn a_plugin_has_the_propagation_and_the_network_that_it_is_given() {
     let other = property(&m, "blk", "MainPID");
     m.run("csictl plugin restart p");
     assert!(in_namespace("made") && property(&m, "blk", "MainPID") == other);
+    // Also one that says no more how it is made.
+    define(&m, "p", &[TEST_PLUGIN, made[1]]);
+    ready(&m, "p");
     m.run("rm /etc/csid/plugins.d/blk.toml && systemctl reload csid");
-    assert!(in_namespace("made"));
+    assert!(in_namespace("made"), "its plugin is in it yet");
+    define(&m, "p", &made);
+    ready(&m, "p");
+    define(&m, "p", &[TEST_PLUGIN, made[1]]);
+    ready(&m, "p");
+    assert!(in_namespace("made"), "nobody would make it anew");
     m.run("rm /etc/csid/plugins.d/p.toml && systemctl reload csid");
     assert_eq!(m.run("ls /run/netns"), "storage", "what commands made is gone, what others made is not");
     m.run(&format!("! systemctl --quiet is-active {unit}"));
+    // What others made is taken as it is, and stays.
+    m.run("ip netns add made");
+    define(&m, "p", &made);
+    ready(&m, "p");
+    assert!(in_namespace("made"));
+    m.run("csictl plugin restart p && rm /etc/csid/plugins.d/p.toml && systemctl reload csid");
+    assert_eq!(m.run("ls /run/netns | xargs"), "made storage");
+    m.run("ip netns delete made");
 
     // Commands that fail, or make nothing, are told of.
     define(&m, "p", &[TEST_PLUGIN, made[1], r#"network-prestart = ["/usr/bin/false"]"#, made[3]]);

@@ -9,7 +9,7 @@ use super::upgrade::Outcome;
 use super::{Entry, Kept, Origin, Plugins, stop, to_the_end};
 use crate::error::Result;
 use crate::plugin::spec::unit_name;
-use crate::plugin::{PluginSpec, Supervision};
+use crate::plugin::{Network, PluginSpec, Supervision};
 use crate::store::Change;
 use crate::store::rows::PluginRow;
 
@@ -141,6 +141,9 @@ impl Plugins {
                 true => (How::Leave, runs.instance()),
                 false => (How::Unit, spec.instance()),
             };
+            // Nobody makes it anew, so it stays.
+            let namespace = if spec.network_prestart.is_empty() { &spec.network } else { &Network::Host };
+            self.0.shared.namespaces.add(namespace);
             if self.retire(&id, runs, how, &mut applied).await {
                 if name != runs.instance() {
                     changes.push(Change::DeletePlugin(id.clone(), runs.instance().to_owned()));
@@ -148,6 +151,7 @@ impl Plugins {
                 self.add_filed(&id, name, &spec, Kept::default());
                 applied.changed.push(id);
             }
+            self.0.shared.namespaces.remove(namespace);
         }
         if !changes.is_empty() {
             self.commit(changes).await?;

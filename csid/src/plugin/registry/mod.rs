@@ -24,6 +24,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use upgrade::Upgrade;
 
 use super::instance::{Common, Hands};
+use super::network::Namespaces;
 use super::node_ids::NodeIds;
 use super::rpc::Limit;
 use super::spec::{Place, PluginSpec};
@@ -76,11 +77,11 @@ pub(super) struct Entry {
     stops: mpsc::Sender<Stop>,
     /// The instance in whose place it is to be, as long as it is only tried.
     replaces: Option<String>,
-    /// Who has it in hand; absent: it was replaced, and nobody is given it any more.
     /// What that one was, as the journal has it.
     before: Option<Facts>,
     /// The instance whose place it took.
     replaced: Option<String>,
+    /// Who has it in hand; absent: it was replaced, and nobody is given it any more.
     pub hands: Option<Hands>,
 }
 
@@ -138,6 +139,7 @@ impl Plugins {
             closed: Arc::new(AtomicBool::new(false)),
             limit: Limit::new(rpc),
             node_ids: Arc::new(NodeIds::of(node_ids)),
+            namespaces: Namespaces::default(),
             pace,
         };
         let plugins = Plugins(Arc::new(Registry {
@@ -335,6 +337,7 @@ impl Plugins {
     fn add_kept(&self, id: &str, kept: Kept, owner: u32, origin: Origin, number: u64) {
         let Kept { spec, replaces, before, replaced, .. } = kept;
         let place = Place::of(&self.0.directories, id, &spec);
+        self.0.shared.namespaces.add(&spec.network);
         let (probes, asked) = mpsc::channel(PROBES);
         // One stop at a time; the next one waits.
         let (stops, stopped) = mpsc::channel(1);
@@ -373,7 +376,13 @@ impl Plugins {
         let last = {
             let mut plugins = self.entries();
             let left = plugins.get_mut(id).map(|entries| {
-                entries.retain(|entry| entry.spec.instance() != instance);
+                entries.retain(|entry| {
+                    let stays = entry.spec.instance() != instance;
+                    if !stays {
+                        self.0.shared.namespaces.remove(&entry.spec.network);
+                    }
+                    stays
+                });
                 entries.len()
             });
             left == Some(0) && plugins.remove(id).is_some()
