@@ -73,6 +73,8 @@ impl Units {
             ("ExecStart", [same("mnt"), same("user")].concat().into()),
             ("TimeoutStartUSec", LOOK_USEC.into()),
         ];
+        // What a csid that was killed had asked, of this pid.
+        self.reset_failed(&unit).await?;
         self.start_transient_unit(&unit, &properties).await?;
         let mut pause = Duration::from_millis(5);
         loop {
