@@ -117,6 +117,24 @@ fn cancel_operation_reaches_the_rpc() {
     });
 }
 
+/// systemd knows which commands in plugins run; here is none.
+#[test]
+fn operations_are_listed_also_while_systemd_does_not_answer() {
+    world(async |w| {
+        let client = slow(w).await;
+        let call = spawn(&client, named("my-mount", inline("v")));
+        reached(w, "NodeStageVolume").await;
+        let begun = r#"{"plugin": "p", "uid": 0, "terminal": null, "request": null, "end": null}"#;
+        std::fs::create_dir_all(w.path("run/exec")).unwrap();
+        std::fs::write(w.path("run/exec/csi-exec-0123456789abcdef.json"), begun).unwrap();
+        let operations = client.list_operations().await.expect("what csid itself does");
+        assert_eq!(operations.iter().map(|o| o.id.as_str()).collect::<Vec<_>>(), ["my-mount"]);
+        client.cancel_operation("my-mount").await.unwrap();
+        assert_eq!(refusal(call.await.unwrap()).0, Kind::Cancelled);
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn cancelling_one_of_two_callers_withdraws_only_that_one() {
     world(async |w| {

@@ -1,11 +1,16 @@
 //! Commands that are run in a plugin: whose they are, and that each is an event before it is begun.
 
+use std::time::Duration;
+
 use super::super::spec::Place;
 use super::super::{events, lookup};
 use super::Plugins;
 use crate::error::{Error, Kind, Result};
 use crate::host::exec::{Commands, End, ExecError, Record, Request, Run, Size, Streams};
 use crate::store::{Change, Durability};
+
+/// Whoever lists operations waits so long for systemd.
+const ASKED: Duration = Duration::from_secs(2);
 
 /// What is to be run in a plugin.
 pub struct Exec {
@@ -105,9 +110,12 @@ impl Plugins {
         }
     }
 
-    /// Commands that run, of all plugins.
+    /// Commands that run, of all plugins. It asks systemd, and waits a moment for the answer.
     pub async fn execs(&self) -> Result<Vec<Run>> {
-        self.commands().running().await.map_err(|error| failed("", error))
+        let commands = self.commands();
+        let silent = |_| Error::internal(format!("systemd has not answered in {} s", ASKED.as_secs()));
+        let asked = tokio::time::timeout(ASKED, commands.running()).await.map_err(silent)?;
+        asked.map_err(|error| failed("", error))
     }
 
     /// Whose a command is, if there is one of that name that has not ended.
