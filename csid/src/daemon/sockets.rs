@@ -6,8 +6,11 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use anyhow::Context;
+use rustix::net::AddressFamily;
 
-/// FileDescriptorName= of csid-metrics.socket. What has another name is the private socket.
+/// What systemd calls csid.socket's where it has no FileDescriptorName=.
+const PRIVATE: &str = "csid.socket";
+/// FileDescriptorName= of csid-metrics.socket.
 const METRICS: &str = "metrics";
 
 pub(super) struct Sockets {
@@ -24,7 +27,13 @@ pub(super) fn listen(runtime: &Path) -> anyhow::Result<Sockets> {
         passed = true;
         match name.as_str() {
             METRICS => metrics.push(socket),
-            _ => drop(private.get_or_insert(socket)),
+            // Who its callers are, only such a one tells.
+            PRIVATE if private.is_none() && is_unix(&socket) => private = Some(socket),
+            _ => tracing::warn!(
+                name,
+                "a socket that systemd passes is closed: the private one is a Unix socket, the first of {PRIVATE}, and those of \
+                 {METRICS} are the metrics'"
+            ),
         }
     }
     if !passed {
@@ -33,6 +42,10 @@ pub(super) fn listen(runtime: &Path) -> anyhow::Result<Sockets> {
     let private = private.map_or_else(|| own(&runtime.join("csid.sock")), |socket| Ok(socket.into()))?;
     private.set_nonblocking(true)?;
     Ok(Sockets { private, metrics })
+}
+
+fn is_unix(socket: &OwnedFd) -> bool {
+    rustix::net::sockopt::socket_domain(socket).is_ok_and(|domain| domain == AddressFamily::UNIX)
 }
 
 fn own(path: &Path) -> anyhow::Result<UnixListener> {

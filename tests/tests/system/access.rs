@@ -141,3 +141,21 @@ fn signals_and_the_group() {
     let nobody = m.try_run("runuser -u nobody -- csictl mounts");
     assert!(!nobody.status.success());
 }
+
+/// A socket unit of an administrator's, or a mistake, gives csid a socket that is neither of its own.
+#[test]
+fn only_csids_own_socket_is_the_private_one() {
+    let m = Machine::with_csid();
+    m.run("mkdir -p /etc/systemd/system/csid.socket.d");
+    m.write("/etc/systemd/system/a.socket", "[Socket]\nListenStream=127.0.0.1:4242\nService=csid.service\n");
+    m.write(
+        "/etc/systemd/system/csid.socket.d/a.conf",
+        "[Socket]\nListenStream=\nListenStream=127.0.0.1:4243\nListenStream=/run/csid/csid.sock\n",
+    );
+    m.run("systemctl daemon-reload && systemctl stop csid.service csid.socket");
+    m.run("systemctl start a.socket csid.socket csid.service");
+    m.run("CSID_SOCKET=/run/csid/csid.sock csictl status");
+    m.run("journalctl --sync || true");
+    let told = m.run("journalctl --unit csid --grep 'systemd passes is closed'");
+    assert_eq!(told.lines().count(), 2, "{told}");
+}
