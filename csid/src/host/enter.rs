@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, pidfd_open};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
@@ -72,6 +72,10 @@ fn os<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> EnterError {
 
 /// `record`: the file of the command that is to be run.
 pub fn main(record: &Path) -> ExitCode {
+    if let Err(error) = hide() {
+        eprintln!("csid: {error}");
+        return ExitCode::FAILURE;
+    }
     let (mut kept, request) = match Kept::take(record) {
         Ok(taken) => taken,
         Err(error) => {
@@ -91,6 +95,12 @@ pub fn main(record: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// No process of the plugin's traces this one, which is the host's root among them, or reads its memory. A command is
+/// not bound by it.
+fn hide() -> Result<(), EnterError> {
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(os("PR_SET_DUMPABLE"))
 }
 
 /// The command's file, by its directory's descriptor: where the helper goes no path leads to it.
@@ -336,7 +346,7 @@ fn groups(process: &Path, request: &Request) -> Result<Vec<Group>, EnterError> {
         std::fs::read_to_string(&path).map_err(at(path))
     };
     let (theirs, own) = (text(process)?, text(Path::new("/proc/self"))?);
-    if !theirs.lines().any(|line| line.split('/').any(|part| part == request.unit)) {
+    if !is_within(&theirs, &request.group) {
         return Err(EnterError::Another { unit: request.unit.clone(), pid: request.pid });
     }
     let open = |path: PathBuf| File::options().write(true).open(&path).map_err(at(path));
@@ -346,6 +356,14 @@ fn groups(process: &Path, request: &Request) -> Result<Vec<Group>, EnterError> {
         Ok(Group { theirs: group(theirs)?, own: group(own)? })
     });
     pairs.collect()
+}
+
+/// Whether this `/proc/PID/cgroup` is of a process in `group`, or in one below it, in systemd's own hierarchy.
+fn is_within(theirs: &str, group: &str) -> bool {
+    let of =
+        |controllers: &str| theirs.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(controllers));
+    let theirs = of("name=systemd:").or_else(|| of(":")).and_then(|theirs| theirs.strip_prefix(group));
+    group.len() > 1 && theirs.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Of two `/proc/PID/cgroup`, with lines `ID:CONTROLLERS:GROUP`, the hierarchies in which they are not in one group.
@@ -395,6 +413,32 @@ mod tests {
         assert_eq!(files, wanted);
     }
 
+    #[test]
+    fn a_units_process_is_known_by_its_whole_control_group() {
+        let driver = "/system.slice/driver.service";
+        let within = |group: &str| {
+            let hybrid = format!("2:freezer:{driver}\n1:name=systemd:{group}\n0::/x\n");
+            let both = [is_within(&hybrid, driver), is_within(&format!("0::{group}\n"), driver)];
+            assert_eq!(both[0], both[1], "{group}");
+            both[0]
+        };
+        assert!(within(driver) && within(&format!("{driver}/supervisor")));
+        for other in
+            ["/", "/system.slice", "/user.slice/u.service/driver.service", "/system.slice/driver.services"]
+        {
+            assert!(!within(other), "{other}");
+        }
+        assert!(!within(&format!("/user.slice{driver}")));
+        assert!(!is_within("0::/system.slice/x.service\n", "") && !is_within("0::/x\n", "/"));
+    }
+
+    #[test]
+    fn the_helpers_memory_is_nobodys_to_read() {
+        hide().unwrap();
+        let behaviour = rustix::process::dumpable_behavior().unwrap();
+        assert_eq!(behaviour, DumpableBehavior::NotDumpable);
+    }
+
     fn request(directory: &Path) -> PathBuf {
         let record = Record {
             plugin: "p".into(),
@@ -402,6 +446,7 @@ mod tests {
             terminal: None,
             request: Some(Request {
                 unit: "no-such.service".into(),
+                group: "/system.slice/no-such.service".into(),
                 pid: std::process::id(),
                 argv: vec!["c4n4ry".into()],
                 environment: Default::default(),

@@ -25,7 +25,9 @@ use zbus::Variant;
 use super::units::{Units, UnitsError};
 
 /// Commands that run at once; each is a unit, with two processes.
-pub const RUNNING: usize = 16;
+const RUNNING: usize = 16;
+/// Of these, one uid's that is not root.
+const EACH: usize = 4;
 /// Ended ones whose end is remembered.
 const KEPT: usize = 64;
 /// Of a command's name, and with `.service` of its unit's.
@@ -45,8 +47,13 @@ pub enum ExecError {
     Units(#[from] UnitsError),
     #[error("{step}: {source}")]
     Os { step: &'static str, source: io::Error },
-    #[error("{RUNNING} commands run in plugins, as many as may at once")]
+    #[error("{RUNNING} commands run in plugins, as many as may at once; `csictl operations` lists them")]
     Many,
+    #[error(
+        "{EACH} commands of uid {uid} run in plugins, as many as one uid's may at once; `csictl operations` lists them, and \
+         `csictl cancel` ends one"
+    )]
+    ManyOf { uid: u32 },
 }
 
 fn os<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> ExecError {
@@ -56,8 +63,10 @@ fn os<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> ExecError {
 /// What the helper is to run, and where.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
-    /// The unit, and its main process: the helper compares them.
+    /// The unit, and its main process. A pid may be given again: the helper enters it only in the unit's control group.
     pub unit: String,
+    #[serde(default)]
+    pub group: String,
     pub pid: u32,
     pub argv: Vec<String>,
     pub environment: BTreeMap<String, String>,
@@ -180,9 +189,7 @@ impl Commands {
         terminal: Option<Size>,
     ) -> Result<Streams, ExecError> {
         let _starting = STARTING.lock().await;
-        if self.forget_old().await? >= RUNNING {
-            return Err(ExecError::Many);
-        }
+        check_room(&self.forget_old().await?, uid)?;
         let ends = terminal.map_or_else(Ends::pipes, Ends::terminal).map_err(os("its streams"))?;
         let path = self.path(operation);
         let record = Record {
@@ -264,19 +271,29 @@ impl Commands {
         Ok(runs.into_iter().filter(|run| running.contains(&unit(&run.operation))).collect())
     }
 
-    /// Keep the ends of the last; how many run.
-    async fn forget_old(&self) -> Result<usize, ExecError> {
-        let mut runs = self.files().map_err(os("the commands' files"))?;
+    /// What a csid that was killed has left.
+    pub async fn clean(&self) -> Result<(), ExecError> {
+        let _starting = STARTING.lock().await;
+        self.forget_old().await.map(drop)
+    }
+
+    /// Keep the ends of the last, and nothing of what was never begun: its arguments are there. The uids of those that run.
+    async fn forget_old(&self) -> Result<Vec<u32>, ExecError> {
+        let runs = self.files().map_err(os("the commands' files"))?;
         let running = match runs.is_empty() {
             true => Vec::new(),
             false => self.those_running(&runs).await?,
         };
-        runs.retain(|run| !running.contains(&unit(&run.operation)));
-        runs.sort_by_key(|run| run.since);
-        for run in runs.iter().take(runs.len().saturating_sub(KEPT)) {
+        let (running, rest): (Vec<Run>, Vec<Run>) =
+            runs.into_iter().partition(|run| running.contains(&unit(&run.operation)));
+        let (never_begun, mut ended): (Vec<Run>, Vec<Run>) =
+            rest.into_iter().partition(|run| run.record.request.is_some());
+        ended.sort_by_key(|run| run.since);
+        ended.truncate(ended.len().saturating_sub(KEPT));
+        for run in never_begun.iter().chain(&ended) {
             std::fs::remove_file(self.path(&run.operation)).map_err(os("an old command's file"))?;
         }
-        Ok(running.len())
+        Ok(running.iter().map(|run| run.record.uid).collect())
     }
 
     async fn those_running(&self, runs: &[Run]) -> Result<Vec<String>, ExecError> {
@@ -320,6 +337,17 @@ impl Commands {
     }
 }
 
+/// `running`: the uids of the commands that do. Root could take another's place anyway.
+fn check_room(running: &[u32], uid: u32) -> Result<(), ExecError> {
+    if running.len() >= RUNNING {
+        return Err(ExecError::Many);
+    }
+    if uid != 0 && running.iter().filter(|other| **other == uid).count() >= EACH {
+        return Err(ExecError::ManyOf { uid });
+    }
+    Ok(())
+}
+
 fn unit(operation: &str) -> String {
     format!("{operation}.service")
 }
@@ -353,5 +381,20 @@ impl Units {
             ("LimitCORE", 0_u64.into()),
         ];
         Ok(self.start_transient_unit(unit, &properties).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_uid_but_root_takes_all_the_room() {
+        let of = |uid, number| vec![uid; number];
+        assert!(check_room(&of(7, EACH - 1), 7).is_ok());
+        assert!(matches!(check_room(&of(7, EACH), 7), Err(ExecError::ManyOf { uid: 7 })));
+        assert!(check_room(&of(7, EACH), 8).is_ok());
+        assert!(check_room(&of(0, RUNNING - 1), 0).is_ok());
+        assert!(matches!(check_room(&of(0, RUNNING), 7), Err(ExecError::Many)));
     }
 }

@@ -219,7 +219,7 @@ impl Units {
     }
 
     /// The control group of a unit's processes, and the main one; `None`: it is not loaded, or has none.
-    pub(super) async fn control_group(&self, unit: &str) -> Result<Option<(String, u32)>, UnitsError> {
+    pub async fn control_group(&self, unit: &str) -> Result<Option<(String, u32)>, UnitsError> {
         let Some(path) = self.path(unit).await? else { return Ok(None) };
         let group: String = self.property(unit, &path, "Service", "ControlGroup").await?;
         let main_pid = self.property(unit, &path, "Service", "MainPID").await?;

@@ -164,3 +164,67 @@ fn a_command_outlives_csid_and_not_the_plugins_process() {
     m.run("systemctl stop csi-plugin-local-default.service");
     m.until("! pgrep -f '^sleep 4242'");
 }
+
+#[test]
+fn a_uid_but_root_runs_four_commands_at_once() {
+    let m = allowed();
+    let rule = "polkit.addRule(function(action, subject) {
+        if (subject.user == 'runner' && action.id == 'org.csid1.plugin-exec') return polkit.Result.YES;
+    });";
+    m.write("/etc/polkit-1/rules.d/10-runner.rules", rule);
+    m.run(
+        "chmod 644 /etc/polkit-1/rules.d/10-runner.rules; useradd --system runner; systemctl restart polkit",
+    );
+    let theirs = || m.run("runuser -u runner -- csictl plugin exec local -- true 2>&1; echo $?");
+    assert_eq!(theirs(), "0", "polkit allows it");
+    m.run(
+        "for i in {1..4}; do systemd-run --quiet --uid runner --unit many-$i csictl plugin exec local -- sleep 4242; done",
+    );
+    m.until("[ $(pgrep -fc '^sleep 4242') = 4 ]");
+    let refused = theirs();
+    let told = ["RateLimited", "4 commands of uid", "csictl operations"];
+    assert!(told.iter().all(|text| refused.contains(text)) && refused.ends_with("125"), "{refused}");
+    assert_eq!(ended(&m, "-- true"), "0", "there is room for others");
+    m.run("csictl cancel $(csictl operations --json | sed -n 's/.*\"id\": \"\\(csi-exec-.*\\)\".*/\\1/p' | head -n 1)");
+    assert_eq!(theirs(), "0");
+}
+
+/// A csid that is killed on the way leaves a record with arguments, and no unit that would take them.
+#[test]
+fn the_arguments_of_a_command_that_was_never_begun_are_forgotten() {
+    let m = allowed();
+    m.run("systemd-run --quiet --unit runs csictl plugin exec local -- sleep 4242");
+    m.until("pgrep -f '^sleep 4242'");
+    let record = r#"{"plugin": "local", "uid": 0, "terminal": null, "end": null, "request": {"unit": "u.service", "pid": 1,
+                     "argv": ["sh", "c4n4ry-4rgum3nt"], "environment": {}, "directory": null}}"#;
+    m.write("/root/record", record);
+    m.run("cp /root/record /run/csid/exec/csi-exec-00000000000000000000000000000000.json");
+    m.run("systemctl kill --signal KILL csid");
+    m.until("csictl status");
+    m.until("! grep -r c4n4ry-4rgum3nt /run/csid");
+    assert!(m.run("csictl operations").contains("exec"), "what runs is known");
+}
+
+/// Its main process may be a container's manager, which is on the host.
+#[test]
+fn no_command_is_run_on_the_host_for_a_plugin_of_somebody_elses_unit() {
+    let m = allowed();
+    let unit = |more: &str| {
+        let driver = "[Service]\nRuntimeDirectory=driver\nEnvironment=CSI_ENDPOINT=unix:///run/driver/csi.sock\n\
+                      ExecStart=/usr/sbin/csi-local serve\n";
+        m.write("/etc/systemd/system/driver.service", &format!("{driver}{more}"));
+        m.run("systemctl daemon-reload");
+    };
+    let exec = "csictl plugin exec adopted -- readlink /proc/self/ns/mnt 2>&1; echo $?";
+    unit("");
+    m.run("csictl plugin register adopted --unit driver.service --socket /run/driver/csi.sock && csictl wait adopted");
+    let refused = m.run(exec);
+    let told = ["NotSupported", "driver.service", "on the host", "podman exec"];
+    assert!(told.iter().all(|text| refused.contains(text)) && refused.ends_with("125"), "{refused}");
+    assert!(m.run("csictl events | grep plugin-exec").contains("NotSupported"));
+    unit("PrivateTmp=yes\n");
+    m.run("systemctl restart driver");
+    m.until("csictl plugin exec adopted -- true");
+    let there = m.run("readlink /proc/$(systemctl show driver --property MainPID --value)/ns/mnt");
+    assert_eq!(m.run(exec), format!("{there}\n0"));
+}

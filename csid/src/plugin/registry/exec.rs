@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::super::spec::Place;
+use super::super::spec::{Place, Supervision};
 use super::super::{events, lookup};
 use super::Plugins;
 use crate::error::{Error, Kind, Result};
 use crate::host::exec::{Commands, End, ExecError, Record, Request, Run, Size, Streams};
+use crate::host::units::UnitsError;
 use crate::store::{Change, Durability};
 
 /// Whoever lists operations waits so long for systemd.
@@ -62,9 +63,18 @@ impl Plugins {
         let instance = view.instances.first().map_or("", String::as_str);
         let spec = self.entry(id, instance, |entry| entry.spec.clone()).ok_or_else(|| lookup::unknown(id))?;
         let environment = Place::of(&self.0.directories, id, &spec).environment(&spec);
-        let state = self.0.shared.units.state(&view.unit).await.map_err(|error| failed(id, error.into()))?;
-        match state.filter(|state| state.main_pid != 0 && !state.at_rest()) {
-            Some(state) => Ok(Request { unit: view.unit, pid: state.main_pid, argv, environment, directory }),
+        let (units, unit) = (&self.0.shared.units, view.unit);
+        let unanswered = |error: UnitsError| failed(id, error.into());
+        if spec.supervision == Supervision::Unit && units.hiding(&unit).await.map_err(unanswered)?.is_empty()
+        {
+            let text = format!(
+                "the main process of {unit} is on the host as far as systemd knows: it may be a container's manager, and the \
+                 command would not be where the plugin {id} is; run it by the manager (podman exec), or on the host"
+            );
+            return Err(Error::new(Kind::NotSupported, text));
+        }
+        match units.control_group(&unit).await.map_err(unanswered)?.filter(|(_, pid)| *pid != 0) {
+            Some((group, pid)) => Ok(Request { unit, group, pid, argv, environment, directory }),
             None => {
                 let text = format!(
                     "the plugin {id} is {}, and no command can be run in it: {}",
@@ -73,6 +83,16 @@ impl Plugins {
                 Err(Error::new(Kind::PluginUnavailable, text.trim_end_matches([':', ' '])))
             }
         }
+    }
+
+    /// At csid's start: the arguments of commands that another csid has not begun. systemd is asked, and not waited for.
+    pub(super) fn clean_execs(&self) {
+        let commands = self.commands();
+        tokio::spawn(async move {
+            if let Err(error) = commands.clean().await {
+                tracing::warn!(%error, "old commands in plugins are looked at again with the next one");
+            }
+        });
     }
 
     /// Set the size of its terminal.
@@ -149,7 +169,7 @@ impl Plugins {
 
 fn failed(id: &str, error: ExecError) -> Error {
     let kind = match error {
-        ExecError::Many => Kind::RateLimited,
+        ExecError::Many | ExecError::ManyOf { .. } => Kind::RateLimited,
         _ => Kind::Internal,
     };
     Error::new(kind, format!("no command can be run: {error}"))

@@ -157,6 +157,7 @@ impl Plugins {
         rows.sort_by_cached_key(|row| (row.number, is_tried(row)));
         rows.into_iter().for_each(|row| plugins.restore(row));
         plugins.resume();
+        plugins.clean_execs();
         plugins
     }
 
