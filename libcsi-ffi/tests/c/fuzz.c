@@ -414,20 +414,28 @@ static uint64_t random_of(uint64_t *state)
     return *state;
 }
 
+/* A slow machine goes on until every entry was called. */
+static bool all_called(void)
+{
+    for (int i = 0; i < STEPS; i++) {
+        if (calls[i] == 0)
+            return false;
+    }
+    return true;
+}
+
 void fuzz(void)
 {
     uint64_t state = strtoull(getenv("FUZZ_SEED"), NULL, 10) | 1;
     double end = now() + atof(getenv("FUZZ_SECONDS"));
     unsigned long inputs = 0;
     fuzz_begin();
-    for (; now() < end; inputs++) {
+    for (; now() < end || !all_called(); inputs++) {
         uint8_t bytes[BYTES];
         for (size_t i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)(random_of(&state) >> 24);
         fuzz_one(bytes, sizeof bytes);
     }
-    for (int i = 0; i < STEPS; i++)
-        CHECK(calls[i] > 0);
     /* Whatever was cancelled or is late ends. */
     for (int i = 0; i < OPS; i++) {
         csi_op_cancel(ops[i]);
