@@ -29,7 +29,7 @@ struct Args {
     /// Only these parts, in one list.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Of the cycles only these ways to a mount, in one list: floor, floor-commit, private, bus, c.
+    /// Of the cycles only these ways to a mount, in one list: floor, floor-commit, private, bus, c, cgo, go.
     #[arg(long, value_delimiter = ',', value_parser = WAYS.map(|(way, _)| way))]
     ways: Vec<String>,
     /// Of the cycles only these numbers of callers, in one list: 1, 16, 64.
