@@ -136,7 +136,9 @@ pub(super) fn bind(
         Ok::<_, HostError>((to, there, gives_way))
     };
     let (mut to, mut there, mut gives_way) = found()?;
-    if gives_way && table::is_at(target, shown.device)? {
+    // The dead one may have the same number: a server's file systems may be one, dead or not.
+    let dead = usize::from(there.number() == shown.device);
+    if gives_way && table::count_at(target, shown.device)? > dead {
         // It was bound beneath what is dead, and not to the end.
         take_away(&to, target, abandoned)?;
         (to, there, gives_way) = found()?;
@@ -160,6 +162,7 @@ pub(super) fn bind(
     // shared.
     set(&tree, flags, Peers::Unchanged, source)?;
     abandoned.check(target)?;
+    let place = Place::of(target)?.ok_or_else(|| HostError::Link(target.into()))?;
     let by_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     let attach = |to: &OwnedFd, how| rustix::mount::move_mount(&tree, c"", to, c"", by_descriptor | how);
     let settle = || {
@@ -179,14 +182,14 @@ pub(super) fn bind(
         }
         drop(to);
         set(&tree, 0, peers, target)?;
-        // Whoever may write in a directory above may have moved the target away meanwhile.
-        path::outwait_renames(target)?;
+        // Whoever may write in a directory above may have moved the target away meanwhile, or the directory.
+        path::outwait_renames(&place.directory, target)?;
         abandoned.check(target)?;
         let there = Sight::of(path::find_below(root, target)?).map_err(at("look at", target))?;
-        if there.is_mount && there.shows_the_same(&shown) {
-            Ok(())
-        } else {
-            Err(HostError::Link(target.into()))
+        let is_it = |sight: &Sight| sight.is_mount && sight.shows_the_same(&shown);
+        match place.look()?.as_ref().is_some_and(is_it) && is_it(&there) {
+            true => Ok(()),
+            false => Err(HostError::Link(target.into())),
         }
     };
     // A tree that is nowhere yet goes with its descriptor.

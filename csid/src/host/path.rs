@@ -2,12 +2,11 @@
 //! Everything is done through the parent's descriptor, so that no path is walked twice.
 
 use std::ffi::OsStr;
+use std::mem::MaybeUninit;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxAttributes, StatxFlags,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
 use super::error::{HostError, at};
@@ -119,14 +118,15 @@ pub(super) fn find_below(root: &Path, path: &Path) -> Result<OwnedFd, HostError>
     })
 }
 
-/// The kernel lets no mount point be renamed, but asks only when a rename begins: one that began just before something was mounted
-/// at `path` moves it all the same. Afterwards none is under way. To rename it to itself changes nothing, but waits for the lock
-/// on its directory, which a rename has to its end.
-pub(super) fn outwait_renames(path: &Path) -> Result<(), HostError> {
-    if let Some((directory, name)) = parent(path)? {
-        let _exists = rustix::fs::renameat_with(&directory, name, &directory, name, RenameFlags::NOREPLACE);
-    }
-    Ok(())
+/// In its own mount namespace the kernel lets no mount point be renamed, but asks only when a rename begins: one that began just
+/// before something was mounted in `directory` moves it all the same. Afterwards none is under way there: a rename has the
+/// directory's lock to its end, and to read it waits for that, until csid is killed and no longer.
+pub(super) fn outwait_renames(directory: &OwnedFd, path: &Path) -> Result<(), HostError> {
+    let here = Path::new(".");
+    let read = openat2(directory, here, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::empty());
+    let mut buffer = [MaybeUninit::uninit(); 512];
+    let entry = read.and_then(|read| RawDir::new(read, &mut buffer).next().transpose().map(drop));
+    entry.map_err(at("read the directory of", path))
 }
 
 /// The directory or regular file at `subpath` in `directory`, which is at `path`, and in its file system; what somebody

@@ -53,9 +53,9 @@ pub(super) fn copies(source: &Path) -> Result<Vec<PathBuf>, HostError> {
     Ok(entries.iter().filter(is_copy).map(|entry| entry.path.clone()).collect())
 }
 
-/// Whether a mount at `path`, on top or not, is of the file system with this number.
-pub(super) fn is_at(path: &Path, device: u64) -> Result<bool, HostError> {
-    Ok(entries()?.iter().any(|entry| entry.path == path && entry.device == device))
+/// How many mounts at `path`, on top or not, are of the file system with this number.
+pub(super) fn count_at(path: &Path, device: u64) -> Result<usize, HostError> {
+    Ok(entries()?.iter().filter(|entry| entry.path == path && entry.device == device).count())
 }
 
 /// A line such as `36 35 98:0 /root /mnt\040point rw …`.
