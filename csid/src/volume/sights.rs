@@ -11,7 +11,9 @@ pub(super) fn gone(volume: &mut Volume, key: &MountKey, sight: Sight, phase: Pha
     mount.phase = phase;
     if mount.spec.target.is_some() {
         let is_dead = sight == Sight::Dead && mount.target == Leg::Present;
-        mount.target = if is_dead { Leg::Making } else { Leg::Removing };
+        // What is dead there was giving way when csid ended.
+        let goes_on = sight == Sight::Unbound && mount.spec.healing && mount.target == Leg::Making;
+        mount.target = if is_dead || goes_on { Leg::Making } else { Leg::Removing };
     }
     if sight != Sight::Unbound {
         mount.publish = Leg::Removing;

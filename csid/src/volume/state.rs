@@ -448,7 +448,7 @@ fn ended(volume: &mut Volume, effect: Effect, outcome: Outcome, error: String) -
                     // What died is still at the target until it gives way.
                     let former = mount.device.filter(|_| mount.spec.healing && mount.target != Leg::Absent);
                     let died = &mut mount.spec.died;
-                    died.extend(former.filter(|old| device != Some(*old) && !died.contains(old)));
+                    died.extend(former.filter(|old| !died.contains(old)));
                     mount.device = device;
                 }
             }
