@@ -356,7 +356,7 @@ impl Daemon {
     fn begin_reload(&self, reply: Option<oneshot::Sender<crate::Result<()>>>) {
         let handles = self.handles.clone();
         tokio::spawn(async move {
-            let result = reload::patiently(handles.reload()).await;
+            let result = handles.patiently(handles.reload()).await;
             if let Err(error) = &result {
                 tracing::error!("the configuration was not taken: {error}");
             }
@@ -434,7 +434,7 @@ impl Daemon {
     async fn stop(&self) {
         self.handles.volumes.shutdown(STOP_PATIENCE).await;
         self.state.send_replace(State::Stopping);
-        if tokio::time::timeout(Duration::from_secs(2), self.handles.plugins.shutdown()).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(3), self.handles.plugins.shutdown()).await.is_err() {
             tracing::warn!("a plugin's unit is still being changed; csid stops without it");
         }
     }

@@ -40,19 +40,8 @@ pub(super) fn load_config(directories: &Directories) -> anyhow::Result<Config> {
 
 /// So long does systemd wait at least, from each time on that it is told.
 const EXTENDED: Duration = Duration::from_secs(60);
-
-/// systemd gives a reload as long as a start, and one that upgrades a plugin may take longer: it is told as long as that goes on.
-pub(super) async fn patiently<T>(reload: impl Future<Output = T>) -> T {
-    let mut due = tokio::time::interval(EXTENDED / 4);
-    tokio::pin!(reload);
-    loop {
-        tokio::select! {
-            biased;
-            reloaded = &mut reload => return reloaded,
-            _ = due.tick() => notify(&[NotifyState::ExtendTimeoutUsec(EXTENDED.as_micros() as u32)]),
-        }
-    }
-}
+/// It is told so often at most: 30 minutes.
+const EXTENSIONS: u32 = 120;
 
 /// The rooms, and what a reload changes.
 #[derive(Clone)]
@@ -67,6 +56,26 @@ pub(super) struct Handles {
 }
 
 impl Handles {
+    /// systemd gives a reload as long as a start, and one that upgrades a plugin may take longer: it is told as long as that goes on.
+    /// It is the watchdog's time, too, that is extended, so the journal has to answer.
+    pub(super) async fn patiently<T>(&self, reload: impl Future<Output = T>) -> T {
+        let extending = async {
+            let mut due = tokio::time::interval(EXTENDED / 4);
+            for _ in 0..EXTENSIONS {
+                due.tick().await;
+                if self.store.ping().await.is_ok() {
+                    notify(&[NotifyState::ExtendTimeoutUsec(EXTENDED.as_micros() as u32)]);
+                }
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            biased;
+            reloaded = reload => reloaded,
+            never = extending => never,
+        }
+    }
+
     /// Nothing is changed unless everything is right.
     pub(super) async fn reload(&self) -> crate::Result<()> {
         let _reloading = self.reloading.lock().await;
@@ -77,11 +86,12 @@ impl Handles {
                 .map_err(|error| Error::invalid(format!("{error:#}")))?;
             self.volumes.check_declared(&declared).await?;
             let in_use = self.volumes.plugins_in_use().await?;
-            let plugins = self.plugins.apply_files(plugins, in_use).await?;
+            let applying = self.plugins.apply_files(plugins, in_use).await?;
             let volumes = self.volumes.declare(declared, true).await?;
-            tracing::info!(?plugins, ?volumes, "the configuration was read again");
             self.plugins.set_rpc_deadline(config.deadlines.rpc);
             self.config.send_replace(Arc::new(config));
+            let plugins = applying.ended().await;
+            tracing::info!(?plugins, ?volumes, "the configuration was read again");
             Ok(())
         }
         .await;

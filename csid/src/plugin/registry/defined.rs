@@ -25,6 +25,25 @@ pub struct Applied {
     pub failed: Vec<String>,
 }
 
+/// What of it was done at once, and the upgrades that go on side by side. They keep no other change of the registry waiting.
+pub struct Applying {
+    applied: Applied,
+    upgrades: Vec<(String, Outcome)>,
+}
+
+impl Applying {
+    pub async fn ended(self) -> Applied {
+        let Applying { mut applied, upgrades } = self;
+        for (id, upgrade) in upgrades {
+            match upgrade.await {
+                Ok(_) => applied.changed.push(id),
+                Err(error) => applied.failed.push(format!("{id}: {}", error.message)),
+            }
+        }
+        applied
+    }
+}
+
 /// A plugin of a file.
 struct Defined {
     /// As its file has it.
@@ -65,25 +84,12 @@ impl Plugins {
         &self,
         files: Vec<(String, PluginSpec)>,
         in_use: BTreeSet<String>,
-    ) -> Result<Applied> {
+    ) -> Result<Applying> {
         let plugins = self.clone();
-        let applied = to_the_end(async move { plugins.applied(files, &in_use).await });
-        let (mut applied, upgrades) = applied.await?;
-        // They go on side by side, and keep no other change of the registry waiting.
-        for (id, upgrade) in upgrades {
-            match upgrade.await {
-                Ok(_) => applied.changed.push(id),
-                Err(error) => applied.failed.push(format!("{id}: {}", error.message)),
-            }
-        }
-        Ok(applied)
+        to_the_end(async move { plugins.applied(files, &in_use).await }).await
     }
 
-    async fn applied(
-        &self,
-        files: Vec<(String, PluginSpec)>,
-        in_use: &BTreeSet<String>,
-    ) -> Result<(Applied, Vec<(String, Outcome)>)> {
+    async fn applied(&self, files: Vec<(String, PluginSpec)>, in_use: &BTreeSet<String>) -> Result<Applying> {
         let _changing = self.0.changing.lock().await;
         self.open()?;
         self.0.shared.store.writable()?;
@@ -156,7 +162,7 @@ impl Plugins {
         if !changes.is_empty() {
             self.commit(changes).await?;
         }
-        Ok((applied, upgrades))
+        Ok(Applying { applied, upgrades })
     }
 
     /// What is being upgraded is not changed beside that.

@@ -373,14 +373,16 @@ async fn a_file_defines_one_instance_and_is_the_oldest() {
     assert!(error.message.contains("plugins.d/p.toml"), "{error}");
 
     // A file that is changed is no newer for it.
-    let applied = host.plugins.apply_files(file("/run/file2.sock"), Default::default()).await.unwrap();
+    let applied =
+        host.plugins.apply_files(file("/run/file2.sock"), Default::default()).await.unwrap().ended().await;
     assert_eq!((applied.changed, instances()), (names(&["p"]), names(&["b", "default"])));
-    let applied = host.plugins.apply_files(Vec::new(), Default::default()).await.unwrap();
+    let applied = host.plugins.apply_files(Vec::new(), Default::default()).await.unwrap().ended().await;
     assert_eq!((applied.removed, instances()), (names(&["p"]), names(&["b"])));
     let taken = vec![("p".to_owned(), instance("b", "/run/file.sock"))];
-    let applied = host.plugins.apply_files(taken, Default::default()).await.unwrap();
+    let applied = host.plugins.apply_files(taken, Default::default()).await.unwrap().ended().await;
     assert_eq!((applied.failed.len(), instances()), (1, names(&["b"])));
-    let applied = host.plugins.apply_files(file("/run/file.sock"), Default::default()).await.unwrap();
+    let applied =
+        host.plugins.apply_files(file("/run/file.sock"), Default::default()).await.unwrap().ended().await;
     assert_eq!((applied.added, instances()), (names(&["p"]), names(&["b", "default"])));
 
     // At the next start, too, a file's plugin is not joined by another's instance that was there before it.
@@ -408,7 +410,7 @@ async fn a_file_defines_one_instance_and_is_the_oldest() {
     // Nor is another's plugin joined by a file that root wrote for one of his own.
     host.plugins.register("q", instance("b", "/run/q.sock"), 1000).await.unwrap();
     let both = [file("/run/file.sock"), vec![("q".to_owned(), external(Path::new("/run/x.sock")))]].concat();
-    let applied = host.plugins.apply_files(both, Default::default()).await.unwrap();
+    let applied = host.plugins.apply_files(both, Default::default()).await.unwrap().ended().await;
     assert_eq!((applied.failed.len(), applied.added.len()), (1, 0));
     assert_eq!(host.plugins.view("q").unwrap().instances, ["b"]);
 }

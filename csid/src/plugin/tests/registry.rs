@@ -124,7 +124,8 @@ async fn a_reload_adds_changes_and_removes_but_not_what_is_in_use() {
 
     // `a` is gone but used, `b` changed, `c` new, `r` is somebody's.
     let files = vec![file("b", "/run/b2.sock"), file("c", "/run/c.sock"), file("r", "/run/x.sock")];
-    let applied = host.plugins.apply_files(files.clone(), ["a".to_owned()].into()).await.unwrap();
+    let applied =
+        host.plugins.apply_files(files.clone(), ["a".to_owned()].into()).await.unwrap().ended().await;
     assert_eq!((applied.kept, applied.changed), (names(&["a"]), names(&["b"])));
     assert_eq!((applied.added, applied.removed), (names(&["c"]), names(&[])));
     assert_eq!(applied.failed.len(), 1);
@@ -140,9 +141,10 @@ async fn a_reload_adds_changes_and_removes_but_not_what_is_in_use() {
     }
     assert_eq!(seen, ["-b", "+b", "+c"]);
 
-    let again = host.plugins.apply_files(files[..2].to_vec(), ["a".to_owned()].into()).await.unwrap();
+    let again =
+        host.plugins.apply_files(files[..2].to_vec(), ["a".to_owned()].into()).await.unwrap().ended().await;
     assert_eq!(again, Applied { kept: names(&["a"]), ..Applied::default() });
-    let gone = host.plugins.apply_files(files[..2].to_vec(), Default::default()).await.unwrap();
+    let gone = host.plugins.apply_files(files[..2].to_vec(), Default::default()).await.unwrap().ended().await;
     assert_eq!(gone, Applied { removed: names(&["a"]), ..Applied::default() });
     let ids: Vec<_> = host.plugins.list().into_iter().map(|view| view.id).collect();
     assert_eq!(ids, ["b", "c", "r"]);
