@@ -260,7 +260,7 @@ impl Task {
         self.set("stopping", "", None).await;
         let stopped = match self.spec.supervision {
             Supervision::Unit => supervise::restart(&self.shared.units, &self.place).await,
-            Supervision::Managed | Supervision::External => self.stop_own().await,
+            Supervision::Managed | Supervision::External => self.stop_own(how == How::Unit).await,
         };
         if stopped.is_err() || how == How::Restart {
             self.peer.stops.end();
@@ -271,10 +271,13 @@ impl Task {
         })
     }
 
-    /// Stop the unit that csid has defined, then what its network was made by.
-    async fn stop_own(&self) -> std::result::Result<(), UnitsError> {
+    /// Stop the unit that csid has defined, then what its network was made by, if it leaves for good or has it made again.
+    async fn stop_own(&self, leaves: bool) -> std::result::Result<(), UnitsError> {
         supervise::stop(&self.shared.units, &self.place).await?;
-        network::clear(&self.shared.units, &self.spec.network, &self.shared.namespaces).await
+        match leaves || self.place.network.is_some() {
+            true => network::clear(&self.shared.units, &self.spec.network, &self.shared.namespaces).await,
+            false => Ok(()),
+        }
     }
 
     /// Make and keep contact; returns why a process was never ready whose time is `limited`.

@@ -285,6 +285,8 @@ fn a_plugin_has_the_propagation_and_the_network_that_it_is_given() {
     define(&m, "p", &[TEST_PLUGIN, made[1]]);
     ready(&m, "p");
     assert!(in_namespace("made"), "nobody would make it anew");
+    m.run("csictl plugin restart p");
+    assert!(in_namespace("made"), "nor after this");
     m.run("rm /etc/csid/plugins.d/p.toml && systemctl reload csid");
     assert_eq!(m.run("ls /run/netns"), "storage", "what commands made is gone, what others made is not");
     m.run(&format!("! systemctl --quiet is-active {unit}"));

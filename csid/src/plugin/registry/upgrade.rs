@@ -85,8 +85,9 @@ impl Plugins {
         }
         let (now, was_replaced) = (before.instance().to_owned(), before.instance() != old);
         let named = PluginSpec { instance: spec.instance.clone().or(Some(now.clone())), ..spec.clone() };
-        // The same command may be another program by now: only who named an instance asks for what is there.
-        if before.same(&named) && (was_replaced || spec.instance.is_some()) {
+        // The same command may be another program by now: only who named an instance, or its socket, asks for what is there.
+        let is_named = spec.instance.is_some() || spec.supervision != Supervision::Managed;
+        if before.same(&named) && (was_replaced || is_named) {
             return Ok(std::future::ready(Ok(now)).boxed().shared());
         }
         if was_replaced {

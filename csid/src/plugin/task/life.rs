@@ -74,7 +74,7 @@ impl Task {
                 let pid = process.pid;
                 tracing::warn!(plugin = %self.view.id, pid, %why, "restarting a plugin that is not ready");
                 self.peer.stops.begin();
-                if let Err(error) = self.stop_own().await {
+                if let Err(error) = self.stop_own(false).await {
                     tracing::warn!(plugin = %self.view.id, %error, "cannot stop the plugin");
                 }
                 self.peer.stops.end();
