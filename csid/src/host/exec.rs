@@ -32,6 +32,8 @@ const EACH: usize = 4;
 const KEPT: usize = 64;
 /// Of a command's name, and with `.service` of its unit's.
 const PREFIX: &str = "csi-exec-";
+/// A file that is being written.
+const NEW: &str = "new";
 const UUID: &str = "/proc/sys/kernel/random/uuid";
 /// The helper ends a command that does not end by itself, so it needs longer than that.
 const STOP: Duration = Duration::from_secs(10);
@@ -279,6 +281,12 @@ impl Commands {
 
     /// Keep the ends of the last, and nothing of what was never begun: its arguments are there. The uids of those that run.
     async fn forget_old(&self) -> Result<Vec<u32>, ExecError> {
+        match std::fs::remove_file(self.directory.join(NEW)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(os("an old command's file")(error));
+            }
+            _ => {}
+        }
         let runs = self.files().map_err(os("the commands' files"))?;
         let running = match runs.is_empty() {
             true => Vec::new(),
@@ -319,7 +327,8 @@ impl Commands {
             if let Some(operation) = operation
                 && let Some(record) = self.record(operation)
             {
-                let since = entry.metadata()?.modified()?;
+                // Another one may be cleaning up.
+                let Ok(since) = entry.metadata().and_then(|metadata| metadata.modified()) else { continue };
                 runs.push(Run { operation: operation.to_owned(), since, record });
             }
         }
@@ -330,10 +339,16 @@ impl Commands {
         self.directory.join(format!("{operation}.json"))
     }
 
+    /// Whole, or not at all.
     fn keep(&self, path: &Path, record: &Record) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        file.write_all(&serde_json::to_vec(record)?)
+        let new = self.directory.join(NEW);
+        let mut file: File =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        let written = file.write_all(&serde_json::to_vec(record)?).and_then(|()| std::fs::rename(&new, path));
+        written.inspect_err(|_| {
+            let _ = std::fs::remove_file(&new);
+        })
     }
 }
 

@@ -72,21 +72,30 @@ impl Units {
             ("Type", "oneshot".into()),
             ("ExecStart", [same("mnt"), same("user")].concat().into()),
             ("TimeoutStartUSec", LOOK_USEC.into()),
+            // Else one that has not begun looks as one that has ended well.
+            ("RemainAfterExit", true.into()),
         ];
         // What a csid that was killed had asked, of this pid.
+        self.stop(&unit).await?;
         self.reset_failed(&unit).await?;
         self.start_transient_unit(&unit, &properties).await?;
         let mut pause = Duration::from_millis(5);
-        loop {
-            // systemd forgets it when it has ended well.
-            let Some(state) = self.state(&unit).await? else { return Ok(true) };
-            if state.at_rest() {
-                self.reset_failed(&unit).await?;
-                return Ok(state.active == "inactive");
+        let looking = async {
+            loop {
+                match self.state(&unit).await? {
+                    Some(state) if state.active == "active" => return Ok(true),
+                    Some(state) if state.active == "failed" => return Ok(false),
+                    _ => tokio::time::sleep(pause).await,
+                }
+                pause = (pause * 2).min(Duration::from_millis(200));
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(200));
-        }
+        };
+        // Whoever could not look has seen nothing that is on the host.
+        let limit = Duration::from_micros(LOOK_USEC) * 2;
+        let is_there = tokio::time::timeout(limit, looking).await.unwrap_or(Ok(false))?;
+        self.stop(&unit).await?;
+        self.reset_failed(&unit).await?;
+        Ok(is_there)
     }
 }
 
