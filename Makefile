@@ -86,9 +86,7 @@ cfgd-csi: $(CFGD_CSI) ## a driver of somebody else's, for the tests: built once,
 
 $(CFGD_CSI): | debian-packages
 	@echo "installing cfgd-csi-0.4.0 below $(KEPT): some minutes, once for this machine"
-	CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --root $(KEPT)/cfgd-csi-0.4.0 \
-		--target-dir $(KEPT)/build cfgd-csi@0.4.0
-	rm -rf $(KEPT)/build
+	CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --root "$(KEPT)/cfgd-csi-0.4.0" cfgd-csi@0.4.0
 
 debian-packages:
 	@missing=$$(for p in $(DEBIAN_PACKAGES); do
