@@ -32,17 +32,18 @@ fn no_write_fails_while_a_plugin_is_upgraded() {
             &format!("/root/{plugin}.sh"),
             &format!(
                 "n=0\nwhile :; do\n  n=$((n + 1))\n  echo $n | dd of={path}/file conv=notrunc,fsync status=none \
-                 || echo $n >>/root/failed\n  echo $n >/root/{plugin}.count\ndone\n"
+                 || echo $n >>/root/failed\n  echo $n >>/root/{plugin}.count\ndone\n"
             ),
         );
         m.run(&format!("systemd-run --quiet --unit writer-{plugin} bash /root/{plugin}.sh"));
+        m.until(&format!("test -s /root/{plugin}.count"));
         paths.push(path);
     }
     let written =
-        |plugin: &str| m.run(&format!("cat /root/{plugin}.count")).parse::<usize>().expect("a number");
+        |plugin: &str| m.run(&format!("tail -n 1 /root/{plugin}.count")).parse::<usize>().expect("a number");
     let goes_on = |plugin: &str| {
         let before = written(plugin);
-        m.until(&format!("[ $(cat /root/{plugin}.count) -gt {} ]", before + 20));
+        m.until(&format!("[ $(tail -n 1 /root/{plugin}.count) -gt {} ]", before + 20));
         assert_eq!(m.run("cat /root/failed 2>/dev/null || true"), "", "writes that failed");
     };
     goes_on("disk");
