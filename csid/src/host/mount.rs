@@ -246,7 +246,7 @@ pub(super) fn open_tree(
 }
 
 /// A path whose directory was opened once: what is there is looked at and unmounted through it, whatever is
-/// renamed above meanwhile. A mount point itself cannot be renamed or removed.
+/// renamed above meanwhile. A mount point itself cannot be renamed or removed, but from another mount namespace.
 struct Place<'a> {
     path: &'a Path,
     directory: OwnedFd,

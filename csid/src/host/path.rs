@@ -1,5 +1,5 @@
 //! Paths: opened without following a symbolic link in any part of them, directories made, leftovers removed.
-//! Everything is done through the parent's descriptor, so that no path is walked twice.
+//! Everything is done through the parent's descriptor; a path is walked again only to see where it leads by then.
 
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
