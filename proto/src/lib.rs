@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+pub mod access;
+
 /// The CSI v1 interface.
 pub mod csi {
     /// `csi.v1`: v1.13 with the v1.12 fields that drivers still send.
