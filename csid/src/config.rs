@@ -126,7 +126,7 @@ impl Config {
     }
 }
 
-/// What is wrong with a directory of files, or one file in it; it begins with the path.
+/// An error of a directory of files, or of one file in it. It begins with the path.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error("cannot read {}", path.display())]

@@ -69,7 +69,9 @@ pub struct Details {
     pub plugin: Option<String>,
     /// Consumers, units or processes that hold what was asked for.
     pub holders: Vec<String>,
-    /// What csid was doing, e.g. `stage`, `publish`, `waiting for plugin`.
+    /// Of the consumer's mounts that are there, where the one that was asked for is not.
+    pub tags: Vec<String>,
+    /// The step that failed, e.g. `stage`, `publish`, `waiting for plugin`.
     pub step: Option<&'static str>,
 }
 
@@ -87,6 +89,7 @@ impl Error {
         let retryable = matches!(
             kind,
             Kind::Busy
+                | Kind::ClaimConflict
                 | Kind::PluginUnavailable
                 | Kind::PluginShutdown
                 | Kind::TimedOut

@@ -2,9 +2,7 @@
 //! commit and each answer. `CSID_FAULT` names a file; while `NAME:N` is in it, csid is killed at the N-th passing of the
 //! edge NAME since, `any:N` being the N-th of all. What csid was killed at then stands in the file. While `NAME.held` is in
 //! it, what is between the edges NAME does not begin, and NAME stands in the file of the same name with `.held` once something
-//! waits there. Without the feature nothing of it is compiled.
-
-use crate::volume::state::Action;
+//! waits there. `NAME:N:panic` panics there instead of the kill. Without the feature nothing of it is compiled.
 
 const RPCS: [&str; 12] = [
     "NodeStageVolume",
@@ -21,12 +19,12 @@ const RPCS: [&str; 12] = [
     "DeleteVolume",
 ];
 
-/// Every edge there is; an edge that no test hits fails the run.
-pub fn points() -> Vec<String> {
-    let actions = Action::ALL.iter().map(|action| action.name());
+/// Returns every edge there is, those of the `actions` of a mount among them. An edge that no test hits fails the run.
+pub fn points(actions: impl IntoIterator<Item = &'static str>) -> Vec<String> {
     actions
+        .into_iter()
         .chain(RPCS)
-        .chain(["intent", "outcome", "claim", "registration", "answer", "recovery"])
+        .chain(["deliver", "withdraw", "intent", "outcome", "claim", "registration", "answer", "recovery"])
         .flat_map(|n| [format!("{n}.before"), format!("{n}.after")])
         .collect()
 }
@@ -76,7 +74,11 @@ mod armed {
         if passed.0 != asked {
             *passed = (asked, 0);
         }
-        let Some((wanted, count)) = passed.0.rsplit_once(':') else { return };
+        let (asked, panics) = match passed.0.strip_suffix(":panic") {
+            Some(asked) => (asked, true),
+            None => (passed.0.as_str(), false),
+        };
+        let Some((wanted, count)) = asked.rsplit_once(':') else { return };
         let here = format!("{name}.{edge}");
         if wanted != "any" && wanted != here {
             return;
@@ -84,7 +86,11 @@ mod armed {
         let count = count.parse::<u32>().unwrap_or(1);
         passed.1 += 1;
         if passed.1 == count {
-            let _ = std::fs::write(file, here);
+            let _ = std::fs::write(file, &here);
+            if panics {
+                drop(passed);
+                panic!("the fault point {here}");
+            }
             // SIGKILL to oneself is delivered before the call returns to user space; nothing more is run.
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         }

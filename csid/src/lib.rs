@@ -1,5 +1,6 @@
 //! csid: a CSI volume manager for a plain Linux host. The rooms and who owns what: ARCHITECTURE.md.
 
+mod backoff;
 pub mod bus;
 pub mod config;
 pub mod daemon;
@@ -13,6 +14,7 @@ mod names;
 pub mod plugin;
 pub mod secret;
 pub mod store;
+mod system_bus;
 mod unix_signals;
 pub mod volume;
 

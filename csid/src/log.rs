@@ -14,6 +14,8 @@ pub(crate) fn begin() {
             .init(),
         None => {
             let plain = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+            // A standard error that cannot be written to is no reason to panic.
+            let plain = plain.log_internal_errors(false);
             registry.with(plain.with_ansi(std::io::stderr().is_terminal())).init();
         }
     }

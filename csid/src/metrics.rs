@@ -1,4 +1,4 @@
-//! What csid counts, as OpenMetrics text, asked for on a socket of its own (`serve`).
+//! csid's counts as OpenMetrics text, on a separate socket (`serve`).
 //!
 //! State: none; the rooms count, and are asked. A label's value is a plugin's id or one of csid's, CSI's or gRPC's own words:
 //! never a volume's name, a caller's or a plugin's text.
@@ -7,6 +7,7 @@ mod serve;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
@@ -21,24 +22,26 @@ use crate::bus::State;
 use crate::histogram::{BOUNDS_USEC, Durations};
 use crate::names;
 use crate::plugin::{PluginView, Plugins, RpcCount, code_name};
+use crate::store::registry::Registry as VolumeRegistry;
 use crate::store::rows::Phase;
 use crate::store::{Durability, Store};
 use crate::volume::Volumes;
 
-/// A journal that takes longer is left out; the rest is told.
+/// A journal that takes longer is left out of the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Who is asked.
+/// The rooms that are counted.
 #[derive(Clone)]
 pub struct Sources {
     pub state: watch::Receiver<State>,
     pub plugins: Plugins,
     pub volumes: Volumes,
     pub store: Store,
+    pub claims: Arc<dyn VolumeRegistry>,
 }
 
 impl Sources {
-    /// All of it, as text; it ends with `# EOF`.
+    /// Returns all metrics as text that ends with `# EOF`.
     async fn text(&self) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("csid");
         registry.register_collector(Box::new(self.seen().await));
@@ -48,7 +51,7 @@ impl Sources {
     }
 
     async fn seen(&self) -> Seen {
-        let journal = async { tokio::try_join!(self.store.phases(), self.store.claim_states()) };
+        let journal = async { tokio::try_join!(self.store.phases(), self.claims.claim_states()) };
         let journal = match tokio::time::timeout(PATIENCE, journal).await {
             Ok(Ok(counted)) => Some(counted),
             Ok(Err(error)) => {
@@ -59,7 +62,7 @@ impl Sources {
         };
         let (mounts, claims) = journal.unzip();
         let begun = self.volumes.operations_begun();
-        // What was begun once is told as none when there is none.
+        // A kind that was begun once is reported as 0 when there is none.
         let mut operations: BTreeMap<_, _> = begun.keys().map(|kind| (*kind, 0)).collect();
         for operation in self.volumes.operations() {
             *operations.entry(operation.kind).or_default() += 1;
@@ -80,7 +83,7 @@ impl Sources {
     }
 }
 
-/// What the rooms say at one moment.
+/// The counts of all rooms at one moment.
 #[derive(Debug)]
 struct Seen {
     state: State,

@@ -7,18 +7,41 @@ use crate::error::{Error, Result};
 use crate::store::registry::{Capability, ClaimMode, Heal};
 use crate::store::rows::{AccessMode, AttachmentMode, Phase, Propagation, Restore};
 
+/// CSI's general bound of a string (CSI rule 11).
 const NAME: usize = 128;
+/// Volume and snapshot ids are the plugin's own answers, and drivers answer longer ones than CSI's 128 bytes. csid takes these
+/// from a plugin with a warning, so it takes them back from a caller.
+const EXTERNAL_ID: usize = 1024;
+const INSTANCE: usize = 64;
+/// The namespace of a caller that has no namespaces.
+pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 const NODE_ID: usize = 256;
 const MAP: usize = 4096;
 const TOKEN: usize = 4096;
 /// PATH_MAX without its NUL.
 pub(crate) const PATH: usize = 4095;
 
-/// A namespace, volume, consumer, external id, operation id: 1-128 bytes without control characters.
+/// A namespace, volume, consumer, operation id: 1-128 bytes without control characters.
 pub(crate) fn name(what: &str, text: &str) -> Result<()> {
     match text.is_empty() {
         true => Err(Error::invalid(format!("{what} is empty"))),
         false => optional_name(what, text),
+    }
+}
+
+/// Returns the namespace; an empty one is `default`.
+pub(crate) fn namespace(text: String) -> Result<String> {
+    match text.is_empty() {
+        true => Ok(DEFAULT_NAMESPACE.to_owned()),
+        false => optional_name("namespace", &text).map(|()| text),
+    }
+}
+
+/// A plugin's id of a volume or a snapshot: 1-1024 bytes without control characters.
+pub(crate) fn external_id(what: &str, text: &str) -> Result<()> {
+    match text.is_empty() || text.len() > EXTERNAL_ID {
+        true => Err(Error::invalid(format!("{what} is empty or longer than {EXTERNAL_ID} bytes"))),
+        false => plain(what, text),
     }
 }
 
@@ -30,7 +53,7 @@ pub(crate) fn optional_name(what: &str, text: &str) -> Result<()> {
     plain(what, text)
 }
 
-/// What a plugin calls a node: 1-256 bytes (CSI rule 11).
+/// A plugin's name of a node: 1-256 bytes (CSI rule 11).
 pub(crate) fn node_id(text: &str) -> Result<()> {
     match text.is_empty() || text.len() > NODE_ID {
         true => Err(Error::invalid(format!("node_id is empty or longer than {NODE_ID} bytes"))),
@@ -54,10 +77,12 @@ pub(crate) fn plain(what: &str, text: &str) -> Result<()> {
 }
 
 pub(crate) fn instance(text: &str) -> Result<()> {
-    let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    match plain && (1..=16).contains(&text.len()) {
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+    match plain && (1..=INSTANCE).contains(&text.len()) && !text.starts_with('.') {
         true => Ok(()),
-        false => Err(Error::invalid("an instance is 1-16 lower-case letters and digits")),
+        false => Err(Error::invalid(format!(
+            "instance is not 1 to {INSTANCE} characters of [A-Za-z0-9._-] without a leading dot"
+        ))),
     }
 }
 
@@ -286,6 +311,33 @@ mod tests {
     }
 
     #[test]
+    fn an_external_id_may_be_longer_than_a_name() {
+        for good in ["a", &"x".repeat(147), &"x".repeat(1024)] {
+            assert!(external_id("it", good).is_ok(), "{} bytes", good.len());
+        }
+        for bad in ["", "a\nb", &"x".repeat(1025)] {
+            assert!(external_id("it", bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_namespace_is_the_default() {
+        assert_eq!(namespace(String::new()).unwrap(), "default");
+        assert_eq!(namespace("prod".to_owned()).unwrap(), "prod");
+        assert!(namespace("x".repeat(129)).is_err() && namespace("a\nb".to_owned()).is_err());
+    }
+
+    #[test]
+    fn instances_are_file_names() {
+        for good in ["a", "i1", "Node_1.b-2", "-", &"x".repeat(64)] {
+            assert!(instance(good).is_ok(), "{good:?}");
+        }
+        for bad in ["", ".", "..", ".a", "a/b", "a b", "ü", &"x".repeat(65)] {
+            assert!(instance(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
     fn paths_say_where_they_lead() {
         for good in ["/a", "/srv/jobs/1 2/ü"] {
             assert!(path("target", good).is_ok(), "{good:?}");
@@ -297,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_secret_is_not_quoted() {
+    fn possible_secret_is_not_quoted() {
         let flags = ["user=x\n,password=hunter2".to_owned()];
         assert!(!mount_flags(&flags).unwrap_err().message.contains("hunter2"));
         let long = BTreeMap::from([("key".to_owned(), "hunter2".repeat(1000))]);

@@ -34,7 +34,7 @@ impl Secrets {
         Ok(Secrets { map, is_credential: false })
     }
 
-    /// The host's, out of a systemd credential, whoever named that.
+    /// Returns secrets of the host, from a systemd credential that any caller may have named.
     pub fn of_credential(document: &[u8]) -> Result<Self> {
         Ok(Secrets { is_credential: true, ..Self::from_json(document)? })
     }
@@ -53,6 +53,119 @@ impl Secrets {
     pub fn for_rpc(&self) -> BTreeMap<String, String> {
         self.map.iter().map(|(key, value)| (key.clone(), value.to_string())).collect()
     }
+}
+
+/// The shortest value that is withheld where it is not known to be a secret, in bytes.
+const SHORTEST: usize = 8;
+
+/// Returns whether a text that nobody has called a secret may be one: it is long enough, and it is no word, number, path or host
+/// name of common form, nor a list of such as mount options are.
+pub fn may_be_one(text: &str) -> bool {
+    text.len() >= SHORTEST && !is_common(text) && !is_list(text)
+}
+
+/// Returns whether a value of this name is a secret whatever its form.
+pub fn is_named_by(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    key.ends_with("key")
+        || ["pass", "pwd", "secret", "token", "cred", "signature"].iter().any(|word| key.contains(word))
+}
+
+fn is_common(text: &str) -> bool {
+    is_words(text) || is_number(text) || is_path(text) || is_host(text) || is_url(text)
+}
+
+/// `a=b,c,d=e`: each value is short or of common form.
+fn is_list(text: &str) -> bool {
+    let is_short = |value: &str| {
+        value.len() < SHORTEST && value.bytes().all(|b| b.is_ascii_alphanumeric() || b"._:/+-%".contains(&b))
+    };
+    text.split(',').all(|item| match item.split_once('=') {
+        Some((key, value)) => is_words(key) && (is_short(value) || is_common(value)),
+        None => is_common(item),
+    })
+}
+
+/// Up to three words in a row: a passphrase has more.
+fn is_words(text: &str) -> bool {
+    let mut parts = text.split(['-', '_', '.']);
+    let is_word = |part: &str| {
+        let (letters, digits) =
+            part.split_at(part.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(part.len()));
+        let (leading, unit) = part.split_at(part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len()));
+        let is_named = is_cased(letters) && digits.len() <= 4 && digits.bytes().all(|b| b.is_ascii_digit());
+        // `1a` of `us-east-1a`.
+        let is_counted = (1..=4).contains(&leading.len())
+            && unit.len() <= 2
+            && unit.bytes().all(|b| b.is_ascii_alphabetic());
+        is_named || is_counted
+    };
+    parts.clone().count() <= 3 && parts.all(is_word)
+}
+
+/// `word`, `WORD`, `camelCase`, as a person writes; a random text changes its case more often.
+fn is_cased(letters: &str) -> bool {
+    let is_lower = |letter: &u8| letter.is_ascii_lowercase();
+    let is_camel = || {
+        let bytes = letters.as_bytes();
+        let starts = (1..bytes.len()).filter(|at| bytes[*at].is_ascii_uppercase());
+        let humps: Vec<usize> = [0].into_iter().chain(starts).chain([bytes.len()]).collect();
+        humps
+            .windows(2)
+            .all(|hump| hump[1] - hump[0] >= 3 && bytes[hump[0] + 1..hump[1]].iter().all(is_lower))
+    };
+    (1..=24).contains(&letters.len())
+        && (letters.bytes().all(|b| b.is_ascii_lowercase())
+            || letters.bytes().all(|b| b.is_ascii_uppercase())
+            || is_camel())
+}
+
+fn is_number(text: &str) -> bool {
+    let text = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || "._".contains(c));
+    text.starts_with(|c: char| c.is_ascii_digit())
+        && unit.len() <= 3
+        && unit.bytes().all(|b| b.is_ascii_alphabetic())
+}
+
+fn is_path(text: &str) -> bool {
+    let is_name = |name: &str| {
+        let has = |what: fn(&u8) -> bool| name.as_bytes().iter().any(what);
+        let is_random = has(u8::is_ascii_lowercase) && has(u8::is_ascii_uppercase) && has(u8::is_ascii_digit);
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"._:@-".contains(&b);
+        name.len() <= 64 && name.bytes().all(is_plain) && !is_random
+    };
+    text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(is_name))
+}
+
+/// A host's name or address, with or without a port or a path behind a colon.
+fn is_host(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let is_random = label.len() > 24 && label.bytes().any(|b| b.is_ascii_digit());
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && !is_random
+    };
+    let is_name = |host: &str| {
+        let top = host.rsplit_once('.').map_or("", |(_, top)| top);
+        let is_top = (2..=12).contains(&top.len()) && top.bytes().all(|b| b.is_ascii_lowercase());
+        (is_top && host.split('.').all(is_label)) || host.parse::<std::net::IpAddr>().is_ok()
+    };
+    match text.split_once(':') {
+        _ if is_name(text) => true,
+        Some((host, rest)) => {
+            let is_port = (1..=5).contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_digit());
+            (is_name(host) || is_words(host)) && (is_port || is_path(rest))
+        }
+        None => false,
+    }
+}
+
+/// Without a user, a password or a query.
+fn is_url(text: &str) -> bool {
+    let Some((scheme, rest)) = text.split_once("://") else { return false };
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    is_words(scheme) && (is_host(host) || is_words(host)) && (path.is_empty() || is_path(path))
 }
 
 /// serde_json finds the values and is not let read them: it would leave them behind where it takes escapes out of a string, and
@@ -81,7 +194,7 @@ fn unquoted(json: &str) -> Option<Zeroizing<String>> {
     Some(value)
 }
 
-/// What the escape after a backslash stands for, and how long it is.
+/// Returns the character of the escape after a backslash, and the escape's length.
 fn unescaped(escape: &str) -> Option<(char, usize)> {
     let simple = match escape.chars().next()? {
         'b' => '\u{8}',
@@ -198,7 +311,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(value in any::<String>()) {
+        fn written_secrets_parse_back(value in any::<String>()) {
             let document = serde_json::json!({ "key": value }).to_string();
             let secrets = Secrets::from_json(document.as_bytes()).unwrap();
             prop_assert_eq!(secrets.values().collect::<Vec<_>>(), [value]);
@@ -206,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_of_strings_is_refused_without_quoting_it() {
+    fn invalid_secrets_are_refused_without_quoting() {
         for wrong in
             [&b"hunter2"[..], b"[\"hunter2\"]", b"{\"a\":{\"hunter2\":1}}", b"{\"hunter2 \":\"x\"}", b"\xff"]
         {

@@ -1,7 +1,7 @@
-//! What csid is told by signals of the kernel: SIGTERM and SIGINT to stop, SIGHUP to reload.
+//! Signals of the kernel to csid: SIGTERM and SIGINT to stop, SIGHUP to reload.
 //!
-//! They are kept over csid's beginning anew, which ends one runtime and starts another: one that comes in between is given to
-//! whoever listens next.
+//! They are kept when csid starts again within the process, which ends one runtime and starts another. A signal that comes in
+//! between goes to the next listener.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_comes_while_nobody_listens_is_given_to_who_listens_next() {
+    fn signal_without_listener_reaches_the_next() {
         for (signal, order) in
             [(Signal::TERM, Order::Stop), (Signal::INT, Order::Stop), (Signal::HUP, Order::Reload)]
         {

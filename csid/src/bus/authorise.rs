@@ -1,11 +1,12 @@
-//! Who may do what: the one place that answers. Root may do all. On the bus, where polkit is there, polkit answers for everybody
-//! else; without it, and on the private socket, members of group csid may do what is marked here, and others nothing.
+//! Authorization of callers. Root may do everything. On the bus polkit decides about every other caller. Without polkit, and on the
+//! private socket, members of group csid have the actions that are marked here, and other callers have none.
 
 use std::sync::Arc;
 
 use tracing::info;
 
 use super::caller::{Caller, Way};
+use super::facts::Facts;
 use super::polkit::Polkit;
 use crate::error::{Error, Kind, Result};
 
@@ -20,6 +21,7 @@ pub(super) enum Action {
     ManageVolumes,
     ManagePlugins,
     PluginExec,
+    PluginLog,
     Manage,
 }
 
@@ -34,19 +36,21 @@ impl Action {
             Action::ManageVolumes => "org.csid1.manage-volumes",
             Action::ManagePlugins => "org.csid1.manage-plugins",
             Action::PluginExec => "org.csid1.plugin-exec",
+            Action::PluginLog => "org.csid1.plugin-log",
             Action::Manage => "org.csid1.manage",
         }
     }
 
-    /// What members of group csid may do where polkit is not asked.
+    /// Returns whether members of group csid have the action where polkit is not asked.
     fn members_may(self) -> bool {
         matches!(self, Action::Read | Action::Mount | Action::Unmount)
     }
 }
 
-/// Proof that this caller may do this; it is made here alone.
+/// Proof that a caller may do something. Only the authoriser makes one.
 pub(super) struct Permit {
     caller: Arc<Caller>,
+    facts: Facts,
 }
 
 impl Permit {
@@ -59,7 +63,7 @@ impl Permit {
     }
 }
 
-/// Answers for one way in: the private socket has no polkit.
+/// The authorization of one way to csid. The private socket has no polkit.
 #[derive(Clone)]
 pub(super) struct Authoriser {
     polkit: Option<Polkit>,
@@ -74,27 +78,44 @@ impl Authoriser {
         Authoriser { polkit: Some(polkit) }
     }
 
+    /// Returns whether polkit may be asked about this caller. Only polkit needs the facts of a call.
+    pub fn asks_about(&self, caller: &Caller) -> bool {
+        self.polkit.is_some() && !caller.is_root()
+    }
+
     pub async fn permit(&self, caller: &Arc<Caller>, action: Action) -> Result<Permit> {
-        match self.allowed(caller, action).await {
-            Ok(true) => Ok(Permit { caller: caller.clone() }),
+        self.permit_with(caller, action, Facts::new()).await
+    }
+
+    /// Returns a permit for the caller. `facts`: details of the call, for polkit's rules.
+    pub async fn permit_with(&self, caller: &Arc<Caller>, action: Action, facts: Facts) -> Result<Permit> {
+        match self.allowed(caller, action, &facts).await {
+            Ok(true) => Ok(Permit { caller: caller.clone(), facts }),
             Ok(false) => Err(refusal(caller, action, "")),
             Err(why) => Err(refusal(caller, action, &why)),
         }
     }
 
-    /// A second permit for the same caller: what the arguments ask for needs another action too.
+    /// Returns a second permit for the same caller, for arguments that need another action too.
     pub async fn also(&self, permit: &Permit, action: Action) -> Result<Permit> {
-        self.permit(&permit.caller, action).await
+        self.permit_with(&permit.caller, action, permit.facts.clone()).await
     }
 
-    async fn allowed(&self, caller: &Caller, action: Action) -> Result<bool, String> {
+    /// Returns a second permit for something of another uid. `owner`: that uid, `None` if it is not known.
+    pub async fn also_of(&self, permit: &Permit, action: Action, owner: Option<u32>) -> Result<Permit> {
+        let mut facts = permit.facts.clone();
+        facts.extend(owner.map(|uid| ("uid", uid.to_string())));
+        self.permit_with(&permit.caller, action, facts).await
+    }
+
+    async fn allowed(&self, caller: &Caller, action: Action, facts: &Facts) -> Result<bool, String> {
         if caller.is_root() {
             return Ok(true);
         }
         if let (Some(polkit), Way::Bus { sender, interactive }) = (&self.polkit, &caller.way)
             && polkit.present().await?
         {
-            return polkit.check(sender, action.id(), *interactive).await;
+            return polkit.check(sender, action.id(), facts, *interactive).await;
         }
         Ok(caller.member && action.members_may())
     }
@@ -103,13 +124,13 @@ impl Authoriser {
 fn refusal(caller: &Caller, action: Action, why: &str) -> Error {
     info!(uid = caller.uid, action = action.id(), why, "refused");
     let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
-    let ask = match (&caller.way, action.members_may()) {
-        (Way::Bus { .. }, true) => "be root, a member of group csid, or one whom polkit allows it",
-        (Way::Bus { .. }, false) => "be root, or one whom polkit allows it",
-        (Way::Socket, true) => "be root or a member of group csid",
-        (Way::Socket, false) => "be root, or ask on the system bus, where polkit may allow it",
+    let required = match (&caller.way, action.members_may()) {
+        (Way::Bus { .. }, true) => "requires root, group csid or polkit authorization",
+        (Way::Bus { .. }, false) => "requires root or polkit authorization",
+        (Way::Socket, true) => "requires root or group csid",
+        (Way::Socket, false) => "requires root, or polkit authorization on the system bus",
     };
-    Error::new(Kind::NotAuthorized, format!("uid {} may not do {}{why}: {ask}", caller.uid, action.id()))
+    Error::new(Kind::NotAuthorized, format!("uid {} may not do {}{why}: {required}", caller.uid, action.id()))
 }
 
 #[cfg(test)]
@@ -118,7 +139,7 @@ mod tests {
     use crate::bus::socket::Credentials;
 
     #[tokio::test]
-    async fn the_table_of_the_socket() {
+    async fn group_has_three_actions_on_the_socket() {
         let all = [
             Action::Read,
             Action::Mount,
@@ -127,6 +148,8 @@ mod tests {
             Action::Inline,
             Action::ManageVolumes,
             Action::ManagePlugins,
+            Action::PluginExec,
+            Action::PluginLog,
             Action::Manage,
         ];
         let authoriser = Authoriser::for_socket();

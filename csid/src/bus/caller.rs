@@ -1,4 +1,4 @@
-//! Who calls: the kernel's word on the private socket, the bus daemon's on the system bus, never the message's own.
+//! The identity of callers: from the kernel on the private socket, from the bus daemon on the system bus, never from the message.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,18 +14,18 @@ use crate::error::{Error, Kind, Result};
 const GROUP: &str = "csid";
 
 pub(super) struct Caller {
-    /// Of his connection, which no other one has had or will have: the bus', with his unique name on it, or csid's own for the
-    /// private socket. What a claim is bound to.
+    /// The name of the caller's connection, which is never given to another one. On the bus it is the bus' id and the unique name, on
+    /// the private socket csid's own. Claims can be bound to it.
     pub name: String,
     pub uid: u32,
-    /// A member of group csid.
+    /// Whether the caller is a member of group csid.
     pub member: bool,
     pub way: Way,
 }
 
 pub(super) enum Way {
     Socket,
-    /// The unique name on the bus, and whether the caller lets polkit ask a person.
+    /// The unique name on the bus, and whether polkit may ask the user to authenticate.
     Bus {
         sender: String,
         interactive: bool,
@@ -60,7 +60,7 @@ fn member(credentials: &Credentials, group: Option<u32>) -> bool {
     group.is_some_and(|group| credentials.groups.contains(&group))
 }
 
-/// The gid of group csid, from the group file: sysusers makes it there. Without it nobody is a member.
+/// Returns the gid of group csid from the group file, where sysusers creates it. `None`: there is no such group, and no members.
 pub(super) fn csid_group(file: &Path) -> Option<u32> {
     let text = std::fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| {
@@ -71,26 +71,26 @@ pub(super) fn csid_group(file: &Path) -> Option<u32> {
     })
 }
 
-/// How the caller of a message is found.
+/// A source of callers' identities.
 #[derive(Clone)]
-pub(super) enum Who {
-    /// The peer of the private socket, whatever his messages say.
+pub(super) enum CallerSource {
+    /// The peer of the private socket, whatever sender its messages name.
     Peer(Arc<Caller>),
-    /// The sender that the bus daemon wrote into the header.
+    /// The sender in the header, which the bus daemon writes.
     OnBus(Arc<Senders>),
 }
 
-impl Who {
+impl CallerSource {
     pub async fn caller(&self, message: &Message) -> Result<Arc<Caller>> {
         match self {
-            Who::Peer(caller) => Ok(caller.clone()),
-            Who::OnBus(senders) => senders.caller(message).await.map(Arc::new),
+            CallerSource::Peer(caller) => Ok(caller.clone()),
+            CallerSource::OnBus(senders) => senders.caller(message).await.map(Arc::new),
         }
     }
 }
 
-/// The credentials of unique names on one bus connection. A bus gives no unique name twice, and a sender's credentials are
-/// those of the moment he connected: what was learned stays true as long as the connection.
+/// The credentials of unique names on one bus connection. A bus never gives a unique name twice, and a sender's credentials are those
+/// from when it connected. So they are valid as long as the connection to the bus.
 pub(super) struct Senders {
     asker: Connection,
     group_file: PathBuf,
@@ -98,7 +98,7 @@ pub(super) struct Senders {
 }
 
 impl Senders {
-    /// More are forgotten, and asked for again.
+    /// The most names that are kept. Above it all are dropped and requested again.
     const MOST: usize = 4096;
 
     pub fn new(asker: Connection, group_file: PathBuf) -> Self {
@@ -108,14 +108,17 @@ impl Senders {
     async fn caller(&self, message: &Message) -> Result<Caller> {
         let header = message.header();
         let Some(sender) = header.sender().map(ToString::to_string) else {
-            return Err(Error::new(Kind::NotAuthorized, "the bus did not say who calls"));
+            return Err(Error::new(Kind::NotAuthorized, "the call has no sender"));
         };
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&sender).cloned();
         let credentials = match known {
             Some(credentials) => credentials,
             None => {
                 let credentials = self.ask(&sender).await.map_err(|why| {
-                    Error::new(Kind::NotAuthorized, format!("the bus does not say who {sender} is: {why}"))
+                    Error::new(
+                        Kind::NotAuthorized,
+                        format!("the bus did not return the credentials of {sender}: {why}"),
+                    )
                 })?;
                 let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
                 if known.len() >= Self::MOST {
@@ -126,7 +129,7 @@ impl Senders {
             }
         };
         let interactive = header.primary().flags().contains(Flags::ALLOW_INTERACTIVE_AUTH);
-        // Root needs no group, and is who calls most.
+        // Root needs no group. Most calls are root's, so the file is not read for them.
         let group = if credentials.uid == 0 { None } else { csid_group(&self.group_file) };
         let name = format!("{}{sender}", self.asker.server_guid());
         Ok(Caller { name, ..Caller::on_bus(&credentials, group, sender, interactive) })
@@ -144,7 +147,7 @@ impl Senders {
         let reply = call.await.map_err(|error| error.to_string())?;
         let body = reply.body();
         let mut map: HashMap<String, OwnedVariant> = body.deserialize().map_err(|error| error.to_string())?;
-        // Of another type it is no uid, and must not be taken for one.
+        // A value of another type is not a uid.
         let uid = map.remove("UnixUserID").and_then(|uid| u32::try_from(uid).ok()).ok_or("no uid")?;
         let groups = match map.remove("UnixGroupIDs") {
             Some(groups) => Vec::<u32>::try_from(groups).map_err(|_| "its groups are malformed")?,
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_group_is_found_by_its_whole_name() {
+    fn group_is_found_by_its_whole_name() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for (text, gid) in [
             ("root:x:0:\ncsid:x:990:alice,bob\n", Some(990)),

@@ -1,20 +1,19 @@
-//! The members of org.csid1.Manager that concern claims.
+//! Members of org.csid1.Manager about claims.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use zbus::OwnedVariant;
 
 use super::authorise::Action;
-use super::dispatch::{Answer, Call, Map};
-use super::given;
-use super::manager::within;
+use super::call::{Answer, Call, within};
+use super::contract::Map;
 use super::options::{Keys, Options};
-use super::volume_rows;
+use super::{arguments, cursor, volume_rows};
+use crate::error::{Error, Result};
 use crate::names::{self, word};
-use crate::store::registry::{Claim, ClaimFilter, ClaimState, VolumeName};
-use crate::volume::Authority;
-use crate::volume::requests::{ClaimRequest, ReleaseRequest};
+use crate::store::registry::{ClaimFilter, ClaimPlace, ClaimState, ListedClaim, OfVolume, VolumeName};
+use crate::volume::api::requests::{ClaimRequest, ReleaseRequest};
+use crate::volume::{Authority, ForgetRequest};
 
 const CLAIM: Keys = &[
     ("mode", "s"),
@@ -26,24 +25,21 @@ const CLAIM: Keys = &[
     ("grace-usec", "t"),
 ];
 
-/// Who waits longer for a claim waits for ever.
-const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
 type Identified = (String, String, String, HashMap<String, OwnedVariant>);
 
 pub(super) async fn claim(call: Call) -> Answer {
-    let (namespace, volume, consumer, given): Identified = call.arguments()?;
-    let name = given::volume_name(namespace, volume)?;
+    let (namespace, volume, consumer, map): Identified = call.arguments()?;
+    let name = arguments::volume_name(namespace, volume)?;
     names::name("consumer", &consumer)?;
-    let mut options = Options::check(given, CLAIM)?;
+    let mut options = Options::check(map, CLAIM)?;
     let wait = call.wait(&mut options)?;
-    let wait_usec = options.number("wait-usec");
+    let wait_until = arguments::wait_until(&mut options, call.arrived);
     let (mode, access_mode) = (options.word("mode")?, options.word("access-mode")?);
     let attachment_mode = options.word("attachment-mode")?;
     let node = options.checked("node", names::name)?;
-    let bound = given::bound(&mut options, &call.permit)?;
-    let credential = given::credential(&mut options, &call.permit, &name.namespace)?;
-    let secrets = given::secrets(&mut options, &credential).await?;
+    let bound = arguments::bound(&mut options, &call.permit)?;
+    let credential = arguments::credential(&mut options, &call.permit, &name.namespace)?;
+    let secrets = arguments::secrets(&mut options, &credential).await?;
     let request = ClaimRequest {
         name,
         consumer,
@@ -52,8 +48,7 @@ pub(super) async fn claim(call: Call) -> Answer {
         access_mode,
         attachment_mode,
         node,
-        wait_until: wait_usec
-            .and_then(|usec| call.arrived.checked_add(Duration::from_micros(usec).min(LONGEST_WAIT))),
+        wait_until,
         bound,
         secrets,
         credential,
@@ -70,28 +65,37 @@ pub(super) async fn claim(call: Call) -> Answer {
 }
 
 pub(super) async fn release(call: Call) -> Answer {
-    let (namespace, volume, consumer, given): Identified = call.arguments()?;
-    let name = given::volume_name(namespace, volume)?;
+    let (namespace, volume, consumer, map): Identified = call.arguments()?;
+    let name = arguments::volume_name(namespace, volume)?;
     names::name("consumer", &consumer)?;
-    let mut options = Options::check(given, &[("force", "b"), ("node", "s")])?;
+    let mut options = Options::check(map, &[("force", "b"), ("node", "s"), ("forget", "b")])?;
     let wait = call.wait(&mut options)?;
+    let forget = options.flag("forget");
+    arguments::require_root(&call.permit, [(forget, "forget")])?;
     let force = options.flag("force");
     let node = options.checked("node", names::name)?;
-    let credential = given::credential(&mut options, &call.permit, &name.namespace)?;
+    let credential = arguments::credential(&mut options, &call.permit, &name.namespace)?;
     let volumes = &call.server.rooms.volumes;
+    if forget {
+        call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+        let key = name.key(&consumer);
+        let request = ForgetRequest { key, node, all_tags: true, claim: true, must_exist: false, wait };
+        volumes.forget(request).await?;
+        return call.reply(&());
+    }
     let uid = call.permit.uid();
     let is_root = call.permit.caller().is_root();
-    let more =
-        force || is_root || volumes.claim_owner(&name, &consumer).await?.is_some_and(|owner| owner != uid);
+    let owner = if force || is_root { None } else { volumes.claim_owner(&name, &consumer).await? };
+    let more = force || is_root || owner.is_some_and(|owner| owner != uid);
     let authority = match more {
         true => {
-            call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+            call.server.authoriser.also_of(&call.permit, Action::UnmountOthers, owner).await?;
             Authority::Any(uid)
         }
-        // The record's change compares again: the claim may have changed hands since.
+        // The change of the record compares again, because the claim may have another owner by then.
         false => Authority::Own(uid),
     };
-    let secrets = given::secrets(&mut options, &credential).await?;
+    let secrets = arguments::secrets(&mut options, &credential).await?;
     let request = ReleaseRequest { name, consumer, authority, force, node, secrets, credential, wait };
     volumes.release(request).await?;
     call.reply(&())
@@ -100,25 +104,43 @@ pub(super) async fn release(call: Call) -> Answer {
 pub(super) async fn list_claims(call: Call) -> Answer {
     const FILTER: Keys =
         &[("namespace", "s"), ("volume", "s"), ("consumer", "s"), ("node", "s"), ("past", "b")];
-    let mut options = Options::check(call.arguments()?, FILTER)?;
+    let mut options = Options::check_all(call.arguments()?, &[FILTER, cursor::PAGE])?;
     let wait = options.wait(call.arrived)?;
     let past = options.flag("past");
+    let after = cursor::after(&mut options)?.map(|key| place(key, past)).transpose()?;
     let filter = ClaimFilter {
-        namespace: options.checked("namespace", names::name)?,
+        namespace: options.text("namespace").map(names::namespace).transpose()?,
         volume: options.checked("volume", names::name)?,
         consumer: options.checked("consumer", names::name)?,
         node: options.checked("node", names::name)?,
         past,
+        between: None,
+        after,
+        most: cursor::most(&mut options),
     };
     let volumes = call.server.rooms.volumes.clone();
     let claims =
         within(&call.slot, wait.deadline, "the list", async move { volumes.claims(filter).await }).await?;
-    let rows: Vec<Map> = claims.into_iter().map(|(name, claim)| row(name, claim, past)).collect();
+    let rows: Vec<Map> = claims.into_iter().map(|listed| row(listed, past)).collect();
     call.reply(&(rows,))
 }
 
-/// A row of ListClaims. A claim that is past is free; one that is parked says why in `error`.
-fn row(name: VolumeName, claim: Claim, past: bool) -> Map {
+fn place([namespace, volume, last]: [String; 3], past: bool) -> Result<ClaimPlace> {
+    let of_volume = match past {
+        true => OfVolume::Number(
+            last.parse().map_err(|_| Error::invalid("after is not a cursor of a past claim"))?,
+        ),
+        false => OfVolume::Consumer(last),
+    };
+    Ok(ClaimPlace { name: VolumeName { namespace, volume }, of_volume })
+}
+
+/// Returns a row of ListClaims. A past claim is free. The `error` of a parked claim says what blocks it.
+fn row(ListedClaim { name, claim, of_volume }: ListedClaim, past: bool) -> Map {
+    let cursor = match &of_volume {
+        OfVolume::Consumer(consumer) => cursor::of(&[&name.namespace, &name.volume, consumer]),
+        OfVolume::Number(number) => cursor::of(&[&name.namespace, &name.volume, &number.to_string()]),
+    };
     let state = match (past, claim.parked.is_empty()) {
         (true, _) => "free",
         (false, false) => "parked",
@@ -142,6 +164,7 @@ fn row(name: VolumeName, claim: Claim, past: bool) -> Map {
         ("error", error.into()),
         ("since", claim.since_usec.into()),
         ("modify-index", claim.modify_index.into()),
+        ("cursor", cursor.into()),
     ])
 }
 
@@ -159,7 +182,7 @@ pub(super) mod tests {
     use zbus::Variant;
 
     use super::*;
-    use crate::store::registry::{Bound, BoundTo, ClaimMode, Use};
+    use crate::store::registry::{Bound, BoundTo, Claim, ClaimMode, Use};
 
     pub fn claim() -> Claim {
         Claim {
@@ -181,37 +204,41 @@ pub(super) mod tests {
         }
     }
 
+    fn listed(claim: Claim) -> ListedClaim {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        ListedClaim { name, of_volume: OfVolume::Consumer(claim.consumer.clone()), claim }
+    }
+
     #[test]
-    fn a_claims_state_is_one_of_the_contracts_words() {
-        let told = |claim: Claim, past| {
-            let row = row(VolumeName { namespace: "ns".into(), volume: "v".into() }, claim, past);
+    fn claim_state_is_a_word_of_the_contract() {
+        let words_of = |claim: Claim, past| {
+            let row = row(listed(claim), past);
             let text = |key: &str| <&str>::try_from(&row[key]).unwrap().to_owned();
             (text("state"), text("error"))
         };
         let words = |state: &str, error: &str| (state.to_owned(), error.to_owned());
-        assert_eq!(told(claim(), false), words("node-detached", "failed once"));
+        assert_eq!(words_of(claim(), false), words("node-detached", "failed once"));
         let parked = Claim { parked: "needs secrets".into(), ..claim() };
-        assert_eq!(told(parked.clone(), false), words("parked", "needs secrets"));
-        assert_eq!(told(parked, true).0, "free");
+        assert_eq!(words_of(parked.clone(), false), words("parked", "needs secrets"));
+        assert_eq!(words_of(parked, true).0, "free");
         for (state, word) in [
             (ClaimState::Pending, "pending"),
             (ClaimState::Taken, "taken"),
             (ClaimState::ControllerDetached, "controller-detached"),
         ] {
-            assert_eq!(told(Claim { state, ..claim() }, false).0, word);
+            assert_eq!(words_of(Claim { state, ..claim() }, false).0, word);
         }
     }
 
     #[test]
-    fn what_a_claim_is_bound_to_is_said_as_it_was_asked() {
+    fn bind_is_reported_as_it_was_requested() {
         let bound = |to| Some(Bound::new(to, 0));
         for (bound, word) in [
             (None, ""),
             (bound(BoundTo::Unit("db.service".into())), "unit:db.service"),
             (bound(BoundTo::Caller(":1.7".into())), "caller"),
         ] {
-            let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
-            let row = row(name, Claim { bound, ..claim() }, false);
+            let row = row(listed(Claim { bound, ..claim() }), false);
             assert_eq!(row["bind"], Variant::from(word));
         }
     }

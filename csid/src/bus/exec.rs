@@ -6,27 +6,27 @@ use std::time::SystemTime;
 use zbus::{Fd, OwnedVariant};
 
 use super::authorise::Action;
-use super::dispatch::{Answer, Call, Map};
-use super::inventory::until;
-use super::manager::within;
+use super::call::{Answer, Call, until, within};
+use super::contract::Map;
 use super::options::Options;
 use super::plugin::id;
 use crate::error::{Error, Kind, Result};
 use crate::names;
 use crate::plugin::{Exec, Run, Size};
 
-/// Where a terminal's size is not given.
-const USUAL: Size = Size { rows: 24, columns: 80 };
+/// A terminal's size if the call has none.
+const DEFAULT_SIZE: Size = Size { rows: 24, columns: 80 };
 
 fn command(argv: Vec<String>, options: &mut Options) -> Result<Exec> {
     if argv.first().is_none_or(String::is_empty) {
-        return Err(Error::invalid("argv is empty: the program and its arguments are needed"));
+        return Err(Error::invalid("argv is empty"));
     }
     let (rows, columns) = (options.short("rows"), options.short("columns"));
-    let size = Size { rows: rows.unwrap_or(USUAL.rows), columns: columns.unwrap_or(USUAL.columns) };
+    let size =
+        Size { rows: rows.unwrap_or(DEFAULT_SIZE.rows), columns: columns.unwrap_or(DEFAULT_SIZE.columns) };
     let terminal = options.flag("tty").then_some(size);
     if terminal.is_none() && (rows.is_some() || columns.is_some()) {
-        return Err(Error::invalid("rows and columns are a terminal's: give tty too"));
+        return Err(Error::invalid("rows and columns require tty"));
     }
     let directory = options.text("directory");
     match directory.as_deref() {
@@ -36,6 +36,9 @@ fn command(argv: Vec<String>, options: &mut Options) -> Result<Exec> {
     Ok(Exec { argv, directory, terminal })
 }
 
+/// The error detail `step` while the configuration allows no commands. csictl's hint depends on it.
+const DISABLED: &str = "read the configuration";
+
 pub(super) async fn exec(call: Call) -> Answer {
     let id = id(&call)?.to_owned();
     let (argv, options): (Vec<String>, HashMap<String, OwnedVariant>) = call.arguments()?;
@@ -44,8 +47,9 @@ pub(super) async fn exec(call: Call) -> Answer {
     let wait = options.wait(call.arrived)?;
     let command = command(argv, &mut options)?;
     if !call.server.rooms.config.borrow().exec {
-        let text = "csid runs no commands in plugins: `exec = true` in csid.toml, then a reload, allows it";
-        return Err(Error::new(Kind::NotSupported, text).into());
+        let text = "commands in plugins are disabled (`exec` in csid.toml)";
+        let disabled = Error::new(Kind::NotSupported, text);
+        return Err(disabled.with(|details| details.step = Some(DISABLED)).into());
     }
     let (plugins, uid) = (call.server.rooms.plugins.clone(), call.permit.uid());
     let begun = within(&call.slot, wait.deadline, "starting the command", async move {
@@ -76,7 +80,7 @@ pub(super) async fn wait_exec(call: Call) -> Answer {
     call.reply(&(end.exited, end.status))
 }
 
-/// A command that runs, for ListOperations.
+/// Returns the row of a running command for ListOperations.
 pub(super) fn row(run: Run) -> Map {
     let since = run.since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let since = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);
@@ -90,12 +94,12 @@ pub(super) fn row(run: Run) -> Map {
     ])
 }
 
-/// For CancelOperation; `false`: no command of that name runs. Another's is management.
+/// Ends a command for CancelOperation. Another uid's command needs the action manage. `false`: no command of that name runs.
 pub(super) async fn cancel(call: &Call, operation: &str) -> Result<bool> {
     let plugins = call.server.rooms.plugins.clone();
     let Some(owner) = plugins.exec_owner(operation) else { return Ok(false) };
     if owner != call.permit.uid() {
-        call.server.authoriser.also(&call.permit, Action::Manage).await?;
+        call.server.authoriser.also_of(&call.permit, Action::Manage, Some(owner)).await?;
     }
     let operation = operation.to_owned();
     within(&call.slot, None, "ending the command", async move { plugins.stop_exec(&operation).await })

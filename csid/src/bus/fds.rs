@@ -1,29 +1,34 @@
-//! The file descriptor of the `secrets` option. What it is decides whether it is read at all: a memfd sealed against change,
-//! or a pipe, which is read with a bound and a time-out, on a thread of its own.
+//! The file descriptor of the `secrets` option. csid reads a memfd that is sealed against changes, or a pipe, with a size limit and a
+//! timeout.
+//!
+//! The descriptor may belong to a file system whose server is the caller's own and hangs. So no call here reaches a file system: the
+//! kernel itself answers for seals and a pipe's size, and only a descriptor that has one of the two is used further.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fstat, open};
+use rustix::fs::{Mode, OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fstat, open};
+use rustix::pipe::fcntl_getpipe_size;
+use tokio::io::Interest;
+use tokio::net::unix::pipe::Receiver;
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Kind, Result};
 use crate::secret::{MAX_BYTES, Secrets};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Read the secrets of one call. The descriptor may be anything: its owner is told what csid takes.
+/// Reads the secrets of one call. The descriptor may be of any kind; the error says which ones csid accepts.
 pub(super) async fn read_secrets(fd: OwnedFd) -> Result<Secrets> {
-    let read = tokio::task::spawn_blocking(move || read(fd, PATIENCE));
-    let document = read.await.map_err(|_| Error::internal("the reader of the secrets failed"))??;
+    let document = read(fd, TIMEOUT).await?;
     Secrets::from_json(&document)
 }
 
 fn refused() -> Error {
     Error::invalid(
-        "secrets is neither a memfd sealed with F_SEAL_WRITE, F_SEAL_GROW and F_SEAL_SHRINK nor the reading end of a pipe",
+        "secrets is neither a memfd sealed with F_SEAL_WRITE, F_SEAL_GROW and F_SEAL_SHRINK nor the read end of an \
+         unnamed pipe",
     )
 }
 
@@ -31,78 +36,86 @@ fn too_large() -> Error {
     Error::invalid(format!("the secrets are larger than {MAX_BYTES} bytes"))
 }
 
-fn read(fd: OwnedFd, patience: Duration) -> Result<Zeroizing<Vec<u8>>> {
-    let stat = fstat(&fd).map_err(|_| refused())?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => {
-            // Seals exist on memory alone: no file, whose reading may hang, has them.
-            let sealed = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK;
-            if !fcntl_get_seals(&fd).map_err(|_| refused())?.contains(sealed) {
-                return Err(refused());
-            }
-            if stat.st_size > MAX_BYTES as i64 {
-                return Err(too_large());
-            }
-            read_all(|buffer, at| rustix::io::pread(&fd, buffer, at as u64))
+async fn read(fd: OwnedFd, timeout: Duration) -> Result<Zeroizing<Vec<u8>>> {
+    if let Ok(seals) = fcntl_get_seals(&fd) {
+        let sealed = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK;
+        if !seals.contains(sealed) {
+            return Err(refused());
         }
-        FileType::Fifo => {
-            let flags = fcntl_getfl(&fd).map_err(|_| refused())?;
-            if flags.contains(OFlags::PATH) || flags & OFlags::RWMODE == OFlags::WRONLY {
-                return Err(refused());
-            }
-            // Another reader may take what poll saw, and without O_NONBLOCK the read would then wait for ever. The caller has the
-            // description that he passed and may clear its flags at any time, so this one is csid's own.
-            let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
-            let own = open(own, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
-            let fd = own.map_err(|_| refused())?;
-            let deadline = Instant::now() + patience;
-            let mut all_left = false;
-            read_all(|buffer, at| {
-                loop {
-                    match rustix::io::read(&fd, &mut *buffer) {
-                        Err(rustix::io::Errno::AGAIN) => {}
-                        // A FIFO reads as ended until somebody opens it for writing; poll knows the difference.
-                        Ok(0) if at == 0 && !all_left => {}
-                        done => return done,
-                    }
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    let left =
-                        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-                    let mut polled = [PollFd::new(&fd, PollFlags::IN)];
-                    match poll(&mut polled, Some(&left)) {
-                        Ok(0) => return Err(rustix::io::Errno::TIMEDOUT),
-                        Ok(_) => all_left = polled[0].revents().contains(PollFlags::HUP),
-                        Err(rustix::io::Errno::INTR) => {}
-                        Err(error) => return Err(error),
-                    }
+        // Only memory files have seals, so neither fstat nor the read can hang.
+        if fstat(&fd).map_err(|_| refused())?.st_size > MAX_BYTES as i64 {
+            return Err(too_large());
+        }
+        return read_all(Source::Memory(fd)).await;
+    }
+    let read = read_all(Source::Pipe { pipe: own_pipe(&fd)?, ended: false });
+    tokio::time::timeout(timeout, read).await.unwrap_or_else(|_| {
+        Err(Error::new(
+            Kind::InvalidArgument,
+            "the pipe of the secrets was not written and closed within 5 s",
+        ))
+    })
+}
+
+enum Source {
+    Memory(OwnedFd),
+    /// `ended`: all writers had closed it at some time.
+    Pipe {
+        pipe: Receiver,
+        ended: bool,
+    },
+}
+
+impl Source {
+    async fn read(&mut self, buffer: &mut [u8], at: usize) -> io::Result<usize> {
+        let (pipe, ended) = match self {
+            Source::Memory(fd) => return Ok(rustix::io::pread(&*fd, buffer, at as u64)?),
+            Source::Pipe { pipe, ended } => (pipe, ended),
+        };
+        loop {
+            match pipe.try_read(buffer) {
+                // A later writer does not reopen the document. Without this check tokio would report the pipe as ready forever.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && *ended => return Ok(0),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    *ended = pipe.ready(Interest::READABLE).await?.is_read_closed();
                 }
-            })
+                done => return done,
+            }
         }
-        _ => Err(refused()),
     }
 }
 
-/// Into one buffer that never grows, so that no copy stays behind.
-fn read_all(
-    mut read: impl FnMut(&mut [u8], usize) -> rustix::io::Result<usize>,
-) -> Result<Zeroizing<Vec<u8>>> {
+/// Opens the pipe with a file description of csid's own. The caller shares the one it passed and may clear its flags at any time.
+/// Without O_NONBLOCK a read would block forever if another reader took the bytes first.
+fn own_pipe(fd: &OwnedFd) -> Result<Receiver> {
+    fcntl_getpipe_size(fd).map_err(|_| refused())?;
+    let flags = fcntl_getfl(fd).map_err(|_| refused())?;
+    if flags.contains(OFlags::PATH) || flags & OFlags::RWMODE == OFlags::WRONLY || !is_nameless(fd) {
+        return Err(refused());
+    }
+    let own = open(of_process(fd), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    Receiver::from_owned_fd(own.map_err(|_| refused())?).map_err(|_| refused())
+}
+
+/// Returns whether opening it again reaches no file system. A FIFO's link is its path, and begins with `/` or `(unreachable)`.
+fn is_nameless(fd: &OwnedFd) -> bool {
+    rustix::fs::readlink(of_process(fd), Vec::new()).is_ok_and(|link| link.to_bytes().starts_with(b"pipe:["))
+}
+
+fn of_process(fd: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+/// Reads all into one buffer that never grows, so that no copies of secrets remain.
+async fn read_all(mut source: Source) -> Result<Zeroizing<Vec<u8>>> {
     let mut document = Zeroizing::new(vec![0; MAX_BYTES + 1]);
     let mut end = 0;
     loop {
-        match read(&mut document[end..], end) {
+        match source.read(&mut document[end..], end).await {
             Ok(0) => break,
             Ok(count) => end += count,
-            Err(rustix::io::Errno::INTR) => continue,
-            Err(rustix::io::Errno::TIMEDOUT) => {
-                return Err(Error::new(
-                    Kind::InvalidArgument,
-                    "the pipe of the secrets was not written and closed within 5 s",
-                ));
-            }
-            Err(error) => {
-                let error = io::Error::from(error);
-                return Err(Error::invalid(format!("the secrets cannot be read: {error}")));
-            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(Error::invalid(format!("the secrets cannot be read: {error}"))),
         }
         if end > MAX_BYTES {
             return Err(too_large());
@@ -116,8 +129,9 @@ fn read_all(
 mod tests {
     use std::fs::File;
     use std::io::{Write, pipe};
+    use std::time::Instant;
 
-    use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
+    use rustix::fs::{FileType, MemfdFlags, fcntl_add_seals, memfd_create};
 
     use super::*;
 
@@ -135,8 +149,8 @@ mod tests {
         memfd(content, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK)
     }
 
-    fn refusal(fd: OwnedFd) -> String {
-        read(fd, SHORT).err().unwrap().message
+    async fn refusal(fd: OwnedFd) -> String {
+        read(fd, SHORT).await.err().unwrap().message
     }
 
     #[tokio::test]
@@ -145,8 +159,8 @@ mod tests {
         assert_eq!(secrets.for_rpc()["a"], "b");
     }
 
-    #[test]
-    fn a_pipe_is_read_to_its_end() {
+    #[tokio::test]
+    async fn a_pipe_is_read_to_its_end() {
         let (reader, writer) = pipe().unwrap();
         let writer = std::thread::spawn(move || {
             let mut writer = File::from(OwnedFd::from(writer));
@@ -155,12 +169,12 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        assert_eq!(read(reader.into(), Duration::from_secs(5)).unwrap().as_slice(), br#"{"a":"b"}"#);
+        assert_eq!(read(reader.into(), TIMEOUT).await.unwrap().as_slice(), br#"{"a":"b"}"#);
         writer.join().unwrap();
     }
 
-    #[test]
-    fn what_is_neither_is_refused_unread() {
+    #[tokio::test]
+    async fn other_descriptors_are_refused_unread() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, "{}").unwrap();
@@ -177,43 +191,67 @@ mod tests {
             of_path,
             socket.into(),
             writer.into(),
+            open(fifo(&directory), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+                .unwrap(),
             memfd(b"{}", SealFlags::WRITE),
             memfd(b"{}", SealFlags::GROW | SealFlags::SHRINK),
         ] {
-            assert!(refusal(fd).contains("neither a memfd"));
+            assert!(refusal(fd).await.contains("neither a memfd"));
         }
     }
 
-    #[test]
-    fn size_and_time_are_bounded() {
+    #[tokio::test]
+    async fn size_and_time_are_bounded() {
         let huge = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&huge, 1 << 30).unwrap();
         fcntl_add_seals(&huge, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK).unwrap();
-        assert!(refusal(huge).contains("larger than"));
+        assert!(refusal(huge).await.contains("larger than"));
 
         let (reader, writer) = pipe().unwrap();
         File::from(OwnedFd::from(writer)).write_all(&vec![b'x'; MAX_BYTES + 1]).unwrap();
-        assert!(refusal(reader.into()).contains("larger than"));
+        assert!(refusal(reader.into()).await.contains("larger than"));
 
         let (reader, _open) = pipe().unwrap();
         let begun = Instant::now();
-        assert!(refusal(reader.into()).contains("not written and closed"));
+        assert!(refusal(reader.into()).await.contains("not written and closed"));
         assert!(begun.elapsed() < Duration::from_secs(20));
     }
 
-    /// Its flags are his to change: the read does not go by them.
-    #[test]
-    fn the_callers_description_is_left_alone() {
+    /// The caller may change the flags of the file description that it passed. The read uses another one.
+    #[tokio::test]
+    async fn callers_file_description_keeps_its_flags() {
         let (reader, writer) = pipe().unwrap();
         let kept = OwnedFd::from(reader.try_clone().unwrap());
-        let reading = std::thread::spawn(move || read(reader.into(), Duration::from_secs(5)));
+        let reading = tokio::spawn(read(reader.into(), TIMEOUT));
         let mut writer = File::from(OwnedFd::from(writer));
         writer.write_all(b"{").unwrap();
-        std::thread::sleep(Duration::from_millis(50));
+        tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(fcntl_getfl(&kept).unwrap() & OFlags::NONBLOCK, OFlags::empty());
         writer.write_all(b"}").unwrap();
         drop(writer);
-        assert_eq!(reading.join().unwrap().unwrap().as_slice(), b"{}");
+        assert_eq!(reading.await.unwrap().unwrap().as_slice(), b"{}");
+    }
+
+    /// Otherwise the reads would wait in turn for the runtime's threads for blocking work.
+    #[test]
+    fn pipes_without_writes_hold_no_thread() {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let pipes: Vec<_> = (0..64).map(|_| pipe().unwrap()).collect();
+            let begun = Instant::now();
+            let (readers, _writers): (Vec<_>, Vec<_>) = pipes.into_iter().unzip();
+            let waiting: Vec<_> =
+                readers.into_iter().map(|reader| tokio::spawn(read_secrets(reader.into()))).collect();
+            tokio::task::yield_now().await;
+            let secrets = read_secrets(sealed(br#"{"a":"b"}"#)).await.unwrap();
+            assert_eq!(secrets.for_rpc()["a"], "b");
+            assert!(begun.elapsed() < TIMEOUT, "another's secrets wait for no pipe");
+            for refused in waiting {
+                assert!(refused.await.unwrap().err().unwrap().message.contains("not written and closed"));
+            }
+            assert!(begun.elapsed() < TIMEOUT * 10, "they wait at the same time: {:?}", begun.elapsed());
+        });
     }
 
     fn fifo(directory: &tempfile::TempDir) -> std::path::PathBuf {
@@ -222,44 +260,17 @@ mod tests {
         path
     }
 
-    #[test]
-    fn a_fifo_without_a_writer_does_not_wait_for_ever() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = fifo(&directory);
-        for flags in [OFlags::RDONLY | OFlags::NONBLOCK, OFlags::RDWR] {
-            let fd = open(&path, flags | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            assert!(refusal(fd).contains("not written and closed"));
-        }
+    #[tokio::test]
+    async fn pipe_closed_before_the_call_is_read() {
+        let (reader, writer) = pipe().unwrap();
+        File::from(OwnedFd::from(writer)).write_all(b"{}").unwrap();
+        assert_eq!(read(reader.into(), SHORT).await.unwrap().as_slice(), b"{}");
     }
 
-    #[test]
-    fn what_was_written_and_closed_before_is_read() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = fifo(&directory);
-        let named = open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        let (anonymous, writer) = pipe().unwrap();
-        let of_name = open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        for (reader, writer) in [(named, of_name), (anonymous.into(), writer.into())] {
-            File::from(writer).write_all(b"{}").unwrap();
-            assert_eq!(read(reader, SHORT).unwrap().as_slice(), b"{}");
-        }
-    }
-
-    #[test]
-    fn a_fifo_may_be_written_later() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = fifo(&directory);
-        let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        let reading = std::thread::spawn(move || read(reader, Duration::from_secs(5)));
-        std::thread::sleep(Duration::from_millis(50));
-        std::fs::write(&path, "{}").unwrap();
-        assert_eq!(reading.join().unwrap().unwrap().as_slice(), b"{}");
-    }
-
-    #[test]
-    fn a_pipe_that_nothing_was_written_to_is_empty_at_once() {
+    #[tokio::test]
+    async fn empty_pipe_ends_at_once() {
         let (reader, writer) = pipe().unwrap();
         drop(writer);
-        assert!(read(reader.into(), Duration::from_secs(5)).unwrap().is_empty());
+        assert!(read(reader.into(), TIMEOUT).await.unwrap().is_empty());
     }
 }

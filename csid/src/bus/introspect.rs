@@ -1,40 +1,45 @@
-//! Introspection: the contract's own XML, less what is not served.
+//! Introspection: the contract's XML without the methods that are not served.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::LazyLock;
 
-use super::dispatch::{INTROSPECTABLE, MANAGER, MEMBERS, OBJECT_MANAGER, PEER, PLUGIN, PROPERTIES};
+use super::contract::{INTROSPECTABLE, MANAGER, Method, OBJECT_MANAGER, PEER, PLUGIN, PROPERTIES};
 
 const DOCTYPE: &str = "<!DOCTYPE node PUBLIC \"-//freedesktop//DTD D-BUS Object Introspection 1.0//EN\"\n \
                        \"http://www.freedesktop.org/standards/dbus/1.0/introspect.dtd\">\n";
 
-/// The interfaces, ready to be put into a document.
-static INTERFACES: LazyLock<BTreeMap<&'static str, String>> = LazyLock::new(|| {
-    let mut interfaces = BTreeMap::from([
-        (PEER, PEER_XML.to_owned()),
-        (INTROSPECTABLE, INTROSPECTABLE_XML.to_owned()),
-        (PROPERTIES, PROPERTIES_XML.to_owned()),
-        (OBJECT_MANAGER, OBJECT_MANAGER_XML.to_owned()),
-    ]);
-    let contract = without_comments(csi_proto::DBUS_INTERFACE_XML);
-    for name in [MANAGER, PLUGIN] {
-        interfaces.insert(name, served(name, &contract));
-    }
-    interfaces
-});
+/// The XML of each interface for an introspection document.
+pub(super) struct Interfaces(BTreeMap<&'static str, String>);
 
-pub(super) fn document(interfaces: &[&str], children: &[String]) -> String {
-    let mut text = format!("{DOCTYPE}<node>\n");
-    for interface in interfaces {
-        text.push_str(INTERFACES.get(interface).map_or("", String::as_str));
+impl Interfaces {
+    /// Reads the contract. Only these methods of it appear.
+    pub fn with(methods: &[&Method]) -> Self {
+        let mut interfaces = BTreeMap::from([
+            (PEER, PEER_XML.to_owned()),
+            (INTROSPECTABLE, INTROSPECTABLE_XML.to_owned()),
+            (PROPERTIES, PROPERTIES_XML.to_owned()),
+            (OBJECT_MANAGER, OBJECT_MANAGER_XML.to_owned()),
+        ]);
+        let contract = without_comments(csi_proto::DBUS_INTERFACE_XML);
+        for name in [MANAGER, PLUGIN] {
+            interfaces.insert(name, served(name, &contract, methods));
+        }
+        Interfaces(interfaces)
     }
-    for child in children {
-        // Writing to a String cannot fail; a child is letters, digits and `_`.
-        let _ = writeln!(text, " <node name=\"{child}\"/>");
+
+    /// Returns the document of an object with these interfaces and children.
+    pub fn document(&self, interfaces: &[&str], children: &[String]) -> String {
+        let mut text = format!("{DOCTYPE}<node>\n");
+        for interface in interfaces {
+            text.push_str(self.0.get(interface).map_or("", String::as_str));
+        }
+        for child in children {
+            // Writing to a String cannot fail; a child is letters, digits and `_`.
+            let _ = writeln!(text, " <node name=\"{child}\"/>");
+        }
+        text.push_str("</node>\n");
+        text
     }
-    text.push_str("</node>\n");
-    text
 }
 
 fn without_comments(xml: &str) -> String {
@@ -48,8 +53,8 @@ fn without_comments(xml: &str) -> String {
     text
 }
 
-/// An interface of the contract with its properties and signals, and those methods that are served.
-fn served(interface: &str, contract: &str) -> String {
+/// Returns an interface of the contract with its properties, its signals and those methods that are served.
+fn served(interface: &str, contract: &str, methods: &[&Method]) -> String {
     let start = format!("<interface name=\"{interface}\">");
     let body = contract.split_once(&start).and_then(|(_, rest)| rest.split_once("</interface>"));
     let mut rest = body.map_or("", |(body, _)| body);
@@ -66,7 +71,7 @@ fn served(interface: &str, contract: &str) -> String {
         };
         let (element, after) = rest.split_at(end);
         let name = element.split("name=\"").nth(1).and_then(|text| text.split('"').next()).unwrap_or("");
-        let is_served = MEMBERS.iter().any(|member| member.interface == interface && member.name == name);
+        let is_served = methods.iter().any(|method| method.interface == interface && method.name == name);
         if tag != "method" || is_served {
             let _ = writeln!(text, "  {element}");
         }

@@ -1,20 +1,17 @@
-//! The members of org.csid1.Plugin that a controller of the plugin answers: what it has, and could have.
+//! Members of org.csid1.Plugin that the plugin's controller answers: its capacity, volumes and snapshots.
 
 use std::collections::HashMap;
-use std::future::Future;
-use std::time::Instant;
 
 use zbus::OwnedVariant;
 
-use super::dispatch::{Answer, Call, Map};
-use super::given;
-use super::manager::within;
+use super::arguments;
+use super::call::{Answer, Call, until, within};
+use super::contract::Map;
 use super::options::{Keys, Options};
 use super::plugin;
-use crate::error::{Error, Kind, Result};
 use crate::names;
 use crate::plugin::{External, Snapshot};
-use crate::volume::inventory::{DeleteSnapshot, ListSnapshots, Page};
+use crate::volume::api::requests::{DeleteSnapshot, ListSnapshots, Page};
 
 const CAPACITY: Keys = &[("capabilities", "aa{sv}"), ("parameters", "a{ss}"), ("topology", "a{ss}")];
 const SNAPSHOTS: Keys = &[("snapshot", "s"), ("volume", "s"), ("token", "s"), ("max", "u")];
@@ -23,13 +20,13 @@ pub(super) async fn get_capacity(call: Call) -> Answer {
     let id = plugin::id(&call)?;
     let mut options = Options::check(call.arguments()?, CAPACITY)?;
     let wait = options.wait(call.arrived)?;
-    let capabilities = given::capabilities(&mut options)?.unwrap_or_default();
-    let parameters = given::map(&mut options, "parameters")?;
+    let capabilities = arguments::capabilities(&mut options)?.unwrap_or_default();
+    let parameters = arguments::map(&mut options, "parameters")?;
     let topology = options.map("topology");
     names::topologies(topology.as_slice())?;
     let topology = topology.unwrap_or_default();
-    let asked = call.server.rooms.volumes.capacity(id, capabilities, parameters, topology);
-    let available = until(wait.deadline, asked).await?;
+    let asking = call.server.rooms.volumes.capacity(id, capabilities, parameters, topology);
+    let available = until(wait.deadline, asking).await?;
     call.reply(&available)
 }
 
@@ -50,10 +47,10 @@ pub(super) async fn list_snapshots(call: Call) -> Answer {
         token: options.checked("token", |_, text| names::token(text))?.unwrap_or_default(),
         max: options.uint("max").unwrap_or(0),
     };
-    let snapshot = options.checked("snapshot", names::name)?.unwrap_or_default();
-    let external_id = options.checked("volume", names::name)?.unwrap_or_default();
-    let credential = given::credential_of_none(&mut options, &call.permit)?;
-    let secrets = given::secrets(&mut options, &credential).await?;
+    let snapshot = options.checked("snapshot", names::external_id)?.unwrap_or_default();
+    let external_id = options.checked("volume", names::external_id)?.unwrap_or_default();
+    let credential = arguments::credential_without_namespace(&mut options, &call.permit)?;
+    let secrets = arguments::secrets(&mut options, &credential).await?;
     let uid = call.permit.uid();
     let request = ListSnapshots { snapshot, external_id, page, uid, secrets, credential };
     let (snapshots, next) = until(wait.deadline, call.server.rooms.volumes.snapshots(id, request)).await?;
@@ -63,12 +60,12 @@ pub(super) async fn list_snapshots(call: Call) -> Answer {
 
 pub(super) async fn delete_snapshot(call: Call) -> Answer {
     let id = plugin::id(&call)?.to_owned();
-    let (snapshot, given): (String, HashMap<String, OwnedVariant>) = call.arguments()?;
-    names::name("snapshot", &snapshot)?;
-    let mut options = Options::check(given, &[])?;
+    let (snapshot, map): (String, HashMap<String, OwnedVariant>) = call.arguments()?;
+    names::external_id("snapshot", &snapshot)?;
+    let mut options = Options::check(map, &[])?;
     let wait = options.wait(call.arrived)?;
-    let credential = given::credential_of_none(&mut options, &call.permit)?;
-    let secrets = given::secrets(&mut options, &credential).await?;
+    let credential = arguments::credential_without_namespace(&mut options, &call.permit)?;
+    let secrets = arguments::secrets(&mut options, &credential).await?;
     let request = DeleteSnapshot { snapshot, uid: call.permit.uid(), secrets, credential };
     let volumes = call.server.rooms.volumes.clone();
     within(&call.slot, wait.deadline, "deleting the snapshot", async move {
@@ -78,16 +75,8 @@ pub(super) async fn delete_snapshot(call: Call) -> Answer {
     call.reply(&())
 }
 
-/// A look at the plugin, which ends with its caller's deadline: nothing comes of it but the answer.
-pub(super) async fn until<T>(deadline: Option<Instant>, look: impl Future<Output = Result<T>>) -> Result<T> {
-    let Some(deadline) = deadline else { return look.await };
-    tokio::time::timeout_at(deadline.into(), look).await.unwrap_or_else(|_| {
-        Err(Error::new(Kind::TimedOut, "the plugin has not answered within the deadline; give it longer"))
-    })
-}
-
 fn external(volume: External) -> Map {
-    // A plugin that does not say is not known to be abnormal.
+    // A plugin without volume conditions reports nothing abnormal.
     let (abnormal, message) = volume.abnormal.unwrap_or_default();
     Map::from([
         ("external-id", volume.external_id.into()),
@@ -98,7 +87,7 @@ fn external(volume: External) -> Map {
     ])
 }
 
-/// A snapshot, as CreateSnapshot tells it too.
+/// Returns the row of a snapshot, in CreateSnapshot's answer too.
 pub(super) fn row(snapshot: Snapshot) -> Map {
     Map::from([
         ("id", snapshot.id.into()),

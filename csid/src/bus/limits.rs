@@ -1,6 +1,6 @@
-//! How many calls may be under way: of one uid, and on the bus of one sender, whose calls share their connection to csid with
-//! everybody's. Root's uid is not counted: a scheduler with ten thousand volumes runs as root. A call is under way until its
-//! work has ended and its answer is sent, whether or not anybody still waits for it.
+//! Limits of calls in progress: of each uid, and of each sender on the bus, where all senders share one connection to csid. Root's uid
+//! has no limit, because a scheduler with ten thousand volumes runs as root. A call is in progress until its work has ended and its
+//! answer is sent, even if its caller has gone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,20 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::caller::{Caller, Way};
 use crate::error::{Error, Kind, Result};
 
-/// Calls that may wait long and calls that answer at once are counted apart, so that an operation can be looked at and
-/// cancelled when the uid has all the operations it may have.
+/// The class of a call, each with its own count. So a uid can still list and cancel operations when it has as many as allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Class {
     Operation,
     Short,
-    /// Reads that go through the whole journal, where everybody's commits wait behind them.
+    /// Reads of the whole journal, which delay all commits.
     Survey,
 }
 
-/// Surveys of one uid.
+/// The limit of surveys of one uid.
 const SURVEYS: usize = 4;
 
-/// Calls of one sender on the bus.
+/// The limit of calls of one sender on the bus.
 const OF_SENDER: usize = 256;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -33,7 +32,7 @@ enum Key {
 #[derive(Clone, Default)]
 pub struct Limits(Arc<Mutex<HashMap<Key, usize>>>);
 
-/// Counts one call until the last clone is dropped.
+/// A call in progress. It counts until the last clone is dropped.
 #[derive(Clone)]
 pub(super) struct Slot {
     _counts: Arc<[Count]>,
@@ -42,20 +41,20 @@ pub(super) struct Slot {
 struct Count(Limits, Key);
 
 impl Limits {
-    /// `most`: operations-per-uid of csid.toml.
+    /// Counts a call of this class. `most`: operations-per-uid of csid.toml.
     pub(super) fn enter(&self, caller: &Caller, class: Class, most: usize) -> Result<Slot> {
         let mut counts = Vec::new();
         if let Way::Bus { sender, .. } = &caller.way {
-            let why = "calls under way, as many as one connection to the bus may have";
+            let why = "calls in progress, the limit of one connection to the bus";
             counts.push(self.count(Key::Sender(sender.clone()), OF_SENDER, sender, why)?);
         }
         if !caller.is_root() {
             let (most, why) = match class {
                 Class::Survey => (
                     SURVEYS,
-                    "lists (ListMounts, ListVolumes, ListClaims, GetEvents) and calls of Reconcile under way, as many as one uid may have",
+                    "lists (ListMounts, ListVolumes, ListClaims, GetEvents) and Reconcile calls in progress, the limit of one uid",
                 ),
-                _ => (most.max(1), "calls under way, as many as operations-per-uid in csid.toml allows"),
+                _ => (most.max(1), "calls in progress, the limit operations-per-uid of csid.toml"),
             };
             let who = format!("uid {}", caller.uid);
             counts.push(self.count(Key::Uid(caller.uid, class), most, &who, why)?);
@@ -67,10 +66,7 @@ impl Limits {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(key.clone()).or_insert(0);
         if *count >= most {
-            return Err(Error::new(
-                Kind::RateLimited,
-                format!("{who} has {most} {why}; wait for one to end"),
-            ));
+            return Err(Error::new(Kind::RateLimited, format!("{who} has {most} {why}")));
         }
         *count += 1;
         Ok(Count(self.clone(), key))
@@ -100,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn one_uids_calls_are_bounded_and_counted_by_class() {
+    fn calls_are_limited_by_uid_and_class() {
         let limits = Limits::default();
         let first = limits.enter(&uid(1000), Class::Operation, 2).ok();
         let _second = limits.enter(&uid(1000), Class::Operation, 2).ok();
@@ -117,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn surveys_are_few_and_a_slot_is_held_by_each_clone() {
+    fn each_clone_holds_the_slot_of_a_survey() {
         let limits = Limits::default();
         let slots: Vec<Slot> =
             (0..SURVEYS).map(|_| limits.enter(&uid(1000), Class::Survey, 256).ok().unwrap()).collect();
@@ -132,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sender_on_the_bus_has_a_bound_root_too() {
+    fn sender_on_the_bus_is_limited_even_as_root() {
         let limits = Limits::default();
         let root = Credentials { uid: 0, groups: Vec::new() };
         let sender = |name: &str| Caller::on_bus(&root, None, name.to_owned(), false);
@@ -146,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_a_uid_that_has_gone() {
+    fn counts_of_an_idle_uid_are_dropped() {
         let limits = Limits::default();
         drop(limits.enter(&uid(1000), Class::Short, 1));
         assert!(limits.0.lock().unwrap().is_empty());

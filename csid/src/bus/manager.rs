@@ -1,34 +1,35 @@
-//! org.csid1.Manager: its properties, and the members that concern plugins, operations, events and the configuration.
+//! org.csid1.Manager: its properties, and its members about plugins, operations, events and the configuration.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::future::Future;
-use std::time::Instant;
 
 use tokio::sync::oneshot;
 use zbus::{OwnedVariant, Variant};
 
-use super::Rooms;
 use super::authorise::Action;
-use super::dispatch::{Answer, Call, Failure, Map};
+use super::call::{Answer, Call, within};
+use super::contract::{Map, plugin_path};
 use super::exec;
-use super::limits::Slot;
+use super::failure::Failure;
 use super::options::{Keys, Options};
-use super::plugin;
+use super::rooms::Rooms;
 use crate::error::{Error, Kind, Result};
 use crate::names::{self, Word};
 use crate::plugin::{Log, Network, PluginSpec, Profile, Service, Supervision, validate_id};
 use crate::store::rows::Event;
 use crate::volume::Authority;
 
-/// One word a capability that is there.
+/// The words of the property Features.
 const FEATURES: &[&str] = &[
     "mount",
     "open-mount",
+    "adopt-mount",
+    "target-fd",
     "plugins",
     "events",
     "reconcile",
     "volumes",
     "claims",
+    "pages",
     "attach",
     "restart",
     "log",
@@ -38,10 +39,10 @@ const FEATURES: &[&str] = &[
     "drain",
     "upgrade",
 ];
-/// The most events that one GetEvents answers.
+/// The limit of events in one answer of GetEvents.
 const MOST_EVENTS: u32 = 1000;
 
-/// There where csid.toml allows it.
+/// A feature that csid.toml enables.
 const EXEC: &str = "exec";
 
 pub(super) fn properties(rooms: &Rooms) -> Map {
@@ -55,30 +56,6 @@ pub(super) fn properties(rooms: &Rooms) -> Map {
         ("ModifyIndex", rooms.store.modify_index().into()),
         ("JournalId", rooms.store.journal_id().to_owned().into()),
     ])
-}
-
-/// The work goes on to its end, whether or not the caller still waits for it, and it is his until then: also a list, which
-/// the journal makes whoever has lost interest in it.
-pub(super) async fn within<T, F>(slot: &Slot, deadline: Option<Instant>, what: &str, work: F) -> Result<T>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T>> + Send + 'static,
-{
-    let slot = slot.clone();
-    let work = tokio::spawn(async move {
-        let done = work.await;
-        drop(slot);
-        done
-    });
-    let ended = match deadline {
-        None => work.await,
-        Some(deadline) => tokio::time::timeout_at(deadline.into(), work).await.map_err(|_| {
-            Error::new(Kind::TimedOut, format!("{what} took longer than the deadline and goes on; ask again"))
-        })?,
-    };
-    ended.unwrap_or_else(|_| {
-        Err(Error::internal(format!("{what} ended without an answer; csid's log says why")))
-    })
 }
 
 pub(super) const SPEC: Keys = &[
@@ -118,11 +95,13 @@ impl Word for Service {
         &[("node", Service::Node), ("controller", Service::Controller)];
 }
 
-/// The spec as it was given; the plugins' room says whether it is sound. What is not given is as `before`.
+/// Reads a plugin's spec; [`crate::plugin`] validates it. An absent key has its value in `before`.
 pub(super) fn spec(options: &mut Options, before: Option<PluginSpec>) -> Result<PluginSpec> {
     let supervision = options.word("supervision")?.or(before.as_ref().map(|before| before.supervision));
     let supervision = supervision.ok_or_else(|| {
-        Error::invalid("supervision is missing: managed (argv), unit (unit and socket) or external (socket)")
+        Error::invalid(
+            "supervision is missing; it is managed (argv), unit (unit and socket) or external (socket)",
+        )
     })?;
     let before = before.unwrap_or_else(|| PluginSpec::new(supervision));
     Ok(PluginSpec {
@@ -130,7 +109,7 @@ pub(super) fn spec(options: &mut Options, before: Option<PluginSpec>) -> Result<
         argv: options.texts("argv").unwrap_or(before.argv),
         environment: options.map("environment").unwrap_or(before.environment),
         credentials: options.texts("credentials").unwrap_or(before.credentials),
-        // Its form is the spec's to check.
+        // The plugin's spec checks its form.
         unit: options.text("unit").or(before.unit),
         socket: options.checked("socket", names::path)?.or(before.socket),
         instance: options.checked("instance", |_, text| names::instance(text))?.or(before.instance),
@@ -140,7 +119,7 @@ pub(super) fn spec(options: &mut Options, before: Option<PluginSpec>) -> Result<
         profile: options.word("profile")?.or(before.profile),
         propagation: options.word("propagation")?.or(before.propagation),
         network: options.text("network").map(Network::try_from).transpose()?.unwrap_or(before.network),
-        // Commands beside argv are for files alone.
+        // Other commands than argv are for plugins that a file declares.
         ..before
     })
 }
@@ -156,7 +135,7 @@ pub(super) async fn register_plugin(call: Call) -> Answer {
         volumes.register_plugin(&of, spec, uid).await
     })
     .await?;
-    call.reply(&plugin::path(&id))
+    call.reply(&plugin_path(&id))
 }
 
 pub(super) async fn unregister_plugin(call: Call) -> Answer {
@@ -166,7 +145,7 @@ pub(super) async fn unregister_plugin(call: Call) -> Answer {
     let wait = options.wait(call.arrived)?;
     let instance = options.checked("instance", |_, text| names::instance(text))?;
     let force = options.flag("force");
-    // Another is not told of the plugin's mounts; the registry compares again, for the id may change hands before its turn.
+    // An error about the plugin's mounts is for its owner only. The registry compares again, because the owner may change meanwhile.
     let owner = call.server.rooms.plugins.view(&id).map(|view| view.owner);
     if owner.is_some_and(|owner| owner != call.permit.uid()) && !call.permit.caller().is_root() {
         return Err(Failure::Ours(Error::new(
@@ -190,7 +169,7 @@ pub(super) async fn list_plugins(call: Call) -> Answer {
         .list()
         .into_iter()
         .map(|view| {
-            let path = plugin::path(&view.id);
+            let path = plugin_path(&view.id);
             (view.id, view.state, view.provider, view.supervision, path)
         })
         .collect();
@@ -203,11 +182,11 @@ pub(super) async fn wait_for_plugin(call: Call) -> Answer {
     let service = Service::read("service", &service)?;
     let mut options = Options::check(options, &[])?;
     let wait = options.wait(call.arrived)?;
-    // Ids that nobody knows are waited for too: without an end each such call would be held till csid stops.
-    let patience = call.server.rooms.config.borrow().deadlines.operation;
-    let deadline = wait.deadline.or_else(|| call.arrived.checked_add(patience));
+    // The call also waits for unknown ids. Without a deadline it would stay until csid stops.
+    let longest = call.server.rooms.config.borrow().deadlines.operation;
+    let deadline = wait.deadline.or_else(|| call.arrived.checked_add(longest));
     call.server.rooms.plugins.wait(&id, service, deadline).await?;
-    call.reply(&plugin::path(&id))
+    call.reply(&plugin_path(&id))
 }
 
 pub(super) async fn list_operations(call: Call) -> Answer {
@@ -234,13 +213,13 @@ pub(super) async fn list_operations(call: Call) -> Answer {
         .collect();
     match call.server.rooms.plugins.execs().await {
         Ok(runs) => rows.extend(runs.into_iter().map(exec::row)),
-        // What csid itself does is told all the same.
-        Err(error) => tracing::warn!(%error, "ListOperations tells of no commands in plugins"),
+        // csid's own operations are listed anyway.
+        Err(error) => tracing::warn!(%error, "ListOperations has no commands in plugins"),
     }
     call.reply(&(rows,))
 }
 
-/// One's own needs what ending one's own mount needs; another's is management.
+/// Cancels an operation. The caller's own needs the action unmount, another uid's the action manage.
 pub(super) async fn cancel_operation(call: Call) -> Answer {
     let id: String = call.arguments()?;
     names::name("the operation's id", &id)?;
@@ -254,11 +233,12 @@ pub(super) async fn cancel_operation(call: Call) -> Answer {
     let authority = match uids.is_empty() || uids.contains(&uid) {
         true => Authority::Own(uid),
         false => {
-            call.server.authoriser.also(&call.permit, Action::Manage).await?;
-            // Names are each uid's own: whoever takes another's name must not have him cancelled too.
+            let owner = uids.first().copied().filter(|_| uids.len() == 1);
+            call.server.authoriser.also_of(&call.permit, Action::Manage, owner).await?;
+            // Each uid chooses its operation ids. Taking another uid's id must not get that uid's operation cancelled.
             if uids.len() > 1 {
                 return Err(Failure::Ours(Error::invalid(format!(
-                    "operation `{id}` is one of uids {uids:?} each: it cannot be said which is meant; Unmount what is to be ended, or cancel as its uid"
+                    "operation ID `{id}` is ambiguous: used by uids {uids:?}; only one of these users can cancel its own"
                 ))));
             }
             Authority::Any(uid)
@@ -274,9 +254,9 @@ pub(super) async fn reload(call: Call) -> Answer {
     let reload = call.server.rooms.reload.clone();
     within(&call.slot, wait.deadline, "the reload", async move {
         let stopping = || Error::new(Kind::ShuttingDown, "csid is stopping");
-        let (answer, answered) = oneshot::channel();
-        reload.send(answer).await.map_err(|_| stopping())?;
-        answered.await.map_err(|_| stopping())?
+        let (reply, replied) = oneshot::channel();
+        reload.send(reply).await.map_err(|_| stopping())?;
+        replied.await.map_err(|_| stopping())?
     })
     .await?;
     call.reply(&())
@@ -290,7 +270,7 @@ pub(super) async fn get_events(call: Call) -> Answer {
     call.reply(&(events, gap))
 }
 
-/// An event as GetEvents and the signal tell it.
+/// Returns an event as GetEvents and the signal encode it.
 pub(super) fn event(event: &Event) -> (u64, u64, &str, &str, BTreeMap<&str, Variant<'static>>) {
     let details = event.details.iter().map(|(key, value)| (key.as_str(), detail(value))).collect();
     (event.sequence, event.realtime_usec, &event.kind, &event.subject, details)
@@ -304,44 +284,5 @@ fn detail(value: &serde_json::Value) -> Variant<'static> {
             Some(number) => number.into(),
             None => other.to_string().into(),
         },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::bus::Limits;
-    use crate::bus::caller::Caller;
-    use crate::bus::limits::Class;
-    use crate::bus::socket::Credentials;
-
-    #[tokio::test]
-    async fn work_that_nobody_waits_for_still_counts() {
-        let limits = Limits::default();
-        let caller = Caller::on_socket(&Credentials { uid: 1000, groups: Vec::new() }, None);
-        let slot = limits.enter(&caller, Class::Operation, 1).ok().unwrap();
-        let (finish, finished) = oneshot::channel();
-        let soon = Instant::now() + Duration::from_millis(5);
-        let timed_out =
-            within(
-                &slot,
-                Some(soon),
-                "it",
-                async move { finished.await.map_err(|_| Error::internal("dropped")) },
-            );
-        assert_eq!(timed_out.await.unwrap_err().kind, Kind::TimedOut);
-        drop(slot);
-        let refused = limits.enter(&caller, Class::Operation, 1).err().expect("the work is under way");
-        assert_eq!(refused.kind, Kind::RateLimited);
-        finish.send(()).unwrap();
-        for _ in 0..500 {
-            if limits.enter(&caller, Class::Operation, 1).is_ok() {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("the work has ended, and its slot is taken");
     }
 }

@@ -1,30 +1,40 @@
-//! D-Bus: decode, authorise, one call inward, encode; nothing else.
+//! D-Bus: decode, authorise, make one call inward, encode; nothing else.
 //!
-//! It owns connections, and nothing that outlives one: no volume, no plugin, no operation. What always holds: every call
-//! passes [`dispatch`], which knows each member that is served and the action it needs, and refuses what it does not know;
-//! a handler cannot be called without a [`authorise::Permit`], which only the authoriser makes; nothing of a message's body is
-//! looked at before that. A lost connection ends no operation, and a peer that does not read stops being read from.
-//! Why there is no object server of zbus: docs/decisions/0001-own-dispatcher.md.
+//! This room owns connections and nothing that outlives one: no volume, no plugin, no operation. Invariants:
+//! - Every call passes [`dispatch`], whose table has each member that is served and the action it needs. It refuses other members.
+//! - A handler cannot run without a [`authorise::Permit`], which only the authoriser makes. Nothing decodes arguments for it earlier.
+//! - A lost connection ends no operation.
+//! - csid stops reading from a peer that does not read its answers.
+//!
+//! Reasons against zbus' object server: docs/decisions/0001-own-dispatcher.md.
 
+mod arguments;
 mod authorise;
+mod call;
 mod caller;
 mod claims;
+mod contract;
+mod cursor;
 mod dispatch;
 mod exec;
+mod facts;
+mod failure;
 mod fds;
-mod given;
 mod introspect;
 mod inventory;
 mod limits;
 mod manager;
 mod mounts;
 mod options;
+mod oversize;
 mod plugin;
 mod polkit;
+mod rooms;
 mod serve;
 mod signals;
 mod socket;
 mod standard;
+mod stream;
 mod upgrade;
 mod volume_rows;
 mod volumes;
@@ -32,51 +42,6 @@ mod volumes;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-
-use tokio::sync::{mpsc, oneshot, watch};
-
-use crate::config::Config;
-use crate::error::Result;
-use crate::plugin::Plugins;
-use crate::store::Store;
-use crate::volume::Volumes;
-
 pub use limits::Limits;
+pub use rooms::{Rooms, State};
 pub use serve::{serve_bus, serve_socket};
-
-/// The Manager's `State`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    Starting,
-    Restoring,
-    Ready,
-    Degraded,
-    Stopping,
-}
-
-impl State {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            State::Starting => "starting",
-            State::Restoring => "restoring",
-            State::Ready => "ready",
-            State::Degraded => "degraded",
-            State::Stopping => "stopping",
-        }
-    }
-}
-
-/// The handles of the rooms that calls go to. `State::Stopping` ends [`serve_socket`] and [`serve_bus`].
-#[derive(Clone)]
-pub struct Rooms {
-    pub volumes: Volumes,
-    pub plugins: Plugins,
-    pub store: Store,
-    pub state: watch::Receiver<State>,
-    /// Asks the daemon to read its configuration again; it answers with the configuration's error.
-    pub reload: mpsc::Sender<oneshot::Sender<Result<()>>>,
-    pub config: watch::Receiver<Arc<Config>>,
-    /// Calls under way, by uid: one count for the socket and the bus.
-    pub limits: Limits,
-}

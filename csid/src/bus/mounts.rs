@@ -1,24 +1,29 @@
-//! The members of org.csid1.Manager that concern mounts.
+//! Members of org.csid1.Manager about mounts.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use zbus::OwnedVariant;
 
-use super::State;
+use super::arguments::{self, INLINE};
 use super::authorise::{Action, Permit};
-use super::dispatch::{Answer, Call, Failure, Map};
-use super::given::{self, INLINE};
-use super::manager::within;
+use super::call::{Answer, Call, within};
+use super::contract::Map;
+use super::cursor;
+use super::failure::Failure;
 use super::options::{Keys, Options};
-use crate::config::Config;
+use super::rooms::State;
 use crate::error::{Error, Kind, Result};
 use crate::names::{self, word};
 use crate::plugin::validate_id;
 use crate::store::MountFilter;
 use crate::store::registry::Capability;
 use crate::store::rows::{AttachmentMode, MountKey, Phase, Propagation};
-use crate::volume::{Authority, MountOptions, MountRequest, MountView, ReconcileOptions, UnmountRequest};
+use crate::volume::{
+    Authority, Force, ForgetRequest, MountOptions, MountRequest, MountView, Paths, ReconcileOptions,
+    Uncovered, UnmountRequest, Unmounting,
+};
 
 const MOUNT: Keys = &[
     ("read-only", "b"),
@@ -34,50 +39,89 @@ const MOUNT: Keys = &[
     ("bind", "s"),
     ("grace-usec", "t"),
     ("publish-context", "a{ss}"),
+    ("wait-usec", "t"),
 ];
+
+/// An option of Mount and Unmount, and not of AdoptMount.
+const TARGET_FD: Keys = &[("target-fd", "h")];
+
+const ADOPT: Keys = &[("staging-path", "s"), ("published-path", "s")];
 
 type Identified = (String, String, String, HashMap<String, OwnedVariant>);
 
 fn identity(namespace: String, volume: String, consumer: String, tag: Option<String>) -> Result<MountKey> {
-    names::name("namespace", &namespace)?;
+    let namespace = names::namespace(namespace)?;
     names::name("volume", &volume)?;
     names::name("consumer", &consumer)?;
     Ok(MountKey { namespace, volume, consumer, tag: tag.unwrap_or_default() })
 }
 
 pub(super) async fn mount(call: Call) -> Answer {
+    let (identity, options) = identified(&call)?;
+    let options = Options::check_all(options, &[MOUNT, INLINE, TARGET_FD])?;
+    mount_or_adopt(call, identity, options, None).await
+}
+
+pub(super) async fn adopt_mount(call: Call) -> Answer {
+    arguments::require_root(&call.permit, [(true, "AdoptMount")])?;
+    let (identity, options) = identified(&call)?;
+    let mut options = Options::check_all(options, &[MOUNT, INLINE, ADOPT])?;
+    let staging = options.checked("staging-path", names::path)?.unwrap_or_default();
+    let Some(source) = options.checked("published-path", names::path)? else {
+        return Err(Error::invalid("published-path is missing").into());
+    };
+    mount_or_adopt(call, identity, options, Some(Paths { staging, source })).await
+}
+
+fn identified(call: &Call) -> Result<([String; 3], HashMap<String, OwnedVariant>), Failure> {
     let (namespace, volume, consumer, options): Identified = call.arguments()?;
-    let mut options = Options::check_all(options, &[MOUNT, INLINE])?;
+    Ok(([namespace, volume, consumer], options))
+}
+
+/// Mounts a volume. `adopted`: the paths of a mount that another manager made, and csid takes over.
+async fn mount_or_adopt(
+    call: Call,
+    [namespace, volume, consumer]: [String; 3],
+    mut options: Options,
+    adopted: Option<Paths>,
+) -> Answer {
     let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
-    let inline = given::volume_key(&mut options)?;
+    let inline = arguments::volume_key(&mut options)?;
     if inline.is_some() {
         call.server.authoriser.also(&call.permit, Action::Inline).await?;
     } else {
-        given::only_inline(&options, &["volume-context", "publish-context", "capabilities"])?;
+        arguments::refuse_inline_keys(&options, &["volume-context", "publish-context", "capabilities"])?;
     }
     let wait = call.wait(&mut options)?;
-    let bound = given::bound(&mut options, &call.permit)?;
+    let wait_until = arguments::wait_until(&mut options, call.arrived);
+    let bound = arguments::bound(&mut options, &call.permit)?;
     if inline.is_some() && bound.is_some() {
-        let text = "bind ends a claim, and a volume that is given with the call has none: register it, or unmount it \
-                    when its consumer ends (ExecStopPost=csictl unmount)";
+        let text = "bind requires a claim, and an inline volume has none";
         return Err(Error::new(Kind::NotSupported, text).into());
     }
     let of_mount = MountOptions { bound, ..mount_options(&mut options)? };
-    authorise_options(&call.permit, &call.server.rooms.config.borrow().clone(), &key, &of_mount)?;
-    let secrets = given::secrets(&mut options, &of_mount.credential).await?;
-    let request = MountRequest { key, inline, uid: call.permit.uid(), options: of_mount, secrets, wait };
+    let target_fd = arguments::target_fd(&mut options, &call.permit, of_mount.target.as_deref())?;
+    let target_fd = target_fd.map(|fd| call.server.rooms.volumes.target_fd(fd));
+    authorise_options(&call.permit, &key, &of_mount)?;
+    if let Some(target) = &of_mount.target {
+        call.server.rooms.volumes.authorise_target(call.permit.uid(), Path::new(target)).await?;
+    }
+    let secrets = arguments::secrets(&mut options, &of_mount.credential).await?;
+    let uid = call.permit.uid();
+    let request =
+        MountRequest { key, inline, uid, options: of_mount, adopted, target_fd, wait_until, secrets, wait };
     let mounted = call.server.rooms.volumes.mount(request).await?;
     call.reply(&(mounted.source, mounted.is_device))
 }
 
 fn mount_options(options: &mut Options) -> Result<MountOptions> {
     let (access_mode, attachment_mode) = (options.word("access-mode")?, options.word("attachment-mode")?);
-    if let Some(capabilities) = given::capabilities(options)? {
-        among(&capabilities, names::capability(access_mode, attachment_mode))?;
+    if let Some(capabilities) = arguments::capabilities(options)? {
+        require_capability(&capabilities, names::capability(access_mode, attachment_mode))?;
     }
     let (context, publish_context) =
-        (given::map(options, "volume-context")?, given::map(options, "publish-context")?);
-    let mount_flags = given::mount_flags(options)?;
+        (arguments::map(options, "volume-context")?, arguments::map(options, "publish-context")?);
+    let mount_flags = arguments::mount_flags(options)?;
     Ok(MountOptions {
         access_mode,
         attachment_mode,
@@ -97,22 +141,22 @@ fn mount_options(options: &mut Options) -> Result<MountOptions> {
     })
 }
 
-/// The mount's modes must be one of the volume's capabilities, where the caller says what they are.
-fn among(capabilities: &[Capability], wanted: Capability) -> Result<()> {
+/// Refuses a mount's modes that are not one of the capabilities in the call.
+fn require_capability(capabilities: &[Capability], wanted: Capability) -> Result<()> {
     match capabilities.contains(&wanted) {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "{} {} is none of the volume's capabilities",
+            "{} {} is not one of the volume's capabilities",
             word(wanted.access_mode),
             word(wanted.attachment_mode)
         ))),
     }
 }
 
-/// What a caller other than root may name: a target below the configured directories, a credential of his namespace; and
-/// nothing that gives what is on a volume power over the host: he may control what is on it.
-fn authorise_options(permit: &Permit, config: &Config, key: &MountKey, options: &MountOptions) -> Result<()> {
-    given::roots_alone(
+/// Refuses options that require root. Another caller may name a credential of the mount's namespace. It must not give a volume's content
+/// power over the host, because it may control that content.
+fn authorise_options(permit: &Permit, key: &MountKey, options: &MountOptions) -> Result<()> {
+    arguments::require_root(
         permit,
         [
             (options.suid == Some(true), "suid"),
@@ -120,39 +164,74 @@ fn authorise_options(permit: &Permit, config: &Config, key: &MountKey, options: 
             (options.propagation == Propagation::Bidirectional, "propagation bidirectional"),
         ],
     )?;
-    if let Some(target) = &options.target
-        && !permit.caller().is_root()
-    {
-        let target = Path::new(target);
-        if !config.target_roots.iter().any(|root| target.starts_with(root) && target != root) {
-            return Err(Error::new(
-                Kind::NotAuthorized,
-                "the target is below none of target-roots in csid.toml; elsewhere targets are root's",
-            ));
-        }
-    }
-    given::authorise_credential(permit, &key.namespace, options.credential.as_deref())
+    arguments::authorise_credential(permit, &key.namespace, options.credential.as_deref())
 }
 
 pub(super) async fn unmount(call: Call) -> Answer {
     let (namespace, volume, consumer, options): Identified = call.arguments()?;
-    let mut options = Options::check(options, &[("tag", "s"), ("force", "b")])?;
+    const KEYS: Keys = &[
+        ("tag", "s"),
+        ("all-tags", "b"),
+        ("must-exist", "b"),
+        ("force", "b"),
+        ("force-hung", "b"),
+        ("wait", "b"),
+        ("forget", "b"),
+        ("target", "s"),
+    ];
+    let mut options = Options::check_all(options, &[KEYS, TARGET_FD])?;
+    let target = options.checked("target", names::path)?;
+    let target_fd = arguments::target_fd(&mut options, &call.permit, target.as_deref())?;
+    let uncovered = match (target, target_fd) {
+        (Some(target), Some(fd)) => Some(Uncovered { target, fd: call.server.rooms.volumes.target_fd(fd) }),
+        (Some(_), None) => return Err(Error::invalid("target requires target-fd").into()),
+        (None, _) => None,
+    };
+    let all_tags = options.flag("all-tags");
+    if uncovered.is_some() && (all_tags || options.has("forget")) {
+        return Err(Error::invalid("target-fd excludes all-tags and forget").into());
+    }
+    if all_tags && options.has("tag") {
+        return Err(Error::invalid("tag and all-tags exclude each other").into());
+    }
     let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
     let wait = call.wait(&mut options)?;
-    let force = options.flag("force");
+    let force_hung = options.flag("force-hung");
+    let forget = options.flag("forget");
+    arguments::require_root(&call.permit, [(force_hung, "force-hung"), (forget, "forget")])?;
+    if forget {
+        let must_exist = options.flag("must-exist");
+        call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+        let request = ForgetRequest { key, node: None, all_tags, claim: false, must_exist, wait };
+        call.server.rooms.volumes.forget(request).await?;
+        return call.reply(&());
+    }
+    let force = match options.flag("force") {
+        _ if force_hung => Force::Hung,
+        true => Force::Dead,
+        false => Force::No,
+    };
+    let how = Unmounting {
+        force,
+        must_exist: options.flag("must-exist"),
+        once: options.optional_flag("wait") == Some(false),
+    };
     let volumes = &call.server.rooms.volumes;
     let uid = call.permit.uid();
     let is_root = call.permit.caller().is_root();
-    let more = force || is_root || volumes.owner(&key).await?.is_some_and(|owner| owner != uid);
+    let is_forced = force != Force::No;
+    let owners = if is_forced || is_root { Vec::new() } else { volumes.owners(&key, all_tags).await? };
+    let owner = owners.iter().find(|owner| **owner != uid).copied();
+    let more = is_forced || is_root || owner.is_some();
     let authority = match more {
         true => {
-            call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+            call.server.authoriser.also_of(&call.permit, Action::UnmountOthers, owner).await?;
             Authority::Any(uid)
         }
-        // The row's task compares again: it may have changed hands since.
+        // The volume's actor compares again, because the mount may have another owner by then.
         false => Authority::Own(uid),
     };
-    volumes.unmount(UnmountRequest { key, authority, force, wait }).await?;
+    volumes.unmount(UnmountRequest { key, authority, all_tags, how, uncovered, wait }).await?;
     call.reply(&())
 }
 
@@ -168,12 +247,14 @@ pub(super) async fn open_mount(call: Call) -> Answer {
     let row = volumes.mounted(&key).await?;
     let is_root = call.permit.caller().is_root();
     if row.uid != call.permit.uid() && !is_root {
-        let text = "another's mount is opened by root alone";
+        let text = "opening another uid's mount requires root";
         return Err(Failure::Ours(Error::new(Kind::NotAuthorized, text)));
     }
     let opening = async move { volumes.open_tree(&row, subpath, read_only, is_root).await };
     let tree = within(&call.slot, wait.deadline, "opening the mount", opening).await?;
-    call.reply(&zbus::Fd::from(tree))
+    let answer = call.reply(&zbus::Fd::from(tree.as_fd()));
+    call.held.keep(tree);
+    answer
 }
 
 pub(super) async fn has_mount(call: Call) -> Answer {
@@ -194,19 +275,24 @@ const FILTER: Keys = &[
     ("plugin", "s"),
     ("state", "s"),
     ("uid", "u"),
+    ("target", "s"),
 ];
 
 pub(super) async fn list_mounts(call: Call) -> Answer {
-    let mut options = Options::check(call.arguments()?, FILTER)?;
+    let mut options = Options::check_all(call.arguments()?, &[FILTER, cursor::PAGE])?;
     let wait = options.wait(call.arrived)?;
+    let after = cursor::after(&mut options)?;
     let filter = MountFilter {
-        namespace: options.checked("namespace", names::name)?,
+        namespace: options.text("namespace").map(names::namespace).transpose()?,
         volume: options.checked("volume", names::name)?,
         consumer: options.checked("consumer", names::name)?,
         tag: options.checked("tag", names::optional_name)?,
         plugin: options.checked("plugin", |_, id| validate_id(id))?,
         phase: options.word::<Phase>("state")?,
         uid: options.uint("uid"),
+        target: options.checked("target", names::path)?,
+        after: after.map(|[namespace, volume, consumer, tag]| MountKey { namespace, volume, consumer, tag }),
+        most: cursor::most(&mut options),
         ..MountFilter::default()
     };
     let volumes = call.server.rooms.volumes.clone();
@@ -216,11 +302,14 @@ pub(super) async fn list_mounts(call: Call) -> Answer {
     call.reply(&(rows,))
 }
 
-/// A row of ListMounts: never mount flags, contexts or secrets.
+/// Returns a row of ListMounts. It has no mount flags, contexts or secrets.
 fn row(view: MountView) -> Map {
     let MountView { row, staging, healthy, error } = view;
     let usage = row.spec.usage;
+    let MountKey { namespace, volume, consumer, tag } = &row.key;
+    let cursor = cursor::of(&[namespace, volume, consumer, tag]);
     Map::from([
+        ("cursor", cursor.into()),
         ("namespace", row.key.namespace.into()),
         ("volume", row.key.volume.into()),
         ("consumer", row.key.consumer.into()),
@@ -274,7 +363,7 @@ pub(super) async fn reconcile(call: Call) -> Answer {
     ]);
     if let Some(kept) = report.kept {
         map.insert("kept", kept.to_string_lossy().into_owned().into());
-        // Whoever connects after this answer meets the csid that has the new journal.
+        // Answer when this csid is stopping: a caller that connects afterwards reaches the csid with the new journal.
         let _ = call.server.rooms.state.clone().wait_for(|state| *state == State::Stopping).await;
     }
     call.reply(&(map,))
@@ -310,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults() {
+    fn absent_options_have_their_defaults() {
         let spec = spec(vec![]).unwrap();
         assert!(spec.usage.access_mode == AccessMode::SingleNodeWriter);
         assert!(spec.usage.attachment_mode == AttachmentMode::FileSystem);
@@ -319,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn contradicting_options_are_refused() {
         let block = || ("attachment-mode", Variant::from("block-device"));
         for (entries, kind) in [
             (vec![block(), ("fs-type", "ext4".into())], Kind::InvalidArgument),
@@ -356,18 +445,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_others_than_root_may_not_name() {
-        let config = Config { target_roots: vec!["/srv/jobs".into()], ..Config::default() };
+    async fn some_options_require_root() {
         let key = identity("ns".into(), "v".into(), "c".into(), None).unwrap();
         let permit = async |uid| {
             let caller = Arc::new(Caller::on_socket(&Credentials { uid, groups: vec![990] }, Some(990)));
             Authoriser::for_socket().permit(&caller, Action::Read).await.unwrap()
         };
         for (name, text, may) in [
-            ("target", "/srv/jobs/a", true),
-            ("target", "/srv/jobs", false),
-            ("target", "/srv/jobsish/a", false),
-            ("target", "/etc/a", false),
             ("credential", "csid.ns.disk", true),
             ("credential", "csid.nsx.disk", false),
             ("credential", "csid.other.disk", false),
@@ -378,16 +462,16 @@ mod tests {
             ("propagation", "bidirectional", false),
         ] {
             let options = options(vec![(name, text.to_owned().into())]).unwrap();
-            let allowed = authorise_options(&permit(1000).await, &config, &key, &options);
+            let allowed = authorise_options(&permit(1000).await, &key, &options);
             assert_eq!(allowed.is_ok(), may, "{name} {text}");
-            assert!(authorise_options(&permit(0).await, &config, &key, &options).is_ok());
+            assert!(authorise_options(&permit(0).await, &key, &options).is_ok());
         }
         for flag in ["suid", "dev"] {
             let options = options(vec![(flag, true.into())]).unwrap();
-            let refused = authorise_options(&permit(1000).await, &config, &key, &options).unwrap_err();
+            let refused = authorise_options(&permit(1000).await, &key, &options).unwrap_err();
             assert_eq!(refused.kind, Kind::NotAuthorized);
-            assert!(refused.message.starts_with(&format!("{flag} is root's")), "{refused}");
-            assert!(authorise_options(&permit(0).await, &config, &key, &options).is_ok());
+            assert!(refused.message.starts_with(&format!("{flag} requires root")), "{refused}");
+            assert!(authorise_options(&permit(0).await, &key, &options).is_ok());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `a{sv}` arguments, read strictly: an unknown key or a value of the wrong type is InvalidArgument, and nothing was begun.
+//! `a{sv}` arguments. An unknown key or a value of the wrong type is InvalidArgument, before the call starts anything.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use crate::volume::Wait;
 /// Keys and the D-Bus types of their values.
 pub(super) type Keys = &'static [(&'static str, &'static str)];
 
-/// Known to every call that takes options.
+/// Options of every call.
 const COMMON: Keys = &[("deadline-usec", "t"), ("operation-id", "s"), ("secrets", "h"), ("credential", "s")];
 
 pub(super) struct Options(HashMap<String, OwnedVariant>);
@@ -23,7 +23,7 @@ impl Options {
         Self::check_all(map, &[known])
     }
 
-    /// A map that is not the call's last: the common keys are of the last.
+    /// Checks a map that is not the call's last. Only the last one has the common options.
     pub fn check_spec(map: HashMap<String, OwnedVariant>, known: Keys) -> Result<Self> {
         check_types(&map, known.iter())?;
         Ok(Options(map))
@@ -31,7 +31,7 @@ impl Options {
 
     pub fn check_all(map: HashMap<String, OwnedVariant>, known: &[Keys]) -> Result<Self> {
         check_types(&map, known.iter().copied().flatten().chain(COMMON))?;
-        // Checked also where it has no use.
+        // Checked in every call, even if the method does not use it.
         if let Some(name) = map.get("credential").and_then(|value| value.downcast_ref::<&str>().ok()) {
             names::credential(name)?;
         }
@@ -82,7 +82,7 @@ impl Options {
         self.0.contains_key(key)
     }
 
-    /// A text of which `valid` says whether it may be.
+    /// Takes a text that `valid` accepts.
     pub fn checked(
         &mut self,
         key: &str,
@@ -97,37 +97,34 @@ impl Options {
         self.text(key).map(|text| W::read(key, &text)).transpose()
     }
 
-    pub fn secrets(&mut self) -> Option<OwnedFd> {
-        match self.0.remove("secrets").map(Variant::from)? {
+    pub fn descriptor(&mut self, key: &str) -> Option<OwnedFd> {
+        match self.0.remove(key).map(Variant::from)? {
             Variant::Fd(fd) => OwnedFd::try_from(fd).ok(),
             _ => None,
         }
     }
 
-    /// When the caller stops waiting, and what he calls the operation. `arrived`: when the call was read.
+    /// Takes the deadline and the operation's id. `arrived`: when the call was read.
     pub fn wait(&mut self, arrived: Instant) -> Result<Wait> {
         let operation = self.checked("operation-id", names::name)?;
         let deadline = match self.take::<u64>("deadline-usec") {
-            // A deadline beyond the clock's end is none.
+            // A deadline beyond the clock's range is none.
             Some(usec) => arrived.checked_add(Duration::from_micros(usec)),
             None => None,
         };
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return Err(Error::new(
-                Kind::TimedOut,
-                "the deadline was over before anything was begun; give a longer deadline-usec",
-            ));
+            return Err(Error::new(Kind::TimedOut, "deadline exceeded before the operation started"));
         }
         Ok(Wait { deadline, operation, hold: None })
     }
 
     fn take<T: TryFrom<OwnedVariant>>(&mut self, key: &str) -> Option<T> {
-        // The type was checked, so only what was checked to be convertible gets here.
+        // The value has the right type: all were checked.
         self.0.remove(key).and_then(|value| T::try_from(value).ok())
     }
 }
 
-/// One map of an `aa{sv}` option.
+/// Refuses unknown keys and values of the wrong type. It is used for the maps of an `aa{sv}` option too.
 pub(super) fn check_types<'k>(
     map: &HashMap<String, OwnedVariant>,
     known: impl Iterator<Item = &'k (&'static str, &'static str)> + Clone,
@@ -137,7 +134,10 @@ pub(super) fn check_types<'k>(
             let mut names: Vec<&str> = known.clone().map(|(name, _)| *name).collect();
             names.sort_unstable();
             let key: String = key.chars().take(64).collect();
-            return Err(Error::invalid(format!("unknown option {key:?}; known here: {}", names.join(", "))));
+            return Err(Error::invalid(format!(
+                "unknown option {key:?}; known options: {}",
+                names.join(", ")
+            )));
         };
         let given = value.value_signature().to_string();
         if given != *wanted {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_out_as_they_went_in() {
+    fn values_are_taken_once() {
         let inner: HashMap<String, Variant<'_>> = HashMap::from([("access-mode".into(), Variant::from("x"))]);
         let mut options = options(vec![
             ("flag", true.into()),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_named_and_the_known_ones_listed() {
+    fn unknown_key_is_named_with_the_known_ones() {
         let error = options(vec![("colour\n", "red".into())]).err().unwrap();
         assert_eq!(error.kind, Kind::InvalidArgument);
         assert!(error.message.contains(r#""colour\n""#), "{error}");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_type_is_refused() {
+    fn value_of_the_wrong_type_is_refused() {
         for (key, value) in [
             ("flag", Variant::from("true")),
             ("flag", 1u32.into()),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines() {
+    fn past_deadlines_are_refused() {
         let now = Instant::now();
         let wait = |usec: u64| options(vec![("deadline-usec", usec.into())]).unwrap().wait(now);
         assert_eq!(wait(0).err().map(|error| error.kind), Some(Kind::TimedOut));

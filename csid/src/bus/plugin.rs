@@ -1,58 +1,20 @@
-//! org.csid1.Plugin: a plugin's object, its path, its properties.
+//! org.csid1.Plugin: the properties and members of a plugin's object.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use zbus::{Fd, ObjectPath, OwnedVariant};
+use zbus::{Fd, OwnedVariant};
 
-use super::dispatch::{Answer, Call, Failure, Map, Object, PLUGINS};
-use super::inventory::until;
-use super::manager::within;
+use super::call::{Answer, Call, within};
+use super::contract::{Map, Object};
+use super::failure::{Failure, shortened};
 use super::options::Options;
 use crate::names;
 use crate::plugin::{InstanceStats, Lines, PluginView, RpcCount, code_name};
 
-/// The id as an element of a path, as sd_bus_path_encode does it: everything but letters and digits, and a digit in front, is
-/// `_` and two hex digits.
-pub(super) fn label(id: &str) -> String {
-    let mut label = String::with_capacity(id.len());
-    for (place, byte) in id.bytes().enumerate() {
-        match byte.is_ascii_alphabetic() || (place > 0 && byte.is_ascii_digit()) {
-            true => label.push(byte.into()),
-            false => label.push_str(&format!("_{byte:02x}")),
-        }
-    }
-    match label.is_empty() {
-        true => "_".to_owned(),
-        false => label,
-    }
-}
-
-/// The id of a path's element; `None` where none has that element.
-pub(super) fn id_of_label(text: &str) -> Option<String> {
-    let mut id = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        rest = after;
-        if *first == b'_' {
-            let hex = rest.get(..2)?;
-            id.push(u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()?);
-            rest = &rest[2..];
-        } else {
-            id.push(*first);
-        }
-    }
-    let id = String::from_utf8(id).ok()?;
-    (label(&id) == text).then_some(id)
-}
-
-pub(super) fn path(id: &str) -> ObjectPath<'static> {
-    // Letters, digits, `_` and `/` alone: always a path.
-    ObjectPath::from_string_unchecked(format!("{PLUGINS}/{}", label(id)))
-}
-
 pub(super) fn view(call: &Call, id: &str) -> Result<PluginView, Failure> {
     let view = call.server.rooms.plugins.view(id);
-    view.ok_or_else(|| Failure::Bus("UnknownObject", format!("no plugin {id:?} is registered")))
+    view.ok_or_else(|| Failure::Bus("UnknownObject", format!("no plugin {:?} is registered", shortened(id))))
 }
 
 pub(super) fn properties(view: PluginView) -> Map {
@@ -80,7 +42,7 @@ pub(super) fn properties(view: PluginView) -> Map {
     ])
 }
 
-/// The plugin that is called, which is there.
+/// Returns the id of the plugin that the call names, which is registered.
 pub(super) fn id(call: &Call) -> Result<&str, Failure> {
     let Object::Plugin(id) = &call.object else {
         return Err(Failure::Bus("UnknownObject", "no plugin here".to_owned()));
@@ -101,10 +63,25 @@ pub(super) async fn restart(call: Call) -> Answer {
     let mut options = Options::check(call.arguments()?, &[])?;
     let wait = options.wait(call.arrived)?;
     let plugins = call.server.rooms.plugins.clone();
-    let (stopping, of) = (plugins.clone(), id.clone());
-    within(&call.slot, wait.deadline, "restarting the plugin", async move { stopping.restart(&of).await })
-        .await?;
-    until(wait.deadline, async { plugins.ready_again(&id).await }).await?;
+    let volumes = &call.server.rooms.volumes;
+    let listed = Arc::new(volumes.list_of_plugin("restart", &id, call.permit.uid(), &wait)?);
+    listed.set("stop");
+    let (stopping, of, held) = (plugins.clone(), id.clone(), listed.clone());
+    within(&call.slot, wait.deadline, "restarting the plugin", async move {
+        let stopped = stopping.restart(&of).await;
+        drop(held);
+        stopped
+    })
+    .await?;
+    listed.set("waiting for plugin");
+    let ready = plugins.ready_again(&id);
+    match wait.deadline {
+        None => ready.await?,
+        Some(deadline) => {
+            let in_time = tokio::time::timeout_at(deadline.into(), ready).await;
+            in_time.unwrap_or_else(|_| Err(plugins.not_back(&id)))?;
+        }
+    }
     call.reply(&())
 }
 
@@ -145,7 +122,7 @@ pub(super) async fn get_stats(call: Call) -> Answer {
     call.reply(&Map::from([("rpcs", rpcs.into()), ("instances", instances.into())]))
 }
 
-/// Times are known to the bucket that they fall into.
+/// Returns a row of GetStats. Times are rounded to their bucket of the histogram.
 fn rpc(count: &RpcCount) -> Map {
     Map::from([
         ("rpc", count.rpc.into()),
@@ -158,7 +135,7 @@ fn rpc(count: &RpcCount) -> Map {
     ])
 }
 
-/// What is not counted has no key.
+/// Returns a row of GetStats. A value that is not counted has no key.
 fn instance(stats: InstanceStats) -> Map {
     let mut map = Map::from([("instance", stats.instance.into())]);
     if !stats.unit.is_empty() {
@@ -190,28 +167,4 @@ fn instance(stats: InstanceStats) -> Map {
         }
     }
     map
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn labels_are_escaped_as_sd_bus_does() {
-        for (id, escaped) in
-            [("local", "local"), ("ebs.csi-1_x", "ebs_2ecsi_2d1_5fx"), ("9p", "_39p"), ("", "_")]
-        {
-            assert_eq!(label(id), escaped);
-            if !id.is_empty() {
-                assert_eq!(id_of_label(escaped).as_deref(), Some(id));
-            }
-        }
-    }
-
-    #[test]
-    fn one_id_has_one_label() {
-        for wrong in ["", "_", "_6", "_6c", "_2E", "a_61", "_ff", "9p", "a.b", "_+1"] {
-            assert_eq!(id_of_label(wrong), None, "{wrong:?}");
-        }
-    }
 }

@@ -1,10 +1,12 @@
-//! polkit, asked about callers on the bus. The subject is always the caller's bus name, from the message's header as the
-//! bus daemon wrote it: a pid could belong to another process by the time polkit looks. Whatever is not a plain yes is a no.
+//! Questions to polkit about callers on the bus. The subject is always the caller's bus name, which the bus daemon writes into the
+//! message's header. A pid could belong to another process when polkit reads it. Every answer other than yes is a refusal.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use zbus::{Connection, Variant};
+
+use super::facts::Facts;
 
 const NAME: &str = "org.freedesktop.PolicyKit1";
 const PATH: &str = "/org/freedesktop/PolicyKit1/Authority";
@@ -12,32 +14,32 @@ const AUTHORITY: &str = "org.freedesktop.PolicyKit1.Authority";
 const DBUS: &str = "org.freedesktop.DBus";
 const ALLOW_USER_INTERACTION: u32 = 1;
 
-/// How long an answer may take; with a person asked, as long as polkit's own agents wait.
+/// Timeouts of an answer. If a user authenticates it is that of polkit's own agents.
 #[derive(Clone, Copy)]
-pub(super) struct Patience {
-    pub machine: Duration,
-    pub person: Duration,
+pub(super) struct Timeouts {
+    pub unattended: Duration,
+    pub interactive: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
-        Patience { machine: Duration::from_secs(25), person: Duration::from_secs(300) }
+        Timeouts { unattended: Duration::from_secs(25), interactive: Duration::from_secs(300) }
     }
 }
 
-/// Asks over a connection of its own: answers must come even while csid does not read calls.
+/// A client of polkit with its own connection, because answers must arrive even while csid reads no calls.
 #[derive(Clone)]
 pub(super) struct Polkit {
     asker: Connection,
-    patience: Patience,
+    timeouts: Timeouts,
 }
 
 impl Polkit {
-    pub fn new(asker: Connection, patience: Patience) -> Self {
-        Polkit { asker, patience }
+    pub fn new(asker: Connection, timeouts: Timeouts) -> Self {
+        Polkit { asker, timeouts }
     }
 
-    /// Whether polkit runs or would be started by being asked. Asked each time: it may be installed or purged meanwhile.
+    /// Returns whether polkit runs or can be started. Nothing is cached, because polkit may be installed or removed meanwhile.
     pub async fn present(&self) -> Result<bool, String> {
         let owned: bool = self.bus("NameHasOwner", &(NAME,)).await?;
         if owned {
@@ -47,19 +49,25 @@ impl Polkit {
         Ok(activatable.iter().any(|name| name == NAME))
     }
 
-    pub async fn check(&self, sender: &str, action: &str, interactive: bool) -> Result<bool, String> {
+    /// Returns whether polkit authorises the sender. `facts`: the details that a rule reads with `action.lookup`.
+    pub async fn check(
+        &self,
+        sender: &str,
+        action: &str,
+        facts: &Facts,
+        interactive: bool,
+    ) -> Result<bool, String> {
         let subject = ("system-bus-name", HashMap::from([("name", Variant::from(sender))]));
-        let details: HashMap<&str, &str> = HashMap::new();
-        let (flags, patience) = match interactive {
-            true => (ALLOW_USER_INTERACTION, self.patience.person),
-            false => (0, self.patience.machine),
+        let (flags, timeout) = match interactive {
+            true => (ALLOW_USER_INTERACTION, self.timeouts.interactive),
+            false => (0, self.timeouts.unattended),
         };
-        let body = (subject, action, details, flags, "");
+        let body = (subject, action, facts, flags, "");
         let call = self.asker.call_method(Some(NAME), PATH, Some(AUTHORITY), "CheckAuthorization", &body);
-        let reply = tokio::time::timeout(patience, call)
+        let reply = tokio::time::timeout(timeout, call)
             .await
-            .map_err(|_| format!("polkit did not answer within {} s", patience.as_secs()))?
-            .map_err(|error| format!("polkit could not be asked: {error}"))?;
+            .map_err(|_| format!("polkit did not answer within {} s", timeout.as_secs()))?
+            .map_err(|error| format!("polkit failed: {error}"))?;
         let body = reply.body();
         if body.signature().to_string() != "(bba{ss})"
             && body.signature().to_string_no_parens() != "(bba{ss})"
@@ -70,7 +78,7 @@ impl Polkit {
         let ((authorised, challenge, _),): (Answer,) =
             body.deserialize().map_err(|_| "polkit's answer is malformed".to_owned())?;
         if !authorised && challenge {
-            return Err("polkit wants a person to be asked, which the call does not allow".to_owned());
+            return Err("polkit requires authentication, which the call does not allow".to_owned());
         }
         Ok(authorised)
     }
@@ -80,9 +88,9 @@ impl Polkit {
         B: serde::Serialize + zbus::DynamicType,
         R: serde::de::DeserializeOwned + zbus::Type,
     {
-        let failed = |error: zbus::Error| format!("the bus could not be asked about polkit: {error}");
+        let failed = |error: zbus::Error| format!("the bus failed to look up polkit: {error}");
         let call = self.asker.call_method(Some(DBUS), "/org/freedesktop/DBus", Some(DBUS), member, body);
-        let reply = tokio::time::timeout(self.patience.machine, call)
+        let reply = tokio::time::timeout(self.timeouts.unattended, call)
             .await
             .map_err(|_| "the bus did not answer".to_owned())?
             .map_err(failed)?;

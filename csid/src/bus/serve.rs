@@ -1,7 +1,9 @@
-//! The connections: the peers of the private socket, and the one to the system bus.
+//! Connections: the peers of the private socket, and the one to the system bus.
 //!
-//! What always holds: a connection is read from only while it has fewer calls under way than its bound, so a peer that calls
-//! without reading costs a bounded amount, and that for a bounded time; a call that was begun is not ended by the loss of its connection.
+//! Invariants:
+//! - csid reads from a connection only while it has fewer calls in progress than its limit. So a peer that does not read its answers
+//!   costs limited memory for a limited time.
+//! - A lost connection does not end a call that has started.
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -23,54 +25,57 @@ use zbus::message::Type;
 use zbus::{Address, Connection, Guid, Message, MessageStream, OwnedGuid};
 
 use super::authorise::{Action, Authoriser};
-use super::caller::{Caller, Senders, Who, csid_group};
-use super::dispatch::{self, Server, answer};
-use super::polkit::{Patience, Polkit};
+use super::call::Server;
+use super::caller::{Caller, CallerSource, Senders, csid_group};
+use super::dispatch::answer;
+use super::failure;
+use super::polkit::{Polkit, Timeouts};
+use super::rooms::{Rooms, State};
 use super::signals::{self, Signals};
-use super::socket::{Credentials, Peer};
-use super::{Rooms, State};
+use super::socket::{Credentials, Sifter, Takes, Transport};
+use crate::system_bus;
 
 /// The name on the system bus.
 const NAME: &str = "org.csid1";
 const GROUP_FILE: &str = "/etc/group";
-/// Calls under way on one connection: the bus', or one of root's. More than any client has, few enough to hold.
+/// The limit of calls in progress on one connection: the bus', or one of root's. No client needs more, and csid can hold as many.
 const CALLS: usize = 4096;
-/// The same for another's, beyond the operations he may have: what he reads, cancels and is refused meanwhile.
-const CALLS_BESIDE: usize = 256;
-/// The same for a peer who may do nothing: he gets his refusals one by one.
+/// Extra slots of another uid's connection, for reads, cancels and refusals while all its operation slots are in use.
+const EXTRA_CALLS: usize = 256;
+/// The limit of a peer without rights, whose calls are all refused.
 const CALLS_OF_STRANGERS: usize = 8;
-/// Peers of the private socket: of one uid, and of all together but root.
+/// The limits of peers of the private socket: of one uid, and of all uids except root.
 const PEERS_PER_UID: usize = 256;
 const PEERS: usize = 1024;
-/// Messages read ahead on the bus connection; each may be as large as the bus allows.
+/// The limit of messages read ahead on the bus connection. Each may be as large as the bus allows.
 const QUEUED_ON_BUS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
-/// How long a peer may take to say who he is.
+/// The timeout of a peer's login.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long one answer may take to be written. A peer that reads nothing for so long is hung up: the answers that wait for
-/// him are his uid's slots, and csid's memory.
+/// The timeout of writing one answer. A peer that reads nothing for this time is disconnected, because its answers occupy memory and
+/// its uid's slots.
 const WRITE: Duration = Duration::from_secs(10);
-/// How long calls under way are waited for when csid stops.
+/// The time for calls in progress to end when csid stops.
 const GRACE: Duration = Duration::from_secs(5);
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
-/// Serve the private socket until csid stops.
+/// Serves the private socket until csid stops.
 pub async fn serve_socket(listener: std::os::unix::net::UnixListener, rooms: Rooms) -> std::io::Result<()> {
     serve_peers(listener, rooms, GROUP_FILE.into()).await
 }
 
-/// Serve the system bus until csid stops; a bus that is not there is tried again and again.
+/// Serves the system bus until csid stops. It reconnects whenever the bus is gone.
 pub async fn serve_bus(rooms: Rooms) {
-    serve_bus_at(None, rooms, GROUP_FILE.into(), Patience::default()).await;
+    serve_bus_at(None, rooms, GROUP_FILE.into(), Timeouts::default()).await;
 }
 
-/// Ends when csid stops.
+/// Waits until csid stops.
 async fn stopping(rooms: &Rooms) {
     let mut state = rooms.state.clone();
-    // A daemon that has gone without a word has stopped too.
+    // A dropped sender means that the daemon has stopped too.
     let _ = state.wait_for(|state| *state == State::Stopping).await;
 }
 
-/// Ends `task` when dropped.
+/// A task that ends when this is dropped.
 struct Background(tokio::task::JoinHandle<()>);
 
 impl Background {
@@ -108,7 +113,7 @@ pub(super) async fn serve_peers(
         let stream = match accepted {
             Ok(stream) => stream,
             Err(error) => {
-                // Out of descriptors, mostly: the peer waits in the queue until some are free.
+                // Usually csid has no free descriptors. The peer waits in the queue.
                 warn!(%error, "cannot accept on the private socket");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -116,7 +121,7 @@ pub(super) async fn serve_peers(
         };
         let Ok(credentials) = Credentials::of(&stream) else { continue };
         let Some(seat) = seats.take(credentials.uid) else {
-            warn!(uid = credentials.uid, "too many connections on the private socket; this one is closed");
+            warn!(uid = credentials.uid, "connection closed: too many connections on the private socket");
             continue;
         };
         number += 1;
@@ -133,7 +138,7 @@ pub(super) async fn serve_peers(
     Ok(())
 }
 
-/// The next peer. While one is taken csid cannot begin to stop: who connects after that waits for the next csid.
+/// Returns the next peer. csid's state cannot change to stopping during accept(2). A later peer waits in the queue for the next csid.
 async fn accept(listener: &UnixListener, rooms: &Rooms) -> std::io::Result<UnixStream> {
     let accepted = poll_fn(|context| match *rooms.state.borrow() {
         State::Stopping => Poll::Pending,
@@ -151,7 +156,15 @@ async fn serve_peer(
 ) {
     let reads = server.authoriser.permit(&caller, Action::Read).await.is_ok();
     let Ok(socket) = stream.as_fd().try_clone_to_owned() else { return };
-    let connect = Builder::socket(Peer(stream))
+    let takes = match (caller.is_root(), reads) {
+        (true, _) => Takes::All,
+        (false, true) => {
+            let volumes = server.rooms.volumes.clone();
+            Takes::Sifted(Sifter { volumes, uid: Some(caller.uid) })
+        }
+        (false, false) => Takes::Nothing,
+    };
+    let connect = Builder::socket(Transport::peer(stream, takes))
         .server(guid)
         .p2p()
         .auth_mechanism(AuthMechanism::External)
@@ -167,7 +180,12 @@ async fn serve_peer(
         Ok(Err(error)) => {
             return debug!(%error, uid = caller.uid, "a peer of the private socket failed to log in");
         }
-        Err(_) => return debug!(uid = caller.uid, "a peer of the private socket did not log in in time"),
+        Err(_) => {
+            return debug!(
+                uid = caller.uid,
+                "a peer of the private socket did not log in before the timeout"
+            );
+        }
     };
     let connection = Connection::from(&stream);
     let _forward =
@@ -175,15 +193,15 @@ async fn serve_peer(
     drop(signals);
     let bound = match reads {
         true if caller.is_root() => CALLS,
-        true => server.rooms.config.borrow().operations_per_uid.saturating_add(CALLS_BESIDE).min(CALLS),
+        true => server.rooms.config.borrow().operations_per_uid.saturating_add(EXTRA_CALLS).min(CALLS),
         false => CALLS_OF_STRANGERS,
     };
-    serve(stream, server, Who::Peer(caller), bound).await;
-    // Not by way of zbus, whose lock an answer may hold that the peer does not read.
+    serve(stream, server, CallerSource::Peer(caller), bound).await;
+    // zbus could not do it: a blocked answer may hold its lock.
     let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
 }
 
-/// Writes a connection's answers one after the other, so that each has its time from its own turn on.
+/// Writes a connection's answers in turn, so that the timeout of each begins with its own turn.
 struct Answers {
     connection: Connection,
     turn: Semaphore,
@@ -192,16 +210,16 @@ struct Answers {
 
 impl Answers {
     async fn send(&self, answer: &Message, call: &Message) {
-        // Closed: the peer is being hung up, and needs no answer.
+        // Closed: the peer is being disconnected and needs no answer.
         let Ok(_turn) = self.turn.acquire().await else { return };
         match tokio::time::timeout(WRITE, self.connection.send(answer)).await {
             Err(_) => {
                 self.turn.close();
                 self.stuck.notify_one();
             }
-            // It has a descriptor, and the peer did not say that it takes any.
+            // The answer has a descriptor, and the peer did not negotiate descriptors.
             Ok(Err(zbus::Error::Unsupported)) => {
-                if let Some(refusal) = dispatch::without_descriptors(call) {
+                if let Some(refusal) = failure::without_descriptors(call) {
                     let _ = tokio::time::timeout(WRITE, self.connection.send(&refusal)).await;
                 }
             }
@@ -210,8 +228,8 @@ impl Answers {
     }
 }
 
-/// Read calls and answer each in a task of its own, until the connection ends, its peer stops reading, or csid stops.
-async fn serve(mut stream: MessageStream, server: Arc<Server>, who: Who, bound: usize) {
+/// Reads calls and answers each in a task of its own, until the connection ends, its peer stops reading, or csid stops.
+async fn serve(mut stream: MessageStream, server: Arc<Server>, who: CallerSource, bound: usize) {
     let answers = Arc::new(Answers {
         connection: Connection::from(&stream),
         turn: Semaphore::new(1),
@@ -226,8 +244,11 @@ async fn serve(mut stream: MessageStream, server: Arc<Server>, who: Who, bound: 
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             let (server, who, answers) = (server.clone(), who.clone(), answers.clone());
             tokio::spawn(async move {
-                if let Some((answer, _of_uid)) = answer(&server, &who, message.clone()).await {
+                if let Some((answer, until_sent)) = answer(&server, &who, message.clone()).await {
                     answers.send(&answer, &message).await;
+                    // The answer first, so that its descriptor is not the last one.
+                    drop(answer);
+                    drop(until_sent);
                 }
                 drop(slot);
             });
@@ -236,7 +257,7 @@ async fn serve(mut stream: MessageStream, server: Arc<Server>, who: Who, bound: 
     let stopped = tokio::select! {
         () = read => false,
         () = answers.stuck.notified() => {
-            warn!("a peer has not read its answer for {WRITE:?}; it is hung up");
+            warn!("peer disconnected: it did not read its answer for {WRITE:?}");
             false
         }
         () = stopping(&server.rooms) => true,
@@ -248,7 +269,7 @@ async fn serve(mut stream: MessageStream, server: Arc<Server>, who: Who, bound: 
     }
 }
 
-/// How many peers are connected, by uid. Root is not counted, so nobody can lock it out.
+/// Counts of connected peers, by uid. Root is not counted, so other users cannot exhaust its connections.
 #[derive(Clone, Default)]
 struct Seats(Arc<Mutex<HashMap<u32, usize>>>);
 
@@ -281,19 +302,19 @@ impl Drop for Seat {
     }
 }
 
-/// `address`: another bus than the system's, for the tests.
+/// Serves a bus until csid stops. `address`: another bus than the system's, for the tests.
 pub(super) async fn serve_bus_at(
     address: Option<Address>,
     rooms: Rooms,
     group_file: PathBuf,
-    patience: Patience,
+    timeouts: Timeouts,
 ) {
     let mut pause = RECONNECT.0;
     loop {
-        match on_bus(address.clone(), &rooms, &group_file, patience).await {
+        match on_bus(address.clone(), &rooms, &group_file, timeouts).await {
             Ok(Ended::Stopped) => return,
             Ok(Ended::Disconnected) => {
-                warn!("the system bus has gone; the private socket is served on");
+                warn!("the system bus is gone; the private socket is still served");
                 pause = RECONNECT.0;
             }
             Err(error) => warn!(%error, "no service on the system bus; trying again in {pause:?}"),
@@ -315,29 +336,30 @@ async fn on_bus(
     address: Option<Address>,
     rooms: &Rooms,
     group_file: &std::path::Path,
-    patience: Patience,
+    timeouts: Timeouts,
 ) -> zbus::Result<Ended> {
-    let builder = || address.clone().map_or_else(Builder::system, Builder::address);
     let connect = async {
-        let stream = builder().max_queued(QUEUED_ON_BUS).build_message_stream().await?;
-        // Questions about callers go over another connection: their answers must be read even while calls are not.
-        zbus::Result::Ok((stream, builder().build().await?))
+        let sifter = Sifter { volumes: rooms.volumes.clone(), uid: None };
+        let stream = builder(address.as_ref(), Takes::Sifted(sifter)).await?;
+        let stream = stream.max_queued(QUEUED_ON_BUS).build_message_stream().await?;
+        // Questions about callers need another connection, because their answers must be read even while calls are not.
+        zbus::Result::Ok((stream, builder(address.as_ref(), Takes::Nothing).await?.build().await?))
     };
     let (stream, asker) = tokio::select! {
         connected = connect => connected?,
         () = stopping(rooms) => return Ok(Ended::Stopped),
     };
     let connection = Connection::from(&stream);
-    let authoriser = Authoriser::for_bus(Polkit::new(asker.clone(), patience));
+    let authoriser = Authoriser::for_bus(Polkit::new(asker.clone(), timeouts));
     let server = Arc::new(Server { rooms: rooms.clone(), authoriser });
-    let who = Who::OnBus(Arc::new(Senders::new(asker.clone(), group_file.into())));
+    let who = CallerSource::OnBus(Arc::new(Senders::new(asker.clone(), group_file.into())));
     let signals = signals::channel();
     let _emitter = Background::spawn(signals::emit(rooms.clone(), signals.clone()));
     let hang_up = connection.clone();
     let serve = serve(stream, server, who, CALLS);
     tokio::select! {
         () = serve => {}
-        // Calls are read meanwhile: if they were not, their number could keep the name's answer from being read.
+        // Calls are read meanwhile. Otherwise many calls in front of the answer could keep it from being read.
         error = own_name(&connection, signals) => return Err(error),
         () = asker.closed() => {}
     }
@@ -348,8 +370,14 @@ async fn on_bus(
     }
 }
 
-/// Own the name, and send signals from then on: before it the policy of receivers does not know whose they are. Ends only
-/// when the name cannot be had.
+/// Connects to the bus over csid's own transport, because every client of the bus may send messages and signals to csid's names.
+async fn builder(address: Option<&Address>, takes: Takes) -> zbus::Result<Builder<'static>> {
+    let stream = system_bus::connect(address).await?;
+    Ok(Builder::socket(Transport::bus(stream, takes)))
+}
+
+/// Acquires the name, and then sends signals. Earlier the receivers' policy could not tell that they come from csid. Returns only if
+/// the name cannot be acquired.
 async fn own_name(connection: &Connection, signals: Signals) -> zbus::Error {
     const DBUS: &str = "org.freedesktop.DBus";
     let flags = RequestNameFlags::DO_NOT_QUEUE;

@@ -1,5 +1,5 @@
-//! Signals: made once, given to every connection that may have them. A connection that does not keep up loses some; the gap
-//! shows in the sequence of the events, and GetEvents tells what was missed.
+//! Signals: encoded once and sent to every connection that may receive them. A slow connection loses some. It sees the gap in the
+//! events' sequence, and GetEvents returns the lost ones.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,13 @@ use tokio::sync::broadcast::error::RecvError;
 use tracing::error;
 use zbus::{Connection, DynamicType, Message, ObjectPath};
 
-use super::dispatch::{MANAGER, Map, OBJECT_MANAGER, PATH, PLUGIN, PROPERTIES};
-use super::standard::Interfaces;
-use super::{Rooms, manager, plugin};
+use super::call::BUS_BYTES;
+use super::contract::{MANAGER, Map, OBJECT_MANAGER, PATH, PLUGIN, PROPERTIES, plugin_path};
+use super::rooms::Rooms;
+use super::standard::Properties;
+use super::{manager, plugin};
 
-/// How many signals a connection may be behind.
+/// The limit of signals that wait for one connection.
 const QUEUE: usize = 256;
 
 pub(super) type Signals = broadcast::Sender<Message>;
@@ -22,7 +24,7 @@ pub(super) fn channel() -> Signals {
     broadcast::Sender::new(QUEUE)
 }
 
-/// Send `signals` on until the connection ends.
+/// Forwards `signals` until the connection ends.
 pub(super) async fn forward(connection: Connection, mut signals: broadcast::Receiver<Message>) {
     loop {
         let signal = tokio::select! {
@@ -41,7 +43,7 @@ pub(super) async fn forward(connection: Connection, mut signals: broadcast::Rece
     }
 }
 
-/// Make signals of what the rooms tell. It does not end by itself.
+/// Makes signals of events and changes in the rooms. It does not end by itself.
 pub(super) async fn emit(rooms: Rooms, signals: Signals) {
     let mut events = rooms.store.subscribe();
     let mut changes = rooms.plugins.subscribe();
@@ -49,14 +51,14 @@ pub(super) async fn emit(rooms: Rooms, signals: Signals) {
     state.mark_unchanged();
     let mut known = plugins(&rooms);
     let send = |message: Option<Message>| {
-        // Where no connection listens, nobody misses it.
+        // An error means that no connection listens.
         message.map(|message| signals.send(message).ok());
     };
     loop {
         tokio::select! {
-            Some(event) = told(&mut events) => send(signal(PATH, MANAGER, "Event", &manager::event(&event))),
-            // What changed is found by looking, so a change that was missed is seen with the next.
-            _ = told(&mut changes) => {
+            Some(event) = next(&mut events) => send(signal(PATH, MANAGER, "Event", &manager::event(&event))),
+            // The difference of the states shows all changes since the last signal, including missed ones.
+            _ = next(&mut changes) => {
                 let now = plugins(&rooms);
                 differences(&known, &now).into_iter().for_each(send);
                 known = now;
@@ -69,10 +71,10 @@ pub(super) async fn emit(rooms: Rooms, signals: Signals) {
     }
 }
 
-/// What a room tells next; `None` after some was missed. A room that has gone tells nothing more.
-async fn told<T: Clone>(receiver: &mut broadcast::Receiver<T>) -> Option<T> {
+/// Waits for the next message of a room. `None`: some messages were lost. It never returns after the room has ended.
+async fn next<T: Clone>(receiver: &mut broadcast::Receiver<T>) -> Option<T> {
     match receiver.recv().await {
-        Ok(told) => Some(told),
+        Ok(message) => Some(message),
         Err(RecvError::Lagged(_)) => None,
         Err(RecvError::Closed) => std::future::pending().await,
     }
@@ -80,7 +82,7 @@ async fn told<T: Clone>(receiver: &mut broadcast::Receiver<T>) -> Option<T> {
 
 fn plugins(rooms: &Rooms) -> BTreeMap<ObjectPath<'static>, Map> {
     let views = rooms.plugins.list();
-    views.into_iter().map(|view| (plugin::path(&view.id), plugin::properties(view))).collect()
+    views.into_iter().map(|view| (plugin_path(&view.id), plugin::properties(view))).collect()
 }
 
 fn differences(
@@ -93,7 +95,7 @@ fn differences(
     }
     for (path, properties) in now {
         let Some(old) = before.get(path) else {
-            let interfaces = Interfaces::from([(PLUGIN, clone(properties, |_, _| true))]);
+            let interfaces = Properties::from([(PLUGIN, clone(properties, |_, _| true))]);
             made.push(signal(PATH, OBJECT_MANAGER, "InterfacesAdded", &(path, interfaces)));
             continue;
         };
@@ -106,7 +108,7 @@ fn differences(
 }
 
 fn clone(map: &Map, wanted: impl Fn(&str, &zbus::Variant<'static>) -> bool) -> Map {
-    // Only a file descriptor can fail to be cloned, and properties hold none.
+    // Cloning fails only for a file descriptor, and properties have none.
     map.iter()
         .filter(|(name, value)| wanted(name, value))
         .filter_map(|(name, value)| Some((*name, value.try_clone().ok()?)))
@@ -119,7 +121,13 @@ fn properties_changed(path: &str, interface: &str, changed: Map) -> Option<Messa
 
 fn signal<B: Serialize + DynamicType>(path: &str, interface: &str, name: &str, body: &B) -> Option<Message> {
     let message = Message::signal(path, interface, name).build(body);
-    message.inspect_err(|why| error!(%why, name, "a signal cannot be encoded")).ok()
+    let message = message.inspect_err(|why| error!(%why, name, "a signal cannot be encoded")).ok()?;
+    let bytes = message.data().len();
+    if bytes > BUS_BYTES {
+        error!(bytes, name, "a signal is larger than {BUS_BYTES} bytes and is not sent");
+        return None;
+    }
+    Some(message)
 }
 
 #[cfg(test)]
@@ -128,15 +136,15 @@ mod tests {
     use crate::plugin::PluginView;
 
     fn known(views: &[&PluginView]) -> BTreeMap<ObjectPath<'static>, Map> {
-        views.iter().map(|view| (plugin::path(&view.id), plugin::properties((*view).clone()))).collect()
+        views.iter().map(|view| (plugin_path(&view.id), plugin::properties((*view).clone()))).collect()
     }
 
     #[test]
-    fn plugins_that_come_change_and_go_are_told_with_what_changed() {
+    fn changes_of_plugins_are_signalled() {
         let a = PluginView { id: "a".into(), state: "starting", ..PluginView::default() };
         let ready = PluginView { state: "ready", healthy: true, ..a.clone() };
         let b = PluginView { id: "b".into(), ..PluginView::default() };
-        let told = |before: &[&PluginView], now: &[&PluginView]| -> Vec<(String, String)> {
+        let signals = |before: &[&PluginView], now: &[&PluginView]| -> Vec<(String, String)> {
             let made = differences(&known(before), &known(now));
             made.into_iter()
                 .map(|message| {
@@ -147,10 +155,10 @@ mod tests {
                 .collect()
         };
         let one = |name: &str, signature: &str| vec![(name.to_owned(), signature.to_owned())];
-        assert_eq!(told(&[], &[&a]), one("InterfacesAdded", "oa{sa{sv}}"));
-        assert_eq!(told(&[&a], &[]), one("InterfacesRemoved", "oas"));
-        assert_eq!(told(&[&a], &[&a]), []);
-        assert_eq!(told(&[&a, &b], &[&a]), one("InterfacesRemoved", "oas"));
+        assert_eq!(signals(&[], &[&a]), one("InterfacesAdded", "oa{sa{sv}}"));
+        assert_eq!(signals(&[&a], &[]), one("InterfacesRemoved", "oas"));
+        assert_eq!(signals(&[&a], &[&a]), []);
+        assert_eq!(signals(&[&a, &b], &[&a]), one("InterfacesRemoved", "oas"));
 
         let made = differences(&known(&[&a]), &known(&[&ready])).remove(0).unwrap();
         assert_eq!(made.header().path().unwrap().as_str(), "/org/csid1/plugin/a");

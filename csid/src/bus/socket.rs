@@ -1,30 +1,32 @@
-//! A peer of the private socket as a transport for zbus: what one message may make csid hold is bounded here, before zbus
-//! allocates for it, and the peer's groups are the kernel's (zbus would look its uid up in the user database instead, which
-//! knows nothing of a unit's `SupplementaryGroups=`).
+//! The transport of zbus' connections, to the peers of the private socket and to the system bus. It limits the memory of one message
+//! before zbus allocates any.
+//!
+//! csid has to close a descriptor that it receives, which may wait for a file system's server. So csid itself receives only root's on
+//! the private socket, and the helper receives the others' ([`Takes`]).
+//!
+//! A peer's groups come from the kernel. zbus would look up the uid in the user database, which has no `SupplementaryGroups=` of units.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use zbus::Message;
 use zbus::connection::socket::{ReadHalf, Socket, Split, WriteHalf};
 use zbus::export::async_trait::async_trait;
 use zbus::fdo::ConnectionCredentials;
 
-/// No call of the contract comes near: options are 64 KiB at most.
-const MAX_MESSAGE: usize = 1024 * 1024;
-/// No member takes more than one file descriptor.
-const MAX_FDS: usize = 8;
-/// The part of a message that says how long the rest is; zbus reads it on its own.
-const PRIMARY_HEADER: usize = 16;
+use super::oversize::{self, PRIMARY, Primary, Refusal};
+use super::stream::{Stream, invalid};
+use crate::system_bus;
+use crate::volume::{Sifted, Volumes};
 
-/// Who is at the other end, as the kernel saw it when he connected.
+/// The limit of bytes before a peer has logged in, which needs a few lines.
+const MAX_HANDSHAKE: usize = 16 * 1024;
+
+/// The credentials of a peer from the kernel, as of when the peer connected.
 #[derive(Clone, Debug)]
 pub(super) struct Credentials {
     pub uid: u32,
@@ -40,7 +42,7 @@ impl Credentials {
     }
 }
 
-/// `SO_PEERGROUPS`, which rustix does not have.
+/// Returns `SO_PEERGROUPS`, which rustix does not have.
 fn supplementary_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
     loop {
@@ -69,95 +71,219 @@ fn supplementary_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     }
 }
 
-/// A connected peer; both halves share the stream.
+/// A connected stream, to a peer or to the system bus. Both halves share it.
 #[derive(Debug)]
-pub(super) struct Peer(pub UnixStream);
+pub(super) struct Transport {
+    stream: UnixStream,
+    remote: Remote,
+    takes: Takes,
+}
 
-impl Socket for Peer {
+/// The descriptors that csid accepts on a connection.
+#[derive(Debug)]
+pub(super) enum Takes {
+    /// All, because they are root's. A close that hangs blocks csid.
+    All,
+    /// One of each message. The helper receives it and passes it on if its close cannot hang.
+    Sifted(Sifter),
+    /// None. Descriptors are not negotiated.
+    Nothing,
+}
+
+/// The receiver of a connection's descriptors.
+pub(super) struct Sifter {
+    pub volumes: Volumes,
+    /// The caller's uid. `None` on the bus, where it is not known yet.
+    pub uid: Option<u32>,
+}
+
+impl std::fmt::Debug for Sifter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sifter").field("uid", &self.uid).finish_non_exhaustive()
+    }
+}
+
+/// The other end. A peer that sends malformed data is disconnected; the connection to the bus serves all callers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Remote {
+    Peer,
+    Bus,
+}
+
+impl Transport {
+    pub fn peer(stream: UnixStream, takes: Takes) -> Self {
+        Transport { stream, remote: Remote::Peer, takes }
+    }
+
+    pub fn bus(stream: UnixStream, takes: Takes) -> Self {
+        Transport { stream, remote: Remote::Bus, takes }
+    }
+}
+
+impl Socket for Transport {
     type ReadHalf = Reader;
     type WriteHalf = Writer;
 
     fn split(self) -> Split<Reader, Writer> {
-        let stream = Arc::new(self.0);
-        Split::new(Reader { stream: stream.clone(), fds: 0 }, Writer { stream })
+        let stream = Arc::new(self.stream);
+        let receives = matches!(self.takes, Takes::All);
+        let negotiates = !matches!(self.takes, Takes::Nothing);
+        let reader =
+            Stream { stream: stream.clone(), receives, ahead: Vec::new(), ahead_fds: Vec::new(), fds: 0 };
+        // The bus sends no BEGIN, and its first message may follow its lines in the same read.
+        let handshake = (self.remote == Remote::Peer).then(Handshake::default);
+        let reader = Reader { stream: reader, remote: self.remote, takes: self.takes, handshake };
+        Split::new(reader, Writer { stream, negotiates })
     }
 }
 
+/// The reading half. It checks each message's length before anything is allocated for it. A message that is too large is discarded, and
+/// zbus gets [`oversize`]'s stand-in.
 #[derive(Debug)]
 pub(super) struct Reader {
-    stream: Arc<UnixStream>,
-    /// File descriptors that came with the message under way.
-    fds: usize,
+    stream: Stream,
+    remote: Remote,
+    takes: Takes,
+    /// `None` after the handshake, and on the bus.
+    handshake: Option<Handshake>,
 }
 
 #[async_trait]
 impl ReadHalf for Reader {
+    /// Reads bytes of the handshake for zbus.
     async fn recvmsg(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-        // zbus asks for a message's primary header, then for all that is left of it.
-        if buffer.len() > MAX_MESSAGE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is larger than 1 MiB"));
-        }
-        if buffer.len() == PRIMARY_HEADER {
-            self.fds = 0;
-        }
-        let (count, fds) = self.stream.async_io(Interest::READABLE, || receive(&self.stream, buffer)).await?;
-        self.fds += fds.len();
-        if self.fds > MAX_FDS {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "too many file descriptors"));
+        // Read single bytes: the message behind the last line may have descriptors, which would be lost with its first byte.
+        let most = if self.stream.receives { buffer.len() } else { buffer.len().min(1) };
+        let (count, fds) = self.stream.recvmsg(&mut buffer[..most]).await?;
+        if let Some(handshake) = &mut self.handshake {
+            handshake.check(&buffer[..count])?;
         }
         Ok((count, fds))
     }
 
+    async fn receive_message(
+        &mut self,
+        seq: u64,
+        received: &mut Vec<u8>,
+        received_fds: &mut Vec<OwnedFd>,
+    ) -> zbus::Result<Message> {
+        self.handshake = None;
+        // zbus panics if fewer of these arrived than the message says.
+        self.stream.ahead.append(received);
+        self.stream.ahead_fds.append(received_fds);
+        loop {
+            self.stream.fds = 0;
+            let mut bytes = [0; PRIMARY];
+            let (mut fds, refused) = match self.sift(&mut bytes[0]).await? {
+                None => (self.stream.fill(&mut bytes).await?, None),
+                Some(Sifted::Busy) => (self.stream.fill(&mut bytes).await?, Some(Refusal::Busy)),
+                Some(sifted) => {
+                    let others = self.stream.fill(&mut bytes[1..]).await?;
+                    match sifted {
+                        Sifted::Passed(fd) => (vec![fd], None),
+                        Sifted::Refused => (others, Some(Refusal::Descriptor)),
+                        Sifted::Nothing | Sifted::Busy => (others, None),
+                    }
+                }
+            };
+            let primary = Primary::read(&bytes);
+            let Some(refusal) = primary.too_large().or(refused) else {
+                self.stream.ahead.splice(..0, bytes);
+                self.stream.ahead_fds.splice(..0, fds);
+                return self.stream.receive_message(seq, &mut Vec::new(), &mut Vec::new()).await;
+            };
+            fds.clear();
+            if self.remote == Remote::Peer && primary.is_absurd() {
+                return Err(invalid("the message is larger than 32 MiB").into());
+            }
+            let sender = oversize::discard(&mut self.stream, &primary).await?;
+            if let Some(stand_in) =
+                oversize::stand_in(&primary, sender.as_deref(), self.remote == Remote::Bus, refusal)
+            {
+                return Ok(stand_in);
+            }
+        }
+    }
+
     fn can_pass_unix_fd(&self) -> bool {
-        true
+        !matches!(self.takes, Takes::Nothing)
     }
 
     async fn peer_credentials(&mut self) -> io::Result<ConnectionCredentials> {
-        credentials(&self.stream)
+        credentials(&self.stream.stream)
     }
 }
 
-fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let message =
-        rustix::net::recvmsg(stream, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let fds = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    match message.bytes {
-        0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        count => Ok((count, fds)),
+impl Reader {
+    /// Waits for the next message. `Some`: it has descriptors for the helper to receive. Unless the helper is busy, it has read the
+    /// message's first byte from the stream, which is now in `first`.
+    async fn sift(&mut self, first: &mut u8) -> io::Result<Option<Sifted>> {
+        let Takes::Sifted(sifter) = &self.takes else { return Ok(None) };
+        if !self.stream.ahead.is_empty() {
+            return Ok(None);
+        }
+        let stream = &self.stream.stream;
+        let Some(byte) = stream.async_io(Interest::READABLE, || peek(stream)).await? else { return Ok(None) };
+        *first = byte;
+        let sifted = sifter.volumes.sift(sifter.uid, stream.as_fd().try_clone_to_owned()?).await;
+        sifted
+            .inspect_err(|error| tracing::warn!(%error, "the helper failed to receive a caller's descriptor"))
+            .map(Some)
+    }
+}
+
+/// Returns the next byte if it was sent with descriptors. Both stay in the stream.
+fn peek(stream: &UnixStream) -> io::Result<Option<u8>> {
+    let mut byte = [0];
+    let mut nothing = RecvAncillaryBuffer::default();
+    let peeked =
+        rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut nothing, RecvFlags::PEEK)?;
+    Ok(peeked.flags.contains(ReturnFlags::CTRUNC).then_some(byte[0]))
+}
+
+/// A check of the lines before the first message. zbus keeps all bytes until a line ends, and panics at a line that begins with LF.
+#[derive(Debug, Default)]
+struct Handshake {
+    bytes: usize,
+    line: Vec<u8>,
+    ended: bool,
+}
+
+impl Handshake {
+    fn check(&mut self, bytes: &[u8]) -> io::Result<()> {
+        for byte in bytes {
+            if self.ended {
+                return Ok(());
+            }
+            self.bytes += 1;
+            if self.bytes > MAX_HANDSHAKE {
+                return Err(invalid("the handshake is larger than 16 KiB"));
+            }
+            if *byte != b'\n' {
+                self.line.push(*byte);
+                continue;
+            }
+            if self.line.last() != Some(&b'\r') {
+                return Err(invalid("a line of the handshake does not end in CR LF"));
+            }
+            // A message follows, with any bytes.
+            self.ended = self.line == b"BEGIN\r";
+            self.line.clear();
+        }
+        Ok(())
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Writer {
     stream: Arc<UnixStream>,
+    negotiates: bool,
 }
 
 #[async_trait]
 impl WriteHalf for Writer {
     async fn sendmsg(&mut self, buffer: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        let send = || {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-                return Err(io::ErrorKind::InvalidInput.into());
-            }
-            Ok(rustix::net::sendmsg(
-                &self.stream,
-                &[IoSlice::new(buffer)],
-                &mut control,
-                SendFlags::NOSIGNAL,
-            )?)
-        };
-        self.stream.async_io(Interest::WRITABLE, send).await
+        system_bus::send(&self.stream, buffer, fds).await
     }
 
     async fn close(&mut self) -> io::Result<()> {
@@ -165,7 +291,7 @@ impl WriteHalf for Writer {
     }
 
     fn can_pass_unix_fd(&self) -> bool {
-        true
+        self.negotiates
     }
 
     async fn peer_credentials(&mut self) -> io::Result<ConnectionCredentials> {
@@ -173,7 +299,7 @@ impl WriteHalf for Writer {
     }
 }
 
-/// For zbus' handshake, which compares the uid with the one the peer claims.
+/// Returns the peer's uid for zbus' handshake, which compares it with the one that the peer claims.
 fn credentials(stream: &UnixStream) -> io::Result<ConnectionCredentials> {
     let peer = rustix::net::sockopt::socket_peercred(stream)?;
     Ok(ConnectionCredentials::default().set_unix_user_id(peer.uid.as_raw()))

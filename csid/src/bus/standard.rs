@@ -1,25 +1,33 @@
-//! D-Bus' own interfaces: Properties and ObjectManager, which need the action `read`, and Peer and Introspectable, which
-//! are open and tell nothing of what csid holds.
+//! D-Bus' own interfaces. Properties and ObjectManager need the action `read`. Peer and Introspectable need none and show nothing of
+//! csid's state.
 
 use std::collections::BTreeMap;
 
 use zbus::names::InterfaceName;
 use zbus::{Message, ObjectPath, Variant};
 
-use super::caller::{Way, Who};
-use super::dispatch::{Answer, Call, Failure, MANAGER, Map, Object, PLUGIN, Server, reply};
-use super::{introspect, manager, plugin};
+use super::call::{Answer, Call, Server, reply};
+use super::caller::{CallerSource, Way};
+use super::contract::{MANAGER, Map, Object, PLUGIN, plugin_label, plugin_path};
+use super::failure::Failure;
+use super::introspect::Interfaces;
+use super::{manager, plugin};
 
-/// The properties of an interface of the object; the interfaces of D-Bus have none.
+/// Returns the properties of an interface of the object. D-Bus' own interfaces have none.
 fn properties(call: &Call, interface: &str) -> Result<Map, Failure> {
     let map = match (&call.object, interface) {
         (Object::Manager, MANAGER) => manager::properties(&call.server.rooms),
         (Object::Plugin(id), PLUGIN) => plugin::properties(plugin::view(call, id)?),
         _ if InterfaceName::try_from(interface).is_err() => {
-            return Err(Failure::Bus("InvalidArgs", "the first argument is no interface's name".to_owned()));
+            return Err(Failure::Bus(
+                "InvalidArgs",
+                "the first argument is not an interface name".to_owned(),
+            ));
         }
         (object, _) if object.interfaces().contains(&interface) => Map::new(),
-        _ => return Err(Failure::Bus("UnknownInterface", format!("no interface {interface} here"))),
+        _ => {
+            return Err(Failure::Bus("UnknownInterface", format!("the object has no interface {interface}")));
+        }
     };
     Ok(map)
 }
@@ -40,7 +48,7 @@ pub(super) async fn get_all(call: Call) -> Answer {
     call.reply(&(properties(&call, &interface)?,))
 }
 
-/// No property can be set; the answer says which of the two it is: not there, or read-only.
+/// Refuses to set a property. The error says whether it is unknown or read-only.
 pub(super) async fn set(call: Call) -> Answer {
     let (interface, name, _): (String, String, zbus::OwnedVariant) = call.arguments()?;
     match properties(&call, &interface)?.contains_key(name.as_str()) {
@@ -49,28 +57,29 @@ pub(super) async fn set(call: Call) -> Answer {
     }
 }
 
-/// What ObjectManager tells of a plugin.
-pub(super) type Interfaces = BTreeMap<&'static str, Map>;
+/// The interfaces of a plugin's object, and their properties.
+pub(super) type Properties = BTreeMap<&'static str, Map>;
 
 pub(super) async fn get_managed_objects(call: Call) -> Answer {
-    let objects: BTreeMap<ObjectPath<'static>, Interfaces> = call
+    let objects: BTreeMap<ObjectPath<'static>, Properties> = call
         .server
         .rooms
         .plugins
         .list()
         .into_iter()
-        .map(|view| (plugin::path(&view.id), Interfaces::from([(PLUGIN, plugin::properties(view))])))
+        .map(|view| (plugin_path(&view.id), Properties::from([(PLUGIN, plugin::properties(view))])))
         .collect();
     call.reply(&(objects,))
 }
 
-/// Peer and Introspectable.
+/// Answers a member of Peer or Introspectable.
 pub(super) async fn open(
     name: &str,
     object: &Object,
     server: &Server,
-    who: &Who,
+    who: &CallerSource,
     message: &Message,
+    interfaces: &Interfaces,
 ) -> Answer {
     if !message.body().is_empty() {
         return Err(Failure::Bus("InvalidArgs", format!("{name} takes no arguments")));
@@ -91,19 +100,19 @@ pub(super) async fn open(
                 Object::Manager => vec!["plugin".to_owned()],
                 Object::Plugin(_) => Vec::new(),
             };
-            reply(message, &introspect::document(object.interfaces(), &children))
+            reply(message, &interfaces.document(object.interfaces(), &children))
         }
     }
 }
 
-/// The plugins are named to those who may read without polkit being asked; the others see an empty node.
-async fn plugin_labels(server: &Server, who: &Who, message: &Message) -> Vec<String> {
+/// Returns the names of the plugins' objects, for a caller that may read without a question to polkit. Other callers get no names.
+async fn plugin_labels(server: &Server, who: &CallerSource, message: &Message) -> Vec<String> {
     let reads = match who.caller(message).await {
         Ok(caller) => caller.is_root() || (caller.member && matches!(caller.way, Way::Socket)),
         Err(_) => false,
     };
     match reads {
-        true => server.rooms.plugins.list().iter().map(|view| plugin::label(&view.id)).collect(),
+        true => server.rooms.plugins.list().iter().map(|view| plugin_label(&view.id)).collect(),
         false => Vec::new(),
     }
 }

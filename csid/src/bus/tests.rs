@@ -5,6 +5,7 @@ mod intake;
 mod lost;
 mod members;
 mod on_bus;
+mod pages;
 mod plugins;
 mod signals;
 mod strangers;

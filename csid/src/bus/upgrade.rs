@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use zbus::OwnedVariant;
 
-use super::dispatch::{Answer, Call, Map};
-use super::manager::{self, SPEC, within};
+use super::call::{Answer, Call, within};
+use super::contract::Map;
+use super::manager::{self, SPEC};
 use super::options::Options;
 use super::plugin;
 use crate::names;
@@ -36,7 +37,7 @@ pub(super) async fn upgrade(call: Call) -> Answer {
     let plugins = call.server.rooms.plugins.clone();
     let before = plugins.upgradable(&id, replaced.as_deref())?;
     let old = before.instance().to_owned();
-    // The new one has a name of its own.
+    // The new instance gets a name of its own.
     let spec = manager::spec(&mut spec, Some(PluginSpec { instance: None, ..before }))?;
     let uid = call.permit.uid();
     let upgrading = async move { plugins.upgrade(&id, &old, spec, uid).await };

@@ -1,19 +1,24 @@
-//! A volume as the contract tells it: the rows of GetVolume and ListVolumes.
+//! Rows of volumes, for GetVolume and ListVolumes.
 
 use std::collections::HashMap;
 
 use zbus::Variant;
 
-use super::dispatch::Map;
+use super::contract::Map;
+use super::cursor;
 use crate::names::word;
-use crate::store::registry::{Capability, Claim, ClaimMode, Standing};
+use crate::store::claim_set::ClaimSet;
+use crate::store::registry::{Capability, ClaimMode, Standing, VolumeName};
 use crate::store::rows::VolumeKey;
-use crate::volume::requests::VolumeView;
+use crate::volume::api::views::VolumeView;
 
-/// A row of ListVolumes: one of GetVolume without context and parameters. What a plugin needs of one volume is told to who
-/// asks for that one; whole lists go to monitors and their logs, and a context may hold what its plugin should have kept.
-pub(super) fn listed(view: VolumeView) -> Map {
+/// Returns a row of ListVolumes: a row of GetVolume without context and parameters. Monitors log whole lists, and a context may have
+/// data that its plugin should have kept secret. `of_one`: all rows are of one namespace.
+pub(super) fn listed(view: VolumeView, of_one: bool) -> Map {
+    let VolumeName { namespace, volume } = &view.record.name;
+    let cursor = if of_one { volume.clone() } else { cursor::of(&[namespace, volume]) };
     let mut row = row(view);
+    row.insert("cursor", cursor.into());
     row.remove("context");
     row.remove("parameters");
     row
@@ -27,7 +32,7 @@ fn standing(standing: &Standing) -> &'static str {
     }
 }
 
-/// A registered volume: never mount flags or secrets.
+/// Returns the row of a registered volume. It has no mount flags or secrets.
 pub(super) fn row(view: VolumeView) -> Map {
     let record = view.record;
     let VolumeKey { plugin, external_id } = record.volume;
@@ -40,7 +45,7 @@ pub(super) fn row(view: VolumeView) -> Map {
         ("provider-version", view.provider_version.into()),
         ("controller-required", view.controller_required.into()),
         ("schedulable", view.schedulable.into()),
-        // Those of the first claim, until the last one is free.
+        // The modes of the first claim hold until the last claim is free.
         ("access-mode", record.claims.first().map_or("", |of| word(of.usage.capability.access_mode)).into()),
         (
             "attachment-mode",
@@ -74,7 +79,7 @@ pub(super) fn row(view: VolumeView) -> Map {
     row
 }
 
-fn consumers(claims: &[Claim], mode: ClaimMode) -> Vec<String> {
+fn consumers(claims: &ClaimSet, mode: ClaimMode) -> Vec<String> {
     let of_mode = claims.iter().filter(|claim| claim.usage.mode == mode);
     of_mode.map(|claim| claim.consumer.clone()).collect()
 }
@@ -93,6 +98,7 @@ mod tests {
     use super::*;
     use crate::bus::claims;
     use crate::names;
+    use crate::store::registry::Claim;
     use crate::store::registry::{Expansion, Origin, Record, Registration, Use, VolumeName, VolumeSpec};
 
     fn view() -> VolumeView {
@@ -124,7 +130,7 @@ mod tests {
             name: VolumeName { namespace: "ns".into(), volume: "v".into() },
             volume: VolumeKey { plugin: "p".into(), external_id: "x".into() },
             registration: Some(registration),
-            claims: vec![claim("reader", ClaimMode::Read), claim("writer", ClaimMode::Write)],
+            claims: vec![claim("reader", ClaimMode::Read), claim("writer", ClaimMode::Write)].into(),
             attachments: Vec::new(),
             revision: 3,
         };
@@ -140,17 +146,17 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_the_contracts_and_has_no_mount_flags() {
-        let told = row(view());
+    fn row_has_contract_keys_and_no_mount_flags() {
+        let of_volume = row(view());
         let mut keys: Vec<String> =
-            told.iter().map(|(key, value)| format!("{key} {}", value.value_signature())).collect();
+            of_volume.iter().map(|(key, value)| format!("{key} {}", value.value_signature())).collect();
         keys.sort();
         let wanted = "access-mode s,attachment-mode s,capabilities aa{sv},capacity t,context a{ss},\
                       controller-required b,credential s,external-id s,fs-type s,heal s,id s,modify-index t,\
                       mount-group s,name s,namespace s,parameters a{ss},past-claims as,pending-expand t,plugin s,\
                       provider s,provider-version s,read-claims as,schedulable b,standing s,topologies aa{ss},write-claims as";
         assert_eq!(keys.join(","), wanted);
-        assert!(!format!("{told:?}").contains("hunter2"));
+        assert!(!format!("{of_volume:?}").contains("hunter2"));
         for (key, value) in [
             ("read-claims", Variant::from(vec!["reader".to_owned()])),
             ("write-claims", vec!["writer".to_owned()].into()),
@@ -158,16 +164,22 @@ mod tests {
             ("pending-expand", 9u64.into()),
             ("standing", "registered".into()),
         ] {
-            assert_eq!(told[key], value, "{key}");
+            assert_eq!(of_volume[key], value, "{key}");
         }
-        let free = VolumeView { record: Record { claims: Vec::new(), ..view().record }, ..view() };
+        let free = VolumeView { record: Record { claims: ClaimSet::default(), ..view().record }, ..view() };
         assert_eq!(row(free)["access-mode"], Variant::from(""));
     }
 
     #[test]
-    fn a_list_has_no_contexts() {
+    fn listed_rows_have_no_contexts() {
         let mut whole: Vec<&str> = row(view()).into_keys().collect();
         whole.retain(|key| !["context", "parameters"].contains(key));
-        assert_eq!(listed(view()).into_keys().collect::<Vec<_>>(), whole);
+        whole.push("cursor");
+        whole.sort_unstable();
+        for (of_one, cursor) in [(false, "ns/v"), (true, "v")] {
+            let row = listed(view(), of_one);
+            assert_eq!(row["cursor"], Variant::from(cursor));
+            assert_eq!(row.into_keys().collect::<Vec<_>>(), whole);
+        }
     }
 }

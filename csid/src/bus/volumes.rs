@@ -1,22 +1,24 @@
-//! The members of org.csid1.Manager that concern registered volumes, and what only a controller does with one.
+//! Members of org.csid1.Manager about registered volumes and the controller's calls for them.
 
 use std::collections::HashMap;
 
 use zbus::OwnedVariant;
 
+use super::arguments::{self, INLINE};
 use super::authorise::{Action, Permit};
-use super::dispatch::{Answer, Call, Map};
-use super::given::{self, INLINE};
+use super::call::{Answer, Call, within};
+use super::contract::Map;
+use super::cursor;
 use super::inventory;
-use super::manager::within;
 use super::options::{Keys, Options};
 use super::volume_rows::{listed, row};
 use crate::error::{Error, Result};
 use crate::names::{self, Word};
 use crate::plugin::validate_id;
-use crate::store::registry::{Origin, RecordFilter, VolumeSpec};
+use crate::store::registry::{Capability, Origin, RecordFilter, VolumeName, VolumeSpec};
+use crate::store::rows::{AccessMode, AttachmentMode};
+use crate::volume::api::requests::{CreateRequest, Inline, Part, RegisterRequest, VolumeRequest};
 use crate::volume::refuse_nonsense;
-use crate::volume::requests::{CreateRequest, Inline, Part, RegisterRequest, VolumeRequest};
 
 const SPEC: Keys = &[
     ("plugin", "s"),
@@ -31,7 +33,7 @@ const SPEC: Keys = &[
     ("suid", "b"),
     ("dev", "b"),
 ];
-/// Of a volume that is created both are the plugin's answer.
+/// Options of RegisterVolume. CreateVolume gets both from the plugin's answer.
 const REGISTER: Keys = &[("external-id", "s"), ("context", "a{ss}")];
 const CREATE: Keys =
     &[("capacity-min", "t"), ("capacity-max", "t"), ("clone", "s"), ("snapshot", "s"), ("register", "b")];
@@ -44,31 +46,32 @@ impl Word for Part {
 
 type Named = (String, String, HashMap<String, OwnedVariant>);
 
-/// What RegisterVolume and CreateVolume both say, but for `plugin` and the secrets.
+/// Reads the spec of RegisterVolume and CreateVolume, except `plugin` and the secrets.
 fn spec(permit: &Permit, namespace: &str, options: &mut Options) -> Result<VolumeSpec> {
-    let spec = VolumeSpec { credential: given::credential(options, permit, namespace)?, ..read(options)? };
-    given::roots_alone(permit, [(spec.suid, "suid"), (spec.dev, "dev")])?;
+    let spec =
+        VolumeSpec { credential: arguments::credential(options, permit, namespace)?, ..read(options)? };
+    arguments::require_root(permit, [(spec.suid, "suid"), (spec.dev, "dev")])?;
     Ok(spec)
 }
 
 fn read(options: &mut Options) -> Result<VolumeSpec> {
     let topologies = options.text_maps("topologies").unwrap_or_default();
     names::topologies(&topologies)?;
-    let capabilities = given::capabilities(options)?;
+    let capabilities = arguments::capabilities(options)?;
     let spec = VolumeSpec {
         name: options.checked("name", names::name)?.unwrap_or_default(),
-        capabilities: capabilities.ok_or_else(|| missing("capabilities (`csictl`: --access-mode)"))?,
+        capabilities: capabilities.ok_or_else(|| missing("capabilities"))?,
         fs_type: options.checked("fs-type", |_, text| names::fs_type(text))?.unwrap_or_default(),
-        mount_flags: given::mount_flags(options)?.unwrap_or_default(),
+        mount_flags: arguments::mount_flags(options)?.unwrap_or_default(),
         mount_group: options.checked("mount-group", names::optional_name)?.unwrap_or_default(),
-        context: given::map(options, "context")?,
-        parameters: given::map(options, "parameters")?,
+        context: arguments::map(options, "context")?,
+        parameters: arguments::map(options, "parameters")?,
         topologies,
         credential: None,
         heal: options.word("heal")?.unwrap_or_default(),
         suid: options.flag("suid"),
         dev: options.flag("dev"),
-        snapshot: options.checked("snapshot", names::name)?.unwrap_or_default(),
+        snapshot: options.checked("snapshot", names::external_id)?.unwrap_or_default(),
         clone: options.checked("clone", names::name)?.unwrap_or_default(),
     };
     refuse_nonsense(&spec).map(|()| spec)
@@ -78,11 +81,11 @@ fn missing(key: &str) -> Error {
     Error::invalid(format!("{key} is missing"))
 }
 
-/// The least and the most bytes, 0: not given; a plugin's are signed (CSI rule 14).
+/// Checks a range of bytes. 0: no limit. CSI's numbers are signed (CSI rule 14).
 fn capacity(least: (&str, u64), most: (&str, u64)) -> Result<()> {
     for (key, bytes) in [least, most] {
         if i64::try_from(bytes).is_err() {
-            return Err(Error::invalid(format!("{key} is more than 2^63-1 bytes")));
+            return Err(Error::invalid(format!("{key} exceeds CSI's limit (2^63-1 bytes)")));
         }
     }
     match most.1 > 0 && most.1 < least.1 {
@@ -92,13 +95,13 @@ fn capacity(least: (&str, u64), most: (&str, u64)) -> Result<()> {
 }
 
 pub(super) async fn register_volume(call: Call) -> Answer {
-    let (namespace, id, spec_given): Named = call.arguments()?;
-    let name = given::volume_name(namespace, id)?;
-    let mut options = Options::check_all(spec_given, &[SPEC, REGISTER])?;
-    let volume = given::volume_key(&mut options)?.ok_or_else(|| missing("plugin"))?;
+    let (namespace, id, map): Named = call.arguments()?;
+    let name = arguments::volume_name(namespace, id)?;
+    let mut options = Options::check_all(map, &[SPEC, REGISTER])?;
+    let volume = arguments::volume_key(&mut options)?.ok_or_else(|| missing("plugin"))?;
     let wait = call.wait(&mut options)?;
     let spec = spec(&call.permit, &name.namespace, &mut options)?;
-    let secrets = given::secrets(&mut options, &spec.credential).await?;
+    let secrets = arguments::secrets(&mut options, &spec.credential).await?;
     let request =
         RegisterRequest { name, volume, spec, uid: call.permit.uid(), origin: Origin::Bus, secrets, wait };
     let view = call.server.rooms.volumes.register_volume(request).await?;
@@ -106,9 +109,9 @@ pub(super) async fn register_volume(call: Call) -> Answer {
 }
 
 pub(super) async fn create_volume(call: Call) -> Answer {
-    let (namespace, id, spec_given): Named = call.arguments()?;
-    let name = given::volume_name(namespace, id)?;
-    let mut options = Options::check_all(spec_given, &[SPEC, CREATE])?;
+    let (namespace, id, map): Named = call.arguments()?;
+    let name = arguments::volume_name(namespace, id)?;
+    let mut options = Options::check_all(map, &[SPEC, CREATE])?;
     let plugin = options.checked("plugin", |_, id| validate_id(id))?.ok_or_else(|| missing("plugin"))?;
     let wait = call.wait(&mut options)?;
     let spec = spec(&call.permit, &name.namespace, &mut options)?;
@@ -116,7 +119,7 @@ pub(super) async fn create_volume(call: Call) -> Answer {
     let capacity_max = options.number("capacity-max").unwrap_or(0);
     capacity(("capacity-min", capacity_min), ("capacity-max", capacity_max))?;
     let register = options.optional_flag("register").unwrap_or(true);
-    let secrets = given::secrets(&mut options, &spec.credential).await?;
+    let secrets = arguments::secrets(&mut options, &spec.credential).await?;
     let uid = call.permit.uid();
     let request =
         CreateRequest { name, plugin, spec, capacity_min, capacity_max, register, uid, secrets, wait };
@@ -127,13 +130,24 @@ pub(super) async fn create_volume(call: Call) -> Answer {
 pub(super) async fn list_volumes(call: Call) -> Answer {
     const FILTER: Keys =
         &[("namespace", "s"), ("plugin", "s"), ("node", "s"), ("prefix", "s"), ("declared", "b")];
-    let mut options = Options::check(call.arguments()?, FILTER)?;
+    let mut options = Options::check_all(call.arguments()?, &[FILTER, cursor::PAGE])?;
     let wait = options.wait(call.arrived)?;
+    let namespace = options.text("namespace").map(names::namespace).transpose()?;
+    let of_one = namespace.is_some();
+    let after = match &namespace {
+        // A name alone, because all rows are of one namespace.
+        Some(namespace) => options
+            .checked("after", names::optional_name)?
+            .map(|volume| VolumeName { namespace: namespace.clone(), volume }),
+        None => cursor::after(&mut options)?.map(|[namespace, volume]| VolumeName { namespace, volume }),
+    };
     let filter = RecordFilter {
-        namespace: options.checked("namespace", names::name)?,
+        namespace,
         plugin: options.checked("plugin", |_, id| validate_id(id))?,
         node: options.checked("node", names::name)?,
         prefix: options.checked("prefix", names::optional_name)?,
+        after,
+        most: cursor::most(&mut options),
         ..RecordFilter::default()
     };
     let volumes = call.server.rooms.volumes.clone();
@@ -145,24 +159,30 @@ pub(super) async fn list_volumes(call: Call) -> Answer {
         }
     };
     let views = within(&call.slot, wait.deadline, "the list", found).await?;
-    let rows: Vec<Map> = views.into_iter().map(listed).collect();
+    let rows: Vec<Map> = views.into_iter().map(|view| listed(view, of_one)).collect();
     call.reply(&(rows,))
 }
 
 pub(super) async fn get_volume(call: Call) -> Answer {
     let (namespace, volume): (String, String) = call.arguments()?;
-    let name = given::volume_name(namespace, volume)?;
+    let name = arguments::volume_name(namespace, volume)?;
     let view = call.server.rooms.volumes.volume(name).await?;
     call.reply(&(row(view),))
 }
 
 pub(super) async fn validate_volume(call: Call) -> Answer {
-    let (namespace, volume, given): Named = call.arguments()?;
-    let mut options = Options::check_all(given, &[MODES, INLINE])?;
+    let (namespace, volume, map): Named = call.arguments()?;
+    let mut options = Options::check_all(map, &[MODES, INLINE])?;
     let (access, attachment) = (options.word("access-mode")?, options.word("attachment-mode")?);
-    let asked = (access.is_some() || attachment.is_some()).then(|| names::capability(access, attachment));
+    let one = (access.is_some() || attachment.is_some()).then(|| names::capability(access, attachment));
+    // For a registered volume these are the capabilities to validate, not those of the volume.
+    let listed = if options.has("plugin") { None } else { arguments::capabilities(&mut options)? };
+    if one.is_some() && listed.is_some() {
+        return Err(Error::invalid("capabilities and a mode exclude each other").into());
+    }
+    let asked: Vec<Capability> = one.into_iter().chain(listed.into_iter().flatten()).collect();
     let request = request(&call, namespace, volume, &mut options).await?;
-    let nothing = |inline: &Inline| inline.spec.capabilities.is_empty() && asked.is_none();
+    let nothing = |inline: &Inline| inline.spec.capabilities.is_empty() && asked.is_empty();
     if request.inline.as_ref().is_some_and(nothing) {
         return Err(missing("capabilities, or access-mode and attachment-mode,").into());
     }
@@ -171,29 +191,32 @@ pub(super) async fn validate_volume(call: Call) -> Answer {
 }
 
 pub(super) async fn deregister_volume(call: Call) -> Answer {
-    let (namespace, volume, given): Named = call.arguments()?;
-    let mut options = Options::check(given, &[("force", "b")])?;
-    let force = options.flag("force");
+    let (namespace, volume, map): Named = call.arguments()?;
+    let mut options = Options::check(map, &[("force", "b"), ("forget", "b")])?;
+    let (force, forget) = (options.flag("force"), options.flag("forget"));
     let request = request(&call, namespace, volume, &mut options).await?;
     if force {
         call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
     }
-    call.server.rooms.volumes.deregister_volume(request, force).await?;
+    if forget {
+        call.server.authoriser.also(&call.permit, Action::Manage).await?;
+    }
+    call.server.rooms.volumes.deregister_volume(request, force, forget).await?;
     call.reply(&())
 }
 
 pub(super) async fn delete_volume(call: Call) -> Answer {
-    let (namespace, volume, given): Named = call.arguments()?;
-    let mut options = Options::check(given, INLINE)?;
+    let (namespace, volume, map): Named = call.arguments()?;
+    let mut options = Options::check(map, INLINE)?;
     let request = request(&call, namespace, volume, &mut options).await?;
     call.server.rooms.volumes.delete_volume(request).await?;
     call.reply(&())
 }
 
 pub(super) async fn expand_volume(call: Call) -> Answer {
-    let (namespace, volume, required, limit, given): (String, String, u64, u64, HashMap<_, _>) =
+    let (namespace, volume, required, limit, map): (String, String, u64, u64, HashMap<_, _>) =
         call.arguments()?;
-    let mut options = Options::check_all(given, &[&[("part", "s")], INLINE])?;
+    let mut options = Options::check_all(map, &[&[("part", "s")], INLINE])?;
     capacity(("required_bytes", required), ("limit_bytes", limit))?;
     let part = options.word("part")?.unwrap_or(Part::All);
     let request = request(&call, namespace, volume, &mut options).await?;
@@ -203,82 +226,93 @@ pub(super) async fn expand_volume(call: Call) -> Answer {
 }
 
 pub(super) async fn create_snapshot(call: Call) -> Answer {
-    let (namespace, volume, name, given): (String, String, String, HashMap<_, _>) = call.arguments()?;
+    let (namespace, volume, name, map): (String, String, String, HashMap<_, _>) = call.arguments()?;
     names::name("the snapshot's name", &name)?;
-    let mut options = Options::check_all(given, &[&[("parameters", "a{ss}")], INLINE])?;
-    let parameters = given::map(&mut options, "parameters")?;
+    let mut options = Options::check_all(map, &[&[("parameters", "a{ss}"), ("wait", "b")], INLINE])?;
+    let parameters = arguments::map(&mut options, "parameters")?;
+    let wait = options.optional_flag("wait").unwrap_or(true);
     let request = request(&call, namespace, volume, &mut options).await?;
-    let snapshot = call.server.rooms.volumes.create_snapshot(request, name, parameters).await?;
+    let snapshot = call.server.rooms.volumes.create_snapshot(request, name, parameters, wait).await?;
     call.reply(&(inventory::row(snapshot),))
 }
 
 pub(super) async fn get_volume_stats(call: Call) -> Answer {
-    let (namespace, volume, given): Named = call.arguments()?;
-    let mut options = Options::check(given, &[])?;
+    let (namespace, volume, map): Named = call.arguments()?;
+    let mut options = Options::check(map, &[])?;
     let request = request(&call, namespace, volume, &mut options).await?;
     let stats = call.server.rooms.volumes.volume_stats(request).await?;
     let usage: Vec<_> =
         stats.usage.into_iter().map(|of| (of.unit, of.available, of.total, of.used)).collect();
-    // A plugin that does not say is not known to be abnormal.
+    // A plugin without volume conditions reports nothing abnormal.
     let (abnormal, message) = stats.abnormal.unwrap_or_default();
     call.reply(&(usage, abnormal, message))
 }
 
 pub(super) async fn attach_volume(call: Call) -> Answer {
-    let (namespace, volume, node_id, given): (String, String, String, HashMap<_, _>) = call.arguments()?;
+    let (namespace, volume, node_id, map): (String, String, String, HashMap<_, _>) = call.arguments()?;
     names::node_id(&node_id)?;
-    let mut options = Options::check_all(given, &[&[("read-only", "b")], MODES, INLINE])?;
+    let mut options = Options::check_all(map, &[&[("read-only", "b")], MODES, INLINE])?;
     let read_only = options.flag("read-only");
     let (access, attachment) = (options.word("access-mode")?, options.word("attachment-mode")?);
-    let request = request(&call, namespace, volume, &mut options).await?;
+    let mut request = request(&call, namespace, volume, &mut options).await?;
+    if let Some(inline) = &mut request.inline {
+        default_capability(inline, access, attachment);
+    }
     let volumes = &call.server.rooms.volumes;
     let publish_context = volumes.attach_volume(request, node_id, read_only, access, attachment).await?;
     call.reply(&(publish_context,))
 }
 
+/// Gives an inline volume without capabilities the one that the call uses.
+fn default_capability(inline: &mut Inline, access: Option<AccessMode>, attachment: Option<AttachmentMode>) {
+    if (access.is_some() || attachment.is_some()) && inline.spec.capabilities.is_empty() {
+        inline.spec.capabilities.push(names::capability(access, attachment));
+    }
+}
+
 pub(super) async fn detach_volume(call: Call) -> Answer {
-    let (namespace, volume, node_id, given): (String, String, String, HashMap<_, _>) = call.arguments()?;
+    let (namespace, volume, node_id, map): (String, String, String, HashMap<_, _>) = call.arguments()?;
     names::node_id(&node_id)?;
-    let mut options = Options::check(given, INLINE)?;
+    let mut options = Options::check(map, INLINE)?;
     let request = request(&call, namespace, volume, &mut options).await?;
     call.server.rooms.volumes.detach_volume(request, node_id).await?;
     call.reply(&())
 }
 
 pub(super) async fn explain(call: Call) -> Answer {
-    let (namespace, volume, given): Named = call.arguments()?;
-    let name = given::volume_name(namespace, volume)?;
-    let mut options = Options::check(given, &[])?;
+    let (namespace, volume, map): Named = call.arguments()?;
+    let name = arguments::volume_name(namespace, volume)?;
+    let mut options = Options::check(map, &[])?;
     let wait = options.wait(call.arrived)?;
     let volumes = call.server.rooms.volumes.clone();
-    let told =
+    let found =
         within(&call.slot, wait.deadline, "the explanation", async move { volumes.explain(name).await })
             .await?;
     let report = Map::from([
-        ("waiting-for", told.waiting_for.into()),
-        ("holders", told.holders.into()),
-        ("last-error", told.last_error.into()),
-        ("next-try", told.next_try_usec.into()),
-        ("steps", told.steps.into()),
+        ("waiting-for", found.waiting_for.into()),
+        ("holders", found.holders.into()),
+        ("last-error", found.last_error.into()),
+        ("next-try", found.next_try_usec.into()),
+        ("steps", found.steps.into()),
     ]);
     call.reply(&(report,))
 }
 
-/// What every call about one volume says: which one, and with what secrets. One that is given inline needs its action too.
+/// Reads the arguments that all calls about one volume have. An inline volume needs its action too.
 async fn request(
     call: &Call,
     namespace: String,
     volume: String,
     options: &mut Options,
 ) -> Result<VolumeRequest> {
-    let name = given::volume_name(namespace, volume)?;
-    let inline = given::inline(options)?;
+    let name = arguments::volume_name(namespace, volume)?;
+    let inline = arguments::inline(options)?;
     if inline.is_some() {
         call.server.authoriser.also(&call.permit, Action::Inline).await?;
     }
     let wait = call.wait(options)?;
-    let credential = given::credential(options, &call.permit, &name.namespace)?;
-    let secrets = given::secrets(options, &credential).await?;
+    let credential = arguments::credential(options, &call.permit, &name.namespace)?;
+    let secrets = arguments::secrets(options, &credential).await?;
     Ok(VolumeRequest { name, inline, uid: call.permit.uid(), secrets, credential, wait })
 }
 
@@ -317,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_is_read_whole() {
+    fn every_key_of_a_spec_is_read() {
         let entries = vec![
             capabilities(&["file-system", "block-device"]),
             ("name", "disk".into()),
@@ -339,10 +373,10 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_that_contradicts_itself_is_refused() {
+    fn contradicting_spec_is_refused() {
         let fs = || capabilities(&["file-system"]);
         for (keys, entries, why) in [
-            (REGISTER, vec![], "--access-mode) is missing"),
+            (REGISTER, vec![], "capabilities is missing"),
             (REGISTER, vec![capabilities(&[])], "capabilities is empty"),
             (REGISTER, vec![capabilities(&["block-device"]), ("fs-type", "xfs".into())], "fs-type means"),
             (
@@ -370,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn capacities_are_a_range_that_a_plugin_can_be_told() {
+    fn capacities_are_a_range_of_signed_numbers() {
         let most = i64::MAX as u64;
         for (least, limit, good) in [
             (0, 0, true),
@@ -387,7 +421,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_others_than_root_may_not_register() {
+    async fn some_keys_of_a_spec_require_root() {
         for (entry, uid, may) in [
             (("suid", Variant::from(true)), 1000, false),
             (("dev", true.into()), 1000, false),

@@ -7,6 +7,8 @@
 //! With a damaged journal csid runs to be asked, and takes nothing over; when a new one was begun it starts again within
 //! the process, with all of its memory new.
 
+mod notify;
+mod panics;
 mod reload;
 mod sockets;
 
@@ -30,7 +32,9 @@ use crate::plugin::{Plugins, files};
 use crate::store::rows::Phase;
 use crate::store::{Health, Loaded, Store, StoreError};
 use crate::unix_signals::{Order, UnixSignals};
+use crate::volume::model::volume::Action;
 use crate::volume::{Recovered, Volumes};
+use notify::notify;
 use reload::{Handles, load_config, read_configuration};
 use sockets::Sockets;
 
@@ -42,8 +46,10 @@ const USAGE: &str = "csid: a CSI volume manager for a plain Linux host; started 
 
 The configuration is in /etc/csid (csid.toml, plugins.d/*.toml, volumes.d/*.toml); see csid(8) and csictl(1).";
 
-/// How long csid waits at its end for what is under way; the journal keeps what is left.
+/// How long csid waits at its end for operations under way. The journal keeps the rest.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
+/// How long csid unmounts targets when the system goes down; less than systemd waits for a service to stop.
+const UNMOUNT_PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -60,17 +66,23 @@ pub fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         ["--fault-points"] if cfg!(feature = "fault") => {
-            fault::points().iter().for_each(|point| println!("{point}"));
+            fault::points(Action::ALL.iter().map(|action| action.name()))
+                .iter()
+                .for_each(|point| println!("{point}"));
             return ExitCode::SUCCESS;
         }
         // Started by csid itself, in a unit of its own.
-        ["exec-helper", record] => return host::enter::main(Path::new(record)),
+        [host::exec::HELPER, record] => return host::enter::begin(Path::new(record)),
+        [host::enter::COPY, record] => return host::enter::main(Path::new(record)),
+        // Started by csid-helper.socket.
+        ["host-helper"] => return host::helper::worker::main(),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
         }
     }
     log::begin();
+    panics::end_csid();
     report(start(directories))
 }
 
@@ -84,7 +96,7 @@ fn report(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// The directories, which are there under systemd, by the names they have without symbolic links.
+/// Makes the directories, if systemd has not, and returns their names without symbolic links.
 fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
     let resolved = |path: &Path| {
         std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -95,7 +107,7 @@ fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
 }
 
 fn start(directories: Directories) -> anyhow::Result<()> {
-    // Secrets pass through this process: no core dump of it, and nobody's debugger.
+    // Secrets pass through this process: it makes no core dump, and no debugger may attach.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let (mut sockets, mut signals) = (None, None);
     loop {
@@ -105,12 +117,12 @@ fn start(directories: Directories) -> anyhow::Result<()> {
         runtime.shutdown_background();
         match ended? {
             Ended::Stopped => return Ok(()),
-            Ended::Replaced => tracing::info!("csid begins anew with the new journal"),
+            Ended::Replaced => tracing::info!("csid starts again with the new journal"),
         }
     }
 }
 
-/// Why csid has come to an end.
+/// Why csid has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
     Stopped,
@@ -118,7 +130,7 @@ enum Ended {
     Replaced,
 }
 
-/// What the status line says of the mounts that were there before csid.
+/// The status line's part about mounts from before csid's start.
 struct Restoration {
     begun: Instant,
     /// Adopted at once, and to be mounted again.
@@ -148,14 +160,14 @@ struct Daemon {
     untaken: Option<Untaken>,
 }
 
-/// What is known of the rows that are to be taken over.
+/// The rows that recovery has still to take over.
 struct Untaken {
     boot: String,
     same_boot: bool,
 }
 
 impl Daemon {
-    /// `sockets` and `signals` are kept over csid's beginning anew.
+    /// Runs until csid ends. `sockets` and `signals` are kept when csid starts again within the process.
     async fn run(
         directories: Directories,
         sockets: &mut Option<Sockets>,
@@ -185,12 +197,13 @@ impl Daemon {
 
         let (config, config_changes) = watch::channel(Arc::new(config));
         let (state, state_changes) = watch::channel(State::Starting);
-        let host = Host::new();
+        let host = Host::new(&directories.runtime);
         let rpc = config.borrow().deadlines.rpc;
         let plugins =
             Plugins::start(&directories, rpc, store.clone(), files, loaded.plugins, loaded.node_ids);
         let volumes =
             Volumes::new(store.clone(), plugins.clone(), host, config_changes.clone(), directories.clone());
+        volumes.resolve_target_roots();
         let boot = boot.as_str().to_owned();
         let taken = match store.writable() {
             Ok(()) => volumes.recover(loaded.volumes, loaded.mounts, boot.clone(), same_boot).await,
@@ -245,10 +258,15 @@ impl Daemon {
         let socket = tokio::spawn(bus::serve_socket(sockets.private.try_clone()?, rooms.clone()));
         let system_bus = tokio::spawn(bus::serve_bus(rooms));
         let result = daemon.serve(reloads, signals).await;
+        let mut goes_down = false;
         if !matches!(result, Ok(Ended::Replaced)) {
             notify(&[NotifyState::Stopping, NotifyState::Status("stopping; every mount stays")]);
+            goes_down = daemon.handles.volumes.does_system_stop().await;
         }
-        daemon.stop().await;
+        if goes_down {
+            notify(&[NotifyState::Status("stopping with the system; targets are unmounted")]);
+        }
+        daemon.stop(goes_down).await;
         // Both end with the state; answers that are ready are written first.
         let _ = tokio::time::timeout(Duration::from_secs(1), futures_util::future::join(socket, system_bus))
             .await;
@@ -328,7 +346,7 @@ impl Daemon {
         Ok(ended)
     }
 
-    /// What the full disk did not let happen at the start.
+    /// Takes over the rows that a full disk kept back at the start.
     async fn take_over(&mut self) -> anyhow::Result<()> {
         let Some(Untaken { boot, same_boot }) = &self.untaken else { return Ok(()) };
         let Loaded { volumes, mounts, .. } = self.handles.store.rows().await?;
@@ -345,7 +363,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The journal is damaged: whoever lists the mounts sees also those whose rows cannot be read.
+    /// Adds mounts whose rows cannot be read in a damaged journal to what lists of mounts return.
     async fn show_unexplained(&self) {
         if let Err(error) = self.handles.volumes.show_unexplained().await {
             tracing::error!(%error, "what is mounted could not be looked at");
@@ -370,7 +388,9 @@ impl Daemon {
     async fn ping_watchdog(&self) {
         match self.handles.store.ping().await {
             Ok(()) => notify(&[NotifyState::Watchdog]),
-            Err(error) => tracing::error!(%error, "the journal does not answer; the watchdog is not told"),
+            Err(error) => {
+                tracing::error!(%error, "the journal does not answer; the watchdog is not notified")
+            }
         }
     }
 
@@ -392,8 +412,9 @@ impl Daemon {
         ];
         let others: String =
             others.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!(", {n} {name}")).collect();
+        let begins = first || self.handles.volumes.is_recovering();
         let restoring =
-            (first && waiting > 0 && self.untaken.is_none() && self.handles.store.writable().is_ok())
+            (begins && waiting > 0 && self.untaken.is_none() && self.handles.store.writable().is_ok())
                 || self.handles.volumes.operations().iter().any(|operation| operation.kind == "restore");
         let restored = self.restoration.tell(waiting, restoring);
         let plugins = plugins.len();
@@ -428,21 +449,20 @@ impl Daemon {
 
     fn sources(&self) -> metrics::Sources {
         let Handles { plugins, volumes, store, .. } = self.handles.clone();
-        metrics::Sources { state: self.state.subscribe(), plugins, volumes, store }
+        let claims = Arc::new(store.clone());
+        metrics::Sources { state: self.state.subscribe(), plugins, volumes, store, claims }
     }
 
-    async fn stop(&self) {
+    /// `goes_down`: the whole system stops.
+    async fn stop(&self, goes_down: bool) {
         self.handles.volumes.shutdown(STOP_PATIENCE).await;
+        if goes_down {
+            self.handles.volumes.unmount_targets(UNMOUNT_PATIENCE).await;
+        }
         self.state.send_replace(State::Stopping);
         if tokio::time::timeout(Duration::from_secs(3), self.handles.plugins.shutdown()).await.is_err() {
             tracing::warn!("a plugin's unit is still being changed; csid stops without it");
         }
-    }
-}
-
-fn notify(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "systemd could not be told");
     }
 }
 

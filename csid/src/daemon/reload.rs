@@ -1,4 +1,4 @@
-//! What csid reads at its start and at a reload: csid.toml, plugins.d, volumes.d.
+//! The configuration that csid reads at its start and at a reload: csid.toml, plugins.d, volumes.d.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,41 +7,43 @@ use sd_notify::NotifyState;
 use serde_json::Value;
 use tokio::sync::{Mutex, watch};
 
-use super::notify;
 use crate::config::{Config, Directories};
-use crate::error::Error;
-use crate::host;
+use crate::daemon::notify::notify;
+use crate::error::{Error, Kind};
 use crate::plugin::{PluginSpec, Plugins, files};
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability, Store};
-use crate::volume::files::Declared;
-use crate::volume::{self, Volumes};
+use crate::volume;
+use crate::volume::Volumes;
+use crate::volume::api::requests::Declared;
 
 pub(super) type Configuration = (Config, Vec<(String, PluginSpec)>, Vec<Declared>);
 
 pub(super) fn read_configuration(directories: &Directories) -> anyhow::Result<Configuration> {
     let config = load_config(directories)?;
     let plugins = files::load(&directories.configuration.join("plugins.d"))?;
-    let volumes = volume::files::load(&directories.configuration.join("volumes.d"))?;
+    let volumes = volume::volumes_d::load(&directories.configuration.join("volumes.d"))?;
     Ok((config, plugins, volumes))
 }
 
 pub(super) fn load_config(directories: &Directories) -> anyhow::Result<Config> {
-    let mut config = Config::load(&directories.configuration.join("csid.toml"))?;
-    // By the names they have without symbolic links, as everything below them is reached without any.
-    for root in &mut config.target_roots {
-        match host::resolve(root) {
-            Ok(resolved) => *root = resolved,
-            Err(error) => tracing::warn!(root = %root.display(), %error, "a target root that is not there"),
-        }
-    }
-    Ok(config)
+    Ok(Config::load(&directories.configuration.join("csid.toml"))?)
 }
 
-/// So long does systemd wait at least, from each time on that it is told.
+/// How much longer systemd waits after each notification.
 const EXTENDED: Duration = Duration::from_secs(60);
-/// It is told so often at most: 30 minutes.
+/// The most notifications: 30 minutes.
 const EXTENSIONS: u32 = 120;
+
+/// Returns the error of a reload that failed for these plugins (`ID: why`) alone.
+fn unchanged(failed: &[String]) -> crate::Result<()> {
+    let Some((id, _)) = failed.first().and_then(|first| first.split_once(": ")) else { return Ok(()) };
+    let text = format!(
+        "the configuration was taken, but for what it changes of these plugins, which go on as before: {}",
+        failed.join("; ")
+    );
+    Err(Error::new(Kind::PluginUnavailable, text).with(|details| details.plugin = Some(id.to_owned())))
+}
 
 /// The rooms, and what a reload changes.
 #[derive(Clone)]
@@ -56,8 +58,8 @@ pub(super) struct Handles {
 }
 
 impl Handles {
-    /// systemd gives a reload as long as a start, and one that upgrades a plugin may take longer: it is told as long as that goes on.
-    /// It is the watchdog's time, too, that is extended, so the journal has to answer.
+    /// Extends systemd's timeout while a reload is under way: one that upgrades a plugin may take longer than a start.
+    /// The extension also covers the watchdog, so the journal has to answer first.
     pub(super) async fn patiently<T>(&self, reload: impl Future<Output = T>) -> T {
         let extending = async {
             let mut due = tokio::time::interval(EXTENDED / 4);
@@ -76,7 +78,7 @@ impl Handles {
         }
     }
 
-    /// Nothing is changed unless everything is right.
+    /// Reads the configuration again. Nothing changes unless all files are valid.
     pub(super) async fn reload(&self) -> crate::Result<()> {
         let _reloading = self.reloading.lock().await;
         let now = NotifyState::monotonic_usec_now().into_iter();
@@ -90,9 +92,10 @@ impl Handles {
             let volumes = self.volumes.declare(declared, true).await?;
             self.plugins.set_rpc_deadline(config.deadlines.rpc);
             self.config.send_replace(Arc::new(config));
+            self.volumes.resolve_target_roots();
             let plugins = applying.ended().await;
             tracing::info!(?plugins, ?volumes, "the configuration was read again");
-            Ok(())
+            unchanged(&plugins.failed)
         }
         .await;
         notify(&[NotifyState::Ready]);
@@ -100,9 +103,9 @@ impl Handles {
         result
     }
 
-    /// At csid's start: one wrong file keeps no other file's volume away, and no volume is forgotten that may be its.
+    /// Declares the volumes of volumes.d at csid's start. A file with an error affects its own volume alone, and then no volume is removed.
     pub(super) async fn declare(&self) {
-        let files = volume::files::load_each(&self.directories.configuration.join("volumes.d"));
+        let files = volume::volumes_d::load_each(&self.directories.configuration.join("volumes.d"));
         let (mut declared, mut all) = (Vec::new(), true);
         for file in files.unwrap_or_else(|error| vec![Err(error)]) {
             match file {

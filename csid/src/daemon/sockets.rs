@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::Context;
 use rustix::net::AddressFamily;
 
-/// What systemd calls csid.socket's where it has no FileDescriptorName=.
+/// systemd's name for csid.socket's descriptor without FileDescriptorName=.
 const PRIVATE: &str = "csid.socket";
 /// FileDescriptorName= of csid-metrics.socket.
 const METRICS: &str = "metrics";
@@ -27,7 +27,7 @@ pub(super) fn listen(runtime: &Path) -> anyhow::Result<Sockets> {
         passed = true;
         match name.as_str() {
             METRICS => metrics.push(socket),
-            // Who its callers are, only such a one tells.
+            // Only a Unix socket gives the uid of its callers.
             PRIVATE if private.is_none() && is_unix(&socket) => private = Some(socket),
             _ => tracing::warn!(
                 name,

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::error::HostError;
+use crate::host::error::HostError;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const UUID: &str = "/proc/sys/kernel/random/uuid";
@@ -57,7 +57,7 @@ fn mark(path: &Path) -> Result<String, HostError> {
 }
 
 fn at(step: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> HostError {
-    move |source| HostError::Os { step, path: path.into(), source }
+    move |source| HostError::Os { step: step.into(), path: path.into(), source }
 }
 
 #[cfg(test)]
@@ -73,6 +73,6 @@ mod tests {
         assert!(first.as_str().starts_with(id.trim()));
         std::fs::remove_file(runtime.path().join(MARKER)).unwrap();
         assert!(!current(runtime.path()).unwrap().same(first.as_str()));
-        assert!(matches!(current(Path::new("/nowhere")), Err(HostError::Os { step: "write", .. })));
+        assert!(matches!(current(Path::new("/nowhere")), Err(HostError::Os { step, .. }) if step == "write"));
     }
 }

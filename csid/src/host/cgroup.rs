@@ -4,12 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::units::{Units, UnitsError};
+use crate::host::enter::is_within;
+use crate::host::units::{Units, UnitsError};
 
 /// Where systemd mounts control groups, always.
 const ROOT: &str = "/sys/fs/cgroup";
-/// How many groups are read at once.
-pub(super) const AT_ONCE: usize = 4;
 
 /// By systemd's words for them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,6 +41,13 @@ pub struct Stall {
 }
 
 impl Units {
+    /// Whether a process is in a unit's control group, or in one below it.
+    pub async fn has_process(&self, unit: &str, pid: u32) -> Result<bool, UnitsError> {
+        let Some((group, _)) = self.control_group(unit).await? else { return Ok(false) };
+        let member = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        Ok(is_within(&member, &group))
+    }
+
     /// What the processes of a unit use now; `None`: it is not loaded, or has none.
     pub async fn resources(&self, unit: &str) -> Result<Option<Resources>, UnitsError> {
         let Some((group, main_pid)) = self.control_group(unit).await? else { return Ok(None) };
@@ -263,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_counted_is_absent() {
+    fn uncounted_resource_is_absent() {
         for controllers in [true, false] {
             let root = tree(&[
                 ("p/memory.current", "max\n"),

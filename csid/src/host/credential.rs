@@ -14,12 +14,10 @@ use tokio::sync::oneshot;
 use zbus::Variant;
 use zeroize::Zeroizing;
 
-use super::units::{Units, UnitsError};
+use crate::host::units::{Units, UnitsError};
 
 /// A credential that takes longer has failed: it may come from a socket that nobody serves.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How many are fetched at once: each is a unit, and half a dozen calls to PID 1.
-pub(super) const AT_ONCE: usize = 4;
 /// What the unit calls it, whatever the volume does: a name is never part of a command line.
 const ID: &str = "secret";
 /// Where systemd 252 looks for what only it can decrypt, when it is given a bare name.
@@ -43,7 +41,7 @@ pub enum CredentialError {
 
 type Fetched = Result<Zeroizing<Vec<u8>>, CredentialError>;
 
-/// Where systemd is told to find it.
+/// The file that systemd reads it from.
 struct Place {
     encrypted: bool,
     /// Of the credential in the unit: an encrypted one is bound to its own name.
@@ -205,6 +203,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::host::units::FETCHED_AT_ONCE;
 
     async fn read_what_is_written(parts: &[&[u8]], most: usize) -> Result<Vec<u8>, CredentialError> {
         let (reading, writing) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pipe_is_read_to_its_end_and_no_further_than_its_bound() {
+    async fn pipe_is_read_to_its_end_or_bound() {
         assert_eq!(read_what_is_written(&[b"{", b"}"], 2).await.unwrap(), b"{}");
         assert_eq!(read_what_is_written(&[], 2).await.unwrap(), b"");
         assert!(matches!(read_what_is_written(&[b"12", b"3"], 2).await, Err(CredentialError::Large(2))));
@@ -232,13 +231,13 @@ mod tests {
     #[tokio::test]
     async fn credentials_are_fetched_a_few_at_once() {
         let units = Units::default();
-        let others = units.fetching.acquire_many(AT_ONCE as u32).await.unwrap();
+        let others = units.fetching.acquire_many(FETCHED_AT_ONCE as u32).await.unwrap();
         let mut fetch = std::pin::pin!(units.credential("csid.ns.key", 1));
         assert!(tokio::time::timeout(Duration::from_millis(50), &mut fetch).await.is_err(), "it waits");
         drop(others);
         // Whether there is a systemd here or not.
         let _answer = fetch.await;
-        assert_eq!(units.fetching.available_permits(), AT_ONCE);
+        assert_eq!(units.fetching.available_permits(), FETCHED_AT_ONCE);
     }
 
     #[test]

@@ -20,12 +20,15 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, pidfd_open};
-use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
+use rustix::thread::{
+    CapabilitySet, ThreadNameSpaceType, move_into_thread_name_spaces, remove_capability_from_bounding_set,
+};
 use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::exec::{End, Record, Request};
+use crate::host::exec::{End, Record, Request};
+use crate::host::sealed;
 
 /// What a shell and a container's runtime answer for these.
 const NOT_THERE: i32 = 125;
@@ -33,6 +36,7 @@ const NOT_EXECUTABLE: i32 = 126;
 const NOT_FOUND: i32 = 127;
 /// What a command has from SIGTERM to SIGKILL; less than its unit's stop may take.
 const GRACE: Duration = Duration::from_secs(5);
+const LAST_CAPABILITY: &str = "/proc/sys/kernel/cap_last_cap";
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// By their names below `/proc/PID/ns`.
 const NAMESPACES: [(&str, ThreadNameSpaceType); 7] = [
@@ -45,7 +49,7 @@ const NAMESPACES: [(&str, ThreadNameSpaceType); 7] = [
     ("uts", ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME),
 ];
 
-/// Why the command was not run, for whoever reads its standard error.
+/// Why the command was not run. Its standard error shows this.
 #[derive(Debug, thiserror::Error)]
 enum EnterError {
     #[error("the plugin's process has ended")]
@@ -70,8 +74,20 @@ fn os<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> EnterError {
     move |source| EnterError::Os { step, source: source.into() }
 }
 
+/// The name of [`HELPER`](super::exec::HELPER) when it runs from the copy.
+pub const COPY: &str = "exec-helper-copy";
+
+/// Runs the helper from a copy of this program: in the plugin's root `/proc/PID/exe` leads to that, not to the host's file.
+pub fn begin(record: &Path) -> ExitCode {
+    let error = sealed::run(&[COPY.as_ref(), record.as_os_str()]);
+    eprintln!("csid: a copy of the program cannot be run: {error}");
+    ExitCode::FAILURE
+}
+
 /// `record`: the file of the command that is to be run.
 pub fn main(record: &Path) -> ExitCode {
+    // It would be that of a descriptor.
+    let _ = rustix::thread::set_name(c"csid");
     if let Err(error) = hide() {
         eprintln!("csid: {error}");
         return ExitCode::FAILURE;
@@ -156,6 +172,8 @@ struct Place {
 struct Bounds {
     /// CapBnd of `/proc/PID/status`.
     capabilities: u64,
+    /// The kernel's last capability. The kernel has every one up to it, so each refusal to drop one is an error.
+    last: u32,
     no_new_privileges: bool,
 }
 
@@ -163,27 +181,26 @@ impl Bounds {
     fn of(process: &Path) -> Result<Bounds, EnterError> {
         let path = process.join("status");
         let status = std::fs::read_to_string(&path).map_err(at(&path))?;
-        Bounds::read(&status).ok_or_else(|| at(path)(io::Error::from(ErrorKind::InvalidData)))
+        let last = std::fs::read_to_string(LAST_CAPABILITY).map_err(at(LAST_CAPABILITY))?;
+        Bounds::read(&status, &last).ok_or_else(|| at(path)(io::Error::from(ErrorKind::InvalidData)))
     }
 
-    fn read(status: &str) -> Option<Bounds> {
+    /// Returns the bounds from the texts of `/proc/PID/status` and [`LAST_CAPABILITY`].
+    fn read(status: &str, last: &str) -> Option<Bounds> {
         let field = |name: &str| Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim());
         Some(Bounds {
             capabilities: u64::from_str_radix(field("CapBnd:")?, 16).ok()?,
+            last: last.trim().parse().ok().filter(|last| *last < u64::BITS)?,
             no_new_privileges: field("NoNewPrivs:")? == "1",
         })
     }
 
     /// Of this thread, and of what it starts from now on.
     fn set(&self) -> Result<(), EnterError> {
-        for capability in (0..64).filter(|bit| self.capabilities & (1 << bit) == 0) {
-            // SAFETY: it has no pointers.
-            match unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } {
-                0 => {}
-                // One that this kernel does not have.
-                _ if io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) => {}
-                _ => return Err(os("the plugin's capabilities")(io::Error::last_os_error())),
-            }
+        let dropped = (0..=self.last).map(|bit| 1 << bit).filter(|bit| self.capabilities & bit == 0);
+        for bit in dropped {
+            remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(bit))
+                .map_err(os("the plugin's capabilities"))?;
         }
         if self.no_new_privileges {
             rustix::thread::set_no_new_privs(true).map_err(os("NoNewPrivileges"))?;
@@ -254,7 +271,7 @@ impl Place {
         };
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         let tell = |signal: Signal| {
-            // One that has just ended is told nothing.
+            // A process that has just ended gets no signal.
             let _ = match (pid, own_group) {
                 (Some(pid), true) => rustix::process::kill_process_group(pid, signal),
                 (Some(pid), false) => rustix::process::kill_process(pid, signal),
@@ -359,7 +376,7 @@ fn groups(process: &Path, request: &Request) -> Result<Vec<Group>, EnterError> {
 }
 
 /// Whether this `/proc/PID/cgroup` is of a process in `group`, or in one below it, in systemd's own hierarchy.
-fn is_within(theirs: &str, group: &str) -> bool {
+pub(super) fn is_within(theirs: &str, group: &str) -> bool {
     let of =
         |controllers: &str| theirs.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(controllers));
     let theirs = of("name=systemd:").or_else(|| of(":")).and_then(|theirs| theirs.strip_prefix(group));
@@ -395,9 +412,32 @@ mod tests {
     #[test]
     fn a_process_bounds_are_read() {
         let status = "Name:\tp\nCapEff:\t000001ffffffffff\nCapBnd:\t0000000000200001\nNoNewPrivs:\t1\n";
-        let bounds = Bounds::read(status).unwrap();
+        let bounds = Bounds::read(status, "40\n").unwrap();
         assert_eq!((bounds.capabilities, bounds.no_new_privileges), (1 << 21 | 1, true));
-        assert!(Bounds::read("Name:\tp\n").is_none());
+        assert_eq!(bounds.last, 40);
+        assert!(Bounds::read("Name:\tp\n", "40\n").is_none());
+        assert!(Bounds::read(status, "").is_none() && Bounds::read(status, "64\n").is_none());
+    }
+
+    #[test]
+    fn undroppable_capability_is_an_error() {
+        let set = |change: fn(&mut Bounds)| {
+            // A bounding set is a thread's.
+            let thread = std::thread::spawn(move || {
+                let mut bounds = Bounds::of(Path::new("/proc/thread-self")).unwrap();
+                bounds.no_new_privileges = false;
+                change(&mut bounds);
+                let set = bounds.set();
+                (set.map_err(|error| error.to_string()), Bounds::of(Path::new("/proc/thread-self")).unwrap())
+            });
+            thread.join().unwrap()
+        };
+        let (dropped, after) = set(|bounds| bounds.capabilities = 1 << 21);
+        dropped.unwrap();
+        assert_eq!(after.capabilities, 1 << 21);
+        // The kernel answers EINVAL for a number that it takes for none of its own.
+        let (refused, _) = set(|bounds| (bounds.capabilities, bounds.last) = (!0 >> 1, 63));
+        assert!(refused.unwrap_err().contains("capabilities"));
     }
 
     #[test]
@@ -414,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_units_process_is_known_by_its_whole_control_group() {
+    fn unit_process_is_matched_by_whole_cgroup() {
         let driver = "/system.slice/driver.service";
         let within = |group: &str| {
             let hybrid = format!("2:freezer:{driver}\n1:name=systemd:{group}\n0::/x\n");
@@ -460,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_taken_once_and_its_arguments_are_kept_nowhere() {
+    fn request_is_read_once_and_arguments_are_not_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = request(directory.path());
         let (mut kept, request) = Kept::take(&path).unwrap();

@@ -1,22 +1,31 @@
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind};
 
 /// Why the kernel, or csid before it asked, refused.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum HostError {
     /// Whether it was done is not known: look again.
     #[error("the kernel did not answer in time for {}; what serves its file system does not answer", .0.display())]
     Hung(PathBuf),
+    /// Likewise.
+    #[error("csid's helper did not answer for {}", path.display())]
+    Helper {
+        path: PathBuf,
+        #[serde(with = "number")]
+        source: std::io::Error,
+    },
     /// Each holder is `PID COMMAND`, or `mount PATH` for one below.
     #[error("{} is in use{}", path.display(), list(holders))]
     Busy { path: PathBuf, holders: Vec<String> },
     #[error("something else is mounted at {}; unmount that first", .0.display())]
     Occupied(PathBuf),
     #[error("{} is not {wanted}", path.display())]
-    WrongKind { path: PathBuf, wanted: &'static str },
+    WrongKind { path: PathBuf, wanted: Cow<'static, str> },
     #[error("{} is not below {}", path.display(), root.display())]
     Outside { path: PathBuf, root: PathBuf },
     #[error("a symbolic link, or somebody renaming, is in the way to {}; name the directory itself", .0.display())]
@@ -29,12 +38,39 @@ pub enum HostError {
     Unproven { path: PathBuf, source_path: PathBuf },
     #[error("{} belongs to uid {uid}, not to csid", path.display())]
     Foreign { path: PathBuf, uid: u32 },
+    #[error("{} is an automount point, which waits for the mount that it asked for", .0.display())]
+    Automount(PathBuf),
+    /// Nothing was done: what goes there waits until the automount's daemon has mounted or unmounted.
+    #[error("an automount is under way at {}; csid cannot go there before it ends", .0.display())]
+    AutomountPending(PathBuf),
+    #[error("target-fd is no descriptor of {}: {why}", path.display())]
+    NotTarget { path: PathBuf, why: Cow<'static, str> },
+    #[error(
+        "the volume is mounted at {}; unmount it, then give a target-fd of the directory that it covered", .0.display()
+    )]
+    StillBound(PathBuf),
+    /// A target, or a directory on the way to it, that uid `uid` may not have covered. `owner`: whose it is, where that is why;
+    /// `None`: others may write there.
+    #[error("{} {} uid {uid} and root", path.display(), others(*owner))]
+    Others { path: PathBuf, owner: Option<u32>, uid: u32 },
     #[error("cannot {step} {}", path.display())]
-    Os { step: &'static str, path: PathBuf, source: std::io::Error },
+    Os {
+        step: Cow<'static, str>,
+        path: PathBuf,
+        #[serde(with = "number")]
+        source: std::io::Error,
+    },
 }
 
 fn list(holders: &[String]) -> String {
     if holders.is_empty() { String::new() } else { format!(" by {}", holders.join(", ")) }
+}
+
+fn others(owner: Option<u32>) -> String {
+    match owner {
+        Some(owner) => format!("belongs to uid {owner}; a target and the way to it have to be of"),
+        None => "can be written by others than".to_owned(),
+    }
 }
 
 impl HostError {
@@ -50,17 +86,27 @@ impl HostError {
 impl From<HostError> for Error {
     fn from(error: HostError) -> Self {
         let kind = match &error {
-            HostError::Busy { .. } | HostError::Occupied(_) | HostError::Unproven { .. } => Kind::Busy,
-            HostError::WrongKind { .. } | HostError::Outside { .. } | HostError::Link(_) => {
-                Kind::InvalidArgument
-            }
+            HostError::Busy { .. }
+            | HostError::Occupied(_)
+            | HostError::Unproven { .. }
+            | HostError::AutomountPending(_)
+            | HostError::StillBound(_) => Kind::Busy,
+            HostError::WrongKind { .. }
+            | HostError::Outside { .. }
+            | HostError::Link(_)
+            | HostError::Automount(_)
+            | HostError::NotTarget { .. } => Kind::InvalidArgument,
+            HostError::Others { .. } => Kind::NotAuthorized,
             HostError::Os { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
                 Kind::InvalidArgument
             }
-            HostError::Hung(_) | HostError::Foreign { .. } | HostError::Os { .. } => Kind::Internal,
+            HostError::Hung(_)
+            | HostError::Helper { .. }
+            | HostError::Foreign { .. }
+            | HostError::Os { .. } => Kind::Internal,
         };
         let text = match &error {
-            HostError::Os { source, .. } => format!("{error}: {source}"),
+            HostError::Os { source, .. } | HostError::Helper { source, .. } => format!("{error}: {source}"),
             _ => error.to_string(),
         };
         let holders = match error {
@@ -75,6 +121,21 @@ impl From<HostError> for Error {
 pub(super) fn at(step: &'static str, path: &Path) -> impl FnOnce(Errno) -> HostError {
     move |error| match error {
         Errno::LOOP | Errno::AGAIN => HostError::Link(path.into()),
-        error => HostError::Os { step, path: path.into(), source: error.into() },
+        error => HostError::Os { step: step.into(), path: path.into(), source: error.into() },
+    }
+}
+
+/// A system error as its number.
+mod number {
+    use std::io::Error;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(error: &Error, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_i32(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Error, D::Error> {
+        i32::deserialize(from).map(Error::from_raw_os_error)
     }
 }

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use zbus::Variant;
 
-use super::units::{Units, UnitsError};
+use crate::host::units::{Units, UnitsError};
 
 /// Commands that run at once; each is a unit, with two processes.
 const RUNNING: usize = 16;
@@ -32,6 +32,8 @@ const EACH: usize = 4;
 const KEPT: usize = 64;
 /// Of a command's name, and with `.service` of its unit's.
 const PREFIX: &str = "csi-exec-";
+/// The argument by which csid starts the helper.
+pub const HELPER: &str = "exec-helper";
 /// A file that is being written.
 const NEW: &str = "new";
 const UUID: &str = "/proc/sys/kernel/random/uuid";
@@ -62,7 +64,7 @@ fn os<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> ExecError {
     move |source| ExecError::Os { step, source: source.into() }
 }
 
-/// What the helper is to run, and where.
+/// The command that the helper runs, and where.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
     /// The unit, and its main process. A pid may be given again: the helper enters it only in the unit's control group.
@@ -83,7 +85,7 @@ pub struct End {
     pub status: i32,
 }
 
-/// What is known of a command.
+/// The record of a command.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Record {
     pub plugin: String,
@@ -380,7 +382,7 @@ impl Units {
         // A csid that was upgraded starts the helper of the new one.
         let csid = csid.strip_suffix(" (deleted)").unwrap_or(&csid).to_owned();
         let record = record.to_string_lossy().replace('$', "$$");
-        let argv = vec!["csid".to_owned(), "exec-helper".to_owned(), record];
+        let argv = vec!["csid".to_owned(), HELPER.to_owned(), record];
         let usec = u64::try_from(STOP.as_micros()).unwrap_or(u64::MAX);
         let properties: Vec<(&str, Variant<'_>)> = vec![
             ("Description", format!("A command in the CSI plugin {plugin}").into()),

@@ -1,5 +1,5 @@
 //! What units write to the journal, as journalctl shows it. It runs in a unit of its own: it may be followed for days, and goes
-//! on when csid is restarted; it ends when its reader has closed his end of the pipe. The unit has no mount namespace: there a
+//! on when csid is restarted; it ends when the reader has closed its end of the pipe. The unit has no mount namespace: there a
 //! copy of a consumer's mount would stay when that is unmounted.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 use zbus::Variant;
 
-use super::units::{Units, UnitsError};
+use crate::host::units::{Units, UnitsError};
 
 /// Logs that are read at once; each is a unit, with a process.
 const READERS: usize = 32;

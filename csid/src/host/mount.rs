@@ -1,9 +1,8 @@
 //! Mounts, one at a time and by descriptor. Blocking, and some of it for as long as a dead server likes:
-//! `Host` runs it apart.
+//! a worker of the helper runs it.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -11,10 +10,14 @@ use rustix::fs::{FileType, StatVfsMountFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
-use super::error::{HostError, at};
-use super::path::{self, Sight};
-use super::raw::{self, Peers};
-use super::{Bind, Look, Restrict, Unbind, table};
+use crate::host::bind::{Bind, Restrict, Unbind};
+use crate::host::caller::Caller;
+use crate::host::error::{HostError, at};
+use crate::host::look::Look;
+use crate::host::path::{self, Found, Sight};
+use crate::host::raw::{self, Peers};
+use crate::host::table;
+use crate::host::target::{self, At};
 use crate::store::rows::Propagation;
 
 /// More mounts than this on one another are no leftover of csid's.
@@ -23,15 +26,6 @@ const STACKED: usize = 16;
 /// How often, and how long apart, what is busy is asked again.
 const INSTANTS: u32 = 15;
 const INSTANT: Duration = Duration::from_millis(20);
-
-/// Set when nobody waits any more: what a hung call would have done next is not done.
-pub(super) struct Abandoned(pub AtomicBool);
-
-impl Abandoned {
-    fn check(&self, path: &Path) -> Result<(), HostError> {
-        if self.0.load(Ordering::Acquire) { Err(HostError::Hung(path.into())) } else { Ok(()) }
-    }
-}
 
 pub(super) fn look(path: &Path) -> Look {
     path::find(path).map_or_else(missing, |file| look_at(&file))
@@ -71,12 +65,6 @@ fn is_served(f_type: rustix::fs::FsWord) -> bool {
     SERVED.contains(&(f_type as u32))
 }
 
-pub(super) fn is_read_only(path: &Path) -> Result<bool, HostError> {
-    let file = path::find(path).map_err(at("open", path))?;
-    let stat = rustix::fs::fstatvfs(&file).map_err(at("ask for the state of", path))?;
-    Ok(stat.f_flag.contains(StatVfsMountFlags::RDONLY))
-}
-
 fn attributes(nosuid: bool, nodev: bool, read_only: bool) -> u64 {
     let flag = |wanted, flag| if wanted { flag } else { 0 };
     flag(nosuid, raw::NOSUID) | flag(nodev, raw::NODEV) | flag(read_only, raw::RDONLY)
@@ -86,21 +74,157 @@ fn set(mount: impl AsFd, set: u64, peers: Peers, path: &Path) -> Result<(), Host
     raw::mount_setattr(mount.as_fd(), set, peers).map_err(|source| match source.raw_os_error() {
         // Read-only, while a file is open for writing.
         Some(libc::EBUSY) => HostError::Busy { path: path.into(), holders: table::holders(path) },
-        _ => HostError::Os { step: "set the flags of the mount at", path: path.into(), source },
+        _ => HostError::Os { step: "set the flags of the mount at".into(), path: path.into(), source },
     })
 }
 
-pub(super) fn restrict(path: &Path, how: Restrict, abandoned: &Abandoned) -> Result<Look, HostError> {
-    let mount = match path::find(path) {
-        Ok(mount) => mount,
+pub(super) fn deliver(
+    published: &Path,
+    source: &Path,
+    how: Restrict,
+    caller: &Caller<'_>,
+) -> Result<Look, HostError> {
+    let from = match path::find(published) {
+        Ok(from) => from,
         Err(error) => return Ok(missing(error)),
     };
-    let look = look_at(&mount);
-    if matches!(look, Look::Mounted { .. }) {
-        abandoned.check(path)?;
-        set(mount, attributes(how.nosuid, how.nodev, how.read_only), Peers::Unchanged, path)?;
+    let look = look_at(&from);
+    if !matches!(look, Look::Mounted { .. } | Look::Device { .. }) {
+        return Ok(look);
     }
+    let flags = attributes(how.nosuid, how.nodev, how.read_only);
+    let shown = Sight::of(&from).map_err(at("look at", published))?;
+    let mut to = path::find(source).map_err(at("open", source))?;
+    let mut there = Sight::of(&to).map_err(at("look at", source))?;
+    caller.check(source)?;
+    if there.is_mount {
+        if !is_clone(&there, &shown, &from) {
+            return Err(HostError::Occupied(source.into()));
+        }
+        set(&to, flags, Peers::Unchanged, source)?;
+        // csid's own clone, of a try before. A plugin could have mounted it, and other namespaces have it without the flags.
+        let is_own = published == source;
+        drop(to);
+        let place = Place::of(source)?.ok_or_else(|| at("open", source)(Errno::NOENT))?;
+        if is_own || place.unmount(UnmountFlags::empty(), caller).is_err() {
+            return Ok(look);
+        }
+        to = path::find(source).map_err(at("open", source))?;
+        there = Sight::of(&to).map_err(at("look at", source))?;
+        if there.is_mount {
+            return Err(HostError::Occupied(source.into()));
+        }
+    }
+    // A file system where a device is due, or the other way round: the caller says so.
+    let is_device = shown.kind == FileType::BlockDevice;
+    let due = if is_device { FileType::RegularFile } else { FileType::Directory };
+    if there.kind != due {
+        return Ok(look);
+    }
+    let tree = cloned(&from, published)?;
+    // Private: what a consumer mounts in it does not reach the plugin's mount, which could not be unmounted then.
+    set(&tree, flags, Peers::Private, source)?;
+    caller.check(source)?;
+    attach(&tree, &to, MoveMountFlags::empty()).map_err(at("mount at", source))?;
     Ok(look)
+}
+
+fn attach(tree: &OwnedFd, to: &OwnedFd, how: MoveMountFlags) -> rustix::io::Result<()> {
+    let by_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(tree, c"", to, c"", by_descriptor | how)
+}
+
+/// Whether `sight` is of a mount of what was `shown` by `from`. A FUSE server's first answer about its root may give it another inode
+/// number: it is read once more then.
+fn is_clone(sight: &Sight, shown: &Sight, from: &OwnedFd) -> bool {
+    let is_now = || Sight::of(from).is_ok_and(|now| sight.shows_the_same(&now));
+    sight.is_mount && (sight.shows_the_same(shown) || is_now())
+}
+
+/// What is to be bound at a target, and how.
+struct Source {
+    from: OwnedFd,
+    shown: Sight,
+    flags: u64,
+    peers: Peers,
+}
+
+impl Source {
+    fn of(source: &Path, how: &Bind) -> Result<Source, HostError> {
+        let from = path::find(source).map_err(at("open", source))?;
+        let shown = Sight::of(&from).map_err(at("look at", source))?;
+        let is_device = shown.kind == FileType::BlockDevice;
+        let is_directory = shown.is_mount && shown.kind == FileType::Directory;
+        if !(is_device || is_directory) {
+            return Err(HostError::WrongKind {
+                path: source.into(),
+                wanted: "a mounted directory or a block device".into(),
+            });
+        }
+        // A device node on a mount with nodev cannot be opened by anybody.
+        let flags = attributes(how.nosuid, how.nodev && !is_device, how.read_only);
+        let peers = match how.propagation {
+            Propagation::Private => Peers::Private,
+            Propagation::HostToTask => Peers::Slave,
+            Propagation::Bidirectional => Peers::Shared,
+        };
+        Ok(Source { from, shown, flags, peers })
+    }
+}
+
+/// A file system is bound at a directory, a device at a file.
+fn refuse_other_kind(shown: &Sight, there: &Sight, target: &Path) -> Result<(), HostError> {
+    let wanted = match (shown.kind == FileType::BlockDevice, there.kind) {
+        (false, FileType::Directory) | (true, FileType::RegularFile) => return Ok(()),
+        (false, _) => "a directory",
+        (true, _) => "a regular file",
+    };
+    Err(HostError::WrongKind { path: target.into(), wanted: wanted.into() })
+}
+
+/// Binds as [`bind`] does, at the descriptor `to` of `target`. Nothing walks to the target, so a pending automount there is not
+/// waited for. Returns the new mount; `None`: it was there.
+pub(super) fn bind_at(
+    source: &Path,
+    target: &Path,
+    to: &OwnedFd,
+    how: &Bind,
+    caller: &Caller<'_>,
+) -> Result<Option<OwnedFd>, HostError> {
+    let Source { from, shown, flags, peers } = Source::of(source, how)?;
+    let is_free = target::prove(to.as_fd(), target)? == At::Free;
+    let there = Sight::of(to).map_err(at("look at", target))?;
+    if !is_free {
+        if !is_clone(&there, &shown, &from) {
+            return Err(HostError::Occupied(target.into()));
+        }
+        // Bound before, perhaps not to the end.
+        caller.check(target)?;
+        return set(to, flags, peers, target).map(|()| None);
+    }
+    refuse_other_kind(&shown, &there, target)?;
+    let above = match there.kind {
+        FileType::Directory => path::above(to, target)?,
+        _ => path::parent(target)?.ok_or_else(|| HostError::Link(target.into()))?.0,
+    };
+    let tree = cloned(&from, source)?;
+    set(&tree, flags, Peers::Unchanged, source)?;
+    caller.check(target)?;
+    let settle = || {
+        attach(&tree, to, MoveMountFlags::empty()).map_err(at("mount at", target))?;
+        set(&tree, 0, peers, target)?;
+        path::outwait_renames(&above, target)?;
+        caller.check(target)?;
+        match target::prove(tree.as_fd(), target) {
+            Ok(At::Mount) => Ok(()),
+            Ok(At::Free) | Err(HostError::NotTarget { .. }) => Err(HostError::Link(target.into())),
+            Err(error) => Err(error),
+        }
+    };
+    settle().inspect_err(|_| {
+        let _gone = rustix::mount::unmount(descriptor(&tree, None), UnmountFlags::DETACH);
+    })?;
+    Ok(Some(tree))
 }
 
 pub(super) fn bind(
@@ -108,28 +232,11 @@ pub(super) fn bind(
     root: &Path,
     target: &Path,
     how: &Bind,
-    abandoned: &Abandoned,
+    caller: &Caller<'_>,
 ) -> Result<(), HostError> {
-    let from = path::find(source).map_err(at("open", source))?;
-    let shown = Sight::of(&from).map_err(at("look at", source))?;
-    let is_device = shown.kind == FileType::BlockDevice;
-    let is_directory = shown.is_mount && shown.kind == FileType::Directory;
-    if !(is_device || is_directory) {
-        return Err(HostError::WrongKind {
-            path: source.into(),
-            wanted: "a mounted directory or a block device",
-        });
-    }
-    // A device node on a mount with nodev cannot be opened by anybody.
-    let flags = attributes(how.nosuid, how.nodev && !is_device, how.read_only);
-    let peers = match how.propagation {
-        Propagation::Private => Peers::Private,
-        Propagation::HostToTask => Peers::Slave,
-        Propagation::Bidirectional => Peers::Shared,
-    };
-
+    let Source { from, shown, flags, peers } = Source::of(source, how)?;
     let found = || {
-        let to = path::find_below(root, target)?;
+        let to = path::find_target(root, target, how.uid)?;
         let there = Sight::of(&to).map_err(at("look at", target))?;
         let is_former = there.is_mount && how.replaces_dead.contains(&there.number());
         let gives_way = is_former && look_at(&to).has_lost_its_server();
@@ -140,7 +247,7 @@ pub(super) fn bind(
     let dead = usize::from(there.number() == shown.device);
     if gives_way && table::count_at(target, shown.device)? > dead {
         // It was bound beneath what is dead, and not to the end.
-        take_away(&to, target, abandoned)?;
+        take_away(&to, target, caller)?;
         (to, there, gives_way) = found()?;
     }
     if there.is_mount && !gives_way {
@@ -148,45 +255,39 @@ pub(super) fn bind(
             return Err(HostError::Occupied(target.into()));
         }
         // Bound before, perhaps not to the end.
-        abandoned.check(target)?;
+        caller.check(target)?;
         return set(&to, flags, peers, target);
     }
-    match (is_device, there.kind) {
-        (false, FileType::Directory) | (true, FileType::RegularFile) => {}
-        (false, _) => return Err(HostError::WrongKind { path: target.into(), wanted: "a directory" }),
-        (true, _) => return Err(HostError::WrongKind { path: target.into(), wanted: "a regular file" }),
-    }
+    refuse_other_kind(&shown, &there, target)?;
 
     let tree = cloned(&from, source)?;
     // The flags before anybody can see it; how it propagates after, as a mount on a shared one is made
     // shared.
     set(&tree, flags, Peers::Unchanged, source)?;
-    abandoned.check(target)?;
+    caller.check(target)?;
     let place = Place::of(target)?.ok_or_else(|| HostError::Link(target.into()))?;
-    let by_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    let attach = |to: &OwnedFd, how| rustix::mount::move_mount(&tree, c"", to, c"", by_descriptor | how);
     let settle = || {
         let mut is_attached = false;
         if gives_way {
             // Beneath it first: nobody writes into the directory below between two mounts. Before Linux 6.5 that can be, for
             // an instant.
-            is_attached = attach(&to, MoveMountFlags::MOVE_MOUNT_BENEATH).is_ok();
-            take_away(&to, target, abandoned)?;
+            is_attached = attach(&tree, &to, MoveMountFlags::MOVE_MOUNT_BENEATH).is_ok();
+            take_away(&to, target, caller)?;
             (to, there, _) = found()?;
             if !is_attached && there.is_mount {
                 return Err(HostError::Occupied(target.into()));
             }
         }
         if !is_attached {
-            attach(&to, MoveMountFlags::empty()).map_err(at("mount at", target))?;
+            attach(&tree, &to, MoveMountFlags::empty()).map_err(at("mount at", target))?;
         }
         drop(to);
         set(&tree, 0, peers, target)?;
-        // Whoever may write in a directory above may have moved the target away meanwhile, or the directory.
+        // A user who may write in a directory above may have moved the target or the directory meanwhile.
         path::outwait_renames(&place.directory, target)?;
-        abandoned.check(target)?;
+        caller.check(target)?;
         let there = Sight::of(path::find_below(root, target)?).map_err(at("look at", target))?;
-        let is_it = |sight: &Sight| sight.is_mount && sight.shows_the_same(&shown);
+        let is_it = |sight: &Sight| is_clone(sight, &shown, &from);
         match place.look()?.as_ref().is_some_and(is_it) && is_it(&there) {
             true => Ok(()),
             false => Err(HostError::Link(target.into())),
@@ -198,9 +299,9 @@ pub(super) fn bind(
     })
 }
 
-/// Take the dead mount that is open as `mount` out of the tree, whoever uses it.
-fn take_away(mount: &OwnedFd, path: &Path, abandoned: &Abandoned) -> Result<(), HostError> {
-    abandoned.check(path)?;
+/// Detaches the dead mount that is open as `mount`, also one in use.
+fn take_away(mount: &OwnedFd, path: &Path, caller: &Caller<'_>) -> Result<(), HostError> {
+    caller.check(path)?;
     rustix::mount::unmount(descriptor(mount, None), UnmountFlags::DETACH).map_err(at("unmount", path))
 }
 
@@ -259,8 +360,14 @@ impl<'a> Place<'a> {
         Ok(path::parent(path)?.map(|(directory, name)| Place { path, directory, name }))
     }
 
+    /// Looks without waiting for an automount; a bare one is nothing.
     fn look(&self) -> Result<Option<Sight>, HostError> {
-        seen(path::find_in(&self.directory, self.name), self.path)
+        match path::find_unwaiting(&self.directory, self.name, self.path) {
+            Ok(Found::File(file)) => seen(Ok(file), self.path),
+            Ok(Found::Automount) => Ok(None),
+            Ok(Found::BehindAutomount) => Err(HostError::AutomountPending(self.path.into())),
+            Err(error) => seen(Err(error), self.path),
+        }
     }
 
     /// What is mounted there.
@@ -272,23 +379,23 @@ impl<'a> Place<'a> {
         path::find_in(&self.directory, self.name).is_ok_and(|file| look_at(&file).has_lost_its_server())
     }
 
-    /// Take what was seen there out of the tree, and nothing else, whoever uses it.
-    fn take_away(&self, there: &Sight, abandoned: &Abandoned) -> Result<bool, HostError> {
+    /// Detaches the mount that was seen there, also one in use, and no other.
+    fn take_away(&self, there: &Sight, caller: &Caller<'_>) -> Result<bool, HostError> {
         let mount = match path::find_in(&self.directory, self.name) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
             found => found.map_err(at("open", self.path))?,
         };
         let now = Sight::of(&mount).map_err(at("look at", self.path))?;
         match now.is_mount {
-            true if now.shows_the_same(there) => take_away(&mount, self.path, abandoned).map(|()| true),
+            true if now.shows_the_same(there) => take_away(&mount, self.path, caller).map(|()| true),
             true => Err(HostError::Occupied(self.path.into())),
             false => Ok(false),
         }
     }
 
     /// Whether something was there to unmount.
-    fn unmount(&self, how: UnmountFlags, abandoned: &Abandoned) -> Result<bool, HostError> {
-        abandoned.check(self.path)?;
+    fn unmount(&self, how: UnmountFlags, caller: &Caller<'_>) -> Result<bool, HostError> {
+        caller.check(self.path)?;
         match patiently(|| self.umount2(how)) {
             Ok(()) => Ok(true),
             // EINVAL: nothing is mounted there.
@@ -339,9 +446,20 @@ fn bound(source: &Path, there: &Sight, were: &[u64]) -> Result<Bound, HostError>
 }
 
 pub(super) fn is_bound(source: &Path, target: &Path) -> Result<bool, HostError> {
-    let Some(target) = Place::of(target)? else { return Ok(false) };
-    let Some(there) = target.mounted()? else { return Ok(false) };
-    Ok(matches!(bound(source, &there, &[])?, Bound::Yes))
+    let Some(place) = Place::of(target)? else { return Ok(false) };
+    match place.mounted() {
+        // What cannot be opened now is judged by the mount table.
+        Err(HostError::AutomountPending(_)) => {
+            let table = table::MountTable::read()?;
+            let (shown, there) = (table.at(source), table.at(target));
+            let is_same = |a: table::TableMount<'_>, b| (a.device, a.root) == b;
+            Ok(shown.zip(there).is_some_and(|(shown, there)| is_same(shown, (there.device, there.root))))
+        }
+        there => match there? {
+            Some(there) => Ok(matches!(bound(source, &there, &[])?, Bound::Yes)),
+            None => Ok(false),
+        },
+    }
 }
 
 pub(super) fn unbind(
@@ -349,27 +467,39 @@ pub(super) fn unbind(
     target: &Path,
     were: &[u64],
     how: Unbind,
-    abandoned: &Abandoned,
+    made: Option<OwnedFd>,
+    caller: &Caller<'_>,
 ) -> Result<bool, HostError> {
     let Some(place) = Place::of(target)? else { return Ok(false) };
-    let Some(there) = place.mounted()? else { return Ok(false) };
+    let there = match (place.mounted(), made) {
+        // Everybody but the automount's daemon waits there, so nobody uses what its mount has just bound.
+        (Err(HostError::AutomountPending(_)), Some(made))
+            if matches!(target::prove(made.as_fd(), target), Ok(At::Mount)) =>
+        {
+            return take_away(&made, target, caller).map(|()| true);
+        }
+        // A descriptor of the mount would keep it busy.
+        (there, made) => {
+            drop(made);
+            there?
+        }
+    };
+    let Some(there) = there else { return Ok(false) };
     let is_dead = || how != Unbind::Unused && place.is_dead();
     match bound(source, &there, were)? {
-        Bound::Former if is_dead() => place.take_away(&there, abandoned),
+        Bound::Former if is_dead() => place.take_away(&there, caller),
         Bound::Former | Bound::Other => Err(HostError::Occupied(target.into())),
         Bound::Unproven if how != Unbind::Forced => {
             Err(HostError::Unproven { path: target.into(), source_path: source.into() })
         }
-        Bound::Yes | Bound::Unproven if how == Unbind::Forced || is_dead() => {
-            place.take_away(&there, abandoned)
-        }
-        Bound::Yes | Bound::Unproven => place.unmount(UnmountFlags::empty(), abandoned),
+        Bound::Yes | Bound::Unproven if how == Unbind::Forced || is_dead() => place.take_away(&there, caller),
+        Bound::Yes | Bound::Unproven => place.unmount(UnmountFlags::empty(), caller),
     }
 }
 
-pub(super) fn detach(path: &Path, abandoned: &Abandoned) -> Result<(), HostError> {
+pub(super) fn detach(path: &Path, caller: &Caller<'_>) -> Result<(), HostError> {
     match Place::of(path)? {
-        Some(place) => place.unmount(UnmountFlags::DETACH, abandoned).map(drop),
+        Some(place) => place.unmount(UnmountFlags::DETACH, caller).map(drop),
         None => Ok(()),
     }
 }
@@ -388,13 +518,13 @@ fn patiently(ask: impl Fn() -> rustix::io::Result<()>) -> rustix::io::Result<()>
 /// Whether somebody holds the mount at `path`: an open file, a working directory, a mount below. MNT_EXPIRE (umount(2)) asks just
 /// that: EBUSY for a mount in use, and EAGAIN, with a mark and nothing else, for one that is not. Two who ask
 /// at once of one mount could unmount it: its volume's task alone asks.
-pub(super) fn in_use(path: &Path) -> Result<bool, HostError> {
+pub(super) fn in_use(path: &Path, caller: &Caller<'_>) -> Result<bool, HostError> {
     let Some(place) = Place::of(path)? else { return Ok(false) };
-    // The look also takes an earlier mark away, as everybody does who lets go of a mount: one that is marked
-    // already would be unmounted.
+    // The look also clears an earlier expiry mark, as the end of any use does: a marked mount would be unmounted.
     if !place.look()?.is_some_and(|sight| sight.is_mount) {
         return Ok(false);
     }
+    caller.check(path)?;
     match patiently(|| place.umount2(UnmountFlags::EXPIRE)) {
         Err(Errno::BUSY) => Ok(true),
         Ok(()) | Err(Errno::AGAIN | Errno::INVAL | Errno::NOENT) => Ok(false),
@@ -403,7 +533,7 @@ pub(super) fn in_use(path: &Path) -> Result<bool, HostError> {
 }
 
 /// Unmount what is at `path`, as often as something is, if nobody uses it.
-pub(super) fn clear(path: &Path, abandoned: &Abandoned) -> Result<(), HostError> {
+pub(super) fn clear(path: &Path, caller: &Caller<'_>) -> Result<(), HostError> {
     let Some(place) = Place::of(path)? else { return Ok(()) };
     for _ in 0..STACKED {
         // A dead one, which cannot be looked at, is there, too.
@@ -411,7 +541,7 @@ pub(super) fn clear(path: &Path, abandoned: &Abandoned) -> Result<(), HostError>
         if !there {
             break;
         }
-        place.unmount(UnmountFlags::empty(), abandoned)?;
+        place.unmount(UnmountFlags::empty(), caller)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zbus::Variant;
 
-use super::units::{Units, UnitsError, command};
+use crate::host::units::{Units, UnitsError, command};
 
 /// A command that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(20);

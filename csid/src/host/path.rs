@@ -1,30 +1,45 @@
 //! Paths: opened without following a symbolic link in any part of them, directories made, leftovers removed.
 //! Everything is done through the parent's descriptor; a path is walked again only to see where it leads by then.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
-use super::error::{HostError, at};
-use super::{Access, Look};
+use crate::host::error::{HostError, at};
+use crate::host::look::Look;
+use crate::host::table;
+
+/// Who gets into a directory of csid's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// 0711: consumers pass through to what is published, and list nothing.
+    Passable,
+    /// 0700: what is staged is the plugin's. Nothing may be mounted on it.
+    Private,
+    /// 0700, and something may be mounted on it.
+    MountPoint,
+}
 
 impl Access {
     fn mode(self) -> Mode {
         Mode::from_raw_mode(match self {
             Access::Passable => 0o711,
-            Access::Private | Access::Closed => 0o700,
+            Access::Private | Access::MountPoint => 0o700,
         })
     }
 }
 
+/// Symbolic links on the way to one directory, as many as the kernel follows.
+const LINKS: usize = 40;
 /// openat2 answers EAGAIN when something was renamed while it walked.
 const TRIES: usize = 64;
 
-/// What statx tells of an open file without asking who serves it.
+/// The statx fields of an open file that need no answer of its server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sight {
     pub kind: FileType,
@@ -89,7 +104,7 @@ pub(super) fn find(path: &Path) -> rustix::io::Result<OwnedFd> {
 /// The directory that holds `path`, and the name in it. `None`: there is no such directory.
 pub(super) fn parent(path: &Path) -> Result<Option<(OwnedFd, &OsStr)>, HostError> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(HostError::WrongKind { path: path.into(), wanted: "a path with a name" });
+        return Err(HostError::WrongKind { path: path.into(), wanted: "a path with a name".into() });
     };
     match openat2(CWD, parent, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty()) {
         Ok(directory) => Ok(Some((directory, name))),
@@ -112,10 +127,108 @@ pub(super) fn find_below(root: &Path, path: &Path) -> Result<OwnedFd, HostError>
     }
     let directory = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty());
     let directory = directory.map_err(at("open", root))?;
-    openat2(directory, relative, OFlags::PATH, ResolveFlags::BENEATH).map_err(|error| match error {
+    let found = match walk_cached(&directory, relative) {
+        // Before Linux 5.12 there is no such walk.
+        Err(Errno::AGAIN | Errno::INVAL) if table::is_automount(path)? => {
+            return Err(HostError::Automount(path.into()));
+        }
+        Err(Errno::AGAIN | Errno::INVAL) => openat2(directory, relative, OFlags::PATH, ResolveFlags::BENEATH),
+        found => found,
+    };
+    found.map_err(|error| match error {
         Errno::XDEV => outside(),
         error => at("open", path)(error),
     })
+}
+
+/// Walks by what the kernel has in memory, and fails with EAGAIN where that is not all. It never waits. Every other walk to an
+/// automount point waits for the mount that it asked for, which may be this very one; only systemd's own process group does not.
+fn walk_cached(directory: &OwnedFd, relative: &Path) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::CACHED;
+    rustix::fs::openat2(directory, relative, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
+}
+
+/// What is found at a name without waiting for an automount.
+pub(super) enum Found {
+    File(OwnedFd),
+    /// An automount has nothing mounted on it.
+    Automount,
+    /// Something is mounted on an automount, and whatever goes there may wait for the automount's daemon.
+    BehindAutomount,
+}
+
+/// Finds a name in a directory, as [`find_in`] does, but never waits for an automount at `path`, which is the name's. Only the
+/// daemon's own process group passes an automount that is pending or being expired.
+pub(super) fn find_unwaiting(directory: &OwnedFd, name: &OsStr, path: &Path) -> rustix::io::Result<Found> {
+    if let Ok(file) = walk_cached(directory, Path::new(name)) {
+        return Ok(Found::File(file));
+    }
+    match table::automount_at(path).map_err(|_| Errno::IO)? {
+        table::Automount::None => return find_in(directory, name).map(Found::File),
+        table::Automount::Bare => return Ok(Found::Automount),
+        table::Automount::Covered => {}
+    }
+    // The kernel has every mount point in memory. Whatever is mounted on the host at that moment makes the walk fail, too.
+    for _ in 0..TRIES {
+        match walk_cached(directory, Path::new(name)) {
+            Err(Errno::AGAIN) => {}
+            // Before Linux 5.12 there is no such walk.
+            Err(Errno::INVAL) => break,
+            found => return found.map(Found::File),
+        }
+    }
+    Ok(Found::BehindAutomount)
+}
+
+/// Returns the directory above an open directory, whatever is mounted on that.
+pub(super) fn above(directory: &OwnedFd, path: &Path) -> Result<OwnedFd, HostError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    openat2(directory, Path::new(".."), flags, ResolveFlags::empty())
+        .map_err(at("open the directory of", path))
+}
+
+/// Opens the target at `path`, below `root`, as [`find_below`] does. For another `uid` than root's the target and each directory
+/// on the way to it below `root` have to be that uid's or root's, and nobody else may write there. Each is judged by the
+/// descriptor that the walk goes on from, so a rename meanwhile changes nothing. What is mounted at the target is not
+/// judged: its owners are the volume's.
+pub(super) fn find_target(root: &Path, path: &Path, uid: u32) -> Result<OwnedFd, HostError> {
+    if uid == 0 {
+        return find_below(root, path);
+    }
+    // An automount is seen by this one.
+    find_below(root, path)?;
+    let relative = path.strip_prefix(root).ok().and_then(names);
+    let relative = relative.ok_or_else(|| HostError::Outside { path: path.into(), root: root.into() })?;
+    let mut directory = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty())
+        .map_err(at("open", root))?;
+    let mut walked = root.to_owned();
+    for (depth, name) in relative.iter().enumerate() {
+        walked.push(name);
+        let next = openat2(&directory, Path::new(name), OFlags::PATH, ResolveFlags::BENEATH);
+        directory = next.map_err(at("open", &walked))?;
+        let is_target = depth + 1 == relative.len();
+        if !(is_target && Sight::of(&directory).map_err(at("look at", &walked))?.is_mount) {
+            judge(&directory, &walked, uid, is_target)?;
+        }
+    }
+    Ok(directory)
+}
+
+/// In a directory with the sticky bit nobody renames or removes what is another's, so the way may lead through one. A target
+/// is covered with all that is in it, so a sticky one has to be the uid's own.
+fn judge(file: &OwnedFd, path: &Path, uid: u32, is_target: bool) -> Result<(), HostError> {
+    let stat = rustix::fs::fstat(file).map_err(at("look at", path))?;
+    let owned = stat.st_uid == uid || stat.st_uid == 0;
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    let sticky = mode.contains(Mode::SVTX) && (!is_target || stat.st_uid == uid);
+    match (owned, mode.intersects(Mode::WGRP | Mode::WOTH) && !sticky) {
+        (true, false) => Ok(()),
+        (false, _) => Err(HostError::Others { path: path.into(), owner: Some(stat.st_uid), uid }),
+        (true, true) => Err(HostError::Others { path: path.into(), owner: None, uid }),
+    }
 }
 
 /// In its own mount namespace the kernel lets no mount point be renamed, but asks only when a rename begins: one that began just
@@ -133,7 +246,8 @@ pub(super) fn outwait_renames(directory: &OwnedFd, path: &Path) -> Result<(), Ho
 /// else who writes there makes of it meanwhile leads nowhere else.
 pub(super) fn find_inside(directory: &OwnedFd, path: &Path, subpath: &Path) -> Result<OwnedFd, HostError> {
     let whole = path.join(subpath);
-    let wrong_kind = || HostError::WrongKind { path: whole.clone(), wanted: "a directory or a regular file" };
+    let wrong_kind =
+        || HostError::WrongKind { path: whole.clone(), wanted: "a directory or a regular file".into() };
     let found = openat2(directory, subpath, OFlags::PATH, ResolveFlags::BENEATH | ResolveFlags::NO_XDEV)
         .map_err(|error| match error {
             Errno::XDEV => HostError::Outside { path: whole.clone(), root: path.into() },
@@ -209,8 +323,7 @@ fn make_last(root: &Path, names: &[&OsStr], access: Access) -> rustix::io::Resul
     let parent = openat2(root, &parents, OFlags::PATH | OFlags::DIRECTORY, resolve)?;
     let own = rustix::process::geteuid().as_raw();
     let above = rustix::fs::fstat(&parent)?;
-    let is_shut = access == Access::Closed && Mode::from_raw_mode(above.st_mode) != Access::Passable.mode();
-    if above.st_uid != own || is_shut {
+    if above.st_uid != own {
         return Ok(false);
     }
     rustix::fs::mkdirat(&parent, *name, access.mode())?;
@@ -222,7 +335,6 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
     let mut directory = root;
     for (depth, name) in names.iter().enumerate() {
         let last = depth + 1 == names.len();
-        let above_closed = access == Access::Closed && depth + 2 == names.len();
         let mode = if last { access.mode() } else { Access::Passable.mode() };
         let is_new = match rustix::fs::mkdirat(&directory, *name, mode) {
             Ok(()) => true,
@@ -231,10 +343,10 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
         };
         directory = match enter(&directory, name) {
             Ok(entered) => entered,
-            Err(Errno::XDEV) if last && access == Access::Private => return Ok(()),
+            Err(Errno::XDEV) if last && access == Access::MountPoint => return Ok(()),
             Err(Errno::XDEV) => return Err(HostError::Occupied(path.into())),
             Err(Errno::NOTDIR) => {
-                return Err(HostError::WrongKind { path: path.into(), wanted: "a directory" });
+                return Err(HostError::WrongKind { path: path.into(), wanted: "a directory".into() });
             }
             Err(error) => return Err(at("create the directory", path)(error)),
         };
@@ -243,26 +355,111 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
             return Err(HostError::Foreign { path: path.into(), uid: stat.st_uid });
         }
         // The umask may have taken bits away.
-        if (last || is_new || above_closed) && Mode::from_raw_mode(stat.st_mode) != mode {
+        if (last || is_new) && Mode::from_raw_mode(stat.st_mode) != mode {
             rustix::fs::fchmod(&directory, mode).map_err(at("set the mode of", path))?;
         }
     }
     Ok(())
 }
 
-pub(super) fn open_up(path: &Path) -> Result<(), HostError> {
-    let Some((above, name)) = parent(path)? else {
-        return Err(at("open", path)(Errno::NOENT));
+pub(super) fn make_file(root: &Path, relative: &Path) -> Result<(), HostError> {
+    let path = root.join(relative);
+    let (Some(above), Some(name)) = (relative.parent(), relative.file_name()) else {
+        return Err(HostError::Outside { path, root: root.into() });
     };
-    let directory = enter(&above, name).map_err(|error| match error {
-        Errno::XDEV => HostError::Occupied(path.into()),
-        error => at("open", path)(error),
-    })?;
-    let stat = rustix::fs::fstat(&directory).map_err(at("look at", path))?;
-    if stat.st_uid != rustix::process::geteuid().as_raw() {
-        return Err(HostError::Foreign { path: path.into(), uid: stat.st_uid });
+    let above = open_below(root, above, OFlags::PATH).map_err(|error| in_the_way(error, &path))?;
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(above, name, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(_) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(at("create the file", &path)(error)),
     }
-    rustix::fs::fchmod(&directory, Access::Passable.mode()).map_err(at("set the mode of", path))
+}
+
+pub(super) fn entries(root: &Path, directory: &Path) -> Result<Vec<PathBuf>, HostError> {
+    let outside = || HostError::Outside { path: directory.into(), root: root.into() };
+    let relative = directory.strip_prefix(root).map_err(|_| outside())?;
+    let file = match open_below(root, relative, OFlags::RDONLY) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
+        Err(error) => return Err(in_the_way(error, directory)),
+    };
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::new(file).map_err(at("read", directory))? {
+        let entry = entry.map_err(at("read", directory))?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name != "." && name != ".." {
+            names.push(directory.join(name));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// A directory below `root`, on its file system, by no symbolic link.
+fn open_below(root: &Path, relative: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let root = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty())?;
+    let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+    openat2(root, relative, flags | OFlags::DIRECTORY, ResolveFlags::BENEATH | ResolveFlags::NO_XDEV)
+}
+
+fn in_the_way(error: Errno, path: &Path) -> HostError {
+    match error {
+        Errno::XDEV => HostError::Occupied(path.into()),
+        Errno::LOOP => HostError::Link(path.into()),
+        error => at("open the directory of", path)(error),
+    }
+}
+
+/// Returns the name of a directory without symbolic links. A link is followed only where root owns the link and its directory,
+/// and no other user can write in that directory. The owner of another link would choose the directory.
+pub(super) fn resolve_root(directory: &Path) -> Result<PathBuf, HostError> {
+    let open = |at: &OwnedFd, name: &OsStr, flags| {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | flags;
+        rustix::fs::openat2(at, name, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)
+    };
+    let top =
+        || rustix::fs::openat(CWD, "/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let failed = || at("open", directory);
+    let mut links = 0;
+    let mut way: Vec<(OwnedFd, OsString)> = Vec::new();
+    let mut rest: Vec<OsString> = directory.iter().rev().map(OsStr::to_owned).collect();
+    while let Some(name) = rest.pop() {
+        match name.as_bytes() {
+            b"/" => way.clear(),
+            b"." => {}
+            b".." => drop(way.pop()),
+            _ => {
+                let root;
+                let at = match way.last() {
+                    Some((at, _)) => at,
+                    None => {
+                        root = top().map_err(failed())?;
+                        &root
+                    }
+                };
+                let file = open(at, &name, OFlags::empty()).map_err(failed())?;
+                let stat = rustix::fs::fstat(&file).map_err(failed())?;
+                if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+                    way.push((file, name));
+                    continue;
+                }
+                let above = rustix::fs::fstat(at).map_err(failed())?;
+                let is_roots = stat.st_uid == 0 && above.st_uid == 0 && above.st_mode & 0o022 == 0;
+                links += 1;
+                if !is_roots || links > LINKS {
+                    return Err(HostError::Link(directory.into()));
+                }
+                let target = rustix::fs::readlinkat(&file, c"", Vec::new()).map_err(failed())?;
+                rest.extend(
+                    Path::new(OsStr::from_bytes(target.as_bytes())).iter().rev().map(OsStr::to_owned),
+                );
+            }
+        }
+    }
+    let found: PathBuf =
+        std::iter::once(OsStr::new("/")).chain(way.iter().map(|(_, name)| &**name)).collect();
+    openat2(CWD, &found, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty()).map_err(failed())?;
+    Ok(found)
 }
 
 pub(super) fn remove(root: &Path, path: &Path) -> Result<bool, HostError> {

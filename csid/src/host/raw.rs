@@ -1,7 +1,8 @@
-//! The one system call that rustix 1.1 has no name for.
+//! System calls that rustix has no safe name for.
 
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicU64;
 
 pub(super) const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 pub(super) const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
@@ -33,6 +34,35 @@ pub(super) fn mount_setattr(mount: BorrowedFd<'_>, set: u64, peers: Peers) -> Re
         )
     };
     if answer == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// Forks this process; `None` in the child. It must have one thread.
+pub(super) fn fork() -> Result<Option<rustix::process::Pid>> {
+    // SAFETY: the process has one thread, so the child's memory is whole: no lock of another thread's is held in it.
+    match unsafe { libc::fork() } {
+        -1 => Err(Error::last_os_error()),
+        0 => Ok(None),
+        pid => Ok(rustix::process::Pid::from_raw(pid)),
+    }
+}
+
+/// Closes standard input; nothing of this process reads it afterwards.
+pub(super) fn close_stdin() {
+    // SAFETY: the descriptor is not owned by any value; the process uses it no more.
+    unsafe { libc::close(libc::STDIN_FILENO) };
+}
+
+/// Returns `count` zeroes that processes forked from now on have in common with this one, for as long as each lives.
+pub(super) fn shared_memory(count: usize) -> Result<&'static [AtomicU64]> {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    let length = count * size_of::<AtomicU64>();
+    // SAFETY: a new mapping at an address of the kernel's choice takes the place of nothing.
+    let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+    if address == libc::MAP_FAILED {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the mapping is page-aligned, as long as that, and never unmapped; zeroes are atomic integers.
+    Ok(unsafe { std::slice::from_raw_parts(address.cast(), count) })
 }
 
 /// Give memory that was freed back to the host; the allocator keeps it otherwise.

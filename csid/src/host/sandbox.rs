@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use zbus::{OwnedVariant, Variant};
 
-use super::units::{Units, UnitsError, command};
+use crate::host::units::{Units, UnitsError, command};
 
 /// Each of these alone does it, unless it is empty, off or its default. With PrivateUsers= there is no namespace, and no
 /// right to mount either. Those of newer systemds are simply not there on older ones.
@@ -90,7 +90,7 @@ impl Units {
                 pause = (pause * 2).min(Duration::from_millis(200));
             }
         };
-        // Whoever could not look has seen nothing that is on the host.
+        // A look that failed has seen nothing of the host.
         let limit = Duration::from_micros(LOOK_USEC) * 2;
         let is_there = tokio::time::timeout(limit, looking).await.unwrap_or(Ok(false))?;
         self.stop(&unit).await?;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_or_unknown_hides_nothing() {
+    fn off_or_unknown_settings_hide_nothing() {
         let none: Vec<String> = Vec::new();
         assert_eq!(
             of(vec![
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hides_is_named_with_its_value() {
+    fn hiding_setting_is_named_with_value() {
         assert_eq!(
             of(vec![
                 ("PrivateTmp", true.into()),

@@ -1,31 +1,219 @@
 //! The mount table and the process table, read whole: for recovery, Reconcile and a person's error message,
 //! never to find out about one mount.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::MountPoint;
-use super::error::HostError;
+use crate::host::error::HostError;
+
+/// A path with at least one mount on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountPoint {
+    pub path: PathBuf,
+    /// Of the one on top.
+    pub device: u64,
+    /// How many lie over one another.
+    pub stacked: usize,
+}
 
 const HOLDERS: usize = 16;
+/// Characters of a holder's name.
+const NAME: usize = 256;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A mount in the table. `root` is what of its file system it shows.
 #[derive(Debug, PartialEq, Eq)]
-struct Entry {
-    device: u64,
-    root: PathBuf,
-    path: PathBuf,
+pub(super) struct Entry {
+    /// Of the mount, and of the one that it is mounted on. No two mounts of a kernel have the same one at a time.
+    pub id: u64,
+    pub parent: u64,
+    pub device: u64,
+    pub root: PathBuf,
+    pub path: PathBuf,
+    pub fs_type: String,
+    /// The mount is, whatever its file system is.
+    pub read_only: bool,
+    pub groups: Groups,
 }
 
-fn entries() -> Result<Vec<Entry>, HostError> {
+/// The peer groups by which a mount receives what is mounted and unmounted elsewhere, as `mount_namespaces(7)` names them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Groups {
+    /// The group that it is a member of.
+    pub shared: Option<u64>,
+    /// The group that it is a slave of.
+    pub master: Option<u64>,
+    /// The nearest group above that, where the master is out of its namespace's sight.
+    pub propagate_from: Option<u64>,
+}
+
+/// The types of file systems that a process or another host serves, with or without a subtype after a dot.
+const SERVED: [&str; 10] =
+    ["fuse", "fuseblk", "virtiofs", "nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs"];
+
+/// The mount table of one moment.
+#[derive(Debug)]
+pub struct MountTable {
+    /// By the number of the mount that each is on, and where.
+    mounts: HashMap<(u64, PathBuf), Entry>,
+    /// The number that the mount of `/` is on.
+    bottom: u64,
+}
+
+/// A mount as the table shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableMount<'a> {
+    pub device: u64,
+    /// The directory of the file system that the mount shows.
+    pub root: &'a Path,
+    /// A process or another host serves the file system.
+    pub is_served: bool,
+}
+
+impl MountTable {
+    pub(super) fn read() -> Result<MountTable, HostError> {
+        Ok(MountTable::of(entries()?))
+    }
+
+    fn of(entries: Vec<Entry>) -> MountTable {
+        let ids: HashSet<u64> = entries.iter().map(|entry| entry.id).collect();
+        let is_bottom = |entry: &&Entry| !ids.contains(&entry.parent) && entry.path == Path::new("/");
+        let bottom = entries.iter().find(is_bottom).map_or(0, |entry| entry.parent);
+        let mounts = entries.into_iter().map(|entry| ((entry.parent, entry.path.clone()), entry));
+        MountTable { mounts: mounts.collect(), bottom }
+    }
+
+    /// Returns the mount that a walk to `path`, which is absolute, ends on. `None`: nothing is mounted there, or another mount
+    /// covers a directory above.
+    pub fn at(&self, path: &Path) -> Option<TableMount<'_>> {
+        let Entry { device, root, fs_type, .. } = self.entry_at(path)?;
+        let kind = fs_type.split('.').next().unwrap_or_default();
+        Some(TableMount { device: *device, root, is_served: SERVED.contains(&kind) })
+    }
+
+    /// Returns whether the mount at `path` is read-only. `None`: as of [`MountTable::at`].
+    pub fn is_read_only(&self, path: &Path) -> Option<bool> {
+        self.entry_at(path).map(|entry| entry.read_only)
+    }
+
+    /// Returns whether the automount `top` lies on a mount at the same path that is no automount.
+    pub(super) fn covers_a_mount(&self, top: &Entry) -> bool {
+        let on = |mount: &Entry| self.mounts.values().find(|other| other.id == mount.parent);
+        let mut under = on(top);
+        while let Some(mount) = under.filter(|mount| mount.path == top.path && mount.id != mount.parent) {
+            if !is_autofs(mount) {
+                return true;
+            }
+            under = on(mount);
+        }
+        false
+    }
+
+    pub(super) fn entry_at(&self, path: &Path) -> Option<&Entry> {
+        self.entry_around(path).filter(|mount| mount.path == path)
+    }
+
+    /// Returns the mount that what lies at `path` is on: the last one that a walk there enters.
+    pub(super) fn entry_around(&self, path: &Path) -> Option<&Entry> {
+        let mut way: Vec<&Path> = path.ancestors().collect();
+        let mut reached: Option<&Entry> = None;
+        while let Some(next) = way.last() {
+            let on = reached.map_or(self.bottom, |mount| mount.id);
+            match self.mounts.get(&(on, next.to_path_buf())) {
+                Some(mount) => reached = Some(mount),
+                None => drop(way.pop()),
+            }
+        }
+        reached
+    }
+}
+
+/// The table of csid's own namespace, read once for all callers that ask at the same time: each read costs as much as all mounts of
+/// the host.
+#[derive(Default)]
+pub(super) struct OwnTable {
+    /// How many callers have asked since csid started: a caller's number.
+    asked: AtomicU64,
+    /// Callers that have no answer yet.
+    waiting: AtomicUsize,
+    last: tokio::sync::Mutex<LastRead>,
+}
+
+/// What the last read found. It is dropped when no caller waits for it.
+#[derive(Default)]
+struct LastRead {
+    /// The read began after this caller had asked, and after all callers before it.
+    after: u64,
+    entries: Option<Arc<Vec<Entry>>>,
+}
+
+/// A caller without an answer.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl OwnTable {
+    /// Returns the mounts of csid's own namespace, as they were at a moment after this call began.
+    pub async fn entries(&self) -> Result<Arc<Vec<Entry>>, HostError> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let waiting = Waiting(&self.waiting);
+        let caller = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut last = self.last.lock().await;
+        let known = last.entries.clone().filter(|_| last.after >= caller);
+        let found = match known {
+            Some(entries) => entries,
+            None => {
+                let after = self.asked.load(Ordering::SeqCst);
+                let read = Arc::new(blocking(entries).await?);
+                *last = LastRead { after, entries: Some(Arc::clone(&read)) };
+                read
+            }
+        };
+        drop(waiting);
+        if self.waiting.load(Ordering::SeqCst) == 0 {
+            last.entries = None;
+        }
+        Ok(found)
+    }
+}
+
+/// Runs what reads `/proc` on a thread of the blocking pool.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, HostError> + Send + 'static,
+) -> Result<T, HostError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+        let source = std::io::Error::other("the thread that reads it ended without an answer");
+        Err(HostError::Os { step: "read".into(), path: "/proc".into(), source })
+    })
+}
+
+/// Returns the mounts of csid's own namespace.
+pub(super) fn entries() -> Result<Vec<Entry>, HostError> {
+    Ok(parsed(&text()?).collect())
+}
+
+/// Returns whether csid's own namespace shows the file system with this number.
+pub(super) fn shows(device: u64) -> Result<bool, HostError> {
+    Ok(briefs(&text()?).any(|mount| mount.device == device))
+}
+
+fn text() -> Result<Vec<u8>, HostError> {
     let table = Path::new("/proc/self/mountinfo");
-    let text =
-        std::fs::read(table).map_err(|source| HostError::Os { step: "read", path: table.into(), source })?;
-    Ok(text.split(|&byte| byte == b'\n').filter_map(entry).collect())
+    std::fs::read(table).map_err(|source| HostError::Os { step: "read".into(), path: table.into(), source })
+}
+
+/// Returns the mounts in the text of a `mountinfo`.
+pub(super) fn parsed(text: &[u8]) -> impl Iterator<Item = Entry> {
+    text.split(|&byte| byte == b'\n').filter_map(entry)
 }
 
 pub(super) fn mounts_below(root: &Path) -> Result<Vec<MountPoint>, HostError> {
@@ -53,24 +241,117 @@ pub(super) fn copies(source: &Path) -> Result<Vec<PathBuf>, HostError> {
     Ok(entries.iter().filter(is_copy).map(|entry| entry.path.clone()).collect())
 }
 
+/// Whether the mount on top at `path` is one of autofs.
+pub(super) fn is_automount(path: &Path) -> Result<bool, HostError> {
+    Ok(entries()?.iter().rfind(|entry| entry.path == path).is_some_and(is_autofs))
+}
+
+/// Whether the mount is an automount.
+pub(super) fn is_autofs(mount: &Entry) -> bool {
+    mount.fs_type == "autofs"
+}
+
+/// What an automount is to a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Automount {
+    /// There is none.
+    None,
+    /// The path is an automount point, and nothing is mounted on it.
+    Bare,
+    /// Something is mounted on the automount.
+    Covered,
+}
+
+/// Returns what an automount is to `path`: a direct one is mounted there, an indirect one is what the path lies on.
+pub(super) fn automount_at(path: &Path) -> Result<Automount, HostError> {
+    let entries = entries()?;
+    let is_known = entries.iter().any(|entry| entry.path == path && is_autofs(entry));
+    let there = entries.iter().filter(|entry| entry.path == path);
+    let below: HashSet<u64> = there.map(|entry| entry.parent).collect();
+    let is_on_one = entries.iter().any(|entry| below.contains(&entry.id) && is_autofs(entry));
+    let table = MountTable::of(entries);
+    let is_over_a_mount = |top: &Entry| top.path == path && table.covers_a_mount(top);
+    Ok(match table.entry_around(path) {
+        Some(top) if is_autofs(top) && !is_over_a_mount(top) => Automount::Bare,
+        _ if is_known || is_on_one => Automount::Covered,
+        _ => Automount::None,
+    })
+}
+
 /// How many mounts at `path`, on top or not, are of the file system with this number.
 pub(super) fn count_at(path: &Path, device: u64) -> Result<usize, HostError> {
     Ok(entries()?.iter().filter(|entry| entry.path == path && entry.device == device).count())
 }
 
-/// A line such as `36 35 98:0 /root /mnt\040point rw …`.
+/// What a look at many mounts reads of each line; nothing is allocated.
+pub(super) struct Brief<'a> {
+    pub id: u64,
+    pub parent: u64,
+    pub device: u64,
+    pub groups: Groups,
+    line: &'a [u8],
+}
+
+impl Brief<'_> {
+    /// Returns the whole line.
+    pub fn entry(&self) -> Option<Entry> {
+        entry(self.line)
+    }
+}
+
+/// Returns the mounts in the text of a `mountinfo`, as [`parsed`] does.
+pub(super) fn briefs(text: &[u8]) -> impl Iterator<Item = Brief<'_>> {
+    text.split(|&byte| byte == b'\n').filter_map(brief)
+}
+
+fn brief(line: &[u8]) -> Option<Brief<'_>> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let mut number = || number(fields.next()?);
+    let (id, parent) = (number()?, number()?);
+    let device = device(fields.next()?)?;
+    // The root, the path and the options.
+    let groups = groups(fields.skip(3).take_while(|field| *field != b"-"));
+    Some(Brief { id, parent, device, groups, line })
+}
+
+fn device(field: &[u8]) -> Option<u64> {
+    let (major, minor) = std::str::from_utf8(field).ok()?.split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+fn groups<'a>(fields: impl Iterator<Item = &'a [u8]>) -> Groups {
+    let mut groups = Groups::default();
+    for field in fields {
+        let of = |name: &[u8]| number(field.strip_prefix(name)?);
+        groups.shared = groups.shared.or_else(|| of(b"shared:"));
+        groups.master = groups.master.or_else(|| of(b"master:"));
+        groups.propagate_from = groups.propagate_from.or_else(|| of(b"propagate_from:"));
+    }
+    groups
+}
+
+/// A line such as `36 35 98:0 /root /mnt\040point rw,noatime shared:2 master:1 - ext3 /dev/root rw`.
 fn entry(line: &[u8]) -> Option<Entry> {
-    let mut fields = line.split(|&byte| byte == b' ').skip(2);
-    let (major, minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
-    Some(Entry {
-        device: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?),
-        root: unescape(fields.next()?),
-        path: unescape(fields.next()?),
-    })
+    let mut fields = line.split(|&byte| byte == b' ');
+    let mut number = || number(fields.next()?);
+    let (id, parent) = (number()?, number()?);
+    let device = device(fields.next()?)?;
+    let (root, path) = (unescape(fields.next()?), unescape(fields.next()?));
+    let read_only = fields.next()?.split(|&byte| byte == b',').any(|option| option == b"ro");
+    let groups = groups(fields.by_ref().take_while(|field| *field != b"-"));
+    let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
+    Some(Entry { id, parent, device, root, path, fs_type, read_only, groups })
+}
+
+fn number(field: &[u8]) -> Option<u64> {
+    std::str::from_utf8(field).ok()?.parse().ok()
 }
 
 /// The kernel writes space, tab, newline, `\` and `#` as `\` and three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
+    if !field.contains(&b'\\') {
+        return PathBuf::from(OsStr::from_bytes(field));
+    }
     let mut path = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&byte, after)) = rest.split_first() {
@@ -121,9 +402,11 @@ pub(super) fn holders(path: &Path) -> Vec<String> {
     found
 }
 
-/// Whoever holds a mount chose the name: it goes to a terminal on one line.
-fn presentable(what: &str, name: &[u8]) -> String {
-    format!("{what} {}", String::from_utf8_lossy(name)).replace(char::is_control, " ")
+/// Returns the name on one line. The holder of a mount chose it, and it goes to a terminal.
+pub(super) fn presentable(what: &str, name: &[u8]) -> String {
+    let name = String::from_utf8_lossy(name);
+    let short: String = name.chars().take(NAME).collect();
+    format!("{what} {short}").replace(char::is_control, " ")
 }
 
 fn has_link(process: &Path, path: &Path) -> bool {
@@ -137,7 +420,7 @@ fn has_mapping(process: &Path, path: &Path) -> bool {
     let maps = std::fs::read(process.join("maps")).unwrap_or_default();
     maps.split(|&byte| byte == b'\n').any(|line| {
         let start = line.iter().position(|&byte| byte == b'/').unwrap_or(line.len());
-        Path::new(std::ffi::OsStr::from_bytes(&line[start..])).starts_with(path)
+        Path::new(OsStr::from_bytes(&line[start..])).starts_with(path)
     })
 }
 
@@ -145,12 +428,107 @@ fn has_mapping(process: &Path, path: &Path) -> bool {
 mod tests {
     use super::*;
 
+    #[tokio::test]
+    async fn callers_of_one_moment_share_a_read() {
+        let table = OwnTable::default();
+        let held = table.last.lock().await;
+        let callers = futures_util::future::join_all((0..10).map(|_| table.entries()));
+        let release = async move {
+            tokio::task::yield_now().await;
+            drop(held);
+        };
+        let (answers, ()) = tokio::join!(callers, release);
+        let answers: Vec<_> = answers.into_iter().map(Result::unwrap).collect();
+        assert!(answers.iter().all(|one| Arc::ptr_eq(one, &answers[0])));
+        assert!(table.last.lock().await.entries.is_none(), "nobody waits for it");
+    }
+
+    #[tokio::test]
+    async fn caller_during_a_read_has_another_read() {
+        let table = OwnTable::default();
+        let first = table.entries().await.unwrap();
+        // As if the first read were still under way when the next caller asked.
+        let entries = Some(first.clone());
+        *table.last.lock().await = LastRead { after: 1, entries };
+        assert!(!Arc::ptr_eq(&table.entries().await.unwrap(), &first));
+    }
+
+    #[test]
+    fn automount_over_a_mount_covers_it() {
+        let root = "20 1 8:1 / / rw - ext4 /dev/sda1 rw";
+        let bare = "30 20 0:40 / /srv/pg rw - autofs systemd-1 rw,direct";
+        let covers = |lines: &[&str]| {
+            let table = MountTable::of(parsed(lines.join("\n").as_bytes()).collect());
+            let top = table.entry_around(Path::new("/srv/pg")).expect("a mount");
+            (is_autofs(top), table.covers_a_mount(top))
+        };
+        assert_eq!(covers(&[root, bare]), (true, false));
+        let bind = "31 20 8:16 / /srv/pg rw - ext4 /dev/sdb rw";
+        let over = "32 31 0:41 / /srv/pg rw - autofs other rw,direct";
+        assert_eq!(covers(&[root, bind, over]), (true, true));
+        let second = "33 32 0:42 / /srv/pg rw - autofs third rw,direct";
+        assert_eq!(covers(&[root, bind, over, second]), (true, true));
+        let above = "34 20 8:32 / /srv rw - ext4 /dev/sdc rw";
+        let below = "35 34 0:43 / /srv/pg rw - autofs systemd-1 rw,direct";
+        assert_eq!(covers(&[root, above, below]), (true, false), "another path's mount");
+    }
+
     #[test]
     fn reads_a_line() {
         let line = br"36 35 98:7 /mnt1 /mnt\0402\134\011x\012 rw,noatime master:1 - ext3 /dev/root rw,errors=continue";
         let (root, path) = (PathBuf::from("/mnt1"), PathBuf::from("/mnt 2\\\tx\n"));
-        assert_eq!(entry(line), Some(Entry { device: rustix::fs::makedev(98, 7), root, path }));
+        let device = rustix::fs::makedev(98, 7);
+        let groups = Groups { master: Some(1), ..Groups::default() };
+        let fs_type = "ext3".to_owned();
+        let due = Entry { id: 36, parent: 35, device, root, path, fs_type, read_only: false, groups };
+        assert_eq!(entry(line), Some(due));
         assert_eq!(entry(b""), None);
         assert_eq!(unescape(br"/a\04"), PathBuf::from(r"/a\04"));
+    }
+
+    #[test]
+    fn a_brief_line_is_the_start_of_the_whole() {
+        let text = b"7 1 0:5 / /a ro,relatime shared:3 master:2 propagate_from:1 - tmpfs - rw\n\n8 7 8:1 /x /a/- rw - ext4 d rw\n";
+        let read: Vec<_> = briefs(text)
+            .map(|brief| (brief.id, brief.parent, brief.device, brief.groups, brief.entry()))
+            .collect();
+        let due = parsed(text).map(|entry| (entry.id, entry.parent, entry.device, entry.groups, Some(entry)));
+        assert_eq!(read, Vec::from_iter(due));
+        assert_eq!(read.len(), 2);
+    }
+
+    #[test]
+    fn reads_all_optional_fields() {
+        let line = b"7 1 0:5 / /a ro,relatime shared:3 master:2 propagate_from:1 unbindable - tmpfs - rw";
+        let read = entry(line).unwrap();
+        assert_eq!(read.groups, Groups { shared: Some(3), master: Some(2), propagate_from: Some(1) });
+        assert!(read.read_only, "the mount's flags count, not the file system's");
+    }
+
+    #[test]
+    fn covered_mount_is_not_shown() {
+        let table =
+            |text: &str| MountTable::of(text.lines().filter_map(|line| entry(line.as_bytes())).collect());
+        let plain = "1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / /a rw shared:1 - tmpfs x rw\n3 2 0:3 /r /a/b/c rw - fuse.x x rw";
+        let shown = |device, root, is_served| {
+            Some(TableMount { device: rustix::fs::makedev(0, device), root: Path::new(root), is_served })
+        };
+        let at = |more: &str, path: &str| {
+            let table = table(&format!("{plain}\n{more}"));
+            table.at(Path::new(path)).map(|shown| (shown.device, shown.root.to_owned(), shown.is_served))
+        };
+        let owned = |shown: Option<TableMount<'_>>| {
+            shown.map(|shown| (shown.device, shown.root.to_owned(), shown.is_served))
+        };
+        assert_eq!(at("", "/a/b/c"), owned(shown(3, "/r", true)));
+        assert_eq!(at("", "/a"), owned(shown(2, "/", false)));
+        assert_eq!(at("", "/a/b"), None);
+        assert_eq!(at("4 2 0:4 / /a/b rw - tmpfs x rw", "/a/b/c"), None, "covered from above");
+        assert_eq!(
+            at("4 2 0:4 / /a rw - tmpfs x rw", "/a/b/c"),
+            None,
+            "covered by a mount on top of a lower one"
+        );
+        assert_eq!(at("4 3 0:4 / /a/b/c rw - tmpfs x rw", "/a/b/c"), owned(shown(4, "/", false)), "stacked");
     }
 }

@@ -11,13 +11,21 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Mutex, Semaphore};
 use zbus::{OwnedObjectPath, OwnedVariant, Variant};
 
-const MANAGER: &str = "org.freedesktop.systemd1";
-/// What systemd says of a unit that is not loaded.
+use crate::system_bus;
+
+/// Control groups read at once.
+const MEASURED_AT_ONCE: usize = 4;
+/// Credentials fetched at once. Each is a unit, and half a dozen calls to PID 1.
+pub(super) const FETCHED_AT_ONCE: usize = 4;
+pub(super) const MANAGER: &str = "org.freedesktop.systemd1";
+const MANAGER_INTERFACE: &str = "org.freedesktop.systemd1.Manager";
+pub(super) const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
+/// systemd's error for a unit that is not loaded.
 const ABSENT: [&str; 2] = ["org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.NoUnitForPID"];
 /// A call to PID 1 that takes longer has failed.
-const CALL: Duration = Duration::from_secs(30);
+pub(super) const CALL: Duration = Duration::from_secs(30);
 
-/// A unit as ListUnitsByNames tells of it: name, description, load, active and sub state, whom it follows, its object, and
+/// A unit as ListUnitsByNames returns it: name, description, load, active and sub state, the unit it follows, its object, and
 /// its job.
 type Listed = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
 
@@ -51,6 +59,8 @@ pub struct Service {
     pub journal: bool,
     /// The target that orders it at shutdown (`Before=`), and that it pulls in.
     pub target: &'static str,
+    /// What is there before it, and at shutdown until after it, if it is there at all.
+    pub after: &'static [&'static str],
     /// A unit that is there before it, and as long as it is.
     pub requires: Option<String>,
     /// What else it is run with: properties, as StartTransientUnit takes them.
@@ -94,6 +104,17 @@ pub struct Found {
     pub state: UnitState,
 }
 
+/// A unit that was asked about, and need not exist.
+#[derive(Clone, Debug)]
+pub struct SeenUnit {
+    /// Its own name, of which the one that was asked for may be an alias.
+    pub name: String,
+    /// Its object.
+    pub path: String,
+    /// It runs, or a job is about to start it.
+    pub runs: bool,
+}
+
 impl UnitState {
     /// Neither it runs nor is a job about to change that.
     pub fn at_rest(&self) -> bool {
@@ -104,16 +125,16 @@ impl UnitState {
 #[derive(Clone)]
 pub struct Units {
     connection: Arc<Mutex<Option<zbus::Connection>>>,
-    /// Who fetches a credential.
+    /// The turns of fetching a credential.
     pub(super) fetching: Arc<Semaphore>,
-    /// Who reads a control group.
+    /// The turns of reading a control group.
     pub(super) measuring: Arc<Semaphore>,
 }
 
 impl Default for Units {
     fn default() -> Self {
-        let fetching = Arc::new(Semaphore::new(super::credential::AT_ONCE));
-        let measuring = Arc::new(Semaphore::new(super::cgroup::AT_ONCE));
+        let fetching = Arc::new(Semaphore::new(FETCHED_AT_ONCE));
+        let measuring = Arc::new(Semaphore::new(MEASURED_AT_ONCE));
         Units { connection: Arc::default(), fetching, measuring }
     }
 }
@@ -135,10 +156,11 @@ impl Units {
             ("StandardError", service.output().into()),
             ("Before", texts(&[service.target]).into()),
             ("Wants", texts(&[service.target]).into()),
+            ("After", texts(service.after).into()),
             // How often it is started is csid's business.
             ("StartLimitIntervalUSec", 0_u64.into()),
         ];
-        // What GetStats tells of; a drop-in may turn it off.
+        // GetStats returns these. A drop-in may turn them off.
         let counted = ["CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting"];
         properties.extend(counted.map(|counted| (counted, true.into())));
         if !service.credentials.is_empty() {
@@ -160,7 +182,10 @@ impl Units {
     ) -> Result<(), UnitsError> {
         let auxiliary: [(&str, &[(&str, Variant<'_>)]); 0] = [];
         let body = (unit, "fail", properties, auxiliary.as_slice());
-        self.manager("StartTransientUnit", unit, &body).await.map(drop)
+        let sends = properties.iter().any(|(_, value)| matches!(value, Variant::Fd(_)));
+        let connection = if sends { self.sending().await } else { self.connection().await };
+        let call = "StartTransientUnit";
+        ask(connection, MANAGER_PATH, MANAGER_INTERFACE, call, unit, &body).await.map(drop)
     }
 
     /// Start a unit by the definition it has.
@@ -183,7 +208,7 @@ impl Units {
         if unless_unloaded(self.manager("StopUnit", unit, &(unit, "replace")).await)?.is_none() {
             return Ok(());
         }
-        // Being told of a job's end would make PID 1 send csid every change of every unit of the host.
+        // A subscription to the job's end would make PID 1 send csid every change of every unit of the host.
         let mut pause = Duration::from_millis(5);
         while self.state(unit).await?.is_some_and(|state| !state.at_rest()) {
             tokio::time::sleep(pause).await;
@@ -218,6 +243,12 @@ impl Units {
         Ok(Found { name, load, sub, has_job: job != 0, state })
     }
 
+    /// Returns whether the system goes down: it is halted, powered off or rebooted.
+    pub async fn is_system_stopping(&self) -> Result<bool, UnitsError> {
+        let state: String = self.property("the system", MANAGER_PATH, "Manager", "SystemState").await?;
+        Ok(state == "stopping")
+    }
+
     /// The control group of a unit's processes, and the main one; `None`: it is not loaded, or has none.
     pub async fn control_group(&self, unit: &str) -> Result<Option<(String, u32)>, UnitsError> {
         let Some(path) = self.path(unit).await? else { return Ok(None) };
@@ -244,12 +275,21 @@ impl Units {
             && service.credentials.iter().all(|one| credentials.contains(one)))
     }
 
+    /// What `units` are now, in the order of the question: in one call, whatever their number.
+    pub async fn seen(&self, units: &[&str]) -> Result<Vec<SeenUnit>, UnitsError> {
+        let rows = self.listed(units).await?;
+        let seen = |(name, _, _, active, _, _, path, job, ..): Listed| {
+            let runs = !matches!(active.as_str(), "inactive" | "failed") || job != 0;
+            SeenUnit { name, path: path.to_string(), runs }
+        };
+        Ok(rows.into_iter().map(seen).collect())
+    }
+
     /// Those of `units` that run, or that a job is about to start: in one call, whatever their number.
     pub async fn running(&self, units: &[&str]) -> Result<Vec<String>, UnitsError> {
-        let rows = self.listed(units).await?;
-        let runs =
-            |(_, row): &(&&str, Listed)| !matches!(row.3.as_str(), "inactive" | "failed") || row.7 != 0;
-        Ok(units.iter().zip(rows).filter(runs).map(|(unit, _)| (*unit).to_owned()).collect())
+        let seen = self.seen(units).await?;
+        let running = units.iter().zip(seen).filter(|(_, seen)| seen.runs);
+        Ok(running.map(|(unit, _)| (*unit).to_owned()).collect())
     }
 
     /// In the order of the question; under other names, where a unit has several.
@@ -341,7 +381,7 @@ impl Units {
     where
         B: serde::Serialize + zbus::DynamicType,
     {
-        self.call("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", call, unit, body).await
+        self.call(MANAGER_PATH, MANAGER_INTERFACE, call, unit, body).await
     }
 
     pub(super) async fn call<B>(
@@ -355,14 +395,7 @@ impl Units {
     where
         B: serde::Serialize + zbus::DynamicType,
     {
-        let connection = self.connection().await.map_err(|source| UnitsError::NoManager { source })?;
-        let answer = connection.call_method(Some(MANAGER), path, Some(interface), call, body).await;
-        answer.map_err(|source| match error_name(&source) {
-            Some("org.freedesktop.systemd1.UnitExists") => UnitsError::Exists { unit: unit.to_owned() },
-            Some("org.freedesktop.DBus.Error.ServiceUnknown") => UnitsError::NoManager { source },
-            None if is_unknown(&source) => UnitsError::NoManager { source },
-            _ => UnitsError::Call { call, unit: unit.to_owned(), source },
-        })
+        ask(self.connection().await, path, interface, call, unit, body).await
     }
 
     /// Another systemd than the host's.
@@ -371,16 +404,47 @@ impl Units {
         *self.connection.lock().await = Some(connection);
     }
 
+    /// Returns a connection for one call with descriptors.
+    async fn sending(&self) -> Result<zbus::Connection, zbus::Error> {
+        #[cfg(test)]
+        if let Some(connection) = self.connection.lock().await.clone() {
+            return Ok(connection);
+        }
+        system_bus::sending_descriptors().await?.method_timeout(CALL).build().await
+    }
+
     /// The connection, made again when the bus was restarted.
     async fn connection(&self) -> Result<zbus::Connection, zbus::Error> {
         let mut kept = self.connection.lock().await;
         if let Some(connection) = kept.as_ref().filter(|connection| !connection.is_closed()) {
             return Ok(connection.clone());
         }
-        let connection = zbus::connection::Builder::system().method_timeout(CALL).build().await?;
+        let connection = system_bus::without_descriptors().await?.method_timeout(CALL).build().await?;
         *kept = Some(connection.clone());
         Ok(connection)
     }
+}
+
+/// Asks systemd over this connection. `unit`: for the error.
+async fn ask<B>(
+    connection: zbus::Result<zbus::Connection>,
+    path: &str,
+    interface: &str,
+    call: &'static str,
+    unit: &str,
+    body: &B,
+) -> Result<zbus::Message, UnitsError>
+where
+    B: serde::Serialize + zbus::DynamicType,
+{
+    let connection = connection.map_err(|source| UnitsError::NoManager { source })?;
+    let answer = connection.call_method(Some(MANAGER), path, Some(interface), call, body).await;
+    answer.map_err(|source| match error_name(&source) {
+        Some("org.freedesktop.systemd1.UnitExists") => UnitsError::Exists { unit: unit.to_owned() },
+        Some("org.freedesktop.DBus.Error.ServiceUnknown") => UnitsError::NoManager { source },
+        None if is_unknown(&source) => UnitsError::NoManager { source },
+        _ => UnitsError::Call { call, unit: unit.to_owned(), source },
+    })
 }
 
 /// The main process of a unit, watched by descriptor.

@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use super::rpc::map_bytes;
+use crate::plugin::rpc::map_bytes;
 use crate::store::rows::WITHOUT_ID;
 
 const ID_BYTES: usize = 1024;
 const BYTES: usize = 64 * 1024;
-/// What a map takes beside its text.
+/// What an entry of a map takes besides its text.
 const PLACE_BYTES: usize = 16;
 
 type Checked = Result<(), String>;

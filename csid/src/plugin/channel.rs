@@ -1,10 +1,10 @@
-//! The HTTP/2 connection to a plugin's socket: made at the first call, made again after it ended, and its end
-//! is told.
+//! The HTTP/2 connection to a plugin's socket: made at the first call, and again after it ended. Its end
+//! is signalled.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use hyper_util::rt::TokioIo;
@@ -13,7 +13,8 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use super::trust;
+use crate::host::units::Units;
+use crate::plugin::trust;
 
 /// No connection was made, so nothing was sent.
 #[derive(Debug, thiserror::Error)]
@@ -24,15 +25,55 @@ pub(super) struct NotConnected {
     source: io::Error,
 }
 
-/// A channel to `socket`, where somebody listens who may for a plugin of `owner`; `ended` is notified each time a
+/// Who may listen at a plugin's socket.
+#[derive(Clone)]
+pub(super) enum Listener {
+    /// Who may for a plugin that this uid owns.
+    Owner(u32),
+    /// A process of this unit. The plugin writes in the socket's directory, so the path may lead to another's socket.
+    Unit { units: Units, unit: String },
+}
+
+/// The processes that listen at the sockets that csid is connected to, one entry for each connection.
+#[derive(Default)]
+pub(super) struct Listeners(Mutex<Vec<u32>>);
+
+impl Listeners {
+    pub fn processes(&self) -> Vec<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn add(&self, process: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(process);
+    }
+
+    fn remove(&self, process: u32) {
+        let mut processes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = processes.iter().position(|known| *known == process) {
+            processes.swap_remove(place);
+        }
+    }
+}
+
+/// A channel to `socket`, where `listener` has to listen; `ended` is notified each time a
 /// connection of it ends. Some drivers insist on the authority `localhost`.
-pub(super) fn open(socket: &Path, owner: u32, ended: Arc<Notify>) -> Channel {
+pub(super) fn open(
+    socket: &Path,
+    listener: Listener,
+    ended: Arc<Notify>,
+    listeners: Arc<Listeners>,
+) -> Channel {
     let path = socket.to_owned();
     let connect = tower::service_fn(move |_: Uri| {
-        let (path, ended) = (path.clone(), ended.clone());
+        let (path, listener) = (path.clone(), listener.clone());
+        let (ended, listeners) = (ended.clone(), listeners.clone());
         async move {
-            match connected(&path, owner).await {
-                Ok(stream) => Ok(TokioIo::new(Watched { stream, _end: Told(ended) })),
+            match connected(&path, &listener).await {
+                Ok((stream, process)) => {
+                    listeners.add(process);
+                    let end = ConnectionEnd { ended, listeners, process };
+                    Ok(TokioIo::new(Watched { stream, _end: end }))
+                }
                 Err(source) => Err(NotConnected { path, source }),
             }
         }
@@ -40,27 +81,43 @@ pub(super) fn open(socket: &Path, owner: u32, ended: Arc<Notify>) -> Channel {
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect)
 }
 
-/// Who listens is known only now, and is asked of the kernel before a byte is sent.
-async fn connected(path: &Path, owner: u32) -> io::Result<UnixStream> {
+/// Connects to the socket, and checks the listener by the peer's credentials before a byte is sent. Returns the listener's process ID
+/// too; 0: a process of another pid namespace.
+async fn connected(path: &Path, listener: &Listener) -> io::Result<(UnixStream, u32)> {
     let stream = UnixStream::connect(path).await?;
-    let listener = stream.peer_cred()?.uid();
-    trust::check_listener(path, owner, listener)
-        .map_err(|distrust| io::Error::new(io::ErrorKind::PermissionDenied, distrust))?;
-    Ok(stream)
+    let peer = stream.peer_cred()?;
+    let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default();
+    let distrusted = |distrust| io::Error::new(io::ErrorKind::PermissionDenied, distrust);
+    match listener {
+        Listener::Owner(owner) => trust::check_listener(path, *owner, peer.uid()).map_err(distrusted)?,
+        Listener::Unit { units, unit } => {
+            if !units.has_process(unit, pid).await.map_err(io::Error::other)? {
+                let (uid, unit) = (peer.uid(), unit.clone());
+                return Err(distrusted(trust::Distrust::Stranger { pid, uid, unit }));
+            }
+        }
+    }
+    Ok((stream, pid))
 }
 
-/// A stream that tells of its end by being dropped: the connection's driver does so as soon as the peer is
+/// A stream that signals its end when it is dropped. The connection's driver drops it as soon as the peer is
 /// gone.
 struct Watched {
     stream: UnixStream,
-    _end: Told,
+    _end: ConnectionEnd,
 }
 
-struct Told(Arc<Notify>);
+/// The end of a connection, signalled to the instance when it is dropped.
+struct ConnectionEnd {
+    ended: Arc<Notify>,
+    listeners: Arc<Listeners>,
+    process: u32,
+}
 
-impl Drop for Told {
+impl Drop for ConnectionEnd {
     fn drop(&mut self) {
-        self.0.notify_one();
+        self.listeners.remove(self.process);
+        self.ended.notify_one();
     }
 }
 

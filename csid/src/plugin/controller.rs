@@ -12,10 +12,10 @@ use csi_proto::csi::v1::volume_content_source::{SnapshotSource, Type as ContentS
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::answer;
-use super::instance::{Hand, Instance, capability, condition, gone, opaque};
-use super::node::Ready;
-use super::rpc::{Class, Hidden, MAP_BYTES, RpcError, STRING_BYTES, map_bytes, sent};
+use crate::plugin::answer;
+use crate::plugin::instance::{Hand, Instance, capability, condition, gone, opaque};
+use crate::plugin::node::Ready;
+use crate::plugin::rpc::{Class, Hidden, MAP_BYTES, RpcError, STRING_BYTES, map_bytes, sent};
 use crate::secret::Secrets;
 use crate::store::rows::Usage;
 
@@ -96,14 +96,13 @@ impl Controller {
         Controller(instance, Arc::default(), hand)
     }
 
-    /// For calls about a volume of which the plugin was told this by other calls: the values of its contexts and parameters,
-    /// which no message may repeat.
-    pub fn hiding(self, told: Vec<String>) -> Self {
-        Controller(self.0, told.into(), self.2)
+    /// Hides values of contexts and parameters that other calls gave the plugin for this volume. No message may repeat them.
+    pub fn hiding(self, given: Vec<String>) -> Self {
+        Controller(self.0, given.into(), self.2)
     }
 
-    /// Whether the plugin was sent secrets, by this csid or, as `before` tells, by an earlier one. What it says when it is asked
-    /// for no volume in particular may repeat any of them.
+    /// Returns whether the plugin was sent secrets, by this csid or, as `before` returns, by an earlier one. Answers to calls
+    /// about no volume in particular may repeat any of them.
     pub async fn had_secrets<F, E>(&self, before: impl FnOnce() -> F) -> Result<bool, E>
     where
         F: Future<Output = Result<bool, E>>,
@@ -309,7 +308,7 @@ impl Controller {
         };
         let send = async |channel, message| ControllerClient::new(channel).create_snapshot(message).await;
         let answer = self.call(RPC, request, message, parameters.values(), send).await?;
-        self.told(RPC, Class::Unknown, answer.snapshot)
+        self.checked_snapshot(RPC, Class::Unknown, answer.snapshot)
     }
 
     /// NOT_FOUND is success.
@@ -343,8 +342,10 @@ impl Controller {
         };
         let send = async |channel, message| ControllerClient::new(channel).list_snapshots(message).await;
         let answer = self.call(RPC, request, message, [], send).await?;
-        let snapshots =
-            answer.entries.into_iter().map(|entry| self.told(RPC, Class::Refused, entry.snapshot));
+        let snapshots = answer
+            .entries
+            .into_iter()
+            .map(|entry| self.checked_snapshot(RPC, Class::Refused, entry.snapshot));
         Ok((snapshots.collect::<Result<_, _>>()?, self.next(RPC, answer.next_token)?))
     }
 
@@ -362,7 +363,7 @@ impl Controller {
         let answer = self.call(RPC, request, message, [], send).await?;
         let external = |entry: v1::list_volumes_response::Entry| {
             let (volume, status) = (entry.volume.unwrap_or_default(), entry.status.unwrap_or_default());
-            let told = status.volume_condition.filter(|_| self.can("VOLUME_CONDITION"));
+            let reported = status.volume_condition.filter(|_| self.can("VOLUME_CONDITION"));
             let nodes = match self.can("LIST_VOLUMES_PUBLISHED_NODES") {
                 true => status.published_node_ids,
                 false => Vec::new(),
@@ -372,7 +373,7 @@ impl Controller {
                 external_id: self.named(RPC, Class::Refused, "volume_id", volume.volume_id)?,
                 capacity: self.0.size(RPC, Class::Refused, "capacity_bytes", volume.capacity_bytes)?,
                 published_node_ids: nodes.into_iter().map(named).collect::<Result<_, _>>()?,
-                abnormal: condition(told, &request.hidden([]).and(&*self.1)),
+                abnormal: condition(reported, &request.hidden([]).and(&*self.1)),
             })
         };
         let volumes = answer.entries.into_iter().map(external).collect::<Result<_, _>>()?;
@@ -402,7 +403,7 @@ impl Controller {
         self.0.size(RPC, Class::Refused, "available_capacity", answer.available_capacity)
     }
 
-    /// What the plugin does not offer is not asked, and secrets go only to whom they may.
+    /// Refuses calls that the plugin does not offer, and secrets that its owner may not read.
     fn allow(
         &self,
         rpc: &'static str,
@@ -447,7 +448,7 @@ impl Controller {
         self.0.taken(rpc, Class::Refused, "next_token", answer::token(&token)).map(|()| token)
     }
 
-    fn told(
+    fn checked_snapshot(
         &self,
         rpc: &'static str,
         class: Class,

@@ -3,12 +3,12 @@
 
 use serde_json::Value;
 
-use super::PluginView;
 use crate::error::Error;
+use crate::plugin::view::PluginView;
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability, Store};
 
-/// What an event tells of a program's path, in characters.
+/// The most characters of a program's path in an event.
 const PROGRAM: usize = 256;
 
 /// `first`: the plugin came with this instance.
@@ -75,7 +75,7 @@ pub(super) async fn fingerprint(store: &Store, view: &PluginView) {
     write(store, of("plugin-fingerprint", view, details)).await;
 }
 
-/// A command in the plugin: only its program is told, for arguments may hold secrets.
+/// Returns the event of a command in the plugin. It has only the program, for arguments may hold secrets.
 pub(super) fn exec(id: &str, uid: u32, operation: &str, program: &str, error: Option<&Error>) -> NewEvent {
     let program: String = program.chars().take(PROGRAM).collect();
     let mut details = EventDetails::from([

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use super::PluginSpec;
 use crate::config::{FileError, read_each};
+use crate::plugin::spec::PluginSpec;
 
 /// A file's plugin: its id and its spec.
 pub type File = Result<(String, PluginSpec), FileError>;

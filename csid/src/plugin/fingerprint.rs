@@ -15,8 +15,8 @@ use v1::plugin_capability::{
     Type as PluginType, service::Type as Service, volume_expansion::Type as Expansion,
 };
 
-use super::answer;
-use super::rpc::{Class, MAP_BYTES, Peer, RpcError, STRING_BYTES, map_bytes};
+use crate::plugin::answer;
+use crate::plugin::rpc::{Class, MAP_BYTES, Peer, RpcError, STRING_BYTES, map_bytes};
 
 /// CSI rule 11.
 const NODE_ID_BYTES: usize = 256;
@@ -58,11 +58,23 @@ pub(super) async fn probe(peer: &Peer, deadline: Instant) -> Result<bool, RpcErr
     Ok(answer.ready.unwrap_or(true))
 }
 
-/// Ask a ready plugin everything, or, with its `known` identity, only for its capabilities.
+/// What a plugin has answered of a fingerprint that failed; `None`: it has not answered that.
+#[derive(Default)]
+pub(super) struct Facts {
+    pub plugin: Option<Vec<&'static str>>,
+    /// The service's capabilities; `Some(None)`: the plugin says that it has no such service.
+    pub node: Option<Option<Vec<&'static str>>>,
+    pub controller: Option<Option<Vec<&'static str>>>,
+    pub identity: Option<Identity>,
+}
+
+/// Asks a ready plugin everything, or, with its `known` identity, only for its capabilities. A call that fails keeps no other
+/// from being made: `facts` has what was answered.
 pub(super) async fn take(
     peer: &Peer,
     known: Option<&Identity>,
     deadline: Instant,
+    facts: &mut Facts,
 ) -> Result<Fingerprint, Failure> {
     let mut print = Fingerprint::default();
     let name = match known {
@@ -89,45 +101,56 @@ pub(super) async fn take(
         plugin.iter().any(|p| matches!(p, PluginType::Service(s) if s.r#type == i32::from(service)))
     };
     print.plugin = plugin.iter().filter_map(plugin_name).collect();
+    facts.plugin = Some(print.plugin.clone());
 
     let send =
         async |channel: Channel, request| NodeClient::new(channel).node_get_capabilities(request).await;
     let request = v1::NodeGetCapabilitiesRequest {};
-    let node = served(peer.call("NodeGetCapabilities", deadline, request, || peer.hidden(), send).await)?;
-    if let Some(answer) = &node {
-        print.services.push("node");
-        print.node = answer.capabilities.iter().filter_map(node_name).collect();
-    }
+    let node = served(peer.call("NodeGetCapabilities", deadline, request, || peer.hidden(), send).await);
+    let node = node.map(|answer| Some(answer?.capabilities.iter().filter_map(node_name).collect::<Vec<_>>()));
+    facts.node = node.clone().ok();
     // A driver's node half often names the controller service and does not serve it (CSI rule 10).
-    if has(Service::ControllerService) {
+    let controller = if has(Service::ControllerService) {
         let send = async |channel: Channel, request| {
             ControllerClient::new(channel).controller_get_capabilities(request).await
         };
         let request = v1::ControllerGetCapabilitiesRequest {};
         let answer = peer.call("ControllerGetCapabilities", deadline, request, || peer.hidden(), send).await;
-        if let Some(answer) = served(answer)? {
-            print.services.push("controller");
-            print.controller = answer.capabilities.iter().filter_map(controller_name).collect();
+        served(answer)
+            .map(|answer| Some(answer?.capabilities.iter().filter_map(controller_name).collect::<Vec<_>>()))
+    } else {
+        Ok(None)
+    };
+    facts.controller = controller.clone().ok();
+
+    let identity = match (known, name) {
+        (Some(known), _) => Ok(known.clone()),
+        (None, name) => {
+            let (name, version) = name.unwrap_or_default();
+            let mut identity = Identity { name, version, ..Identity::default() };
+            let asked = match node {
+                Ok(Some(_)) => node_info(peer, deadline, &mut identity).await,
+                _ => Ok(()),
+            };
+            peer.warn_if_long("name", identity.name.len(), STRING_BYTES);
+            peer.warn_if_long("vendor_version", identity.version.len(), STRING_BYTES);
+            peer.warn_if_long("node_id", identity.node_id.len(), NODE_ID_BYTES);
+            facts.identity = (asked.is_ok() && node.is_ok()).then(|| identity.clone());
+            asked.map(|()| identity)
         }
+    };
+    if let Some(node) = node? {
+        print.services.push("node");
+        print.node = node;
+    }
+    if let Some(controller) = controller? {
+        print.services.push("controller");
+        print.controller = controller;
     }
     if has(Service::GroupControllerService) {
         print.services.push("group-controller");
     }
-
-    print.identity = match (known, name) {
-        (Some(known), _) => known.clone(),
-        (None, name) => {
-            let (name, version) = name.unwrap_or_default();
-            let mut identity = Identity { name, version, ..Identity::default() };
-            if node.is_some() {
-                node_info(peer, deadline, &mut identity).await?;
-            }
-            peer.warn_if_long("name", identity.name.len(), STRING_BYTES);
-            peer.warn_if_long("vendor_version", identity.version.len(), STRING_BYTES);
-            peer.warn_if_long("node_id", identity.node_id.len(), NODE_ID_BYTES);
-            identity
-        }
-    };
+    print.identity = identity?;
     Ok(print)
 }
 

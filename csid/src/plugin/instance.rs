@@ -1,29 +1,29 @@
-//! An instance of a plugin that was healthy when it was asked for, and what its node and its controller calls share: what
-//! it cannot do is not asked of it, a secret goes only to whom it may, and an answer that breaks CSI is an error.
+//! An instance of a plugin that was healthy when it was chosen, and what its node and controller calls share. Calls that it
+//! does not offer are not sent, secrets only to an owner who may read them, and an answer that breaks CSI is an error.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::volume_capability::{
     AccessMode as Mode, AccessType, BlockVolume, MountVolume, access_mode,
 };
-use tokio::sync::{OnceCell, Semaphore, SemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tonic::Code;
 
-use super::Service;
-use super::fingerprint::Fingerprint;
-use super::rpc::{Class, Hidden, Peer, RpcError};
-use super::tally::Tally;
+use crate::plugin::common::Turn;
+use crate::plugin::fingerprint::Fingerprint;
+use crate::plugin::rpc::{Class, Hidden, Peer, RpcError};
+use crate::plugin::view::Service;
 use crate::secret::Secrets;
 use crate::store::rows::{AccessMode, AttachmentMode, Usage};
 
 pub(super) struct Instance {
     pub peer: Peer,
-    /// Who registered it.
+    /// The uid that registered it.
     pub owner: u32,
     pub print: Fingerprint,
     /// The host directory below which its volumes' paths are made, and the same as it sees it.
@@ -32,50 +32,10 @@ pub(super) struct Instance {
     pub load: Arc<Load>,
 }
 
-/// How many controller calls of one plugin are in flight at most, whatever the number of its volumes and instances.
-pub(super) const CALLS: usize = 64;
-
-/// How many that only look, beside them: no flood of these delays a detach.
-pub(super) const LOOKS: usize = 16;
-
-/// What the instances of a plugin have together: whose turn it is at their controllers, and what they know.
-pub(super) struct Common {
-    calls: Semaphore,
-    looks: Semaphore,
-    pub tally: Tally,
-    /// This csid sent secrets.
-    pub had_secrets: AtomicBool,
-    /// The rows of an earlier csid's tell of some.
-    pub had_secrets_before: OnceCell<bool>,
-}
-
-impl Default for Common {
-    fn default() -> Self {
-        Common {
-            calls: Semaphore::new(CALLS),
-            looks: Semaphore::new(LOOKS),
-            tally: Tally::default(),
-            had_secrets: AtomicBool::new(false),
-            had_secrets_before: OnceCell::new(),
-        }
-    }
-}
-
-impl Common {
-    fn turns(&self, rpc: &str) -> (&Semaphore, usize) {
-        match rpc {
-            "ListVolumes" | "ListSnapshots" | "GetCapacity" | "ValidateVolumeCapabilities" => {
-                (&self.looks, LOOKS)
-            }
-            _ => (&self.calls, CALLS),
-        }
-    }
-}
-
-/// Somebody has an instance in hand, who may call it.
+/// A reference of a caller that may call an instance.
 pub(super) type Hand = mpsc::Sender<Infallible>;
 
-/// Who has an instance in hand.
+/// The references to an instance.
 pub(super) struct Hands {
     give: Hand,
     back: mpsc::Receiver<Infallible>,
@@ -93,7 +53,7 @@ impl Hands {
         self.give.clone()
     }
 
-    /// When nobody has it any more, who was given it.
+    /// Waits until all references are dropped.
     pub async fn empty(mut self) {
         drop(self.give);
         // Nothing is sent: this is the end of the last one.
@@ -101,22 +61,22 @@ impl Hands {
     }
 }
 
-/// How busy an instance's controller service is; it outlives the [`Instance`], which is made anew by each look at the plugin.
+/// The load of an instance's controller service. It outlives the [`Instance`], which each probe replaces.
 #[derive(Default)]
 pub(super) struct Load {
     calls: AtomicUsize,
-    /// When it was chosen last: a count, not a time.
+    /// The turn of its last choice: a count, not a time.
     chosen: AtomicU64,
 }
 
 impl Load {
-    /// A call is under way until what is returned is dropped.
+    /// Counts a call until the returned value is dropped.
     pub fn begin(&self) -> Busy<'_> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         Busy(self)
     }
 
-    /// The least is the next: the fewest calls, and of equals who has waited longest for a turn.
+    /// Returns a rank: the least is chosen next. It has the fewest calls, and among equals the oldest turn.
     pub fn rank(&self) -> (usize, u64) {
         (self.calls.load(Ordering::Relaxed), self.chosen.load(Ordering::Relaxed))
     }
@@ -139,12 +99,14 @@ impl Instance {
         self.print.services.contains(&service.name())
     }
 
-    /// Wait until the plugin has one controller call less of this kind than it may have.
-    pub async fn turn(&self, rpc: &'static str, patience: Duration) -> Result<SemaphorePermit<'_>, RpcError> {
-        let (turns, most) = self.peer.common.turns(rpc);
-        let turn = tokio::time::timeout(patience, turns.acquire()).await;
-        turn.ok().and_then(Result::ok).ok_or_else(|| {
-            let message = format!("{most} calls of the plugin's controllers are not answered yet");
+    /// Waits until the plugin has fewer calls of this kind than it may have.
+    pub async fn turn(&self, rpc: &'static str, patience: Duration) -> Result<Turn<'_>, RpcError> {
+        let (turns, kind) = self.peer.common.turns(rpc);
+        turns.take(patience).await.ok_or_else(|| {
+            let most = turns.most();
+            let message = format!(
+                "the plugin has not answered {most} {kind} yet, so it was not asked in {patience:.1?}"
+            );
             self.peer.error(rpc, Code::DeadlineExceeded, message, Class::NotSent)
         })
     }
@@ -193,7 +155,8 @@ impl Instance {
     ) -> Result<Option<v1::CapacityRange>, RpcError> {
         let bytes = |bytes: u64| {
             i64::try_from(bytes).map_err(|_| {
-                let message = format!("{bytes} bytes are more than CSI can say, so the plugin was not asked");
+                let message =
+                    format!("capacity {bytes} exceeds CSI's limit (2^63-1 bytes); the plugin was not called");
                 self.peer.error(rpc, Code::OutOfRange, message, Class::Refused)
             })
         };
@@ -201,12 +164,12 @@ impl Instance {
         Ok((required > 0 || limit > 0).then_some(range))
     }
 
-    /// The plugin said OK, but not what CSI has it say. `class` says whether there may have been an effect.
+    /// Returns the error of an OK that breaks CSI. `class`: whether the call may have had an effect.
     pub fn breach(&self, rpc: &'static str, class: Class, what: &str) -> RpcError {
         self.peer.error(rpc, Code::Ok, format!("the answer breaks CSI: {what}"), class)
     }
 
-    /// What [`answer`](super::answer) says of a field.
+    /// Turns a finding of [`answer`](super::answer) about a field into an error.
     pub fn taken(
         &self,
         rpc: &'static str,
@@ -217,13 +180,13 @@ impl Instance {
         checked.map_err(|why| self.breach(rpc, class, &format!("its {field} {why}")))
     }
 
-    /// A number of bytes in an answer.
+    /// Returns a number of bytes in an answer; an error where it is negative.
     pub fn size(&self, rpc: &'static str, class: Class, field: &str, size: i64) -> Result<u64, RpcError> {
         u64::try_from(size).map_err(|_| self.breach(rpc, class, &format!("{field} is negative")))
     }
 }
 
-/// How a volume is used, in the words of a service with these capabilities (CSI rule 19).
+/// Returns the capability of a use, for a service with these capabilities (CSI rule 19).
 pub(super) fn capability(usage: &Usage, offered: &[&'static str]) -> v1::VolumeCapability {
     let access_type = match usage.attachment_mode {
         AttachmentMode::BlockDevice => AccessType::Block(BlockVolume {}),
@@ -256,12 +219,12 @@ fn mode(mode: AccessMode, offered: &[&'static str]) -> access_mode::Mode {
     }
 }
 
-/// What a plugin of v1.12 says of a volume's health: whether it is abnormal, and its words.
+/// Returns a volume's health as a plugin of v1.12 reports it: whether it is abnormal, and the message.
 pub(super) fn condition(condition: Option<v1::VolumeCondition>, hidden: &Hidden) -> Option<(bool, String)> {
     condition.map(|condition| (condition.abnormal, hidden.clean(&condition.message)))
 }
 
-/// What a plugin may repeat of a usage and must not be seen.
+/// Returns the values of a usage that a plugin may repeat and that must not be shown.
 pub(super) fn opaque(usage: &Usage) -> impl Iterator<Item = &String> {
     usage.context.values().chain(usage.publish_context.values()).chain(&usage.mount_flags)
 }

@@ -1,4 +1,4 @@
-//! What is asked of the registry: which plugins there are and how they are, and an instance that is healthy, waited for.
+//! Queries of the registry: the plugins and their state, and waits for a healthy instance.
 //! Node calls go to the newest, controller calls to all that are healthy, the least busy first.
 
 use std::collections::BTreeSet;
@@ -12,16 +12,18 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{broadcast, oneshot, watch};
 
-use super::controller::Controller;
-use super::node::Ready;
-use super::registry::{Entry, Plugins, owner};
-use super::spec::Place;
-use super::task::Snapshot;
-use super::{ATTACHES, Can, PluginChange, PluginView, Service, validate_id};
 use crate::error::{Error, Kind, Result};
+use crate::plugin::controller::Controller;
+use crate::plugin::errors;
+use crate::plugin::node::Ready;
+use crate::plugin::place::Place;
+use crate::plugin::registry::{Entry, Plugins, owner};
+use crate::plugin::spec::validate_id;
+use crate::plugin::task::Snapshot;
+use crate::plugin::view::{ATTACHES, Can, PluginChange, PluginView, Service};
 
 impl Plugins {
-    /// The host directory of each plugin's volumes; more than one where its instances differ.
+    /// Returns the host directory of each plugin's volumes; more than one where its instances differ.
     pub fn roots(&self) -> Vec<(String, PathBuf)> {
         let root = |id: &String, entry: &Entry| Place::of(&self.0.directories, id, &entry.spec).root;
         let plugins = self.entries();
@@ -31,7 +33,7 @@ impl Plugins {
         roots.collect()
     }
 
-    /// All plugins, by id.
+    /// Returns all plugins, by id.
     pub fn list(&self) -> Vec<PluginView> {
         self.entries().values().filter_map(|entries| merged(entries)).collect()
     }
@@ -40,7 +42,15 @@ impl Plugins {
         merged(self.entries().get(id)?)
     }
 
-    /// Whether any instance is.
+    /// Returns the processes that csid is connected to as instances of the plugin.
+    pub fn processes(&self, id: &str) -> Vec<u32> {
+        // All instances of a plugin have this together.
+        let first =
+            self.entries().get(id).and_then(|entries| entries.first().map(|entry| entry.common.clone()));
+        first.map(|common| common.listeners.processes()).unwrap_or_default()
+    }
+
+    /// Returns whether any instance is healthy.
     pub fn healthy_now(&self, id: &str) -> bool {
         let plugins = self.entries();
         serving(plugins.get(id)).any(|entry| entry.state.borrow().ready.is_some())
@@ -65,7 +75,7 @@ impl Plugins {
             && (!needs_controller || others.iter().any(|other| serves(other, Service::Controller)))
     }
 
-    /// Wait until the plugin is healthy and offers `service`. An id that nobody knows is waited for too.
+    /// Waits until the plugin is healthy and offers `service`. The plugin may be registered meanwhile.
     pub async fn wait(&self, id: &str, service: Service, deadline: Option<Instant>) -> Result<()> {
         validate_id(id)?;
         match by(deadline, self.found(id, ready, newest(service))).await {
@@ -77,14 +87,12 @@ impl Plugins {
         }
     }
 
-    /// The newest healthy instance of a plugin that offers `service`, waited for till `deadline`; PluginUnavailable
-    /// after it.
+    /// Waits until `deadline` for the newest healthy instance that offers `service`; PluginUnavailable after it.
     pub async fn ready(&self, id: &str, service: Service, deadline: Instant) -> Result<Ready> {
         self.picked(id, service, deadline, newest(service)).await
     }
 
-    /// The healthy controller of a plugin with the fewest calls in flight, waited for till `deadline`; PluginUnavailable
-    /// after it.
+    /// Waits until `deadline` for the healthy controller with the fewest calls in flight; PluginUnavailable after it.
     pub async fn controller(&self, id: &str, deadline: Instant) -> Result<Controller> {
         let least = |healthy: &[Ready]| {
             let controllers = healthy.iter().filter(|ready| ready.0.offers(Service::Controller));
@@ -120,7 +128,7 @@ impl Plugins {
         known(&self.views(id), what)
     }
 
-    /// The same, waited for till `deadline`; PluginUnavailable after it. What depends on it is decided only then.
+    /// Waits until `deadline` for what [`Self::can`] returns to be known; PluginUnavailable after it.
     pub async fn known(&self, id: &str, what: Can, deadline: Instant) -> Result<bool> {
         let service = match what {
             Can::Node(_) => Service::Node,
@@ -148,9 +156,9 @@ impl Plugins {
         newest(Service::Node)(&healthy).map(|ready| ready.node_id().to_owned()).unwrap_or_default()
     }
 
-    /// Probe the active instance now; what it finds is also its health.
+    /// Probes the active instance now. The result is also its health.
     pub async fn probe(&self, id: &str, deadline: Option<Instant>) -> Result<bool> {
-        let unknown = || unknown(id);
+        let unknown = || errors::unknown(id);
         let probes = self
             .entries()
             .get(id)
@@ -170,7 +178,7 @@ impl Plugins {
         })
     }
 
-    /// Each instance is looked at now; nobody waits for it.
+    /// Starts a probe of each instance and does not wait for it.
     pub(super) fn look_again(&self, id: &str) {
         for entry in self.entries().get(id).into_iter().flatten() {
             // One that has as many Probes waiting is about to be looked at.
@@ -211,13 +219,13 @@ impl Plugins {
         }
     }
 
-    /// Of each instance that serves, the newest first.
+    /// Returns the view of each instance that serves, the newest first.
     fn views(&self, id: &str) -> Vec<Arc<PluginView>> {
         let plugins = self.entries();
         serving(plugins.get(id)).map(|entry| entry.state.borrow().view.clone()).collect()
     }
 
-    /// Who is waited for, and how he is, for a person: an instance that is not healthy, else the newest.
+    /// Describes the awaited instance and its state for a person: one that is not healthy, else the newest.
     pub fn awaited(&self, id: &str) -> String {
         let views = self.views(id);
         let Some(view) = views.iter().find(|view| !view.healthy).or(views.first()) else {
@@ -230,7 +238,7 @@ impl Plugins {
         format!("plugin {id}{which} ({}) {}", view.state, view.health_message).trim_end().to_owned()
     }
 
-    /// What a caller reads who has waited for a plugin in vain.
+    /// Describes why a wait for a plugin's service timed out.
     fn lacking(&self, id: &str, service: Service) -> String {
         let views = self.views(id);
         let Some(newest) = views.first() else {
@@ -263,10 +271,6 @@ impl Plugins {
         let message = if view.health_message.is_empty() { "not contacted yet" } else { &view.health_message };
         format!("the plugin {id}{which} is {}: {message}; {advice}", view.state)
     }
-}
-
-pub(super) fn unknown(id: &str) -> Error {
-    Error::not_found(format!("there is no plugin {id}; `csictl plugin list` shows them"))
 }
 
 /// [`Plugins::can`], of these instances.
@@ -321,9 +325,8 @@ fn active(entries: &[Entry]) -> Option<&Entry> {
     })
 }
 
-/// A plugin's instances as one: it is as the active one is, which is named first. With it serve the others that are healthy,
-/// and what is said beside the node's capabilities is said of all, for controller calls go to all; each call asks its own
-/// instance.
+/// Merges a plugin's instances into one view. The active instance comes first and gives the state and the node's capabilities.
+/// The other capabilities are those of all instances, for controller calls go to all. Each call checks its own instance.
 fn merged(entries: &[Entry]) -> Option<PluginView> {
     let active = active(entries)?;
     let mut view = (*active.state.borrow().view).clone();
@@ -361,7 +364,7 @@ async fn any_changed(states: Vec<watch::Receiver<Snapshot>>) {
 }
 
 async fn changed(mut state: watch::Receiver<Snapshot>) {
-    // The task of an instance that was removed has ended; the registry tells of what came after it.
+    // The task of a removed instance has ended. The registry signals what came after it.
     if state.changed().await.is_err() {
         std::future::pending().await
     }

@@ -15,20 +15,26 @@
 
 mod answer;
 mod channel;
+mod common;
 mod controller;
+mod errors;
 mod events;
 pub mod files;
 mod fingerprint;
 mod instance;
 mod lookup;
+mod namespace;
 mod network;
 mod node;
 mod node_ids;
+mod place;
 mod profile;
 mod registrar;
 mod registry;
 mod rpc;
+mod self_registered;
 mod spec;
+mod start_error;
 mod stats;
 mod supervise;
 mod tally;
@@ -36,9 +42,9 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod trust;
+mod unit_settings;
+mod view;
 mod visible;
-
-use std::collections::BTreeMap;
 
 pub use crate::host::exec::{Run, Size};
 pub use crate::host::log::Lines;
@@ -51,65 +57,4 @@ pub use rpc::{Class, RpcError, code_name};
 pub use spec::{Log, PluginSpec, Supervision, validate_id};
 pub use stats::{InstanceStats, PluginStats};
 pub use tally::RpcCount;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Service {
-    Node,
-    Controller,
-}
-
-/// What a plugin can do by one of its services, or by itself: a capability by CSI's name for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Can {
-    Plugin(&'static str),
-    Node(&'static str),
-    Controller(&'static str),
-}
-
-/// Its volumes are attached to a node before they are staged.
-pub const ATTACHES: Can = Can::Controller("PUBLISH_UNPUBLISH_VOLUME");
-
-impl Service {
-    /// The contract's word, as in WaitForPlugin.
-    pub fn name(self) -> &'static str {
-        match self {
-            Service::Node => "node",
-            Service::Controller => "controller",
-        }
-    }
-}
-
-/// The properties of org.csid1.Plugin.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PluginView {
-    pub id: String,
-    /// stopped starting probing ready unhealthy failed stopping
-    pub state: &'static str,
-    pub healthy: bool,
-    pub health_message: String,
-    pub supervision: &'static str,
-    pub unit: String,
-    pub socket: String,
-    /// The active one, then the others, the newest first.
-    pub instances: Vec<String>,
-    pub provider: String,
-    pub provider_version: String,
-    pub services: Vec<String>,
-    pub plugin_capabilities: Vec<String>,
-    pub node_capabilities: Vec<String>,
-    pub controller_capabilities: Vec<String>,
-    pub node_id: String,
-    pub max_volumes: i64,
-    pub topology: BTreeMap<String, String>,
-    pub restarts: u32,
-    pub log: &'static str,
-    pub owner: u32,
-}
-
-/// What a listener to the registry is told; the view is asked for when it is needed.
-#[derive(Clone, Debug)]
-pub enum PluginChange {
-    Added(String),
-    Changed(String),
-    Removed(String),
-}
+pub use view::{ATTACHES, Can, PluginChange, PluginView, Service};

@@ -4,14 +4,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::node_client::NodeClient;
 use csi_proto::csi::v1::volume_usage::Unit;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
 
-use super::instance::{Hand, Instance, capability, condition, gone, opaque};
-use super::rpc::{Class, Hidden, RpcError, sent};
+use crate::plugin::instance::{Hand, Instance, capability, condition, gone, opaque};
+use crate::plugin::rpc::{Class, Hidden, RpcError, sent};
 use crate::secret::Secrets;
 use crate::store::rows::Usage;
 
@@ -30,12 +33,15 @@ pub struct Call<'a> {
     pub target: &'a str,
     pub usage: &'a Usage,
     pub read_only: bool,
-    /// Whose mount it is, and so whose secrets.
+    /// The uid of the mount's owner, and so of its secrets.
     pub uid: u32,
     pub secrets: Option<&'a Secrets>,
     /// The volume is or was used with secrets that are not at hand: a removal needs none, and others have their own.
     pub secrets_forgotten: bool,
-    pub deadline: Instant,
+    /// How long it waits for its turn at the plugin, and from then on for the answer, which the RPC's own deadline bounds, too.
+    pub patience: Duration,
+    /// Set when the call has its turn: from then on the plugin may have been asked.
+    pub asked: Option<&'a AtomicBool>,
 }
 
 /// How a published volume is.
@@ -61,7 +67,7 @@ impl Ready {
         &self.0.peer.id
     }
 
-    /// Who registered the plugin.
+    /// The uid that registered the plugin.
     pub fn owner(&self) -> u32 {
         self.0.owner
     }
@@ -114,7 +120,7 @@ impl Ready {
             volume_context: call.usage.context.clone(),
         };
         let send = async |channel, request| NodeClient::new(channel).node_stage_volume(request).await;
-        self.0.peer.call("NodeStageVolume", call.deadline, request, || hidden(&call), send).await.map(drop)
+        self.call("NodeStageVolume", &call, request, send).await.map(drop)
     }
 
     pub async fn publish(&self, call: Call<'_>) -> Result<(), RpcError> {
@@ -130,7 +136,7 @@ impl Ready {
             volume_context: call.usage.context.clone(),
         };
         let send = async |channel, request| NodeClient::new(channel).node_publish_volume(request).await;
-        self.0.peer.call("NodePublishVolume", call.deadline, request, || hidden(&call), send).await.map(drop)
+        self.call("NodePublishVolume", &call, request, send).await.map(drop)
     }
 
     /// NOT_FOUND is success: there is nothing left to take away (CSI rule 36).
@@ -140,7 +146,7 @@ impl Ready {
             target_path: self.seen(call.target),
         };
         let send = async |channel, request| NodeClient::new(channel).node_unpublish_volume(request).await;
-        gone(self.0.peer.call("NodeUnpublishVolume", call.deadline, request, || hidden(&call), send).await)
+        gone(self.call("NodeUnpublishVolume", &call, request, send).await)
     }
 
     /// NOT_FOUND is success, as in [`unpublish`](Ready::unpublish).
@@ -150,7 +156,7 @@ impl Ready {
             staging_target_path: self.seen(call.staging),
         };
         let send = async |channel, request| NodeClient::new(channel).node_unstage_volume(request).await;
-        gone(self.0.peer.call("NodeUnstageVolume", call.deadline, request, || hidden(&call), send).await)
+        gone(self.call("NodeUnstageVolume", &call, request, send).await)
     }
 
     /// The file-system of an expanded volume grows; its capacity now, 0: the plugin does not say. `call.target` may be the
@@ -168,7 +174,7 @@ impl Ready {
             secrets: sent(call.secrets),
         };
         let send = async |channel, request| NodeClient::new(channel).node_expand_volume(request).await;
-        let answer = self.0.peer.call(RPC, call.deadline, request, || hidden(&call), send).await?;
+        let answer = self.call(RPC, &call, request, send).await?;
         self.0.size(RPC, Class::Unknown, "capacity_bytes", answer.capacity_bytes)
     }
 
@@ -182,7 +188,7 @@ impl Ready {
             staging_target_path: self.staged(&call),
         };
         let send = async |channel, request| NodeClient::new(channel).node_get_volume_stats(request).await;
-        let answer = self.0.peer.call(RPC, call.deadline, request, || hidden(&call), send).await?;
+        let answer = self.call(RPC, &call, request, send).await?;
         let size = |field, size| self.0.size(RPC, Class::Refused, field, size);
         let mut usage = Vec::new();
         for measure in answer.usage {
@@ -195,8 +201,27 @@ impl Ready {
                 used: size("used", measure.used)?,
             });
         }
-        let told = answer.volume_condition.filter(|_| self.can("VOLUME_CONDITION"));
-        Ok(Stats { usage, abnormal: condition(told, &hidden(&call)) })
+        let reported = answer.volume_condition.filter(|_| self.can("VOLUME_CONDITION"));
+        Ok(Stats { usage, abnormal: condition(reported, &hidden(&call)) })
+    }
+
+    /// Waits for a turn, which ends with the call; the call's time counts from the turn.
+    async fn call<Q, R, F>(
+        &self,
+        rpc: &'static str,
+        call: &Call<'_>,
+        request: Q,
+        send: impl FnOnce(Channel, tonic::Request<Q>) -> F,
+    ) -> Result<R, RpcError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let _turn = self.0.turn(rpc, call.patience).await?;
+        if let Some(asked) = call.asked {
+            asked.store(true, Ordering::Relaxed);
+        }
+        let deadline = Instant::now() + call.patience;
+        self.0.peer.call(rpc, deadline, request, || hidden(call), send).await
     }
 
     /// The staging path as the plugin sees it, if it stages (CSI rule 33).

@@ -1,5 +1,5 @@
 //! Plugins that register themselves, as the kubelet has it: a socket appears in csid's registration directory, its listener says
-//! which plugin it is and where that listens, and is told whether that was taken. So node-driver-registrar, and drivers that
+//! which plugin it is and where that listens, and is sent whether csid took it. So node-driver-registrar, and drivers that
 //! do without it, work as they are. An instance goes with its socket; csid's next start has it from the journal and asks again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,6 @@ use std::time::{Duration, SystemTime};
 use csi_proto::pluginregistration::registration_client::RegistrationClient;
 use csi_proto::pluginregistration::{InfoRequest, PluginInfo, RegistrationStatus};
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
-use sha2::{Digest, Sha256};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot::{self, error::RecvError};
@@ -22,15 +21,15 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::spec::{Log, PluginSpec, Supervision};
-use super::{Plugins, channel, rpc};
 use crate::error::{Error, Kind, Result};
+use crate::plugin::channel;
+use crate::plugin::registry::Plugins;
+use crate::plugin::rpc;
+use crate::plugin::self_registered::instance;
+use crate::plugin::spec::{Log, PluginSpec, Supervision};
 
 /// For one answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Of an instance's name; then so many bytes of a digest, in hex.
-const PREFIX: &str = "reg";
-const BYTES: usize = 6;
 /// What failed is tried again after this, and twice that, and so on.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
@@ -40,7 +39,7 @@ type Identity = (u64, SystemTime);
 
 /// A socket, and what is done about it.
 struct Registration {
-    /// There while the socket is. The sender is told when that is gone, and dropped when csid stops, which ends no plugin.
+    /// There while the socket is. It is used when the socket is gone, and dropped when csid stops, which ends no plugin.
     there: Option<(Identity, oneshot::Sender<()>)>,
     task: JoinHandle<()>,
 }
@@ -56,7 +55,7 @@ impl Registration {
 }
 
 impl Plugins {
-    /// Follow the registration directory for ever.
+    /// Follows the registration directory without end.
     pub async fn watch_registrations(&self) {
         let directory = self.0.directories.registrations();
         let mut there = BTreeMap::new();
@@ -127,13 +126,15 @@ impl Plugins {
         socket: &Path,
         gone: &mut oneshot::Receiver<()>,
     ) -> std::result::Result<(), RecvError> {
-        let mut registrar = RegistrationClient::new(channel::open(socket, 0, Arc::default()));
+        let listener = channel::Listener::Owner(0);
+        let mut registrar =
+            RegistrationClient::new(channel::open(socket, listener, Arc::default(), Arc::default()));
         let (mut pause, mut said) = (FIRST_PAUSE, String::new());
         loop {
             let taken = tokio::select! {
                 biased;
                 ended = &mut *gone => return ended,
-                told = ask(&mut registrar) => match told {
+                answered = ask(&mut registrar) => match answered {
                     Ok(info) => self.take(socket, info).await,
                     Err(error) => Err(error),
                 },
@@ -142,15 +143,15 @@ impl Plugins {
                 plugin_registered: taken.is_ok(),
                 error: taken.as_ref().err().map(|error| error.message.clone()).unwrap_or_default(),
             };
-            let told = tokio::select! {
+            let notified = tokio::select! {
                 ended = &mut *gone => return ended,
-                told = timeout(PATIENCE, registrar.notify_registration_status(status)) => {
-                    told.is_ok_and(|told| told.is_ok())
+                sent = timeout(PATIENCE, registrar.notify_registration_status(status)) => {
+                    sent.is_ok_and(|sent| sent.is_ok())
                 }
             };
             match taken {
                 Ok((id, instance)) => {
-                    tracing::info!(plugin = %id, %instance, told, "plugin {id} has registered itself");
+                    tracing::info!(plugin = %id, %instance, notified, "plugin {id} has registered itself");
                     return gone.await;
                 }
                 Err(error) if error.message != said => {
@@ -183,7 +184,7 @@ async fn ask(registrar: &mut RegistrationClient<Channel>) -> Result<PluginInfo> 
     }
 }
 
-/// The plugin that a registrar describes.
+/// Returns the plugin that a registrar describes.
 fn described(socket: &Path, info: PluginInfo) -> Result<(String, PluginSpec)> {
     if info.r#type != "CSIPlugin" {
         let what = rpc::presentable(&info.r#type);
@@ -209,30 +210,19 @@ fn described(socket: &Path, info: PluginInfo) -> Result<(String, PluginSpec)> {
         plugin_view: None,
         log: Log::Journal,
         rpc_deadline: None,
+        node_calls_at_once: None,
         ..PluginSpec::default()
     };
     spec.validate(&info.name)?;
     Ok((info.name, spec))
 }
 
-/// The same for a socket of the same name, also after csid's restart; nobody else names one like it.
-fn instance(socket: &Path) -> String {
-    let name = Sha256::digest(socket.file_name().unwrap_or_default().as_encoded_bytes());
-    name.iter().take(BYTES).fold(PREFIX.to_owned(), |text, byte| format!("{text}{byte:02x}"))
-}
-
-/// Whether an instance of this name registered itself.
-pub(super) fn names(instance: &str) -> bool {
-    let digest = instance.strip_prefix(PREFIX);
-    digest.is_some_and(|hex| hex.len() == 2 * BYTES && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
-}
-
-/// The directory's sockets by their names.
+/// Returns the directory's sockets by their names.
 fn sockets(directory: &Path) -> io::Result<BTreeMap<PathBuf, Identity>> {
     let mut sockets = BTreeMap::new();
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
-        // One that is gone again is told of by another change.
+        // A socket that is gone again causes another change.
         let Ok(metadata) = entry.metadata() else { continue };
         let name = PathBuf::from(entry.file_name());
         if metadata.file_type().is_socket() && name.extension().is_some_and(|end| end == "sock") {
@@ -245,7 +235,7 @@ fn sockets(directory: &Path) -> io::Result<BTreeMap<PathBuf, Identity>> {
     Ok(sockets)
 }
 
-/// Whoever can make a socket there is trusted as root is.
+/// Checks that only root can make a socket there, for csid trusts each one as root.
 fn roots_alone(directory: &Path) -> io::Result<()> {
     let metadata = std::fs::symlink_metadata(directory)?;
     let own = rustix::process::geteuid().as_raw();
@@ -286,6 +276,7 @@ async fn changed(changes: &AsyncFd<OwnedFd>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plugin::self_registered;
 
     fn info(change: impl FnOnce(&mut PluginInfo)) -> PluginInfo {
         let mut info = PluginInfo {
@@ -299,13 +290,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_registrar_says_is_a_plugin_or_refused() {
+    fn registrar_info_is_checked() {
         let socket = Path::new("/var/lib/csid/plugins_registry/disk.example.org-reg.sock");
         let (id, spec) = described(socket, info(|_| {})).unwrap();
         assert_eq!((id.as_str(), spec.socket.as_deref()), ("disk.example.org", Some("/run/disk/csi.sock")));
         let endpoint = |endpoint: &str| {
-            let told = described(socket, info(|info| info.endpoint = endpoint.into()));
-            told.map(|(_, spec)| spec.socket.unwrap())
+            let taken = described(socket, info(|info| info.endpoint = endpoint.into()));
+            taken.map(|(_, spec)| spec.socket.unwrap())
         };
         assert_eq!(endpoint("unix:///run/x.sock").unwrap(), "/run/x.sock");
         assert_eq!(endpoint("").unwrap(), socket.to_str().unwrap());
@@ -324,7 +315,11 @@ mod tests {
             let error = described(socket, info(change)).unwrap_err();
             assert!(error.message.contains(word), "{word}: {error}");
         }
-        assert!(names(spec.instance()) && !names("registered") && !names("default"));
+        assert!(
+            self_registered::is_name(spec.instance())
+                && !self_registered::is_name("registered")
+                && !self_registered::is_name("default")
+        );
         assert_eq!(instance(socket), instance(Path::new("/elsewhere/disk.example.org-reg.sock")));
         assert_ne!(instance(socket), instance(Path::new("/elsewhere/other-reg.sock")));
     }

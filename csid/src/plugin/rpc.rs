@@ -13,10 +13,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 use zeroize::Zeroizing;
 
-use super::channel::NotConnected;
-use super::instance::Common;
 use crate::error::{Error, Kind};
-use crate::secret::Secrets;
+use crate::plugin::channel::NotConnected;
+use crate::plugin::common::Common;
+use crate::secret::{self, Secrets};
 
 /// The longest message of a plugin that csid passes on.
 const MESSAGE_LIMIT: usize = 2048;
@@ -52,7 +52,9 @@ pub struct RpcError {
     pub code: Code,
     pub message: String,
     pub class: Class,
-    /// csid was stopping the plugin: that is what the caller is told. What is known of the call's effect is `class`.
+    /// False where the time-out ended the call, or its connection broke.
+    pub answered: bool,
+    /// Whether csid was stopping the plugin; the caller's error says so. `class` has what is known of the call's effect.
     pub stopping: bool,
 }
 
@@ -91,13 +93,15 @@ impl RpcError {
 
     fn new(peer: &Peer, rpc: &'static str, status: &Status, hidden: Hidden) -> Self {
         let class = class(status);
-        let message = match (class, first_cause(status)) {
+        let cause = first_cause(status);
+        let answered = cause.is_none();
+        let message = match (class, cause) {
             (Class::Unknown, Some(cause)) => {
                 presentable(&format!("the connection to the plugin broke: {cause}"))
             }
             _ => hidden.clean(status.message()),
         };
-        peer.error(rpc, status.code(), message, class)
+        RpcError { answered, ..peer.error(rpc, status.code(), message, class) }
     }
 }
 
@@ -192,21 +196,20 @@ impl Hidden {
         for value in [value, value.trim()].into_iter().filter(|value| !value.is_empty()) {
             self.as_spelled(value);
         }
-        self.worth_it(value.lines().map(str::trim));
+        // A line of up to three bytes is no secret worth a garbled message.
+        value.lines().map(str::trim).filter(|line| line.len() > 3).for_each(|line| self.as_spelled(line));
     }
 
-    /// Hide what may hold a secret: a context's value or a mount flag, and what follows a `=` in it, of `a=b,c=d`
-    /// each.
+    /// Hides what may be a secret: a context's value or a mount flag, and what follows a `=` in it, of `a=b,c=d` each.
     fn opaque(&mut self, value: &str) {
         let whole = [value].into_iter().chain(value.lines().map(str::trim));
-        let tails =
-            [value].into_iter().chain(value.split(',')).filter_map(|part| Some(part.split_once('=')?.1));
-        self.worth_it(whole.chain(tails));
-    }
-
-    /// One of up to three bytes (`ro`, `yes`) holds no secret worth a garbled message.
-    fn worth_it<'a>(&mut self, values: impl Iterator<Item = &'a str>) {
-        values.filter(|value| value.len() > 3).for_each(|value| self.as_spelled(value));
+        whole.filter(|value| secret::may_be_one(value)).for_each(|value| self.as_spelled(value));
+        for part in [value].into_iter().chain(value.split(',')) {
+            let Some((key, value)) = part.split_once('=') else { continue };
+            if secret::may_be_one(value) || (value.len() > 3 && secret::is_named_by(key)) {
+                self.as_spelled(value);
+            }
+        }
     }
 
     /// As it is, and as JSON and Go spell it; Go's JSON escapes what means something in HTML, too.
@@ -337,17 +340,18 @@ impl Peer {
     /// An answer that is too long is taken all the same: CSI rule 11 binds the plugin, not csid.
     pub fn warn_if_long(&self, field: &str, bytes: usize, limit: usize) {
         if bytes > limit {
-            tracing::warn!(plugin = %self.id, field, bytes, limit, "the answer is longer than CSI allows");
+            let id = &self.id;
+            tracing::warn!(plugin = %id, field, bytes, limit, "plugin {id}: its {field} is longer than CSI allows");
         }
     }
 
-    /// Of a call about the plugin itself: it is told no secret, and may repeat one that it had.
+    /// Returns what to hide of a call about the plugin itself. It gets no secret, and may repeat one that it had.
     pub fn hidden(&self) -> Hidden {
         Hidden::of(None, self.common.had_secrets.load(Ordering::Acquire))
     }
 
     pub fn error(&self, rpc: &'static str, code: Code, message: String, class: Class) -> RpcError {
-        RpcError { plugin: self.id.clone(), rpc, code, message, class, stopping: false }
+        RpcError { plugin: self.id.clone(), rpc, code, message, class, answered: true, stopping: false }
     }
 
     /// The same, of a plugin that csid was stopping meanwhile, unless that has had its say.
@@ -409,13 +413,15 @@ impl Peer {
             }
             // tonic's own clock may be the first to ring.
             Ok(Err(status)) if elapsed < allowed || status.source().is_none() => {
-                RpcError::new(self, rpc, &status, hidden())
+                let failed = RpcError::new(self, rpc, &status, hidden());
+                // The plugin's gRPC library has the same deadline, and its clock may be the first to ring.
+                let is_late = failed.code == Code::DeadlineExceeded && elapsed * 10 >= allowed * 9;
+                RpcError { answered: failed.answered && !is_late, ..failed }
             }
-            Ok(Err(_)) | Err(_) => error(
-                Code::DeadlineExceeded,
-                format!("the plugin did not answer within {allowed:.1?}"),
-                Class::Unknown,
-            ),
+            Ok(Err(_)) | Err(_) => {
+                let message = format!("the plugin did not answer within {allowed:.1?}");
+                RpcError { answered: false, ..error(Code::DeadlineExceeded, message, Class::Unknown) }
+            }
         };
         counted.code = failed.code;
         let failed = if self.stops.number() == stops { failed } else { Self::stopping(failed) };
@@ -430,32 +436,32 @@ mod tests {
     use crate::secret::freed::{self, SECRET};
 
     #[test]
-    fn what_is_hidden_is_gone_also_where_values_overlap() {
+    fn overlapping_secrets_are_redacted() {
         let mut hidden = Hidden::default();
         hidden.secret("hunter2");
         hidden.secret("s");
-        hidden.opaque("user=hunter2");
+        hidden.opaque("login=hunter2");
         hidden.opaque("yes");
         hidden.opaque("password=opensesame");
         let scrub = |text: &str| hidden.scrub(text);
-        assert_eq!(scrub("with user=hunter2 no"), "with [redacted] no");
+        assert_eq!(scrub("with login=hunter2 no"), "with login=[redacted] no");
         assert_eq!(scrub("hunter2hunter2"), "[redacted][redacted]");
         assert_eq!(scrub("yes: it"), "ye[redacted]: it");
         assert_eq!(scrub("bad opensesame"), "bad [redacted]");
         let mut hidden = Hidden::default();
-        hidden.opaque("abcdef");
+        hidden.opaque("1a2b3cdef");
         hidden.secret("defghi");
-        assert_eq!(hidden.scrub("xabcdefghix"), "x[redacted]x");
+        assert_eq!(hidden.scrub("x1a2b3cdefghix"), "x[redacted]x");
     }
 
     #[test]
-    fn what_is_hidden_is_gone_also_in_parts_and_quoted() {
+    fn parts_and_quoted_secrets_are_redacted() {
         let mut hidden = Hidden::default();
         hidden.secret("hunter2\n");
         hidden.secret("-----BEGIN KEY-----\nMIIEow\r\nab\n");
         hidden.secret("q\"u<o\te");
         hidden.opaque("vers=3,password=opensesame,sec=krb5");
-        hidden.opaque("line1\nline2");
+        hidden.opaque("l1ne-1-a\nl1ne-2-b");
         for (said, clean) in [
             ("login hunter2 failed", "login [redacted] failed"),
             ("bad key: MIIEow", "bad key: [redacted]"),
@@ -464,14 +470,68 @@ mod tests {
             (r#"{"key":"q\"u\u003co\te"}"#, r#"{"key":"[redacted]"}"#),
             (r"pem -----BEGIN KEY-----\nMIIEow\r\nab\n end", "pem [redacted] end"),
             ("unknown option opensesame", "unknown option [redacted]"),
-            ("after krb5, line2", "after [redacted], [redacted]"),
+            ("after krb5, l1ne-2-b", "after krb5, [redacted]"),
         ] {
             assert_eq!(hidden.scrub(said), clean);
         }
     }
 
     #[test]
-    fn what_is_hidden_is_wiped() {
+    fn plain_values_are_not_redacted() {
+        let values = [
+            "true",
+            "readOnly",
+            "ReadWriteOnce",
+            "nfs.example.com",
+            "10.0.0.17",
+            "fe80::1ff:fe23:4567",
+            "nfs-server-02:2049",
+            "/srv/exports/data_01",
+            "nfs.example.com:/srv/exports",
+            "https://vault.example.com:8200/v1",
+            "10737418240",
+            "20Gi",
+            "fast-storage-pool",
+            "noatime",
+            "vers=4.1,sec=krb5,nolock",
+            "/dev/disk/by-id/wwn-0x5000c500a1b2c3d4",
+            "us-east-1a",
+            "",
+        ];
+        let mut hidden = Hidden::default();
+        values.iter().for_each(|value| hidden.opaque(value));
+        for value in values {
+            assert_eq!(hidden.scrub(&format!("`{value}` is wrong")), format!("`{value}` is wrong"));
+        }
+        for secret in [
+            "c4n4ry-c0nt3xt-4242",
+            "c4n4ry-fl4g-4242",
+            "ZGVhZGJlZWY0Mg==",
+            "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+            "hvs.CAESIJ1mxq",
+            "5f4dcc3b5aa765d61d8327deb882cf99",
+            "correct-horse-battery-staple",
+            "p@ssw0rd!",
+            "/9j/4AAQSkZJRgABAQ",
+            "two words 17",
+            "c0ffee00-1234-4abc-9def-001122334455",
+            "{\"token\":1}",
+        ] {
+            let mut hidden = Hidden::default();
+            hidden.opaque(secret);
+            assert_eq!(hidden.scrub(&format!("no {secret}.")), "no [redacted].", "{secret}");
+        }
+        // Whose name says what it is, whatever its form.
+        let mut hidden = Hidden::default();
+        hidden.opaque("vers=3,password=opensesame,token=12345678");
+        assert_eq!(
+            hidden.scrub("vers=3,password=opensesame: 12345678"),
+            "vers=3,password=[redacted]: [redacted]"
+        );
+    }
+
+    #[test]
+    fn hidden_values_are_wiped() {
         let document = format!("{{\"a\":\"<{SECRET}>\\n{SECRET}\\n\"}}");
         let secrets = Secrets::from_json(document.as_bytes()).unwrap();
         let found = freed::with_the_secret(|| {

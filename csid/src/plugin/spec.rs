@@ -1,27 +1,31 @@
-//! What a plugin is told to be: RegisterPlugin's spec and the keys of a file in `plugins.d`, and what is
-//! wrong with one.
+//! The definition of a plugin: RegisterPlugin's spec and the keys of a file in `plugins.d`, and its checks.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::ops::RangeInclusive;
+use std::path::{Component, Path};
 use std::time::Duration;
 
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
-use super::network::{Commands, Network};
-use super::profile::Profile;
-use super::trust;
-use crate::config::{self, Directories};
+use crate::config;
 use crate::error::{Error, Result};
+use crate::names;
+use crate::plugin::common::NODE_CALLS;
+use crate::plugin::network::Network;
+use crate::plugin::profile::Profile;
+use crate::plugin::trust;
 use crate::store::rows::Propagation;
 
 const DEFAULT_INSTANCE: &str = "default";
-const ENDPOINT: &str = "CSI_ENDPOINT";
+pub(super) const ENDPOINT: &str = "CSI_ENDPOINT";
 /// `sockaddr_un` has room for 108 bytes, the last a NUL.
-const SOCKET_BYTES: usize = 107;
+pub(super) const SOCKET_BYTES: usize = 107;
 /// All of argv, or all of the environment.
 const TEXT_BYTES: usize = 64 * 1024;
 const UNIT_NAME_BYTES: usize = 255;
+/// Node calls in flight.
+const AT_ONCE: RangeInclusive<u32> = 1..=1024;
 
 /// RegisterPlugin's spec, and the keys of a file in `plugins.d`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +57,9 @@ pub struct PluginSpec {
     /// The deadline of one RPC, in systemd's spelling; default: csid.toml's.
     #[serde(default)]
     pub rpc_deadline: Option<String>,
+    /// How many node calls of the plugin are in flight at most, those of all its volumes together; default: 32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_calls_at_once: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<Profile>,
     /// Between the host's mounts and the plugin's; default: bidirectional, they are the same.
@@ -104,19 +111,15 @@ pub fn validate_id(id: &str) -> Result<()> {
 }
 
 impl PluginSpec {
-    /// With nothing said beyond that.
+    /// Returns a spec with defaults.
     pub fn new(supervision: Supervision) -> Self {
         PluginSpec { supervision, ..PluginSpec::default() }
     }
 
-    /// Everything that can be seen without looking at the host.
+    /// Checks all that needs no look at the host.
     pub fn validate(&self, id: &str) -> Result<()> {
         validate_id(id)?;
-        let instance = self.instance();
-        let plain = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-        if !(1..=16).contains(&instance.len()) || !instance.bytes().all(plain) {
-            return Err(Error::invalid("instance is not 1 to 16 characters of [a-z0-9]"));
-        }
+        names::instance(self.instance())?;
         match self.supervision {
             Supervision::Managed => self.validate_managed(id)?,
             Supervision::Unit => self.validate_unit()?,
@@ -135,6 +138,13 @@ impl PluginSpec {
             if path.as_ref().is_some_and(|path| !is_plain_path(path)) {
                 return Err(Error::invalid(format!("{key} is not an absolute path without `..`")));
             }
+        }
+        if !AT_ONCE.contains(&self.node_calls_at_once()) {
+            let (least, most) = (AT_ONCE.start(), AT_ONCE.end());
+            return Err(Error::invalid(format!(
+                "node-calls-at-once: {} is not {least} to {most}",
+                self.node_calls_at_once()
+            )));
         }
         self.rpc_deadline().map(drop)
     }
@@ -184,7 +194,7 @@ impl PluginSpec {
         self.validate_network()?;
         if unit_name(id, self.instance()).len() > UNIT_NAME_BYTES {
             return Err(Error::invalid(
-                "the plugin id is too long for a unit name: each `-` takes four bytes there",
+                "the plugin id and the instance are too long for a unit name: each `-` takes four bytes there",
             ));
         }
         Ok(())
@@ -236,7 +246,7 @@ impl PluginSpec {
             .try_for_each(|(key, command)| check_command(key, command))
     }
 
-    /// What is run as root must be there, and nobody but root able to change it.
+    /// Checks that each program exists and that only root can change it, for root runs it.
     pub fn check_program(&self) -> Result<()> {
         let commands = [
             ("argv", &self.argv),
@@ -250,7 +260,7 @@ impl PluginSpec {
         Ok(())
     }
 
-    /// Keys by which a caller could make csid run or reach what is not his.
+    /// Returns whether a key is set by which a caller could make csid run or reach what belongs to others.
     pub(super) fn needs_root(&self) -> bool {
         !self.argv.is_empty()
             || !self.environment.is_empty()
@@ -292,11 +302,16 @@ impl PluginSpec {
         config::duration(text).map(Some).map_err(|error| Error::invalid(format!("rpc-deadline: {error}")))
     }
 
+    pub(super) fn node_calls_at_once(&self) -> u32 {
+        self.node_calls_at_once.unwrap_or(NODE_CALLS)
+    }
+
     /// Whether `self` describes the same plugin as `other`; a default that is written out changes nothing.
     pub(super) fn same(&self, other: &PluginSpec) -> bool {
         let spelled = |spec: &PluginSpec| PluginSpec {
             instance: Some(spec.instance().to_owned()),
             propagation: Some(spec.propagation()),
+            node_calls_at_once: Some(spec.node_calls_at_once()),
             ..spec.clone()
         };
         spelled(self) == spelled(other)
@@ -315,58 +330,11 @@ impl PluginSpec {
     }
 }
 
-/// Where a plugin lives: derived from its id and spec alone.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    /// Empty for an external plugin.
-    pub unit: String,
-    /// What makes its network namespace, where commands do.
-    pub network: Option<Commands>,
-    pub socket: PathBuf,
-    /// The directory of the socket, when it is csid's own (CSI rule 5).
-    pub directory: Option<PathBuf>,
-    pub root: PathBuf,
-    pub view: PathBuf,
-}
-
-impl Place {
-    pub fn of(directories: &Directories, id: &str, spec: &PluginSpec) -> Self {
-        let root = spec.plugin_root.as_ref().map_or_else(|| directories.plugin(id), PathBuf::from);
-        let view = spec.plugin_view.as_ref().map_or_else(|| root.clone(), PathBuf::from);
-        let endpoint = spec.environment.get(ENDPOINT).and_then(|endpoint| endpoint.strip_prefix("unix://"));
-        let own = directories.runtime.join("plugins").join(id).join(spec.instance());
-        let (unit, socket, directory) = match (spec.supervision, endpoint) {
-            (Supervision::Unit, _) => (
-                spec.unit.clone().unwrap_or_default(),
-                PathBuf::from(spec.socket.clone().unwrap_or_default()),
-                None,
-            ),
-            (Supervision::External, _) => {
-                (String::new(), PathBuf::from(spec.socket.clone().unwrap_or_default()), None)
-            }
-            (Supervision::Managed, Some(endpoint)) => {
-                (unit_name(id, spec.instance()), PathBuf::from(endpoint), None)
-            }
-            (Supervision::Managed, None) => (unit_name(id, spec.instance()), own.join("csi.sock"), Some(own)),
-        };
-        let network = Commands::of(id, spec);
-        Place { unit, network, socket, directory, root, view }
-    }
-
-    /// What a managed plugin finds in its environment: its own, and the endpoint unless that names one (CSI
-    /// rule 2).
-    pub fn environment(&self, spec: &PluginSpec) -> BTreeMap<String, String> {
-        let mut environment = spec.environment.clone();
-        let endpoint = || format!("unix://{}", self.socket.display());
-        environment.entry(ENDPOINT.to_owned()).or_insert_with(endpoint);
-        environment
-    }
-}
-
-/// `csi-plugin-ID-INSTANCE.service`. A `-` of the id is written as systemd-escape does: drop-ins apply by
+/// `csi-plugin-ID-INSTANCE.service`. A `-` of the id or the instance is written as systemd-escape does: drop-ins apply by
 /// prefix, and those for `csi-plugin-a-` must not change the plugin `a-b`.
 pub(super) fn unit_name(id: &str, instance: &str) -> String {
-    format!("csi-plugin-{}-{instance}.service", id.replace('-', "\\x2d"))
+    let escaped = |text: &str| text.replace('-', "\\x2d");
+    format!("csi-plugin-{}-{}.service", escaped(id), escaped(instance))
 }
 
 /// A program and its arguments.

@@ -1,5 +1,7 @@
 use super::*;
 use crate::Kind;
+use crate::config::Directories;
+use crate::plugin::place::{HASH_BYTES, Place};
 
 fn external() -> PluginSpec {
     PluginSpec {
@@ -14,6 +16,7 @@ fn external() -> PluginSpec {
         plugin_view: None,
         log: Log::Journal,
         rpc_deadline: None,
+        node_calls_at_once: None,
         ..PluginSpec::default()
     }
 }
@@ -68,6 +71,8 @@ fn good_specs() {
         PluginSpec { plugin_root: Some("/srv/csi".into()), ..unit("a.b_c:d.service") },
         environment("CSI_ENDPOINT", unix),
         PluginSpec { instance: Some("0123456789abcdef".into()), ..managed() },
+        PluginSpec { instance: Some("Node_1.b-2".into()), ..managed() },
+        PluginSpec { instance: Some("x".repeat(64)), ..managed() },
         PluginSpec { credentials: vec!["key".into(), "csid.a:/etc/key".into()], ..managed() },
         PluginSpec { plugin_root: Some("/srv/csi".into()), plugin_view: Some("/csi".into()), ..external() },
         PluginSpec { rpc_deadline: Some("5min".into()), ..external() },
@@ -127,8 +132,9 @@ fn wrong_specs() {
         ("a credential", PluginSpec { credentials: vec!["..".into()], ..managed() }),
         ("credentials: a", PluginSpec { credentials: vec!["a:b".into()], ..managed() }),
         ("instance", PluginSpec { instance: some(""), ..external() }),
-        ("instance", PluginSpec { instance: some("A"), ..external() }),
-        ("instance", PluginSpec { instance: some("0123456789abcdefg"), ..external() }),
+        ("instance", PluginSpec { instance: some(".a"), ..external() }),
+        ("instance", PluginSpec { instance: some("a/b"), ..external() }),
+        ("instance", PluginSpec { instance: Some("x".repeat(65)), ..external() }),
         ("plugin-root", PluginSpec { plugin_root: some("csi"), ..external() }),
         ("plugin-root", PluginSpec { plugin_root: some("/csi/../etc"), ..external() }),
         ("plugin-view", PluginSpec { plugin_view: some("/csi\n"), ..external() }),
@@ -149,6 +155,8 @@ fn wrong_specs() {
             PluginSpec { network_prestart: vec!["/bin/ip".into(), "a".repeat(70_000)], ..in_namespace() },
         ),
         ("rpc-deadline", PluginSpec { rpc_deadline: some("soon"), ..external() }),
+        ("node-calls-at-once", PluginSpec { node_calls_at_once: Some(0), ..external() }),
+        ("node-calls-at-once", PluginSpec { node_calls_at_once: Some(1025), ..external() }),
     ];
     for (expected, spec) in table {
         let error = spec.validate("a").expect_err(expected);
@@ -195,7 +203,7 @@ fn a_default_that_is_written_out_changes_nothing() {
 }
 
 #[test]
-fn what_is_not_said_is_not_written() {
+fn unset_keys_are_not_serialized() {
     let plain = serde_json::to_string(&managed()).unwrap();
     for key in ["profile", "propagation", "network"] {
         assert!(!plain.contains(key), "an older csid reads it too: {plain}");
@@ -239,6 +247,21 @@ fn co_rules_1_2_and_5_the_socket_and_its_endpoint() {
     let longest =
         Place::of(&directories, &"x".repeat(63), &PluginSpec { instance: Some("y".repeat(16)), ..managed() });
     assert!(longest.socket.as_os_str().len() <= SOCKET_BYTES, "{}", longest.socket.display());
+    assert!(longest.socket.ends_with(Path::new(&"y".repeat(16)).join("csi.sock")));
+
+    let of = |instance: &str| {
+        let spec = PluginSpec { instance: Some(instance.to_owned()), ..managed() };
+        Place::of(&directories, &"x".repeat(63), &spec)
+    };
+    let [one, other] = ["a", "b"].map(|letter| of(&letter.repeat(64)));
+    for place in [&one, &other] {
+        let name = place.directory.as_deref().and_then(Path::file_name).unwrap().to_str().unwrap();
+        assert!(name.starts_with('+') && name.len() == HASH_BYTES, "{name}");
+        assert!(place.socket.as_os_str().len() <= SOCKET_BYTES, "{}", place.socket.display());
+    }
+    assert_ne!(one.socket, other.socket);
+    assert_eq!(one.socket, of(&"a".repeat(64)).socket);
+    assert_eq!(of("v1-2").unit, format!("csi-plugin-{}-v1\\x2d2.service", "x".repeat(63)));
 
     let own = environment("CSI_ENDPOINT", "unix:///srv/x.sock");
     let place = Place::of(&directories, "a", &own);

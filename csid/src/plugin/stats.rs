@@ -1,10 +1,10 @@
 //! What is measured of a plugin: the RPCs that csid makes to it, and what the processes of its units use.
 
-use super::lookup;
-use super::registry::Plugins;
-use super::tally::RpcCount;
 use crate::error::Result;
 use crate::host::cgroup::Resources;
+use crate::plugin::errors;
+use crate::plugin::registry::Plugins;
+use crate::plugin::tally::RpcCount;
 
 pub struct PluginStats {
     /// Of all its instances, since csid knows the plugin.
@@ -25,7 +25,7 @@ impl Plugins {
     pub async fn stats(&self, id: &str) -> Result<PluginStats> {
         let (rpcs, views) = {
             let plugins = self.entries();
-            let entries = plugins.get(id).ok_or_else(|| lookup::unknown(id))?;
+            let entries = plugins.get(id).ok_or_else(|| errors::unknown(id))?;
             let rpcs = entries.first().map(|entry| entry.common.tally.read()).unwrap_or_default();
             let views: Vec<_> = entries.iter().map(|entry| entry.state.borrow().view.clone()).collect();
             (rpcs, views)
@@ -36,7 +36,7 @@ impl Plugins {
             let resources = match unit.as_str() {
                 "" => None,
                 unit => self.0.shared.units.resources(unit).await.unwrap_or_else(|error| {
-                    tracing::warn!(plugin = id, unit, %error, "what it uses cannot be read");
+                    tracing::warn!(plugin = id, unit, %error, "plugin {id}: what it uses cannot be read");
                     None
                 }),
             };

@@ -1,17 +1,27 @@
 //! The process of a plugin that csid supervises: in a transient unit that csid starts, adopts and stops, or in a unit that
 //! somebody else has defined, which csid only starts. It outlives csid; who watches it is the plugin's task, the only one.
 
+use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::time::Duration;
 
-use super::spec::{Log, Place, PluginSpec, Supervision, split_credential};
-use super::{network, profile};
-use crate::host::units::{Found, MainProcess, Service, UnitState, Units, UnitsError};
+use crate::host::units::{Found, MainProcess, Service, Units, UnitsError};
+use crate::plugin::namespace;
+use crate::plugin::place::Place;
+use crate::plugin::spec::{Log, PluginSpec, Supervision, split_credential};
+use crate::plugin::start_error::{StartError, how_it_ended};
+use crate::plugin::unit_settings;
 
+/// The mode of a directory that every user may write in.
+const OPEN: u32 = 0o777;
 /// What orders plugins at shutdown; csid.service's package brings it.
 const TARGET: &str = "csi-plugins.target";
+/// What a plugin may need to flush its volumes: at shutdown these stop after it. The target's unit names the same ones. None of
+/// them is after remote-fs-pre.target, which a mount of csid's may be after.
+const STORAGE: &[&str] =
+    &["network.target", "iscsid.service", "open-iscsi.service", "multipathd.service", "rpcbind.service"];
 /// How long a unit may take to say what it is doing.
 const SETTLE: Duration = Duration::from_secs(30);
 
@@ -21,53 +31,13 @@ const LOOK: Duration = Duration::from_secs(1);
 /// systemd forgets a transient unit that ended well.
 const ENDED_WELL: &str = "it exited with status 0";
 
-#[derive(Debug, thiserror::Error)]
-pub(super) enum StartError {
-    #[error(transparent)]
-    Units(#[from] UnitsError),
-    #[error("{0}")]
-    Program(String),
-    #[error("cannot prepare {}: {source}", path.display())]
-    Socket { path: PathBuf, source: io::Error },
-    #[error("there is no network namespace {}: make it (`ip netns add`), or have network-prestart make it", path.display())]
-    NoNamespace { path: PathBuf },
-    #[error("network-prestart: {unit}: {how}; see `journalctl -u '{unit}'`")]
-    Network { unit: String, how: String },
-    #[error("network-prestart ({unit}) ended well, but did not make {}", path.display())]
-    NotMade { path: PathBuf, unit: String },
-    #[error("{unit} ended as it was started: {how}")]
-    Ended { unit: String, how: String },
-    #[error(
-        "{unit} has ended, but processes of it are left (FUSE helpers?) that keep the definition of before; \
-         unmount what they serve, or end them"
-    )]
-    Leftovers { unit: String },
-    #[error("{unit} stays {active}; see `systemctl status {unit}`")]
-    Stuck { unit: String, active: String },
-    #[error(
-        "there is no {unit}; write it and `systemctl daemon-reload`, or register the plugin with another one"
-    )]
-    NotFound { unit: String },
-    #[error("{unit} is masked; `systemctl unmask {unit}`")]
-    Masked { unit: String },
-    #[error("systemd cannot load {unit} ({load}); see `systemctl status {unit}`")]
-    NotLoaded { unit: String, load: String },
-    #[error("{unit} is another name of {name}; register the plugin with that one")]
-    Alias { unit: String, name: String },
-    #[error(
-        "{unit} has no main process to watch: it is of Type=oneshot, or of Type=forking without PIDFile=; register its \
-         plugin as external"
-    )]
-    NoProcess { unit: String },
-}
-
 /// A running process: found, or made now.
 pub(super) struct Running {
     pub process: MainProcess,
     pub started: bool,
 }
 
-/// Make sure that the plugin's unit runs, whoever defines it.
+/// Makes sure that the plugin's unit runs, csid's own or another's.
 pub(super) async fn ensure(
     units: &Units,
     id: &str,
@@ -137,7 +107,7 @@ fn refuse_unloaded(unit: &str, found: &Found) -> Result<(), StartError> {
     }
 }
 
-/// Wait until somebody else starts a unit that csid has not defined. PID 1 is asked, for being told would make it send csid
+/// Waits until a unit that csid has not defined is started by others. It polls PID 1, for a subscription would send csid
 /// every change of every unit of the host.
 pub(super) async fn started_by_others(units: &Units, unit: &str) {
     loop {
@@ -212,7 +182,7 @@ async fn start(
     loaded: bool,
 ) -> Result<(), StartError> {
     spec.check_program().map_err(|error| StartError::Program(error.message))?;
-    let requires = network::prepare(units, &spec.network, place.network.as_ref()).await?;
+    let requires = namespace::prepare(units, &spec.network, place.network.as_ref()).await?;
     prepare_socket(place).map_err(|source| StartError::Socket { path: place.socket.clone(), source })?;
     if loaded {
         units.reset_failed(&place.unit).await?;
@@ -237,7 +207,7 @@ fn service(id: &str, spec: &PluginSpec, place: &Place) -> Service {
     };
     Service {
         unit: place.unit.clone(),
-        description: profile::description(id, spec),
+        description: unit_settings::description(id, spec),
         argv: spec.argv.clone(),
         environment: place.environment(spec),
         credentials: spec.credentials.iter().map(credential).collect(),
@@ -245,8 +215,9 @@ fn service(id: &str, spec: &PluginSpec, place: &Place) -> Service {
         syslog_identifier: id.to_owned(),
         journal: spec.log == Log::Journal,
         target: TARGET,
+        after: STORAGE,
         requires: None,
-        settings: profile::settings(spec, place),
+        settings: unit_settings::settings(spec, place),
     }
 }
 
@@ -255,6 +226,16 @@ fn service(id: &str, spec: &PluginSpec, place: &Place) -> Service {
 fn prepare_socket(place: &Place) -> io::Result<()> {
     if let Some(directory) = &place.directory {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        // The uid of a user that systemd makes is not known before the start. That user, and nobody else, comes to the directory
+        // by a bind of its unit's: the one above is root's alone.
+        let set = |directory: &Path, mode| std::fs::set_permissions(directory, Permissions::from_mode(mode));
+        let is_open = std::fs::symlink_metadata(directory)?.mode() & OPEN == OPEN;
+        match (&place.user, directory.parent()) {
+            (Some(_), Some(above)) => set(above, 0o700).and_then(|()| set(directory, OPEN))?,
+            // It had one before.
+            _ if is_open => set(directory, 0o700)?,
+            _ => {}
+        }
     }
     match std::fs::symlink_metadata(&place.socket) {
         Ok(found) if found.file_type().is_socket() => std::fs::remove_file(&place.socket),
@@ -275,7 +256,7 @@ pub(super) async fn stop(units: &Units, place: &Place) -> Result<(), UnitsError>
         if let Err(error) = removed {
             tracing::debug!(directory = %directory.display(), %error, "the socket's directory stays");
         }
-        // Another instance's directory may be beside it.
+        // Another instance's directory may be there too.
         let _ = directory.parent().map(std::fs::remove_dir);
     }
     Ok(())
@@ -295,15 +276,4 @@ pub(super) async fn end_of(units: &Units, unit: &str) -> String {
         }
     }
     "its main process ended".into()
-}
-
-pub(super) fn how_it_ended(state: &UnitState) -> String {
-    match state.exit {
-        (1, 203) => "systemd could not execute argv[0] (status 203)".into(),
-        (1, 225) => "systemd could not put it into its network namespace (status 225)".into(),
-        (1, 226) => "systemd could not set up its mount namespace (status 226)".into(),
-        (1, status) => format!("it exited with status {status}"),
-        (2 | 3, signal) => format!("it was killed by signal {signal}"),
-        _ => format!("it ended ({})", state.result),
-    }
 }

@@ -4,12 +4,13 @@
 //!              managed: unit runs      connects             Probe true, fingerprint
 //!   failed <-> starting ----------------------> probing -----------------------------> ready
 //!     ^                                            ^ |                                  | heartbeat or
-//!     |   process ended, or not ready in 30 s      | v Probe fails                      v connection lost
+//!     |   process ended, or started by csid        | v Probe fails                      v connection lost
+//!     |   and not ready in 30 s                    | |                                  |
 //!     +-------------------------------------- unhealthy <-------------------------------+
 //! ```
 //!
-//! One that ended is started again, for ever: `life` says when. The connection's end and the process's end are told;
-//! nothing is polled while the plugin is healthy but the heartbeat of 30 s.
+//! A process that ended is started again, without end: `life` has the pauses. The ends of the connection and of the process are
+//! signalled. While the plugin is healthy, the heartbeat of 30 s is the only poll.
 
 mod life;
 
@@ -20,32 +21,39 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
 
-use super::fingerprint::{self, Failure, Fingerprint};
-use super::instance::{Common, Instance, Load};
-use super::node::Ready;
-use super::node_ids::{NodeIds, disputed};
-use super::rpc::{Class, Limit, Peer, RpcError, Stops, presentable};
-use super::spec::{Log, Place, PluginSpec, Supervision};
-use super::supervise;
-use super::{PluginChange, PluginView, Service, channel, events, network, visible};
+use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result};
 use crate::host::units::{Units, UnitsError};
+use crate::plugin::channel;
+use crate::plugin::common::Common;
+use crate::plugin::errors::disputed;
+use crate::plugin::events;
+use crate::plugin::fingerprint::{self, Facts, Failure, Fingerprint, Identity};
+use crate::plugin::instance::{Instance, Load};
+use crate::plugin::namespace;
+use crate::plugin::node::Ready;
+use crate::plugin::node_ids::NodeIds;
+use crate::plugin::place::Place;
+use crate::plugin::rpc::{Class, Limit, Peer, RpcError, Stops, presentable};
+use crate::plugin::spec::{Log, PluginSpec, Supervision};
+use crate::plugin::supervise;
+use crate::plugin::view::{PluginChange, PluginView, Service};
+use crate::plugin::visible;
 use crate::store::Store;
-use life::Backoff;
 
 /// How fast a plugin is looked at. Only tests have another.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
     /// Between two Probes of a plugin that is not ready.
     pub probe: Duration,
-    /// A plugin that was started is ready by then, or started again.
+    /// A plugin that this csid started is ready by then, or started again. One that it adopted is left alone.
     pub start: Duration,
     pub heartbeat: Duration,
     /// All RPCs of one look together.
     pub patience: Duration,
     /// Before the first new start of a plugin that ended; each that follows waits twice as long.
     pub restart: Duration,
-    /// But not longer than this. A plugin that was ready for so long begins anew.
+    /// The longest pause. After a plugin was ready for so long, the pauses are reset.
     pub longest: Duration,
     /// The last Probe when csid stops.
     pub last: Duration,
@@ -72,7 +80,7 @@ const LAST_POLL: Duration = Duration::from_secs(1);
 /// How the message of a plugin that failed goes on.
 pub(super) const AGAIN: &str = "; it is started again";
 
-/// What is known of a plugin at one moment.
+/// The state of an instance at one moment.
 #[derive(Clone)]
 pub(super) struct Snapshot {
     pub view: Arc<PluginView>,
@@ -100,7 +108,7 @@ pub(super) enum How {
     Last,
 }
 
-/// What all tasks share.
+/// Handles that all tasks share.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub store: Store,
@@ -109,7 +117,7 @@ pub(super) struct Shared {
     pub closed: Arc<AtomicBool>,
     pub limit: Limit,
     pub node_ids: Arc<NodeIds>,
-    pub namespaces: network::Namespaces,
+    pub namespaces: namespace::Namespaces,
     pub pace: Pace,
 }
 
@@ -134,11 +142,11 @@ pub(super) struct Task {
     backoff: Backoff,
     /// When the process that runs was ready first.
     ready_since: Option<Instant>,
-    /// What was told of a plugin since it was ready: each of its tries would tell the same.
-    told: Vec<&'static str>,
+    /// The states that an event reported since the plugin was ready. Each try would repeat them.
+    reported: Vec<&'static str>,
 }
 
-/// What one look at the plugin found.
+/// The result of one probe.
 enum Look {
     Ready,
     Wait,
@@ -159,10 +167,15 @@ impl Task {
         common: Arc<Common>,
     ) -> (Self, watch::Receiver<Snapshot>) {
         let ended = Arc::new(Notify::new());
+        let listener = match place.user {
+            Some(_) => channel::Listener::Unit { units: shared.units.clone(), unit: place.unit.clone() },
+            None => channel::Listener::Owner(owner),
+        };
+        common.bound_node_calls(spec.node_calls_at_once());
         let own = spec.rpc_deadline().ok().flatten().map(Limit::new);
         let peer = Peer {
             id: id.into(),
-            channel: channel::open(&place.socket, owner, ended.clone()),
+            channel: channel::open(&place.socket, listener, ended.clone(), common.listeners.clone()),
             limit: own.unwrap_or_else(|| shared.limit.clone()),
             closed: shared.closed.clone(),
             stops: Stops::default(),
@@ -187,8 +200,8 @@ impl Task {
         };
         let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
         let (asked, print, hidden, adopted, load) = (Vec::new(), None, None, None, Arc::default());
-        let backoff = Backoff::new(shared.pace.restart, shared.pace.longest);
-        let (ready_since, told) = (None, Vec::new());
+        let backoff = Backoff::between(shared.pace.restart, shared.pace.longest);
+        let (ready_since, reported) = (None, Vec::new());
         let task = Task {
             shared,
             spec,
@@ -205,7 +218,7 @@ impl Task {
             load,
             backoff,
             ready_since,
-            told,
+            reported,
         };
         (task, seen)
     }
@@ -235,7 +248,7 @@ impl Task {
             How::Unit => self.stop_unit(how).await?,
             How::Restart => {
                 self.stop_unit(how).await?;
-                self.backoff.begin_anew();
+                self.backoff.reset();
                 self.restarted(Some("it was asked for".to_owned())).await;
                 self.set("starting", "", None).await;
                 return Ok(());
@@ -275,7 +288,7 @@ impl Task {
     async fn stop_own(&self, leaves: bool) -> std::result::Result<(), UnitsError> {
         supervise::stop(&self.shared.units, &self.place).await?;
         match leaves || self.place.network.is_some() {
-            true => network::clear(&self.shared.units, &self.spec.network, &self.shared.namespaces).await,
+            true => namespace::clear(&self.shared.units, &self.spec.network, &self.shared.namespaces).await,
             false => Ok(()),
         }
     }
@@ -379,7 +392,7 @@ impl Task {
             Ok(false) => Look::Wait,
             Ok(true) => self.fingerprint(whole, deadline).await,
         };
-        // One that has just been started listens soon: whoever asks wants to know what comes of it.
+        // A process that has just been started listens soon, and the answer waits for it.
         let starts = self.view.state == "starting" && self.spec.supervision != Supervision::External;
         if !(starts && matches!(look, Look::NotConnected(_))) {
             self.answer(|| probed.clone().map_err(Error::from));
@@ -389,7 +402,12 @@ impl Task {
 
     async fn fingerprint(&mut self, whole: bool, deadline: Instant) -> Look {
         let known = self.print.as_ref().filter(|_| !whole).map(|print| &print.identity);
-        match fingerprint::take(&self.peer, known, deadline).await {
+        let mut facts = Facts::default();
+        let taken = fingerprint::take(&self.peer, known, deadline, &mut facts).await;
+        if taken.is_err() {
+            self.keep(facts);
+        }
+        match taken {
             Ok(print) => match self.hidden(&print).await {
                 Ok(None) => {
                     self.found(print).await;
@@ -416,22 +434,55 @@ impl Task {
         Ok(self.hidden.clone().flatten())
     }
 
+    /// Shows what a plugin has answered of a fingerprint that failed. What it has not answered stays as it was; the provider's
+    /// name is not shown before all is known (`lookup::known`).
+    fn keep(&mut self, facts: Facts) {
+        let owned = |names: Vec<&'static str>| names.into_iter().map(str::to_owned).collect();
+        let Facts { plugin, node, controller, identity } = facts;
+        if let Some(plugin) = plugin {
+            self.view.plugin_capabilities = owned(plugin);
+        }
+        for (service, capabilities) in [(Service::Node, node), (Service::Controller, controller)] {
+            let Some(capabilities) = capabilities else { continue };
+            let (at, kept) = match service {
+                Service::Node => (0, &mut self.view.node_capabilities),
+                Service::Controller => (self.view.services.len(), &mut self.view.controller_capabilities),
+            };
+            let is_shown = self.view.services.iter().any(|shown| shown == service.name());
+            match capabilities.is_some() {
+                true if !is_shown => self.view.services.insert(at, service.name().to_owned()),
+                true => {}
+                false => self.view.services.retain(|shown| shown != service.name()),
+            }
+            *kept = owned(capabilities.unwrap_or_default());
+        }
+        if let Some(identity) = identity {
+            self.view.node_id = presentable(&identity.node_id);
+            self.place_of(&identity);
+        }
+    }
+
+    fn place_of(&mut self, identity: &Identity) {
+        self.view.max_volumes = identity.max_volumes;
+        self.view.topology =
+            identity.topology.iter().map(|(key, value)| (presentable(key), presentable(value))).collect();
+    }
+
     async fn found(&mut self, print: Fingerprint) {
         let (id, store) = (self.view.id.clone(), self.shared.store.clone());
         let identity = &print.identity;
         self.view.provider = presentable(&identity.name);
         self.view.provider_version = presentable(&identity.version);
-        self.view.max_volumes = identity.max_volumes;
-        self.view.topology =
-            identity.topology.iter().map(|(key, value)| (presentable(key), presentable(value))).collect();
+        self.place_of(identity);
         let owned = |names: &[&'static str]| names.iter().map(|name| (*name).to_owned()).collect();
         self.view.services = owned(&print.services);
         self.view.plugin_capabilities = owned(&print.plugin);
         self.view.node_capabilities = owned(&print.node);
         self.view.controller_capabilities = owned(&print.controller);
         let node_id = presentable(&identity.node_id);
-        let is_news = std::mem::replace(&mut self.view.node_id, node_id) != self.view.node_id;
+        self.view.node_id = node_id;
         let now = &identity.node_id;
+        let is_news = self.print.as_ref().is_none_or(|before| before.identity.node_id != *now);
         self.shared.node_ids.seen(&store, &id, now).await;
         let agreed = self.shared.node_ids.other_than(&id, now);
         if let Some(agreed) = agreed.as_ref().filter(|_| is_news) {
@@ -469,11 +520,11 @@ impl Task {
             let _ = self.shared.changes.send(PluginChange::Changed(self.view.id.clone()));
         }
         let turned = was_healthy != self.view.healthy && !matches!(state, "stopping" | "stopped");
-        let fell = matches!(state, "unhealthy" | "failed") && !self.told.contains(&state);
+        let fell = matches!(state, "unhealthy" | "failed") && !self.reported.contains(&state);
         if turned || fell {
             match self.view.healthy {
-                true => self.told.clear(),
-                false => self.told.push(state),
+                true => self.reported.clear(),
+                false => self.reported.push(state),
             }
             events::health(&self.shared.store, &self.view, from).await;
         }

@@ -23,6 +23,8 @@ pub enum Distrust {
     Links { path: PathBuf },
     #[error("uid {listener} listens there, but the plugin is uid {owner}'s")]
     Listener { listener: u32, owner: u32 },
+    #[error("process {pid} of uid {uid} listens there, which is none of {unit}")]
+    Stranger { pid: u32, uid: u32, unit: String },
 }
 
 /// Whether nobody but root can change the program.
@@ -119,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn a_program_of_the_system_is_trusted_also_through_links() {
+    fn system_program_is_trusted_through_links() {
         check(Path::new("/bin/sh")).unwrap();
     }
 
     #[test]
-    fn what_others_can_change_is_refused() {
+    fn program_writable_by_others_is_refused() {
         let Some(directory) = directory() else { return };
         let at = |name: &str| directory.path().join(name);
         program(&at("good"), 0o755);
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_listen_for_a_plugin() {
+    fn listener_owner_is_checked() {
         let Some(directory) = directory() else { return };
         let at = |name: &str, owner: u32, mode: u32| {
             let path = directory.path().join(name);

@@ -2,9 +2,10 @@
 //! asked of it. What its unit says is what a process was started with that csid has started; of another one it may say what the
 //! next one will be started with, so that one is looked at itself.
 
-use super::profile::{self, Profile};
-use super::spec::PluginSpec;
 use crate::host::units::{Units, UnitsError};
+use crate::plugin::profile::Profile;
+use crate::plugin::spec::PluginSpec;
+use crate::plugin::unit_settings;
 
 /// Why the host does not, and what to do; `None`: it does.
 pub(super) async fn hidden(
@@ -22,7 +23,7 @@ pub(super) async fn hidden(
     if let Some(pid) = adopted
         && units.is_in_hosts_namespaces(pid).await?
     {
-        tracing::warn!(plugin = %id, pid, "this process was started without what the next one would be: {why}");
+        tracing::warn!(plugin = %id, pid, "plugin {id}: this process was started without what the next one would be: {why}");
         return Ok(None);
     }
     Ok(Some(why))
@@ -35,7 +36,7 @@ fn why(id: &str, spec: &PluginSpec, unit: &str, settings: &[String]) -> String {
             "it has a node service, and its profile `controller` a mount namespace of its own, {text}; choose a node- profile"
         );
     }
-    if let Some(propagation) = profile::apart(spec) {
+    if let Some(propagation) = unit_settings::apart(spec) {
         return format!(
             "it has a node service, and its propagation is `{propagation}`, {text}; that of a node plugin is \
              bidirectional"
@@ -54,7 +55,7 @@ mod tests {
     use crate::store::rows::Propagation;
 
     #[test]
-    fn whose_setting_it_is_is_told() {
+    fn origin_of_hiding_setting_is_named() {
         let of = |spec: PluginSpec| why("a", &spec, "u.service", &["PrivateTmp=yes".to_owned()]);
         let theirs = of(PluginSpec::default());
         for part in ["PrivateTmp=yes", "systemctl cat 'u.service'", "csictl plugin restart a"] {

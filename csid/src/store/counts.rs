@@ -1,12 +1,12 @@
-//! What the journal's thread has written since csid's start.
+//! Counts of commits since csid's start.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::Durability;
-use super::rows::Event;
 use crate::histogram::{Durations, Histogram};
+use crate::store::change::Durability;
+use crate::store::rows::Event;
 
 #[derive(Default)]
 pub struct Counts {

@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-use super::registry::VolumeName;
+use crate::store::record::VolumeName;
 
 /// Why the journal did not do what was asked. Whatever it says, nothing of the request is kept.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum StoreError {
         "no space is left on the disk of csid's journal; nothing was changed. Make room there, then ask again"
     )]
     Full,
-    /// What was to be changed has changed since it was read.
+    /// The record has changed since it was read.
     #[error("the volume's record has changed meanwhile; ask again")]
     Stale,
     /// The plugin's volume is known under this name, and has no second one.
@@ -48,7 +48,7 @@ impl StoreError {
         matches!(self, StoreError::Full | StoreError::Stale)
     }
 
-    /// The journal has looked and written nothing, and what was asked beside it goes on.
+    /// Returns whether the journal refused before it wrote anything, so that the other requests of the group go on.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self, StoreError::Stale | StoreError::Taken(_))
     }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
-use super::error::{StoreError, at};
-use super::place::{LOG, NAME, Place};
-use super::{checksum, schema};
+use crate::store::checksum;
+use crate::store::error::{StoreError, at};
+use crate::store::place::{LOG, NAME, Place};
+use crate::store::schema;
 
 /// An open journal: the connection, and the lock that keeps a second csid out while it lives.
 pub(super) struct File {

@@ -1,25 +1,32 @@
 //! The connection and what is done with it: one transaction for a group of requests, reads, the close. No
 //! threads here. Of a damaged journal what can be read stands in memory, and is only read.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rusqlite::{Connection, TransactionBehavior, params};
 
-use super::error::{StoreError, at};
-use super::file::{File, connect};
-use super::mark::{self, Mark};
-use super::node::Node;
-use super::place::Place;
-use super::rows::{Event, MountRow, NewEvent, Phase};
-use super::tables::{
+use crate::store::change::{Change, Durability};
+use crate::store::error::{StoreError, at};
+use crate::store::file::{File, connect};
+use crate::store::known_claims::KnownClaims;
+use crate::store::loaded::{Loaded, MountFilter};
+use crate::store::mark::{self, Mark};
+use crate::store::node::Node;
+use crate::store::place::Place;
+use crate::store::record::{Record, VolumeName};
+use crate::store::records;
+use crate::store::remains;
+use crate::store::request::Work;
+use crate::store::rows::{Event, MountRow, NewEvent, Phase};
+use crate::store::schema;
+use crate::store::tables::{
     EVENT, NODE_ID, as_written, checked, event, load, meta, put_event, put_meta, put_mount, put_plugin,
     put_volume, read_mounts,
 };
-use super::thread::Work;
-use super::words::{from_bits, from_word};
-use super::{Change, Durability, Loaded, MountFilter, records, remains, schema};
+use crate::store::words::{from_bits, from_word};
 
 /// Sequences that one synced commit sets aside.
 const EVENT_BLOCK: u64 = 10_000;
@@ -30,7 +37,7 @@ const EVENTS_TRIMMED: u64 = 256;
 /// what one group adds, and each commit writes a page.
 const INDEX_LEAP: u64 = 100_000;
 
-/// What a transaction moves on, kept only if it is committed.
+/// Counters that a transaction advances, kept only if it is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Counters {
     /// Grows with every commit, so that each writes a page and a synced one syncs those before it.
@@ -44,7 +51,7 @@ pub(super) struct Counters {
     events: u64,
 }
 
-/// What a transaction came to.
+/// The result of a transaction.
 pub(super) struct Done {
     /// The events it holds, as they were numbered.
     pub events: Vec<Arc<Event>>,
@@ -58,13 +65,14 @@ pub(super) struct Journal {
     pub counters: Counters,
     pub node: Node,
     boot: String,
-    /// What `PRAGMA synchronous` is: FULL, or NORMAL.
+    /// The setting of `PRAGMA synchronous`: FULL, or NORMAL.
     full: bool,
     mark: Option<Mark>,
-    /// What is wrong with the file. The rows of now are what could be read of it.
+    /// The damage of the file. The rows are then those that could be read of it.
     damage: Option<String>,
     /// Another journal has taken its place.
     replaced: bool,
+    known_claims: RefCell<KnownClaims>,
 }
 
 impl Journal {
@@ -112,12 +120,13 @@ impl Journal {
             mark: Some(mark),
             damage: None,
             replaced: false,
+            known_claims: RefCell::default(),
         };
         journal.synchronous(true)?;
         Ok((journal, loaded))
     }
 
-    /// What can be read of a journal that could not be opened, because of `why`.
+    /// Returns a journal of the rows that can be read of a file that could not be opened, because of `why`.
     pub fn remains(
         place: &Arc<Place>,
         why: String,
@@ -138,7 +147,18 @@ impl Journal {
         let counters = newest_commit(&file.db)
             .and_then(|newest| counters(&file.db, &boot, newest))
             .map_err(at("read its counters"))?;
-        Ok(Journal { file, id, counters, node, boot, full: true, mark: None, damage: None, replaced: false })
+        Ok(Journal {
+            file,
+            id,
+            counters,
+            node,
+            boot,
+            full: true,
+            mark: None,
+            damage: None,
+            replaced: false,
+            known_claims: RefCell::default(),
+        })
     }
 
     /// Why nothing is written any more.
@@ -158,7 +178,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Enter rows beside those that could be read of a damaged journal; nothing is written.
+    /// Adds rows to those that could be read of a damaged journal. Nothing is written.
     pub fn show(&mut self, changes: Vec<Change>) -> Result<(), StoreError> {
         match self.damage {
             Some(_) => self.transaction(&[&Work::Changes(changes)], Durability::Process).map(drop),
@@ -175,7 +195,7 @@ impl Journal {
         let Loaded { plugins, node_ids, .. } = self.rows()?;
         changes.extend(plugins.into_iter().map(Change::PutPlugin));
         changes.extend(node_ids.into_iter().map(|(plugin, node_id)| Change::PutNodeId(plugin, node_id)));
-        let registry = self.ask("read the registry", records::anew)?;
+        let registry = self.ask("read the registry", records::copied)?;
         let work: Vec<Work> = std::iter::once(Work::Changes(changes))
             .chain(registry.into_iter().map(|swap| Work::Swap(Box::new(swap))))
             .collect();
@@ -201,6 +221,13 @@ impl Journal {
         read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         read(&self.file.db).map_err(at(step)).map_err(|error| error.of(&self.path()))
+    }
+
+    /// A volume's record.
+    pub fn record(&self, name: &VolumeName) -> Result<Record, StoreError> {
+        let mut known = self.known_claims.borrow_mut();
+        let known = self.damage.is_none().then_some(&mut *known);
+        self.ask("read a volume's record", |db| records::read_record(db, name, known))
     }
 
     /// All rows but the registry's.
@@ -229,6 +256,22 @@ impl Journal {
     }
 
     fn transaction(&mut self, requests: &[&Work], durability: Durability) -> Result<Done, StoreError> {
+        let done = self.try_transaction(requests, durability);
+        let known = self.known_claims.get_mut();
+        match &done {
+            Ok(done) => {
+                for (work, answer) in requests.iter().zip(&done.answers) {
+                    if let (Work::Swap(swap), Ok(())) = (work, answer) {
+                        known.change(&swap.before, &swap.after, self.counters.modify_index);
+                    }
+                }
+            }
+            Err(_) => *known = KnownClaims::default(),
+        }
+        done
+    }
+
+    fn try_transaction(&mut self, requests: &[&Work], durability: Durability) -> Result<Done, StoreError> {
         let new: u64 = requests.iter().map(|work| events_of(work)).sum();
         let mut counters = self.counters;
         let reserve = counters.sequence + new > counters.reserved;
@@ -388,7 +431,7 @@ fn counters(db: &Connection, boot: &str, modify_index: u64) -> rusqlite::Result<
     };
     counters.sequence = newest.max(counters.dropped);
     // What was written without a sync is still there as long as the kernel is the same. Else it may be lost,
-    // so no number that may have been given out is given again, and who knew one is told of a gap.
+    // so no number that may have been given out is given again, and a reader that knew one gets a gap.
     if boot.is_empty() || meta::<String>(db, "events_boot")? != boot {
         counters.modify_index += INDEX_LEAP;
         if counters.reserved > counters.sequence {

@@ -3,8 +3,8 @@
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::error::{StoreError, at};
-use super::tables::{meta, put_meta};
+use crate::store::error::{StoreError, at};
+use crate::store::tables::{meta, put_meta};
 
 const KEY: &str = "node";
 

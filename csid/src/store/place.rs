@@ -12,8 +12,8 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::error::{StoreError, file};
-use super::mark;
+use crate::store::error::{StoreError, file};
+use crate::store::mark;
 
 pub(super) const NAME: &str = "csid.db";
 pub(super) const LOG: &str = "csid.db-wal";

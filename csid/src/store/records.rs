@@ -2,20 +2,20 @@
 //! ended. A swap looks first and writes then: one that is refused has changed nothing.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 
-use super::error::{StoreError, at};
-use super::registry::{Claim, ClaimFilter, Listed, Record, RecordFilter, Registry, Swap, VolumeName};
-use super::rows::VolumeKey;
-use super::tables::{checked, whole};
-use super::thread::{Ask, Commit, Request, Work};
-use super::words::{from_bits, from_json, json};
-use super::{Durability, Store};
+use crate::store::change::Durability;
+use crate::store::claim::Claim;
+use crate::store::claim_set::ClaimSet;
+use crate::store::error::{StoreError, at};
+use crate::store::known_claims::{self, KnownClaims};
+use crate::store::record::{Record, VolumeName};
+use crate::store::registry::{ClaimFilter, ClaimPlace, ListedClaim, OfVolume, RecordFilter, Swap};
+use crate::store::rows::VolumeKey;
+use crate::store::tables::{checked, whole};
+use crate::store::words::{from_bits, from_json, json};
 
 const REGISTRY: &str =
     "namespace, volume, plugin, external_id, registration, attachments, restless, modify_index";
@@ -25,40 +25,10 @@ const PAST_CLAIM: &str = "namespace, volume, consumer, node, claim, modify_index
 /// Past claims kept of each volume; they go with its record.
 const PAST: i64 = 16;
 
-impl Registry for Store {
-    fn is_empty(&self) -> bool {
-        !self.shared.has_records.load(Ordering::Acquire)
-    }
-
-    fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, StoreError>> {
-        self.request(|answer| Request::Ask(Ask::Record(name, answer))).boxed()
-    }
-
-    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<u64, StoreError>> {
-        let durability = swap.durability;
-        let work = Work::Swap(Box::new(swap));
-        self.request(move |answer| Request::Commit(Commit { work, durability, answer })).boxed()
-    }
-
-    fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>> {
-        self.request(|answer| Request::Ask(Ask::Records(filter, answer))).boxed()
-    }
-
-    fn claims(&self, filter: ClaimFilter) -> BoxFuture<'_, Listed<(VolumeName, Claim)>> {
-        self.request(|answer| Request::Ask(Ask::Claims(filter, answer))).boxed()
-    }
-
-    fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, StoreError>> {
-        let mut newest = self.shared.registry.clone();
-        async move {
-            newest
-                .wait_for(|newest| *newest > index)
-                .await
-                .map(|newest| *newest)
-                .map_err(|_| StoreError::Gone)
-        }
-        .boxed()
-    }
+#[cfg(test)]
+thread_local! {
+    /// Rows of claims that this thread has read and taken apart.
+    pub(super) static CLAIMS_READ: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// A row of the [`checked`] columns of the registry; the claims are rows of their own.
@@ -74,7 +44,7 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
             ValueRef::Null => None,
             _ => Some(from_json(row, 4)?),
         },
-        claims: Vec::new(),
+        claims: ClaimSet::default(),
         attachments: from_json(row, 5)?,
         revision: from_bits(row, 7)?,
     })
@@ -82,6 +52,8 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
 
 /// A row of the [`checked`] columns of a table of claims.
 pub(super) fn claim(row: &Row<'_>) -> rusqlite::Result<(VolumeName, Claim)> {
+    #[cfg(test)]
+    CLAIMS_READ.set(CLAIMS_READ.get() + 1);
     whole(row)?;
     let name = VolumeName { namespace: row.get(0)?, volume: row.get(1)? };
     Ok((name, Claim { modify_index: from_bits(row, 5)?, ..from_json(row, 4)? }))
@@ -98,20 +70,32 @@ pub(super) fn claim_states(db: &Connection) -> rusqlite::Result<BTreeMap<String,
     statement.query_map([], |row| Ok((row.get(0)?, from_bits(row, 1)?)))?.collect()
 }
 
-pub(super) fn read_record(db: &Connection, name: &VolumeName) -> rusqlite::Result<Record> {
+/// The volume's row, and its claims unless those are known. `known`: none of a damaged journal.
+pub(super) fn read_record(
+    db: &Connection,
+    name: &VolumeName,
+    mut known: Option<&mut KnownClaims>,
+) -> rusqlite::Result<Record> {
     let key = [&name.namespace, &name.volume];
     let sql = format!("SELECT {} FROM registry WHERE namespace = ?1 AND volume = ?2", checked(REGISTRY));
     let found = db.prepare_cached(&sql)?.query_row(key, record).optional()?;
+    let found = found.unwrap_or_else(|| Record::none(name.clone()));
+    if let Some(claims) = known.as_mut().and_then(|known| known.at(name, found.revision)) {
+        return Ok(Record { claims, ..found });
+    }
     let sql = format!(
         "SELECT {} FROM claims WHERE namespace = ?1 AND volume = ?2 ORDER BY consumer",
         checked(CLAIM)
     );
     let mut statement = db.prepare_cached(&sql)?;
     let claims = statement.query_map(key, |row| claim(row).map(|(_, claim)| claim))?;
-    Ok(Record {
-        claims: claims.collect::<rusqlite::Result<_>>()?,
-        ..found.unwrap_or_else(|| Record::none(name.clone()))
-    })
+    let claims = claims.collect::<rusqlite::Result<ClaimSet>>()?;
+    if let Some(known) = known
+        && found.revision != 0
+    {
+        known.keep(name, found.revision, &claims);
+    }
+    Ok(Record { claims, ..found })
 }
 
 pub(super) fn read_records(db: &Connection, filter: &RecordFilter) -> rusqlite::Result<Vec<Record>> {
@@ -124,10 +108,12 @@ pub(super) fn read_records(db: &Connection, filter: &RecordFilter) -> rusqlite::
     let mut claims = statement.query_map(params_from_iter(&values), claim)?;
     let mut next = claims.next().transpose()?;
     for record in &mut records {
+        let mut of_record = Vec::new();
         while let Some((_, claim)) = next.take_if(|(name, _)| *name == record.name) {
-            record.claims.push(claim);
+            of_record.push(claim);
             next = claims.next().transpose()?;
         }
+        record.claims = of_record.into_iter().collect();
     }
     Ok(records)
 }
@@ -136,19 +122,29 @@ pub(super) fn read_records(db: &Connection, filter: &RecordFilter) -> rusqlite::
 pub(super) fn records_sql(filter: &RecordFilter) -> ([String; 2], Vec<String>) {
     let of_node = "? IN (SELECT c.node FROM claims c WHERE c.namespace = r.namespace AND c.volume = r.volume \
                    UNION ALL SELECT a.value ->> 'node' FROM json_each(r.attachments) a)";
-    let (mut conditions, values) = joined([
+    // A part is read in the order of the names, and not sorted: the `+` keeps SQLite from another index.
+    let in_parts = filter.after.is_some() || filter.most > 0;
+    let (mut conditions, mut values) = joined([
         ("r.namespace = ?", filter.namespace.clone()),
         ("r.volume = ?", filter.volume.clone()),
-        ("r.plugin = ?", filter.plugin.clone()),
-        ("r.external_id = ?", filter.external_id.clone()),
+        (if in_parts { "+r.plugin = ?" } else { "r.plugin = ?" }, filter.plugin.clone()),
+        (if in_parts { "+r.external_id = ?" } else { "r.external_id = ?" }, filter.external_id.clone()),
         (of_node, filter.node.clone()),
         ("r.volume GLOB ?", filter.prefix.as_deref().map(begins_with)),
     ]);
     if filter.restless {
         conditions += " AND r.restless";
     }
-    let rows = format!("registry r WHERE true{conditions}");
-    let records = format!("SELECT {} FROM {rows} ORDER BY namespace, volume", checked(REGISTRY));
+    if filter.registered {
+        conditions += " AND r.registration IS NOT NULL";
+    }
+    if let Some(VolumeName { namespace, volume }) = &filter.after {
+        conditions += " AND (r.namespace, r.volume) > (?, ?)";
+        values.extend([namespace.clone(), volume.clone()]);
+    }
+    let part = if filter.most > 0 { format!(" LIMIT {}", filter.most) } else { String::new() };
+    let rows = format!("registry r WHERE true{conditions} ORDER BY r.namespace, r.volume{part}");
+    let records = format!("SELECT {} FROM {rows}", checked(REGISTRY));
     let claims = format!(
         "SELECT {} FROM claims WHERE (namespace, volume) IN (SELECT r.namespace, r.volume FROM {rows}) \
          ORDER BY namespace, volume, consumer",
@@ -157,27 +153,50 @@ pub(super) fn records_sql(filter: &RecordFilter) -> ([String; 2], Vec<String>) {
     ([records, claims], values)
 }
 
-pub(super) fn read_claims(
-    db: &Connection,
-    filter: &ClaimFilter,
-) -> rusqlite::Result<Vec<(VolumeName, Claim)>> {
+pub(super) fn read_claims(db: &Connection, filter: &ClaimFilter) -> rusqlite::Result<Vec<ListedClaim>> {
     let (sql, values) = claims_sql(filter);
-    db.prepare(&sql)?.query_map(params_from_iter(values), claim)?.collect()
+    let listed = |row: &Row<'_>| {
+        let (name, claim) = claim(row)?;
+        let of_volume = match filter.past {
+            true => OfVolume::Number(from_bits(row, 6)?),
+            false => OfVolume::Consumer(claim.consumer.clone()),
+        };
+        Ok(ListedClaim { name, claim, of_volume })
+    };
+    db.prepare(&sql)?.query_map(params_from_iter(values), listed)?.collect()
 }
 
 pub(super) fn claims_sql(filter: &ClaimFilter) -> (String, Vec<String>) {
-    let (conditions, values) = joined([
+    let (mut conditions, mut values) = joined([
         ("namespace = ?", filter.namespace.clone()),
         ("volume = ?", filter.volume.clone()),
         ("consumer = ?", filter.consumer.clone()),
         ("node = ?", filter.node.clone()),
     ]);
-    let (columns, table, order) = match filter.past {
-        true => (PAST_CLAIM, "past_claims", "modify_index, namespace, volume, number"),
-        false => (CLAIM, "claims", "namespace, volume, consumer"),
+    if let Some([first, last]) = &filter.between {
+        conditions += " AND (namespace, volume) >= (?, ?) AND (namespace, volume) <= (?, ?)";
+        values
+            .extend([first, last].into_iter().flat_map(|name| [name.namespace.clone(), name.volume.clone()]));
+    }
+    let in_parts = filter.after.is_some() || filter.most > 0;
+    if let Some(ClaimPlace { name, of_volume }) = &filter.after {
+        let (place, value) = match of_volume {
+            OfVolume::Consumer(consumer) => ("(namespace, volume, consumer) > (?, ?, ?)", consumer.clone()),
+            OfVolume::Number(number) => {
+                ("(namespace, volume, number) > (?, ?, CAST(? AS INTEGER))", number.to_string())
+            }
+        };
+        conditions += &format!(" AND {place}");
+        values.extend([name.namespace.clone(), name.volume.clone(), value]);
+    }
+    let (columns, table, order) = match (filter.past, in_parts) {
+        (true, true) => (PAST_CLAIM, "past_claims", "namespace, volume, number"),
+        (true, false) => (PAST_CLAIM, "past_claims", "modify_index, namespace, volume, number"),
+        (false, _) => (CLAIM, "claims", "namespace, volume, consumer"),
     };
     let columns = checked(columns);
-    (format!("SELECT {columns} FROM {table} WHERE true{conditions} ORDER BY {order}"), values)
+    let part = if filter.most > 0 { format!(" LIMIT {}", filter.most) } else { String::new() };
+    (format!("SELECT {columns} FROM {table} WHERE true{conditions} ORDER BY {order}{part}"), values)
 }
 
 /// The conditions that have a value, and the values of their marks.
@@ -281,13 +300,13 @@ fn put_record(db: &Connection, record: &Record, modify_index: u64) -> rusqlite::
 /// Only those that are others than before.
 fn put_claims(db: &Connection, before: &Record, after: &Record, modify_index: u64) -> rusqlite::Result<()> {
     let name = &after.name;
-    let mut gone: BTreeMap<&str, &Claim> =
-        before.claims.iter().map(|claim| (claim.consumer.as_str(), claim)).collect();
-    for claim in &after.claims {
-        let same = |had: &Claim| Claim { modify_index: claim.modify_index, ..had.clone() } == *claim;
-        if gone.remove(claim.consumer.as_str()).is_some_and(same) {
+    for (had, has) in known_claims::changes(before, after) {
+        let Some(claim) = has else {
+            let sql = "DELETE FROM claims WHERE namespace = ?1 AND volume = ?2 AND consumer = ?3";
+            let consumer = had.map(|claim| &claim.consumer);
+            db.prepare_cached(sql)?.execute(params![name.namespace, name.volume, consumer])?;
             continue;
-        }
+        };
         let sql = "INSERT INTO claims (namespace, volume, consumer, node, claim, modify_index, sum) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, checksum(?1, ?2, ?3, ?4, ?5, ?6)) ON CONFLICT DO UPDATE SET \
                    node = excluded.node, claim = excluded.claim, modify_index = excluded.modify_index, \
@@ -301,10 +320,6 @@ fn put_claims(db: &Connection, before: &Record, after: &Record, modify_index: u6
             modify_index as i64
         ];
         db.prepare_cached(sql)?.execute(values)?;
-    }
-    for consumer in gone.keys() {
-        let sql = "DELETE FROM claims WHERE namespace = ?1 AND volume = ?2 AND consumer = ?3";
-        db.prepare_cached(sql)?.execute([&name.namespace, &name.volume, *consumer])?;
     }
     Ok(())
 }
@@ -335,9 +350,9 @@ fn put_past(db: &Connection, name: &VolumeName, past: &[Claim], modify_index: u6
     db.prepare_cached(sql)?.execute(params![name.namespace, name.volume, number - PAST]).map(drop)
 }
 
-/// What makes the same records in an empty journal. A claim whose volume's row is lost has a record of its own: whoever
-/// registers the volume again finds it claimed.
-pub(super) fn anew(db: &Connection) -> rusqlite::Result<Vec<Swap>> {
+/// Returns swaps that make the same records in an empty journal. A claim whose volume's row is lost gets its own record:
+/// a volume that is registered again is claimed.
+pub(super) fn copied(db: &Connection) -> rusqlite::Result<Vec<Swap>> {
     let mut swaps: BTreeMap<VolumeName, Swap> = BTreeMap::new();
     let new = |after: Record| Swap {
         before: Record::none(after.name.clone()),
@@ -349,13 +364,13 @@ pub(super) fn anew(db: &Connection) -> rusqlite::Result<Vec<Swap>> {
     for record in read_records(db, &RecordFilter::default())? {
         swaps.insert(record.name.clone(), new(record));
     }
-    for (name, claim) in read_claims(db, &ClaimFilter::default())? {
+    for ListedClaim { name, claim, .. } in read_claims(db, &ClaimFilter::default())? {
         let swap = swaps.entry(name.clone()).or_insert_with(|| new(Record::none(name)));
-        if !swap.after.claims.contains(&claim) {
-            swap.after.claims.push(claim);
-        }
+        swap.after.claims.insert(claim);
     }
-    for (name, claim) in read_claims(db, &ClaimFilter { past: true, ..ClaimFilter::default() })? {
+    for ListedClaim { name, claim, .. } in
+        read_claims(db, &ClaimFilter { past: true, ..ClaimFilter::default() })?
+    {
         if let Some(swap) = swaps.get_mut(&name) {
             swap.past.push(claim);
         }

@@ -7,12 +7,12 @@ use std::path::Path;
 use rusqlite::types::Value;
 use rusqlite::{Connection, Row, params_from_iter};
 
-use super::error::StoreError;
-use super::file::{alone, in_memory};
-use super::place::{LOG, NAME, Place};
-use super::records::{claim, record};
-use super::schema::{self, Table};
-use super::tables::{checked, event, mount, plugin, volume, whole};
+use crate::store::error::StoreError;
+use crate::store::file::{alone, in_memory};
+use crate::store::place::{LOG, NAME, Place};
+use crate::store::records::{claim, record};
+use crate::store::schema::{self, Table};
+use crate::store::tables::{checked, event, mount, plugin, volume, whole};
 
 /// No journal has more rows of a kind; a damaged one may seem to have them without end.
 const MOST: u32 = 1_000_000;
@@ -58,7 +58,7 @@ fn copied(place: &Place, copy: &Path) -> Result<(), StoreError> {
     whole_length(&copy.join(NAME)).map_err(failed)
 }
 
-/// SQLite reads nothing of a file that is shorter than it says, and removes the log beside an empty one.
+/// SQLite reads nothing of a file that is shorter than it says, and removes the log of an empty one.
 fn whole_length(path: &Path) -> std::io::Result<()> {
     let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
     let mut header = [0; 32];

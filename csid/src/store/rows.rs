@@ -1,4 +1,4 @@
-//! What the journal holds, row by row. Plain data: what a row may become is decided in `volume`.
+//! The rows of the journal. Plain data: `volume` decides how a row may change.
 
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ pub enum Restore {
     Hold,
 }
 
-/// What the users of one staged volume share (CSI rules 28, 34); only `read-only` may differ between them.
+/// The options that the users of one staged volume share (CSI rules 28, 34); only `read-only` may differ between them.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Usage {
@@ -107,12 +107,17 @@ pub struct MountSpec {
     /// The device numbers that it had before, while it is made again: its target may still show what has one of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub died: Vec<u64>,
-    /// What the plugin called this node when the volume was staged. Empty: not known, or it does not matter.
+    /// The plugin's name of this node when the volume was staged. Empty: not known, or not needed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_id: String,
 }
 
 impl MountRow {
+    /// Returns where the plugin publishes.
+    pub fn published(&self) -> &str {
+        if self.published.is_empty() { &self.source } else { &self.published }
+    }
+
     /// Its path is called published and nothing is under way: the kernel shows whether that is still so.
     pub fn shows(&self) -> bool {
         self.publish == Leg::Present && matches!(self.phase, Phase::Mounted | Phase::Lost | Phase::Waiting)
@@ -136,6 +141,13 @@ impl MountSpec {
             other.usage.publish_context.clone_from(&self.usage.publish_context);
         }
         *self == other
+    }
+
+    /// The same, but for what attaching the volume answered.
+    pub fn same_but_attached(&self, other: &MountSpec) -> bool {
+        let mut other = other.clone();
+        other.usage.publish_context.clone_from(&self.usage.publish_context);
+        self.same_call(&other)
     }
 
     /// From now on it comes back with the secrets that were given last, if any were.
@@ -180,6 +192,8 @@ pub struct VolumeRow {
     /// The staging path on the host; empty until one was made. Nothing recomputes it.
     pub staging: String,
     pub stage: Leg,
+    /// What kept the volume's mounts when the last of them was to go, as JSON of `host::Backing`. Empty: not known.
+    pub backing: String,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -191,8 +205,11 @@ pub struct MountRow {
     pub phase: Phase,
     /// The mount was answered once and not asked away since: when it cannot be had it rests, it is not forgotten.
     pub kept: bool,
-    /// The published path on the host. Nothing recomputes it.
+    /// Where consumers find what is published, on the host. Nothing recomputes it.
     pub source: String,
+    /// Where the plugin publishes: root alone gets there, and `source` is a clone of it. Empty: the plugin publishes at `source`,
+    /// as an older csid had it.
+    pub published: String,
     pub publish: Leg,
     /// The leg of `spec.target`; `Absent` without one.
     pub target: Leg,

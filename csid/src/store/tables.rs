@@ -7,17 +7,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rusqlite::types::{Type, Value};
 use rusqlite::{Connection, OptionalExtension, Row, Statement, ToSql, params, params_from_iter};
 
-use super::error::{StoreError, at};
-use super::rows::{Event, MountKey, MountRow, NewEvent, PluginRow, VolumeKey, VolumeRow};
-use super::schema::{self, Table};
-use super::words::{from_bits, from_json, from_word, json, word};
-use super::{Loaded, MountFilter};
+use crate::store::error::{StoreError, at};
+use crate::store::loaded::{Loaded, MountFilter};
+use crate::store::rows::{Event, MountKey, MountRow, NewEvent, PluginRow, VolumeKey, VolumeRow};
+use crate::store::schema::{self, Table};
+use crate::store::words::{from_bits, from_json, from_word, json, word};
 
 /// A table's columns, but for their checksum.
 pub(super) const META: &str = "key, value";
 pub(super) const MOUNT: &str = "namespace, volume, consumer, tag, plugin, external_id, uid, spec, phase, kept, \
-                                source, publish, target, device, error, operations, since_usec, modify_index";
-pub(super) const VOLUME: &str = "plugin, external_id, namespace, volume, staging, stage";
+                                source, published, publish, target, device, error, operations, since_usec, \
+                                modify_index";
+pub(super) const VOLUME: &str = "plugin, external_id, namespace, volume, staging, stage, backing";
 pub(super) const PLUGIN: &str = "id, instance, number, uid, spec";
 pub(super) const EVENT: &str = "sequence, realtime_usec, kind, subject, details";
 
@@ -35,7 +36,7 @@ pub(super) fn put_meta(db: &Connection, key: &str, value: impl Into<MetaValue>) 
     db.prepare_cached(sql)?.execute(params![key, value.into().0]).map(drop)
 }
 
-/// What a plugin may call this node stands under this and the plugin's id.
+/// The prefix of the key of a plugin's accepted name of this node; the plugin's id follows.
 pub(super) const NODE_ID: &str = "node-id/";
 
 fn node_ids(db: &Connection) -> rusqlite::Result<BTreeMap<String, String>> {
@@ -133,6 +134,7 @@ pub(super) fn volume(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
         volume: row.get(3)?,
         staging: row.get(4)?,
         stage: from_word(row, 5)?,
+        backing: row.get(6)?,
     })
 }
 
@@ -151,13 +153,14 @@ pub(super) fn mount(row: &Row<'_>) -> rusqlite::Result<MountRow> {
         phase: from_word(row, 8)?,
         kept: row.get(9)?,
         source: row.get(10)?,
-        publish: from_word(row, 11)?,
-        target: from_word(row, 12)?,
-        device: row.get::<_, Option<i64>>(13)?.map(|bits| bits as u64),
-        error: row.get(14)?,
-        operations: from_json(row, 15)?,
-        since_usec: from_bits(row, 16)?,
-        modify_index: from_bits(row, 17)?,
+        published: row.get(11)?,
+        publish: from_word(row, 12)?,
+        target: from_word(row, 13)?,
+        device: row.get::<_, Option<i64>>(14)?.map(|bits| bits as u64),
+        error: row.get(15)?,
+        operations: from_json(row, 16)?,
+        since_usec: from_bits(row, 17)?,
+        modify_index: from_bits(row, 18)?,
     })
 }
 
@@ -189,7 +192,13 @@ pub(super) fn read_mounts(
         ("uid", filter.uid.as_ref().map(|v| v as _)),
     ];
     let wanted: Vec<_> = wanted.into_iter().filter_map(|(column, value)| Some((column, value?))).collect();
-    let conditions: String = wanted.iter().map(|(column, _)| format!(" AND m.{column} = ?")).collect();
+    let mut conditions: String = wanted.iter().map(|(column, _)| format!(" AND m.{column} = ?")).collect();
+    let staging = filter.staging.as_ref().map(|v| v as &dyn ToSql);
+    conditions.push_str(staging.map_or("", |_| " AND v.staging = ?"));
+    let after = filter.after.as_ref().map(|key| [&key.namespace, &key.volume, &key.consumer, &key.tag]);
+    conditions
+        .push_str(after.map_or("", |_| " AND (m.namespace, m.volume, m.consumer, m.tag) > (?, ?, ?, ?)"));
+    let after = after.into_iter().flatten().map(|part| part as &dyn ToSql);
     let columns = checked(&format!("m.{MOUNT}").replace(", ", ", m.")).replace(" sum ", " m.sum ");
     let sql = format!(
         "SELECT {columns}, coalesce(v.staging, '') FROM mounts m \
@@ -197,31 +206,36 @@ pub(super) fn read_mounts(
          WHERE true{conditions} ORDER BY m.namespace, m.volume, m.consumer, m.tag"
     );
     let mut statement = db.prepare(&sql)?;
-    let values = params_from_iter(wanted.into_iter().map(|(_, value)| value));
-    statement.query_map(values, |row| Ok((mount(row)?, row.get(19)?)))?.collect()
+    let values = params_from_iter(wanted.into_iter().map(|(_, value)| value).chain(staging).chain(after));
+    let rows = statement.query_map(values, |row| Ok((mount(row)?, row.get(20)?)))?;
+    let is_there = |row: &MountRow| filter.target.is_none() || row.spec.target == filter.target;
+    let rows = rows.filter(|row| !matches!(row, Ok((row, _)) if !is_there(row)));
+    // The rows come in the order of the table: what is not asked for is not read.
+    rows.take(if filter.most > 0 { filter.most } else { usize::MAX }).collect()
 }
 
 pub(super) fn put_volume(db: &Connection, row: &VolumeRow) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO volumes (plugin, external_id, namespace, volume, staging, stage, sum) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, checksum(?1, ?2, ?3, ?4, ?5, ?6)) ON CONFLICT DO UPDATE SET \
-               namespace = excluded.namespace, volume = excluded.volume, \
-               staging = excluded.staging, stage = excluded.stage, sum = excluded.sum";
-    let VolumeRow { key, namespace, volume, staging, stage } = row;
-    let values = params![key.plugin, key.external_id, namespace, volume, staging, word(stage)?];
+    let sql = "INSERT INTO volumes (plugin, external_id, namespace, volume, staging, stage, backing, sum) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7)) ON CONFLICT DO UPDATE SET \
+               namespace = excluded.namespace, volume = excluded.volume, staging = excluded.staging, \
+               stage = excluded.stage, backing = excluded.backing, sum = excluded.sum";
+    let VolumeRow { key, namespace, volume, staging, stage, backing } = row;
+    let values = params![key.plugin, key.external_id, namespace, volume, staging, word(stage)?, backing];
     db.prepare_cached(sql)?.execute(values).map(drop)
 }
 
 /// A row mostly changes in columns that no index holds; an upsert would write the indexes' pages as well.
 pub(super) fn put_mount(db: &Connection, row: &MountRow, modify_index: u64) -> rusqlite::Result<()> {
-    let update = "UPDATE mounts SET uid = ?7, spec = ?8, phase = ?9, kept = ?10, publish = ?12, target = ?13, \
-                  device = ?14, error = ?15, operations = ?16, since_usec = ?17, modify_index = ?18, \
-                  sum = checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18) \
+    let update = "UPDATE mounts SET uid = ?7, spec = ?8, phase = ?9, kept = ?10, published = ?12, publish = ?13, \
+                  target = ?14, device = ?15, error = ?16, operations = ?17, since_usec = ?18, modify_index = ?19, \
+                  sum = checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19) \
                   WHERE namespace = ?1 AND volume = ?2 AND consumer = ?3 AND tag = ?4 \
                   AND plugin = ?5 AND external_id = ?6 AND source = ?11";
     let replace = "REPLACE INTO mounts (namespace, volume, consumer, tag, plugin, external_id, uid, spec, \
-                   phase, kept, source, publish, target, device, error, operations, since_usec, modify_index, sum) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, \
-                   checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18))";
+                   phase, kept, source, published, publish, target, device, error, operations, since_usec, \
+                   modify_index, sum) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, \
+                   checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19))";
     let values = params![
         row.key.namespace,
         row.key.volume,
@@ -234,6 +248,7 @@ pub(super) fn put_mount(db: &Connection, row: &MountRow, modify_index: u64) -> r
         word(&row.phase)?,
         row.kept,
         row.source,
+        row.published,
         word(&row.publish)?,
         word(&row.target)?,
         row.device.map(|bits| bits as i64),

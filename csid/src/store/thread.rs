@@ -1,60 +1,25 @@
 //! The thread that owns the journal. What waits together is committed together; reads come after the commits
 //! they waited with.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
-use super::journal::{Done, Journal};
-use super::registry::{Claim, ClaimFilter, Record, RecordFilter, Swap, VolumeName};
-use super::rows::{Event, MountRow, Phase};
-use super::{Change, Durability, Health, Loaded, MountFilter, Shared, StoreError, records};
+use crate::store::change::Durability;
+use crate::store::error::StoreError;
+use crate::store::held::Held;
+use crate::store::journal::{Done, Journal};
+use crate::store::records;
+use crate::store::request::{Answer, Ask, Commit, Request, Work};
+use crate::store::shared::{Health, Shared};
 
 /// Commits in one transaction at most; a bound on how long the first of them waits.
 const GROUP: usize = 512;
 
-pub(super) type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
-
-pub(super) enum Request {
-    Commit(Commit),
-    Ask(Ask),
-}
-
-/// Answered with the index of the commit it was part of.
-pub(super) struct Commit {
-    pub work: Work,
-    pub durability: Durability,
-    pub answer: Answer<u64>,
-}
-
-/// What is done whole or not at all.
-pub(super) enum Work {
-    Changes(Vec<Change>),
-    /// Refused if it is asked of what is not so any more.
-    Swap(Box<Swap>),
-}
-
-pub(super) enum Ask {
-    Mounts(MountFilter, Answer<Vec<(MountRow, String)>>),
-    Phases(Answer<BTreeMap<Phase, u64>>),
-    ClaimStates(Answer<BTreeMap<String, u64>>),
-    Events(u64, u32, Answer<(Vec<Event>, bool)>),
-    Record(VolumeName, Answer<Record>),
-    Records(RecordFilter, Answer<(Vec<Record>, u64)>),
-    Claims(ClaimFilter, Answer<(Vec<(VolumeName, Claim)>, u64)>),
-    Rows(Answer<Loaded>),
-    Show(Vec<Change>, Answer<()>),
-    Replace(Vec<Change>, Answer<PathBuf>),
-    Ping(Answer<()>),
-    Close(Answer<()>),
-}
-
-/// Serve until `Close`, or until the last handle is gone. An answer that nobody waits for any more is
+/// Serves until `Close`, or until the last handle is gone. An answer that nobody waits for any more is
 /// dropped: the commit stands. `registry` is the index of the newest change of the registry; it ends with the thread.
 pub(super) fn run(
     mut journal: Journal,
@@ -62,6 +27,8 @@ pub(super) fn run(
     shared: &Shared,
     registry: &watch::Sender<u64>,
 ) {
+    // Read when it is first asked for, and kept from then on.
+    let mut held: Option<Held> = None;
     while let Ok(first) = requests.recv() {
         let (mut group, mut asks) = (Vec::new(), Vec::new());
         let mut next = Some(first);
@@ -73,7 +40,7 @@ pub(super) fn run(
             next = if group.len() < GROUP { requests.try_recv().ok() } else { None };
         }
         if !group.is_empty() {
-            settle(&mut journal, group, shared, registry);
+            settle(&mut journal, group, shared, (registry, &mut held));
         }
         for ask in asks {
             match ask {
@@ -87,9 +54,7 @@ pub(super) fn run(
                 Ask::Events(since, max, answer) => {
                     read(&mut journal, shared, answer, |from| from.events(since, max));
                 }
-                Ask::Record(name, answer) => read(&mut journal, shared, answer, |from| {
-                    from.ask("read a volume's record", |db| records::read_record(db, &name))
-                }),
+                Ask::Record(name, answer) => read(&mut journal, shared, answer, |from| from.record(&name)),
                 Ask::Records(filter, answer) => read(&mut journal, shared, answer, |from| {
                     let found = from.ask("read the registry", |db| records::read_records(db, &filter))?;
                     Ok((found, from.counters.modify_index))
@@ -98,9 +63,22 @@ pub(super) fn run(
                     let found = from.ask("read the claims", |db| records::read_claims(db, &filter))?;
                     Ok((found, from.counters.modify_index))
                 }),
+                Ask::Held(plugin, node, most, answer) => {
+                    if held.is_none() {
+                        held = read_held(&mut journal, shared);
+                    }
+                    let of = |from: &Journal| match &held {
+                        Some(held) => Ok(held.of(&plugin, &node, most)),
+                        None => from
+                            .ask("count the volumes", Held::read)
+                            .map(|held| held.of(&plugin, &node, most)),
+                    };
+                    read(&mut journal, shared, answer, of);
+                }
                 Ask::Rows(answer) => read(&mut journal, shared, answer, Journal::rows),
                 Ask::Show(changes, answer) => drop(answer.send(journal.show(changes))),
                 Ask::Replace(changes, answer) => {
+                    held = None;
                     let replaced = journal.replace(changes);
                     if replaced.is_ok() {
                         shared.health.send_replace(Health::Replaced);
@@ -136,7 +114,16 @@ fn read<T>(
     drop(answer.send(found));
 }
 
-/// Whether this error is the first that says that the file is damaged; then it is not used any more.
+/// Reads the volumes that each node holds. `None`: the file is damaged.
+fn read_held(journal: &mut Journal, shared: &Shared) -> Option<Held> {
+    let found = journal.ask("count the volumes", Held::read);
+    if let Err(error) = &found {
+        is_new_damage(journal, error, shared);
+    }
+    found.ok().filter(|_| journal.damage().is_none())
+}
+
+/// Returns whether this error is the first to show damage of the file, which is then not used any more.
 fn is_new_damage(journal: &mut Journal, error: &StoreError, shared: &Shared) -> bool {
     let StoreError::Corrupt { why, .. } = error else { return false };
     if journal.damage().is_some() {
@@ -157,7 +144,12 @@ pub(super) fn tell_health(journal: &Journal, shared: &Shared) {
     }
 }
 
-fn settle(journal: &mut Journal, group: Vec<Commit>, shared: &Shared, registry: &watch::Sender<u64>) {
+fn settle(
+    journal: &mut Journal,
+    group: Vec<Commit>,
+    shared: &Shared,
+    (registry, held): (&watch::Sender<u64>, &mut Option<Held>),
+) {
     let disk = group.iter().any(|commit| commit.durability == Durability::Disk);
     let durability = if disk { Durability::Disk } else { Durability::Process };
     let work: Vec<&Work> = group.iter().map(|commit| &commit.work).collect();
@@ -170,7 +162,12 @@ fn settle(journal: &mut Journal, group: Vec<Commit>, shared: &Shared, registry: 
             shared.sequence.store(journal.counters.sequence, Ordering::Release);
             let mut swapped = false;
             for (commit, done) in group.into_iter().zip(answers) {
-                swapped |= done.is_ok() && matches!(commit.work, Work::Swap(_));
+                if let (Ok(()), Work::Swap(swap)) = (&done, &commit.work) {
+                    swapped = true;
+                    if let Some(held) = held {
+                        held.change(&swap.before, &swap.after);
+                    }
+                }
                 shared.has_records.fetch_or(swapped, Ordering::AcqRel);
                 drop(commit.answer.send(done.map(|()| index)));
             }
@@ -189,7 +186,9 @@ fn settle(journal: &mut Journal, group: Vec<Commit>, shared: &Shared, registry: 
             }
             // One bad request must not fail its neighbours.
             Err(group) => {
-                group.into_iter().for_each(|commit| settle(journal, vec![commit], shared, registry));
+                for commit in group {
+                    settle(journal, vec![commit], shared, (registry, held));
+                }
             }
         },
     }

@@ -1,6 +1,8 @@
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::symlink;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use csid::host::{Bind, Host, HostError, Look, Restrict, Unbind};
 use csid::store::rows::Propagation;
@@ -10,6 +12,7 @@ use crate::{Loop, apart_async, directory, fuse, lines, number, path, tmpfs};
 
 pub(crate) const P: &str = "plugin";
 pub(crate) const SAFE: Bind = Bind {
+    uid: 0,
     replaces_dead: Vec::new(),
     nosuid: true,
     nodev: true,
@@ -20,7 +23,7 @@ pub(crate) const SAFE: Bind = Bind {
 #[test]
 fn there_and_back() {
     apart_async("bind::there_and_back", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let (source, target) = (tmpfs(root.join("source")), directory(root.join("roots/target")));
         let below = root.join("roots");
         fs::write(source.join("file"), "data").unwrap();
@@ -54,7 +57,7 @@ fn there_and_back() {
 #[test]
 fn copies() {
     apart_async("bind::copies", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let (source, _other) = (tmpfs(root.join("a source")), tmpfs(root.join("other")));
         let target = directory(root.join("task/target"));
         assert!(host.copies(&source).unwrap().is_empty());
@@ -83,36 +86,183 @@ fn copies() {
 #[test]
 fn read_only() {
     apart_async("bind::read_only", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let (source, target) = (tmpfs(root.join("source")), directory(root.join("target")));
         host.bind(P, &source, &root, &target, Bind { read_only: true, ..SAFE }).await.unwrap();
         assert!(File::create(target.join("x")).is_err() && File::create(source.join("x")).is_ok());
-        assert!(
-            host.is_read_only(P, &target).await.unwrap() && !host.is_read_only(P, &source).await.unwrap()
-        );
+    });
+}
 
-        let writer = OpenOptions::new().write(true).open(source.join("x")).unwrap();
+#[test]
+fn delivered_mount_has_its_flags_everywhere() {
+    apart_async("bind::delivered_mount_has_its_flags_everywhere", |root| async move {
+        let host = Host::of_threads();
+        let root = tmpfs(root.join("shared"));
+        mount_change(&root, MountPropagationFlags::SHARED).unwrap();
+        let (published, found) = (tmpfs(root.join("private")), directory(root.join("found")));
+        // Another namespace that is there already: what propagates to it is what csid attaches.
+        let mut other = Command::new("unshare")
+            .args([
+                "--mount",
+                "--propagation",
+                "slave",
+                "sh",
+                "-c",
+                "echo ready; read line; cat /proc/self/mountinfo",
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(other.stdout.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
         let how = Restrict { nosuid: true, nodev: true, read_only: true };
-        match host.restrict(P, &source, how).await {
-            Err(HostError::Busy { holders, .. }) => {
-                let own = format!("{} ", std::process::id());
-                assert!(holders.iter().any(|holder| holder.starts_with(&own)), "{holders:?}");
-            }
+        for _ in 0..2 {
+            let look = host.deliver(P, &published, &found, how).await.unwrap();
+            assert!(matches!(look, Look::Mounted { .. }), "{look:?}");
+        }
+        assert_eq!(lines(&found).len(), 1, "the second time changes nothing");
+        assert!(lines(&found)[0].contains(" ro,nosuid,nodev,"));
+        assert!(!lines(&published)[0].contains("nosuid") && File::create(published.join("x")).is_ok());
+        other.stdin.take().unwrap().write_all(b"\n").unwrap();
+        let seen: Vec<String> = said.lines().map(Result::unwrap).collect();
+        assert!(other.wait().unwrap().success());
+        let there: Vec<&String> =
+            seen.iter().filter(|line| line.contains(&format!(" {} ", found.display()))).collect();
+        assert!(there.len() == 1 && there[0].contains(" ro,nosuid,nodev,"), "{there:?}");
+
+        // What a consumer mounts in it does not reach the plugin's mount.
+        fs::create_dir(published.join("in")).unwrap();
+        tmpfs(found.join("in"));
+        assert!(lines(&published.join("in")).is_empty());
+        unmount(found.join("in"), UnmountFlags::empty()).unwrap();
+
+        let (plain, missing) = (directory(root.join("plain")), root.join("missing"));
+        assert_eq!(host.deliver(P, &plain, &found, how).await.unwrap(), Look::Plain);
+        assert_eq!(host.deliver(P, &missing, &found, how).await.unwrap(), Look::Missing);
+        let other = tmpfs(root.join("other"));
+        match host.deliver(P, &other, &found, how).await {
+            Err(HostError::Occupied(path)) => assert_eq!(path, found),
             other => panic!("{other:?}"),
         }
-        drop(writer);
-        host.restrict(P, &source, how).await.unwrap();
-        assert!(host.is_read_only(P, &source).await.unwrap() && File::create(source.join("y")).is_err());
-        assert!(lines(&source)[0].contains(" ro,nosuid,nodev,"));
-        let plain = directory(root.join("plain"));
-        assert!(matches!(host.restrict(P, &plain, how).await, Ok(Look::Plain)));
+    });
+}
+
+#[test]
+fn a_device_is_delivered_on_a_file() {
+    apart_async("bind::a_device_is_delivered_on_a_file", |root| async move {
+        let host = Host::of_threads();
+        let disk = Loop::new(&root.join("image"), &[]);
+        let found = root.join("found");
+        for _ in 0..2 {
+            host.make_file(&root, Path::new("found")).unwrap();
+        }
+        let how = Restrict { nosuid: true, nodev: false, read_only: false };
+        let look = host.deliver(P, &disk.node, &found, how).await.unwrap();
+        assert_eq!(look, Look::Device { rdev: disk.rdev() });
+        assert_eq!(host.look(P, &found).await, look);
+        File::open(&found).unwrap();
+        assert!(host.unbind(P, &disk.node, &found, vec![], Unbind::Unused).await.unwrap());
+        assert!(host.remove(&root, &found).unwrap() && !found.exists());
+    });
+}
+
+#[test]
+fn target_and_its_parents_belong_to_caller_or_root() {
+    const OWN: u32 = 4001;
+    const OTHER: u32 = 4002;
+    apart_async("bind::target_and_its_parents_belong_to_caller_or_root", |root| async move {
+        let host = Host::of_threads();
+        let source = tmpfs(root.join("source"));
+        let below = directory(root.join("roots"));
+        // Whose, and with which mode, the directory on the way and the target are; the way to root's target is not checked.
+        let place = |name: &str, way: (u32, u32), target: (u32, u32)| {
+            let path = directory(below.join(name).join("target"));
+            for (path, (uid, mode)) in [(below.join(name), way), (path.clone(), target)] {
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+                chown(path, Some(uid), None).unwrap();
+            }
+            path
+        };
+        let own = Bind { uid: OWN, ..SAFE };
+        let refused = [
+            (place("anothers-way", (OTHER, 0o755), (OWN, 0o700)), "anothers-way belongs to uid 4002"),
+            (place("anothers", (0, 0o755), (OTHER, 0o755)), "target belongs to uid 4002"),
+            (place("open-way", (0, 0o777), (OWN, 0o700)), "open-way can be written by others"),
+            (place("groups-way", (OWN, 0o770), (OWN, 0o700)), "groups-way can be written by others"),
+            (place("open", (OWN, 0o755), (OWN, 0o757)), "target can be written by others"),
+            (place("shared", (0, 0o755), (0, 0o1777)), "target can be written by others"),
+        ];
+        for (target, said) in &refused {
+            let bound = host.bind(P, &source, &below, target, own.clone()).await.unwrap_err();
+            let checked = host.check_target(P, &below, target, OWN).await.unwrap_err();
+            assert_eq!(bound.to_string(), checked.to_string());
+            assert!(bound.to_string().contains(said), "{bound}");
+            let error = csid::error::Error::from(bound);
+            assert_eq!(error.kind, csid::error::Kind::NotAuthorized);
+            assert_eq!(host.look(P, target).await, Look::Plain);
+            host.check_target(P, &below, target, 0).await.unwrap();
+        }
+        let allowed = [
+            place("own", (OWN, 0o755), (OWN, 0o700)),
+            place("roots", (0, 0o755), (0, 0o755)),
+            place("sticky-way", (0, 0o1777), (OWN, 0o700)),
+            place("sticky", (0, 0o755), (OWN, 0o1777)),
+        ];
+        for target in &allowed {
+            host.check_target(P, &below, target, OWN).await.unwrap();
+            // Again, although the target then shows the volume's root, which is anybody's to write in.
+            fs::set_permissions(&source, fs::Permissions::from_mode(0o777)).unwrap();
+            for _ in 0..2 {
+                host.bind(P, &source, &below, target, own.clone()).await.unwrap();
+            }
+            assert!(host.unbind(P, &source, target, vec![], Unbind::Unused).await.unwrap());
+        }
+        let missing = host.check_target(P, &below, &below.join("own/none"), OWN).await.unwrap_err();
+        assert_eq!(missing.errno(), Some(libc::ENOENT));
+        assert!(matches!(host.check_target(P, &below, &below, OWN).await, Err(HostError::Outside { .. })));
+    });
+}
+
+#[test]
+fn an_automount_that_waits_for_csid_is_refused_at_once() {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+    apart_async("bind::an_automount_that_waits_for_csid_is_refused_at_once", |root| async move {
+        let host = Host::of_threads();
+        let (source, target) = (tmpfs(root.join("source")), directory(root.join("target")));
+        // Its server is another process group, and never answers what it is asked by the pipe.
+        let mut server = Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
+        let (asked, ask) = rustix::pipe::pipe().unwrap();
+        let options = format!("fd={},pgrp={},minproto=5,maxproto=5,direct", ask.as_raw_fd(), server.id());
+        let options = std::ffi::CString::new(options).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("kernel-test", &target, "autofs", flags, options.as_c_str()).unwrap();
+        drop(ask);
+        let mut opener = Command::new("ls").arg(&target).stdout(Stdio::null()).spawn().unwrap();
+        let mut request = [0_u8; 1];
+        rustix::io::read(&asked, &mut request).expect("the kernel asks for what is to be mounted there");
+
+        for uid in [0, 4001] {
+            let bound = host.bind(P, &source, Path::new("/"), &target, Bind { uid, ..SAFE }).await;
+            assert!(matches!(bound, Err(HostError::Automount(_))), "{bound:?}");
+        }
+        let there = host.bind(P, &source, &root, &directory(root.join("other")), SAFE).await;
+        there.expect("no other target is meant");
+        for process in [&mut opener, &mut server] {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+        unmount(&target, UnmountFlags::DETACH).unwrap();
     });
 }
 
 #[test]
 fn refused() {
     apart_async("bind::refused", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let source = tmpfs(root.join("source"));
         let below = directory(root.join("roots"));
         let bind = async |target: &Path| host.bind(P, &source, &below, target, SAFE).await.unwrap_err();
@@ -135,7 +285,7 @@ fn refused() {
         assert!(matches!(plain, Err(HostError::WrongKind { .. })), "a plain directory is nothing published");
         assert!(host.mounts_below(&below).unwrap().iter().all(|point| point.path == other));
 
-        // Another's mount is not unbound: beside, above, or when nothing proves what it is.
+        // Another's mount is not unbound: next to it, above, or when nothing proves what it is.
         let unbind = async |target: &Path, how| host.unbind(P, &source, target, vec![], how).await;
         assert!(matches!(unbind(&other, Unbind::Unused).await, Err(HostError::Occupied(_))));
         assert!(matches!(unbind(&other, Unbind::Forced).await, Err(HostError::Occupied(_))));
@@ -155,7 +305,7 @@ fn refused() {
 #[test]
 fn by_the_number_that_was_there() {
     apart_async("bind::by_the_number_that_was_there", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let (source, target) = (tmpfs(root.join("source")), directory(root.join("target")));
         host.bind(P, &source, &root, &target, SAFE).await.unwrap();
         let Look::Mounted { device, .. } = host.look(P, &source).await else { panic!("nothing mounted") };
@@ -173,7 +323,7 @@ fn by_the_number_that_was_there() {
 #[test]
 fn busy() {
     apart_async("bind::busy", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let (source, target) = (tmpfs(root.join("source")), directory(root.join("target")));
         host.bind(P, &source, &root, &target, SAFE).await.unwrap();
         let open = File::create(target.join("open")).unwrap();
@@ -207,7 +357,7 @@ fn busy() {
 #[test]
 fn device() {
     apart_async("bind::device", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let disk = Loop::new(&root.join("image"), &[]);
         let (target, wrong) = (root.join("target"), directory(root.join("wrong")));
         fs::write(&target, "").unwrap();
@@ -236,7 +386,7 @@ fn device() {
 #[test]
 fn propagation() {
     apart_async("bind::propagation", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         // As on a systemd host: all is shared.
         mount_change(&root, MountPropagationFlags::SHARED).unwrap();
         let (source, target) = (tmpfs(root.join("source")), directory(root.join("target")));
@@ -265,7 +415,7 @@ fn propagation() {
 #[test]
 fn of_a_dead_server() {
     apart_async("bind::of_a_dead_server", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let (source, server) = fuse(root.join("source"));
         let target = directory(root.join("target"));
         host.bind(P, &source, &root, &target, SAFE).await.unwrap();
@@ -280,7 +430,7 @@ fn of_a_dead_server() {
 #[test]
 fn a_dead_one_gives_way() {
     apart_async("bind::a_dead_one_gives_way", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let (source, server) = fuse(root.join("source"));
         let (again, target) = (tmpfs(root.join("again")), directory(root.join("target")));
         let alive = tmpfs(root.join("alive"));
@@ -320,7 +470,7 @@ fn a_dead_one_gives_way() {
 #[test]
 fn in_use() {
     apart_async("bind::in_use", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let (source, target) = (tmpfs(root.join("source")), directory(root.join("target")));
         host.bind(P, &source, &root, &target, SAFE).await.unwrap();
         let open = File::create(target.join("open")).unwrap();
@@ -342,7 +492,7 @@ fn in_use() {
 #[test]
 fn orphans() {
     apart_async("bind::orphans", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let orphan = tmpfs(root.join("publish/orphan"));
         tmpfs(orphan.clone());
         assert!(!host.remove_orphan(&root, &orphan, false).await.unwrap());

@@ -1,12 +1,12 @@
 use std::fs;
-use std::os::unix::fs::{MetadataExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
 use csid::host::{Access, Host, HostError};
 use rustix::fs::Mode;
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
-use crate::{Loop, apart, directory, tmpfs};
+use crate::{Loop, apart, apart_async, directory, tmpfs};
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
@@ -15,7 +15,7 @@ fn mode(path: &Path) -> u32 {
 #[test]
 fn made() {
     apart("directories::made", |root| {
-        let host = Host::new();
+        let host = Host::of_threads();
         let make = |relative: &str| host.make_directory(root, Path::new(relative), Access::Passable);
         rustix::process::umask(Mode::from_raw_mode(0o077));
         for _ in 0..2 {
@@ -25,43 +25,49 @@ fn made() {
         host.make_directory(root, Path::new("staging/own"), Access::Private).unwrap();
         assert_eq!((mode(&root.join("staging")), mode(&root.join("staging/own"))), (0o711, 0o700));
         assert_eq!(mode(root), 0o755, "the root is not csid's to change");
-        // What was opened up is closed again, and what it is in is not.
-        let close = |relative: &str| host.make_directory(root, Path::new(relative), Access::Closed);
+        // A directory that is there gets the mode that is asked for; the directory above keeps its own.
         for own in ["publish/volume", "publish/volume/own", "publish/volume/other"] {
-            for _ in 0..2 {
-                close(own).unwrap();
-                assert_eq!(mode(&root.join(own)), 0o700);
-                assert_eq!(mode(root.join(own).parent().unwrap()), 0o711);
+            for (access, due) in
+                [(Access::Private, 0o700), (Access::Passable, 0o711), (Access::Private, 0o700)]
+            {
+                host.make_directory(root, Path::new(own), access).unwrap();
+                assert_eq!(mode(&root.join(own)), due);
             }
-            host.open_up(&root.join(own)).unwrap();
-            assert_eq!(mode(&root.join(own)), 0o711);
-            close(own).unwrap();
+            host.make_directory(root, Path::new(own), Access::Passable).unwrap();
         }
+        host.make_directory(root, Path::new("publish/volume"), Access::Private).unwrap();
+        host.make_directory(root, Path::new("publish/volume/third"), Access::Passable).unwrap();
+        assert_eq!(mode(&root.join("publish/volume")), 0o700);
         assert_eq!(mode(root), 0o755);
 
         // What is mounted at the end of what is staged is kept, and not entered; elsewhere it is in the way.
         let mounted = tmpfs(root.join("staging/hash"));
-        host.make_directory(root, Path::new("staging/hash"), Access::Private).unwrap();
-        for refused in [make("staging/hash"), make("staging/hash/below"), close("staging/hash")] {
+        host.make_directory(root, Path::new("staging/hash"), Access::MountPoint).unwrap();
+        let private = host.make_directory(root, Path::new("staging/hash"), Access::Private);
+        let file = host.make_file(root, Path::new("staging/hash/file"));
+        let listed = host.entries(root, &root.join("staging/hash")).map(drop);
+        for refused in [make("staging/hash"), make("staging/hash/below"), private, file, listed] {
             assert!(matches!(refused, Err(HostError::Occupied(_))));
         }
         let before = mode(&mounted);
-        assert!(matches!(host.open_up(&mounted), Err(HostError::Occupied(_))));
         assert_eq!((mode(&mounted), fs::read_dir(&mounted).unwrap().count()), (before, 0));
 
         let outside = directory(root.join("outside"));
         symlink(&outside, root.join("link")).unwrap();
         assert!(matches!(make("link/below"), Err(HostError::Link(_))));
+        assert!(matches!(host.make_file(root, Path::new("link/file")), Err(HostError::Link(_))));
+        assert!(matches!(host.entries(root, &root.join("link")), Err(HostError::Link(_))));
+        assert_eq!(host.entries(root, &root.join("missing")).unwrap(), Vec::<std::path::PathBuf>::new());
+        let staged = host.entries(root, &root.join("staging")).unwrap();
+        assert_eq!(staged, ["hash", "own"].map(|name| root.join("staging").join(name)));
         assert!(matches!(make("link"), Err(HostError::Link(_))));
         for bad in ["../x", "a/../../x", "/x", "", "."] {
             assert!(matches!(make(bad), Err(HostError::Outside { .. })), "{bad}");
         }
-        assert!(matches!(host.open_up(&root.join("link")), Err(HostError::Link(_))));
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
         fs::write(root.join("file"), "").unwrap();
         assert!(matches!(make("file/x"), Err(HostError::WrongKind { .. })));
         chown(directory(root.join("foreign")), Some(65534), None).unwrap();
-        assert!(matches!(host.open_up(&root.join("foreign")), Err(HostError::Foreign { uid: 65534, .. })));
         assert!(matches!(make("foreign/x"), Err(HostError::Foreign { uid: 65534, .. })));
         let missing =
             host.make_directory(&root.join("no root"), Path::new("x"), Access::Passable).unwrap_err();
@@ -69,10 +75,38 @@ fn made() {
     });
 }
 
+/// Another's link would choose what the name of a target root stands for.
+#[test]
+fn a_root_is_named_by_links_of_root_alone() {
+    apart_async("directories::a_root_is_named_by_links_of_root_alone", |root| async move {
+        let host = Host::of_threads();
+        let real = directory(root.join("real/below"));
+        symlink("../real/./below", directory(root.join("links")).join("relative")).unwrap();
+        symlink(root.join("links/relative"), root.join("links/absolute")).unwrap();
+        for name in ["real/below", "links/relative", "links/absolute", "links/../real/below"] {
+            assert_eq!(host.resolve(&root.join(name)).await.unwrap(), real, "{name}");
+        }
+        let own = directory(root.join("own"));
+        chown(&own, Some(4001), None).unwrap();
+        symlink(&real, own.join("link")).unwrap();
+        symlink(&real, root.join("links/own")).unwrap();
+        std::os::unix::fs::lchown(root.join("links/own"), Some(4001), None).unwrap();
+        let open = directory(root.join("open"));
+        symlink(&real, open.join("link")).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        symlink("itself", root.join("links/itself")).unwrap();
+        for name in ["own/link", "links/own", "open/link", "links/itself"] {
+            let refused = host.resolve(&root.join(name)).await;
+            assert!(matches!(refused, Err(HostError::Link(_))), "{name}: {refused:?}");
+        }
+        assert!(host.resolve(&root.join("missing")).await.is_err());
+    });
+}
+
 #[test]
 fn removed() {
     apart("directories::removed", |root| {
-        let host = Host::new();
+        let host = Host::of_threads();
         let remove = |name: &str| host.remove(root, &root.join(name)).unwrap();
         directory(root.join("publish/volume/one"));
         directory(root.join("publish/volume/two"));
@@ -100,7 +134,7 @@ fn removed() {
 #[test]
 fn data_is_never_removed() {
     apart("directories::data_is_never_removed", |root| {
-        let host = Host::new();
+        let host = Host::of_threads();
         let remove = |name: &str| host.remove(root, &root.join(name)).unwrap();
         let canary = |directory: &Path| {
             fs::write(directory.join("canary"), "alive").unwrap();
@@ -151,7 +185,7 @@ fn made_while_parents_go() {
         std::thread::scope(|scope| {
             for worker in 0..4 {
                 scope.spawn(move || {
-                    let host = Host::new();
+                    let host = Host::of_threads();
                     let name = format!("plugins/local/publish/{worker}");
                     for _ in 0..2000 {
                         host.make_directory(root, Path::new(&name), Access::Passable).unwrap();

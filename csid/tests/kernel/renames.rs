@@ -11,12 +11,12 @@ use rustix::mount::{UnmountFlags, unmount};
 use crate::bind::{P, SAFE};
 use crate::{apart_async, directory, ext4, fuse, lines, number, path, tmpfs};
 
-/// security.md, row 1: whoever owns the target's parent swaps it for a link to elsewhere, and moves it out,
+/// security.md, row 1: the owner of the target's parent swaps it for a link to elsewhere, and moves it out,
 /// all the time.
 #[test]
 fn no_escape_by_renaming() {
     apart_async("renames::no_escape_by_renaming", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let source = tmpfs(root.join("source"));
         let (below, outside) = (directory(root.join("roots")), directory(root.join("outside")));
         let target = directory(below.join("task")).join("target");
@@ -68,7 +68,7 @@ fn no_escape_by_renaming() {
 #[test]
 fn no_other_by_renaming() {
     apart_async("renames::no_other_by_renaming", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let source = tmpfs(root.join("source"));
         let target = directory(root.join("task/target"));
         let other = tmpfs(root.join("other/target"));
@@ -106,9 +106,9 @@ fn no_other_by_renaming() {
 /// Who owns the target's parent exchanges the target itself for a link. The kernel lets no mount point be renamed, but asks only
 /// when a rename begins: what is bound meanwhile would go along. On a file system whose renames take their time.
 #[test]
-fn what_is_bound_stays_where_it_was_bound() {
-    apart_async("renames::what_is_bound_stays_where_it_was_bound", |root| async move {
-        let host = Host::new();
+fn bind_survives_concurrent_rename() {
+    apart_async("renames::bind_survives_concurrent_rename", |root| async move {
+        let host = Host::of_threads();
         let source = tmpfs(root.join("source"));
         let below = ext4(&root.join("image"), root.join("roots"));
         let (target, outside) = (directory(below.join("target")), directory(root.join("outside")));
@@ -147,11 +147,11 @@ fn what_is_bound_stays_where_it_was_bound() {
 }
 
 /// Who owns a directory above the target puts another in its place, where somebody else's mount is dead, too, or a link to it: that
-/// one stays, whoever asks for what.
+/// one stays, for every request.
 #[test]
 fn the_dead_of_others_stay() {
     apart_async("renames::the_dead_of_others_stay", |root| async move {
-        let host = Host::new();
+        let host = Host::of_threads();
         let (source, server) = fuse(root.join("source"));
         let again = tmpfs(root.join("again"));
         let below = root.join("roots");

@@ -1,4 +1,4 @@
-//! A server with rooms that hold nothing, and clients of it.
+//! A server with empty rooms, and clients of it.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use zbus::connection::Builder;
 use zbus::{Connection, Message, OwnedVariant};
 
-use crate::bus::polkit::Patience;
+use crate::bus::polkit::Timeouts;
 use crate::bus::serve::{serve_bus_at, serve_peers};
 use crate::bus::{Limits, Rooms, State};
 use crate::config::{Config, Directories};
@@ -66,7 +66,7 @@ impl World {
         file
     }
 
-    /// Serve a private socket that everybody may connect to.
+    /// Serves a private socket with mode 0666.
     pub fn listen(&self) -> (PathBuf, JoinHandle<std::io::Result<()>>) {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(self.directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -92,10 +92,10 @@ fn rooms(
     let rpc = config.borrow().deadlines.rpc;
     let plugins =
         Plugins::start(&directories, rpc, store.clone(), Vec::new(), loaded.plugins, loaded.node_ids);
-    (Volumes::new(store.clone(), plugins.clone(), Host::new(), config, directories), plugins)
+    (Volumes::new(store.clone(), plugins.clone(), Host::of_threads(), config, directories), plugins)
 }
 
-/// Somebody who calls.
+/// The credentials of a caller.
 #[derive(Clone, Copy)]
 pub struct User {
     pub uid: u32,
@@ -104,7 +104,7 @@ pub struct User {
 
 pub const ROOT: User = User { uid: 0, groups: &[0] };
 pub const NOBODY: User = User { uid: 65534, groups: &[] };
-/// One of group csid, by a supplementary group that the user database knows nothing of (dbus-daemon wants the uid in it).
+/// A member of group csid, by a supplementary group that is not in the user database. dbus-daemon needs the uid to be in it.
 pub const MEMBER: User = User { uid: 1, groups: &[100, 4242] };
 
 /// These tests speak as several uids, which only root can.
@@ -116,7 +116,7 @@ pub fn is_root() -> bool {
     root
 }
 
-/// A stream connected by `user`: a thread of this process is him for as long as that takes.
+/// Returns a stream that `user` connected, as a thread of this process with these credentials.
 fn stream(path: &Path, user: User) -> UnixStream {
     use rustix::process::{Gid, Uid};
     let path = path.to_owned();
@@ -143,7 +143,7 @@ pub async fn connect_as(path: &Path, user: User) -> Connection {
     Builder::unix_stream(stream(path, user)).user_id(user.uid).p2p().build().await.unwrap()
 }
 
-/// A dbus-daemon of the test's own, whose policy allows everything to everybody.
+/// A dbus-daemon of the test's own, whose policy allows every user everything.
 pub struct Bus {
     daemon: std::process::Child,
     socket: PathBuf,
@@ -168,7 +168,7 @@ const BUS: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus C
 "#;
 
 impl Bus {
-    /// `None`, and a word why, where there is no dbus-daemon. `activatable`: polkit is installed, but cannot be started.
+    /// Starts a bus. `None`: there is no dbus-daemon, as a printed line says. `activatable`: polkit is installed, but cannot be started.
     pub fn start(activatable: bool) -> Option<Self> {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
@@ -193,7 +193,7 @@ impl Bus {
         }
     }
 
-    /// End it and start another at the same place.
+    /// Ends it and starts another one at the same place.
     pub fn restart(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
@@ -219,9 +219,9 @@ impl Bus {
         Builder::unix_stream(stream(&self.socket, user)).user_id(user.uid).build().await.unwrap()
     }
 
-    /// Serve csid on it, and wait until it is there.
-    pub async fn serve(&self, world: &World, patience: Patience) -> JoinHandle<()> {
-        let serving = serve_bus_at(Some(self.address()), world.rooms.clone(), world.group_file(), patience);
+    /// Serves csid on it, and waits until it has its name.
+    pub async fn serve(&self, world: &World, timeouts: Timeouts) -> JoinHandle<()> {
+        let serving = serve_bus_at(Some(self.address()), world.rooms.clone(), world.group_file(), timeouts);
         let serving = tokio::spawn(serving);
         let probe = self.connect_as(ROOT).await;
         for _ in 0..500 {
@@ -258,7 +258,7 @@ impl Drop for Bus {
     }
 }
 
-/// Call a member; the error is its name and message.
+/// Calls a member. The error is its name and message.
 pub async fn call<B>(
     connection: &Connection,
     path: &str,
@@ -303,7 +303,7 @@ pub async fn properties(connection: &Connection) -> HashMap<String, OwnedVariant
     reply.body().deserialize().unwrap()
 }
 
-/// A peer that has said who he is, and nothing since; for bytes that no D-Bus library would send.
+/// Returns a peer's stream after the login, for bytes that no D-Bus library would send.
 pub fn raw(path: &Path) -> UnixStream {
     raw_as(path, User { uid: rustix::process::geteuid().as_raw(), groups: &[] })
 }

@@ -1,4 +1,4 @@
-//! What a peer may send, and how much of it.
+//! Limits of messages, descriptors and logins.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -39,7 +39,7 @@ fn is_dropped(stream: &mut std::os::unix::net::UnixStream) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_that_are_no_message_end_that_connection_alone() {
+async fn malformed_bytes_end_only_their_connection() {
     let world = World::new();
     let (path, _serving) = world.listen();
     let other = connect(&path).await;
@@ -82,7 +82,7 @@ async fn bytes_that_are_no_message_end_that_connection_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_does_not_log_in_is_dropped() {
+async fn peer_without_login_is_disconnected() {
     let world = World::new();
     let (path, _serving) = world.listen();
     let other = path.clone();
@@ -107,7 +107,7 @@ async fn a_peer_that_does_not_log_in_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn descriptors_that_do_not_come_end_that_connection_alone() {
+async fn missing_descriptors_end_only_their_connection() {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let world = World::new();
     let (path, _serving) = world.listen();
@@ -151,7 +151,7 @@ fn memfd(text: &[u8], seals: SealFlags) -> OwnedFd {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn secrets_come_as_a_descriptor_and_are_looked_at_before_anything_is_begun() {
+async fn secrets_are_read_before_the_operation_starts() {
     let world = World::new();
     let (path, _serving) = world.listen();
     let client = connect(&path).await;
@@ -171,7 +171,7 @@ async fn secrets_come_as_a_descriptor_and_are_looked_at_before_anything_is_begun
     let sealed = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK;
     for (fd, credential, said) in [
         (memfd(br#"{"password":"hunter2"}"#, SealFlags::empty()), false, "sealed"),
-        (memfd(br#"{"password":"hunter2"}"#, sealed), true, "not both"),
+        (memfd(br#"{"password":"hunter2"}"#, sealed), true, "exclude each other"),
         (memfd(br#"["hunter2"]"#, sealed), false, "JSON"),
         (std::fs::File::open("/").unwrap().into(), false, "sealed"),
     ] {
@@ -192,12 +192,11 @@ async fn sizes_are_bounded() {
     let options = |bytes: usize| Options::from([("operation-id", "x".repeat(bytes).into())]);
     let (name, text) = manager(&other, "Reload", &(options(100_000),)).await.unwrap_err();
     assert_eq!(name, "org.csid1.Error.InvalidArgument");
-    assert!(text.contains("more than 65536"), "{text}");
+    assert!(text.contains("the limit is 65536"), "{text}");
 
-    let client = connect(&path).await;
-    let (name, _) = manager(&client, "Reload", &(options(2_000_000),)).await.unwrap_err();
-    assert_eq!(name, "", "no answer: the connection is gone");
-    client.closed().await;
+    let (name, text) = manager(&other, "Reload", &(options(2_000_000),)).await.unwrap_err();
+    assert_eq!(name, "org.csid1.Error.InvalidArgument");
+    assert!(text.contains("the limits are 1048576"), "{text}");
 
     // More descriptors than any member takes: as many as a message could say it has.
     let client = connect(&path).await;
@@ -211,7 +210,7 @@ async fn sizes_are_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_wants_no_answer_gets_none() {
+async fn no_reply_flag_suppresses_the_answer() {
     let world = World::new();
     let (path, _serving) = world.listen();
     let sound = |flags: Flags, serial: u32| {
@@ -234,6 +233,25 @@ async fn who_wants_no_answer_gets_none() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_login_ends_only_its_connection() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let other = connect(&path).await;
+    let long = [b"\0AUTH ".to_vec(), vec![b'x'; 64 * 1024]].concat();
+    for lines in [b"\n".to_vec(), b"\0\n".to_vec(), b"\0AUTH EXTERNAL\r\n\nBEGIN\r\n".to_vec(), long] {
+        let path = path.clone();
+        let dropped = tokio::task::spawn_blocking(move || {
+            let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+            let begun = Instant::now();
+            let _ = stream.write_all(&lines);
+            is_dropped(&mut stream) && begun.elapsed() < Duration::from_secs(4)
+        });
+        assert!(dropped.await.unwrap(), "not before the time for the handshake is over");
+    }
+    properties(&other).await;
+}
+
 /// Resident memory of this process, in MiB.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -242,7 +260,7 @@ fn resident() -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_calls_and_never_reads_costs_a_bounded_amount() {
+async fn calls_of_a_peer_that_never_reads_are_limited() {
     const CALLS: u32 = 200_000;
     let world = World::new();
     let (path, _serving) = world.listen();
@@ -281,8 +299,8 @@ async fn a_peer_that_calls_and_never_reads_costs_a_bounded_amount() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_answers_that_are_not_read_are_few_and_their_peer_is_hung_up() {
-    // As many as are read of one connection.
+async fn peer_with_unread_large_answers_is_disconnected() {
+    // The number of calls that csid reads from one connection.
     const CALLS: u32 = 500;
     if !is_root() {
         return;
@@ -314,7 +332,7 @@ async fn large_answers_that_are_not_read_are_few_and_their_peer_is_hung_up() {
     });
     let mut stream = flooding.await.unwrap();
     let name = ask().await.unwrap_err().0;
-    assert_eq!(name, "org.csid1.Error.RateLimited", "what is not read counts");
+    assert_eq!(name, "org.csid1.Error.RateLimited", "calls with unread answers count");
     let grown = resident().saturating_sub(before);
     assert!(grown < 200, "{grown} MiB more");
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! A call outlives the connection it came on; what ends it is a word of its caller.
+//! A call outlives its connection. CancelOperation ends it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,7 +23,7 @@ async fn until<F: AsyncFn() -> bool>(what: &str, holds: F) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_connection_ends_nothing_and_cancel_does() {
+async fn cancel_ends_an_operation_and_disconnect_does_not() {
     if !is_root() {
         return;
     }
@@ -43,7 +43,7 @@ async fn a_lost_connection_ends_nothing_and_cancel_does() {
     let call = tokio::spawn(async move { manager(&caller, "Mount", &("ns", "vol", "job", options)).await });
     until("the mount is under way", async || operations(&other).await.len() == 1).await;
     client.close().await.unwrap();
-    assert!(call.await.unwrap().is_err(), "its caller is told nothing");
+    assert!(call.await.unwrap().is_err(), "its caller gets no answer");
     tokio::time::sleep(Duration::from_millis(200)).await;
     let rows = operations(&other).await;
     assert_eq!(<&str>::try_from(&rows[0]["id"]).unwrap(), "first");
@@ -59,7 +59,7 @@ async fn a_lost_connection_ends_nothing_and_cancel_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_two_uids_took_cancels_neither_by_management() {
+async fn shared_operation_id_is_not_cancelled_for_others() {
     let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;

@@ -7,21 +7,24 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use zbus::message::{Flags, Type};
-use zbus::{Connection, Message, MessageStream, OwnedVariant};
+use zbus::{Connection, Message, MessageStream, OwnedVariant, Variant};
 
-use super::harness::{Bus, MANAGER, MEMBER, NOBODY, ROOT, World, is_root, manager};
-use crate::bus::polkit::Patience;
+use super::harness::{Bus, MANAGER, MEMBER, NOBODY, Options, ROOT, World, call, is_root, manager};
+use crate::bus::polkit::Timeouts;
 use crate::bus::{State, serve};
 
-pub const QUICK: Patience = Patience { machine: Duration::from_millis(500), person: Duration::from_secs(2) };
+pub const QUICK: Timeouts =
+    Timeouts { unattended: Duration::from_millis(500), interactive: Duration::from_secs(2) };
 
-/// What the scripted polkit answers.
+/// The answer of the scripted polkit.
 #[derive(Clone, Copy, Debug)]
 pub enum Script {
     Yes,
     No,
     /// Yes to all actions but this one.
     AllBut(&'static str),
+    /// Yes where the details name this namespace, as a rule of an administrator's does.
+    In(&'static str),
     Challenge,
     Silent,
     Error,
@@ -29,16 +32,20 @@ pub enum Script {
     Malformed,
     /// The same with one boolean more.
     Longer,
-    /// It leaves the bus while it is asked.
+    /// It leaves the bus during the call.
     Dies,
 }
 
 /// Subject kind, subject details, action, flags.
 type Question = (String, HashMap<String, OwnedVariant>, String, u32);
 
+/// What the call was about.
+type Facts = HashMap<String, String>;
+
 pub struct Authority {
     pub asked: Arc<AtomicUsize>,
     last: Arc<Mutex<Option<Question>>>,
+    facts: Arc<Mutex<Vec<(String, Facts)>>>,
     connection: Connection,
 }
 
@@ -54,8 +61,13 @@ pub async fn polkit(bus: &Bus, script: Script) -> Authority {
     let connection = bus.connect_as(ROOT).await;
     let mut stream = MessageStream::from(&connection);
     connection.request_name("org.freedesktop.PolicyKit1").await.unwrap();
-    let authority = Authority { asked: Arc::default(), last: Arc::default(), connection: connection.clone() };
-    let (asked, last) = (authority.asked.clone(), authority.last.clone());
+    let authority = Authority {
+        asked: Arc::default(),
+        last: Arc::default(),
+        facts: Arc::default(),
+        connection: connection.clone(),
+    };
+    let (asked, last, facts_of) = (authority.asked.clone(), authority.last.clone(), authority.facts.clone());
     tokio::spawn(async move {
         while let Some(Ok(message)) = stream.next().await {
             if message.message_type() != Type::MethodCall {
@@ -65,14 +77,17 @@ pub async fn polkit(bus: &Bus, script: Script) -> Authority {
             assert_eq!(header.member().unwrap().as_str(), "CheckAuthorization");
             type Body =
                 ((String, HashMap<String, OwnedVariant>), String, HashMap<String, String>, u32, String);
-            let ((kind, details), action, _, flags, _): Body = message.body().deserialize().unwrap();
+            let ((kind, details), action, facts, flags, _): Body = message.body().deserialize().unwrap();
             let is_but = matches!(script, Script::AllBut(but) if but == action);
+            let is_in = matches!(script, Script::In(one) if facts.get("namespace").is_some_and(|n| n == one));
+            facts_of.lock().unwrap().push((action.clone(), facts));
             *last.lock().unwrap() = Some((kind, details, action, flags));
             asked.fetch_add(1, Ordering::Relaxed);
             let none = HashMap::<&str, &str>::new;
             let answer = match script {
                 Script::Yes => connection.reply(&header, &((true, false, none()),)).await,
                 Script::AllBut(_) => connection.reply(&header, &((!is_but, false, none()),)).await,
+                Script::In(_) => connection.reply(&header, &((is_in, false, none()),)).await,
                 Script::No => connection.reply(&header, &((false, false, none()),)).await,
                 Script::Challenge => connection.reply(&header, &((false, true, none()),)).await,
                 Script::Malformed => connection.reply(&header, &true).await,
@@ -89,25 +104,98 @@ pub async fn polkit(bus: &Bus, script: Script) -> Authority {
     authority
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn largest_message_of_a_bus_gets_an_error() {
+    let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
+    let world = World::new();
+    let _serving = bus.serve(&world, QUICK).await;
+    let client = bus.connect_as(NOBODY).await;
+    let owner = async || {
+        let bus = zbus::fdo::DBusProxy::new(&client).await.unwrap();
+        bus.get_name_owner("org.csid1".try_into().unwrap()).await.unwrap().to_string()
+    };
+    let before = owner().await;
+    // The bus takes 32 MiB, all of it.
+    let long = "/".to_owned() + &"x".repeat((32 << 20) - 1024);
+    let text = "y".repeat((32 << 20) - 1024);
+    for (path, body) in [(long.as_str(), ""), ("/org/csid1", text.as_str())] {
+        let (name, said) = call(&client, path, MANAGER, "HasMount", &body).await.unwrap_err();
+        assert_eq!(name, "org.csid1.Error.InvalidArgument");
+        assert!(said.len() < 256 && said.contains("the limits are 1048576"), "{said}");
+    }
+    // One that is read, and not shown.
+    let long = "/".to_owned() + &"x".repeat(10_000);
+    let (name, said) = call(&client, &long, MANAGER, "HasMount", &"/").await.unwrap_err();
+    assert_eq!(name, "org.freedesktop.DBus.Error.UnknownObject");
+    assert!(said.len() < 512, "{} bytes", said.len());
+    assert_eq!(owner().await, before, "csid is on the bus as before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_of_polkits_can_allow_one_namespace() {
+    let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
+    let world = World::new();
+    let _serving = bus.serve(&world, QUICK).await;
+    let authority = polkit(&bus, Script::In("a")).await;
+    let client = bus.connect_as(NOBODY).await;
+    let text = |text: &str| Variant::from(text.to_owned());
+    let given = |entries: &[(&'static str, &str)]| -> Options {
+        entries.iter().map(|(key, value)| (*key, text(value))).collect()
+    };
+    let refused = |answer: Result<Message, (String, String)>| {
+        answer.err().is_some_and(|(name, _)| name == "org.csid1.Error.NotAuthorized")
+    };
+    for (namespace, may) in [("a", true), ("b", false), ("a ", false), ("", false)] {
+        assert_eq!(refused(manager(&client, "GetVolume", &(namespace, "v")).await), !may, "{namespace:?}");
+        let inline = given(&[("plugin", "p"), ("external-id", "x"), ("bind", "unit:job.service")]);
+        let mount = manager(&client, "Mount", &(namespace, "v", "job", inline)).await;
+        assert_eq!(refused(mount), !may, "{namespace:?}");
+        let listed = manager(&client, "ListMounts", &given(&[("namespace", namespace)])).await;
+        assert_eq!(refused(listed), !may, "{namespace:?}");
+        // Options do not replace the object of the call.
+        let other = manager(&client, "Mount", &(namespace, "v", "job", given(&[("namespace", "a")]))).await;
+        assert_eq!(refused(other), !may, "{namespace:?}");
+    }
+    let long = "a".repeat(2000);
+    assert!(refused(manager(&client, "GetVolume", &(long.as_str(), "v")).await));
+    assert!(refused(manager(&client, "ListMounts", &Options::new()).await));
+    assert!(refused(manager(&client, "ListPlugins", &()).await));
+    let facts = |pairs: &[(&str, &str)]| -> Facts {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    };
+    let received = authority.facts.lock().unwrap().clone();
+    let mount = facts(&[("namespace", "a"), ("volume", "v"), ("plugin", "p"), ("unit", "job.service")]);
+    for action in ["org.csid1.mount", "org.csid1.inline"] {
+        assert!(received.contains(&(action.to_owned(), mount.clone())), "{action}: {received:?}");
+    }
+    authority.facts.lock().unwrap().clear();
+    let _ = manager(&client, "WaitForPlugin", &("p", "node", Options::new())).await;
+    let _ = call(&client, "/org/csid1/plugin/p", "org.csid1.Plugin", "OpenLog", &Options::new()).await;
+    let plugin = facts(&[("plugin", "p")]);
+    let received = authority.facts.lock().unwrap().clone();
+    let due = ["org.csid1.read", "org.csid1.plugin-log"].map(|action| (action.to_owned(), plugin.clone()));
+    assert_eq!(received, due);
+}
+
 async fn read_as_member(bus: &Bus) -> Result<(), String> {
     let client = bus.connect_as(MEMBER).await;
     manager(&client, "ListPlugins", &()).await.map(drop).map_err(|(name, text)| format!("{name}: {text}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn polkits_word_counts_and_only_a_plain_yes_is_one() {
+async fn only_polkits_yes_authorises() {
     let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;
     for (script, said) in [
         (Script::Yes, None),
         (Script::No, Some("org.csid1.read:")),
-        (Script::Challenge, Some("a person")),
+        (Script::Challenge, Some("requires authentication")),
         (Script::Silent, Some("did not answer")),
-        (Script::Error, Some("could not be asked")),
+        (Script::Error, Some("polkit failed")),
         (Script::Malformed, Some("malformed")),
         (Script::Longer, Some("malformed")),
-        (Script::Dies, Some("could not be asked")),
+        (Script::Dies, Some("polkit failed")),
     ] {
         let authority = polkit(&bus, script).await;
         let begun = Instant::now();
@@ -130,20 +218,20 @@ async fn polkits_word_counts_and_only_a_plain_yes_is_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_yes_for_nobody_is_a_yes_for_that_action_alone() {
+async fn polkits_yes_is_for_one_action() {
     let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;
     let authority = polkit(&bus, Script::Yes).await;
     let client = bus.connect_as(NOBODY).await;
-    manager(&client, "Reload", &(super::harness::Options::new(),)).await.unwrap();
+    manager(&client, "Reload", &(Options::new(),)).await.unwrap();
     let (kind, details, action, flags) = authority.last.lock().unwrap().take().unwrap();
     assert_eq!(kind, "system-bus-name", "never a pid");
     assert_eq!(details.len(), 1);
     assert_eq!(<&str>::try_from(&details["name"]).unwrap(), client.unique_name().unwrap().as_str());
     assert_eq!((action.as_str(), flags), ("org.csid1.manage", 0));
 
-    // A person is asked only where the call allows it.
+    // The user authenticates only if the call allows it.
     let call = Message::method_call("/org/csid1", "ListPlugins")
         .destination("org.csid1")
         .interface(MANAGER)
@@ -164,7 +252,7 @@ async fn a_yes_for_nobody_is_a_yes_for_that_action_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_polkit_that_is_installed_and_does_not_start_refuses() {
+async fn polkit_that_does_not_start_refuses() {
     let Some(bus) = is_root().then(|| Bus::start(true)).flatten() else { return };
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;
@@ -174,7 +262,7 @@ async fn a_polkit_that_is_installed_and_does_not_start_refuses() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn csid_serves_a_bus_that_comes_goes_and_comes_back() {
+async fn csid_reconnects_to_a_restarted_bus() {
     let Some(mut bus) = Bus::start(false) else { return };
     let world = World::new();
     let serving = bus.serve(&world, QUICK).await;
@@ -194,7 +282,7 @@ async fn csid_serves_a_bus_that_comes_goes_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_bus_csid_waits_and_stops_when_told() {
+async fn csid_without_a_bus_waits_and_stops() {
     let world = World::new();
     let nowhere = zbus::Address::try_from("unix:path=/nonexistent/bus").unwrap();
     let serving =

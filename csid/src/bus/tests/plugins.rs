@@ -54,10 +54,10 @@ async fn a_registered_plugin_is_an_object() {
     let rows: Vec<Row> = reply.body().deserialize().unwrap();
     assert_eq!((rows[0].0.as_str(), rows[0].3.as_str(), rows[0].4.as_str()), ("my-plugin", "external", PATH));
 
-    let told =
+    let document =
         call(&client, "/org/csid1/plugin", "org.freedesktop.DBus.Introspectable", "Introspect", &()).await;
-    let told: String = told.unwrap().body().deserialize().unwrap();
-    assert!(told.contains("<node name=\"my_2dplugin\"/>"), "{told}");
+    let document: String = document.unwrap().body().deserialize().unwrap();
+    assert!(document.contains("<node name=\"my_2dplugin\"/>"), "{document}");
 
     let soon = Options::from([("deadline-usec", 100_000u64.into())]);
     let late = manager(&client, "WaitForPlugin", &("my-plugin", "node", soon)).await.unwrap_err();
@@ -65,7 +65,7 @@ async fn a_registered_plugin_is_an_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plugin_that_does_not_come_is_not_waited_for_for_ever() {
+async fn wait_for_an_absent_plugin_ends() {
     let world = World::new();
     world.config.send_modify(|config| {
         std::sync::Arc::make_mut(config).deadlines.operation = std::time::Duration::from_millis(100);
@@ -76,7 +76,7 @@ async fn a_plugin_that_does_not_come_is_not_waited_for_for_ever() {
     assert_eq!(late.0, "org.csid1.Error.TimedOut", "{}", late.1);
 }
 
-/// A plugin that is registered, and whose socket nobody listens at.
+/// A registered plugin without a listener at its socket.
 async fn silent(client: &Connection) {
     let spec =
         Options::from([("supervision", "external".into()), ("socket", "/run/nothing/csi.sock".into())]);
@@ -84,7 +84,7 @@ async fn silent(client: &Connection) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_controller_is_asked_is_read_strictly() {
+async fn controller_calls_refuse_unknown_options() {
     let world = World::new();
     let (socket, _serving) = world.listen();
     let client = connect(&socket).await;
@@ -139,7 +139,7 @@ fn both() -> Options {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_that_does_not_come_is_waited_for_till_the_deadline() {
+async fn absent_controller_is_awaited_until_the_deadline() {
     let world = World::new();
     let (socket, _serving) = world.listen();
     let client = connect(&socket).await;

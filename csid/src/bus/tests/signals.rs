@@ -1,4 +1,4 @@
-//! Who is told what happens, and what a listener that does not listen costs.
+//! The receivers of signals, and the cost of a receiver that does not read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub async fn listen(connection: &Connection) -> MessageStream {
 type Event = (u64, u64, String, String, BTreeMap<String, OwnedVariant>);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_the_socket_those_who_may_read_are_told() {
+async fn readers_on_the_socket_get_signals() {
     if !is_root() {
         return;
     }
@@ -87,7 +87,7 @@ async fn on_the_socket_those_who_may_read_are_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_the_bus_whoever_the_policy_lets_is_told() {
+async fn receivers_on_the_bus_get_signals_by_policy() {
     let Some(bus) = Bus::start(false) else { return };
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;
@@ -103,7 +103,7 @@ async fn on_the_bus_whoever_the_policy_lets_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_does_not_listen_delays_nobody() {
+async fn slow_receiver_delays_no_other() {
     let world = World::new();
     let (path, _serving) = world.listen();
     let deaf = tokio::task::spawn_blocking({
@@ -116,10 +116,10 @@ async fn one_that_does_not_listen_delays_nobody() {
     let mut heard = 0;
     for number in 0..3000 {
         world.happens(&format!("{}/{number}", "x".repeat(200))).await;
-        // Read as they come: the queue of one who does read is not what is tried here.
+        // Read at once: the test is not about this receiver's queue.
         heard += usize::from(next(&mut stream).await.is_some());
     }
-    // One that came too late for its turn on a busy machine is there now.
+    // A signal that was late on a busy machine has arrived by now.
     while heard < 3000 && next(&mut stream).await.is_some() {
         heard += 1;
     }

@@ -1,4 +1,4 @@
-//! Callers who are not root, over a socket and a bus that let everybody in: it is csid itself that refuses.
+//! Callers other than root, over a socket and a bus that are open to all users, so that csid itself refuses.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,86 +14,98 @@ use crate::bus::dispatch::MEMBERS;
 const REFUSED: &str = "org.csid1.Error.NotAuthorized";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 
-/// What members of group csid may not do.
-const ROOTS: &[&str] = &[
-    "Reconcile",
-    "RegisterPlugin",
-    "UnregisterPlugin",
-    "Restart",
-    "AcceptNodeId",
-    "Drain",
-    "Upgrade",
-    "OpenLog",
-    "Exec",
-    "ResizeExec",
-    "WaitExec",
-    "Reload",
-    "RegisterVolume",
-    "CreateVolume",
-    "ValidateVolume",
-    "DeregisterVolume",
-    "DeleteVolume",
-    "ExpandVolume",
-    "CreateSnapshot",
-    "AttachVolume",
-    "DetachVolume",
-    "DeleteSnapshot",
-];
+/// One call: its name, the action that it needs by the contract, and the error's name.
+struct Called {
+    what: String,
+    action: &'static str,
+    answer: Result<(), String>,
+}
 
-/// Every member that is served, and every property, by itself.
-async fn everything(client: &Connection) -> Vec<(String, Result<(), String>)> {
-    let mut answers = Vec::new();
-    let mut note = |what: String, answer: Result<zbus::Message, (String, String)>| {
-        answers.push((what, answer.map(drop).map_err(|(name, _)| name)));
+/// Calls every member that is served, and gets every property by itself.
+async fn everything(client: &Connection) -> Vec<Called> {
+    let mut calls = Vec::new();
+    let mut note = |what: String, (interface, member): (&str, &str), answer: Result<_, (String, String)>| {
+        let access = csi_proto::access::of(interface, member).unwrap_or_else(|| panic!("{what}: no access"));
+        let answer = answer.map(|_: zbus::Message| ()).map_err(|(name, _)| name);
+        calls.push(Called { what, action: csi_proto::access::action(access), answer });
     };
     for member in MEMBERS {
-        let objects: &[&str] = match member.interface {
+        let objects: &[&str] = match member.method.interface {
             MANAGER | "org.freedesktop.DBus.ObjectManager" => &["/org/csid1"],
             PROPERTIES => &["/org/csid1", "/org/csid1/plugin/local"],
             _ => &["/org/csid1/plugin/local"],
         };
         for object in objects {
-            let what = format!("{object} {}.{}", member.interface, member.name);
-            let answer = match member.takes {
-                "" => call(client, object, member.interface, member.name, &()).await,
-                "s" => call(client, object, member.interface, member.name, &MANAGER).await,
-                "ss" => call(client, object, member.interface, member.name, &(MANAGER, "State")).await,
+            let what = format!("{object} {}.{}", member.method.interface, member.method.name);
+            let answer = match member.method.takes {
+                "" => call(client, object, member.method.interface, member.method.name, &()).await,
+                "s" => call(client, object, member.method.interface, member.method.name, &MANAGER).await,
+                "ss" => {
+                    call(client, object, member.method.interface, member.method.name, &(MANAGER, "State"))
+                        .await
+                }
                 "asa{sv}" => {
                     let body = (vec!["true"], Options::new());
-                    call(client, object, member.interface, member.name, &body).await
+                    call(client, object, member.method.interface, member.method.name, &body).await
                 }
                 "sqq" => {
-                    call(client, object, member.interface, member.name, &("csi-exec-0", 1u16, 1u16)).await
+                    call(
+                        client,
+                        object,
+                        member.method.interface,
+                        member.method.name,
+                        &("csi-exec-0", 1u16, 1u16),
+                    )
+                    .await
                 }
                 "ssv" => {
                     let body = (MANAGER, "State", Variant::new("ready"));
-                    call(client, object, member.interface, member.name, &body).await
+                    call(client, object, member.method.interface, member.method.name, &body).await
                 }
-                "su" => call(client, object, member.interface, member.name, &("", 1u32)).await,
-                "tu" => call(client, object, member.interface, member.name, &(0u64, 1u32)).await,
-                "a{sv}" => call(client, object, member.interface, member.name, &(Options::new(),)).await,
+                "su" => call(client, object, member.method.interface, member.method.name, &("", 1u32)).await,
+                "tu" => {
+                    call(client, object, member.method.interface, member.method.name, &(0u64, 1u32)).await
+                }
+                "a{sv}" => {
+                    call(client, object, member.method.interface, member.method.name, &(Options::new(),))
+                        .await
+                }
                 "a{sv}a{sv}" => {
                     let body = (Options::new(), Options::new());
-                    call(client, object, member.interface, member.name, &body).await
+                    call(client, object, member.method.interface, member.method.name, &body).await
                 }
                 "sa{sv}" => {
-                    call(client, object, member.interface, member.name, &("local", Options::new())).await
+                    call(
+                        client,
+                        object,
+                        member.method.interface,
+                        member.method.name,
+                        &("local", Options::new()),
+                    )
+                    .await
                 }
                 "ssa{sv}" => {
                     let soon = Options::from([("deadline-usec", 1000u64.into())]);
-                    call(client, object, member.interface, member.name, &("local", "node", soon)).await
+                    call(
+                        client,
+                        object,
+                        member.method.interface,
+                        member.method.name,
+                        &("local", "node", soon),
+                    )
+                    .await
                 }
                 "sssa{sv}" => {
                     let body = ("ns", "vol", "job", Options::new());
-                    call(client, object, member.interface, member.name, &body).await
+                    call(client, object, member.method.interface, member.method.name, &body).await
                 }
                 "sstta{sv}" => {
                     let body = ("ns", "vol", 1u64, 0u64, Options::new());
-                    call(client, object, member.interface, member.name, &body).await
+                    call(client, object, member.method.interface, member.method.name, &body).await
                 }
-                other => panic!("{what}: say how to call one that takes {other}"),
+                other => panic!("{what}: no arguments for the signature {other}"),
             };
-            note(what, answer);
+            note(what, (member.method.interface, member.method.name), answer);
         }
     }
     let contract = csi_proto::DBUS_INTERFACE_XML;
@@ -105,30 +117,31 @@ async fn everything(client: &Connection) -> Vec<(String, Result<(), String>)> {
         for name in names {
             note(
                 format!("{interface}.{name}"),
+                (PROPERTIES, "Get"),
                 call(client, object, PROPERTIES, "Get", &(interface, name)).await,
             );
         }
     }
-    assert!(answers.len() > 40, "{}", answers.len());
-    answers
+    assert!(calls.len() > 40, "{}", calls.len());
+    calls
 }
 
 async fn all_refused(client: &Connection) {
-    for (what, answer) in everything(client).await {
+    for Called { what, answer, .. } in everything(client).await {
         assert_eq!(answer, Err(REFUSED.to_owned()), "{what}");
     }
     let peer = call(client, "/org/csid1", "org.freedesktop.DBus.Peer", "Ping", &()).await;
     assert!(peer.is_ok(), "Peer is open");
-    let told =
+    let document =
         call(client, "/org/csid1/plugin", "org.freedesktop.DBus.Introspectable", "Introspect", &()).await;
-    let told = told.unwrap().body().deserialize::<String>().unwrap();
-    assert!(!told.contains("<node name="), "Introspectable is open, but names no plugin: {told}");
+    let document = document.unwrap().body().deserialize::<String>().unwrap();
+    assert!(!document.contains("<node name="), "Introspectable is open, but names no plugin: {document}");
 }
 
-/// What a member of group csid may, without polkit.
-async fn a_members_share(client: &Connection) {
-    for (what, answer) in everything(client).await {
-        let may = !ROOTS.iter().any(|name| what.ends_with(&format!(".{name}")));
+/// Calls everything as a member of group csid, without polkit.
+async fn allowed_by_the_contract(client: &Connection) {
+    for Called { what, action, answer } in everything(client).await {
+        let may = csi_proto::access::group_has(action);
         assert_eq!(answer != Err(REFUSED.to_owned()), may, "{what}: {answer:?}");
     }
     let inline = Options::from([("plugin", "local".into()), ("external-id", "v".into())]);
@@ -158,10 +171,10 @@ async fn on_the_socket() {
     let world = World::new();
     let (path, _serving) = world.listen();
     all_refused(&connect_as(&path, NOBODY).await).await;
-    // A uid that is not in the group's list: what counts is the group the process has.
+    // The groups of the process count, not the group's list of users.
     all_refused(&connect_as(&path, User { groups: &[100, 42], ..MEMBER }).await).await;
-    a_members_share(&connect_as(&path, MEMBER).await).await;
-    // What is too large is refused before it is asked who sent it.
+    allowed_by_the_contract(&connect_as(&path, MEMBER).await).await;
+    // The size is checked before the caller.
     let large = Options::from([("operation-id", "x".repeat(64 * 1024).into())]);
     let (name, text) = manager(&connect_as(&path, NOBODY).await, "Reload", &(large,)).await.unwrap_err();
     assert_eq!(name, "org.csid1.Error.InvalidArgument", "{text}");
@@ -173,7 +186,7 @@ async fn on_a_bus_without_polkit() {
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;
     all_refused(&bus.connect_as(NOBODY).await).await;
-    a_members_share(&bus.connect_as(MEMBER).await).await;
+    allowed_by_the_contract(&bus.connect_as(MEMBER).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,22 +195,22 @@ async fn on_a_bus_with_polkit() {
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;
     let authority = polkit(&bus, Script::No).await;
-    // What polkit refuses to a member of the group is refused, whatever the table without polkit says.
+    // With polkit a member of the group has no rights of its own.
     for user in [NOBODY, MEMBER] {
         authority.asked.store(0, Ordering::Relaxed);
         all_refused(&bus.connect_as(user).await).await;
         assert!(authority.asked.load(Ordering::Relaxed) > 40, "it was polkit that was asked");
     }
     authority.asked.store(0, Ordering::Relaxed);
-    for (what, answer) in everything(&bus.connect_as(ROOT).await).await {
+    for Called { what, answer, .. } in everything(&bus.connect_as(ROOT).await).await {
         assert_ne!(answer, Err(REFUSED.to_owned()), "{what}");
     }
     assert_eq!(authority.asked.load(Ordering::Relaxed), 0, "root is never asked about");
 }
 
-/// What the arguments ask for may need another action than the member.
+/// Arguments may need another action than the member.
 #[tokio::test(flavor = "multi_thread")]
-async fn polkit_is_asked_for_what_the_arguments_need_too() {
+async fn polkit_is_asked_about_arguments_too() {
     let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;
@@ -212,7 +225,7 @@ async fn polkit_is_asked_for_what_the_arguments_need_too() {
             "ExpandVolume" => manager(&client, member, &("ns", "vol", 1u64, 0u64, options)).await,
             _ => manager(&client, member, &("ns", "vol", options)).await,
         };
-        // Whatever else it is answered with: nothing is there.
+        // Other errors are expected: the objects do not exist.
         answer.err().filter(|(name, _)| name == REFUSED).map(|(_, text)| text)
     };
     for (action, members, options) in [
@@ -242,16 +255,16 @@ async fn polkit_is_asked_for_what_the_arguments_need_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_uid_has_a_bound_of_its_own() {
+async fn calls_of_one_uid_are_limited() {
     let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
     let world = World::new();
     world.config.send_modify(|config| {
         std::sync::Arc::make_mut(config).operations_per_uid = 2;
     });
-    let patience = crate::bus::polkit::Patience { machine: Duration::from_secs(5), ..QUICK };
-    let _serving = bus.serve(&world, patience).await;
+    let timeouts = crate::bus::polkit::Timeouts { unattended: Duration::from_secs(5), ..QUICK };
+    let _serving = bus.serve(&world, timeouts).await;
     let _authority = polkit(&bus, Script::Silent).await;
-    // Two that wait for polkit are all that nobody may have; the third is turned away at once, and root is not.
+    // Two calls that wait for polkit are this uid's limit. The third is refused at once, and root's is not.
     let client = bus.connect_as(NOBODY).await;
     let mut waiting = tokio::task::JoinSet::new();
     for _ in 0..2 {
@@ -266,7 +279,7 @@ async fn one_uid_has_a_bound_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_sender_on_the_bus_leaves_room_for_the_others() {
+async fn calls_of_one_sender_are_limited() {
     let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;

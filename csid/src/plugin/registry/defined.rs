@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::events;
-use super::super::task::How;
-use super::facts::Facts;
-use super::upgrade::Outcome;
-use super::{Entry, Kept, Origin, Plugins, stop, to_the_end};
 use crate::error::Result;
-use crate::plugin::spec::unit_name;
-use crate::plugin::{Network, PluginSpec, Supervision};
+use crate::plugin::events;
+use crate::plugin::network::Network;
+use crate::plugin::registry::facts::Facts;
+use crate::plugin::registry::kept::Kept;
+use crate::plugin::registry::plugins::{Entry, Origin, Outcome, Plugins, stop, to_the_end};
+use crate::plugin::spec::{PluginSpec, Supervision, unit_name};
+use crate::plugin::task::How;
 use crate::store::Change;
 use crate::store::rows::PluginRow;
 
@@ -101,7 +101,7 @@ impl Plugins {
                 continue;
             }
             if in_use.contains(id) {
-                tracing::warn!(plugin = %id, "the plugin's file is gone, but it has mounts: it stays");
+                tracing::warn!(plugin = %id, "the file of plugin {id} is gone, but it has mounts: it stays");
                 applied.kept.push(id.clone());
             } else if self.is_left_alone(id, &mut applied) {
                 continue;
@@ -147,7 +147,7 @@ impl Plugins {
                 true => (How::Leave, runs.instance()),
                 false => (How::Unit, spec.instance()),
             };
-            // Nobody makes it anew, so it stays.
+            // No command makes it again, so it stays.
             let namespace = if spec.network_prestart.is_empty() { &spec.network } else { &Network::Host };
             self.0.shared.namespaces.add(namespace);
             if self.retire(&id, runs, how, &mut applied).await {
@@ -165,7 +165,7 @@ impl Plugins {
         Ok(Applying { applied, upgrades })
     }
 
-    /// What is being upgraded is not changed beside that.
+    /// Returns whether the plugin is being upgraded, so that it is not changed.
     fn is_left_alone(&self, id: &str, applied: &mut Applied) -> bool {
         let refused = self.refuse_upgrading(id).err();
         applied.failed.extend(refused.iter().map(|error| format!("{id}: {}", error.message)));
@@ -185,7 +185,7 @@ impl Plugins {
             .collect()
     }
 
-    /// Begin to replace the instance of a file; `None`: the two cannot run beside each other.
+    /// Starts to replace the instance of a file. `None`: the two cannot run at the same time.
     async fn upgrade_filed(
         &self,
         id: &str,
@@ -204,7 +204,8 @@ impl Plugins {
         let name = self.without_leftovers(id, name).await;
         let new = PluginSpec { instance: Some(name), ..spec.clone() };
         if let Err(error) = self.refuse_beside(id, runs, &new) {
-            tracing::warn!(plugin = %id, why = %error.message, "it is stopped before it is started anew");
+            let why = &error.message;
+            tracing::warn!(plugin = %id, "plugin {id} is stopped before its next start: {why}");
             return Ok(None);
         }
         let named = |spec: &PluginSpec| Some(spec.instance().to_owned());

@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
-use super::super::spec::{Place, Supervision};
-use super::super::{events, lookup};
-use super::Plugins;
 use crate::error::{Error, Kind, Result};
 use crate::host::exec::{Commands, End, ExecError, Record, Request, Run, Size, Streams};
 use crate::host::units::UnitsError;
+use crate::plugin::errors;
+use crate::plugin::events;
+use crate::plugin::place::Place;
+use crate::plugin::registry::plugins::Plugins;
+use crate::plugin::spec::Supervision;
 use crate::store::{Change, Durability};
 
-/// Whoever lists operations waits so long for systemd.
+/// How long a list of operations waits for systemd.
 const ASKED: Duration = Duration::from_secs(2);
 
 /// What is to be run in a plugin.
@@ -46,7 +48,7 @@ impl Plugins {
         operation: &str,
     ) -> Result<Streams> {
         let request = self.request(id, exec.argv, exec.directory).await?;
-        // Not afterwards: what cannot be told is not done.
+        // Before the command: without its event it is not run.
         let event = Change::Event(events::exec(id, uid, operation, program, None));
         self.0.shared.store.commit(vec![event], Durability::Process).await?;
         let commands = self.commands();
@@ -55,13 +57,13 @@ impl Plugins {
     }
 
     async fn request(&self, id: &str, argv: Vec<String>, directory: Option<String>) -> Result<Request> {
-        let view = self.view(id).ok_or_else(|| lookup::unknown(id))?;
+        let view = self.view(id).ok_or_else(|| errors::unknown(id))?;
         if view.unit.is_empty() {
             let text = format!("csid does not run the plugin {id}; run the command where the plugin is run");
             return Err(Error::new(Kind::NotSupported, text));
         }
         let instance = view.instances.first().map_or("", String::as_str);
-        let spec = self.entry(id, instance, |entry| entry.spec.clone()).ok_or_else(|| lookup::unknown(id))?;
+        let spec = self.entry(id, instance, |entry| entry.spec.clone()).ok_or_else(|| errors::unknown(id))?;
         let environment = Place::of(&self.0.directories, id, &spec).environment(&spec);
         let (units, unit) = (&self.0.shared.units, view.unit);
         let unanswered = |error: UnitsError| failed(id, error.into());
@@ -116,7 +118,7 @@ impl Plugins {
         let end = commands.end(operation);
         tokio::pin!(end);
         loop {
-            // csid's stop is told there too.
+            // csid's stop wakes this too.
             known.borrow_and_update();
             let stopping = "csid is stopping; the command goes on, ask again when it is back";
             self.open().map_err(|_| Error::new(Kind::ShuttingDown, stopping))?;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plugin::PluginView;
+use crate::plugin::view::PluginView;
 
 /// What an instance is, by the words of its [`PluginView`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

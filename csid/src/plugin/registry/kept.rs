@@ -3,12 +3,12 @@
 
 use serde_json::Value;
 
-use super::facts::Facts;
 use crate::error::{Error, Result};
-use crate::plugin::PluginSpec;
+use crate::plugin::registry::facts::Facts;
+use crate::plugin::spec::PluginSpec;
 use crate::store::rows::PluginRow;
 
-/// Beside the keys of the spec, none of which has these names.
+/// Keys in addition to those of the spec, none of which has these names.
 const REPLACES: &str = "replaces";
 const BEFORE: &str = "before";
 const REPLACED: &str = "replaced";

@@ -1,9 +1,11 @@
 //! A plugin, or one instance of it, is forgotten.
 
-use super::super::task::How;
-use super::super::{events, validate_id};
-use super::{Kept, Origin, Plugins, stop, to_the_end};
 use crate::error::{Error, Kind, Result};
+use crate::plugin::events;
+use crate::plugin::registry::kept::Kept;
+use crate::plugin::registry::plugins::{Origin, Plugins, stop, to_the_end};
+use crate::plugin::spec::validate_id;
+use crate::plugin::task::How;
 use crate::store::Change;
 
 impl Plugins {

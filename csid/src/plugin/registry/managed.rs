@@ -2,12 +2,12 @@
 
 use std::os::fd::OwnedFd;
 
-use super::super::lookup;
-use super::super::task::How;
-use super::{Plugins, stop};
 use crate::error::{Error, Kind, Result};
 use crate::host::log::Lines;
-use crate::plugin::Supervision;
+use crate::plugin::errors;
+use crate::plugin::registry::plugins::{Plugins, stop};
+use crate::plugin::spec::Supervision;
+use crate::plugin::task::How;
 
 impl Plugins {
     /// Stop the units of a plugin's instances, which their tasks start again. A second call joins the first.
@@ -15,7 +15,7 @@ impl Plugins {
         self.open()?;
         let supervised: Vec<_> = {
             let entries = self.entries();
-            let entries = entries.get(id).ok_or_else(|| lookup::unknown(id))?;
+            let entries = entries.get(id).ok_or_else(|| errors::unknown(id))?;
             let supervised = entries.iter().filter(|entry| entry.spec.supervision != Supervision::External);
             supervised.map(|entry| (entry.stops.clone(), entry.state.clone())).collect()
         };
@@ -48,11 +48,20 @@ impl Plugins {
         Ok(())
     }
 
+    /// The deadline of a Restart has passed: the process was stopped, and its next one is not ready.
+    pub fn not_back(&self, id: &str) -> Error {
+        let text = format!("the plugin {id} was stopped, and is not ready since: {}", self.awaited(id));
+        Error::new(Kind::TimedOut, text).with(|details| {
+            details.step = Some("waiting for plugin");
+            details.plugin = Some(id.to_owned());
+        })
+    }
+
     /// What the plugin's instances write to the journal, to be read from a pipe.
     pub async fn log(&self, id: &str, lines: Lines) -> Result<OwnedFd> {
         let units: Vec<String> = {
             let entries = self.entries();
-            let views = entries.get(id).ok_or_else(|| lookup::unknown(id))?.iter();
+            let views = entries.get(id).ok_or_else(|| errors::unknown(id))?.iter();
             let views = views.map(|entry| entry.state.borrow().view.clone());
             views.filter(|view| view.log == "journal").map(|view| view.unit.clone()).collect()
         };

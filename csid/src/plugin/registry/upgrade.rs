@@ -1,7 +1,7 @@
-//! An instance takes another's place under the plugin's mounts: it is started beside it and looked at, then it is given the calls,
-//! and the other one is stopped when nobody has it in hand any more.
+//! An instance takes another's place under the plugin's mounts: it is started in addition and probed, then it gets the calls,
+//! and the old one is stopped when no call holds it any more.
 //!
-//! The journal has the new instance, with whom it replaces and what that one was, before it is started, and forgets the other, with
+//! The journal has the new instance, the name and the facts of the one it replaces, before it is started, and drops the other, with
 //! that mark, once that was stopped. A csid that finds both goes on where it is safe: from the beginning. So one of the two is left
 //! in the end, and it serves meanwhile. The new one has the other's number, so that the newest of several stays the newest, and
 //! the plugin its owner's.
@@ -9,35 +9,28 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, Shared};
 
-use super::super::lookup;
-use super::super::task::{AGAIN, How, Snapshot};
-use super::facts::{Facts, other_node_id};
-use super::{Entry, Kept, Origin, Plugins, ROOTS_KEYS, owner, registrar, stop, to_the_end};
 use crate::error::{Error, Kind, Result};
-use crate::plugin::spec::Place;
-use crate::plugin::{PluginChange, PluginSpec, Supervision, events};
+use crate::plugin::errors;
+use crate::plugin::events;
+use crate::plugin::place::Place;
+use crate::plugin::registry::facts::{Facts, other_node_id};
+use crate::plugin::registry::kept::Kept;
+use crate::plugin::registry::plugins::{
+    Entry, Origin, Outcome, Plugins, ROOTS_KEYS, Upgrade, owner, stop, to_the_end,
+};
+use crate::plugin::self_registered;
+use crate::plugin::spec::{PluginSpec, Supervision};
+use crate::plugin::task::{AGAIN, How, Snapshot};
+use crate::plugin::view::PluginChange;
 use crate::store::Change;
-
-/// One that is under way.
-pub(super) struct Upgrade {
-    /// The instance that is replaced.
-    old: String,
-    /// The new instance's.
-    spec: PluginSpec,
-    outcome: Outcome,
-}
-
-/// The new instance's name, for everybody who waits for it.
-pub(super) type Outcome = Shared<BoxFuture<'static, Result<String>>>;
 
 impl Plugins {
     /// The spec of the instance that an upgrade replaces: the plugin's only one, or that of this name. Once it was replaced it is
     /// what the one in its place runs by, so that an upgrade that is asked for again is known.
     pub fn upgradable(&self, id: &str, instance: Option<&str>) -> Result<PluginSpec> {
         let plugins = self.entries();
-        let entries = plugins.get(id).ok_or_else(|| lookup::unknown(id))?;
+        let entries = plugins.get(id).ok_or_else(|| errors::unknown(id))?;
         let is_it = |entry: &&Entry| instance.is_none_or(|instance| instance == entry.spec.instance());
         let mut found = entries.iter().filter(|entry| entry.serves()).filter(is_it);
         match (found.next(), found.next()) {
@@ -57,8 +50,8 @@ impl Plugins {
         }
     }
 
-    /// Have an instance of `spec` take the place of `old`, and stop that; the new one's name. When the new one does not become
-    /// healthy, or is not the same plugin, it is gone again and the old one goes on. What has begun is ended, whoever waits.
+    /// Replaces the instance `old` by one of `spec`, stops the old one, and returns the new one's name. If the new one does not
+    /// become healthy, or is another plugin, it is removed and the old one goes on. An upgrade ends also without its caller.
     pub async fn upgrade(&self, id: &str, old: &str, spec: PluginSpec, uid: u32) -> Result<String> {
         let (plugins, id, old) = (self.clone(), id.to_owned(), old.to_owned());
         let outcome = to_the_end(async move {
@@ -78,7 +71,7 @@ impl Plugins {
         let (before, of, origin, number, facts) = self
             .entry(id, old, look)
             .or_else(|| self.successor(id, old, look))
-            .ok_or_else(|| lookup::unknown(id))?;
+            .ok_or_else(|| errors::unknown(id))?;
         self.refuse_others(id, (old, of), &origin, &spec, uid)?;
         if let Some(outcome) = self.same_upgrade(id, old, &spec)? {
             return Ok(outcome);
@@ -177,20 +170,20 @@ impl Plugins {
         names.find(|name| !is_taken(name)).unwrap_or_default()
     }
 
-    /// Why the two cannot run beside each other, or not under the same mounts.
+    /// Refuses an upgrade whose instances cannot run at the same time, or not under the same mounts.
     pub(super) fn refuse_beside(&self, id: &str, before: &PluginSpec, spec: &PluginSpec) -> Result<()> {
-        if registrar::names(spec.instance()) {
+        if self_registered::is_name(spec.instance()) {
             let text = "an instance of that name is one that registered itself; choose another";
             return Err(Error::invalid(text));
         }
         if before.supervision != spec.supervision {
-            let text = "supervision cannot change in an upgrade: unregister the plugin and register it anew";
+            let text = "supervision cannot change in an upgrade: unregister the plugin and register it again";
             return Err(Error::invalid(text));
         }
         let place = |spec| Place::of(&self.0.directories, id, spec);
         let (old, new) = (place(before), place(spec));
         if old.root != new.root {
-            let text = "plugin-root cannot change in an upgrade: unregister the plugin and register it anew";
+            let text = "plugin-root cannot change in an upgrade: unregister the plugin and register it again";
             return Err(Error::invalid(text));
         }
         let entries = self.entries();
@@ -342,7 +335,7 @@ impl Plugins {
         if let Some(hands) = hands {
             let patience = self.patience(id, old);
             if tokio::time::timeout(patience, hands.empty()).await.is_err() {
-                tracing::warn!(plugin = %id, instance = old, ?patience, "it is stopped before it has answered every call");
+                tracing::warn!(plugin = %id, instance = old, ?patience, "plugin {id}: instance {old} is stopped before it has answered every call");
             }
         }
         let ended = || {
@@ -374,7 +367,7 @@ impl Plugins {
         let mut changing = self.stopped(id, leaves).await?;
         let mut pause = self.0.shared.pace.restart;
         while let Err(error) = self.commit(ended()?).await {
-            tracing::error!(plugin = %id, %error, "the end of the upgrade cannot be written; it is tried again");
+            tracing::error!(plugin = %id, "plugin {id}: the end of its upgrade cannot be written, and is tried again: {error}");
             drop(changing);
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(self.0.shared.pace.longest);
@@ -414,7 +407,9 @@ impl Plugins {
                     self.remove(id, instance);
                     return Ok(changing);
                 }
-                Err(error) => tracing::warn!(plugin = %id, instance, %error, "it is tried again"),
+                Err(error) => tracing::warn!(
+                    plugin = %id, instance, "plugin {id}: instance {instance} does not leave, and is tried again: {error}"
+                ),
             }
             drop(changing);
             tokio::time::sleep(self.0.shared.pace.restart).await;

@@ -1,54 +1,27 @@
 //! The life of a process that csid supervises: started, watched, and started again when it has ended. There is one for each
 //! instance, in the instance's task, and it waits for one process at a time: so there is never a second process of it.
 //!
-//! The pause before a start is twice the one before, from half a second up to a minute; it begins anew when the plugin was
-//! ready for a minute, and when somebody restarts it. It is never given up: `failed` is a state between two tries, and its
+//! The pause before a start is twice the one before, from half a second up to a minute; it is reset when the plugin was
+//! ready for a minute, and by a restart on request. It is never given up: `failed` is a state between two tries, and its
 //! message says when the next one is. A Probe that is asked for brings it on. A unit that csid has not defined may be started
 //! by others meanwhile, systemd's `Restart=` among them; then it is adopted.
 
 use std::convert::Infallible;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::{AGAIN, Supervision, Task, events, supervise};
 use crate::error::{Error, Kind};
 use crate::host::units::MainProcess;
-use crate::plugin::supervise::StartError;
+use crate::plugin::events;
+use crate::plugin::spec::Supervision;
+use crate::plugin::start_error::StartError;
+use crate::plugin::supervise;
+use crate::plugin::task::{AGAIN, Task};
 
 /// Why the supervisor has something to do.
 enum End {
     Process,
     /// Not ready in time; with the last reason.
     NotReady(String),
-}
-
-/// How long the next pause is.
-pub(super) struct Backoff {
-    first: Duration,
-    longest: Duration,
-    tries: u32,
-}
-
-impl Backoff {
-    pub fn new(first: Duration, longest: Duration) -> Self {
-        Backoff { first, longest, tries: 0 }
-    }
-
-    pub fn begin_anew(&mut self) {
-        self.tries = 0;
-    }
-
-    /// It was ready for so long, before it ended.
-    fn was_ready(&mut self, time: Duration) {
-        if time >= self.longest {
-            self.begin_anew();
-        }
-    }
-
-    fn next(&mut self) -> Duration {
-        let factor = 2_u32.checked_pow(self.tries).unwrap_or(u32::MAX);
-        self.tries = self.tries.saturating_add(1);
-        self.first.saturating_mul(factor).min(self.longest)
-    }
 }
 
 impl Task {
@@ -63,7 +36,7 @@ impl Task {
             self.hidden = None;
             let end = self.serve(process.as_ref()).await;
             if let Some(since) = self.ready_since.take() {
-                self.backoff.was_ready(since.elapsed());
+                self.backoff.worked_for(since.elapsed());
             }
             let why = match &end {
                 End::Process => supervise::end_of(&self.shared.units, &self.place.unit).await,
@@ -71,11 +44,12 @@ impl Task {
             };
             if let Some(process) = process.filter(|_| !matches!(&end, End::Process)) {
                 self.set("failed", &format!("{why}{AGAIN} when it is stopped"), None).await;
-                let pid = process.pid;
-                tracing::warn!(plugin = %self.view.id, pid, %why, "restarting a plugin that is not ready");
+                let (id, pid) = (&self.view.id, process.pid);
+                tracing::warn!(plugin = %id, pid, "plugin {id} is not ready and is started again: {why}");
                 self.peer.stops.begin();
                 if let Err(error) = self.stop_own(false).await {
-                    tracing::warn!(plugin = %self.view.id, %error, "cannot stop the plugin");
+                    let id = &self.view.id;
+                    tracing::warn!(plugin = %id, "plugin {id} cannot be stopped: {error}");
                 }
                 self.peer.stops.end();
             }
@@ -93,9 +67,10 @@ impl Task {
             let ensured = supervise::ensure(&self.shared.units, &self.view.id, &self.spec, &self.place);
             match ensured.await {
                 Ok(running) => {
+                    let id = &self.view.id;
                     tracing::info!(
-                        plugin = %self.view.id, unit = %self.place.unit, pid = running.process.pid,
-                        adopted = !running.started, "the plugin runs"
+                        plugin = %id, unit = %self.place.unit, pid = running.process.pid,
+                        adopted = !running.started, "plugin {id} runs"
                     );
                     self.adopted = (!running.started).then_some(running.process.pid);
                     self.restarted(again).await;
@@ -122,8 +97,8 @@ impl Task {
     }
 
     async fn serve(&mut self, process: Option<&MainProcess>) -> End {
-        // What csid has not defined it does not stop because it is not ready.
-        let limited = self.spec.supervision == Supervision::Managed;
+        // A process that csid has not started itself may serve mounts: it is never stopped for being slow.
+        let limited = self.spec.supervision == Supervision::Managed && self.adopted.is_none();
         let ended = async {
             match process {
                 Some(process) => process.ended().await,
@@ -165,21 +140,9 @@ fn clock(time: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    #[test]
-    fn the_pause_doubles_up_to_the_longest_and_begins_anew_after_a_good_while() {
-        let seconds = Duration::from_secs;
-        let mut backoff = Backoff::new(seconds(1), seconds(60));
-        let pauses: Vec<u64> = (0..9).map(|_| backoff.next().as_secs()).collect();
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        backoff.was_ready(seconds(59));
-        assert_eq!(backoff.next(), seconds(60));
-        backoff.was_ready(seconds(60));
-        assert_eq!((backoff.next(), backoff.next()), (seconds(1), seconds(2)));
-        let last = (0..100).map(|_| backoff.next()).last();
-        assert_eq!(last, Some(seconds(60)), "also after very many");
-    }
+    use super::*;
 
     #[test]
     fn a_time_of_day() {

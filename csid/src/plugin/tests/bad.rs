@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A plugin that is right beside one that is wrong.
+/// Checks a plugin that is right next to one that is wrong.
 async fn beside(host: &Host) -> Fake {
     let mut good = Fake::new(host.directory.path(), "good");
     good.start();

@@ -17,8 +17,8 @@ pub fn usage() -> Usage {
         fs_type: "ext4".into(),
         mount_flags: vec!["noatime".into(), "pass=opensesame".into()],
         mount_group: "100".into(),
-        context: [("share".into(), "ctx-value".into())].into(),
-        publish_context: [("device".into(), "/dev/pub-value".into())].into(),
+        context: [("share".into(), "ctx-v4lue-1".into())].into(),
+        publish_context: [("device".into(), "pub-v4lue-1".into())].into(),
     }
 }
 
@@ -32,7 +32,8 @@ pub fn call(usage: &Usage, deadline: Instant) -> Call<'_> {
         uid: 0,
         secrets: None,
         secrets_forgotten: false,
-        deadline,
+        patience: deadline.saturating_duration_since(Instant::now()),
+        asked: None,
     }
 }
 
@@ -47,7 +48,7 @@ async fn plugin(capabilities: &[i32], spec: impl FnOnce(PluginSpec) -> PluginSpe
 }
 
 #[tokio::test]
-async fn a_mount_is_two_calls_with_all_that_csi_asks_for() {
+async fn mount_is_two_calls_with_all_required_fields() {
     let (_host, fake, ready) = plugin(&[1, 5, 6], |spec| PluginSpec {
         plugin_root: Some("/srv/root".into()),
         plugin_view: Some("/csi".into()),
@@ -156,17 +157,20 @@ async fn co_rule_36_codes_classes_and_errors() {
 #[tokio::test]
 async fn co_rule_17_a_plugins_message_repeats_nothing_hidden() {
     let (_host, fake, ready) = plugin(&[1], |spec| spec).await;
-    let text = "mount -o noatime,pass=opensesame ctx-value /dev/pub-value: hunter2\0 opensesame".to_owned();
+    let text = "mount -o noatime,pass=opensesame ctx-v4lue-1 pub-v4lue-1: hunter2\0 opensesame".to_owned();
     fake.script().answer = Some(Err((Code::Internal, text)));
     let usage = usage();
     let secrets = Secrets::from_json(br#"{"key":"hunter2"}"#).unwrap();
     let error =
         ready.publish(Call { secrets: Some(&secrets), ..call(&usage, soon(LONG)) }).await.unwrap_err();
     let hidden = "[redacted]";
-    assert_eq!(error.message, format!("mount -o {hidden},{hidden} {hidden} {hidden}: {hidden}  {hidden}"));
+    assert_eq!(
+        error.message,
+        format!("mount -o noatime,pass={hidden} {hidden} {hidden}: {hidden}  {hidden}")
+    );
     // The undoing of the same mount has no secrets, but the same context.
     let error = ready.unstage(call(&usage, soon(LONG))).await.unwrap_err();
-    for word in ["opensesame", "ctx-value", "pub-value"] {
+    for word in ["opensesame", "ctx-v4lue-1", "pub-v4lue-1"] {
         assert!(!error.message.contains(word), "{error}");
     }
     // Of a mount whose secrets are not at hand nothing is repeated.
@@ -178,7 +182,7 @@ async fn co_rule_17_a_plugins_message_repeats_nothing_hidden() {
 }
 
 #[tokio::test]
-async fn a_secret_goes_to_roots_plugins_and_to_those_of_its_user() {
+async fn secrets_go_to_plugins_of_root_or_of_the_user() {
     let usage = usage();
     let secrets = Secrets::from_json(br#"{"key":"hunter2"}"#).unwrap();
     let own = rustix::process::geteuid().as_raw();
@@ -206,16 +210,16 @@ async fn a_secret_goes_to_roots_plugins_and_to_those_of_its_user() {
 }
 
 async fn cancelled(fake: &Fake) {
-    let told = async {
+    let cancelled = async {
         while fake.script().cancelled.is_empty() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(LONG, told).await.expect("the plugin was not told");
+    tokio::time::timeout(LONG, cancelled).await.expect("the plugin saw no cancellation");
 }
 
 #[tokio::test]
-async fn a_call_that_is_dropped_is_cancelled_at_the_plugin() {
+async fn dropped_call_is_cancelled_at_the_plugin() {
     let (_host, fake, ready) = plugin(&[1], |spec| spec).await;
     fake.script().answer = None;
     let usage = usage();
@@ -231,7 +235,7 @@ async fn a_call_that_is_dropped_is_cancelled_at_the_plugin() {
 }
 
 #[tokio::test]
-async fn a_deadline_leaves_it_unknown_and_is_told_to_the_plugin() {
+async fn deadline_leaves_effect_unknown_and_reaches_plugin() {
     let (_host, fake, ready) =
         plugin(&[1], |spec| PluginSpec { rpc_deadline: Some("400ms".into()), ..spec }).await;
     fake.script().answer = None;
@@ -256,7 +260,7 @@ async fn a_deadline_leaves_it_unknown_and_is_told_to_the_plugin() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_dies_in_a_call_leaves_it_unknown_and_then_nothing_is_sent() {
+async fn death_in_a_call_leaves_effect_unknown() {
     let (host, mut fake, ready) = plugin(&[1], |spec| spec).await;
     fake.script().answer = None;
     let usage = usage();
@@ -280,7 +284,7 @@ async fn a_plugin_that_dies_in_a_call_leaves_it_unknown_and_then_nothing_is_sent
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_being_stopped_has_one_error_whatever_its_connection_says() {
+async fn stopping_plugin_has_one_error() {
     let (_host, mut fake, ready) = plugin(&[1], |spec| spec).await;
     let usage = usage();
     let stage = || ready.stage(call(&usage, soon(LONG)));

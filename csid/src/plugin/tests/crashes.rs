@@ -10,7 +10,7 @@ fn managed(socket: &Path) -> PluginSpec {
     PluginSpec {
         supervision: Supervision::Managed,
         socket: None,
-        // Not what is run here; but somebody's whom csid trusts.
+        // Not the program that runs here, but one that csid trusts.
         argv: vec!["/bin/sh".into()],
         environment: [("CSI_ENDPOINT".into(), format!("unix://{}", socket.display()))].into(),
         ..external(socket)
@@ -28,7 +28,7 @@ async fn after_a_thousand_crashes_there_is_one_supervisor_and_one_process() {
     let host = Host::with(pace, Vec::new());
     let systemd = Systemd::behind(&host.plugins.units()).await;
     let mut fake = host.fake();
-    // Told to end, killed, gone at once, well, or never ready: in turn.
+    // In turn: exit with an error, killed, failed at once, exited well, never ready.
     const ENDS: [&str; 5] =
         ["/bin/sh -c 'exit 3'", "/bin/sh -c 'kill -9 $$'", "/bin/false", "/bin/true", "/bin/sleep 0.02"];
     const HANGS: &str = "/bin/sleep 1000";
@@ -72,7 +72,7 @@ async fn after_a_thousand_crashes_there_is_one_supervisor_and_one_process() {
     tokio::time::sleep(millis(100)).await;
     assert_eq!((systemd.pid(), systemd.machine().starts), (pid, starts), "nobody else starts it");
 
-    // Each is told, and the fall into the loop once, not a thousand times.
+    // Each is an event, and the fall into the loop is one, not a thousand.
     let falls = host.events("plugin-health").await;
     let falls = falls.iter().filter(|(_, details)| details["to"] == "failed").count();
     assert_eq!(falls, 1);
@@ -80,6 +80,43 @@ async fn after_a_thousand_crashes_there_is_one_supervisor_and_one_process() {
     host.plugins.unregister("p", None, 0).await.unwrap();
     tokio::time::sleep(millis(50)).await;
     assert_eq!((systemd.pid(), systemd.machine().starts), (0, starts), "nor after its end");
+}
+
+/// Its mounts are served by it: a plugin that is stopped for being slow takes them away.
+#[tokio::test]
+async fn an_adopted_plugin_that_is_slow_is_not_stopped() {
+    let host = Host::new();
+    let systemd = Systemd::behind(&host.plugins.units()).await;
+    let mut fake = host.fake();
+    systemd.machine().runs = "/bin/sleep 1000";
+    host.plugins.register("p", managed(&fake.socket), 0).await.unwrap();
+    until(|| systemd.pid() != 0).await;
+    fake.start();
+    host.ready().await;
+    let (pid, starts) = (systemd.pid(), systemd.machine().starts);
+    host.plugins.shutdown().await;
+    let Host { directory, store, .. } = host;
+    store.close().await.unwrap();
+
+    fake.script().late = LONG * 60;
+    let before = fake.calls("Probe");
+    let host = Host::within(directory, PACE, Vec::new());
+    systemd.connect(&host.plugins.units()).await;
+    // Each is waited for nearly as long as a plugin that was started may take in all.
+    until(|| fake.calls("Probe") > before + 4 || systemd.pid() != pid).await;
+    assert_eq!((systemd.pid(), systemd.machine().starts), (pid, starts), "it was stopped under its mounts");
+    host.state(&["unhealthy"]).await;
+    fake.script().late = Duration::ZERO;
+    host.ready().await;
+    assert_eq!((systemd.pid(), systemd.machine().starts), (pid, starts));
+
+    // A restart is asked for, and the process that it starts has no mounts yet.
+    fake.script().late = LONG * 60;
+    host.plugins.restart("p").await.unwrap();
+    until(|| systemd.machine().starts >= starts + 2).await;
+    let error = host.plugins.not_back("p");
+    assert_eq!((error.kind, error.details.plugin.as_deref()), (Kind::TimedOut, Some("p")));
+    assert!(error.message.contains("is not ready since: plugin p ("), "{error}");
 }
 
 #[tokio::test]
@@ -113,7 +150,7 @@ async fn failed_is_a_state_between_two_tries_that_a_probe_or_a_restart_brings_on
     assert!(probe.await.unwrap().unwrap());
     host.ready().await;
 
-    // So does Restart, and the pauses begin anew.
+    // So does Restart, and the pauses are reset.
     systemd.machine().runs = "/bin/false";
     let pid = systemd.pid();
     host.plugins.restart("p").await.unwrap();
@@ -133,7 +170,7 @@ async fn failed_is_a_state_between_two_tries_that_a_probe_or_a_restart_brings_on
 
 /// A restart of a unit that somebody else has defined is systemd's; until the process has ended, its calls are refused.
 #[tokio::test]
-async fn a_unit_that_is_restarted_is_stopping_until_its_process_has_ended() {
+async fn restarted_unit_is_stopping_until_its_process_ends() {
     let host = Host::new();
     let systemd = Systemd::behind(&host.plugins.units()).await;
     let mut fake = host.fake().serving(true, true);

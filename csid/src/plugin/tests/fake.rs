@@ -32,6 +32,8 @@ pub struct Script {
     pub plugin_capabilities: Vec<v1::PluginCapability>,
     pub node_capabilities: Vec<i32>,
     pub controller_capabilities: Vec<i32>,
+    /// Calls about the plugin itself that fail with INTERNAL.
+    pub broken: Vec<&'static str>,
     /// The answer of all but the calls about the plugin itself; `None`: never.
     pub answer: Option<Result<(), (Code, String)>>,
     /// What an OK says, by its type; else the default.
@@ -68,6 +70,7 @@ impl Fake {
             plugin_capabilities: Vec::new(),
             node_capabilities: vec![1],
             controller_capabilities: vec![1, 2, 999],
+            broken: Vec::new(),
             answer: Some(Ok(())),
             answers: HashMap::new(),
             requests: HashMap::new(),
@@ -187,6 +190,15 @@ impl Plugin {
         script
     }
 
+    /// The same, of a call about the plugin itself.
+    fn asked<T>(&self, rpc: &'static str, request: &Request<T>) -> Result<MutexGuard<'_, Script>, Status> {
+        let script = self.came(rpc, request);
+        match script.broken.contains(&rpc) {
+            true => Err(Status::internal("no metadata service")),
+            false => Ok(script),
+        }
+    }
+
     async fn serve<Q: Any + Send, R: Any + Clone + Default>(
         &self,
         rpc: &'static str,
@@ -276,14 +288,14 @@ impl Node for Plugin {
         r: Request<v1::NodeGetCapabilitiesRequest>,
     ) -> Answer<v1::NodeGetCapabilitiesResponse> {
         use v1::node_service_capability::{Rpc, Type};
-        let kinds = self.came("NodeGetCapabilities", &r).node_capabilities.clone();
+        let kinds = self.asked("NodeGetCapabilities", &r)?.node_capabilities.clone();
         let capability = |r#type| v1::NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type })) };
         let capabilities = kinds.into_iter().map(capability).collect();
         Ok(Response::new(v1::NodeGetCapabilitiesResponse { capabilities }))
     }
 
     async fn node_get_info(&self, r: Request<v1::NodeGetInfoRequest>) -> Answer<v1::NodeGetInfoResponse> {
-        let script = self.came("NodeGetInfo", &r);
+        let script = self.asked("NodeGetInfo", &r)?;
         let (node_id, segments) = (script.node_id.clone(), script.topology.clone());
         Ok(Response::new(v1::NodeGetInfoResponse {
             node_id,
@@ -311,7 +323,7 @@ impl Controller for Plugin {
         r: Request<v1::ControllerGetCapabilitiesRequest>,
     ) -> Answer<v1::ControllerGetCapabilitiesResponse> {
         use v1::controller_service_capability::{Rpc, Type};
-        let kinds = self.came("ControllerGetCapabilities", &r).controller_capabilities.clone();
+        let kinds = self.asked("ControllerGetCapabilities", &r)?.controller_capabilities.clone();
         let capability = |r#type| v1::ControllerServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type })) };
         let capabilities = kinds.into_iter().map(capability).collect();
         Ok(Response::new(v1::ControllerGetCapabilitiesResponse { capabilities }))

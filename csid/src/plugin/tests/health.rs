@@ -6,6 +6,7 @@ use v1::plugin_capability::{Service as PluginService, Type, VolumeExpansion};
 
 use super::*;
 use crate::Kind;
+use crate::plugin::Can;
 
 fn capability(r#type: Type) -> v1::PluginCapability {
     v1::PluginCapability { r#type: Some(r#type) }
@@ -143,6 +144,35 @@ async fn an_empty_name_and_a_node_id_that_cannot_be_are_errors() {
 }
 
 #[tokio::test]
+async fn a_failed_fingerprint_keeps_what_was_answered() {
+    let host = Host::new();
+    let mut fake = host.fake();
+    fake.script().plugin_capabilities = controller::services(&[]);
+    fake.script().broken = vec!["NodeGetInfo"];
+    fake.start();
+    host.register(&fake).await;
+    host.state(&["unhealthy"]).await;
+    let view = host.plugins.view("p").unwrap();
+    assert!(view.health_message.starts_with("NodeGetInfo: INTERNAL"), "{view:?}");
+    assert_eq!(
+        (view.services, view.node_id.as_str()),
+        (vec!["node".to_owned(), "controller".to_owned()], "")
+    );
+    assert!(!view.controller_capabilities.is_empty());
+    // What it cannot do is not known as long as not all of it was seen.
+    assert_eq!(host.plugins.can("p", Can::Controller("GET_CAPACITY")), None);
+
+    fake.script().broken = vec!["ControllerGetCapabilities"];
+    until(|| host.plugins.view("p").unwrap().node_id == "node-1").await;
+    let view = host.plugins.view("p").unwrap();
+    assert!(view.health_message.starts_with("ControllerGetCapabilities: INTERNAL"), "{view:?}");
+    assert!(view.services.contains(&"controller".to_owned()), "it is contradicted by nothing: {view:?}");
+    fake.script().broken.clear();
+    host.ready().await;
+    assert_eq!(host.plugins.can("p", Can::Controller("GET_CAPACITY")), Some(false));
+}
+
+#[tokio::test]
 async fn a_socket_that_appears_late_is_found_soon() {
     let host = Host::new();
     let mut fake = host.fake();
@@ -159,7 +189,7 @@ async fn a_socket_that_appears_late_is_found_soon() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_dies_is_noticed_at_once_and_known_anew_when_it_is_back() {
+async fn death_is_noticed_at_once_and_return_is_probed() {
     // The heartbeat is too slow to be what notices.
     let host = Host::with(Pace { heartbeat: LONG, ..PACE }, Vec::new());
     let mut fake = host.fake();
@@ -185,7 +215,7 @@ async fn a_plugin_that_dies_is_noticed_at_once_and_known_anew_when_it_is_back() 
 }
 
 #[tokio::test]
-async fn the_heartbeat_reads_capabilities_and_not_who_the_plugin_is() {
+async fn heartbeat_reads_capabilities_not_identity() {
     let host = Host::new();
     let mut fake = host.fake();
     fake.start();
@@ -203,7 +233,7 @@ async fn the_heartbeat_reads_capabilities_and_not_who_the_plugin_is() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_hangs_is_unhealthy_and_hinders_no_other() {
+async fn hung_plugin_is_unhealthy_and_blocks_no_other() {
     let host = Host::new();
     // Connections are taken by the kernel, and nobody answers.
     let hung = host.directory.path().join("hung.sock");

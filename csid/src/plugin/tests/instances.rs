@@ -4,7 +4,7 @@ use super::calls::{call, usage};
 use super::controller::request;
 use super::*;
 use crate::Kind;
-use crate::plugin::instance::{CALLS, LOOKS};
+use crate::plugin::common::{CALLS, LOOKS};
 use crate::plugin::{ATTACHES, Can, Class, Controller, Request};
 
 fn instance(name: &str, socket: &str) -> PluginSpec {
@@ -23,9 +23,8 @@ async fn a_second_instance_is_its_owners_or_roots() {
     assert_eq!(register(instance("b", "/run/a.sock"), 1000).await, Err(Kind::AlreadyExists), "one socket");
     assert_eq!(register(instance("b", "/run/b.sock"), 1000).await, Ok(()));
     assert_eq!(register(instance("c", "/run/c.sock"), 0).await, Ok(()));
-    // The same again changes nothing, not even who is the newest.
-    assert_eq!(register(instance("a", "/run/a.sock"), 1000).await, Ok(()));
     assert_eq!(register(instance("a", "/run/x.sock"), 1000).await, Err(Kind::AlreadyExists));
+    assert_eq!(register(instance("c", "/run/c.sock"), 1000).await, Ok(()));
     let view = host.plugins.view("p").unwrap();
     assert_eq!(
         (view.instances, view.owner, view.socket.as_str()),
@@ -47,12 +46,12 @@ async fn a_second_instance_is_its_owners_or_roots() {
     assert_eq!(unregister(None, 0).await, Ok(()));
     assert!(host.plugins.view("p").is_none());
 
-    let mut told = Vec::new();
+    let mut seen = Vec::new();
     for kind in ["plugin-registered", "plugin-instance", "plugin-deregistered"] {
         for (id, details) in host.events(kind).await {
             assert_eq!(id, "p");
             let turn = if details.contains_key("to") { "came" } else { "left" };
-            told.push(format!("{kind} {turn} {}", details["instance"]));
+            seen.push(format!("{kind} {turn} {}", details["instance"]));
         }
     }
     let expected = [
@@ -63,7 +62,7 @@ async fn a_second_instance_is_its_owners_or_roots() {
         "plugin-instance left a",
         "plugin-deregistered left c",
     ];
-    assert_eq!(told, expected);
+    assert_eq!(seen, expected);
 }
 
 fn names(names: &[&str]) -> Vec<String> {
@@ -181,7 +180,7 @@ async fn controllers_share_the_load() {
 
 /// Whatever there is to do: who has many volumes is not to be asked for all of them at once.
 #[tokio::test]
-async fn a_plugin_has_so_many_controller_calls_and_no_more() {
+async fn controller_calls_in_flight_are_bounded() {
     let host = Host::new();
     let a = host.instance("a", false, true).await;
     let b = host.instance("b", false, true).await;
@@ -201,7 +200,10 @@ async fn a_plugin_has_so_many_controller_calls_and_no_more() {
     assert_eq!((a.calls("DeleteVolume"), b.calls("DeleteVolume")), (CALLS / 2, CALLS / 2));
     let late = Request { patience: Duration::from_millis(20), ..request(None) };
     let error = chosen(&host).await.delete("late", late).await.unwrap_err();
-    assert!(error.class == Class::NotSent && error.to_string().contains("not answered yet"), "{error}");
+    assert!(
+        error.class == Class::NotSent && error.to_string().contains("has not answered 64 calls"),
+        "{error}"
+    );
     // Who only looks has a turn all the same, and looks have their own bound.
     let mut looks = tokio::task::JoinSet::new();
     for _ in 0..LOOKS + 6 {
@@ -214,7 +216,7 @@ async fn a_plugin_has_so_many_controller_calls_and_no_more() {
     assert!(error.class == Class::NotSent && error.to_string().contains("16 calls"), "{error}");
     assert_eq!(looked(), LOOKS);
     drop(looks);
-    // Whoever is given up makes room, and whose turn it is then has the time that he came with.
+    // A call that is given up makes room, and the next one keeps the deadline that it came with.
     const PATIENCE: Duration = Duration::from_secs(8);
     const WAIT: Duration = Duration::from_millis(500);
     let patient = chosen(&host).await;
@@ -231,10 +233,10 @@ async fn a_plugin_has_so_many_controller_calls_and_no_more() {
         fake.script().answer = Some(Ok(()));
     }
     until(|| came() == CALLS + 1).await;
-    let told: Vec<String> = [&a, &b].iter().flat_map(|fake| fake.script().timeouts.clone()).collect();
+    let seen: Vec<String> = [&a, &b].iter().flat_map(|fake| fake.script().timeouts.clone()).collect();
     let micros =
-        told.iter().filter_map(|told| told.strip_suffix('u')?.parse().ok()).map(Duration::from_micros);
-    assert!(micros.max() > Some(PATIENCE - WAIT / 2), "{told:?}");
+        seen.iter().filter_map(|seen| seen.strip_suffix('u')?.parse().ok()).map(Duration::from_micros);
+    assert!(micros.max() > Some(PATIENCE - WAIT / 2), "{seen:?}");
     patient.abort();
     chosen(&host).await.delete("v", request(None)).await.unwrap();
 }
@@ -247,7 +249,7 @@ async fn an_older_instance_is_waited_for_too() {
     let _new = host.instance("new", true, false).await;
     old.kill();
     until(|| !host.is_healthy("old")).await;
-    assert_eq!(host.plugins.can("p", ATTACHES), Some(true), "whoever says it");
+    assert_eq!(host.plugins.can("p", ATTACHES), Some(true), "from any instance");
     let waiting = {
         let plugins = host.plugins.clone();
         tokio::spawn(async move { plugins.controller("p", soon(LONG)).await.map(drop) })
@@ -282,7 +284,7 @@ async fn a_plugin_may_be_split() {
     drop(second);
     host.plugins.unregister("p", Some("c2"), 0).await.unwrap();
 
-    // Each half's health is told where it is asked for.
+    // Each half's health is reported where a caller waits for it.
     controller.kill();
     until(|| !host.is_healthy("c1")).await;
     let error = host.plugins.controller("p", soon(Duration::from_millis(50))).await.err().unwrap();
@@ -302,7 +304,7 @@ async fn a_plugin_may_be_split() {
 
 /// After csid's start each is seen in its own time, and the node half need not know of a controller.
 #[tokio::test]
-async fn what_one_may_be_able_to_that_is_yet_to_come_is_not_known() {
+async fn capability_unknown_until_every_instance_probed() {
     let host = Host::new();
     let mut controller = Fake::new(host.directory.path(), "c1").serving(false, true);
     controller.script().plugin_capabilities = controller::services(&[]);
@@ -331,6 +333,39 @@ async fn what_one_may_be_able_to_that_is_yet_to_come_is_not_known() {
     controller.start();
     assert!(waiting.await.unwrap().unwrap());
     assert_eq!(host.plugins.can("p", Can::Node("EXPAND_VOLUME")), Some(false), "all were seen");
+}
+
+#[tokio::test]
+async fn registering_an_older_instance_again_makes_it_active() {
+    let host = Host::new();
+    let register = async |name: &str, uid| {
+        let spec = instance(name, &format!("/run/{name}.sock"));
+        host.plugins.register("p", spec, uid).await.unwrap();
+        host.plugins.view("p").unwrap().instances
+    };
+    for (name, uid) in [("a", 1000), ("b", 1000)] {
+        register(name, uid).await;
+    }
+    assert_eq!(register("c", 0).await, ["c", "b", "a"]);
+    assert_eq!(register("c", 1000).await, ["c", "b", "a"], "it is the newest");
+    assert_eq!(register("b", 1000).await, ["b", "c", "a"]);
+    assert_eq!(register("c", 1000).await, ["b", "c", "a"], "it is root's");
+    assert_eq!(register("c", 0).await, ["c", "b", "a"]);
+    assert_eq!(register("a", 1000).await, ["a", "c", "b"]);
+    host.plugins.unregister("p", Some("a"), 1000).await.unwrap();
+    assert_eq!(register("b", 1000).await, ["c", "b"], "the plugin would become root's");
+    register("d", 1000).await;
+    assert_eq!(register("c", 0).await, ["c", "d", "b"]);
+    let before = host.plugins.view("p").unwrap();
+    assert_eq!((before.owner, before.socket.as_str()), (1000, "/run/c.sock"));
+    host.plugins.shutdown().await;
+    host.store.close().await.unwrap();
+
+    let (store, rows) = open(host.directory.path());
+    let directories = directories(host.directory.path());
+    let again = Plugins::start_at(PACE, &directories, RPC, store, Vec::new(), (rows, BTreeMap::new()));
+    let view = again.view("p").unwrap();
+    assert_eq!((view.instances, view.owner), (before.instances, before.owner));
 }
 
 #[tokio::test]
@@ -407,7 +442,7 @@ async fn a_file_defines_one_instance_and_is_the_oldest() {
     );
     assert_eq!(next.view("p").unwrap().instances, ["roots", "default"]);
 
-    // Nor is another's plugin joined by a file that root wrote for one of his own.
+    // Nor is another's plugin joined by a file that root wrote for a plugin of root's.
     host.plugins.register("q", instance("b", "/run/q.sock"), 1000).await.unwrap();
     let both = [file("/run/file.sock"), vec![("q".to_owned(), external(Path::new("/run/x.sock")))]].concat();
     let applied = host.plugins.apply_files(both, Default::default()).await.unwrap().ended().await;

@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 use super::*;
 use crate::Kind;
 
-/// It says where the plugin is, and keeps what it was told.
+/// A registrar that names the plugin's socket and keeps the status that it got.
 #[derive(Clone)]
 struct Registrar {
     info: Arc<Mutex<PluginInfo>>,
@@ -96,7 +96,7 @@ fn watching(plugins: &Plugins) -> JoinHandle<()> {
 }
 
 #[tokio::test]
-async fn a_plugin_is_there_as_long_as_its_registration_socket() {
+async fn plugin_lives_as_long_as_its_registration_socket() {
     let w = Watched::new();
     let mut fake = w.host.fake();
     fake.start();
@@ -136,7 +136,7 @@ async fn a_plugin_is_there_as_long_as_its_registration_socket() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_registered_itself_outlives_csid_and_is_asked_again() {
+async fn self_registered_plugin_survives_restart_of_csid() {
     let w = Watched::new();
     let mut fake = w.host.fake();
     fake.start();
@@ -172,7 +172,7 @@ async fn a_plugin_that_registered_itself_outlives_csid_and_is_asked_again() {
 
 /// It went before it could be asked again.
 #[tokio::test]
-async fn what_is_remembered_goes_with_a_socket_that_never_answered() {
+async fn socket_gone_unanswered_removes_remembered_plugin() {
     let w = Watched::new();
     let mut fake = w.host.fake();
     fake.start();
@@ -193,7 +193,7 @@ async fn what_is_remembered_goes_with_a_socket_that_never_answered() {
 
 /// A registration that was slow ends before the next one of its name begins, and takes nothing of that away.
 #[tokio::test]
-async fn a_socket_that_comes_again_while_the_registry_is_busy_is_registered() {
+async fn socket_recreated_while_busy_is_registered() {
     let w = Watched::new();
     let mut fake = w.host.fake();
     fake.start();
@@ -211,7 +211,7 @@ async fn a_socket_that_comes_again_while_the_registry_is_busy_is_registered() {
     until(|| !other.told().is_empty()).await;
     let _second = registrar.listen(&socket);
     drop(busy);
-    // The second is asked when the first has ended, which was perhaps not told of any more.
+    // The second is asked when the first has ended, whose caller was perhaps gone.
     until(|| asked() == 2).await;
     first.abort();
     until(|| !registrar.told().is_empty()).await;
@@ -220,7 +220,7 @@ async fn a_socket_that_comes_again_while_the_registry_is_busy_is_registered() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_another_plugins_is_not_taken_by_a_socket() {
+async fn socket_cannot_take_the_name_of_another_plugin() {
     let w = Watched::new();
     let mut fake = w.host.fake();
     fake.start();
@@ -238,7 +238,7 @@ async fn a_name_that_is_another_plugins_is_not_taken_by_a_socket() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_registered_is_told_why_and_asked_again() {
+async fn failed_registration_gets_reason_and_is_retried() {
     let w = Watched::new();
     let mut fake = w.host.fake();
     fake.start();
@@ -254,7 +254,7 @@ async fn what_cannot_be_registered_is_told_why_and_asked_again() {
     registrar.info.lock().unwrap().r#type = "CSIPlugin".into();
     w.host.ready().await;
 
-    // Another instance may join, but not at the same socket; and whoever comes first is not replaced.
+    // Another instance may join, but not at the same socket; and the first one is not replaced.
     let other = Registrar::of(&fake);
     let _listening = other.listen(&w.socket("other-reg.sock"));
     until(|| !other.told().is_empty()).await;

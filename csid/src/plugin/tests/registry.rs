@@ -41,9 +41,9 @@ async fn registering_again_changes_nothing_or_is_refused() {
     host.plugins.unregister("p", None, 1000).await.unwrap();
 }
 
-/// Nobody registers another's socket as his, or listens at the socket that root named.
+/// No user registers another's socket, or listens at the socket that root named.
 #[tokio::test]
-async fn who_listens_must_be_the_plugins_own() {
+async fn listener_must_belong_to_the_plugin() {
     for (owner, listener) in [(OTHER, 0), (OTHER, 1000), (0, OTHER)] {
         let host = Host::new();
         let mut fake = host.fake();
@@ -58,7 +58,7 @@ async fn who_listens_must_be_the_plugins_own() {
 }
 
 #[tokio::test]
-async fn the_journal_remembers_until_it_is_unregistered() {
+async fn journal_keeps_plugin_until_unregistered() {
     let host = Host::new();
     let mut fake = host.fake();
     fake.start();
@@ -84,7 +84,7 @@ async fn the_journal_remembers_until_it_is_unregistered() {
 }
 
 #[tokio::test]
-async fn a_file_wins_over_a_registered_plugin_and_is_not_touched_from_the_bus() {
+async fn file_overrides_registration_and_is_fixed_on_the_bus() {
     let directory = tempfile::tempdir().unwrap();
     let (store, _) = open(directory.path());
     let row = |id: &str, spec: &str| PluginRow {
@@ -114,7 +114,7 @@ async fn a_file_wins_over_a_registered_plugin_and_is_not_touched_from_the_bus() 
 }
 
 #[tokio::test]
-async fn a_reload_adds_changes_and_removes_but_not_what_is_in_use() {
+async fn reload_keeps_plugins_in_use() {
     let socket = |name: &str| external(Path::new(name));
     let file = |id: &str, name: &str| (id.to_owned(), socket(name));
     let host = Host::with(PACE, vec![file("a", "/run/a.sock"), file("b", "/run/b.sock")]);
@@ -122,7 +122,7 @@ async fn a_reload_adds_changes_and_removes_but_not_what_is_in_use() {
     let mut changes = host.plugins.subscribe();
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
 
-    // `a` is gone but used, `b` changed, `c` new, `r` is somebody's.
+    // `a` is gone but used, `b` changed, `c` new, `r` is registered on the bus.
     let files = vec![file("b", "/run/b2.sock"), file("c", "/run/c.sock"), file("r", "/run/x.sock")];
     let applied =
         host.plugins.apply_files(files.clone(), ["a".to_owned()].into()).await.unwrap().ended().await;

@@ -14,7 +14,7 @@ use zbus::{Connection, Guid, Message, MessageStream, OwnedObjectPath, OwnedVaria
 
 use crate::host::units::Units;
 
-/// Starts what it is told, one after the other, and tells of it. It is one process: a fork of the tests' own would hold the
+/// Starts each command line, one after the other, and prints its pid and status. It is one process: a fork of the tests' own would hold the
 /// locks of all that they have open until its exec.
 const SHELL: &str = "while read -r line; do sh -c \"exec $line\" </dev/null >/dev/null 2>&1 & echo $!; wait $!; echo $?; done";
 
@@ -26,7 +26,7 @@ pub struct Machine {
     pub doubles: usize,
     shell: Child,
     orders: ChildStdin,
-    told: Lines<BufReader<ChildStdout>>,
+    output: Lines<BufReader<ChildStdout>>,
     /// The main process, 0: there is none.
     main: u32,
     /// waitid's code and status of the last process.
@@ -44,14 +44,19 @@ impl Systemd {
     /// csid's systemd is this one from now on.
     pub async fn behind(units: &Units) -> Self {
         let systemd = Systemd(Arc::new(Mutex::new(Machine::new())));
+        systemd.connect(units).await;
+        systemd
+    }
+
+    /// The next csid has the same one.
+    pub async fn connect(&self, units: &Units) {
         let (client, server) = std::os::unix::net::UnixStream::pair().unwrap();
         let guid = Guid::generate();
         let serving = Builder::unix_stream(server).server(guid).p2p().build_message_stream();
         let connecting = Builder::unix_stream(client).p2p().build();
         let (serving, connection) = tokio::join!(serving, connecting);
-        tokio::spawn(systemd.clone().serve(serving.unwrap()));
+        tokio::spawn(self.clone().serve(serving.unwrap()));
         units.connect_to(connection.unwrap()).await;
-        systemd
     }
 
     pub fn machine(&self) -> MutexGuard<'_, Machine> {
@@ -76,15 +81,15 @@ impl Machine {
         let mut shell = Command::new("/bin/sh");
         let mut shell =
             shell.args(["-c", SHELL]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (orders, told) =
+        let (orders, output) =
             (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()).lines());
         let (starts, doubles, main, exit, is_loaded) = (0, 0, 0, (0, 0), false);
         let (lingers, restarts) = (false, false);
-        Machine { runs: "", starts, doubles, shell, orders, told, main, exit, is_loaded, lingers, restarts }
+        Machine { runs: "", starts, doubles, shell, orders, output, main, exit, is_loaded, lingers, restarts }
     }
 
     fn hear(&mut self) -> u32 {
-        self.told.next().expect("the shell is there").unwrap().parse().unwrap()
+        self.output.next().expect("the shell is there").unwrap().parse().unwrap()
     }
 
     /// The main process. What ended well is forgotten, as a transient unit is.

@@ -77,8 +77,8 @@ async fn calls_go_over_and_those_under_way_come_to_their_end() {
     assert_eq!(first.await.unwrap().unwrap(), "new");
     assert_eq!(again.await.unwrap().unwrap(), "new", "who asked the same has the same answer");
     assert_eq!(instances(&host.plugins), ["new"]);
-    let told = host.events("plugin-upgraded").await;
-    assert_eq!((told.len(), told[0].1["from"].as_str(), told[0].1["to"].as_str()), (1, "old", "new"));
+    let seen = host.events("plugin-upgraded").await;
+    assert_eq!((seen.len(), seen[0].1["from"].as_str(), seen[0].1["to"].as_str()), (1, "old", "new"));
     assert_eq!(host.events("plugin-instance").await.len(), 2, "one came, one left");
     let done = host.plugins.upgrade("p", "new", spec(&new, "new"), 0).await;
     assert_eq!(done.unwrap(), "new", "repeated after it was done");
@@ -110,7 +110,7 @@ async fn a_call_that_hangs_is_not_waited_for_for_ever() {
 }
 
 #[tokio::test]
-async fn one_that_does_not_become_healthy_is_gone_again() {
+async fn upgrade_that_stays_unhealthy_is_removed() {
     let host = Host::new();
     let _old = host.instance("old", true, true).await;
     let new = Fake::new(host.directory.path(), "new");
@@ -125,14 +125,14 @@ async fn one_that_does_not_become_healthy_is_gone_again() {
     }
     assert_eq!(instances(&host.plugins), ["old"]);
     host.ready().await;
-    let told = host.events("plugin-upgraded").await;
-    assert!(told.len() == 1 && told[0].1["success"] == "false", "{told:?}");
+    let seen = host.events("plugin-upgraded").await;
+    assert!(seen.len() == 1 && seen[0].1["success"] == "false", "{seen:?}");
     let (_directory, rows) = kept(host).await;
     assert_eq!(rows.iter().map(|row| row.instance.as_str()).collect::<Vec<_>>(), ["old"]);
 }
 
 #[tokio::test]
-async fn what_is_another_plugin_takes_no_place() {
+async fn upgrade_to_another_plugin_is_refused() {
     type Change = fn(&Fake);
     let changes: [(&str, Change); 3] = [
         ("it is other.csi, and not test.csi", |fake| fake.script().name = "other.csi".into()),
@@ -207,7 +207,7 @@ async fn the_next_csid_ends_what_this_one_began() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_upgraded_is_said() {
+async fn refused_upgrade_has_its_reason() {
     let file = external(Path::new("/run/file.sock"));
     let host = Host::with(PACE, vec![("filed".to_owned(), file.clone())]);
     let old = host.instance("old", true, true).await;
@@ -256,14 +256,14 @@ async fn what_cannot_be_upgraded_is_said() {
     host.plugins.register("m", named("one"), 0).await.unwrap();
     let socket = directories(host.directory.path()).runtime.join("plugins/m/one/csi.sock");
     let argument = format!("--endpoint=unix://{}", socket.display());
-    let beside = PluginSpec { argv: vec!["/bin/sleep".into(), argument], ..named("two") };
-    let (was, said) = refused("m", "one", beside, 0).await;
+    let other = PluginSpec { argv: vec!["/bin/sleep".into(), argument], ..named("two") };
+    let (was, said) = refused("m", "one", other, 0).await;
     assert!(was == Kind::InvalidArgument && said.contains("or an argument"), "{was:?}: {said}");
 }
 
 /// A reload that changed what is started made it: the next csid finds the unit by it.
 #[tokio::test]
-async fn what_a_file_defines_keeps_the_name_that_it_runs_by() {
+async fn file_instance_keeps_its_running_name() {
     let managed =
         |program: &str| PluginSpec { argv: vec![program.into()], ..PluginSpec::new(Supervision::Managed) };
     let row = |instance: &str, more: &str| PluginRow {
@@ -281,7 +281,7 @@ async fn what_a_file_defines_keeps_the_name_that_it_runs_by() {
         (true, vec![row("i1", "")], Some(vec!["i1"])),
         (true, vec![row("i1", ""), tried()], Some(vec!["i1", "i2"])),
         (true, vec![tried()], Some(vec!["default"])),
-        // Whoever took its file away while csid was not there has it no more.
+        // A file that was removed while csid did not run defines no instance.
         (false, vec![row("i1", "")], None),
     ] {
         let host = Host::new();
@@ -329,7 +329,7 @@ async fn a_new_version_is_as_old_as_the_one_before() {
     store.close().await.unwrap();
 }
 
-/// The same call, as the bus makes it of what it was told.
+/// Makes the same call as the bus does of its arguments.
 async fn again(plugins: &Plugins, replaced: Option<&str>, given: &PluginSpec) -> Result<String, Error> {
     let before = plugins.upgradable("p", replaced)?;
     let spec =
@@ -465,7 +465,7 @@ async fn a_plugin_that_is_forgotten_leaves_no_row() {
 
 /// csid is killed while the new one is tried, and the old one never comes back: what it was is known all the same.
 #[tokio::test]
-async fn what_the_old_one_was_outlives_csid() {
+async fn facts_of_the_old_instance_survive_restart() {
     let host = Host::with(Pace { start: LONG, ..PACE }, Vec::new());
     let mut old = host.instance("old", true, true).await;
     let mut new = Fake::new(host.directory.path(), "new");

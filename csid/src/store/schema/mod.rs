@@ -9,11 +9,15 @@
 
 use rusqlite::{Connection, TransactionBehavior};
 
-use super::StoreError;
-use super::error::at;
+use crate::store::error::{StoreError, at};
 
-const VERSIONS: &[&str] =
-    &[include_str!("1.sql"), include_str!("2.sql"), include_str!("3.sql"), include_str!("4.sql")];
+const VERSIONS: &[&str] = &[
+    include_str!("1.sql"),
+    include_str!("2.sql"),
+    include_str!("3.sql"),
+    include_str!("4.sql"),
+    include_str!("5.sql"),
+];
 
 /// The version that this csid writes.
 pub(super) const KNOWN: u32 = VERSIONS.len() as u32;

@@ -5,6 +5,7 @@ use rusqlite::Connection;
 
 use super::super::place::{LOG, NAME};
 use super::super::registry::{ClaimFilter, Record, RecordFilter, Registry};
+use super::super::rows::PluginRow;
 use super::super::*;
 use super::samples::{name, new, record, representative_swaps, swap};
 use super::{database, event, mount, of_schema, opened, plugin, representative, temporary, volume};
@@ -72,7 +73,7 @@ async fn a_row_that_is_not_what_was_written_is_damage() {
 
 /// The other rows are still read.
 #[tokio::test]
-async fn what_can_be_read_is_read() {
+async fn readable_rows_of_a_damaged_file_are_read() {
     let (_root, directory) = temporary();
     filled(&directory).await.close().await.unwrap();
     let db = Connection::open(database(&directory)).unwrap();
@@ -93,7 +94,7 @@ async fn what_can_be_read_is_read() {
 
 /// Damage is often noticed by the start that follows an upgrade.
 #[tokio::test]
-async fn a_damaged_journal_of_an_older_csid_is_read_and_left_alone() {
+async fn damaged_older_journal_is_read_and_unchanged() {
     for version in schema::SUMMED..schema::KNOWN {
         for (what, mounts) in [("a row", 5), ("an index", 6)] {
             let (_root, directory) = of_schema(version);
@@ -135,7 +136,7 @@ async fn the_registry_outlives_a_damaged_row() {
             let (records, _) = store.records(RecordFilter::default()).await.unwrap();
             let claims = async |past| {
                 let (found, _) = store.claims(ClaimFilter { past, ..ClaimFilter::default() }).await.unwrap();
-                found.into_iter().map(|(name, claim)| (name.volume, claim.consumer)).collect::<Vec<_>>()
+                found.into_iter().map(|found| (found.name.volume, found.claim.consumer)).collect::<Vec<_>>()
             };
             let records =
                 records.into_iter().map(|record| (record.name.volume, record.registration.is_some()));
@@ -157,7 +158,7 @@ async fn the_registry_outlives_a_damaged_row() {
         assert_eq!((&new_claims, &new_past), (&claims, &past), "{table}");
         let registered = |found: &[(String, bool)]| found.iter().filter(|(_, is)| *is).count();
         assert_eq!(registered(&new_records), registered(&records));
-        // Whoever registers the volume again finds it claimed.
+        // A volume that is registered again is claimed.
         let found = store.record(name("data")).await.unwrap();
         assert_eq!(found.claims.len(), claims.len());
         assert_eq!(found.registration.is_some(), table != "registry");
@@ -213,9 +214,9 @@ async fn the_registry_outlives_damaged_pages() {
     }
 }
 
-/// The copy that is read is made anew, where nobody else has anything, and nothing stays of it.
+/// The copy that is read is made again each time, in a private place, and is removed.
 #[tokio::test]
-async fn what_lies_in_the_way_of_the_copy_is_not_read() {
+async fn file_in_the_way_of_the_copy_is_not_read() {
     let (root, directory) = temporary();
     filled(&directory).await.close().await.unwrap();
     let another = std::fs::read(database(&directory)).unwrap();
@@ -352,7 +353,7 @@ async fn another_journal_takes_its_place() {
     store.close().await.unwrap();
 }
 
-/// Killed between any two steps of the change: it is begun anew or finished, and the old rows never come back.
+/// Killed between any two steps of the change: it is begun again or finished, and the old rows never come back.
 #[tokio::test]
 async fn a_replacement_that_was_begun_is_finished() {
     for step in 0..3 {

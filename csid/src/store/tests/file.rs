@@ -111,7 +111,7 @@ fn damaged_or_newer_is_left_alone() {
     assert_eq!(std::fs::read_to_string(directory.join("csid.db-wal")).unwrap(), "rows are in here");
 }
 
-/// A log that holds commits stays as it is beside a damaged file, and heals with it.
+/// A log that holds commits stays as it is with a damaged file, and heals with it.
 #[test]
 fn log_beside_damage_is_kept() {
     let (_root, directory) = temporary();

@@ -49,7 +49,7 @@ fn kill_loses_nothing_answered() {
     for round in 1..=5 {
         let answered = killed("commit_for_ever", &directory, 150 * round);
         let (journal, loaded) = open_journal(&directory).unwrap();
-        // One commit at most was done and not yet told.
+        // One commit at most was done and not yet answered.
         assert!((answered.0 + 1..=answered.0 + 2).contains(&loaded.mounts.len()));
         assert!((answered.1..=answered.1 + 1).contains(&journal.counters.sequence));
         assert!(loaded.mounts.iter().enumerate().all(|(n, row)| row.key.consumer == format!("{n:06}")));

@@ -9,18 +9,22 @@ mod file;
 mod kill;
 mod node;
 mod records;
-mod samples;
+pub(crate) mod samples;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rusqlite::Connection;
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::sync::broadcast;
 
 use super::journal::{Done, Journal};
+use super::place::Place;
 use super::registry::Registry;
+use super::request::Work;
 use super::rows::*;
 use super::*;
 
@@ -48,8 +52,15 @@ fn database(directory: &Path) -> PathBuf {
     directory.join("csid.db")
 }
 
-/// The runtime directory is beside the journal's.
+/// The runtime directory has the same parent as the journal's.
+/// Opens a journal that nothing else has. A process that another test forks has its lock until it has executed its program.
 fn opened(directory: &Path) -> Result<(Store, Loaded), StoreError> {
+    for _ in 0..100 {
+        match Store::open(directory, directory.parent().unwrap(), None) {
+            Err(StoreError::Held { .. }) => std::thread::sleep(std::time::Duration::from_millis(20)),
+            other => return other,
+        }
+    }
     Store::open(directory, directory.parent().unwrap(), None)
 }
 
@@ -61,7 +72,7 @@ fn commit(journal: &mut Journal, changes: Vec<Change>, durability: Durability) -
     journal.commit(&[&Work::Changes(changes)], durability)
 }
 
-fn mount(volume: &str, consumer: &str) -> MountRow {
+pub(crate) fn mount(volume: &str, consumer: &str) -> MountRow {
     let context = BTreeMap::from([("share".to_owned(), "ä \"quoted\"\n".to_owned())]);
     MountRow {
         key: MountKey {
@@ -99,6 +110,7 @@ fn mount(volume: &str, consumer: &str) -> MountRow {
         phase: Phase::Mounted,
         kept: true,
         source: format!("/var/lib/csid/plugins/local/publish/{volume}"),
+        published: String::new(),
         publish: Leg::Present,
         target: Leg::Making,
         device: None,
@@ -116,6 +128,7 @@ fn volume(name: &str) -> VolumeRow {
         volume: name.into(),
         staging: format!("/var/lib/csid/plugins/local/staging/{name}"),
         stage: Leg::Present,
+        backing: String::new(),
     }
 }
 
@@ -232,9 +245,28 @@ async fn opens_every_older_schema() {
     }
 }
 
+/// Neither column is in an older journal.
+#[tokio::test]
+async fn the_plugins_path_and_the_backing_are_kept() {
+    let (_root, directory) = of_schema(4);
+    let mount = MountRow { published: "/root/private/v/m".into(), ..mount("data", "new") };
+    let volume = VolumeRow { backing: "{}".into(), ..volume("data") };
+    let (store, loaded) = opened(&directory).unwrap();
+    assert!(loaded.mounts.iter().all(|row| row.published.is_empty()));
+    let changes = vec![Change::PutMount(mount.clone().into()), Change::PutVolume(volume.clone())];
+    store.commit(changes, Durability::Disk).await.unwrap();
+    let moved = MountRow { published: "/root/private/v/other".into(), ..mount };
+    store.commit(vec![Change::PutMount(moved.clone().into())], Durability::Disk).await.unwrap();
+    store.close().await.unwrap();
+    let (_, loaded) = opened(&directory).unwrap();
+    let found = loaded.mounts.iter().find(|row| row.key == moved.key).unwrap();
+    assert_eq!(found.published, moved.published);
+    assert!(loaded.volumes.contains(&volume));
+}
+
 /// Of an older csid a plugin's instance is in its spec alone.
 #[test]
-fn a_plugin_is_of_the_instance_that_its_spec_says() {
+fn plugin_row_has_the_instance_of_its_spec() {
     let (_root, directory) = of_schema(3);
     let db = Connection::open(database(&directory)).unwrap();
     checksum::add(&db).unwrap();
@@ -408,7 +440,7 @@ async fn many_writers() {
     assert!(store.modify_index() - start < 1280, "none of 64 writers' commits were made together");
     let (events, gap) = store.events(1270, 100).await.unwrap();
     assert!(!gap && events.iter().map(|e| e.sequence).eq(1271..=1280));
-    // The queue is bounded: who was not listening is told, and goes on with what is left, in order.
+    // The queue is bounded: a slow listener gets `Lagged`, and goes on with what is left, in order.
     assert!(matches!(heard.try_recv(), Err(broadcast::error::TryRecvError::Lagged(256))));
     assert_eq!(heard.try_recv().unwrap().sequence, 257);
     store.close().await.unwrap();
@@ -466,36 +498,4 @@ fn other_boot(directory: &Path) {
     checksum::add(&db).unwrap();
     let sql = "UPDATE meta SET value = 'other', sum = checksum(key, 'other') WHERE key = 'events_boot'";
     db.execute(sql, []).unwrap();
-}
-
-/// Times for a person: `cargo test --release -p csid --lib measure -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn measure() {
-    let (_root, directory) = temporary();
-    let clock = std::time::Instant::now;
-    let start = clock();
-    let (mut journal, _) = open_journal(&directory).unwrap();
-    println!("create {:?}", start.elapsed());
-    for n in 0..20 {
-        let mut group: Vec<_> =
-            (0..500).map(|m| Change::PutMount(mount(&format!("v{n}"), &m.to_string()).into())).collect();
-        group.push(Change::PutVolume(volume(&format!("v{n}"))));
-        commit(&mut journal, group, Durability::Process).unwrap();
-    }
-    journal.close().unwrap();
-    let start = clock();
-    let (mut journal, loaded) = open_journal(&directory).unwrap();
-    println!("open with {} mounts {:?}", loaded.mounts.len(), start.elapsed());
-    commit(&mut journal, vec![event("reserve")], Durability::Disk).unwrap();
-    for durability in [Durability::Process, Durability::Disk] {
-        let start = clock();
-        for n in 0..2000 {
-            let row = MountRow { since_usec: n, ..mount("v3", &(n % 500).to_string()) };
-            commit(&mut journal, vec![Change::PutMount(row.into()), event("e")], durability).unwrap();
-        }
-        println!("commit, {durability:?}: {:?}", start.elapsed() / 2000);
-    }
-    let start = clock();
-    println!("list {} mounts {:?}", journal.mounts(&MountFilter::default()).unwrap().len(), start.elapsed());
 }

@@ -19,7 +19,7 @@ fn kept(directory: &Path) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_host_that_is_called_otherwise_keeps_its_name_in_claims() {
+async fn renamed_host_keeps_its_name_in_claims() {
     let (_root, directory) = temporary();
     let store = named(&directory, None);
     let host = rustix::system::uname().nodename().to_str().unwrap().to_owned();
@@ -60,7 +60,7 @@ async fn a_host_that_is_called_otherwise_keeps_its_name_in_claims() {
 }
 
 #[tokio::test]
-async fn what_plugins_call_the_node_is_kept_and_taken_over_into_a_new_journal() {
+async fn node_ids_are_kept_in_a_new_journal() {
     let (_root, directory) = temporary();
     let open = || Store::open(&directory, directory.parent().unwrap(), None).unwrap();
     let put = |plugin: &str, node_id: &str| Change::PutNodeId(plugin.into(), node_id.into());

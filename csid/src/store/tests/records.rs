@@ -1,13 +1,15 @@
 use proptest::prelude::*;
 use rusqlite::StatementStatus;
 
+use super::super::held::HeldVolumes;
 use super::super::records;
+use super::super::request::Work;
 use super::samples::*;
 use super::*;
 use crate::store::registry::*;
 
 #[tokio::test]
-async fn a_record_is_what_was_swapped_in_and_keeps_over_a_restart() {
+async fn swapped_record_survives_restart() {
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
     assert!(store.record(name("data")).await.unwrap() == Record::none(name("data")));
@@ -43,7 +45,7 @@ async fn a_record_is_what_was_swapped_in_and_keeps_over_a_restart() {
 }
 
 #[tokio::test]
-async fn a_refused_swap_leaves_nothing_and_costs_its_neighbours_nothing() {
+async fn refused_swap_does_not_affect_its_group() {
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
     store.swap(new(record("data", &["job"]))).await.unwrap();
@@ -114,14 +116,14 @@ async fn writers_that_race_for_a_record_lose_nothing() {
                     let before = store.record(name("data")).await.unwrap();
                     let mut after = before.clone();
                     after.registration.as_mut().unwrap().capacity += 1;
-                    after.claims = vec![claim(&format!("{writer} {n}"), "n1")];
+                    after.claims = vec![claim(&format!("{writer} {n}"), "n1")].into();
                     match store.swap(swap(&before, after)).await {
                         Ok(_) => break,
                         Err(StoreError::Stale) => stale += 1,
                         Err(error) => panic!("{error}"),
                     }
                 }
-                store.commit(vec![event("beside")], Durability::Process).await.unwrap();
+                store.commit(vec![event("other")], Durability::Process).await.unwrap();
             }
             stale
         })
@@ -155,7 +157,7 @@ async fn lists_are_filtered() {
     rows[3].attachments = vec![Attachment::new("n2", Leg::Removing)];
     rows[4].attachments.clear();
     for row in rows {
-        store.swap(Swap { past: row.claims.clone(), ..new(row) }).await.unwrap();
+        store.swap(Swap { past: row.claims.iter().cloned().collect(), ..new(row) }).await.unwrap();
     }
     let text = |text: &str| Some(text.to_owned());
     type Found<'a> = &'a [&'a str];
@@ -194,7 +196,7 @@ async fn lists_are_filtered() {
         for past in [false, true] {
             let (found, index) = store.claims(ClaimFilter { past, ..filter.clone() }).await.unwrap();
             assert_eq!(index, store.modify_index());
-            let names = found.iter().map(|(name, claim)| {
+            let names = found.iter().map(|ListedClaim { name, claim, .. }| {
                 assert!(claim.modify_index > 0);
                 format!("{}/{}/{}", name.namespace, name.volume, claim.consumer)
             });
@@ -218,7 +220,7 @@ async fn past_claims_are_few_and_go_with_the_record() {
     let past = async |volume: &str| {
         let filter = ClaimFilter { volume: Some(volume.into()), past: true, ..ClaimFilter::default() };
         let (found, _) = store.claims(filter).await.unwrap();
-        found.into_iter().map(|(_, claim)| claim.consumer).collect::<Vec<_>>()
+        found.into_iter().map(|found| found.claim.consumer).collect::<Vec<_>>()
     };
     let due: Vec<_> = (2..10).flat_map(|n| ["a", "b"].map(|half| format!("{n}{half}"))).collect();
     assert_eq!(past("data").await, due);
@@ -249,14 +251,14 @@ async fn a_change_is_waited_for() {
         "the registry has not changed"
     );
     let revision = store.swap(new(record("data", &[]))).await.unwrap();
-    assert_eq!(waiting.await.unwrap().expect("told").unwrap(), revision);
-    let before = waits(index, long).await.unwrap().expect("told of a change that was before");
+    assert_eq!(waiting.await.unwrap().expect("a change").unwrap(), revision);
+    let before = waits(index, long).await.unwrap().expect("a change that was before");
     assert_eq!(before.unwrap(), revision);
 
     let waiting = waits(revision, long);
     assert!(waits(revision, short).await.unwrap().is_err());
     store.close().await.unwrap();
-    assert!(matches!(waiting.await.unwrap().expect("told of the end"), Err(StoreError::Gone)));
+    assert!(matches!(waiting.await.unwrap().expect("the end"), Err(StoreError::Gone)));
 }
 
 /// As another request's: not one of them is given again after a power cut.
@@ -288,7 +290,7 @@ fn steps(journal: &Journal, filter: &ClaimFilter) -> (i32, usize) {
 }
 
 #[test]
-fn a_volume_of_ten_thousand_is_listed_as_one_of_ten() {
+fn listing_one_volume_does_not_read_all() {
     let filter = |past| ClaimFilter {
         namespace: Some("default".into()),
         volume: Some("v7".into()),
@@ -369,7 +371,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// What is read after each swap is what was given to it, whatever was there: the difference that is written makes
-    /// what writing everything anew would. A claim that stays as it is keeps its index.
+    /// what writing everything again would. A claim that stays as it is keeps its index.
     #[test]
     fn the_difference_makes_the_whole(
         steps in prop::collection::vec((0..3_u8, prop::option::of(claims()), claims()), 1..20),
@@ -377,14 +379,16 @@ proptest! {
         let (_root, directory) = temporary();
         let (mut journal, _) = open_journal(&directory).unwrap();
         let read = |journal: &Journal, name: &VolumeName| {
-            journal.ask("read", |db| records::read_record(db, name)).unwrap()
+            let read = journal.ask("read", |db| records::read_record(db, name, None)).unwrap();
+            assert!(journal.record(name).unwrap() == read, "what is known is what is written");
+            read
         };
         let mut model: BTreeMap<VolumeName, (Record, Vec<Claim>)> = BTreeMap::new();
         for (volume, claims, past) in steps {
             let name = name(&format!("v{volume}"));
             let before = read(&journal, &name);
             let after = match claims {
-                Some(claims) => Record { claims, ..record(&name.volume, &[]) },
+                Some(claims) => Record { claims: claims.into(), ..record(&name.volume, &[]) },
                 None => Record::none(name.clone()),
             };
             let swap = Swap { past: past.clone(), ..swap(&before, after.clone()) };
@@ -411,7 +415,7 @@ proptest! {
         for (name, (_, ended)) in &model {
             let filter = ClaimFilter { volume: Some(name.volume.clone()), past: true, ..ClaimFilter::default() };
             let found = journal.ask("read", |db| records::read_claims(db, &filter)).unwrap();
-            let found = found.into_iter().map(|(_, claim)| Claim { modify_index: 0, ..claim });
+            let found = found.into_iter().map(|found| Claim { modify_index: 0, ..found.claim });
             prop_assert!(found.eq(ended.iter().cloned()));
         }
     }
@@ -425,17 +429,17 @@ fn an_attachment_of_an_earlier_csid_has_its_claims_secrets() {
     let given = Claim { credential: None, ..claim("c", "n1") };
     let mut record = record("data", &[]);
     record.attachments = vec![serde_json::from_value(json).unwrap()];
-    record.claims = vec![plain("a", "n1"), claim("b", "n2"), given.clone()];
+    record.claims = vec![plain("a", "n1"), claim("b", "n2"), given.clone()].into();
     let found =
         |credential: Option<&str>, given| AttachSecrets { credential: credential.map(Into::into), given };
-    assert_eq!(record.attach_secrets("n1"), found(None, true), "of that node, whoever has some");
-    record.claims = vec![plain("a", "n1"), Claim { secrets_given: false, ..claim("b", "n1") }];
+    assert_eq!(record.attach_secrets("n1"), found(None, true), "of that node, from any claim");
+    record.claims = vec![plain("a", "n1"), Claim { secrets_given: false, ..claim("b", "n1") }].into();
     assert_eq!(record.attach_secrets("n1"), found(Some("csid.claim"), false));
-    record.claims = vec![plain("a", "n1")];
+    record.claims = vec![plain("a", "n1")].into();
     assert_eq!(record.attach_secrets("n1"), found(None, false));
 
     record.attachments[0].secrets = Some(found(Some("kept"), false));
-    record.claims = vec![given];
+    record.claims = vec![given].into();
     assert_eq!(record.attach_secrets("n1"), found(Some("kept"), false), "not who came later");
 }
 
@@ -445,4 +449,270 @@ fn an_attachments_debug_has_no_value_of_its_context() {
     let attachment = Attachment { publish_context: context, ..Attachment::new("n1", Leg::Present) };
     let said = format!("{attachment:?} {attachment:#?}");
     assert!(said.contains("n1") && said.contains("token") && !said.contains("hunter2"), "{said}");
+}
+
+/// What is kept in memory of a plugin's volumes is what the tables say, whatever changes.
+#[tokio::test]
+async fn held_volumes_are_counted_as_the_tables_say() {
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    let held = async |store: &Store, node: &str| {
+        let held = store.held("local", node, 1).await.unwrap();
+        (held.count, held.names)
+    };
+    store.swap(new(record("before", &["job"]))).await.unwrap();
+    assert_eq!(held(&store, "n1").await, (1, vec![name("before")]), "read when it is first asked for");
+    store.swap(new(record("a", &["job/1", "job/2"]))).await.unwrap();
+    assert_eq!(held(&store, "n1").await, (2, vec![name("a")]), "no more names than are wanted");
+    assert_eq!(held(&store, "n2").await, (0, Vec::new()));
+    assert_eq!(store.held("other", "n1", 9).await.unwrap(), HeldVolumes::default());
+
+    // A claim of another node, then without the attachment, which keeps it for the first.
+    let before = store.record(name("a")).await.unwrap();
+    let mut after = before.clone();
+    after.claims[0].node = "n2".into();
+    after.claims.remove("job/2");
+    store.swap(swap(&before, after)).await.unwrap();
+    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await.0), (2, 1));
+    let before = store.record(name("a")).await.unwrap();
+    let after = Record { attachments: Vec::new(), ..before.clone() };
+    store.swap(swap(&before, after)).await.unwrap();
+    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await.0), (1, 1));
+
+    // One that is refused changes nothing.
+    assert!(store.swap(swap(&before, record("a", &["job/9"]))).await.is_err());
+    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await.0), (1, 1));
+    let before = store.record(name("before")).await.unwrap();
+    store.swap(swap(&before, Record::none(name("before")))).await.unwrap();
+    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await.0), (0, 1));
+    store.close().await.unwrap();
+    let (store, _) = opened(&directory).unwrap();
+    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await), (0, (1, vec![name("a")])));
+}
+
+/// A registered volume with this many claims.
+fn crowded(volume: &str, claims: usize) -> Record {
+    let claims: Vec<Claim> = (0..claims).map(|n| claim(&format!("c{n:04}"), "n1")).collect();
+    Record { claims: claims.into(), ..record(volume, &[]) }
+}
+
+fn swapped(journal: &mut Journal, swap: Swap) -> Result<Done, StoreError> {
+    journal.commit(&[&Work::Swap(swap.into())], Durability::Process)
+}
+
+/// Returns the work of one claim that is taken with `others` there, read as a volume's task reads it: rows that were read, rows that were written.
+fn work_of_a_claim(others: usize) -> (u64, u64) {
+    let (_root, directory) = temporary();
+    let (mut journal, _) = open_journal(&directory).unwrap();
+    let writes = |journal: &Journal| journal.ask("count", |db| Ok(db.total_changes())).unwrap();
+    swapped(&mut journal, new(crowded("data", others))).unwrap();
+    journal.record(&name("data")).unwrap();
+    let (read, written) = (records::CLAIMS_READ.get(), writes(&journal));
+    let before = journal.record(&name("data")).unwrap();
+    let mut after = before.clone();
+    after.claims.insert(claim("one more", "n1"));
+    swapped(&mut journal, swap(&before, after)).unwrap();
+    let before = journal.record(&name("data")).unwrap();
+    assert_eq!(before.claims.len(), others + 1);
+    let mut after = before.clone();
+    after.claims.get_mut("one more").unwrap().releasing = true;
+    swapped(&mut journal, swap(&before, after)).unwrap();
+    (records::CLAIMS_READ.get() - read, writes(&journal) - written)
+}
+
+#[test]
+fn claim_work_does_not_grow_with_other_claims() {
+    let (read, written) = work_of_a_claim(10);
+    assert!(read > 0, "claims are counted");
+    assert_eq!(work_of_a_claim(1_000), (0, written));
+    assert_eq!(work_of_a_claim(4_000), (0, written));
+}
+
+/// What SQLite says is true, whatever was known before: a transaction that is said to have failed may be there all the same.
+#[test]
+fn a_failed_transaction_ends_what_is_known() {
+    type Fail = fn(&mut Journal, &Record) -> StoreError;
+    let full: Fail = |journal, before| {
+        journal.limit_pages(Some(1));
+        let mut after = before.clone();
+        for n in 0..500 {
+            after.claims.insert(claim(&format!("more {n}"), "n1"));
+        }
+        let found = swapped(journal, swap(before, after)).map(drop).unwrap_err();
+        journal.limit_pages(None);
+        assert!(matches!(found, StoreError::Full), "{found}");
+        found
+    };
+    let refused: Fail = |journal, before| {
+        let trigger = "CREATE TEMP TRIGGER no BEFORE INSERT ON claims BEGIN SELECT RAISE(ABORT, 'no'); END";
+        journal.ask("refuse", |db| db.execute_batch(trigger)).unwrap();
+        let mut after = before.clone();
+        after.claims.insert(claim("one more", "n1"));
+        let found = swapped(journal, swap(before, after)).map(drop).unwrap_err();
+        journal.ask("allow", |db| db.execute_batch("DROP TRIGGER no")).unwrap();
+        found
+    };
+    for (what, fail) in [("a full disk", full), ("a constraint", refused)] {
+        let (_root, directory) = temporary();
+        let (mut journal, _) = open_journal(&directory).unwrap();
+        swapped(&mut journal, new(crowded("data", 40))).unwrap();
+        let before = journal.record(&name("data")).unwrap();
+        let reads = || records::CLAIMS_READ.get();
+        let known = reads();
+        assert!(journal.record(&name("data")).unwrap() == before);
+        assert_eq!(reads(), known, "{what}: they are known");
+        fail(&mut journal, &before);
+        // It is there after all, at the revision that csid knows.
+        journal.ask("go", |db| db.execute("DELETE FROM claims WHERE consumer > 'c0019'", [])).unwrap();
+        let found = journal.record(&name("data")).unwrap();
+        assert_eq!((found.claims.len(), found.revision), (20, before.revision), "{what}");
+    }
+}
+
+#[test]
+fn known_claims_are_not_given_with_a_damaged_row() {
+    let trigger = "CREATE TEMP TRIGGER no BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'no'); END";
+    for (table, damage) in [("registry", "SET restless = 1"), ("claims", "SET node = 'elsewhere'")] {
+        let (_root, directory) = temporary();
+        let (mut journal, _) = open_journal(&directory).unwrap();
+        swapped(&mut journal, new(crowded("data", 40))).unwrap();
+        let before = journal.record(&name("data")).unwrap();
+        journal.ask("damage", |db| db.execute(&format!("UPDATE {table} {damage}"), [])).unwrap();
+        if table == "claims" {
+            // Any transaction that fails: then the claims are read again.
+            journal.ask("refuse", |db| db.execute_batch(trigger)).unwrap();
+            swapped(&mut journal, swap(&before, crowded("data", 41))).map(drop).unwrap_err();
+        }
+        let found = journal.record(&name("data")).map(drop);
+        assert!(matches!(found, Err(StoreError::Corrupt { .. })), "{table}: {found:?}");
+        journal.leave("damaged".into()).unwrap();
+        let left = journal.record(&name("data")).unwrap();
+        assert_eq!(
+            (left.registration.is_some(), left.claims.is_empty()),
+            (table == "claims", table == "claims")
+        );
+        let found = swapped(&mut journal, swap(&before, crowded("data", 41))).map(drop);
+        assert!(matches!(found, Err(StoreError::Corrupt { .. })), "{table}: {found:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// With claims enough to be known: each change leaves known what is written.
+    #[test]
+    fn known_claims_are_what_is_written(
+        steps in prop::collection::vec((0..2_u8, prop::collection::vec((0..60_u8, 0..3_u8), 0..30)), 1..12),
+    ) {
+        let (_root, directory) = temporary();
+        let (mut journal, _) = open_journal(&directory).unwrap();
+        swapped(&mut journal, new(crowded("v0", 30))).unwrap();
+        swapped(&mut journal, new(crowded("v1", 14))).unwrap();
+        for (volume, changes) in steps {
+            let name = name(&format!("v{volume}"));
+            let before = journal.record(&name).unwrap();
+            let mut after = before.clone();
+            for (consumer, change) in changes {
+                let consumer = format!("c{consumer:04}");
+                match (change, after.claims.get_mut(&consumer)) {
+                    (0, _) => after.claims.remove(&consumer),
+                    (1, Some(claim)) => claim.error += "again",
+                    _ => after.claims.insert(claim(&consumer, "n2")),
+                }
+            }
+            swapped(&mut journal, swap(&before, after.clone())).unwrap();
+            let written = journal.ask("read", |db| records::read_record(db, &name, None)).unwrap();
+            prop_assert!(journal.record(&name).unwrap() == written);
+            prop_assert!(bare(written) == bare(after));
+        }
+    }
+}
+
+/// A part of a list costs what it has, wherever it stands and whatever else is there.
+#[test]
+fn a_part_of_a_list_is_read_alone() {
+    let part_among = |volumes: u32| {
+        let (_root, directory) = temporary();
+        let (mut journal, _) = open_journal(&directory).unwrap();
+        for n in 0..20 {
+            let work =
+                Swap { past: vec![claim("job/0", "n1")], ..new(record(&format!("m{n:02}"), &["job/1"])) };
+            swapped(&mut journal, work).unwrap();
+        }
+        for (table, columns) in [
+            ("claims", "consumer, node, claim, modify_index"),
+            ("past_claims", "consumer, node, claim, modify_index, number"),
+            ("registry", "plugin, side || n, registration, attachments, restless, modify_index"),
+        ] {
+            let sql = format!(
+                "WITH RECURSIVE n (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < {volumes}), \
+                 sides (side) AS (VALUES ('a'), ('z')) \
+                 INSERT INTO {table} SELECT namespace, side || n, {columns}, 0 FROM {table}, n, sides \
+                 WHERE volume = 'm00'"
+            );
+            journal.ask("fill", |db| db.execute(&sql, [])).unwrap();
+        }
+        let after = |of_volume| Some(ClaimPlace { name: name("m04"), of_volume });
+        let claims = ClaimFilter {
+            after: after(OfVolume::Consumer("job/1".into())),
+            most: 5,
+            ..ClaimFilter::default()
+        };
+        let past = ClaimFilter { past: true, after: after(OfVolume::Number(1)), ..claims.clone() };
+        let registry =
+            RecordFilter { registered: true, after: Some(name("m04")), most: 5, ..RecordFilter::default() };
+        let of_plugin = RecordFilter { plugin: Some("local".into()), ..registry.clone() };
+        let run = |(sql, values): (String, Vec<String>)| {
+            let count = |db: &Connection| {
+                let mut statement = db.prepare(&sql)?;
+                let found = statement
+                    .query(rusqlite::params_from_iter(values))?
+                    .mapped(|row| row.get::<_, String>(1));
+                let found: Vec<String> = found.collect::<rusqlite::Result<_>>()?;
+                Ok((statement.get_status(StatementStatus::VmStep), found))
+            };
+            journal.ask("count", count).unwrap()
+        };
+        let of_records = |filter: &RecordFilter| {
+            let ([records, claims], values) = records::records_sql(filter);
+            [(records, values.clone()), (claims, values)]
+        };
+        let all = [records::claims_sql(&claims), records::claims_sql(&past)];
+        let all = all.into_iter().chain(of_records(&registry)).chain(of_records(&of_plugin));
+        all.map(run).collect::<Vec<_>>()
+    };
+    let (few, many) = (part_among(10), part_among(5_000));
+    for (_, found) in &few {
+        assert_eq!(found, &["m05", "m06", "m07", "m08", "m09"]);
+    }
+    assert_eq!(few, many, "as many steps of SQLite");
+}
+
+#[test]
+fn a_part_of_the_mounts_is_read_alone() {
+    let (_root, directory) = temporary();
+    let (mut journal, _) = open_journal(&directory).unwrap();
+    let rows = (0..30).map(|n| {
+        let mut row = mount("v", &format!("c{n:02}"));
+        row.spec.target = (n % 3 == 0).then(|| "/srv".into());
+        Change::PutMount(row.into())
+    });
+    commit(&mut journal, rows.collect(), Durability::Process).unwrap();
+    // What stands behind the part is damaged: nobody reads it.
+    journal.ask("damage", |db| db.execute("UPDATE mounts SET uid = 9 WHERE consumer > 'c15'", [])).unwrap();
+    let after = Some(MountKey { consumer: "c04".into(), ..mount("v", "").key });
+    let part = |target: Option<&str>, most| {
+        let filter = MountFilter {
+            after: after.clone(),
+            most,
+            target: target.map(Into::into),
+            ..MountFilter::default()
+        };
+        journal
+            .mounts(&filter)
+            .map(|rows| rows.into_iter().map(|(row, _)| row.key.consumer).collect::<Vec<_>>())
+    };
+    assert_eq!(part(None, 3).unwrap(), ["c05", "c06", "c07"]);
+    assert_eq!(part(Some("/srv"), 3).unwrap(), ["c06", "c09", "c12"]);
+    assert!(part(None, 20).is_err() && part(None, 0).is_err());
 }

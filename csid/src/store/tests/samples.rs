@@ -3,11 +3,11 @@
 use super::*;
 use crate::store::registry::*;
 
-pub(super) fn name(volume: &str) -> VolumeName {
+pub(crate) fn name(volume: &str) -> VolumeName {
     VolumeName { namespace: "default".into(), volume: volume.into() }
 }
 
-pub(super) fn claim(consumer: &str, node: &str) -> Claim {
+pub(crate) fn claim(consumer: &str, node: &str) -> Claim {
     let capability = Capability {
         access_mode: AccessMode::MultiNodeMultiWriter,
         attachment_mode: AttachmentMode::BlockDevice,
@@ -32,7 +32,7 @@ pub(super) fn claim(consumer: &str, node: &str) -> Claim {
 }
 
 /// A registered volume with a claim of each of these consumers, nothing left to do.
-pub(super) fn record(volume: &str, consumers: &[&str]) -> Record {
+pub(crate) fn record(volume: &str, consumers: &[&str]) -> Record {
     let spec = VolumeSpec {
         name: "a name".into(),
         fs_type: "ext4".into(),
@@ -63,7 +63,7 @@ pub(super) fn record(volume: &str, consumers: &[&str]) -> Record {
     }
 }
 
-pub(super) fn swap(before: &Record, after: Record) -> Swap {
+pub(crate) fn swap(before: &Record, after: Record) -> Swap {
     let details = EventDetails::from([("success", json!(true))]);
     let event = NewEvent { kind: "volume-changed", subject: after.name.volume.clone(), details };
     Swap {
@@ -76,11 +76,11 @@ pub(super) fn swap(before: &Record, after: Record) -> Swap {
 }
 
 /// One of a volume that was not there.
-pub(super) fn new(after: Record) -> Swap {
+pub(crate) fn new(after: Record) -> Swap {
     swap(&Record::none(after.name.clone()), after)
 }
 
-/// What the fixtures of the versions that have a registry hold beside the other rows.
+/// What the fixtures of the versions that have a registry hold in addition.
 pub(super) fn representative_swaps() -> Vec<Swap> {
     let mut creating = record("new", &[]);
     creating.volume.external_id.clear();
@@ -91,6 +91,7 @@ pub(super) fn representative_swaps() -> Vec<Swap> {
         secrets_given: true,
         source: "of-another".into(),
         sourceless: false,
+        ..Creation::default()
     };
     creating.registration.as_mut().unwrap().standing = Standing::Creating(creation);
     let mut attached = record("attached", &[]);
@@ -107,7 +108,7 @@ pub(super) async fn assert_representative_swaps(store: &Store) {
     assert!(found.into_iter().map(bare).eq(due));
     let (past, _) = store.claims(ClaimFilter { past: true, ..ClaimFilter::default() }).await.unwrap();
     assert_eq!(
-        past.iter().map(|(name, claim)| (&*name.volume, &*claim.consumer)).collect::<Vec<_>>(),
+        past.iter().map(|found| (&*found.name.volume, &*found.claim.consumer)).collect::<Vec<_>>(),
         [("data", "job/0")]
     );
 }
@@ -115,6 +116,6 @@ pub(super) async fn assert_representative_swaps(store: &Store) {
 /// Without what the store sets.
 pub(super) fn bare(mut record: Record) -> Record {
     record.revision = 0;
-    record.claims.iter_mut().for_each(|claim| claim.modify_index = 0);
+    record.claims = record.claims.iter().map(|claim| Claim { modify_index: 0, ..claim.clone() }).collect();
     record
 }

@@ -1,0 +1,342 @@
+//! The handle of the kernel's calls: each is made here, or by the helper where a server can hold it up.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use crate::host::bind::{Bind, Restrict, Unbind};
+use crate::host::deadline::DEADLINE;
+use crate::host::error::{self, HostError};
+use crate::host::helper::{self, Helper, Request, Sifted, Tree, Unanswered};
+use crate::host::look::Look;
+use crate::host::namespaces;
+use crate::host::path::{self, Access};
+use crate::host::table::{self, MountPoint, MountTable};
+use crate::host::target;
+
+/// The name by which calls about target roots are bounded, as a plugin's calls are.
+const RESOLVING: &str = ", target roots";
+
+/// A descriptor of a target, opened by a process that an automount there does not keep waiting. Every descriptor in it is closed by
+/// the helper.
+pub struct TargetFd {
+    fd: Tree,
+    /// What was bound there with it.
+    made: Mutex<Option<Tree>>,
+}
+
+impl TargetFd {
+    fn made(&self) -> MutexGuard<'_, Option<Tree>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The handle of the kernel's calls.
+#[derive(Clone)]
+pub struct Host {
+    helper: Helper,
+    pub(super) elsewhere: Arc<namespaces::Lookout>,
+    pub(super) own_table: Arc<table::OwnTable>,
+}
+
+impl Host {
+    /// Returns a handle whose calls that may hang are made by the helper that listens below `runtime`.
+    pub fn new(runtime: &Path) -> Host {
+        Host {
+            helper: Helper::at(runtime.join(helper::SOCKET)),
+            elsewhere: Arc::default(),
+            own_table: Arc::default(),
+        }
+    }
+
+    /// Returns a handle whose calls are all made by this process, for tests: what hangs stays in it.
+    pub fn of_threads() -> Host {
+        Host { helper: Helper::of_threads(), elsewhere: Arc::default(), own_table: Arc::default() }
+    }
+
+    /// Has the helper take the next byte off `stream`, with the descriptors that were sent with it. `uid`: the sender's, where it
+    /// is known. After an error it is not known whether the byte is taken.
+    pub async fn sift(&self, uid: Option<u32>, stream: OwnedFd) -> std::io::Result<Sifted> {
+        self.helper.sift(uid, stream).await
+    }
+
+    /// Returns what is at `path`.
+    pub async fn look(&self, plugin: &str, path: &Path) -> Look {
+        self.ask_to_look(plugin, path, Some(DEADLINE)).await
+    }
+
+    /// Returns what is at `path`, by a look that is made now, also when an earlier one there has hung. `Hung`: this one has. An
+    /// error: no look was made.
+    pub async fn look_despite_hung(&self, plugin: &str, path: &Path) -> Result<Look, HostError> {
+        let request = Request::Look { path: path.to_owned(), despite_hung: true };
+        match self.helper.call::<Result<Look, HostError>>(plugin, &request, None, Some(DEADLINE)).await {
+            Ok((look, _)) => look,
+            Err(Unanswered::Hung) => Ok(Look::Hung),
+            Err(Unanswered::Lost(source)) => Err(HostError::Helper { path: path.to_owned(), source }),
+        }
+    }
+
+    /// Returns what is at `path`, without a deadline. No other call waits for this one.
+    pub async fn look_long(&self, plugin: &str, path: &Path) -> Look {
+        self.ask_to_look(&format!("{plugin}, watched"), path, None).await
+    }
+
+    async fn ask_to_look(&self, plugin: &str, path: &Path, patience: Option<Duration>) -> Look {
+        let request = Request::Look { path: path.to_owned(), despite_hung: false };
+        // A worker that ended has changed nothing: one more is asked.
+        for _ in 0..2 {
+            match self.helper.call::<Result<Look, HostError>>(plugin, &request, None, patience).await {
+                Ok((Ok(look), _)) => return look,
+                Ok((Err(_), _)) | Err(Unanswered::Hung) => return Look::Hung,
+                Err(Unanswered::Lost(error)) => {
+                    tracing::warn!(path = %path.display(), %error, "the helper does not answer");
+                }
+            }
+        }
+        Look::Hung
+    }
+
+    /// Returns what is at `path`, below `root`, without asking a file system that may hang. `None`: something is mounted there, or
+    /// on the way.
+    pub fn look_unmounted(&self, root: &Path, path: &Path) -> Option<Look> {
+        path::look_unmounted(root, path)
+    }
+
+    /// Returns what is at `path`, below `root`; at once where nothing is mounted.
+    pub async fn look_below(&self, plugin: &str, root: &Path, path: &Path) -> Look {
+        match self.look_unmounted(root, path) {
+            Some(look) => look,
+            None => self.look(plugin, path).await,
+        }
+    }
+
+    /// Returns the mount table of now. No file system is asked for it.
+    pub fn mount_table(&self) -> Result<MountTable, HostError> {
+        MountTable::read()
+    }
+
+    /// Makes the directory and its missing parents below `root`, an existing directory of csid's. `access` applies to the
+    /// last one; the parents are passable. An existing directory is kept, with a mount on it too.
+    pub fn make_directory(&self, root: &Path, relative: &Path, access: Access) -> Result<(), HostError> {
+        path::make_directory(root, relative, access)
+    }
+
+    /// Makes an empty file below `root`, 0600, whose directory exists. What is there already is kept.
+    pub fn make_file(&self, root: &Path, relative: &Path) -> Result<(), HostError> {
+        path::make_file(root, relative)
+    }
+
+    /// Returns what is in a directory below `root`, in order; nothing where there is no such directory. An error where something is
+    /// mounted on the way, or a symbolic link leads there: a plugin may have put it there.
+    pub fn entries(&self, root: &Path, directory: &Path) -> Result<Vec<PathBuf>, HostError> {
+        path::entries(root, directory)
+    }
+
+    /// Removes an empty directory, an empty file or a device node, then the parents that are empty, up to
+    /// `root`. False: it is not empty, or something is mounted on it.
+    pub fn remove(&self, root: &Path, path: &Path) -> Result<bool, HostError> {
+        path::remove(root, path)
+    }
+
+    /// Shows what is mounted at `published`, or the block device there, also at `source`, a directory or a file of csid's: a clone
+    /// that has its flags before anybody can see it. One that is there already is given the flags. Returns what is at `published`:
+    /// a file system is shown at a directory alone, a device at a file, and nothing else anywhere.
+    pub async fn deliver(
+        &self,
+        plugin: &str,
+        published: &Path,
+        source: &Path,
+        how: Restrict,
+    ) -> Result<Look, HostError> {
+        let (published, source) = (published.to_owned(), source.to_owned());
+        self.within(plugin, Request::Deliver { published, source, how }).await
+    }
+
+    /// Returns whether the block device refuses writes.
+    pub fn block_is_read_only(&self, rdev: u64) -> Result<bool, HostError> {
+        let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+        let path = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/ro"));
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(text.trim() != "0"),
+            Err(source) => Err(HostError::Os { step: "read".into(), path, source }),
+        }
+    }
+
+    /// Show what is mounted at `source` (or the block device there) also at `target`, which exists below
+    /// `root` and is of its kind. If it is shown there already, its flags are set again.
+    pub async fn bind(
+        &self,
+        plugin: &str,
+        source: &Path,
+        root: &Path,
+        target: &Path,
+        how: Bind,
+    ) -> Result<(), HostError> {
+        let (source, root, target) = (source.to_owned(), root.to_owned(), target.to_owned());
+        self.within(plugin, Request::Bind { source, root, target, how }).await
+    }
+
+    /// Takes a descriptor of a target that came with a call.
+    pub fn target_fd(&self, fd: OwnedFd) -> TargetFd {
+        TargetFd { fd: self.helper.tree(fd), made: Mutex::default() }
+    }
+
+    /// Proves by csid's own tables that `fd` is of `target`, in csid's mount namespace. Returns whether nothing is mounted there but
+    /// an automount. No file system is asked.
+    pub fn is_free(&self, fd: &TargetFd, target: &Path) -> Result<bool, HostError> {
+        Ok(target::prove(fd.fd.as_fd(), target)? == target::At::Free)
+    }
+
+    /// Binds as [`Host::bind`] does, and walks to `target` at no step. Root alone gives descriptors, so the target may be anywhere.
+    pub async fn bind_at(
+        &self,
+        plugin: &str,
+        source: &Path,
+        target: &Path,
+        fd: &TargetFd,
+        how: Bind,
+    ) -> Result<(), HostError> {
+        let copy =
+            rustix::io::fcntl_dupfd_cloexec(&fd.fd, 0).map_err(error::at("copy the target-fd of", target))?;
+        let request = Request::BindAt { source: source.to_owned(), target: target.to_owned(), how };
+        let ((), made) = self.with_descriptor(plugin, request, Some(copy)).await?;
+        *fd.made() = made;
+        Ok(())
+    }
+
+    /// Checks that a caller with this uid may have `target`, below `root`, covered: the target and each directory on the way to it
+    /// below `root` belong to that uid or to root, and nobody else may write there. Root may have any. Fails where it is not there.
+    pub async fn check_target(
+        &self,
+        plugin: &str,
+        root: &Path,
+        target: &Path,
+        uid: u32,
+    ) -> Result<(), HostError> {
+        let (root, target) = (root.to_owned(), target.to_owned());
+        self.within(plugin, Request::CheckTarget { root, target, uid }).await
+    }
+
+    /// Undo `bind`, if what is mounted at `target` is what is at `source`; false: nothing is there. `were`: the numbers that were
+    /// at `source`, which prove it, too.
+    pub async fn unbind(
+        &self,
+        plugin: &str,
+        source: &Path,
+        target: &Path,
+        were: Vec<u64>,
+        how: Unbind,
+    ) -> Result<bool, HostError> {
+        self.unbind_at(plugin, source, target, were, how, None).await
+    }
+
+    /// Undoes [`Host::bind_at`]. What was bound with `fd` is unmounted also while its automount is pending. Later, or with `None`, that
+    /// is refused ([`HostError::AutomountPending`]): csid walks to the target, and can do so again when the automount has ended.
+    pub async fn unbind_at(
+        &self,
+        plugin: &str,
+        source: &Path,
+        target: &Path,
+        were: Vec<u64>,
+        how: Unbind,
+        fd: Option<&TargetFd>,
+    ) -> Result<bool, HostError> {
+        let made = fd.and_then(|fd| fd.made().take()).and_then(Tree::into_fd);
+        let (source, target) = (source.to_owned(), target.to_owned());
+        let request = Request::Unbind { source, target, were, how };
+        self.with_descriptor(plugin, request, made).await.map(|(answer, _)| answer)
+    }
+
+    /// Returns whether `target` shows what is at `source` now.
+    pub async fn is_bound(&self, plugin: &str, source: &Path, target: &Path) -> Result<bool, HostError> {
+        let (source, target) = (source.to_owned(), target.to_owned());
+        self.within(plugin, Request::IsBound { source, target }).await
+    }
+
+    /// Returns a detached, private mount of what is `shown` at `source`, or of `subpath` in it, with these flags besides its own.
+    /// Mounts below are not in it. Its holder keeps the file system in use. The bool is true if it has flags that restrict
+    /// its user. `None`: `source` shows something else.
+    pub async fn open_tree(
+        &self,
+        plugin: &str,
+        source: &Path,
+        shown: Look,
+        subpath: Option<PathBuf>,
+        how: Restrict,
+    ) -> Result<Option<(Tree, bool)>, HostError> {
+        let request = Request::OpenTree { source: source.to_owned(), shown, subpath, how };
+        let (is_bound, tree) = self.with_descriptor::<Option<bool>>(plugin, request, None).await?;
+        Ok(tree.zip(is_bound))
+    }
+
+    /// Returns the name of a directory without symbolic links, as [`resolve`] does, but asks for it in the helper.
+    pub async fn resolve(&self, directory: &Path) -> Result<PathBuf, HostError> {
+        self.within(RESOLVING, Request::Resolve { directory: directory.to_owned() }).await
+    }
+
+    /// Returns users of the mount at `path`, as `PID COMMAND` or `mount PATH`; best effort, a few of them.
+    pub async fn holders(&self, path: &Path) -> Vec<String> {
+        let path = path.to_owned();
+        tokio::task::spawn_blocking(move || table::holders(&path)).await.unwrap_or_default()
+    }
+
+    /// Returns every mount point at or below `root`. It reads the whole table once, for recovery and Reconcile only.
+    pub fn mounts_below(&self, root: &Path) -> Result<Vec<MountPoint>, HostError> {
+        table::mounts_below(root)
+    }
+
+    /// Every mount point that shows what is at `source`, by the device and the root in it, other than `source`
+    /// itself: binds that were moved along with a directory, and the plugin's own and other consumers' mounts of
+    /// the same. One reading of the whole table: for the odd path only.
+    pub fn copies(&self, source: &Path) -> Result<Vec<PathBuf>, HostError> {
+        table::copies(source)
+    }
+
+    /// Detaches the topmost mount at `path`, also one in use, for a forced removal. `despite_hung`: also when an earlier
+    /// call there has hung.
+    pub async fn detach(&self, plugin: &str, path: &Path, despite_hung: bool) -> Result<(), HostError> {
+        self.within(plugin, Request::Detach { path: path.to_owned(), despite_hung }).await
+    }
+
+    /// Returns whether the mount at `path` is in use. False: nothing is mounted there.
+    pub async fn in_use(&self, plugin: &str, path: &Path) -> Result<bool, HostError> {
+        self.within(plugin, Request::InUse { path: path.to_owned() }).await
+    }
+
+    /// Unmounts what is at `path`, unless it is in use.
+    pub async fn clear(&self, plugin: &str, path: &Path) -> Result<(), HostError> {
+        self.within(plugin, Request::Clear { path: path.to_owned() }).await
+    }
+
+    /// Removes a path that no row explains, as [`Self::remove`] does. If `ours`, a mount there is unmounted first, unless it is in use.
+    pub async fn remove_orphan(&self, root: &Path, path: &Path, ours: bool) -> Result<bool, HostError> {
+        let plugin = root.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.within(&plugin, Request::RemoveOrphan { root: root.to_owned(), path: path.to_owned(), ours })
+            .await
+    }
+
+    pub(super) async fn within<T: DeserializeOwned>(
+        &self,
+        plugin: &str,
+        request: Request,
+    ) -> Result<T, HostError> {
+        self.with_descriptor(plugin, request, None).await.map(|(answer, _)| answer)
+    }
+
+    async fn with_descriptor<T: DeserializeOwned>(
+        &self,
+        plugin: &str,
+        request: Request,
+        fd: Option<OwnedFd>,
+    ) -> Result<(T, Option<Tree>), HostError> {
+        let path = || helper::hung_at(&request).to_owned();
+        match self.helper.call::<Result<T, HostError>>(plugin, &request, fd, Some(DEADLINE)).await {
+            Ok((answer, fd)) => answer.map(|answer| (answer, fd)),
+            Err(Unanswered::Hung) => Err(HostError::Hung(path())),
+            Err(Unanswered::Lost(source)) => Err(HostError::Helper { path: path(), source }),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Calls about mounts of a volume in csid's own and in other mount namespaces.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::host::calls::Host;
+use crate::host::device::BlockDevice;
+use crate::host::error::HostError;
+use crate::host::helper::Request;
+use crate::host::namespaces::{
+    Backing, LOOKS, Looking, MountElsewhere, NAMED, PAUSE, Question, Shown, Sought, answer_all, described,
+    ended,
+};
+use crate::host::table::{Entry, blocking};
+
+impl Host {
+    /// Returns what is mounted at these paths in csid's own namespace, and the block device below it. A path where nothing is
+    /// mounted adds nothing. `node`: the number of the block device whose node is published. `had`: the number that the mounts had,
+    /// for where none is there any more.
+    pub async fn backing(
+        &self,
+        paths: Vec<PathBuf>,
+        node: Option<u64>,
+        had: Option<u64>,
+    ) -> Result<Backing, HostError> {
+        let entries = self.own_table.entries().await?;
+        let at = |entry: &&Entry| paths.iter().any(|path| path.as_os_str() == entry.path.as_os_str());
+        let mut shown: Vec<Shown> = Vec::new();
+        for entry in entries.iter().filter(at) {
+            let (device, fs_type, root) = (entry.device, entry.fs_type.clone(), entry.root.clone());
+            let own = Shown { device, fs_type, root, is_node: node.is_some() };
+            if !shown.contains(&own) {
+                shown.push(own);
+            }
+        }
+        // A directory of a file system is not all that its device is used for.
+        let is_whole = |number: &u64| {
+            let mut own = shown.iter().filter(|own| own.device == *number).peekable();
+            own.peek().is_none() || own.any(|own| own.root == Path::new("/"))
+        };
+        let had = had.filter(|_| shown.is_empty());
+        let numbers = node.into_iter().chain(shown.iter().map(|own| own.device)).chain(had);
+        let device = numbers.filter(is_whole).find_map(BlockDevice::of);
+        let is_remembered = device.as_ref().is_some_and(|device| had == Some(device.number));
+        Ok(Backing { shown, device, is_remembered })
+    }
+
+    /// Returns the mounts of what is `shown`, or of something in it, in other mount namespaces than csid's, that do not go along
+    /// with csid's own. The namespaces of the processes `but_of` are left out.
+    pub async fn copies_elsewhere(
+        &self,
+        shown: &[Shown],
+        but_of: &[u32],
+    ) -> Result<Vec<MountElsewhere>, HostError> {
+        if shown.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut looks = 1;
+        loop {
+            let found =
+                self.look_elsewhere(Question { shown: shown.to_vec(), but_of: but_of.to_vec() }).await?;
+            if found.is_empty() || looks == LOOKS {
+                return Ok(found);
+            }
+            looks += 1;
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn look_elsewhere(&self, question: Question) -> Result<Vec<MountElsewhere>, HostError> {
+        let (answer, answered) = oneshot::channel();
+        let is_first = {
+            let mut waiting = self.elsewhere.waiting();
+            waiting.questions.push((question, answer));
+            !std::mem::replace(&mut waiting.is_looking, true)
+        };
+        if is_first {
+            let looking = Looking { at: Arc::clone(&self.elsewhere), has_ended: false };
+            tokio::task::spawn_blocking(move || answer_all(looking));
+        }
+        answered.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    /// Returns the mounts in csid's own namespace of what is `sought`, by the mount table alone.
+    pub async fn still_mounted(&self, sought: Sought) -> Result<Vec<PathBuf>, HostError> {
+        let own = self.own_table.entries().await?;
+        let is_of_it = |entry: &Entry| {
+            let is_at = |path: &PathBuf| entry.path.starts_with(path);
+            let shows = sought.shown.iter().any(|shown| shown.is_shown_by(entry));
+            let is_its = shows || sought.device.is_none_or(|device| device == entry.device);
+            sought.below.iter().any(is_at)
+                || (sought.target.as_ref() == Some(&entry.path) && is_its)
+                || (sought.everywhere && shows && !entry.path.starts_with(&sought.base))
+        };
+        Ok(own.iter().filter(|entry| is_of_it(entry)).map(|entry| entry.path.clone()).collect())
+    }
+
+    /// Returns the mounts in other namespaces of what is `sought`, none of which csid has any more.
+    pub async fn still_elsewhere(&self, sought: Sought) -> Result<Vec<MountElsewhere>, HostError> {
+        let is_at = |mount: &MountElsewhere| {
+            let mut paths = sought.below.iter().chain(&sought.target);
+            paths.any(|path| mount.path.starts_with(path))
+        };
+        let mut found = self.copies_elsewhere(&sought.shown, &[]).await?;
+        found.retain(|mount| sought.everywhere || is_at(mount));
+        let Some(device) = sought.device.filter(|_| found.is_empty()) else { return Ok(found) };
+        // What the mounts showed is not known: a mount of the same file system where theirs were, or of a disk that csid has not
+        // mounted at all.
+        let is_alone = match sought.everywhere && sought.shown.is_empty() && BlockDevice::of(device).is_some()
+        {
+            true => self.own_table.entries().await?.iter().all(|entry| entry.device != device),
+            false => false,
+        };
+        let all = Shown { device, fs_type: String::new(), root: PathBuf::from("/"), is_node: false };
+        found = self.copies_elsewhere(&[all], &[]).await?;
+        found.retain(|mount| is_alone || is_at(mount));
+        Ok(found)
+    }
+
+    /// Returns who has these mounts, as `PID COMMAND (UNIT)`, each process once.
+    pub async fn holders_elsewhere(&self, copies: &[MountElsewhere]) -> Vec<String> {
+        let processes: BTreeSet<u32> = copies.iter().map(|copy| copy.process).collect();
+        let name = move || Ok(processes.into_iter().take(NAMED).map(described).collect());
+        blocking(name).await.unwrap_or_default()
+    }
+
+    /// Returns whether a file system on the volume's block device is still mounted somewhere, or another exclusive user has the
+    /// device: another namespace, a descriptor of a mount, an overlay's upper directory. Returns the device's name, if so.
+    pub async fn is_held(&self, plugin: &str, backing: &Backing) -> Result<Option<String>, HostError> {
+        let Some(device) = backing.device.clone() else { return Ok(None) };
+        let shows = backing.is_remembered || backing.shown.iter().any(|shown| shown.device == device.number);
+        self.within(plugin, Request::IsHeld { device, shows }).await
+    }
+}

@@ -1,0 +1,510 @@
+//! The side of the helper in csid: its connections, and the calls that wait.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use serde::de::DeserializeOwned;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::host::deadline::DEADLINE;
+use crate::host::error::HostError;
+use crate::host::helper::places::Places;
+use crate::host::helper::slots::{self, Slots};
+use crate::host::helper::turns::{Turn, Turns};
+use crate::host::helper::wire::{self, Request};
+use crate::host::helper::worker;
+
+/// The helper's socket, in csid's runtime directory.
+pub const SOCKET: &str = "helper.sock";
+/// Calls at once that have not taken [`SLOW`] yet; this many workers are kept, too.
+const QUICK: usize = 8;
+/// Calls that have taken longer; with [`QUICK`] fewer than there can be workers.
+const ASIDE: usize = 104;
+/// Of these, one plugin's, and as many of those that are made to watch its mounts.
+const ASIDE_EACH: usize = 32;
+/// When a call is put aside.
+const SLOW: Duration = Duration::from_millis(20);
+
+/// The name by which the helper's closes are bounded, as a plugin's calls are.
+const CLOSING: &str = "";
+
+/// How long a full backlog is given before the next try.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// An answer that did not come.
+#[derive(Debug)]
+pub(in crate::host) enum Unanswered {
+    /// The call was not made, for an earlier one at its path hangs, or too many of its plugin's; or it hangs itself.
+    Hung,
+    /// The worker ended, or cannot be reached. The call may have been made.
+    Lost(io::Error),
+}
+
+enum Connect {
+    Socket(PathBuf),
+    /// Threads of this process, and the slots that none of them has.
+    Threads(Slots, Arc<Mutex<Vec<usize>>>),
+}
+
+/// The handle of the helper.
+#[derive(Clone)]
+pub(in crate::host) struct Helper(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    connect: Connect,
+    idle: Mutex<Vec<Connection>>,
+    quick: Arc<Semaphore>,
+    /// How many calls have ended.
+    ended: AtomicU64,
+    aside: Arc<Semaphore>,
+    turns: Turns,
+    /// How many of each plugin's calls are aside.
+    aside_each: Mutex<BTreeMap<String, usize>>,
+    pub(super) sifting: Places,
+}
+
+impl Helper {
+    /// Returns a handle of the helper that listens at `socket`; nothing is connected yet.
+    pub(in crate::host) fn at(socket: PathBuf) -> Helper {
+        Helper::new(Connect::Socket(socket))
+    }
+
+    /// Returns a helper whose workers are threads of this process, for tests: it is held up by what hangs.
+    pub(in crate::host) fn of_threads() -> Helper {
+        Helper::new(Connect::Threads(Slots::own(), Arc::new(Mutex::new((0..slots::WORKERS).collect()))))
+    }
+
+    fn new(connect: Connect) -> Helper {
+        Helper(Arc::new(Inner {
+            connect,
+            idle: Mutex::default(),
+            quick: Arc::new(Semaphore::new(QUICK)),
+            ended: AtomicU64::new(0),
+            aside: Arc::new(Semaphore::new(ASIDE)),
+            turns: Turns::default(),
+            aside_each: Mutex::default(),
+            sifting: Places::default(),
+        }))
+    }
+
+    /// Makes the call for `plugin`. When the answer is no longer waited for, the worker takes no further step. `patience`: how
+    /// long the answer is waited for once a worker has the call; `None`: however long it takes.
+    pub(in crate::host) async fn call<T: DeserializeOwned>(
+        &self,
+        plugin: &str,
+        request: &Request,
+        fd: Option<OwnedFd>,
+        patience: Option<Duration>,
+    ) -> Result<(T, Option<Tree>), Unanswered> {
+        let fd = Arc::new(Mutex::new(fd));
+        self.call_with(plugin, request, fd, patience).await
+    }
+
+    /// Makes the call as [`Self::call`] does. The descriptor is taken out of `fd` once a worker has it.
+    async fn call_with<T: DeserializeOwned>(
+        &self,
+        plugin: &str,
+        request: &Request,
+        fd: Unsent,
+        patience: Option<Duration>,
+    ) -> Result<(T, Option<Tree>), Unanswered> {
+        let lost = |error: serde_json::Error| Unanswered::Lost(error.into());
+        let packet = serde_json::to_vec(request).map_err(lost)?;
+        let turn = match request.is_despite_hung() {
+            true => Turn::default(),
+            false => self.0.turns.wait(&request.paths()).await.ok_or(Unanswered::Hung)?,
+        };
+        let mut quick = std::pin::pin!(Arc::clone(&self.0.quick).acquire_owned());
+        let quick = match patience {
+            None => quick.await,
+            Some(patience) => loop {
+                let ended = self.0.ended.load(Ordering::Relaxed);
+                match tokio::time::timeout(2 * patience, &mut quick).await {
+                    Ok(quick) => break quick,
+                    // More calls hang than there is room for.
+                    Err(_) if self.0.ended.load(Ordering::Relaxed) == ended => {
+                        return Err(Unanswered::Lost(io::ErrorKind::TimedOut.into()));
+                    }
+                    // Many calls are before this one, and they end.
+                    Err(_) => {}
+                }
+            },
+        };
+        let quick = quick.map_err(|closed| Unanswered::Lost(io::Error::other(closed)))?;
+        if !request.is_despite_hung() && self.0.is_full(plugin) {
+            return Err(Unanswered::Hung);
+        }
+        let (reply, answer) = oneshot::channel();
+        let call = Call { plugin: plugin.to_owned(), packet, fd, quick: Some(quick), turn };
+        tokio::spawn(Arc::clone(&self.0).carry(call, reply));
+        let ended = || Unanswered::Lost(io::ErrorKind::UnexpectedEof.into());
+        let answer = match patience {
+            None => answer.await,
+            Some(patience) => tokio::time::timeout(patience, answer).await.map_err(|_| Unanswered::Hung)?,
+        };
+        let (packet, fd) = answer.map_err(|_| ended())?.map_err(Unanswered::Lost)?;
+        Ok((serde_json::from_slice(&packet).map_err(lost)?, fd))
+    }
+
+    /// Returns the descriptor as one that a worker closes.
+    pub(in crate::host) fn tree(&self, fd: OwnedFd) -> Tree {
+        Tree { fd: Some(fd), helper: self.clone() }
+    }
+
+    /// Closes the descriptor by a worker, and tries until a worker has it.
+    fn close(&self, fd: OwnedFd) {
+        // Without an executor csid is at its end, which closes everything.
+        let Ok(executor) = tokio::runtime::Handle::try_current() else { return };
+        let (helper, fd) = (self.clone(), Arc::new(Mutex::new(Some(fd))));
+        let is_unsent = |fd: &Unsent| fd.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        executor.spawn(async move {
+            let mut pause = AGAIN;
+            loop {
+                let closed = helper.call_with::<Result<(), HostError>>(
+                    CLOSING,
+                    &Request::Close,
+                    Arc::clone(&fd),
+                    None,
+                );
+                let closed = closed.await;
+                if !is_unsent(&fd) {
+                    return;
+                }
+                if let Err(error) = closed {
+                    tracing::warn!(?error, "no worker of the helper takes a mount to close it; trying again");
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(DEADLINE);
+            }
+        });
+    }
+}
+
+/// A descriptor that no worker has received yet; `None`: one has, or there was none.
+type Unsent = Arc<Mutex<Option<OwnedFd>>>;
+
+/// A descriptor of a mount that is attached nowhere. Dropping it has the helper close it, for the close of the last one may wait
+/// for the file system's server.
+pub struct Tree {
+    fd: Option<OwnedFd>,
+    helper: Helper,
+}
+
+impl Tree {
+    /// Returns the descriptor, for a request to a worker.
+    pub(in crate::host) fn into_fd(mut self) -> Option<OwnedFd> {
+        self.fd.take()
+    }
+}
+
+impl AsFd for Tree {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.fd {
+            Some(fd) => fd.as_fd(),
+            // Only while it is dropped.
+            None => rustix::fs::CWD,
+        }
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        if let Some(fd) = self.fd.take() {
+            self.helper.close(fd);
+        }
+    }
+}
+
+/// A call that is to be carried out.
+struct Call {
+    plugin: String,
+    packet: Vec<u8>,
+    fd: Unsent,
+    quick: Option<OwnedSemaphorePermit>,
+    turn: Turn,
+}
+
+type Packet = io::Result<(Vec<u8>, Option<Tree>)>;
+
+impl Inner {
+    fn is_full(&self, plugin: &str) -> bool {
+        let aside = self.aside_each.lock().unwrap_or_else(PoisonError::into_inner);
+        aside.get(plugin).is_some_and(|aside| *aside >= ASIDE_EACH)
+    }
+
+    async fn carry(self: Arc<Self>, call: Call, mut reply: oneshot::Sender<Packet>) {
+        let Call { plugin, packet, fd, mut quick, turn } = call;
+        let unsent = fd.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let connection = match self.send(&packet, unsent.as_ref()).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                *fd.lock().unwrap_or_else(PoisonError::into_inner) = unsent;
+                let _ = reply.send(Err(error));
+                return;
+            }
+        };
+        drop(unsent);
+        let mut receiving = Box::pin(connection.receive());
+        let mut aside = None;
+        let mut slow = std::pin::pin!(tokio::time::sleep(SLOW));
+        let mut is_wanted = true;
+        let received = loop {
+            tokio::select! {
+                biased;
+                received = &mut receiving => break received,
+                () = &mut slow, if quick.is_some() && aside.is_none() => {
+                    aside = Aside::enter(&self, &plugin);
+                    if aside.is_some() {
+                        quick = None;
+                    }
+                }
+                () = reply.closed(), if is_wanted => {
+                    is_wanted = false;
+                    connection.abandon();
+                }
+            }
+            if aside.is_none() && slow.is_elapsed() {
+                // No room: it stays among the quick ones, and is asked again whether there is room.
+                slow.as_mut().reset(tokio::time::Instant::now() + SLOW);
+            }
+        };
+        drop((receiving, aside, turn));
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        if received.is_ok() && is_wanted {
+            self.keep(connection);
+        }
+        drop(quick);
+        let helper = Helper(self);
+        let _ = reply.send(received.map(|(packet, fd)| {
+            let tree = fd.map(|fd| Tree { fd: Some(fd), helper });
+            (packet, tree)
+        }));
+    }
+
+    /// Sends a request to an idle worker or a new one; one that has ended meanwhile has not read it.
+    async fn send(&self, packet: &[u8], fd: Option<&OwnedFd>) -> io::Result<Connection> {
+        loop {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let is_new = idle.is_none();
+            let connection = match idle {
+                Some(connection) => connection,
+                None => self.connect().await?,
+            };
+            match connection.send(packet, fd).await {
+                Err(_) if !is_new => {}
+                sent => return sent.map(|()| connection),
+            }
+        }
+    }
+
+    fn keep(&self, connection: Connection) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < QUICK {
+            idle.push(connection);
+        }
+    }
+
+    pub(super) async fn connect(&self) -> io::Result<Connection> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match &self.connect {
+            Connect::Socket(path) => {
+                let socket =
+                    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+                let address = SocketAddrUnix::new(path)?;
+                // EAGAIN: the helper has not accepted the connections before this one yet.
+                while let Err(error) = rustix::net::connect(&socket, &address) {
+                    if error != rustix::io::Errno::AGAIN {
+                        return Err(error.into());
+                    }
+                    tokio::time::sleep(AGAIN).await;
+                }
+                Connection::new(socket)
+            }
+            Connect::Threads(slots, free) => {
+                let (own, other) = rustix::net::socketpair(
+                    AddressFamily::UNIX,
+                    SocketType::SEQPACKET,
+                    SocketFlags::CLOEXEC,
+                    None,
+                )?;
+                rustix::io::ioctl_fionbio(&own, true)?;
+                let (slots, free) = (slots.clone(), Arc::clone(free));
+                let slot = free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                let slot = slot.ok_or(io::ErrorKind::WouldBlock)?;
+                std::thread::Builder::new().spawn(move || {
+                    worker::serve(other, &slots, slot);
+                    free.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+                })?;
+                Connection::new(own)
+            }
+        }
+    }
+}
+
+/// A call that is aside; dropping it ends that.
+struct Aside {
+    inner: Arc<Inner>,
+    plugin: String,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Aside {
+    /// `None`: there is no room.
+    fn enter(inner: &Arc<Inner>, plugin: &str) -> Option<Aside> {
+        let permit = Arc::clone(&inner.aside).try_acquire_owned().ok()?;
+        let mut each = inner.aside_each.lock().unwrap_or_else(PoisonError::into_inner);
+        *each.entry(plugin.to_owned()).or_default() += 1;
+        Some(Aside { inner: Arc::clone(inner), plugin: plugin.to_owned(), _permit: permit })
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let mut each = self.inner.aside_each.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = each.get_mut(&self.plugin) {
+            *count -= 1;
+            if *count == 0 {
+                each.remove(&self.plugin);
+            }
+        }
+    }
+}
+
+/// A connection to one worker.
+pub(super) struct Connection(UnixStream);
+
+impl Connection {
+    fn new(socket: OwnedFd) -> io::Result<Connection> {
+        // Of packets, which a stream of the library reads and writes as such.
+        Ok(Connection(UnixStream::from_std(socket.into())?))
+    }
+
+    pub(super) async fn send(&self, packet: &[u8], fd: Option<&OwnedFd>) -> io::Result<()> {
+        self.0.async_io(Interest::WRITABLE, || wire::send(&self.0, packet, fd)).await
+    }
+
+    pub(super) async fn receive(&self) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+        let mut buffer = Vec::new();
+        let received = self.0.async_io(Interest::READABLE, || Ok(wire::receive(&self.0, &mut buffer)?));
+        match received.await? {
+            Some(fd) => Ok((buffer, fd)),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Lets the worker know that nothing waits for its call.
+    fn abandon(&self) {
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
+    }
+}
+
+/// Which path an unanswered call is named by.
+pub(in crate::host) fn hung_at(request: &Request) -> &Path {
+    request.paths().pop().unwrap_or(Path::new("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, Read, pipe};
+
+    use super::*;
+
+    fn helper_at(socket: &Path) -> OwnedFd {
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let listener = listener.unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+        rustix::net::listen(&listener, 8).unwrap();
+        listener
+    }
+
+    /// Accepts a connection and receives one request with its descriptor.
+    async fn received(listener: OwnedFd) -> (OwnedFd, Request, OwnedFd) {
+        let received = tokio::task::spawn_blocking(move || {
+            let connection = rustix::net::accept(&listener).unwrap();
+            let mut buffer = Vec::new();
+            let fd = wire::receive(&connection, &mut buffer).unwrap().unwrap().expect("a descriptor");
+            (connection, serde_json::from_slice(&buffer).unwrap(), fd)
+        });
+        received.await.unwrap()
+    }
+
+    fn is_open(reader: &PipeReader) -> bool {
+        let reading = rustix::event::PollFlags::IN;
+        let mut fds = [rustix::event::PollFd::new(reader, reading)];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() == 0
+    }
+
+    #[tokio::test]
+    async fn dropped_tree_is_closed_by_a_worker() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        let listener = helper_at(&socket);
+        let (mut reader, writer) = pipe().unwrap();
+        drop(Tree { fd: Some(writer.into()), helper: Helper::at(socket) });
+        let (_connection, request, fd) = received(listener).await;
+        assert!(matches!(request, Request::Close), "{request:?}");
+        assert!(is_open(&reader));
+        drop(fd);
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0, "the worker has the only descriptor");
+    }
+
+    #[tokio::test]
+    async fn tree_stays_open_until_a_worker_takes_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        let (mut reader, writer) = pipe().unwrap();
+        let helper = Helper::at(socket.clone());
+        let tree = Arc::new(Mutex::new(Some(OwnedFd::from(writer))));
+        let closed = helper.call_with::<Result<(), HostError>>("", &Request::Close, Arc::clone(&tree), None);
+        assert!(matches!(closed.await, Err(Unanswered::Lost(_))), "nothing listens");
+        let unsent = tree.lock().unwrap().take().expect("the descriptor is given back");
+        drop(Tree { fd: Some(unsent), helper });
+        let (_connection, _, fd) = received(helper_at(&socket)).await;
+        assert!(is_open(&reader));
+        drop(fd);
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn answer_nothing_waits_for_is_closed_by_a_worker() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        let listener = helper_at(&socket);
+        let again = listener.try_clone().unwrap();
+        let (mut reader, writer) = pipe().unwrap();
+        let helper = Helper::at(socket);
+        let request = Request::OpenTree {
+            source: "/".into(),
+            shown: crate::host::Look::Missing,
+            subpath: None,
+            how: crate::host::Restrict::default(),
+        };
+        let calling = tokio::spawn(async move {
+            let patience = Some(Duration::from_millis(1));
+            helper.call::<Result<Option<bool>, HostError>>("p", &request, None, patience).await.is_err()
+        });
+        let connection = tokio::task::spawn_blocking(move || {
+            let connection = rustix::net::accept(&listener).unwrap();
+            wire::receive(&connection, &mut Vec::new()).unwrap().unwrap();
+            connection
+        });
+        let connection = connection.await.unwrap();
+        assert!(calling.await.unwrap(), "it hangs");
+        let answer = serde_json::to_vec(&Ok::<_, HostError>(Some(false))).unwrap();
+        wire::send(&connection, &answer, Some(&writer.into())).unwrap();
+        let (_connection, request, fd) = received(again).await;
+        assert!(matches!(request, Request::Close), "{request:?}");
+        assert!(is_open(&reader));
+        drop(fd);
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    }
+}

@@ -1,0 +1,70 @@
+//! Calls at one path take turns: only the first of those that come while it is under way can hang.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use crate::host::deadline::DEADLINE;
+
+/// How long a call that has hung is waited for all the same: its server may just have come back.
+const GRACE: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Default)]
+pub(super) struct Turns(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// Since when a call is under way at each path.
+    begun: Mutex<HashMap<PathBuf, Instant>>,
+    ended: Notify,
+}
+
+/// The turn of one call; dropping it ends that.
+#[derive(Default)]
+pub(super) struct Turn {
+    turns: Turns,
+    paths: Vec<PathBuf>,
+}
+
+impl Turns {
+    fn begun(&self) -> MutexGuard<'_, HashMap<PathBuf, Instant>> {
+        self.0.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the turn of a call at `paths`. `None`: another call there has hung.
+    pub(super) async fn wait(&self, paths: &[&Path]) -> Option<Turn> {
+        let patience = Instant::now() + GRACE;
+        loop {
+            let mut ended = std::pin::pin!(self.0.ended.notified());
+            ended.as_mut().enable();
+            let oldest = {
+                let mut begun = self.begun();
+                let oldest = paths.iter().filter_map(|path| begun.get(*path)).min().copied();
+                if oldest.is_none() {
+                    let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
+                    begun.extend(paths.iter().map(|path| (path.clone(), Instant::now())));
+                    return Some(Turn { turns: self.clone(), paths });
+                }
+                oldest
+            };
+            let hangs_at = patience.max(oldest.unwrap_or(patience) + DEADLINE);
+            tokio::time::timeout_at(hangs_at.into(), ended).await.ok()?;
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !self.paths.is_empty() {
+            let mut begun = self.turns.begun();
+            self.paths.iter().for_each(|path| {
+                begun.remove(path);
+            });
+            drop(begun);
+            self.turns.0.ended.notify_waiters();
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The messages between csid and a worker of the helper: one packet each, in JSON, with at most one descriptor.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::host::bind::{Bind, Restrict, Unbind};
+use crate::host::device::BlockDevice;
+use crate::host::look::Look;
+
+/// Bytes of one packet; a request has a few paths of at most 4 KiB each, an answer at most the names of 16 processes.
+const PACKET: usize = 64 << 10;
+
+/// One call that a file system's server can hold up.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::host) enum Request {
+    Look {
+        path: PathBuf,
+        /// Ask also when an earlier call at this path has hung.
+        despite_hung: bool,
+    },
+    Deliver {
+        published: PathBuf,
+        source: PathBuf,
+        how: Restrict,
+    },
+    Bind {
+        source: PathBuf,
+        root: PathBuf,
+        target: PathBuf,
+        how: Bind,
+    },
+    /// As `Bind`, at the descriptor of the target that comes with it. The answer has one of the mount.
+    BindAt {
+        source: PathBuf,
+        target: PathBuf,
+        how: Bind,
+    },
+    /// With the descriptor of the mount that was made there, if there is one.
+    Unbind {
+        source: PathBuf,
+        target: PathBuf,
+        were: Vec<u64>,
+        how: Unbind,
+    },
+    IsBound {
+        source: PathBuf,
+        target: PathBuf,
+    },
+    OpenTree {
+        source: PathBuf,
+        shown: Look,
+        subpath: Option<PathBuf>,
+        how: Restrict,
+    },
+    Detach {
+        path: PathBuf,
+        /// Detach also when an earlier call at this path has hung.
+        despite_hung: bool,
+    },
+    Clear {
+        path: PathBuf,
+    },
+    InUse {
+        path: PathBuf,
+    },
+    CheckTarget {
+        root: PathBuf,
+        target: PathBuf,
+        uid: u32,
+    },
+    /// Asks for the name of a directory without symbolic links.
+    Resolve {
+        directory: PathBuf,
+    },
+    IsHeld {
+        device: BlockDevice,
+        shows: bool,
+    },
+    RemoveOrphan {
+        root: PathBuf,
+        path: PathBuf,
+        ours: bool,
+    },
+    /// Closes the descriptor that comes with it.
+    Close,
+    /// Receives one byte of the stream that comes with it, and the descriptors that were sent with that byte. It is a worker's
+    /// last request: the worker ends when it has closed what it does not pass on.
+    Sift,
+}
+
+/// The answer to [`Request::Sift`].
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Sifted {
+    /// No descriptor came.
+    Nothing,
+    /// The one that came is with this answer.
+    Passed,
+    /// Several came, or one whose close may wait for a file system's server.
+    Refused,
+}
+
+impl Request {
+    /// The paths that it may hang at; the last one is named in errors.
+    pub(super) fn paths(&self) -> Vec<&Path> {
+        match self {
+            Request::Deliver { published, source, .. } => vec![source, published],
+            Request::Bind { source, target, .. }
+            | Request::Unbind { source, target, .. }
+            | Request::IsBound { source, target } => vec![source, target],
+            Request::Look { path, .. }
+            | Request::BindAt { source: path, .. }
+            | Request::OpenTree { source: path, .. }
+            | Request::Detach { path, .. }
+            | Request::Clear { path }
+            | Request::InUse { path }
+            | Request::CheckTarget { target: path, .. }
+            | Request::Resolve { directory: path }
+            | Request::RemoveOrphan { path, .. } => vec![path],
+            Request::IsHeld { .. } | Request::Close | Request::Sift => Vec::new(),
+        }
+    }
+
+    /// Whether it is made even when an earlier call at its path has hung.
+    pub(super) fn is_despite_hung(&self) -> bool {
+        matches!(self, Request::Look { despite_hung: true, .. } | Request::Detach { despite_hung: true, .. })
+    }
+}
+
+/// Sends one packet.
+pub(super) fn send(socket: impl AsFd, packet: &[u8], fd: Option<&OwnedFd>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fd.map(|fd| [fd.as_fd()]);
+    if let Some(fds) = &fds {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    sendmsg(socket, &[IoSlice::new(packet)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives one packet into `buffer`, with its descriptor. `None`: the other side has ended.
+pub(super) fn receive(
+    socket: impl AsFd,
+    buffer: &mut Vec<u8>,
+) -> rustix::io::Result<Option<Option<OwnedFd>>> {
+    buffer.resize(PACKET, 0);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    buffer.truncate(received.bytes);
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(rustix::io::Errno::MSGSIZE);
+    }
+    Ok((received.bytes > 0).then_some(fd))
+}

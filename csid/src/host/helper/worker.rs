@@ -1,0 +1,262 @@
+//! `csid host-helper`: the process that makes for csid what a file system's server can hold up, in a unit of its own.
+//!
+//! ```text
+//!   csid ──connect──▶ /run/csid/helper.sock (standard input of this process)
+//!                          │ accept, fork
+//!   csid ◀──packets──▶ worker: one call at a time
+//! ```
+//!
+//! A worker that hangs survives SIGKILL, and with it whatever it has open: so it has nothing but its connection and what its call is
+//! about. A worker ends when csid closes the connection; one that hangs, as soon as the kernel returns. This process itself
+//! touches no file system.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketFlags, recvmsg};
+use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
+use serde::Serialize;
+
+use crate::host::caller::Caller;
+use crate::host::device;
+use crate::host::error::HostError;
+use crate::host::helper::slots::{Slots, WORKERS};
+use crate::host::helper::wire::{self, Request, Sifted};
+use crate::host::look::Look;
+use crate::host::mount;
+use crate::host::path;
+use crate::host::raw;
+
+struct Worker {
+    pid: Pid,
+    /// Readable when the process has ended.
+    ended: OwnedFd,
+    slot: usize,
+}
+
+/// Serves connections at the socket that is standard input, each by a process of its own, until it is killed.
+pub fn main() -> ExitCode {
+    match listen() {
+        Ok(never) => match never {},
+        Err(error) => {
+            eprintln!("csid host-helper: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn listen() -> io::Result<std::convert::Infallible> {
+    let listener = rustix::stdio::stdin();
+    let slots = Slots::shared()?;
+    let mut workers: Vec<Worker> = Vec::new();
+    loop {
+        let is_full = workers.len() == WORKERS;
+        let mut fds: Vec<PollFd<'_>> =
+            workers.iter().map(|worker| PollFd::new(&worker.ended, PollFlags::IN)).collect();
+        if !is_full {
+            fds.push(PollFd::new(&listener, PollFlags::IN));
+        }
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            other => other?,
+        };
+        let is_asked = !is_full && fds.pop().is_some_and(|fd| !fd.revents().is_empty());
+        drop(fds);
+        workers.retain(|worker| !has_ended(worker, &slots));
+        if !is_asked {
+            continue;
+        }
+        let connection = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(connection) => connection,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        if !is_ours(&connection) {
+            continue;
+        }
+        let slot = (0..WORKERS).find(|slot| workers.iter().all(|worker| worker.slot != *slot));
+        let Some(slot) = slot else { continue };
+        match raw::fork()? {
+            None => {
+                // The listener is csid's to come: a worker that hangs does not keep it.
+                raw::close_stdin();
+                drop(workers);
+                serve(connection, &slots, slot);
+                std::process::exit(0);
+            }
+            Some(pid) => {
+                let ended = pidfd_open(pid, PidfdFlags::empty())?;
+                workers.push(Worker { pid, ended, slot });
+            }
+        }
+    }
+}
+
+fn has_ended(worker: &Worker, slots: &Slots) -> bool {
+    let ended = !matches!(waitpid(Some(worker.pid), WaitOptions::NOHANG), Ok(None));
+    if ended {
+        slots.end(worker.slot);
+    }
+    ended
+}
+
+/// Whether the other side is this process' own user: the socket's mode says so, too.
+fn is_ours(connection: &OwnedFd) -> bool {
+    let peer = rustix::net::sockopt::socket_peercred(connection);
+    peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+}
+
+/// Answers one request after the other until the connection ends.
+pub(super) fn serve(connection: OwnedFd, slots: &Slots, slot: usize) {
+    let mut buffer = Vec::new();
+    loop {
+        let fd = match wire::receive(&connection, &mut buffer) {
+            Ok(Some(fd)) => fd,
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(None) | Err(_) => return,
+        };
+        let Ok(request) = serde_json::from_slice::<Request>(&buffer) else { return };
+        if matches!(request, Request::Sift) {
+            // An error is the end of the connection, for the answer did not come.
+            let _ = fd.map_or(Ok(()), |stream| sift(&connection, stream));
+            return;
+        }
+        let paths = request.paths();
+        let turn = slots.begin(slot, &paths, request.is_despite_hung());
+        let hung_at = paths.last().map(|path| path.to_path_buf()).unwrap_or_default();
+        drop(paths);
+        let answer = match turn {
+            true => answer(request, fd, Caller::new(connection.as_fd())),
+            false => hung(&request, hung_at),
+        };
+        slots.end(slot);
+        let sent = match answer {
+            Ok((packet, fd)) => wire::send(&connection, &packet, fd.as_ref()),
+            Err(error) => Err(error.into()),
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+/// Bytes of memory that is passed on; `secrets` has 16 KiB at most.
+const LARGEST: i64 = 1 << 20;
+/// Descriptors that one message may have (the kernel's SCM_MAX_FD).
+const MAX_FDS: usize = 253;
+
+/// Answers [`Request::Sift`]. It returns when the descriptors are closed that it does not pass on, which may take until a file
+/// system's server answers.
+fn sift(connection: &OwnedFd, stream: OwnedFd) -> io::Result<()> {
+    // Room for all that a message may have. The kernel closes what does not fit before this call returns, and so before the answer.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = recvmsg(&stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    // The stream's end must not wait for the closes below.
+    drop(stream);
+    if received.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
+    let (sifted, passed) = match fds.as_slice() {
+        [] if !is_cut => (Sifted::Nothing, None),
+        [fd] if !is_cut && closes_at_once(fd) => (Sifted::Passed, Some(fd)),
+        _ => (Sifted::Refused, None),
+    };
+    wire::send(connection, &serde_json::to_vec(&sifted)?, passed)
+}
+
+/// Whether it is memory or a pipe without a name. To find that out asks no file system.
+fn closes_at_once(fd: &OwnedFd) -> bool {
+    // Memory alone has seals. Much of it takes long to free.
+    if rustix::fs::fcntl_get_seals(fd).is_ok() {
+        return rustix::fs::fstat(fd).is_ok_and(|file| file.st_size <= LARGEST);
+    }
+    let link = || rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
+    rustix::pipe::fcntl_getpipe_size(fd).is_ok()
+        && link().is_ok_and(|link| link.to_bytes().starts_with(b"pipe:["))
+}
+
+type Answer = serde_json::Result<(Vec<u8>, Option<OwnedFd>)>;
+
+fn plain(answer: &impl Serialize) -> Answer {
+    Ok((serde_json::to_vec(answer)?, None))
+}
+
+/// The answer where an earlier call at the path has hung.
+fn hung(request: &Request, path: PathBuf) -> Answer {
+    match request {
+        Request::Look { .. } => plain(&Ok::<_, HostError>(Look::Hung)),
+        _ => plain(&Err::<(), _>(HostError::Hung(path))),
+    }
+}
+
+fn answer(request: Request, fd: Option<OwnedFd>, caller: Caller<'_>) -> Answer {
+    match request {
+        Request::Look { path, .. } => plain(&Ok::<_, HostError>(mount::look(&path))),
+        Request::Deliver { published, source, how } => {
+            plain(&mount::deliver(&published, &source, how, &caller))
+        }
+        Request::Bind { source, root, target, how } => {
+            plain(&mount::bind(&source, &root, &target, &how, &caller))
+        }
+        Request::BindAt { source, target, how } => {
+            let bound = match &fd {
+                Some(fd) => mount::bind_at(&source, &target, fd, &how, &caller),
+                None => Err(HostError::NotTarget { path: target, why: "it did not come".into() }),
+            };
+            match bound {
+                Err(error) => plain(&Err::<(), _>(error)),
+                Ok(made) => Ok((serde_json::to_vec(&Ok::<_, HostError>(()))?, made)),
+            }
+        }
+        Request::Unbind { source, target, were, how } => {
+            plain(&mount::unbind(&source, &target, &were, how, fd, &caller))
+        }
+        Request::IsBound { source, target } => plain(&mount::is_bound(&source, &target)),
+        Request::OpenTree { source, shown, subpath, how } => {
+            let opened = mount::open_tree(&source, shown, subpath.as_deref(), how);
+            let (tree, is_bound) = match opened {
+                Err(error) => return plain(&Err::<(), _>(error)),
+                Ok(opened) => opened.unzip(),
+            };
+            Ok((serde_json::to_vec(&Ok::<_, HostError>(is_bound))?, tree))
+        }
+        Request::Detach { path, .. } => plain(&mount::detach(&path, &caller)),
+        Request::Clear { path } => plain(&mount::clear(&path, &caller)),
+        Request::CheckTarget { root, target, uid } => {
+            plain(&path::find_target(&root, &target, uid).map(drop))
+        }
+        Request::Resolve { directory } => plain(&path::resolve_root(&directory)),
+        Request::IsHeld { device, shows } => plain(&device::held(&device, shows)),
+        Request::InUse { path } => plain(&mount::in_use(&path, &caller)),
+        Request::RemoveOrphan { root, path, ours } => plain(&remove_orphan(&root, &path, ours, &caller)),
+        Request::Close => {
+            drop(fd);
+            plain(&Ok::<_, HostError>(()))
+        }
+        // Never comes here: it ends its worker.
+        Request::Sift => plain(&Sifted::Refused),
+    }
+}
+
+fn remove_orphan(root: &Path, orphan: &Path, ours: bool, caller: &Caller<'_>) -> Result<bool, HostError> {
+    if ours {
+        mount::clear(orphan, caller)?;
+    }
+    path::remove(root, orphan)
+}

@@ -1,0 +1,498 @@
+//! The table of plugins, and its handle. A plugin has one instance or several, each with a task
+//! of its own; one of `plugins.d` is as its file says, one registered on the bus or by its own socket is a row of the journal.
+//! Changes of the registry follow one another; nothing else waits for them.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, Shared as SharedFuture};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+use crate::config::Directories;
+use crate::error::{Error, Kind, Result};
+use crate::host::units::Units;
+use crate::plugin::common::Common;
+use crate::plugin::events;
+use crate::plugin::instance::Hands;
+use crate::plugin::namespace::Namespaces;
+use crate::plugin::node_ids::NodeIds;
+use crate::plugin::place::Place;
+use crate::plugin::registry::facts::Facts;
+use crate::plugin::registry::kept::Kept;
+use crate::plugin::rpc::Limit;
+use crate::plugin::self_registered;
+use crate::plugin::spec::PluginSpec;
+use crate::plugin::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
+use crate::plugin::view::PluginChange;
+use crate::store::rows::PluginRow;
+use crate::store::{Change, Durability, Store};
+
+/// Changes that a listener may be behind. After that it learns that it missed some, and reads all.
+const CHANGES: usize = 256;
+/// Probes that wait for one plugin's next look.
+const PROBES: usize = 64;
+
+/// The handle of all plugins.
+#[derive(Clone)]
+pub struct Plugins(pub(in crate::plugin) Arc<Registry>);
+
+pub(in crate::plugin) struct Registry {
+    pub directories: Directories,
+    pub shared: Shared,
+    pub(super) plugins: Mutex<Table>,
+    /// Signalled when an instance comes or goes, and when csid stops.
+    pub known: watch::Sender<()>,
+    /// How often a controller was chosen.
+    pub turns: AtomicU64,
+    /// The upgrades that are under way, by the plugin's id. Nothing else changes the instances of such a plugin.
+    pub(super) upgrades: Mutex<BTreeMap<String, Upgrade>>,
+    /// Held across a change of the registry and its commit.
+    pub(in crate::plugin) changing: tokio::sync::Mutex<()>,
+}
+
+/// Each plugin's instances, the newest first; there is no plugin without one.
+pub(in crate::plugin) type Table = BTreeMap<String, Vec<Entry>>;
+
+/// An instance.
+pub(in crate::plugin) struct Entry {
+    pub spec: PluginSpec,
+    pub owner: u32,
+    pub(super) origin: Origin,
+    /// When it came among its plugin's: a newer one's is greater. 0: the file's, which is the oldest whenever it is read. One that
+    /// takes another's place has the same.
+    pub(super) number: u64,
+    pub state: watch::Receiver<Snapshot>,
+    pub probes: mpsc::Sender<Asked>,
+    /// All of the plugin's have the same one.
+    pub common: Arc<Common>,
+    pub(super) stops: mpsc::Sender<Stop>,
+    /// The instance in whose place it is to be, as long as it is only tried.
+    pub(super) replaces: Option<String>,
+    /// What that one was, as the journal has it.
+    pub(super) before: Option<Facts>,
+    /// The instance whose place it took.
+    pub(super) replaced: Option<String>,
+    /// Who has it in hand; absent: it was replaced, and nobody is given it any more.
+    pub hands: Option<Hands>,
+}
+
+impl Entry {
+    /// It is given calls, when it is healthy.
+    pub fn serves(&self) -> bool {
+        self.replaces.is_none() && self.hands.is_some()
+    }
+}
+
+/// An upgrade that is under way.
+pub(super) struct Upgrade {
+    /// The instance that is replaced.
+    pub(super) old: String,
+    /// The new instance's.
+    pub(super) spec: PluginSpec,
+    pub(super) outcome: Outcome,
+}
+
+/// The new instance's name, for everybody who waits for it.
+pub(super) type Outcome = SharedFuture<BoxFuture<'static, Result<String>>>;
+
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// With the instance's name there; since a reload put it in another's place it may run by another.
+    File(String),
+    Bus,
+    /// It registered itself (`registrar`).
+    Socket,
+}
+
+/// The keys by which a caller could make csid run or reach what belongs to others.
+pub(super) const ROOTS_KEYS: &str =
+    "argv, environment, unit, profile, propagation, network, plugin-root and plugin-view are root's alone";
+
+impl Plugins {
+    /// Start with what `plugins.d` defines and the journal remembers; a file wins. Answers at once: no plugin
+    /// is waited for. Needs a runtime. `rpc` is the deadline of one RPC where a spec gives none.
+    pub fn start(
+        directories: &Directories,
+        rpc: Duration,
+        store: Store,
+        files: Vec<(String, PluginSpec)>,
+        rows: Vec<PluginRow>,
+        node_ids: BTreeMap<String, String>,
+    ) -> Plugins {
+        Self::start_at(Pace::default(), directories, rpc, store, files, (rows, node_ids))
+    }
+
+    /// systemd, by the one connection that csid has to it.
+    pub fn units(&self) -> Units {
+        self.0.shared.units.clone()
+    }
+
+    pub(in crate::plugin) fn start_at(
+        pace: Pace,
+        directories: &Directories,
+        rpc: Duration,
+        store: Store,
+        files: Vec<(String, PluginSpec)>,
+        (mut rows, node_ids): (Vec<PluginRow>, BTreeMap<String, String>),
+    ) -> Plugins {
+        let shared = Shared {
+            store,
+            units: Units::default(),
+            changes: broadcast::channel(CHANGES).0,
+            closed: Arc::new(AtomicBool::new(false)),
+            limit: Limit::new(rpc),
+            node_ids: Arc::new(NodeIds::of(node_ids)),
+            namespaces: Namespaces::default(),
+            pace,
+        };
+        let plugins = Plugins(Arc::new(Registry {
+            directories: directories.clone(),
+            shared,
+            plugins: Mutex::default(),
+            known: watch::Sender::new(()),
+            turns: AtomicU64::new(0),
+            upgrades: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+        }));
+        files.into_iter().for_each(|(id, spec)| plugins.define(&id, spec, &rows));
+        // Whose plugin it is, is its oldest instance's to say; one that is tried comes after the one that it replaces.
+        let is_tried = |row: &PluginRow| Kept::read(row).is_ok_and(|kept| kept.replaces.is_some());
+        rows.sort_by_cached_key(|row| (row.number, is_tried(row)));
+        rows.into_iter().for_each(|row| plugins.restore(row));
+        plugins.resume();
+        plugins.clean_execs();
+        plugins
+    }
+
+    fn restore(&self, row: PluginRow) {
+        let mut kept = match Kept::read(&row) {
+            // Its file says what it is, if there is one yet.
+            Ok(Kept { filed: Some(_), .. }) => return,
+            Ok(kept) => kept,
+            Err(error) => {
+                let id = &row.id;
+                tracing::error!(plugin = %id, "plugin {id}: the journal's spec cannot be used: {error}; register it again");
+                return;
+            }
+        };
+        // The file may have come since.
+        let allowed =
+            self.entries().get(&row.id).is_none_or(|entries| joins(entries, kept.spec.instance(), row.uid));
+        match allowed {
+            true => {
+                let of_socket = self_registered::is_name(kept.spec.instance());
+                let origin = if of_socket { Origin::Socket } else { Origin::Bus };
+                kept.replaces = kept.replaces.filter(|old| self.entry(&row.id, old, |_| ()).is_some());
+                self.add_kept(&row.id, kept, row.uid, origin, row.number);
+            }
+            false => {
+                let id = &row.id;
+                tracing::warn!(plugin = %id, "plugin {id} is registered, and defined by plugins.d: the file wins");
+            }
+        }
+    }
+
+    /// csid.toml's deadline of one RPC has changed.
+    pub fn set_rpc_deadline(&self, rpc: Duration) {
+        self.0.shared.limit.set(rpc);
+    }
+
+    pub async fn register(&self, id: &str, spec: PluginSpec, uid: u32) -> Result<()> {
+        spec.validate(id)?;
+        if uid != 0 && spec.needs_root() {
+            return Err(Error::new(Kind::NotAuthorized, ROOTS_KEYS));
+        }
+        let (plugins, id) = (self.clone(), id.to_owned());
+        to_the_end(async move { plugins.registered(&id, spec, uid).await }).await
+    }
+
+    async fn registered(&self, id: &str, spec: PluginSpec, uid: u32) -> Result<()> {
+        let _changing = self.0.changing.lock().await;
+        if self_registered::is_name(spec.instance()) {
+            let text = "an instance of that name is one that registered itself; choose another";
+            return Err(Error::invalid(text));
+        }
+        let instance = spec.instance().to_owned();
+        self.enter(id, spec, uid, Origin::Bus).await?;
+        self.renew(id, &instance, uid).await
+    }
+
+    /// Makes an instance that its owner or root registers again the newest, so that node calls go to it. Nothing changes where it is
+    /// the newest, or where the plugin would become another uid's, which is that of its oldest instance.
+    async fn renew(&self, id: &str, instance: &str, uid: u32) -> Result<()> {
+        let (row, number) = {
+            let plugins = self.entries();
+            let entries = plugins.get(id).map(Vec::as_slice).unwrap_or_default();
+            let is_it = |entry: &&Entry| entry.spec.instance() == instance;
+            let newest = entries.iter().map(|entry| entry.number).max().unwrap_or(0);
+            let others_oldest = entries.iter().rfind(|entry| !is_it(entry));
+            let Some(entry) = entries.iter().find(is_it).filter(|entry| {
+                entry.origin == Origin::Bus
+                    && entry.serves()
+                    && entry.number < newest
+                    && [0, entry.owner].contains(&uid)
+                    && others_oldest.is_none_or(|oldest| Some(oldest.owner) == owner(entries))
+            }) else {
+                return Ok(());
+            };
+            let kept = Kept { replaced: entry.replaced.clone(), ..Kept::new(&entry.spec) };
+            (kept.row(id, newest + 1, entry.owner)?, newest + 1)
+        };
+        self.refuse_upgrading(id)?;
+        let came = events::came(id, instance, uid, false);
+        self.commit(vec![Change::PutPlugin(row), Change::Event(came)]).await?;
+        {
+            let mut plugins = self.entries();
+            let Some(entries) = plugins.get_mut(id) else { return Ok(()) };
+            if let Some(at) = entries.iter().position(|entry| entry.spec.instance() == instance) {
+                entries[at].number = number;
+                entries[..=at].rotate_right(1);
+            }
+        }
+        self.tell(PluginChange::Changed(id.to_owned()));
+        Ok(())
+    }
+
+    async fn enter(&self, id: &str, spec: PluginSpec, uid: u32, origin: Origin) -> Result<()> {
+        self.open()?;
+        self.0.shared.store.writable()?;
+        let Some((first, number)) = self.place_of(id, &spec, uid)? else { return Ok(()) };
+        self.refuse_upgrading(id)?;
+        // Not before: an instance that is here already needs no look.
+        spec.check_program()?;
+        let came = events::came(id, spec.instance(), uid, first);
+        let row = Kept::new(&spec).row(id, number, uid)?;
+        self.commit(vec![Change::PutPlugin(row), Change::Event(came)]).await?;
+        self.add(id, spec, uid, origin, number);
+        Ok(())
+    }
+
+    /// An instance that registered itself, in the place of what had its socket before.
+    pub(in crate::plugin) async fn joined(&self, id: &str, spec: PluginSpec) -> Result<()> {
+        let (plugins, id) = (self.clone(), id.to_owned());
+        to_the_end(async move {
+            let _changing = plugins.0.changing.lock().await;
+            if plugins.is_otherwise(&id) {
+                let text = format!(
+                    "the plugin {id} is defined or registered otherwise, and nobody joins it by a socket"
+                );
+                return Err(Error::new(Kind::AlreadyExists, text));
+            }
+            for (other, before) in plugins.of_sockets() {
+                if before.instance() == spec.instance() && (other != id || !before.same(&spec)) {
+                    plugins.leave(&other, before.instance()).await?;
+                }
+            }
+            plugins.enter(&id, spec, 0, Origin::Socket).await
+        })
+        .await
+    }
+
+    async fn parted(&self, id: &str, instance: &str) {
+        let (plugins, of, named) = (self.clone(), id.to_owned(), instance.to_owned());
+        let left = to_the_end(async move {
+            let _changing = plugins.0.changing.lock().await;
+            let of_socket = plugins.entry(&of, &named, |entry| entry.origin == Origin::Socket);
+            if of_socket == Some(true) { plugins.leave(&of, &named).await } else { Ok(()) }
+        });
+        if let Err(error) = left.await {
+            tracing::error!(
+                plugin = %id, %instance,
+                "plugin {id}: instance {instance} stays, though its registration socket is gone: {error}"
+            );
+        }
+    }
+
+    /// End the instances of registration sockets that are gone.
+    pub(in crate::plugin) async fn part(&self, is_gone: impl Fn(&str) -> bool + Send) {
+        let gone: Vec<_> =
+            self.of_sockets().into_iter().filter(|(_, spec)| is_gone(spec.instance())).collect();
+        for (id, spec) in gone {
+            self.parted(&id, spec.instance()).await;
+        }
+    }
+
+    fn is_otherwise(&self, id: &str) -> bool {
+        self.entries().get(id).into_iter().flatten().any(|entry| entry.origin != Origin::Socket)
+    }
+
+    fn of_sockets(&self) -> Vec<(String, PluginSpec)> {
+        let entries = self.entries();
+        let all = entries.iter().flat_map(|(id, entries)| entries.iter().map(move |entry| (id, entry)));
+        let of_sockets = all.filter(|(_, entry)| entry.origin == Origin::Socket);
+        of_sockets.map(|(id, entry)| (id.clone(), entry.spec.clone())).collect()
+    }
+
+    /// Whether it is the plugin's first instance, and its number; `None`: it is there already.
+    fn place_of(&self, id: &str, spec: &PluginSpec, uid: u32) -> Result<Option<(bool, u64)>> {
+        Ok(match self.entries().get(id) {
+            Some(entries) if self.is_there(id, entries, spec, uid)? => None,
+            Some(entries) => Some((false, entries.iter().map(|entry| entry.number).max().unwrap_or(0) + 1)),
+            None => Some((true, 1)),
+        })
+    }
+
+    /// Whether there is such an instance already; an error if there cannot be one.
+    fn is_there(&self, id: &str, entries: &[Entry], spec: &PluginSpec, uid: u32) -> Result<bool> {
+        let exists = |text: String| Err(Error::new(Kind::AlreadyExists, text));
+        // Another user's instance would receive the owner's secrets and make the owner's mounts.
+        if let Some(owner) = owner(entries).filter(|owner| uid != 0 && uid != *owner) {
+            let text = format!("the plugin {id} belongs to uid {owner}");
+            return Err(Error::new(Kind::NotAuthorized, text));
+        }
+        let instance = spec.instance();
+        if let Some(entry) = entries.iter().find(|entry| entry.spec.instance() == instance) {
+            return match &entry.origin {
+                Origin::File(_) => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
+                Origin::Bus | Origin::Socket if entry.spec.same(spec) => Ok(true),
+                Origin::Bus | Origin::Socket => exists(format!(
+                    "instance `{instance}` of the plugin {id} is registered with another spec; `csictl plugin upgrade {id} \
+                     --replace {instance}` gives it a new version, and another instance may be registered in addition"
+                )),
+            };
+        }
+        let socket = |spec| Place::of(&self.0.directories, id, spec).socket;
+        match entries.iter().find(|entry| socket(&entry.spec) == socket(spec)) {
+            Some(other) => exists(format!(
+                "instance `{}` of the plugin {id} has that socket; each instance has its own",
+                other.spec.instance()
+            )),
+            None => Ok(false),
+        }
+    }
+
+    /// csid stops: one last Probe of each plugin, within a second in all; then none is healthy, and calls
+    /// fail with PluginShutdown. The plugins go on.
+    pub async fn shutdown(&self) {
+        let _changing = self.0.changing.lock().await;
+        let stops: Vec<_> = self.entries().values().flatten().map(|entry| entry.stops.clone()).collect();
+        let mut last = tokio::task::JoinSet::new();
+        for stops in stops {
+            last.spawn(async move { stop(&stops, How::Last).await });
+        }
+        // A task that is busy with systemd or the journal is not waited for any longer than a plugin.
+        if tokio::time::timeout(self.0.shared.pace.last * 2, last.join_all()).await.is_err() {
+            tracing::warn!("not every plugin's task ended in time");
+        }
+        self.0.shared.closed.store(true, Ordering::Release);
+        self.0.known.send_replace(());
+    }
+
+    pub(super) fn add(&self, id: &str, spec: PluginSpec, owner: u32, origin: Origin, number: u64) {
+        self.add_kept(id, Kept { spec, ..Kept::default() }, owner, origin, number);
+    }
+
+    /// The same; one that `replaces` another is only tried, until it has its place.
+    pub(super) fn add_kept(&self, id: &str, kept: Kept, owner: u32, origin: Origin, number: u64) {
+        let Kept { spec, replaces, before, replaced, .. } = kept;
+        let place = Place::of(&self.0.directories, id, &spec);
+        self.0.shared.namespaces.add(&spec.network);
+        let (probes, asked) = mpsc::channel(PROBES);
+        // One stop at a time; the next one waits.
+        let (stops, stopped) = mpsc::channel(1);
+        let common = self.entries().get(id).and_then(|entries| Some(entries.first()?.common.clone()));
+        let common = common.unwrap_or_default();
+        let (task, state) =
+            Task::new(self.0.shared.clone(), id, spec.clone(), owner, place, asked, common.clone());
+        tokio::spawn(task.run(stopped));
+        let first = {
+            let mut entries = self.entries();
+            let entries = entries.entry(id.to_owned()).or_default();
+            let at = entries.partition_point(|entry| entry.number > number);
+            let hands = Some(Hands::default());
+            let entry = Entry {
+                spec,
+                owner,
+                origin,
+                number,
+                state,
+                probes,
+                common,
+                stops,
+                replaces,
+                before,
+                replaced,
+                hands,
+            };
+            entries.insert(at, entry);
+            entries.len() == 1
+        };
+        let id = id.to_owned();
+        self.tell(if first { PluginChange::Added(id) } else { PluginChange::Changed(id) });
+    }
+
+    pub(super) fn remove(&self, id: &str, instance: &str) {
+        let last = {
+            let mut plugins = self.entries();
+            let left = plugins.get_mut(id).map(|entries| {
+                entries.retain(|entry| {
+                    let stays = entry.spec.instance() != instance;
+                    if !stays {
+                        self.0.shared.namespaces.remove(&entry.spec.network);
+                    }
+                    stays
+                });
+                entries.len()
+            });
+            left == Some(0) && plugins.remove(id).is_some()
+        };
+        let id = id.to_owned();
+        self.tell(if last { PluginChange::Removed(id) } else { PluginChange::Changed(id) });
+    }
+
+    pub(super) fn tell(&self, change: PluginChange) {
+        self.0.known.send_replace(());
+        let _ = self.0.shared.changes.send(change);
+    }
+
+    pub(super) fn entry<T>(&self, id: &str, instance: &str, look: impl FnOnce(&Entry) -> T) -> Option<T> {
+        self.entries().get(id)?.iter().find(|entry| entry.spec.instance() == instance).map(look)
+    }
+
+    pub(super) async fn commit(&self, changes: Vec<Change>) -> Result<()> {
+        Ok(self.0.shared.store.commit(changes, Durability::Disk).await?)
+    }
+
+    pub(in crate::plugin) fn open(&self) -> Result<()> {
+        if self.0.shared.closed.load(Ordering::Acquire) {
+            return Err(Error::new(Kind::PluginShutdown, "csid is stopping; ask again when it is back"));
+        }
+        Ok(())
+    }
+
+    pub(in crate::plugin) fn entries(&self) -> MutexGuard<'_, Table> {
+        self.0.plugins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A change of the registry that has begun is ended, whether or not its caller still waits.
+pub(super) async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    match tokio::spawn(work).await {
+        Ok(done) => done,
+        Err(error) => Err(Error::internal(format!("the change of the registry was not ended: {error}"))),
+    }
+}
+
+/// Whose plugin it is: its oldest instance's uid.
+pub(in crate::plugin) fn owner(entries: &[Entry]) -> Option<u32> {
+    entries.last().map(|oldest| oldest.owner)
+}
+
+/// Returns whether a remembered instance of `uid` may join those that are there.
+fn joins(entries: &[Entry], instance: &str, uid: u32) -> bool {
+    entries.iter().all(|entry| entry.spec.instance() != instance)
+        && (uid == 0 || owner(entries).is_none_or(|owner| owner == uid))
+}
+
+pub(super) async fn stop(stops: &mpsc::Sender<Stop>, how: How) -> Result<()> {
+    let (done, stopped) = oneshot::channel();
+    if stops.send(Stop { how, done }).await.is_err() {
+        return Ok(());
+    }
+    stopped.await.unwrap_or(Ok(()))
+}

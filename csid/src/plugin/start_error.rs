@@ -1,0 +1,57 @@
+//! Why a plugin's process or its network namespace is not there.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::host::units::{UnitState, UnitsError};
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    #[error(transparent)]
+    Units(#[from] UnitsError),
+    #[error("{0}")]
+    Program(String),
+    #[error("cannot prepare {}: {source}", path.display())]
+    Socket { path: PathBuf, source: io::Error },
+    #[error("there is no network namespace {}: make it (`ip netns add`), or have network-prestart make it", path.display())]
+    NoNamespace { path: PathBuf },
+    #[error("network-prestart: {unit}: {how}; see `journalctl -u '{unit}'`")]
+    Network { unit: String, how: String },
+    #[error("network-prestart ({unit}) ended well, but did not make {}", path.display())]
+    NotMade { path: PathBuf, unit: String },
+    #[error("{unit} ended as it was started: {how}")]
+    Ended { unit: String, how: String },
+    #[error(
+        "{unit} has ended, but processes of it are left (FUSE helpers?) that keep the definition of before; \
+         unmount what they serve, or end them"
+    )]
+    Leftovers { unit: String },
+    #[error("{unit} stays {active}; see `systemctl status {unit}`")]
+    Stuck { unit: String, active: String },
+    #[error(
+        "there is no {unit}; write it and `systemctl daemon-reload`, or register the plugin with another one"
+    )]
+    NotFound { unit: String },
+    #[error("{unit} is masked; `systemctl unmask {unit}`")]
+    Masked { unit: String },
+    #[error("systemd cannot load {unit} ({load}); see `systemctl status {unit}`")]
+    NotLoaded { unit: String, load: String },
+    #[error("{unit} is another name of {name}; register the plugin with that one")]
+    Alias { unit: String, name: String },
+    #[error(
+        "{unit} has no main process to watch: it is of Type=oneshot, or of Type=forking without PIDFile=; register its \
+         plugin as external"
+    )]
+    NoProcess { unit: String },
+}
+
+pub(super) fn how_it_ended(state: &UnitState) -> String {
+    match state.exit {
+        (1, 203) => "systemd could not execute argv[0] (status 203)".into(),
+        (1, 225) => "systemd could not put it into its network namespace (status 225)".into(),
+        (1, 226) => "systemd could not set up its mount namespace (status 226)".into(),
+        (1, status) => format!("it exited with status {status}"),
+        (2 | 3, signal) => format!("it was killed by signal {signal}"),
+        _ => format!("it ended ({})", state.result),
+    }
+}

@@ -1,0 +1,125 @@
+//! A claim of a volume: its consumer, its use, and its lifetime.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::rows::{AccessMode, AttachmentMode};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Capability {
+    pub access_mode: AccessMode,
+    pub attachment_mode: AttachmentMode,
+}
+
+/// A claim's state, in the contract's words (`org.csid1`, claim states). A claim that is free has no row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClaimState {
+    Pending,
+    Taken,
+    NodeDetached,
+    ControllerDetached,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClaimMode {
+    Read,
+    Write,
+}
+
+/// The use that a claim asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Use {
+    pub mode: ClaimMode,
+    #[serde(flatten)]
+    pub capability: Capability,
+}
+
+/// The unit or caller whose end releases the claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Bound {
+    pub to: BoundTo,
+    /// How long after its end the claim is kept, should it come back.
+    pub grace_usec: u64,
+    /// Whether it has ended, so that the claim is released.
+    #[serde(default)]
+    pub ended: bool,
+}
+
+impl Bound {
+    pub fn new(to: BoundTo, grace_usec: u64) -> Self {
+        Bound { to, grace_usec, ended: false }
+    }
+
+    /// Returns whether the options are the same. A call that is repeated on another connection binds the claim to that one.
+    pub fn same_call(&self, other: &Bound) -> bool {
+        let same = match (&self.to, &other.to) {
+            (BoundTo::Unit(one), BoundTo::Unit(other)) => one == other,
+            (BoundTo::Caller(_), BoundTo::Caller(_)) => true,
+            _ => false,
+        };
+        same && self.grace_usec == other.grace_usec
+    }
+}
+
+/// As the option says it.
+impl fmt::Display for BoundTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BoundTo::Unit(unit) => write!(f, "unit:{unit}"),
+            BoundTo::Caller(_) => f.write_str("caller"),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BoundTo {
+    /// A systemd unit.
+    Unit(String),
+    /// A caller's name on the bus, or its connection to the socket.
+    Caller(String),
+}
+
+/// A claim of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Claim {
+    pub consumer: String,
+    pub node: String,
+    pub uid: u32,
+    #[serde(flatten)]
+    pub usage: Use,
+    pub state: ClaimState,
+    /// It was answered once: it ends only by Release.
+    #[serde(default)]
+    pub kept: bool,
+    /// Whether it is being released. There is no way back.
+    pub releasing: bool,
+    /// Why it does not go on, for a person. Empty: it goes on.
+    pub parked: String,
+    /// A Mount took it, and the consumer's last Unmount gives it back.
+    #[serde(default)]
+    pub by_mount: bool,
+    #[serde(default)]
+    pub bound: Option<Bound>,
+    /// The name of a systemd credential that the claim gave, in place of the volume's own.
+    #[serde(default)]
+    pub credential: Option<String>,
+    /// Its call had secrets that csid does not keep.
+    #[serde(default)]
+    pub secrets_given: bool,
+    /// The last failure, for a person; redacted.
+    #[serde(default)]
+    pub error: String,
+    #[serde(default)]
+    pub since_usec: u64,
+    /// Set by the store at commit.
+    #[serde(skip)]
+    pub modify_index: u64,
+}

@@ -1,0 +1,320 @@
+//! A volume's record: its registration, its claims and its attachments.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::claim::{Capability, Claim, ClaimState};
+use crate::store::claim_set::ClaimSet;
+use crate::store::rows::{AttachmentMode, Leg, MountKey, Usage, VolumeKey};
+
+/// A volume's name in the contract.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VolumeName {
+    pub namespace: String,
+    pub volume: String,
+}
+
+impl VolumeName {
+    pub fn of(key: &MountKey) -> Self {
+        VolumeName { namespace: key.namespace.clone(), volume: key.volume.clone() }
+    }
+
+    /// Returns the identity of `consumer`'s claim, or of its one mount without a tag.
+    pub fn key(&self, consumer: &str) -> MountKey {
+        MountKey {
+            namespace: self.namespace.clone(),
+            volume: self.volume.clone(),
+            consumer: consumer.to_owned(),
+            tag: String::new(),
+        }
+    }
+}
+
+impl fmt::Display for VolumeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.volume)
+    }
+}
+
+/// The policy for a mount that died.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Heal {
+    #[default]
+    Report,
+    Remount,
+}
+
+/// The options of RegisterVolume and CreateVolume that stay with the volume.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct VolumeSpec {
+    /// For people, and the name that CreateVolume gives the plugin.
+    pub name: String,
+    pub capabilities: Vec<Capability>,
+    pub fs_type: String,
+    pub mount_flags: Vec<String>,
+    pub mount_group: String,
+    pub context: BTreeMap<String, String>,
+    pub parameters: BTreeMap<String, String>,
+    pub topologies: Vec<BTreeMap<String, String>>,
+    /// The name of a systemd credential that holds the volume's secrets.
+    pub credential: Option<String>,
+    pub heal: Heal,
+    pub suid: bool,
+    pub dev: bool,
+    /// Of a volume that was created: from which snapshot, or as whose clone.
+    pub snapshot: String,
+    pub clone: String,
+}
+
+/// A CreateVolume whose answer is not known or not yet fetched.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Creation {
+    pub capacity_min: u64,
+    /// 0: none given.
+    pub capacity_max: u64,
+    /// `false`: the caller keeps the row; this one is deleted once the caller has its answer.
+    pub register: bool,
+    pub secrets_given: bool,
+    /// The plugin's id of the volume that it is to be a clone of; empty: of none.
+    #[serde(default)]
+    pub source: String,
+    /// It is there, but the plugin does not say that it comes from its snapshot or volume.
+    #[serde(default)]
+    pub sourceless: bool,
+    /// The plugin was never asked for it, so that nothing is lost with the row.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unasked: bool,
+    /// It is created only to be deleted: a DeleteVolume came in.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub to_delete: bool,
+    /// Where the node was when the plugin was asked first: each repeated call requires the same place. Empty: the caller requires
+    /// places, or the node's is not known.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub place: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standing {
+    Registered,
+    /// The plugin is or was asked to create it; the external id is empty until it has answered.
+    Creating(Creation),
+    /// The plugin is or was asked to delete it.
+    Deleting {
+        secrets_given: bool,
+        /// Its standing again if the plugin refuses. Absent: it is not registered, the call named it inline.
+        #[serde(default)]
+        back: Option<Box<Standing>>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    #[default]
+    Bus,
+    /// A file of `volumes.d`.
+    File,
+}
+
+/// An expansion that has not come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Expansion {
+    pub required: u64,
+    /// 0: none given.
+    pub limit: u64,
+    /// The controller has done its part.
+    pub by_controller: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Registration {
+    pub uid: u32,
+    pub spec: VolumeSpec,
+    pub standing: Standing,
+    #[serde(default)]
+    pub origin: Origin,
+    /// Bytes; 0: not known.
+    #[serde(default)]
+    pub capacity: u64,
+    #[serde(default)]
+    pub pending_expansion: Option<Expansion>,
+    /// Why a creation or deletion does not go on, for a person. Empty: it goes on.
+    #[serde(default)]
+    pub parked: String,
+    /// The last failure of one, for a person; redacted.
+    #[serde(default)]
+    pub error: String,
+}
+
+impl Registration {
+    /// Returns a use of the volume as the plugin's requests have it. Its publish context comes with an attachment.
+    pub fn usage(&self, capability: Capability) -> Usage {
+        let Capability { access_mode, attachment_mode } = capability;
+        let VolumeSpec { fs_type, mount_flags, mount_group, context, .. } = self.spec.clone();
+        let is_mount = attachment_mode == AttachmentMode::FileSystem;
+        let text = |text: String| if is_mount { text } else { String::new() };
+        Usage {
+            access_mode,
+            attachment_mode,
+            fs_type: text(fs_type),
+            mount_flags: if is_mount { mount_flags } else { Vec::new() },
+            mount_group: text(mount_group),
+            context,
+            publish_context: BTreeMap::new(),
+        }
+    }
+}
+
+/// A volume's attachment to one node. Its claims of the node share it; without claims it is a caller's of AttachVolume.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Attachment {
+    pub node: String,
+    /// The plugin's own name of the node when it was attached: a detach uses no other.
+    #[serde(default)]
+    pub node_id: String,
+    pub leg: Leg,
+    #[serde(default)]
+    pub publish_context: BTreeMap<String, String>,
+    /// The boot of the controller's last successful call. In another boot it is called again before a stage. Empty: no call has succeeded.
+    #[serde(default)]
+    pub boot: String,
+    /// Of AttachVolume: whose, and what for.
+    #[serde(default)]
+    pub by_call: Option<AttachCall>,
+    /// Of claims; absent: an earlier csid made it, and kept that with the claims.
+    #[serde(default)]
+    pub secrets: Option<AttachSecrets>,
+}
+
+/// The secrets that the controller had for an attachment, and wants for its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct AttachSecrets {
+    /// The name of a systemd credential that a claim gave, in place of the volume's own.
+    pub credential: Option<String>,
+    /// There were some that csid does not keep.
+    pub given: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct AttachCall {
+    pub uid: u32,
+    pub read_only: bool,
+    #[serde(flatten)]
+    pub capability: Capability,
+    /// It had secrets that csid does not keep.
+    pub secrets_given: bool,
+}
+
+/// Without the publish context's values: a plugin may put a token there.
+impl fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Attachment { node, node_id, leg, publish_context, boot, by_call, secrets } = self;
+        f.debug_struct("Attachment")
+            .field("node", node)
+            .field("node_id", node_id)
+            .field("leg", leg)
+            .field("publish_context", &publish_context.keys())
+            .field("boot", boot)
+            .field("by_call", by_call)
+            .field("secrets", secrets)
+            .finish()
+    }
+}
+
+impl Attachment {
+    /// It is what AttachVolume made for this node id.
+    pub fn is_by_call(&self, node_id: &str) -> bool {
+        self.by_call.is_some() && self.node_id == node_id
+    }
+
+    /// One that a claim wants, nothing known of it but its leg.
+    pub fn new(node: &str, leg: Leg) -> Self {
+        Attachment {
+            node: node.to_owned(),
+            node_id: String::new(),
+            leg,
+            publish_context: BTreeMap::new(),
+            boot: String::new(),
+            by_call: None,
+            secrets: None,
+        }
+    }
+}
+
+impl AttachCall {
+    /// The same options, but for the secrets.
+    pub fn same_call(&self, other: &AttachCall) -> bool {
+        (self.read_only, self.capability) == (other.read_only, other.capability)
+    }
+}
+
+/// All that is known of one volume, changed as a whole.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Record {
+    pub name: VolumeName,
+    /// The volume as the plugin knows it.
+    pub volume: VolumeKey,
+    /// Absent: it is only attached.
+    pub registration: Option<Registration>,
+    pub claims: ClaimSet,
+    pub attachments: Vec<Attachment>,
+    /// The index of its last change; 0: it is not there.
+    pub revision: u64,
+}
+
+impl Record {
+    /// Nothing is known of a volume of this name.
+    pub fn none(name: VolumeName) -> Self {
+        Record {
+            name,
+            volume: VolumeKey { plugin: String::new(), external_id: String::new() },
+            registration: None,
+            claims: ClaimSet::default(),
+            attachments: Vec::new(),
+            revision: 0,
+        }
+    }
+
+    pub fn claim(&self, consumer: &str) -> Option<&Claim> {
+        self.claims.get(consumer)
+    }
+
+    pub fn attachment(&self, node: &str) -> Option<&Attachment> {
+        self.attachments.iter().find(|at| at.node == node)
+    }
+
+    /// Returns the secrets of the attachment to this node, from any of its claims.
+    pub fn attach_secrets(&self, node: &str) -> AttachSecrets {
+        let kept = self.attachment(node).and_then(|at| at.secrets.clone());
+        kept.unwrap_or_else(|| {
+            let claims = || self.claims.iter().filter(|claim| claim.node == node);
+            AttachSecrets {
+                credential: claims().find_map(|claim| claim.credential.clone()),
+                given: claims().any(|claim| claim.secrets_given),
+            }
+        })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.registration.is_none() && self.claims.is_empty() && self.attachments.is_empty()
+    }
+
+    /// Something is left to be done without being asked, parked or not.
+    pub fn is_restless(&self) -> bool {
+        let standing = self.registration.as_ref().map(|registration| &registration.standing);
+        !matches!(standing, None | Some(Standing::Registered))
+            || self.claims.iter().any(|claim| claim.releasing || claim.state != ClaimState::Taken)
+            || self.attachments.iter().any(|at| at.leg != Leg::Present)
+    }
+}

@@ -1,0 +1,52 @@
+//! The messages to the journal's thread.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use tokio::sync::oneshot;
+
+use crate::store::change::{Change, Durability};
+use crate::store::error::StoreError;
+use crate::store::held::HeldVolumes;
+use crate::store::loaded::{Loaded, MountFilter};
+use crate::store::record::{Record, VolumeName};
+use crate::store::registry::{ClaimFilter, ListedClaim, RecordFilter, Swap};
+use crate::store::rows::{Event, MountRow, Phase};
+
+pub(super) type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
+
+pub(super) enum Request {
+    Commit(Commit),
+    Ask(Ask),
+}
+
+/// Answered with the index of the commit it was part of.
+pub(super) struct Commit {
+    pub work: Work,
+    pub durability: Durability,
+    pub answer: Answer<u64>,
+}
+
+/// A change that is done whole or not at all.
+pub(super) enum Work {
+    Changes(Vec<Change>),
+    /// Refused if it is asked of what is not so any more.
+    Swap(Box<Swap>),
+}
+
+pub(super) enum Ask {
+    Mounts(Box<MountFilter>, Answer<Vec<(MountRow, String)>>),
+    Phases(Answer<BTreeMap<Phase, u64>>),
+    ClaimStates(Answer<BTreeMap<String, u64>>),
+    Events(u64, u32, Answer<(Vec<Event>, bool)>),
+    Record(VolumeName, Answer<Record>),
+    Records(Box<RecordFilter>, Answer<(Vec<Record>, u64)>),
+    Claims(Box<ClaimFilter>, Answer<(Vec<ListedClaim>, u64)>),
+    /// Plugin, node, and how many names are wanted.
+    Held(String, String, usize, Answer<HeldVolumes>),
+    Rows(Answer<Loaded>),
+    Show(Vec<Change>, Answer<()>),
+    Replace(Vec<Change>, Answer<PathBuf>),
+    Ping(Answer<()>),
+    Close(Answer<()>),
+}

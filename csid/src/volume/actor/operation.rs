@@ -1,0 +1,267 @@
+//! An operation in the queue of a volume, and the callers that wait for it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::error::{Error, Kind, Result};
+use crate::store::registry::VolumeName;
+use crate::store::rows::VolumeKey;
+use crate::volume::context::Context;
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::executor::run::Job;
+use crate::volume::model::volume::Volume;
+use crate::volume::operation::request::{
+    ANOTHER_VOLUME, ControllerRequest, NOBODY_HAS_IT, OperationRequest, OperationResponse, Waiter,
+};
+use crate::volume::operation::table::{Begin, Progress, QUEUED, Ticket};
+
+pub(in crate::volume) struct Operation {
+    pub(in crate::volume) work: OperationRequest,
+    pub(in crate::volume) waiters: Vec<Waiter>,
+    pub(in crate::volume) step: Progress,
+    /// The values that callers gave to be held until the end, also those of callers that have left.
+    holds: Vec<Arc<dyn Send + Sync>>,
+    /// The ticket of the last caller that left before the end. An operation without callers is listed under its name.
+    left: Option<Ticket>,
+    /// The place among the waiting operations. 0: it has not waited.
+    pub(in crate::volume) number: u64,
+    /// Whether claims were in its way at the last try, and its consumer had none.
+    pub(in crate::volume) lacks_claim: bool,
+}
+
+impl Operation {
+    pub(in crate::volume) fn new(work: OperationRequest) -> Self {
+        Operation {
+            work,
+            waiters: Vec::new(),
+            step: Progress::new(),
+            holds: Vec::new(),
+            left: None,
+            number: 0,
+            lacks_claim: false,
+        }
+    }
+
+    /// Makes the job of the operation. The request stays here for comparison. Secrets move to the job, unless they may be needed
+    /// again.
+    pub(in crate::volume) fn job(&mut self, names: Vec<String>) -> Job {
+        match &mut self.work {
+            OperationRequest::Mount { wanted, claim, adopted: Some(paths), .. } => {
+                Job::Adopt(wanted.clone(), paths.clone(), claim.clone())
+            }
+            OperationRequest::Mount { wanted, claim, target_fd, wait_until, secrets, .. } => {
+                wanted.operations = names;
+                // A Mount that waits may have to be retried.
+                let secrets = if wait_until.is_some() { secrets.clone() } else { secrets.take() };
+                Job::Mount {
+                    wanted: wanted.clone(),
+                    claim: claim.clone(),
+                    target_fd: target_fd.clone(),
+                    secrets,
+                }
+            }
+            OperationRequest::Restore { wanted } => Job::Restore(wanted.clone()),
+            OperationRequest::Unmount { key, authority, how, uncovered } => {
+                let (key, uncovered) = (key.clone(), uncovered.clone());
+                Job::Unmount { key, authority: *authority, how: *how, uncovered, names }
+            }
+            OperationRequest::Settle { key } => Job::Settle(key.clone()),
+            OperationRequest::Heal { key, .. } => Job::Heal(key.clone()),
+            OperationRequest::Claim { key, claim, secrets, .. } => {
+                // The claim may have to be retried.
+                Job::Claim { key: key.clone(), claim: claim.clone(), secrets: secrets.clone() }
+            }
+            OperationRequest::Release { key, authority, force, secrets } => {
+                let (key, authority, force) = (key.clone(), *authority, *force);
+                Job::Release { key, authority, force, secrets: secrets.take() }
+            }
+            OperationRequest::Call { target, call, secrets } => {
+                Job::Call { target: target.clone(), call: call.clone(), secrets: secrets.clone() }
+            }
+            OperationRequest::Unbind { key, bound, .. } => {
+                Job::Unbind { key: key.clone(), bound: bound.clone() }
+            }
+            OperationRequest::Enlarge { key, secrets, .. } => Job::Enlarge(key.clone(), secrets.take()),
+            OperationRequest::Continue { key, .. } => Job::Continue(key.clone()),
+        }
+    }
+
+    /// Returns whether the operation ends when its last caller leaves. A creation does as long as the plugin was not asked.
+    pub(in crate::volume) fn ends_with_its_callers(&self) -> bool {
+        let has_not_begun = || self.work.creates() && self.step.get() == QUEUED;
+        self.work.is_undone() || self.step.is_unasked() || has_not_begun()
+    }
+
+    /// Returns whether the end of a claim on any volume may let the operation continue.
+    pub(in crate::volume) fn waits_for_another_volume(&self) -> bool {
+        self.step.get() == ANOTHER_VOLUME
+    }
+
+    /// Returns the names that callers gave this operation.
+    pub(in crate::volume) fn names(&self) -> Vec<String> {
+        self.waiters
+            .iter()
+            .filter(|waiter| waiter.ticket.named)
+            .map(|waiter| waiter.ticket.id.clone())
+            .collect()
+    }
+
+    pub(in crate::volume) fn join(&mut self, shared: &Context, waiter: Waiter) {
+        shared.operations.follow(&waiter.ticket, &self.step);
+        self.left = None;
+        self.holds.extend(waiter.hold.clone());
+        self.waiters.push(waiter);
+    }
+
+    /// Lists an operation without callers, under the name that its caller gave it before csid restarted. `None`: it is listed
+    /// already, or cannot be.
+    pub(in crate::volume) fn anonymous_ticket(
+        &self,
+        shared: &Context,
+        volume: &VolumeKey,
+        rows: &Volume,
+    ) -> Option<Ticket> {
+        if !self.waiters.is_empty() || self.left.is_some() {
+            return None;
+        }
+        let (uid, id) = match &self.work {
+            OperationRequest::Heal { uid, .. }
+            | OperationRequest::Continue { uid, .. }
+            | OperationRequest::Unbind { uid, .. }
+            | OperationRequest::Enlarge { uid, .. } => (*uid, None),
+            _ => rows.mount(self.work.key()).map(|row| (row.uid, row.operations.first().cloned()))?,
+        };
+        let begin = Begin {
+            kind: self.work.kind(),
+            key: self.work.key(),
+            volume,
+            uid,
+            id,
+            deadline: None,
+            step: self.step.clone(),
+        };
+        shared.operations.begin(begin).ok()
+    }
+
+    /// Returns whether a caller's deadline has passed. That caller is answered, unless the outcome is decided.
+    pub(in crate::volume) fn expire(&mut self, now: Instant, volume: &VolumeKey) -> bool {
+        let is_late = |waiter: &Waiter| waiter.deadline.is_some_and(|at| at <= now);
+        if self.step.is_decided() {
+            return self.waiters.iter().any(is_late);
+        }
+        let (late, rest): (Vec<Waiter>, Vec<Waiter>) =
+            std::mem::take(&mut self.waiters).into_iter().partition(is_late);
+        self.waiters = rest;
+        let found = !late.is_empty();
+        let step = self.step.get();
+        let text = match &self.work {
+            work if self.ends_with_its_callers() && step == QUEUED => {
+                format!(
+                    "the deadline passed while the {} waited for its turn; nothing was begun",
+                    work.kind()
+                )
+            }
+            work if self.ends_with_its_callers() => {
+                let kind = work.kind();
+                format!(
+                    "the deadline passed at `{step}`; the {kind} is rolled back unless another caller waits"
+                )
+            }
+            _ if step == NOBODY_HAS_IT => {
+                "the volume is in use, and is expanded only while it is not; the deadline passed".to_owned()
+            }
+            _ => {
+                format!("the deadline passed at `{step}`; the operation goes on: repeat the call for its end")
+            }
+        };
+        let text = match self.step.said() {
+            said if said.is_empty() => text,
+            said => format!("{text}; the plugin's last answer was {said}"),
+        };
+        self.part(late, volume, &self.step.explained(Error::new(Kind::TimedOut, text)));
+        found
+    }
+
+    /// Returns whether the caller that cancelled is one of this operation's. It is answered, unless the outcome is decided.
+    pub(in crate::volume) fn withdraw(&mut self, number: u64, volume: &VolumeKey) -> bool {
+        let is_his = |waiter: &Waiter| waiter.ticket.number == number;
+        if self.step.is_decided() {
+            return self.waiters.iter().any(is_his);
+        }
+        let (gone, rest): (Vec<Waiter>, Vec<Waiter>) =
+            std::mem::take(&mut self.waiters).into_iter().partition(is_his);
+        self.waiters = rest;
+        let found = !gone.is_empty();
+        self.part(gone, volume, &Error::new(Kind::Cancelled, "cancelled by CancelOperation"));
+        found
+    }
+
+    /// Answers callers that leave while the operation continues.
+    fn part(&mut self, leaving: Vec<Waiter>, volume: &VolumeKey, error: &Error) {
+        let last = self.reply(leaving, volume, &Err(error.clone()));
+        if let Some(last) = last.filter(|_| self.waiters.is_empty()) {
+            last.left();
+            self.left = Some(last);
+        }
+    }
+
+    pub(in crate::volume) fn fail(&mut self, volume: &VolumeKey, error: &Error) {
+        let waiters = std::mem::take(&mut self.waiters);
+        self.reply(waiters, volume, &Err(error.clone()));
+    }
+
+    pub(in crate::volume) fn answer(mut self, volume: &VolumeKey, result: Result<OperationResponse>) {
+        let waiters = std::mem::take(&mut self.waiters);
+        self.reply(waiters, volume, &result);
+    }
+
+    /// Answers callers, and returns the ticket of the last one. `None`: there were none.
+    fn reply(
+        &self,
+        waiters: Vec<Waiter>,
+        volume: &VolumeKey,
+        result: &Result<OperationResponse>,
+    ) -> Option<Ticket> {
+        let mut last = None;
+        for Waiter { ticket, reply, .. } in waiters {
+            let result = result.clone().map_err(|error| {
+                mount_errors::located(error, self.work.key(), volume, &ticket.id, self.step.get())
+            });
+            // A caller that has gone is answered when it repeats the call.
+            let _ = reply.send(result);
+            last = Some(ticket);
+        }
+        last
+    }
+
+    /// Returns why `asked` is refused while this is under way or queued. A delete conflicts with another uid's create of the same
+    /// volume that has callers, and a create with such a delete. `None`: it is not refused.
+    pub(in crate::volume) fn refuses(&self, asked: &OperationRequest, shared: &Context) -> Option<Error> {
+        let (
+            OperationRequest::Call { target, call: ControllerRequest::Create { to_delete }, .. },
+            OperationRequest::Call {
+                target: other,
+                call: ControllerRequest::Create { to_delete: asked_to_delete },
+                ..
+            },
+        ) = (&self.work, asked)
+        else {
+            return self.work.refuses(asked);
+        };
+        if self.waiters.is_empty()
+            || target.key != other.key
+            || to_delete == asked_to_delete
+            || asked.ends(&self.work)
+        {
+            return None;
+        }
+        let name = VolumeName::of(&target.key);
+        let under_way = shared.operations.creating(&name).filter(|_| *asked_to_delete);
+        Some(
+            under_way.map_or_else(
+                || claim_errors::on_its_way(&name),
+                |of| claim_errors::being_created(&name, &of),
+            ),
+        )
+    }
+}

@@ -1,0 +1,189 @@
+//! AttachVolume and DetachVolume, for a scheduler that keeps its own claims.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+use crate::plugin::{ATTACHES, Controller};
+use crate::secret::Secrets;
+use crate::store::Durability;
+use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
+use crate::store::rows::Leg;
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::executor::Executor;
+use crate::volume::executor::rpc_outcome::RpcFailure;
+use crate::volume::lifecycle::detach_key;
+use crate::volume::model::claim::reader_only;
+use crate::volume::operation::journal::Unfinished;
+use crate::volume::operation::request::CallTarget;
+
+/// Refuses a uid that is neither root nor the one whose AttachVolume made the attachment.
+fn refuse_anothers(at: &Attachment, uid: u32, name: &VolumeName) -> Result<()> {
+    match &at.by_call {
+        Some(owner) if uid != 0 && uid != owner.uid => Err(claim_errors::not_attacher(name, &at.node_id)),
+        _ => Ok(()),
+    }
+}
+
+impl Executor<'_> {
+    /// Carries out AttachVolume, and returns the publish context.
+    pub(in crate::volume) async fn attach_call(
+        &mut self,
+        target: &CallTarget,
+        node_id: &str,
+        call: &AttachCall,
+    ) -> Result<BTreeMap<String, String>> {
+        let name = VolumeName::of(&target.key);
+        let record = self.shared.registry.record(name.clone()).await?;
+        if let Some(at) = record.attachments.iter().find(|at| at.is_by_call(node_id)) {
+            refuse_anothers(at, call.uid, &name)?;
+            let owner = at.by_call.as_ref();
+            if at.leg == Leg::Present {
+                return match owner.is_some_and(|owner| owner.same_call(call)) {
+                    true => Ok(at.publish_context.clone()),
+                    false => Err(claim_errors::attached_otherwise(&record.name, node_id)),
+                };
+            }
+            self.detach_call(target, node_id).await.map_err(mount_errors::unsettled)?;
+        }
+        self.refuse_before_expansion(&target.key)?;
+        // An attach that the controller would never receive is not begun, since it could not be rolled back either.
+        if !self.can(ATTACHES).await? {
+            return Err(claim_errors::does_not_attach(&self.plugin()));
+        }
+        self.shared.plugins.refuse_other_node_id_as(&self.plugin(), node_id)?;
+        // Without its secrets the attach is not begun.
+        let secrets = self.target_secrets(target).await?;
+        let volume = self.rows.volume().row.key.clone();
+        let by_call = AttachCall { secrets_given: self.secrets.is_some(), ..call.clone() };
+        let entered = |record: &mut Record| {
+            claim_errors::refuse_claimed(record)?;
+            record.volume = volume.clone();
+            record.attachments.retain(|at| !at.is_by_call(node_id));
+            let by_call = Some(by_call.clone());
+            let node_id = node_id.to_owned();
+            record.attachments.push(Attachment { node_id, by_call, ..Attachment::new("", Leg::Making) });
+            Ok(None)
+        };
+        self.shared.amend(&name, Durability::Disk, entered).await?;
+        let (error, undone) = match self.attach_for_call(target, node_id, call, secrets).await {
+            Ok(context) => return Ok(context),
+            Err(RpcFailure { error, is_sent: true, .. }) => (error, self.detach_call(target, node_id).await),
+            Err(RpcFailure { error, .. }) => (error, self.put_back(&name, node_id).await),
+        };
+        match undone {
+            Ok(()) => Err(error),
+            Err(undo) => {
+                // This includes a rollback that was refused before it began.
+                self.note_detach(&name, node_id, call.uid, Some(&undo));
+                Err(claim_errors::undone_later(error, &undo))
+            }
+        }
+    }
+
+    /// Removes the row of an attachment. The controller was not called, so there is nothing to roll back.
+    async fn put_back(&mut self, name: &VolumeName, node_id: &str) -> Result<()> {
+        let gone = |record: &mut Record| {
+            record.attachments.retain(|at| !at.is_by_call(node_id));
+            Ok(None)
+        };
+        self.shared.amend(name, Durability::Disk, gone).await.map(drop)
+    }
+
+    /// Attaches the volume. The record already has the attachment.
+    async fn attach_for_call(
+        &mut self,
+        target: &CallTarget,
+        node_id: &str,
+        call: &AttachCall,
+        secrets: Option<Secrets>,
+    ) -> Result<BTreeMap<String, String>, RpcFailure> {
+        let id = &self.external_id();
+        let usage = &target.registration.usage(call.capability);
+        let read_only = call.read_only || reader_only(call.capability.access_mode);
+        let publish = |controller: Controller, request| async move {
+            controller.publish(id, node_id, usage, read_only, request).await
+        };
+        let context =
+            self.making("attach", "ControllerPublishVolume", target, secrets.as_ref(), publish).await?;
+        self.decide().map_err(RpcFailure::after)?;
+        let boot = self.shared.boot();
+        let present = |record: &mut Record| {
+            for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {
+                at.leg = Leg::Present;
+                at.boot.clone_from(&boot);
+                at.publish_context.clone_from(&context);
+            }
+            Ok(Some(claim_errors::attached("volume-attached", record, node_id)))
+        };
+        let amended = self.shared.amend(&VolumeName::of(&target.key), Durability::Disk, present).await;
+        amended.map_err(RpcFailure::after)?;
+        Ok(context)
+    }
+
+    /// Notes a detach that failed with `error`. It is retried, or waits for a caller if the error is not retryable. `None`:
+    /// nothing is left to do.
+    fn note_detach(&mut self, name: &VolumeName, node_id: &str, uid: u32, error: Option<&Error>) {
+        let left = error.map(|error| Unfinished { uid, parked: !error.details.retryable });
+        self.rows.set_unfinished(detach_key(name, node_id), left);
+    }
+
+    /// Carries out DetachVolume, also of an attachment without a row if the call names its volume.
+    pub(in crate::volume) async fn detach_call(&mut self, target: &CallTarget, node_id: &str) -> Result<()> {
+        let name = VolumeName::of(&target.key);
+        let record = self.shared.registry.record(name.clone()).await?;
+        claim_errors::refuse_claimed(&record)?;
+        let volume = self.rows.volume();
+        let is_staged =
+            volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent);
+        let holders = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
+        // While the node id is disputed, the row may have one of the two ids and the attachment the other.
+        let disputed = self.shared.plugins.refuse_other_node_id_as(&self.plugin(), node_id).err();
+        if is_staged && (disputed.is_some() || self.is_staged_under(node_id).await?) {
+            return Err(claim_errors::staged_here(&name, holders, disputed.as_ref()));
+        }
+        let of_call = |at: &&Attachment| at.is_by_call(node_id);
+        let at = record.attachments.iter().find(of_call);
+        at.map_or(Ok(()), |at| refuse_anothers(at, target.uid, &name))?;
+        let by_call = at.and_then(|at| at.by_call.as_ref());
+        let secrets_given = by_call.is_some_and(|call| call.secrets_given);
+        let lacks_secrets =
+            secrets_given && self.secrets.is_none() && target.registration.spec.credential.is_none();
+        let uid = by_call.map(|call| call.uid);
+        let attaches = match at {
+            Some(Attachment { leg: Leg::Making, .. }) => self.can(ATTACHES).await,
+            // Any other attachment may exist, whatever capabilities the plugin has now.
+            _ => Ok(true),
+        };
+        let done = match attaches {
+            Ok(true) if lacks_secrets => {
+                return Err(claim_errors::secret_required(&record.name, "DetachVolume"));
+            }
+            Ok(true) => self.detach_for_call(target, node_id).await,
+            // The attach was intended but never sent (CSI rule 19).
+            Ok(false) => self.put_back(&name, node_id).await,
+            Err(error) => Err(error),
+        };
+        self.note_detach(&name, node_id, uid.unwrap_or_default(), uid.and(done.as_ref().err()));
+        done?;
+        self.shared.synced().await
+    }
+
+    async fn detach_for_call(&mut self, target: &CallTarget, node_id: &str) -> Result<()> {
+        let name = VolumeName::of(&target.key);
+        let removing = |record: &mut Record| {
+            let of_call = record.attachments.iter_mut().filter(|at| at.is_by_call(node_id));
+            of_call.for_each(|at| at.leg = Leg::Removing);
+            Ok(None)
+        };
+        self.shared.amend(&name, Durability::Disk, removing).await?;
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
+        let unpublish =
+            |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
+        self.controlled("detach", "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish).await?;
+        let gone = |record: &mut Record| {
+            record.attachments.retain(|at| !at.is_by_call(node_id));
+            Ok(Some(claim_errors::attached("volume-detached", record, node_id)))
+        };
+        self.shared.amend(&name, Durability::Disk, gone).await.map(drop)
+    }
+}

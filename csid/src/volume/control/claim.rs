@@ -1,0 +1,443 @@
+//! Takes, binds and releases claims. `claim::step` decides each step. The step is written to the registry and performed, and its
+//! outcome is the next event. All of this runs in the actor of the volume, so no controller call overlaps a node call (CSI rule
+//! 18).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+
+use tokio::sync::OwnedMutexGuard;
+
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::plugin::ATTACHES;
+use crate::store::Durability;
+use crate::store::StoreError;
+use crate::store::registry::{AttachSecrets, Bound, Claim, ClaimState, Record, Swap, VolumeName};
+use crate::store::rows::{MountKey, Phase};
+use crate::volume::api::requests::Authority;
+use crate::volume::context::Context;
+use crate::volume::control::claim_effects::ClaimEffectFailure;
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::executor::Executor;
+use crate::volume::model::claim;
+use crate::volume::model::claim::{Action, Claims, Effect, Event, Next, Outcome};
+use crate::volume::operation::journal::Unfinished;
+use crate::volume::operation::table::now_usec;
+
+/// The number of volumes that a refusal by the volume limit names.
+const HOLDERS: usize = 16;
+
+/// The data that an effect returned, for the row.
+#[derive(Clone, Default)]
+struct Facts {
+    publish_context: Option<BTreeMap<String, String>>,
+    error: String,
+}
+
+impl Executor<'_> {
+    /// Returns the record of this actor's volume. Fails if the name has come to mean another volume since the request.
+    pub(in crate::volume) async fn registered_as_mine(&self, key: &MountKey) -> Result<Record> {
+        let record = self.shared.registered(key).await?;
+        match record.volume == self.rows.volume().row.key {
+            true => Ok(record),
+            false => Err(claim_errors::changed_meanwhile(&record.name)),
+        }
+    }
+
+    /// Takes a claim, or finds it taken, and returns the record with it. `ahead` are the claims that wait before this one.
+    pub(in crate::volume) async fn claim(
+        &mut self,
+        key: &MountKey,
+        wanted: &Claim,
+        ahead: &[Claim],
+    ) -> Result<Record> {
+        self.step.set("claim");
+        let mut record = self.registered_as_mine(key).await?;
+        if let Some(present) = record.claim(&wanted.consumer)
+            && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
+        {
+            self.leave(&mut record, &wanted.consumer.clone()).await.map_err(mount_errors::unsettled)?;
+        }
+        let mut beside = self.claims(&record);
+        let is_new = beside.claim(&wanted.consumer).is_none();
+        let before_me = ahead.iter().filter(|claim| claim.consumer != wanted.consumer);
+        beside.ahead.extend(before_me.filter(|_| is_new).cloned());
+        claim::admit(&beside, wanted).map_err(|refusal| claim_errors::refusal(refusal, key, wanted))?;
+        let counted = match is_new {
+            true => {
+                self.refuse_before_expansion(key)?;
+                self.refuse_what_cannot_be_here(&record, wanted).await?
+            }
+            false => None,
+        };
+        let wanted =
+            Claim { secrets_given: self.secrets.is_some(), since_usec: now_usec(), ..wanted.clone() };
+        let consumer = wanted.consumer.clone();
+        let next = self.advance(&mut record, Event::Claim(wanted), Facts::default()).await?;
+        drop(counted);
+        match self.walk(&mut record, &consumer, next).await {
+            Ok(()) if record.claim(&consumer).is_some() => Ok(record),
+            Ok(()) => Err(Error::internal("a claim ended without its claim")),
+            Err(error) if record.claim(&consumer).is_some_and(|claim| claim.kept) => Err(error),
+            // No caller has the claim yet, so it is rolled back, even if that takes longer than the call.
+            Err(error) => match self.leave(&mut record, &consumer).await {
+                Ok(()) => Err(error),
+                Err(undo) => Err(claim_errors::undone_later(error, &undo)),
+            },
+        }
+    }
+
+    /// Binds an existing claim to the unit or connection of a repeated call, which is otherwise the same. This is the last step
+    /// of the call, so a cancelled call has changed nothing.
+    pub(in crate::volume) async fn rebind(&mut self, record: &mut Record, wanted: &Claim) -> Result<()> {
+        let (consumer, Some(bound)) = (wanted.consumer.clone(), wanted.bound.clone()) else { return Ok(()) };
+        if record.claim(&consumer).is_none_or(|present| present.bound.as_ref() == Some(&bound)) {
+            return Ok(());
+        }
+        if !self.step.is_decided() {
+            self.decide()?;
+        }
+        self.advance(record, Event::Bind { consumer, bound }, Facts::default()).await.map(drop)
+    }
+
+    /// Releases a claim whose unit or connection has ended, unless it was bound to another one since.
+    pub(in crate::volume) async fn unbind(&mut self, key: &MountKey, bound: &Bound) -> Result<()> {
+        self.step.set("release");
+        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        let consumer = &key.consumer;
+        let is_due = record
+            .claim(consumer)
+            .is_some_and(|claim| claim.bound.as_ref() == Some(bound) && !claim.releasing);
+        if !is_due {
+            self.shared.bound.note(&record, &self.shared.node);
+            return Ok(());
+        }
+        tracing::info!(volume = %record.name, consumer, "{} has ended: its claim is released", bound.to);
+        let unbound = Event::Unbound { consumer: consumer.clone() };
+        let next = self.advance(&mut record, unbound, Facts::default()).await?;
+        self.walk(&mut record, consumer, next).await
+    }
+
+    /// Releases a claim, for its owner or by authority. `force` drops the claim as it is.
+    pub(in crate::volume) async fn release(
+        &mut self,
+        key: &MountKey,
+        authority: Authority,
+        force: bool,
+    ) -> Result<()> {
+        self.step.set("release");
+        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        let Some(claim) = record.claim(&key.consumer).cloned() else { return self.shared.synced().await };
+        if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
+            return Err(mount_errors::not_claimant(key));
+        }
+        if force {
+            let forget = Event::Forget { consumer: claim.consumer };
+            return self.advance(&mut record, forget, Facts::default()).await.map(drop);
+        }
+        // A release cannot be taken back, so the check for use comes first.
+        if !claim.releasing {
+            for mount in self.mounts_of(key) {
+                if let Some(row) = self.row(&mount).filter(|row| row.phase == Phase::Mounted).cloned() {
+                    self.refuse_while_in_use(row, "release").await?;
+                }
+            }
+        }
+        self.leave(&mut record, &key.consumer).await
+    }
+
+    /// Releases a claim that a Mount took, once the last mount of its consumer is gone. Does nothing for other claims.
+    pub(in crate::volume) async fn give_back(&mut self, key: &MountKey) -> Result<()> {
+        if self.shared.registry.is_empty() || !self.mounts_of(key).is_empty() {
+            return Ok(());
+        }
+        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        match record.claim(&key.consumer) {
+            Some(claim) if claim.by_mount => self.leave(&mut record, &key.consumer).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Retries the release of a claim, or recovers a claim that an earlier csid left between two states.
+    pub(in crate::volume) async fn continue_claim(&mut self, key: &MountKey) -> Result<()> {
+        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        let node = self.shared.node.clone();
+        self.advance(&mut record, Event::Recovered { node }, Facts::default()).await?;
+        let Some(claim) = record.claim(&key.consumer) else {
+            self.rows.set_unfinished(key.clone(), None);
+            return Ok(());
+        };
+        if claim.releasing || (claim.by_mount && self.mounts_of(key).is_empty()) {
+            return self.leave(&mut record, &key.consumer).await;
+        }
+        self.rows.set_unfinished(key.clone(), None);
+        Ok(())
+    }
+
+    /// Releases a claim completely, or as far as the time allows.
+    async fn leave(&mut self, record: &mut Record, consumer: &str) -> Result<()> {
+        let consumer = consumer.to_owned();
+        let Some(claim) = record.claim(&consumer) else { return Ok(()) };
+        if !claim.parked.is_empty() {
+            self.advance(record, Event::Continue { consumer: consumer.clone() }, Facts::default()).await?;
+        }
+        let next =
+            self.advance(record, Event::Release { consumer: consumer.clone() }, Facts::default()).await?;
+        self.walk(record, &consumer, next).await
+    }
+
+    /// Performs one effect after the other until the claim is taken or free. Returns an error if it stops before that.
+    async fn walk(&mut self, record: &mut Record, consumer: &str, mut next: Next) -> Result<()> {
+        let mut delay = Backoff::new();
+        let mut why: Option<Error> = None;
+        loop {
+            let effect = match next {
+                Next::Run(effect) => effect,
+                Next::Unseen => {
+                    if let Err(error) = self.see(&record.volume.plugin).await {
+                        return Err(why.unwrap_or(error));
+                    }
+                    let seen = Event::Continue { consumer: consumer.to_owned() };
+                    next = self.advance(record, seen, Facts::default()).await?;
+                    continue;
+                }
+                Next::Taken => return Ok(()),
+                Next::Free => return why.map_or(Ok(()), Err),
+                Next::Rest => {
+                    return Err(why.unwrap_or_else(|| Error::internal("a claim rests without a reason")));
+                }
+            };
+            let makes = effect.action == Action::Attach;
+            next = match self.perform_claim(record, &effect).await {
+                Ok(context) => {
+                    delay = Backoff::new();
+                    let facts = Facts { publish_context: context, ..Facts::default() };
+                    self.advance(record, Event::Ended { effect, outcome: Outcome::Done }, facts).await?
+                }
+                Err(ClaimEffectFailure { outcome, error, unimplemented }) => {
+                    if unimplemented {
+                        self.ask_what_it_can().await;
+                    }
+                    let lasting = matches!(outcome, Outcome::Hopeless(_) | Outcome::NotSent(Some(_)));
+                    let facts = Facts { error: error.message.clone(), ..Facts::default() };
+                    let next = self.advance(record, Event::Ended { effect, outcome }, facts).await?;
+                    let again = next == Next::Rest && !lasting && self.pause(&mut delay, makes).await;
+                    if self.forgot(record, consumer).await? {
+                        return Err(mount_errors::ended_by("forget"));
+                    }
+                    if again {
+                        let again = Event::Continue { consumer: consumer.to_owned() };
+                        self.advance(record, again, Facts::default()).await?
+                    } else {
+                        // The first error stays the reason, whatever the rollback returns.
+                        let stopped = self.control.borrow().abandon.filter(|_| makes);
+                        why.get_or_insert(stopped.map_or(error, mount_errors::stopped));
+                        next
+                    }
+                }
+            };
+        }
+    }
+
+    /// Takes one step of the record and persists it. Reads the record again if it was changed meanwhile.
+    async fn advance(&mut self, record: &mut Record, event: Event, facts: Facts) -> Result<Next> {
+        let key = record.name.key("");
+        loop {
+            let stepped = claim::step(&self.claims(record), event.clone());
+            let (stepped, next) = stepped.map_err(|refusal| match &event {
+                // The record has changed since the claim was admitted.
+                Event::Claim(wanted) => claim_errors::refusal(refusal, &key, wanted),
+                _ => claim_errors::inner(refusal, &key),
+            })?;
+            let mut after =
+                Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
+            enter(&mut after, &event, &next, &facts, self.secrets.is_some());
+            if after == *record {
+                // An earlier csid may have written this step, so its unfinished claims are noted here.
+                self.note_unfinished(record);
+                return Ok(next);
+            }
+            let durability = match (&next, &event) {
+                (Next::Run(effect), _) if effect.action != Action::NodeDetach => Durability::Disk,
+                // A claim that a Mount took is as durable as the mount, whose commit syncs it.
+                (Next::Taken | Next::Free, event) if !is_by_mount(record, &after, event) => Durability::Disk,
+                _ => Durability::Process,
+            };
+            if takes(record, &after) {
+                self.decide()?;
+            }
+            let swap = Swap {
+                past: claim_errors::past(record, &after),
+                events: claim_errors::events(record, &after, &event),
+                before: record.clone(),
+                after: after.clone(),
+                durability,
+            };
+            match fault::around("claim", self.shared.registry.swap(swap)).await {
+                Ok(revision) => {
+                    after.revision = revision;
+                    *record = after;
+                    self.note_unfinished(record);
+                    self.shared.bound.note(record, &self.shared.node);
+                    return Ok(next);
+                }
+                Err(StoreError::Stale) if matches!(event, Event::Claim(_)) => {
+                    *record = self.registered_as_mine(&key).await?;
+                }
+                Err(StoreError::Stale) => *record = self.shared.registry.record(record.name.clone()).await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Marks the commit point (`Progress::decide`). Fails if the operation is abandoned.
+    pub(in crate::volume) fn decide(&self) -> Result<()> {
+        match self.control.borrow().abandon {
+            Some(kind) => Err(mount_errors::stopped(kind)),
+            None => {
+                self.step.decide();
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits until [`Executor::claims`] knows whether the plugin attaches, and if so the accepted node id of this node. Fails if
+    /// there is no such node id.
+    async fn see(&mut self, plugin: &str) -> Result<()> {
+        if !self.can(ATTACHES).await? {
+            return Ok(());
+        }
+        match self.ready().await?.node_id().is_empty() {
+            true => Err(claim_errors::no_node_id(plugin)),
+            false => self.shared.plugins.refuse_other_node_id(plugin),
+        }
+    }
+
+    fn note_unfinished(&mut self, record: &Record) {
+        // The key of a call has no consumer.
+        let of_volume = |key: &MountKey| !key.consumer.is_empty() && VolumeName::of(key) == record.name;
+        let known: Vec<MountKey> =
+            self.rows.unfinished().map(|(key, _)| key.clone()).filter(of_volume).collect();
+        for key in known {
+            self.rows.set_unfinished(key, None);
+        }
+        for claim in record.claims.iter().filter(|claim| claim.releasing && claim.node == self.shared.node) {
+            let parked = !claim.parked.is_empty();
+            let unfinished = Unfinished { uid: claim.uid, parked };
+            self.rows.set_unfinished(record.name.key(&claim.consumer), Some(unfinished));
+        }
+    }
+
+    pub(in crate::volume) fn claims(&self, record: &Record) -> Claims {
+        let registration = record.registration.as_ref();
+        Claims {
+            attaches: self.shared.plugins.can(&record.volume.plugin, ATTACHES),
+            node_id: self.shared.plugins.node_id(&record.volume.plugin),
+            capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
+            claims: record.claims.clone(),
+            ahead: Vec::new(),
+            attachments: record.attachments.clone(),
+            boot: self.shared.boot(),
+        }
+    }
+
+    /// Returns the mounts of the consumer, whatever their tags.
+    pub(in crate::volume) fn mounts_of(&self, key: &MountKey) -> Vec<MountKey> {
+        let own = |mount: &&MountKey| {
+            (&mount.namespace, &mount.volume, &mount.consumer) == (&key.namespace, &key.volume, &key.consumer)
+        };
+        self.rows.volume().mounts.iter().map(|row| &row.key).filter(own).cloned().collect()
+    }
+
+    /// Refuses a volume that this node cannot reach, or one more than the plugin takes here. While the caller holds the returned
+    /// guard, no other claim takes the last place. `None`: the limit does not apply.
+    async fn refuse_what_cannot_be_here(
+        &mut self,
+        record: &Record,
+        wanted: &Claim,
+    ) -> Result<Option<OwnedMutexGuard<()>>> {
+        let plugin = &record.volume.plugin;
+        if self.shared.plugins.view(plugin).is_none() {
+            return Err(mount_errors::unknown_plugin(plugin));
+        }
+        // The volume limit and the topology are unknown until the plugin was probed.
+        let ready = self.ready().await?;
+        let topologies =
+            record.registration.as_ref().map(|of| of.spec.topologies.as_slice()).unwrap_or_default();
+        let reaches = |segments: &BTreeMap<String, String>| {
+            segments.iter().all(|(key, value)| {
+                ready.topology().iter().any(|(k, v)| k.eq_ignore_ascii_case(key) && v == value)
+            })
+        };
+        if !topologies.is_empty() && !topologies.iter().any(reaches) {
+            return Err(claim_errors::out_of_reach(&record.name, ready.topology()));
+        }
+        let is_here = |claim: &Claim| claim.node == wanted.node;
+        if ready.max_volumes() <= 0 || record.claims.iter().any(is_here) {
+            return Ok(None);
+        }
+        let counted = self.shared.counting(plugin).lock_owned().await;
+        let held = self.shared.registry.held(plugin, &wanted.node, HOLDERS).await?;
+        if held.count as i64 >= ready.max_volumes() {
+            return Err(claim_errors::too_many(plugin, ready.max_volumes(), &held.names));
+        }
+        Ok(Some(counted))
+    }
+}
+
+impl Context {
+    fn counting(&self, plugin: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(counting.entry(plugin.to_owned()).or_default())
+    }
+}
+
+/// Enters into the record what no decision depends on: the data of the last effect, and the secrets of the next attach. `given`:
+/// the call has secrets.
+fn enter(record: &mut Record, event: &Event, next: &Next, facts: &Facts, given: bool) {
+    if let Event::Ended { effect, .. } = event {
+        if record.claim(&effect.consumer).is_some_and(|claim| claim.error != facts.error)
+            && let Some(claim) = record.claims.get_mut(&effect.consumer)
+        {
+            claim.error.clone_from(&facts.error);
+        }
+        if let Some(context) = &facts.publish_context
+            && let Some(at) = record.attachments.iter_mut().find(|at| at.node == effect.node)
+        {
+            at.publish_context.clone_from(context);
+        }
+    }
+    if let Next::Run(Effect { action: Action::Attach, consumer, node, from }) = next {
+        // The detach also needs the secrets of an earlier attach.
+        let had = match from {
+            None => AttachSecrets::default(),
+            Some(_) => record.attach_secrets(node),
+        };
+        let credential = record.claim(consumer).and_then(|claim| claim.credential.clone());
+        let secrets = AttachSecrets { credential: credential.or(had.credential), given: had.given || given };
+        if let Some(at) = record.attachments.iter_mut().find(|at| at.node == *node) {
+            at.secrets = Some(secrets);
+        }
+    }
+}
+
+/// Returns whether the step acknowledges a claim to its consumer. A claim that a Mount takes is acknowledged with the mount.
+fn takes(before: &Record, after: &Record) -> bool {
+    let taken = |claim: Option<&Claim>| claim.is_some_and(|claim| claim.kept && !claim.by_mount);
+    before.claims.differences(&after.claims).into_iter().any(|(had, has)| taken(has) && !taken(had))
+}
+
+fn is_by_mount(before: &Record, after: &Record, event: &Event) -> bool {
+    let consumer = match event {
+        Event::Claim(claim) => &claim.consumer,
+        Event::Release { consumer }
+        | Event::Continue { consumer }
+        | Event::Bind { consumer, .. }
+        | Event::Unbound { consumer }
+        | Event::Forget { consumer } => consumer,
+        Event::Ended { effect, .. } => &effect.consumer,
+        Event::Recovered { .. } => return false,
+    };
+    after.claim(consumer).or(before.claim(consumer)).is_some_and(|claim| claim.by_mount)
+}

@@ -1,0 +1,206 @@
+//! Performs the effects of a claim: the calls to the controller, and the unmounting on this node. The next step is decided
+//! elsewhere.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tonic::Code;
+
+use crate::error::{Error, Kind, Result};
+use crate::fault;
+use crate::plugin::{Class, Controller, Request, RpcError};
+use crate::secret::Secrets;
+use crate::store::registry::{Attachment, Claim, Record, Registration};
+use crate::store::rows::Leg;
+use crate::volume::api::requests::{Authority, Force};
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::executor::Executor;
+use crate::volume::executor::secrets::given_values;
+use crate::volume::model::claim;
+use crate::volume::model::claim::{Action, Effect, Outcome};
+use crate::volume::operation::orders::abandoned;
+
+/// A failed effect of a claim, with its outcome for the claim.
+pub(in crate::volume) struct ClaimEffectFailure {
+    pub(in crate::volume) outcome: Outcome,
+    pub(in crate::volume) error: Error,
+    /// Whether the plugin lacks the RPC or does not offer it. Its capabilities are then queried again.
+    pub(in crate::volume) unimplemented: bool,
+}
+
+impl ClaimEffectFailure {
+    fn new(outcome: Outcome, error: Error) -> ClaimEffectFailure {
+        ClaimEffectFailure { outcome, error, unimplemented: false }
+    }
+}
+
+/// The arguments of a controller call for a claim's attachment.
+struct ControllerCall<'a> {
+    controller: Controller,
+    claim: &'a Claim,
+    registration: &'a Registration,
+    at: &'a Attachment,
+    secrets: Option<Secrets>,
+    secrets_forgotten: bool,
+    patience: Duration,
+}
+
+impl ControllerCall<'_> {
+    fn request(&self) -> Request<'_> {
+        let ControllerCall { claim, secrets, secrets_forgotten, patience, .. } = self;
+        let (uid, secrets) = (claim.uid, secrets.as_ref());
+        Request { uid, secrets, secrets_forgotten: *secrets_forgotten, patience: *patience }
+    }
+}
+
+impl Executor<'_> {
+    pub(in crate::volume) async fn perform_claim(
+        &mut self,
+        record: &Record,
+        effect: &Effect,
+    ) -> Result<Option<BTreeMap<String, String>>, ClaimEffectFailure> {
+        match effect.action {
+            Action::Attach => self.attach(record, effect).await.map(Some),
+            Action::NodeDetach => self.node_detach(record, effect).await.map(|()| None),
+            Action::Detach => self.detach(record, effect).await.map(|()| None),
+        }
+    }
+
+    async fn attach(
+        &mut self,
+        record: &Record,
+        effect: &Effect,
+    ) -> Result<BTreeMap<String, String>, ClaimEffectFailure> {
+        if let Some(kind) = self.control.borrow().abandon {
+            return Err(ClaimEffectFailure::new(Outcome::NotSent(None), mount_errors::stopped(kind)));
+        }
+        self.step.set("attach");
+        let asking = self.asking(record, effect).await?;
+        let usage = asking.registration.usage(asking.claim.usage.capability);
+        let read_only = claim::reader_only(asking.claim.usage.capability.access_mode);
+        let publish = asking.controller.publish(
+            &record.volume.external_id,
+            &asking.at.node_id,
+            &usage,
+            read_only,
+            asking.request(),
+        );
+        let mut control = self.control.clone();
+        tokio::select! {
+            biased;
+            done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, true)),
+            kind = abandoned(&mut control) => {
+                Err(ClaimEffectFailure::new(Outcome::Unknown, mount_errors::stopped(kind)))
+            }
+        }
+    }
+
+    /// Unmounts every mount of the consumer on this node.
+    async fn node_detach(&mut self, record: &Record, effect: &Effect) -> Result<(), ClaimEffectFailure> {
+        if effect.node != self.shared.node {
+            let text = format!(
+                "{} has to let go itself; if it is gone for good: csictl release --force",
+                effect.node
+            );
+            return Err(ClaimEffectFailure::new(Outcome::Again, Error::new(Kind::Busy, text)));
+        }
+        let key = record.name.key(&effect.consumer);
+        for mount in self.mounts_of(&key) {
+            self.unmount(&mount, Authority::Any(0), Force::No, Vec::new()).await.map_err(again)?;
+        }
+        Ok(())
+    }
+
+    async fn detach(&mut self, record: &Record, effect: &Effect) -> Result<(), ClaimEffectFailure> {
+        let volume = self.rows.volume();
+        let is_here = effect.node == self.shared.node;
+        if is_here
+            && (volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent))
+        {
+            let error = Error::new(Kind::Busy, "this node has not let go of the volume yet");
+            return Err(ClaimEffectFailure::new(Outcome::Again, error));
+        }
+        self.step.set("detach");
+        let asking = self.asking(record, effect).await?;
+        let unpublish =
+            asking.controller.unpublish(&record.volume.external_id, &asking.at.node_id, asking.request());
+        tokio::select! {
+            biased;
+            done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, false)),
+            // An order to forget ends the wait for a detach. The outcome is then unknown.
+            () = self.orders.came() => Err(ClaimEffectFailure::new(Outcome::Unknown, mount_errors::ended_by("forget"))),
+        }
+    }
+
+    /// Collects the arguments of the controller call for this effect. On failure the controller was not called.
+    async fn asking<'a>(
+        &mut self,
+        record: &'a Record,
+        effect: &Effect,
+    ) -> Result<ControllerCall<'a>, ClaimEffectFailure> {
+        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
+        let registration = record.registration.as_ref().ok_or_else(no_row)?;
+        let at = record.attachment(&effect.node).ok_or_else(no_row)?;
+        let had = record.attach_secrets(&effect.node);
+        let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
+        let secrets = self.secrets_of(credential).await.map_err(unsent)?;
+        if effect.action == Action::Detach && secrets.is_none() && had.given {
+            return Err(unsent(claim_errors::secret_required(&record.name, &claim.consumer)));
+        }
+        let secrets_forgotten = (had.given && self.secrets.is_none())
+            || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some());
+        let controller = self.controller().await.map_err(unreached)?;
+        let controller = controller.hiding(given_values(registration, &record.attachments));
+        let patience = self.shared.config.borrow().deadlines.operation;
+        Ok(ControllerCall { controller, claim, registration, at, secrets, secrets_forgotten, patience })
+    }
+
+    /// Returns the secrets of the call, or those of the credential. `None`: there are neither.
+    async fn secrets_of(&self, credential: Option<&String>) -> Result<Option<Secrets>> {
+        match (&self.secrets, credential) {
+            (Some(given), _) => Ok(Some(given.clone())),
+            (None, Some(name)) => self.shared.credential(name).await.map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+fn no_row() -> ClaimEffectFailure {
+    unsent(Error::internal("a claim's row is gone"))
+}
+
+/// Makes the failure of a call that was not sent, and will not be sent by the next try either.
+fn unsent(error: Error) -> ClaimEffectFailure {
+    ClaimEffectFailure::new(Outcome::NotSent(Some(error.message.clone())), error)
+}
+
+/// Makes the failure of a call that could not be sent.
+fn unreached(error: Error) -> ClaimEffectFailure {
+    ClaimEffectFailure::new(Outcome::NotSent(None), error)
+}
+
+fn again(error: Error) -> ClaimEffectFailure {
+    ClaimEffectFailure::new(Outcome::Again, error)
+}
+
+/// Classifies the error of an RPC (CSI rules 36 and 38). For an attach, RESOURCE_EXHAUSTED means that something has to be
+/// detached first.
+fn failed(error: RpcError, attaching: bool) -> ClaimEffectFailure {
+    let full = attaching && error.code == Code::ResourceExhausted;
+    let class = error.class;
+    let error = Error::from(error);
+    let outcome = match class {
+        _ if full => Outcome::Hopeless(error.message.clone()),
+        Class::NotSent | Class::Shutdown => Outcome::NotSent(None),
+        Class::Forbidden => Outcome::NotSent(Some(error.message.clone())),
+        Class::Transient => Outcome::Again,
+        Class::Refused | Class::Unimplemented => Outcome::Hopeless(error.message.clone()),
+        // An attach is retried while the claim is wanted, and only then detached.
+        Class::Unknown if attaching => Outcome::Again,
+        Class::Unknown => Outcome::Unknown,
+    };
+    ClaimEffectFailure {
+        unimplemented: class == Class::Unimplemented,
+        ..ClaimEffectFailure::new(outcome, error)
+    }
+}

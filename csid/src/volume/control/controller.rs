@@ -1,0 +1,345 @@
+//! Controller calls that concern no claim. Each runs in the actor of the volume, between its mounts (CSI rule 18). The longer ones
+//! have files of their own.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::plugin::{Call as NodeCall, Class, Controller, Request, RpcError, Snapshot, Stats};
+use crate::secret::Secrets;
+use crate::store::registry::Attachment;
+use crate::store::registry::{Capability, Origin, Standing, VolumeName};
+use crate::store::rows::{AccessMode, AttachmentMode, Leg, MountKey, MountRow, Phase, Usage};
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::executor::Executor;
+use crate::volume::executor::rpc_outcome::{RpcFailure, RpcTries};
+use crate::volume::executor::secrets::given_values;
+use crate::volume::lifecycle::{queue_key, unregistered};
+use crate::volume::operation::orders::abandoned;
+use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
+
+/// The pause between two calls for a snapshot that is not ready yet.
+const NOT_READY: Duration = Duration::from_secs(1);
+
+impl Executor<'_> {
+    pub(in crate::volume) async fn call(
+        &mut self,
+        target: &CallTarget,
+        call: ControllerRequest,
+    ) -> Result<OperationResponse> {
+        let target = &self.as_it_is_now(target, &call).await?;
+        match call {
+            ControllerRequest::Create { .. } => {
+                self.create(target).await.map(|record| OperationResponse::Created(Box::new(record)))
+            }
+            ControllerRequest::Validate { capabilities } => {
+                self.validate(target, &capabilities).await.map(OperationResponse::Validated)
+            }
+            ControllerRequest::Stats => self.stats(target).await.map(OperationResponse::Stats),
+            ControllerRequest::Expand { required, limit, part } => {
+                let (capacity, node_is_due) = self.expand(target, required, limit, part).await?;
+                Ok(OperationResponse::Expanded(capacity, node_is_due))
+            }
+            ControllerRequest::Snapshot { name, parameters, wait } => {
+                self.snapshot(target, &name, &parameters, wait).await.map(OperationResponse::Snapshot)
+            }
+            ControllerRequest::Attach { node_id, call } => {
+                self.attach_call(target, &node_id, &call).await.map(OperationResponse::Attached)
+            }
+            ControllerRequest::Detach { node_id } => {
+                self.detach_call(target, &node_id).await.map(|()| OperationResponse::Gone)
+            }
+            ControllerRequest::Delete => self.delete(target).await.map(|()| OperationResponse::Gone),
+            ControllerRequest::Forget => {
+                let (name, volume) = (VolumeName::of(&target.key), self.rows.volume().row.key.clone());
+                let done = self.shared.deregister(&name, Some(&volume), target.uid, true, Origin::Bus).await;
+                done.map(|()| OperationResponse::Gone)
+            }
+        }
+    }
+
+    /// Returns the target as it is when its turn comes. Since the request the name may mean another volume or have another owner,
+    /// and an inline volume may have been registered. A creation is checked where it is entered. A read of an inline volume needs
+    /// no check.
+    async fn as_it_is_now(&self, target: &CallTarget, call: &ControllerRequest) -> Result<CallTarget> {
+        let (name, volume) = (VolumeName::of(&target.key), &self.rows.volume().row.key);
+        let record = self.shared.registry.record(name.clone()).await?;
+        if !target.is_registered {
+            if !matches!(call, ControllerRequest::Create { .. }) && !call.only_looks() {
+                self.shared.refuse_given(&record, volume, call).await?;
+            }
+            return Ok(target.clone());
+        }
+        let registration = record.registration.filter(|_| record.volume == *volume);
+        let registration = registration.ok_or_else(|| claim_errors::changed_meanwhile(&name))?;
+        call.refuse(&name, &registration, target.uid)?;
+        Ok(CallTarget { registration, ..target.clone() })
+    }
+
+    /// Returns whether the plugin confirms the capabilities (CSI rule 35). The inner error is the plugin's message.
+    async fn validate(
+        &mut self,
+        target: &CallTarget,
+        capabilities: &[Capability],
+    ) -> Result<Result<(), String>> {
+        let usages: Vec<Usage> = capabilities.iter().map(|of| target.registration.usage(*of)).collect();
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
+        let (usages, parameters) = (&usages, &target.registration.spec.parameters);
+        let call = |controller: Controller, request| async move {
+            controller.validate(id, usages, parameters, request).await
+        };
+        let rpc = "ValidateVolumeCapabilities";
+        Ok(self.controlled("validate", rpc, target, secrets.as_ref(), call).await?)
+    }
+
+    async fn stats(&mut self, target: &CallTarget) -> Result<Stats> {
+        let ready = self.ready().await?;
+        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.key))?;
+        let call = self.node_call(&row, target, None);
+        Ok(ready.stats(call).await?)
+    }
+
+    /// Creates a snapshot. The call is repeated until the snapshot is ready (CSI rule 42): by csid if `waits`, else by the
+    /// caller.
+    async fn snapshot(
+        &mut self,
+        target: &CallTarget,
+        name: &str,
+        parameters: &BTreeMap<String, String>,
+        waits: bool,
+    ) -> Result<Snapshot> {
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
+        loop {
+            let call = |controller: Controller, request| async move {
+                controller.snapshot(id, name, parameters, request).await
+            };
+            let snapshot =
+                self.controlled("snapshot", "CreateSnapshot", target, secrets.as_ref(), call).await?;
+            if snapshot.ready || !waits {
+                return Ok(snapshot);
+            }
+            self.step.set("waiting for the snapshot");
+            if Instant::now() + NOT_READY >= self.control.borrow().give_up {
+                return Err(claim_errors::not_ready(name, &snapshot.id));
+            }
+            tokio::time::sleep(NOT_READY).await;
+        }
+    }
+
+    /// Finishes what AttachVolume or DetachVolume left between two states, or retries a creation or deletion.
+    pub(in crate::volume) async fn continue_call(&mut self, key: &MountKey) -> Result<()> {
+        let name = VolumeName::of(key);
+        let record = self.shared.registry.record(name.clone()).await?;
+        let node_id = &key.tag;
+        let unsettled = |at: &&Attachment| at.is_by_call(node_id) && at.leg != Leg::Present;
+        self.rows.set_unfinished(key.clone(), None);
+        // The name may have come to mean another volume since then.
+        if queue_key(&record) != self.rows.volume().row.key {
+            return Ok(());
+        }
+        if let Some(at) = record.attachments.iter().find(unsettled) {
+            let uid = at.by_call.as_ref().map_or(0, |call| call.uid);
+            let registration = record.registration.clone().unwrap_or_else(|| unregistered(uid));
+            let is_registered = record.registration.is_some();
+            let target = CallTarget { key: name.key(""), uid, registration, is_registered };
+            return self.detach_call(&target, node_id).await;
+        }
+        let Some(registration) = record.registration.clone() else { return Ok(()) };
+        match registration.standing {
+            // The plugin was never asked, so the row is removed. A caller that still wants the volume repeats the call.
+            Standing::Creating(ref creation) if creation.unasked => self.not_born(&name).await,
+            Standing::Creating(_) if record.volume.external_id.is_empty() => {
+                self.ask_for(record, false).await.map(drop)
+            }
+            Standing::Deleting { ref back, .. } => {
+                let (key, uid, is_registered) = (name.key(""), registration.uid, back.is_some());
+                self.delete(&CallTarget { key, uid, registration, is_registered }).await
+            }
+            Standing::Creating(_) | Standing::Registered => Ok(()),
+        }
+    }
+
+    /// Refuses while the volume is in use. A call that removes the volume, and an OFFLINE expansion (CSI rule 26), must wait
+    /// until it has no users.
+    pub(in crate::volume) async fn refuse_while_used(&self, target: &CallTarget) -> Result<()> {
+        let name = VolumeName::of(&target.key);
+        let volume = self.rows.volume();
+        let holders: Vec<String> = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
+        if !holders.is_empty() {
+            return Err(claim_errors::mounted(&name, holders));
+        }
+        let record = self.shared.registry.record(name.clone()).await?;
+        if !record.claims.is_empty() {
+            return Err(claim_errors::in_use(&record, "release it first"));
+        }
+        let nodes: Vec<String> = record.attachments.iter().map(|at| format!("node {}", at.node_id)).collect();
+        if !nodes.is_empty() {
+            return Err(claim_errors::attached_to(&name, nodes));
+        }
+        match volume.row.stage {
+            Leg::Absent => Ok(()),
+            _ => Err(claim_errors::still_staged(&name)),
+        }
+    }
+
+    /// Returns the secrets of the call, or those of the volume's credential. `None`: there are neither.
+    pub(in crate::volume) async fn target_secrets(&self, target: &CallTarget) -> Result<Option<Secrets>> {
+        match (&self.secrets, &target.registration.spec.credential) {
+            (Some(given), _) => Ok(Some(given.clone())),
+            (None, Some(name)) => self.shared.credential(name).await.map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    pub(in crate::volume) fn external_id(&self) -> String {
+        self.rows.volume().row.key.external_id.clone()
+    }
+
+    pub(in crate::volume) fn plugin(&self) -> String {
+        self.rows.volume().row.key.plugin.clone()
+    }
+
+    /// Returns any mounted row; it does not matter which.
+    pub(in crate::volume) fn mounted(&self) -> Option<MountRow> {
+        self.rows
+            .volume()
+            .mounts
+            .iter()
+            .find(|row| row.phase == Phase::Mounted)
+            .map(|row| MountRow::clone(row))
+    }
+
+    /// Returns the capability of the first mount, else the first registered one.
+    pub(in crate::volume) fn capability(&self, target: &CallTarget) -> Capability {
+        let used = self.rows.volume().mounts.first().map(|row| Capability {
+            access_mode: row.spec.usage.access_mode,
+            attachment_mode: row.spec.usage.attachment_mode,
+        });
+        let registered = target.registration.spec.capabilities.first().copied();
+        used.or(registered).unwrap_or(Capability {
+            access_mode: AccessMode::SingleNodeWriter,
+            attachment_mode: AttachmentMode::FileSystem,
+        })
+    }
+
+    pub(in crate::volume) fn node_call<'a>(
+        &'a self,
+        row: &'a MountRow,
+        target: &CallTarget,
+        secrets: Option<&'a Secrets>,
+    ) -> NodeCall<'a> {
+        NodeCall {
+            external_id: &row.volume.external_id,
+            staging: &self.rows.volume().row.staging,
+            target: row.published(),
+            usage: &row.spec.usage,
+            read_only: row.spec.read_only,
+            uid: target.uid,
+            secrets,
+            secrets_forgotten: self.rows.volume().has_forgotten_secrets(&row.key, secrets.is_some()),
+            patience: self.shared.config.borrow().deadlines.operation,
+            asked: None,
+        }
+    }
+
+    /// Makes a controller call, and retries it unchanged until it succeeds, fails for good, or its time is over.
+    pub(in crate::volume) async fn controlled<'a, T, F>(
+        &mut self,
+        step: &'static str,
+        rpc: &'static str,
+        target: &CallTarget,
+        secrets: Option<&'a Secrets>,
+        call: impl Fn(Controller, Request<'a>) -> F,
+    ) -> Result<T, RpcFailure>
+    where
+        F: Future<Output = Result<T, RpcError>>,
+    {
+        let mut delay = Backoff::new();
+        let mut said: Option<RpcError> = None;
+        self.tried = RpcTries::default();
+        self.step.set(step);
+        let record = self.shared.registry.record(VolumeName::of(&target.key)).await;
+        let record = record.map_err(|error| RpcFailure::before(error.into()))?;
+        let credential = target.registration.spec.credential.as_ref();
+        let given = given_values(&target.registration, &record.attachments);
+        loop {
+            let controller = match self.controller().await {
+                Ok(controller) => controller,
+                // The last error of the plugin is more precise than its absence.
+                Err(error) => return Err(self.tried.unanswered(said.map_or(error, Error::from))),
+            };
+            let patience = self.shared.config.borrow().deadlines.operation;
+            let secrets_forgotten = self.others_secrets(&record, None, credential, secrets.is_some());
+            let request = Request { uid: target.uid, secrets, secrets_forgotten, patience };
+            self.tried.begin();
+            let error = match fault::around(rpc, call(controller.hiding(given.clone()), request)).await {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            self.tried.note(&error);
+            let lasting = matches!(
+                error.class,
+                Class::Refused | Class::Unimplemented | Class::Forbidden | Class::Shutdown
+            );
+            if error.class == Class::Unimplemented {
+                self.ask_what_it_can().await;
+            }
+            if error.class != Class::NotSent {
+                said = Some(error.clone());
+                self.step.note(&Error::from(error.clone()));
+            }
+            if lasting || !self.pause(&mut delay, false).await {
+                return Err(self.tried.unanswered(said.unwrap_or(error).into()));
+            }
+        }
+    }
+
+    /// Makes a controller call like `controlled`, but stops when the operation is abandoned.
+    pub(in crate::volume) async fn making<'a, T, F>(
+        &mut self,
+        step: &'static str,
+        rpc: &'static str,
+        target: &CallTarget,
+        secrets: Option<&'a Secrets>,
+        call: impl Fn(Controller, Request<'a>) -> F,
+    ) -> Result<T, RpcFailure>
+    where
+        F: Future<Output = Result<T, RpcError>>,
+    {
+        if let Some(kind) = self.control.borrow().abandon {
+            return Err(RpcFailure::before(mount_errors::stopped(kind)));
+        }
+        let mut control = self.control.clone();
+        tokio::select! {
+            biased;
+            done = self.controlled(step, rpc, target, secrets, call) => done,
+            kind = abandoned(&mut control) => Err(self.tried.abandoned(mount_errors::stopped(kind))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn what_is_anothers_is_looked_at_only() {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        let refused = |call: &ControllerRequest, uid| {
+            call.refuse(&name, &unregistered(7), uid).err().map(|error| error.kind)
+        };
+        let detach = || ControllerRequest::Detach { node_id: "n".into() };
+        for call in [
+            ControllerRequest::Delete,
+            detach(),
+            ControllerRequest::Snapshot { name: "s".into(), parameters: [].into(), wait: true },
+        ] {
+            let kinds = [0, 7, 8].map(|uid| refused(&call, uid));
+            assert_eq!(kinds, [None, None, Some(Kind::NotAuthorized)], "{}", call.kind());
+        }
+        assert_eq!(refused(&ControllerRequest::Stats, 8), None);
+    }
+}

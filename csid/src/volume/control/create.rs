@@ -1,0 +1,336 @@
+//! CreateVolume. The request is in the registry before the plugin is called, and stays until the plugin has answered (CSI rule
+//! 39). After a time-out and after a restart csid requests the same name with the same arguments. So every volume has a row.
+//!
+//! A volume in creation has no external id. Its operations queue by its name at the plugin (`paths::unborn`), and its record cannot be
+//! used until the id is known.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::error::{Error, Kind, Result};
+use crate::plugin::{Controller, Create, Created, Service, Source};
+use crate::secret::Secrets;
+use crate::store::Durability;
+use crate::store::registry::{Creation, Record, Registration, Standing, VolumeName, VolumeSpec};
+use crate::store::rows::{Usage, VolumeKey};
+use crate::volume::context::Context;
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::executor::Executor;
+use crate::volume::executor::rpc_outcome::RpcFailure;
+use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, refuse_anothers, refuse_other};
+use crate::volume::operation::journal::Unfinished;
+use crate::volume::operation::orders::abandoned;
+use crate::volume::operation::request::CallTarget;
+
+impl Context {
+    /// Notes the error of a creation or deletion in the record, and whether the error blocks further retries.
+    pub(in crate::volume) async fn note_failure(&self, name: &VolumeName, error: &Error) -> Result<()> {
+        let noted = |record: &mut Record| {
+            let Some(registration) = &mut record.registration else { return Ok(None) };
+            let parked = if error.details.retryable { "" } else { error.message.as_str() };
+            let is_news = !parked.is_empty() && registration.parked != parked;
+            parked.clone_into(&mut registration.parked);
+            registration.error.clone_from(&error.message);
+            Ok(is_news.then(|| claim_errors::parked(record, error)))
+        };
+        self.amend(name, Durability::Process, noted).await.map(drop)
+    }
+
+    /// Returns the external id of the volume to clone. Empty: there is none. A source must belong to the caller and to the
+    /// volume's namespace (CVE-2019-11255). The source of a clone must be registered there. A snapshot belongs to the owner of
+    /// its volume, but root may name any.
+    async fn find_source(
+        &self,
+        name: &VolumeName,
+        plugin: &str,
+        spec: &VolumeSpec,
+        uid: u32,
+        secrets: Option<&Secrets>,
+        deadline: Instant,
+    ) -> Result<String> {
+        if !spec.clone.is_empty() {
+            let source = VolumeName { namespace: name.namespace.clone(), volume: spec.clone.clone() };
+            let source = self.registered(&source.key("")).await?;
+            if source.volume.plugin != plugin {
+                let text = format!(
+                    "{} is of plugin {}, and {plugin} cannot clone it",
+                    source.name, source.volume.plugin
+                );
+                return Err(Error::invalid(text));
+            }
+            refuse_anothers(&source, uid)?;
+            return Ok(source.volume.external_id);
+        }
+        if spec.snapshot.is_empty() {
+            return Ok(String::new());
+        }
+        let namespace = Some(name.namespace.as_str());
+        match self.is_own_snapshot(plugin, namespace, &spec.snapshot, uid, secrets, deadline).await? {
+            true => Ok(String::new()),
+            false => Err(claim_errors::not_own_snapshot(&spec.snapshot)),
+        }
+    }
+}
+
+impl Executor<'_> {
+    /// Enters the target's registration, or finds it, and has the plugin create the volume.
+    pub(in crate::volume) async fn create(&mut self, target: &CallTarget) -> Result<Record> {
+        let (plugin, given) = (self.plugin(), self.secrets.is_some());
+        let name = VolumeName::of(&target.key);
+        let wanted = &target.registration;
+        // An existing record already has its source.
+        let found = match self.shared.registry.record(name.clone()).await?.registration {
+            None => Some(self.with_source(target).await?),
+            Some(_) => None,
+        };
+        // An absent plugin was not asked yet. A row that says so can be removed at once.
+        let ready = self.shared.plugins.ready(&plugin, Service::Controller, Instant::now());
+        let unasked = ready.await.is_err();
+        let place = self.place_of_node(&wanted.spec).await;
+        let mut is_new = false;
+        let entered = |record: &mut Record| {
+            is_new = record.registration.is_none();
+            if is_new {
+                // An attachment under this name belongs to another volume.
+                claim_errors::refuse_attached(record)?;
+                let mut new = found.clone().ok_or_else(|| claim_errors::changed_meanwhile(&record.name))?;
+                if let Standing::Creating(creation) = &mut new.standing {
+                    creation.unasked = unasked;
+                    creation.place.clone_from(&place);
+                }
+                record.volume = VolumeKey { plugin: plugin.clone(), external_id: String::new() };
+                record.registration = Some(new);
+                return Ok(None);
+            }
+            refuse_other(record, &plugin, wanted)?;
+            if is_unborn(record)
+                && let Some(Registration { spec, standing: Standing::Creating(creation), parked, .. }) =
+                    &mut record.registration
+            {
+                creation.secrets_given |= given;
+                parked.clear();
+                if wanted.spec.credential.is_some() {
+                    spec.credential.clone_from(&wanted.spec.credential);
+                }
+            }
+            Ok(None)
+        };
+        let record = self.shared.amend(&name, Durability::Disk, entered).await?;
+        if is_unborn(&record) {
+            return self.ask_for(record, is_new).await;
+        }
+        self.shared.synced().await?;
+        match record.registration.as_ref().map(|registration| &registration.standing) {
+            Some(Standing::Creating(creation)) if creation.sourceless => {
+                Err(claim_errors::not_from_source(&record.name, &record.volume.external_id))
+            }
+            _ => Ok(record),
+        }
+    }
+
+    /// Returns the target's registration with its source, after a check that the source may be used.
+    async fn with_source(&self, target: &CallTarget) -> Result<Registration> {
+        let (name, mut wanted) = (VolumeName::of(&target.key), target.registration.clone());
+        let (plugin, give_up) = (self.plugin(), self.control.borrow().give_up);
+        let secrets = self.secrets.as_ref();
+        let found =
+            self.shared.find_source(&name, &plugin, &wanted.spec, target.uid, secrets, give_up).await?;
+        if let Standing::Creating(creation) = &mut wanted.standing {
+            creation.source = found;
+        }
+        Ok(wanted)
+    }
+
+    /// Has the plugin create the volume of the record. `is_new`: the plugin was never asked for it.
+    pub(in crate::volume) async fn ask_for(&mut self, record: Record, is_new: bool) -> Result<Record> {
+        let name = record.name.clone();
+        let Some(registration) = record.registration else {
+            return Err(mount_errors::not_registered(&name.key("")));
+        };
+        let Standing::Creating(mut creation) = registration.standing.clone() else {
+            return Err(Error::internal("what is there was to be made"));
+        };
+        let (key, uid) = (name.key(""), registration.uid);
+        let target = CallTarget { key, uid, registration, is_registered: false };
+        let asked_before = !(is_new || creation.unasked);
+        let begun = match creation.unasked {
+            true => self.before_first_asking(&name, &target, &mut creation).await,
+            false => Ok(()),
+        };
+        let answered = match begun {
+            Ok(()) => self.ask_plugin(&target, &creation).await,
+            Err(error) => Err(RpcFailure::before(error)),
+        };
+        let ended = match answered {
+            Ok(created) => self.born(&target, created).await,
+            Err(unanswered) if unanswered.is_no(asked_before) || !(asked_before || unanswered.is_sent) => {
+                self.not_born(&name).await.and(Err(unanswered.error))
+            }
+            Err(unanswered) => Err(unanswered.error),
+        };
+        // This includes an answer that the journal could not store. The retry finds the volume.
+        let there = self.shared.registry.record(name.clone()).await;
+        let task = &self.rows.volume().row.key;
+        let error = match ended {
+            Err(error) if there.as_ref().map_or(true, |there| is_asked_for_by(there, task)) => error,
+            ended => {
+                self.rows.set_unfinished(target.key, None);
+                return ended;
+            }
+        };
+        let parked = !error.details.retryable;
+        self.rows.set_unfinished(target.key, Some(Unfinished { uid, parked }));
+        self.shared.note_failure(&name, &error).await?;
+        Err(if parked { error } else { claim_errors::goes_on(error) })
+    }
+
+    /// Waits for the plugin as long as a caller waits, then notes that the plugin is asked. On error it was not asked.
+    async fn before_first_asking(
+        &mut self,
+        name: &VolumeName,
+        target: &CallTarget,
+        creation: &mut Creation,
+    ) -> Result<()> {
+        let mut control = self.control.clone();
+        let step = self.step.clone();
+        step.set_unasked(true);
+        let found = tokio::select! {
+            biased;
+            kind = abandoned(&mut control) => Err(mount_errors::stopped(kind)),
+            found = self.controller() => found.map(drop),
+        };
+        step.set_unasked(false);
+        found?;
+        creation.place = self.place_of_node(&target.registration.spec).await;
+        let task = self.rows.volume().row.key.clone();
+        let asked = |record: &mut Record| {
+            let is_mine = is_asked_for_by(record, &task);
+            match &mut record.registration {
+                Some(Registration { standing: Standing::Creating(asked), .. }) if is_mine => {
+                    asked.unasked = false;
+                    asked.place.clone_from(&creation.place);
+                    Ok(None)
+                }
+                _ => Err(claim_errors::changed_meanwhile(&record.name)),
+            }
+        };
+        self.shared.amend(name, Durability::Disk, asked).await.map(drop)
+    }
+
+    /// Returns the topology that the plugin reports for this node, for a volume whose caller requires none. Empty: the caller
+    /// requires one, or the plugin reports none.
+    async fn place_of_node(&self, spec: &VolumeSpec) -> BTreeMap<String, String> {
+        if !spec.topologies.is_empty() {
+            return BTreeMap::new();
+        }
+        let node = self.shared.plugins.ready(&self.plugin(), Service::Node, Instant::now()).await;
+        let place = node.map(|node| node.topology().clone()).unwrap_or_default();
+        // As no volume can be in such a place: its row could not be sent.
+        let is_carried = place.iter().all(|(key, value)| !key.contains('\0') && !value.contains('\0'));
+        if is_carried { place } else { BTreeMap::new() }
+    }
+
+    async fn ask_plugin(&mut self, target: &CallTarget, creation: &Creation) -> Result<Created, RpcFailure> {
+        let spec = &target.registration.spec;
+        let secrets = self.target_secrets(target).await.map_err(RpcFailure::before)?;
+        if creation.secrets_given && secrets.is_none() {
+            let error = claim_errors::secrets_again(&VolumeName::of(&target.key), "CreateVolume");
+            return Err(RpcFailure::before(error));
+        }
+        let usages: Vec<Usage> =
+            spec.capabilities.iter().map(|capability| target.registration.usage(*capability)).collect();
+        let source = match (spec.snapshot.as_str(), creation.source.as_str()) {
+            ("", "") => None,
+            ("", volume) => Some(Source::Volume(volume)),
+            (snapshot, _) => Some(Source::Snapshot(snapshot)),
+        };
+        let place = std::slice::from_ref(&creation.place);
+        let create = Create {
+            name: &spec.name,
+            required: creation.capacity_min,
+            limit: creation.capacity_max,
+            usages: &usages,
+            parameters: &spec.parameters,
+            source,
+            topologies: match creation.place.is_empty() {
+                true => &spec.topologies,
+                false => place,
+            },
+        };
+        let call = |controller: Controller, request| async move { controller.create(create, request).await };
+        self.making("create", "CreateVolume", target, secrets.as_ref(), call).await
+    }
+
+    /// Enters the volume that the plugin has created.
+    async fn born(&mut self, target: &CallTarget, created: Created) -> Result<Record> {
+        let name = VolumeName::of(&target.key);
+        let volume = VolumeKey { plugin: self.plugin(), external_id: created.external_id.clone() };
+        let task = self.rows.volume().row.key.clone();
+        let entered = |record: &mut Record| {
+            let not_needed = || claim_errors::made_and_not_needed(&name, &volume.external_id);
+            let is_anothers = record.registration.is_some() && !is_asked_for_by(record, &task);
+            // After a forced Forget an attachment may use the name.
+            if is_anothers || !record.attachments.is_empty() || !record.claims.is_empty() {
+                return Err(not_needed());
+            }
+            // The row was given up and is not made again.
+            let Some(registration) = &mut record.registration else {
+                return Err(claim_errors::made_and_given_up(&name, &volume.external_id));
+            };
+            let Standing::Creating(creation) = &mut registration.standing else { return Err(not_needed()) };
+            let (register, to_delete) = (creation.register, creation.to_delete);
+            creation.sourceless = !created.from_source;
+            registration.spec.context.clone_from(&created.context);
+            registration.spec.topologies.clone_from(&created.topologies);
+            registration.capacity = created.capacity;
+            registration.parked.clear();
+            registration.error.clear();
+            record.volume = volume.clone();
+            if to_delete {
+                creation.to_delete = false;
+                let secrets_given = creation.secrets_given;
+                let back = if register { Standing::Registered } else { registration.standing.clone() };
+                registration.standing = Standing::Deleting { secrets_given, back: Some(Box::new(back)) };
+                return Ok(None);
+            }
+            if !created.from_source {
+                // The volume may be empty, or may have existed before. csid neither uses nor deletes it without a request.
+                let doubt = claim_errors::not_from_source(&name, &volume.external_id);
+                registration.parked.clone_from(&doubt.message);
+                return Ok(Some(claim_errors::parked(record, &doubt)));
+            }
+            if !register {
+                return Ok(None);
+            }
+            registration.standing = Standing::Registered;
+            Ok(Some(claim_errors::registered("volume-registered", record)))
+        };
+        match self.shared.amend(&name, Durability::Disk, entered).await {
+            Ok(record) if is_being_deleted(&record) => {
+                // The caller may no longer wait.
+                self.shared.directory.go_on(&volume, name.key(""), target.uid);
+                Ok(record)
+            }
+            Ok(record) if created.from_source => Ok(record),
+            Ok(_) => Err(claim_errors::not_from_source(&name, &volume.external_id)),
+            // The plugin's volume of that name is already known under another name.
+            Err(error) if error.kind == Kind::AlreadyExists => {
+                claim_errors::log(&target.key, &error);
+                self.not_born(&name).await.and(Err(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the row of a creation: the plugin has no such volume, or another row has it.
+    pub(in crate::volume) async fn not_born(&mut self, name: &VolumeName) -> Result<()> {
+        let task = self.rows.volume().row.key.clone();
+        let gone = |record: &mut Record| {
+            if is_asked_for_by(record, &task) {
+                record.registration = None;
+            }
+            Ok(None)
+        };
+        self.shared.amend(name, Durability::Disk, gone).await.map(drop)
+    }
+}

@@ -1,0 +1,110 @@
+//! DeleteVolume. A deletion that has begun continues until the plugin confirms or refuses it.
+
+use crate::error::Result;
+use crate::plugin::Controller;
+use crate::store::Durability;
+use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::executor::Executor;
+use crate::volume::executor::rpc_outcome::RpcFailure;
+use crate::volume::lifecycle::is_being_deleted;
+use crate::volume::operation::journal::Unfinished;
+use crate::volume::operation::request::CallTarget;
+
+impl Executor<'_> {
+    /// Deletes a volume, registered or not.
+    pub(in crate::volume) async fn delete(&mut self, target: &CallTarget) -> Result<()> {
+        let name = VolumeName::of(&target.key);
+        self.refuse_while_used(target).await?;
+        let (volume, given) = (self.rows.volume().row.key.clone(), self.secrets.is_some());
+        let mut asked_before = false;
+        let deleting = |record: &mut Record| {
+            if record.registration.is_none() && !target.is_registered {
+                record.volume = volume.clone();
+                record.registration = Some(Registration {
+                    standing: Standing::Deleting { secrets_given: given, back: None },
+                    ..target.registration.clone()
+                });
+                return Ok(None);
+            }
+            self.shared.refuse_other_origin(record, Origin::Bus)?;
+            // Another node may have claimed the volume since the check above, and nothing else prevents that.
+            if !record.claims.is_empty() {
+                return Err(claim_errors::in_use(record, "release it first"));
+            }
+            let Some(registration) = &mut record.registration else { return Ok(None) };
+            if record.volume != volume {
+                return Err(claim_errors::changed_meanwhile(&record.name));
+            }
+            match &mut registration.standing {
+                // A repeated call without secrets keeps the note that the first call had some.
+                Standing::Deleting { secrets_given, .. } => {
+                    asked_before = true;
+                    *secrets_given |= given;
+                }
+                standing => {
+                    let back = Some(Box::new(standing.clone()));
+                    *standing = Standing::Deleting { secrets_given: given, back };
+                }
+            }
+            Ok(None)
+        };
+        let record = self.shared.amend(&name, Durability::Disk, deleting).await?;
+        // An earlier call has deleted it.
+        let Some(registration) = &record.registration else { return self.shared.synced().await };
+        let needs = matches!(registration.standing, Standing::Deleting { secrets_given: true, .. });
+        let deleted = match self.target_secrets(target).await {
+            Err(error) => Err(RpcFailure::before(error)),
+            Ok(None) if needs => Err(RpcFailure::before(claim_errors::secrets_again(&name, "DeleteVolume"))),
+            Ok(secrets) => {
+                let id = &self.external_id();
+                let delete =
+                    |controller: Controller, request| async move { controller.delete(id, request).await };
+                self.making("delete", "DeleteVolume", target, secrets.as_ref(), delete).await
+            }
+        };
+        let ended = match deleted {
+            Ok(()) => self.deleted(&name).await,
+            Err(unanswered) if unanswered.is_no(asked_before) => {
+                self.not_deleted(&name).await.and(Err(unanswered.error))
+            }
+            Err(unanswered) => {
+                self.shared.note_failure(&name, &unanswered.error).await.and(Err(unanswered.error))
+            }
+        };
+        // This includes a deletion whose end the journal could not store. The plugin is asked again, and reports that the volume
+        // is gone.
+        let there = self.shared.registry.record(name).await;
+        let is_open = there.as_ref().map_or(true, is_being_deleted);
+        let left = ended.as_ref().err().filter(|_| is_open);
+        let left = left.map(|error| Unfinished { uid: target.uid, parked: !error.details.retryable });
+        self.rows.set_unfinished(target.key.clone(), left);
+        ended
+    }
+
+    async fn deleted(&mut self, name: &VolumeName) -> Result<()> {
+        let gone = |record: &mut Record| {
+            let event =
+                is_being_deleted(record).then(|| claim_errors::registered("volume-deregistered", record));
+            record.registration = record.registration.take().filter(|_| event.is_none());
+            Ok(event)
+        };
+        self.shared.amend(name, Durability::Disk, gone).await.map(drop)
+    }
+
+    /// Restores the earlier state of a volume whose deletion the plugin refused.
+    async fn not_deleted(&mut self, name: &VolumeName) -> Result<()> {
+        let stays = |record: &mut Record| {
+            record.registration = record.registration.take().and_then(|registration| {
+                let Standing::Deleting { back, .. } = &registration.standing else {
+                    return Some(registration);
+                };
+                let standing = Standing::clone(back.as_deref()?);
+                let (parked, error) = (String::new(), String::new());
+                Some(Registration { standing, parked, error, ..registration })
+            });
+            Ok(None)
+        };
+        self.shared.amend(name, Durability::Disk, stays).await.map(drop)
+    }
+}

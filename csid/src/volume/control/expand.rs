@@ -1,0 +1,172 @@
+//! ExpandVolume: the part of the controller, then the part of the node. What cannot be done now is done after the next mount. A
+//! volume that is expanded OFFLINE waits until it is not in use. Until then new mounts and claims are refused; a call with `wait-usec`
+//! waits for its turn.
+
+use crate::error::{Error, Kind, Result};
+use crate::fault;
+use crate::plugin::{Can, Controller};
+use crate::store::Durability;
+use crate::store::registry::{Expansion, Record, Registration, VolumeName};
+use crate::store::rows::MountKey;
+use crate::volume::api::requests::Part;
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::executor::Executor;
+use crate::volume::operation::request::CallTarget;
+
+const BY_NODE: Can = Can::Node("EXPAND_VOLUME");
+
+impl Executor<'_> {
+    /// Expands the volume. Returns the capacity, and whether a node still has to expand it.
+    pub(in crate::volume) async fn expand(
+        &mut self,
+        target: &CallTarget,
+        required: u64,
+        limit: u64,
+        part: Part,
+    ) -> Result<(u64, bool)> {
+        let (current, pending) = (target.registration.capacity, target.registration.pending_expansion);
+        if (required, limit) == (0, 0) {
+            return Ok((current, pending.is_some()));
+        }
+        if limit > 0 && limit < required.max(current) {
+            let text = format!(
+                "limit {limit} is less than what the volume has or is to have ({})",
+                required.max(current)
+            );
+            return Err(Error::invalid(text));
+        }
+        let falls_short = required > current || current == 0;
+        if part == Part::Node && pending.is_none() && falls_short && !self.can(BY_NODE).await? {
+            let plugin = self.plugin();
+            let text = format!("plugin {plugin} does not expand volumes on a node: it lacks EXPAND_VOLUME");
+            return Err(Error::new(Kind::NotSupported, text));
+        }
+        if part != Part::Node && pending.is_none() && falls_short && !self.expands().await? {
+            let plugin = self.plugin();
+            let text = format!("plugin {plugin} does not expand volumes: it lacks EXPAND_VOLUME");
+            return Err(Error::new(Kind::NotSupported, text));
+        }
+        let asked = Expansion { required, limit, by_controller: true };
+        let (capacity, due) = match part {
+            Part::Node => (current, Some(asked)),
+            // The part that an earlier call left stays due.
+            _ if current > 0 && required <= current => (current, pending),
+            _ if self.expands_by_node_alone().await? => (current, Some(asked)),
+            _ => self.expand_by_controller(target, required, limit).await?,
+        };
+        let is_none = self.shared.plugins.can(&self.plugin(), BY_NODE) == Some(false);
+        // A part of the controller that has begun stays due, even if the node has no part.
+        let due = due.filter(|of| !of.by_controller || !is_none);
+        self.note_expansion(target, due, capacity).await?;
+        let is_now =
+            |of: &Expansion| of.by_controller && part != Part::Controller && self.mounted().is_some();
+        match due.filter(is_now) {
+            Some(expansion) => {
+                let capacity = self.expand_on_node(target, expansion).await?.max(capacity);
+                self.note_expansion(target, None, capacity).await?;
+                Ok((capacity, false))
+            }
+            None => Ok((capacity, due.is_some())),
+        }
+    }
+
+    /// Finishes a pending expansion on this node, after the volume is published.
+    pub(in crate::volume) async fn finish_expansion(&mut self, target: &CallTarget) -> Result<()> {
+        let Some(expansion) = target.registration.pending_expansion else { return Ok(()) };
+        let (capacity, due) = match expansion.by_controller {
+            true => (target.registration.capacity, Some(expansion)),
+            // The call has to be repeated when the volume is not in use.
+            false if self.expands_offline().await? => return Ok(()),
+            false => self.expand_by_controller(target, expansion.required, expansion.limit).await?,
+        };
+        let capacity = match due {
+            Some(expansion) => self.expand_on_node(target, expansion).await?.max(capacity),
+            None => capacity,
+        };
+        self.note_expansion(target, None, capacity).await
+    }
+
+    /// Expands the volume by the controller. Returns the capacity, and the part left for a node. `None`: nothing is left.
+    async fn expand_by_controller(
+        &mut self,
+        target: &CallTarget,
+        required: u64,
+        limit: u64,
+    ) -> Result<(u64, Option<Expansion>)> {
+        if self.expands_offline().await? {
+            self.refuse_while_used(target).await?;
+        }
+        let Registration { capacity, pending_expansion, .. } = target.registration;
+        let expansion = Expansion { required, limit, by_controller: false };
+        self.note_expansion(target, Some(expansion), capacity).await?;
+        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
+        let usage = &target.registration.usage(self.capability(target));
+        let call = |controller: Controller, request| async move {
+            controller.expand(id, required, limit, usage, request).await
+        };
+        let expanded =
+            self.controlled("expand", "ControllerExpandVolume", target, secrets.as_ref(), call).await;
+        if expanded.as_ref().is_err_and(|unanswered| !unanswered.perhaps_done) {
+            self.note_expansion(target, pending_expansion, capacity).await?;
+        }
+        let (capacity, node_is_due) = expanded?;
+        Ok((capacity, node_is_due.then_some(Expansion { by_controller: true, ..expansion })))
+    }
+
+    /// Returns whether the volume must not be in use during an expansion (CSI rule 26).
+    async fn expands_offline(&mut self) -> Result<bool> {
+        Ok(!self.can(Can::Plugin("ONLINE")).await? && self.can(Can::Plugin("OFFLINE")).await?)
+    }
+
+    /// Refuses new mounts while an expansion waits, since they could delay it for ever. Existing mounts may still be used.
+    pub(in crate::volume) fn refuse_before_expansion(&self, key: &MountKey) -> Result<()> {
+        match self.expands_first && self.rows.volume().mount(key).is_none() {
+            true => Err(claim_errors::expands_first(&VolumeName::of(key))),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns whether the plugin's controller or node expands volumes.
+    async fn expands(&mut self) -> Result<bool> {
+        Ok(self.can(Can::Controller("EXPAND_VOLUME")).await? || self.can(BY_NODE).await?)
+    }
+
+    async fn expands_by_node_alone(&mut self) -> Result<bool> {
+        Ok(!self.can(Can::Controller("EXPAND_VOLUME")).await? && self.can(BY_NODE).await?)
+    }
+
+    /// Expands the volume on this node, and returns its capacity. 0: the plugin does not report it, or has no such RPC and so
+    /// nothing to do.
+    async fn expand_on_node(&mut self, target: &CallTarget, expansion: Expansion) -> Result<u64> {
+        let ready = self.ready().await?;
+        if !ready.can("EXPAND_VOLUME") {
+            return Ok(0);
+        }
+        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.key))?;
+        self.step.set("expand");
+        let secrets = self.target_secrets(target).await?;
+        let call = self.node_call(&row, target, secrets.as_ref());
+        let expanded = ready.expand(call, expansion.required, expansion.limit);
+        Ok(fault::around("NodeExpandVolume", expanded).await?)
+    }
+
+    /// Notes the capacity and the pending expansion. The next mount finishes a pending expansion, whatever happens to csid.
+    async fn note_expansion(
+        &mut self,
+        target: &CallTarget,
+        pending: Option<Expansion>,
+        capacity: u64,
+    ) -> Result<()> {
+        if !target.is_registered {
+            return Ok(());
+        }
+        let noted = |record: &mut Record| {
+            let Some(registration) = &mut record.registration else { return Ok(None) };
+            let expanded = registration.capacity != capacity;
+            registration.pending_expansion = pending;
+            registration.capacity = capacity;
+            Ok(expanded.then(|| claim_errors::registered("volume-expanded", record)))
+        };
+        self.shared.amend(&VolumeName::of(&target.key), Durability::Disk, noted).await.map(drop)
+    }
+}

@@ -1,0 +1,459 @@
+//! Errors and events of claims.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::error::{Error, Kind};
+use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
+use crate::store::rows::{EventDetails, MountKey, NewEvent};
+use crate::volume::api::views::OperationView;
+use crate::volume::model::admission::OF_UID;
+use crate::volume::model::claim::{Event, Refusal};
+
+/// The step of the refusal of a volume that this node cannot reach. `LIMIT`: of one volume more than its plugin takes.
+pub(in crate::volume) const REACH: &str = "look at the topology";
+pub(in crate::volume) const LIMIT: &str = "count the plugin's volumes";
+/// The step of a refusal by the volume's other claims.
+pub(in crate::volume) const CLAIMS: &str = "claim";
+
+pub(in crate::volume) fn refusal(refusal: Refusal, key: &MountKey, wanted: &Claim) -> Error {
+    let (name, consumer) = (VolumeName::of(key), &wanted.consumer);
+    match refusal {
+        Refusal::NotOwner => Error::new(
+            Kind::NotAuthorized,
+            format!("the claim of {name} by {consumer} is another user's; choose another consumer"),
+        ),
+        Refusal::OtherOptions => Error::new(
+            Kind::AlreadyExists,
+            format!("{consumer} has claimed {name} with other options; release that first"),
+        ),
+        Refusal::Releasing => Error::new(
+            Kind::Uncertain,
+            format!("an earlier claim of {name} by {consumer} is still being let go; ask again"),
+        ),
+        Refusal::NoCapability => Error::invalid(format!(
+            "{name} was not registered with that access mode and attachment mode; `csictl volume show` lists its \
+             capabilities"
+        )),
+        Refusal::ReaderOnly => Error::invalid("a reader-only access mode is claimed with mode read"),
+        Refusal::Conflict { what, holders } => {
+            let who = match holders.is_empty() {
+                true => "somebody else".to_owned(),
+                false => holders.join(", "),
+            };
+            let text = format!(
+                "{what} conflicts with the claim of {name} by {who}; release it there first, or give \
+                 `csictl claim --queue` the time to wait for it"
+            );
+            Error::new(Kind::ClaimConflict, text).with(|details| {
+                details.holders = holders;
+                details.step = Some(CLAIMS);
+            })
+        }
+        Refusal::TooMany => Error::new(
+            Kind::RateLimited,
+            format!("you have {OF_UID} claims of {name}, as many as one user may; release one of them first"),
+        ),
+        Refusal::NoSuchClaim => Error::internal("the row of the claim is gone"),
+    }
+}
+
+/// Makes the error for an event of csid itself that the state does not allow.
+pub(in crate::volume) fn inner(refusal: Refusal, key: &MountKey) -> Error {
+    Error::internal(format!("an inner event of {} was refused: {refusal:?}", VolumeName::of(key)))
+}
+
+pub(in crate::volume) fn unclaimed(key: &MountKey) -> Error {
+    let text = format!("{} is not claimed by {} any more; mount it again", VolumeName::of(key), key.consumer);
+    Error::new(Kind::ClaimConflict, text)
+}
+
+pub(in crate::volume) fn undone_later(error: Error, undo: &Error) -> Error {
+    let text = format!("{}; and undoing it has not come to an end: {}", error.message, undo.message);
+    let mut later = Error { kind: Kind::Uncertain, message: text, details: error.details };
+    later.details.retryable = true;
+    later
+}
+
+pub(in crate::volume) fn secret_required(name: &VolumeName, consumer: &str) -> Error {
+    let text = format!(
+        "to detach {name} the plugin needs its secrets again: repeat Release of {consumer} with `secrets`, or \
+         register the volume with a `credential`"
+    );
+    Error::new(Kind::SecretRequired, text)
+}
+
+pub(in crate::volume) fn no_node_id(plugin: &str) -> Error {
+    let text =
+        format!("plugin {plugin} attaches volumes, but its node service gives no node id (NodeGetInfo)");
+    Error::new(Kind::PluginError, text)
+}
+
+pub(in crate::volume) fn unwatchable(to: &BoundTo, why: &dyn std::fmt::Display) -> Error {
+    Error::new(Kind::NotSupported, format!("bind {to}: its end cannot be watched: {why}"))
+}
+
+pub(in crate::volume) fn too_many_units(most: usize) -> Error {
+    let text = format!("your claims name {most} units, as many as one user's may; release one of them first");
+    Error::new(Kind::RateLimited, text)
+}
+
+pub(in crate::volume) fn at_rest(to: &BoundTo) -> Error {
+    let text = format!("bind {to}: that does not run; start it first, or give it time with grace-usec");
+    Error::new(Kind::NotFound, text)
+}
+
+pub(in crate::volume) fn out_of_reach(name: &VolumeName, topology: &BTreeMap<String, String>) -> Error {
+    let here: Vec<String> = topology.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let here = if here.is_empty() { "no topology".to_owned() } else { here.join(", ") };
+    let text =
+        format!("{name} is not reachable from this node ({here}); `csictl volume show` lists its topologies");
+    // Waiting does not change the topology.
+    Error::new(Kind::ClaimConflict, text).with(|details| {
+        details.step = Some(REACH);
+        details.retryable = false;
+    })
+}
+
+pub(in crate::volume) fn too_many(plugin: &str, most: i64, volumes: &[VolumeName]) -> Error {
+    let holders: Vec<String> = volumes.iter().map(VolumeName::to_string).collect();
+    let text =
+        format!("plugin {plugin} takes at most {most} volumes on this node; release one of them first");
+    Error::new(Kind::ClaimConflict, text).with(|details| {
+        details.holders = holders;
+        details.step = Some(LIMIT);
+    })
+}
+
+pub(in crate::volume) fn in_use(record: &Record, what_next: &str) -> Error {
+    let holders: Vec<String> = record.claims.iter().map(|claim| claim.consumer.clone()).collect();
+    let text = format!("{} is claimed by {}; {what_next}", record.name, holders.join(", "));
+    Error::new(Kind::Busy, text).with(|details| details.holders = holders)
+}
+
+pub(in crate::volume) fn mounted(name: &VolumeName, holders: Vec<String>) -> Error {
+    let text = format!("{name} is mounted by {}; unmount it first", holders.join(", "));
+    Error::new(Kind::Busy, text).with(|details| details.holders = holders)
+}
+
+pub(in crate::volume) fn attached_to(name: &VolumeName, nodes: Vec<String>) -> Error {
+    let text = format!("{name} is attached to {}; detach it first", nodes.join(", "));
+    Error::new(Kind::Busy, text).with(|details| details.holders = nodes)
+}
+
+/// Makes the error for a volume without users that is still staged on this host.
+pub(in crate::volume) fn still_staged(name: &VolumeName) -> Error {
+    let text = format!("{name} is still being taken off this host: `csictl explain` tells how far that is");
+    Error::new(Kind::Busy, text)
+}
+
+pub(in crate::volume) fn expands_first(name: &VolumeName) -> Error {
+    let text = format!(
+        "an expansion of {name}, which came before, waits until nobody has the volume; ask again when it is done, or wait \
+         for it with `csictl claim --queue TIME`"
+    );
+    Error::new(Kind::ClaimConflict, text)
+}
+
+pub(in crate::volume) fn not_confirmed(name: &VolumeName, why: &str) -> Error {
+    let why = if why.is_empty() { "it does not say why" } else { why };
+    Error::invalid(format!("the plugin does not confirm that {name} can be used so: {why}"))
+}
+
+pub(in crate::volume) fn not_mounted(key: &MountKey) -> Error {
+    let text = format!("{} is not mounted on this node; mount it first", VolumeName::of(key));
+    Error::new(Kind::NotFound, text)
+}
+
+pub(in crate::volume) fn not_ready(name: &str, id: &str) -> Error {
+    let text = format!("snapshot {name} (`{id}`) is not ready to use yet; ask again with the same name");
+    Error::new(Kind::TimedOut, text).with(|details| details.retryable = true)
+}
+
+/// Refuses AttachVolume and DetachVolume of a volume with claims.
+pub(in crate::volume) fn refuse_claimed(record: &Record) -> Result<(), Error> {
+    if record.claims.is_empty() {
+        return Ok(());
+    }
+    let holders: Vec<String> = record.claims.iter().map(|claim| claim.consumer.clone()).collect();
+    let text = format!("{} is claimed by {}; release it first", record.name, holders.join(", "));
+    Err(Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders))
+}
+
+pub(in crate::volume) fn not_attacher(name: &VolumeName, node_id: &str) -> Error {
+    let text = format!("another user has attached {name} to {node_id}");
+    Error::new(Kind::NotAuthorized, text)
+}
+
+pub(in crate::volume) fn does_not_attach(plugin: &str) -> Error {
+    let text = format!(
+        "plugin {plugin} attaches nothing (no PUBLISH_UNPUBLISH_VOLUME): its volumes are mounted as they are"
+    );
+    Error::new(Kind::NotSupported, text)
+}
+
+pub(in crate::volume) fn attached_otherwise(name: &VolumeName, node_id: &str) -> Error {
+    let text = format!("{name} is attached to {node_id} with other options; detach it first");
+    Error::new(Kind::AlreadyExists, text)
+}
+
+/// Makes the error for a volume that this host has staged. `disputed`: why it is unknown whether that node id is this host's.
+pub(in crate::volume) fn staged_here(
+    name: &VolumeName,
+    holders: Vec<String>,
+    disputed: Option<&Error>,
+) -> Error {
+    let text = match disputed {
+        None => format!("this host has {name} staged under that node id; unmount it first"),
+        Some(why) => {
+            format!("this host has {name} staged, perhaps under that node id; unmount it first. {why}")
+        }
+    };
+    Error::new(Kind::Busy, text).with(|details| details.holders = holders)
+}
+
+/// Makes an event about an attachment by AttachVolume.
+pub(in crate::volume) fn attached(kind: &'static str, record: &Record, node_id: &str) -> NewEvent {
+    let mut event = registered(kind, record);
+    event.details.insert("node", Value::from(node_id));
+    event
+}
+
+pub(in crate::volume) fn of_file(name: &VolumeName, file: Option<&Path>) -> Error {
+    let text = match file {
+        Some(file) => format!("{name} is declared by {}: change or remove that, and reload", file.display()),
+        None => format!(
+            "{name} was declared by a file of volumes.d that is gone or wrong: mend the file and reload, or take it away: \
+             a reload forgets the volume when nobody uses it"
+        ),
+    };
+    Error::new(Kind::NotSupported, text)
+}
+
+/// Makes the error for a declared volume that a call has registered.
+pub(in crate::volume) fn of_call(name: &VolumeName) -> Error {
+    let text = format!(
+        "{name} was registered by a call, and is not taken over: deregister it (`csictl volume deregister`), or remove \
+         the file"
+    );
+    Error::new(Kind::AlreadyExists, text)
+}
+
+/// Makes the error for a declared volume that is not registered yet. A call that uses the volume registers it first.
+pub(in crate::volume) fn not_yet(name: &VolumeName, file: &Path) -> Error {
+    let text = format!(
+        "{name} is declared by {}, and not registered yet: `csictl explain` tells why",
+        file.display()
+    );
+    Error::not_found(text).with(|details| details.retryable = true)
+}
+
+/// Adds the name of the file to an error about a declared volume.
+pub(in crate::volume) fn declared(file: &Path, error: Error) -> Error {
+    Error { message: format!("{}: {}", file.display(), error.message), ..error }
+}
+
+pub(in crate::volume) fn anothers(name: &VolumeName) -> Error {
+    Error::new(Kind::NotAuthorized, format!("{name} was registered by another uid; root may do this"))
+}
+
+pub(in crate::volume) fn as_registered(name: &VolumeName, option: &str, uid: u32) -> Error {
+    let text = format!(
+        "{option} is not as {name} was registered: leave it out, or have uid {uid} or root change the registration"
+    );
+    Error::new(Kind::NotAuthorized, text)
+}
+
+pub(in crate::volume) fn created_otherwise(name: &VolumeName) -> Error {
+    let text = format!(
+        "{name} is there, or on its way, with other options; `csictl volume show` lists them. Delete it first, or \
+         choose another id"
+    );
+    Error::new(Kind::AlreadyExists, text)
+}
+
+pub(in crate::volume) fn cannot_create(plugin: &str, capability: &str) -> Error {
+    let text = format!(
+        "the plugin {plugin} does not offer {capability}: create the volume with the storage's own tools, then \
+         register it"
+    );
+    Error::new(Kind::NotSupported, text)
+}
+
+/// Makes the error for a DeleteVolume of a volume in creation.
+pub(in crate::volume) fn being_created(name: &VolumeName, under_way: &OperationView) -> Error {
+    let OperationView { id, uid, step, said, .. } = under_way;
+    let said = if said.is_empty() { String::new() } else { format!(", the plugin's last answer was {said}") };
+    let text = format!(
+        "{name} is being created, and uid {uid} waits for it (at `{step}`{said}): wait for its end, or cancel it \
+         (`csictl cancel {id}`), then delete it"
+    );
+    Error::new(Kind::Busy, text)
+}
+
+/// Makes the error for a CreateVolume without an answer, which csid retries.
+pub(in crate::volume) fn goes_on(error: Error) -> Error {
+    let message = format!(
+        "{}; csid goes on asking for it: repeat the call for its end, or delete the volume",
+        error.message
+    );
+    Error { message, ..error }
+}
+
+pub(in crate::volume) fn secrets_again(name: &VolumeName, call: &str) -> Error {
+    let text = format!(
+        "for {call} of {name} the plugin needs the secrets again, which csid does not keep: repeat the call with \
+         `secrets`, or with a `credential`"
+    );
+    Error::new(Kind::SecretRequired, text)
+}
+
+pub(in crate::volume) fn not_from_source(name: &VolumeName, external_id: &str) -> Error {
+    let text = format!(
+        "the plugin made {name} (`{external_id}`), but does not say that it comes from the snapshot or volume that was \
+         asked for: it may be empty. It is not used and not deleted by itself; delete it (`csictl volume delete`), or \
+         deregister it with force, then register it"
+    );
+    Error::new(Kind::PluginError, text)
+}
+
+/// Makes the error for a created volume whose row is gone, and whose name means another volume now.
+pub(in crate::volume) fn made_and_not_needed(name: &VolumeName, external_id: &str) -> Error {
+    let text = format!(
+        "the plugin made `{external_id}` for {name}, which was registered or attached as another volume meanwhile: register it \
+         under another name, or delete it"
+    );
+    Error::new(Kind::Busy, text).with(|details| details.retryable = false)
+}
+
+/// Makes the error for a created volume whose row was given up before.
+pub(in crate::volume) fn made_and_given_up(name: &VolumeName, external_id: &str) -> Error {
+    let text = format!("the plugin made `{external_id}` for {name}, whose creation was given up");
+    Error::new(Kind::Cancelled, text)
+}
+
+pub(in crate::volume) fn not_own_snapshot(snapshot: &str) -> Error {
+    let text = format!(
+        "snapshot `{snapshot}` is of no volume that you have registered (for a new volume: in its namespace); root may \
+         name it"
+    );
+    Error::new(Kind::NotAuthorized, text)
+}
+
+/// Refuses a name under which AttachVolume has attached a volume that is not registered.
+pub(in crate::volume) fn refuse_attached(record: &Record) -> Result<(), Error> {
+    if record.attachments.is_empty() {
+        return Ok(());
+    }
+    let nodes: Vec<&str> = record.attachments.iter().map(|at| at.node_id.as_str()).collect();
+    let text = format!(
+        "{} is external id `{}` of plugin {}, attached to {}; detach it first",
+        record.name,
+        record.volume.external_id,
+        record.volume.plugin,
+        nodes.join(", ")
+    );
+    Err(Error::new(Kind::Busy, text))
+}
+
+pub(in crate::volume) fn changed_meanwhile(name: &VolumeName) -> Error {
+    Error::not_found(format!("what was {name} is not registered any more; ask again"))
+}
+
+/// Makes the event for a creation or deletion that continues only when a caller repeats it.
+pub(in crate::volume) fn parked(record: &Record, why: &Error) -> NewEvent {
+    let kind = if why.kind == Kind::SecretRequired { "secret-required" } else { "volume-parked" };
+    let mut event = registered(kind, record);
+    event.details.insert("success", Value::from(false));
+    event.details.insert("error", Value::from(why.to_string()));
+    event
+}
+
+pub(in crate::volume) fn on_its_way(name: &VolumeName) -> Error {
+    let text = format!("{name} is being created or deleted; `csictl explain` tells how far that is");
+    Error::new(Kind::Busy, text)
+}
+
+/// Makes an event about a registration.
+pub(in crate::volume) fn registered(kind: &'static str, record: &Record) -> NewEvent {
+    let mut details = EventDetails::from([
+        ("success", Value::from(true)),
+        ("plugin", Value::from(record.volume.plugin.clone())),
+    ]);
+    if let Some(registration) = &record.registration {
+        details.insert("uid", Value::from(registration.uid));
+    }
+    NewEvent { kind, subject: record.name.to_string(), details }
+}
+
+pub(in crate::volume) fn log(key: &MountKey, error: &Error) {
+    let MountKey { namespace, volume, consumer, .. } = key;
+    let kind = error.kind.name();
+    match error.details.plugin.as_deref() {
+        Some(plugin) => tracing::warn!(
+            namespace,
+            volume,
+            consumer,
+            plugin,
+            kind,
+            "plugin {plugin}, {namespace}/{volume}: {}",
+            error.message
+        ),
+        None => tracing::warn!(namespace, volume, consumer, kind, "{namespace}/{volume}: {}", error.message),
+    }
+}
+
+pub(in crate::volume) fn state(claim: Option<&Claim>) -> &'static str {
+    match claim {
+        None => "free",
+        Some(claim) if !claim.parked.is_empty() => "parked",
+        Some(claim) => match claim.state {
+            ClaimState::Pending => "pending",
+            ClaimState::Taken => "taken",
+            ClaimState::NodeDetached => "node-detached",
+            ClaimState::ControllerDetached => "controller-detached",
+        },
+    }
+}
+
+/// Returns the claims that were acknowledged and no longer exist.
+pub(in crate::volume) fn past(before: &Record, after: &Record) -> Vec<Claim> {
+    let gone = before.claims.differences(&after.claims).into_iter().filter(|(_, has)| has.is_none());
+    gone.filter_map(|(had, _)| had).filter(|claim| claim.kept).cloned().collect()
+}
+
+/// Returns an event for each claim whose state has changed.
+pub(in crate::volume) fn events(before: &Record, after: &Record, event: &Event) -> Vec<NewEvent> {
+    let forced = match event {
+        Event::Forget { consumer } => Some(consumer),
+        _ => None,
+    };
+    let changed = before.claims.differences(&after.claims).into_iter().filter_map(|(had, has)| {
+        let claim = has.or(had)?;
+        let consumer = &claim.consumer;
+        let (from, to) = (state(had), state(has));
+        if from == to {
+            return None;
+        }
+        let mut details = EventDetails::new();
+        details.insert("success", Value::from(to != "parked"));
+        if to == "parked" {
+            details.insert("error", Value::from(claim.parked.clone()));
+        }
+        details.insert("consumer", Value::from(consumer.clone()));
+        details.insert("uid", Value::from(claim.uid));
+        details.insert("plugin", Value::from(after.volume.plugin.clone()));
+        details.insert("node", Value::from(claim.node.clone()));
+        if let Some(bound) = claim.bound.as_ref().filter(|bound| bound.ended) {
+            details.insert("bound", Value::from(bound.to.to_string()));
+        }
+        details.insert("from", Value::from(from));
+        details.insert("to", Value::from(to));
+        let kind =
+            if forced.is_some_and(|forced| forced == consumer) { "claim-forced" } else { "claim-changed" };
+        Some(NewEvent { kind, subject: after.name.to_string(), details })
+    });
+    changed.collect()
+}

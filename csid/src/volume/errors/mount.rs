@@ -1,0 +1,340 @@
+//! Errors and events of mounts.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Details, Error, Kind};
+use crate::names::word;
+use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase, VolumeKey};
+use crate::volume::model::admission::{OF_UID, Refusal};
+use crate::volume::model::volume::{DesiredMount, Volume};
+
+pub(in crate::volume) fn name(key: &MountKey) -> String {
+    format!("{}/{}", key.namespace, key.volume)
+}
+
+pub(in crate::volume) fn not_owner(key: &MountKey) -> Error {
+    let text = format!(
+        "the mount of {} by {} is another user's; it takes org.csid1.unmount-others",
+        name(key),
+        key.consumer
+    );
+    Error::new(Kind::NotAuthorized, text)
+}
+
+/// Makes the error for an operation that another call has ended: `unmount` ends a Mount of the same key, `release` a Claim.
+pub(in crate::volume) fn ended_by(kind: &str) -> Error {
+    let text = match kind {
+        "forget" => "an order to forget it came in",
+        "release" => "a Release of the same claim came in",
+        "delete" => "a DeleteVolume of the same volume came in",
+        "deregister" => "a DeregisterVolume of the same volume came in",
+        _ => "an Unmount of the same mount came in",
+    };
+    Error::new(Kind::Cancelled, text)
+}
+
+pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Error {
+    let key = &wanted.key;
+    match refusal {
+        Refusal::NotOwner => Error::new(
+            Kind::NotAuthorized,
+            format!(
+                "{} is mounted by {} for another user; choose another consumer or tag",
+                name(key),
+                key.consumer
+            ),
+        ),
+        Refusal::OtherOptions => Error::new(
+            Kind::AlreadyExists,
+            format!(
+                "{} is mounted by {} with other options; unmount it first, or give this mount a tag of its own",
+                name(key),
+                key.consumer
+            ),
+        ),
+        Refusal::Unsettled => Error::new(
+            Kind::Uncertain,
+            format!("an earlier mount of {} by {} is still being taken down", name(key), key.consumer),
+        ),
+        Refusal::OtherPath { what, path } => Error::new(
+            Kind::AlreadyExists,
+            format!("the {what} path of {} for {} is {path}, not the one given", name(key), key.consumer),
+        ),
+        Refusal::OtherName { namespace, volume, holders } => conflict(
+            format!(
+                "the external id is in use as {namespace}/{volume} by {}; one name at a time",
+                holders.join(", ")
+            ),
+            holders,
+        ),
+        Refusal::Conflict { what, holders } => conflict(
+            format!(
+                "{what} conflicts with the use of {} by {}; unmount it there first",
+                name(key),
+                holders.join(", ")
+            ),
+            holders,
+        ),
+        Refusal::NotSupported { capability } => {
+            Error::new(Kind::NotSupported, format!("the plugin has no {capability} capability; ask for less"))
+        }
+        Refusal::ReaderOnly => Error::invalid("a reader-only access mode needs read-only"),
+        Refusal::SecretRequired => secret_required(key),
+        Refusal::TooMany => Error::new(
+            Kind::RateLimited,
+            format!("you have {OF_UID} mounts of {}, as many as one user may; unmount one first", name(key)),
+        ),
+        Refusal::NoSuchMount => Error::internal("the row of the operation is gone"),
+    }
+}
+
+/// Makes the error for a volume that is not mounted. `phase`: that of its row; `None`: there is no row, or its phase is wrong.
+pub(in crate::volume) fn not_mounted(key: &MountKey, phase: Option<Phase>) -> Error {
+    let is = phase.map_or_else(|| "not mounted".to_owned(), |phase| format!("{}, not mounted", word(phase)));
+    let text = format!("{} is {is} for {}; mount it first", name(key), key.consumer);
+    Error::not_found(text)
+}
+
+pub(in crate::volume) fn not_claimant(key: &MountKey) -> Error {
+    let text = format!(
+        "the claim of {} by {} is another user's; it takes org.csid1.unmount-others",
+        name(key),
+        key.consumer
+    );
+    Error::new(Kind::NotAuthorized, text)
+}
+
+pub(in crate::volume) fn unknown_plugin(plugin: &str) -> Error {
+    let text = format!(
+        "no plugin `{plugin}` is registered; see `csictl plugin list`, or wait for it with `csictl wait {plugin}`"
+    );
+    Error::not_found(text)
+}
+
+pub(in crate::volume) fn not_registered(key: &MountKey) -> Error {
+    let text = format!(
+        "volume {:?} of namespace {:?} is not registered: register it (`csictl volume register`), or give the \
+         options plugin and external-id",
+        key.volume, key.namespace
+    );
+    Error::not_found(text).with(|details| {
+        details.namespace = Some(key.namespace.clone());
+        details.volume = Some(key.volume.clone());
+    })
+}
+
+pub(in crate::volume) fn secret_required(key: &MountKey) -> Error {
+    let text =
+        format!("{} needs its secrets again: repeat Mount with `secrets`, or use a `credential`", name(key));
+    Error::new(Kind::SecretRequired, text)
+}
+
+/// Makes the error for an Unmount of a mount that has to exist. `tags`: those of the consumer's mounts. `foreign`: the paths
+/// where the kernel shows the volume and no row does.
+pub(in crate::volume) fn no_mount(key: &MountKey, tags: Vec<String>, foreign: Vec<PathBuf>) -> Error {
+    let volume = format!("{}/{}", key.namespace, key.volume);
+    let text = match tags.is_empty() {
+        true => format!("{} has no mount of {volume}", key.consumer),
+        false => {
+            format!("{} has no mount of {volume} with the tag {:?}; it has {tags:?}", key.consumer, key.tag)
+        }
+    };
+    let text = match foreign.first() {
+        None => text,
+        Some(path) => {
+            format!("{text}; the volume is mounted at {}, which is not csid's mount", path.display())
+        }
+    };
+    Error::not_found(text).with(|details| {
+        details.tags = tags;
+        details.holders = foreign.iter().map(|path| format!("mount {}", path.display())).collect();
+    })
+}
+
+fn conflict(text: String, holders: Vec<String>) -> Error {
+    Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
+}
+
+/// Makes the error for a mount in use. `call`: the refused call.
+pub(in crate::volume) fn busy(path: &Path, consumer: &str, processes: Vec<String>, call: &str) -> Error {
+    let who = match processes.is_empty() {
+        // Others' are not for csid's capabilities.
+        true => {
+            format!("processes that csid may not see (`fuser -vm {}` lists them to root)", path.display())
+        }
+        false => processes.join(", "),
+    };
+    let text = format!("{} is in use by {who}; stop them, then {call} again", path.display());
+    Error::new(Kind::Busy, text).with(|details| {
+        details.holders = std::iter::once(consumer.to_owned()).chain(processes).collect();
+    })
+}
+
+/// Makes the error for a mount in use in another mount namespace. `holders`: processes there, where a mount of the volume would
+/// outlive csid's unmount.
+pub(in crate::volume) fn busy_elsewhere(path: &Path, consumer: &str, holders: Vec<String>) -> Error {
+    let text = format!("{} is in use in another mount namespace, by {}", path.display(), holders.join(", "));
+    Error::new(Kind::Busy, text).with(|details| {
+        details.holders = std::iter::once(consumer.to_owned()).chain(holders).collect();
+    })
+}
+
+/// Makes the same error for holders found after the unmount.
+pub(in crate::volume) fn still_elsewhere(consumer: &str, holders: Vec<String>) -> Error {
+    let text = format!(
+        "the volume is unpublished, but another mount namespace still shows it, by {}; it is not let go until they have \
+         ended",
+        holders.join(", ")
+    );
+    Error::new(Kind::Busy, text).with(|details| {
+        details.holders = std::iter::once(consumer.to_owned()).chain(holders).collect();
+    })
+}
+
+/// Makes the error for a file system on `device` that is mounted where no mount table shows it.
+pub(in crate::volume) fn still_held(device: &str, consumer: &str) -> Error {
+    let text = format!(
+        "the volume is unmounted, but its block device {device} is still in use: by an overlay on it, a descriptor of a \
+         mount, or a namespace that csid does not see; it is not let go until that has ended"
+    );
+    Error::new(Kind::Busy, text).with(|details| details.holders = vec![consumer.to_owned()])
+}
+
+pub(in crate::volume) fn dead(row: &MountRow) -> Error {
+    let text = format!(
+        "the file system at {} is dead or does not answer; unmount it, with `force` if need be, then mount it again",
+        row.source
+    );
+    Error::new(Kind::PluginError, text).with(|details| details.step = Some("verify"))
+}
+
+pub(in crate::volume) fn hung(row: &MountRow) -> Error {
+    let text = format!(
+        "the file system at {} does not answer; force detaches what is dead, and its server may answer yet",
+        row.source
+    );
+    Error::new(Kind::Busy, text).with(|details| {
+        details.step = Some("verify");
+        details.retryable = true;
+        details.holders = vec![row.key.consumer.clone()];
+    })
+}
+
+/// Makes the error for a volume whose external id was only in the damaged journal.
+pub(in crate::volume) fn unidentified(volume: &VolumeKey, key: &MountKey) -> Error {
+    let text = format!(
+        "the external id of {} could not be read from the damaged journal, and without it the plugin cannot be told \
+         which volume to unpublish. Ask once for a Mount of it with plugin {} and its external-id: it is refused, \
+         for {} holds the volume, but csid knows the id by it. Then unmount again",
+        name(key),
+        volume.plugin,
+        key.consumer
+    );
+    Error::new(Kind::Uncertain, text).with(|details| details.retryable = false)
+}
+
+/// Makes the error for a consumer's target that no row has, and that would still show the volume.
+pub(in crate::volume) fn shown_elsewhere(path: &Path) -> Error {
+    let text = format!(
+        "the volume is mounted at {}, too, and what for was in the damaged journal alone; unmount that, then unmount \
+         again",
+        path.display()
+    );
+    Error::new(Kind::Busy, text).with(|details| details.holders = vec![path.display().to_string()])
+}
+
+pub(in crate::volume) fn stopped(kind: Kind) -> Error {
+    let text = match kind {
+        Kind::TimedOut => "the deadline passed before it was there; it is being undone",
+        Kind::ShuttingDown => "csid is stopping; the next csid undoes what was begun",
+        _ => "it was cancelled and is being undone",
+    };
+    Error::new(kind, text)
+}
+
+/// Makes the error for an earlier operation that could not be settled in this one's time.
+pub(in crate::volume) fn unsettled(error: Error) -> Error {
+    let text = format!("an earlier operation on this mount has not come to an end: {}", error.message);
+    let mut unsettled = Error { kind: Kind::Uncertain, message: text, details: error.details };
+    unsettled.details.retryable = true;
+    unsettled
+}
+
+/// Makes the error for an operation without a caller that was put off. No caller reads it.
+pub(in crate::volume) fn yielded() -> Error {
+    Error::new(Kind::Busy, "put off for another operation")
+}
+
+/// Adds the volume, the plugin, the operation and the step to an error.
+pub(in crate::volume) fn located(
+    error: Error,
+    key: &MountKey,
+    volume: &VolumeKey,
+    operation: &str,
+    step: &'static str,
+) -> Error {
+    error.with(|details: &mut Details| {
+        details.namespace.get_or_insert_with(|| key.namespace.clone());
+        details.volume.get_or_insert_with(|| key.volume.clone());
+        details.plugin.get_or_insert_with(|| volume.plugin.clone());
+        details.operation.get_or_insert_with(|| operation.to_owned());
+        details.step.get_or_insert(step);
+    })
+}
+
+/// Logs a failure. A success is an event.
+pub(in crate::volume) fn log(key: &MountKey, volume: &Volume, error: &Error) {
+    let MountKey { namespace, volume: name, consumer, tag } = key;
+    let plugin = &volume.row.key.plugin;
+    tracing::warn!(
+        namespace,
+        volume = name,
+        consumer,
+        tag,
+        plugin,
+        kind = error.kind.name(),
+        "plugin {plugin}, {namespace}/{name} for {consumer}: {}",
+        error.message
+    );
+}
+
+pub(in crate::volume) fn event(
+    kind: &'static str,
+    row: Option<&MountRow>,
+    error: Option<&Error>,
+) -> Option<NewEvent> {
+    let row = row?;
+    let mut details = EventDetails::new();
+    details.insert("success", Value::from(error.is_none()));
+    if let Some(error) = error {
+        details.insert("error", Value::from(format!("{}: {}", error.kind.name(), error.message)));
+    }
+    details.insert("consumer", Value::from(row.key.consumer.clone()));
+    if !row.key.tag.is_empty() {
+        details.insert("tag", Value::from(row.key.tag.clone()));
+    }
+    details.insert("uid", Value::from(row.uid));
+    details.insert("plugin", Value::from(row.volume.plugin.clone()));
+    Some(NewEvent { kind, subject: name(&row.key), details })
+}
+
+pub(in crate::volume) fn shutting_down() -> Error {
+    Error::new(Kind::ShuttingDown, "csid is stopping; ask again when it is back, the answer is kept")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_uses_a_mount_unseen_can_be_found() {
+        let message = |processes, call| busy(Path::new("/srv/pg"), "job", processes, call);
+        let unseen = message(Vec::new(), "release");
+        assert!(unseen.message.contains("`fuser -vm /srv/pg`") && unseen.message.ends_with("release again"));
+        let seen = message(vec!["psql (7)".to_owned()], "unmount");
+        assert!(seen.message.contains("psql (7)") && !seen.message.contains("fuser"), "{}", seen.message);
+        assert_eq!(seen.details.holders, ["job", "psql (7)"]);
+    }
+}

@@ -1,0 +1,184 @@
+//! Loads the secrets of systemd credentials, and determines whether a plugin may still know others.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::Instant;
+
+use zeroize::Zeroizing;
+
+use crate::error::{Error, Kind, Result};
+use crate::host::credential::CredentialError;
+use crate::host::units::UnitsError;
+use crate::secret::{MAX_BYTES, Secrets};
+use crate::store::MountFilter;
+use crate::store::registry::{Attachment, Creation, Record, RecordFilter, Registration, Standing};
+use crate::store::rows::{MountKey, MountSpec};
+use crate::volume::context::Context;
+use crate::volume::executor::Executor;
+use crate::volume::model::volume::{Volume, may_have_had_secrets};
+
+impl Context {
+    /// Returns the secrets of a systemd credential. systemd is queried at each use. If it does not find the credential, or there
+    /// is no systemd, those of csid's start are used.
+    pub(in crate::volume) async fn credential(&self, name: &str) -> Result<Secrets> {
+        if name.is_empty() || name.starts_with('.') || name.contains('/') {
+            return Err(Error::invalid(format!("`{name}` is no credential's name")));
+        }
+        let required = |why: &dyn std::fmt::Display| {
+            let text = format!(
+                "credential {name}: {why}; put it into /etc/credstore/{name} (root's, mode 0600), or say where it is by \
+                 LoadCredential={name}:PATH in csid.service, then `systemctl daemon-reload`"
+            );
+            Error::new(Kind::SecretRequired, text)
+        };
+        let (found, otherwise) = match self.units.credential(name, MAX_BYTES).await {
+            Ok(found) => (found, "systemd has none of that name"),
+            Err(CredentialError::Units(UnitsError::NoManager { .. })) => {
+                (None, "no systemd answers, and csid was started without it")
+            }
+            Err(error) => return Err(required(&error)),
+        };
+        let document = match found {
+            Some(document) => document,
+            None => {
+                given_at_start(name).map_err(|error| required(&error))?.ok_or_else(|| required(&otherwise))?
+            }
+        };
+        Secrets::of_credential(&document)
+    }
+
+    /// Returns whether rows still show that the plugin may have received secrets. A volume's credential may have been sent.
+    pub(in crate::volume) async fn rows_tell_of_secrets(&self, plugin: &str) -> Result<bool> {
+        let plugin = Some(plugin.to_owned());
+        let mounts = MountFilter { plugin: plugin.clone(), ..MountFilter::default() };
+        if self.store.mounts(mounts).await?.iter().any(|(row, _)| may_have_had_secrets(row)) {
+            return Ok(true);
+        }
+        let filter = RecordFilter { plugin, ..RecordFilter::default() };
+        Ok(self.registry.records(filter).await?.0.iter().any(tells_of_secrets))
+    }
+
+    /// Returns the secrets of a call, or those of the credential that it names, within the call's deadline. `None`: it has
+    /// neither.
+    pub(in crate::volume) async fn given(
+        &self,
+        secrets: Option<Secrets>,
+        credential: Option<String>,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Secrets>> {
+        let Some(name) = credential else { return Ok(secrets) };
+        let found = self.credential(&name);
+        let Some(deadline) = deadline else { return found.await.map(Some) };
+        match tokio::time::timeout_at(deadline.into(), found).await {
+            Ok(found) => found.map(Some),
+            Err(_) => {
+                let text = format!("the deadline passed before systemd handed over the credential {name}");
+                Err(Error::new(Kind::TimedOut, text))
+            }
+        }
+    }
+}
+
+/// Reads a credential that systemd gave csid at its start. `None`: there is none of that name.
+fn given_at_start(name: &str) -> std::io::Result<Option<Zeroizing<Vec<u8>>>> {
+    let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else { return Ok(None) };
+    match File::open(Path::new(&directory).join(name)) {
+        Ok(file) => read(file).map(Some),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads one byte more than the limit at most; a longer document is then refused. The buffer never grows, so no copy stays in
+/// memory.
+fn read(file: File) -> std::io::Result<Zeroizing<Vec<u8>>> {
+    let mut document = Zeroizing::new(Vec::with_capacity(MAX_BYTES + 1));
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut document)?;
+    Ok(document)
+}
+
+impl Volume {
+    /// Returns whether messages of a plugin about this mount may repeat secrets that are not at hand. These are the mount's own,
+    /// unless `given`, and those of other users of the volume, past or present.
+    pub(in crate::volume) fn has_forgotten_secrets(&self, key: &MountKey, given: bool) -> bool {
+        self.mounts.iter().any(|mount| match mount.key == *key {
+            true if given => mount.spec.secrets_beside,
+            _ => may_have_had_secrets(mount),
+        })
+    }
+}
+
+impl Executor<'_> {
+    /// Returns whether the plugin may know secrets of the volume that a controller call does not have. Its messages are then
+    /// withheld. With `given`, the call has those of the consumer `own`, or of the credential `at_hand`.
+    pub(in crate::volume) fn others_secrets(
+        &self,
+        record: &Record,
+        own: Option<&str>,
+        at_hand: Option<&String>,
+        given: bool,
+    ) -> bool {
+        let mounts = self.rows.volume().mounts.iter().any(|mount| {
+            let MountSpec { credential, secrets_given, secrets_beside, .. } = &mount.spec;
+            let is_own = given && own == Some(mount.key.consumer.as_str());
+            let is_at_hand = given && credential.as_ref() == at_hand;
+            *secrets_beside || (*secrets_given && !is_own) || (credential.is_some() && !is_own && !is_at_hand)
+        });
+        let claims = record.claims.iter().any(|claim| {
+            let is_own = given && own == Some(claim.consumer.as_str());
+            claim.secrets_given && !is_own
+        });
+        let attached = record.attachments.iter().any(|at| {
+            let by_claims = at.secrets.as_ref().is_some_and(|had| had.given);
+            by_claims || at.by_call.as_ref().is_some_and(|call| call.secrets_given)
+        });
+        mounts || claims || (attached && !given)
+    }
+}
+
+fn tells_of_secrets(record: &Record) -> bool {
+    let registered = record.registration.iter().any(|of| {
+        let given = match &of.standing {
+            Standing::Registered => false,
+            Standing::Creating(Creation { secrets_given, .. }) | Standing::Deleting { secrets_given, .. } => {
+                *secrets_given
+            }
+        };
+        given || of.spec.credential.is_some()
+    });
+    let claimed = record.claims.iter().any(|claim| claim.secrets_given || claim.credential.is_some());
+    let attached = record
+        .attachments
+        .iter()
+        .any(|at| at.secrets.is_some() || at.by_call.as_ref().is_some_and(|call| call.secrets_given));
+    registered || claimed || attached
+}
+
+/// Returns the values other than secrets that a plugin got for a registered volume and may repeat. They may contain a secret.
+pub(in crate::volume) fn given_values(
+    registration: &Registration,
+    attachments: &[Attachment],
+) -> Vec<String> {
+    let spec = &registration.spec;
+    let of_volume = spec.context.values().chain(spec.parameters.values()).chain(&spec.mount_flags);
+    of_volume.chain(attachments.iter().flat_map(|at| at.publish_context.values())).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, Write};
+
+    use super::*;
+    use crate::secret::freed::{self, SECRET};
+
+    #[test]
+    fn a_file_is_read_no_further_than_its_bound_and_leaves_nothing_behind() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(SECRET.as_bytes()).unwrap();
+        file.set_len(10 * MAX_BYTES as u64).unwrap();
+        file.rewind().unwrap();
+        let found = freed::with_the_secret(|| assert_eq!(read(file).unwrap().len(), MAX_BYTES + 1));
+        assert_eq!(found, 0);
+    }
+}

@@ -1,0 +1,92 @@
+//! The waits of a running operation: for its plugin, and between two tries.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::backoff::Backoff;
+use crate::error::Result;
+use crate::plugin::{Can, Controller, Ready, Service};
+use crate::volume::errors::mount as mount_errors;
+use crate::volume::executor::Executor;
+use crate::volume::operation::orders::{abandoned, preempted};
+
+impl Executor<'_> {
+    /// Waits for the plugin's node service until the operation is given up, and returns it.
+    pub(in crate::volume) async fn ready(&mut self) -> Result<Ready> {
+        let (plugins, id) = (&self.shared.plugins, self.plugin());
+        self.of_plugin(|give_up| plugins.ready(&id, Service::Node, give_up)).await
+    }
+
+    /// Waits for a controller of the plugin likewise, and returns it.
+    pub(in crate::volume) async fn controller(&mut self) -> Result<Controller> {
+        let (plugins, id) = (&self.shared.plugins, self.plugin());
+        self.of_plugin(|give_up| plugins.controller(&id, give_up)).await
+    }
+
+    /// Waits likewise until the capability is known, and returns whether the plugin has it.
+    pub(in crate::volume) async fn can(&mut self, what: Can) -> Result<bool> {
+        let (plugins, id) = (&self.shared.plugins, self.plugin());
+        self.of_plugin(|give_up| plugins.known(&id, what, give_up)).await
+    }
+
+    async fn of_plugin<T, F>(&mut self, wanted: impl Fn(Instant) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let step = self.step.get();
+        self.step.set("waiting for plugin");
+        loop {
+            let mut control = self.control.clone();
+            let give_up = control.borrow().give_up;
+            let orders = Arc::clone(&self.orders);
+            let found = tokio::select! {
+                biased;
+                found = wanted(give_up) => Some(found),
+                () = preempted(&mut control) => return Err(mount_errors::yielded()),
+                () = orders.came() => None,
+            };
+            let Some(found) = found else {
+                // The rows must not change under an effect.
+                if self.in_effect {
+                    return Err(mount_errors::yielded());
+                }
+                Box::pin(self.carry_out()).await;
+                continue;
+            };
+            match found {
+                Ok(found) => {
+                    self.step.set(step);
+                    return Ok(found);
+                }
+                // A caller with a later deadline has joined meanwhile.
+                Err(_) if self.control.borrow().give_up > give_up => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits before the next try, and carries out orders meanwhile. Returns `false` if there is no next try: the time is over, or
+    /// the operation is preempted or abandoned.
+    pub(in crate::volume) async fn pause(&mut self, delay: &mut Backoff, makes: bool) -> bool {
+        if !self.orders.is_empty() {
+            Box::pin(self.carry_out()).await;
+            return true;
+        }
+        let wait = delay.next();
+        let orders = Arc::clone(&self.orders);
+        let mut control = self.control.clone();
+        if Instant::now() + wait >= control.borrow().give_up {
+            return false;
+        }
+        let mut other = control.clone();
+        tokio::select! {
+            biased;
+            _ = abandoned(&mut control), if makes => return false,
+            () = preempted(&mut other) => return false,
+            () = orders.came() => {}
+            () = tokio::time::sleep(wait) => return true,
+        }
+        Box::pin(self.carry_out()).await;
+        true
+    }
+}

@@ -1,0 +1,357 @@
+//! Explain: returns why a volume is not in its desired state, from the records, the operations under way and the mounts of the
+//! kernel. It calls no plugin.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use crate::error::Result;
+use crate::store::MountFilter;
+use crate::store::registry::{Claim, ClaimState, Record, Standing, VolumeName};
+use crate::store::rows::{Event, Leg, Phase};
+use crate::volume::api::views::{Explanation, MountView, OperationView};
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::events::FORGOTTEN;
+use crate::volume::lifecycle::{is_of_file, is_unborn, queue_key};
+use crate::volume::manager::Volumes;
+use crate::volume::operation::message::Message;
+use crate::volume::operation::table::now_usec;
+use crate::volume::tables::declarations::Waits;
+
+/// The time limit for the answer of an actor, which answers between two steps of an operation.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Volumes {
+    pub async fn explain(&self, name: VolumeName) -> Result<Explanation> {
+        let shared = &self.shared;
+        let record = shared.registry.record(name.clone()).await?;
+        let filter = MountFilter {
+            namespace: Some(name.namespace.clone()),
+            volume: Some(name.volume.clone()),
+            ..MountFilter::default()
+        };
+        let mounts = self.list(filter).await?;
+        let subject = name.to_string();
+        let under_way: Vec<OperationView> =
+            shared.operations.list().into_iter().filter(|of| of.subject == subject).collect();
+        let file = shared.declarations.file(&name);
+        let failure = self.last_failure(&subject).await?;
+        if record.is_empty() && mounts.is_empty() && under_way.is_empty() && file.is_none() {
+            // An inline volume that is no longer in use has left nothing but its events.
+            return failure.ok_or_else(|| mount_errors::not_registered(&name.key("")));
+        }
+        let waiting = shared.declarations.waiting(&name);
+        let volume = match (mounts.first(), &waiting) {
+            (Some(mount), _) => mount.row.volume.clone(),
+            (None, Some((declared, _))) if record.registration.is_none() => declared.volume.clone(),
+            (None, _) => queue_key(&record),
+        };
+        let (answer, answered) = oneshot::channel();
+        shared.directory.tell(&volume, Message::NextTry(answer));
+        let next = tokio::time::timeout(PATIENCE, answered).await;
+        let next = next.ok().and_then(std::result::Result::ok).flatten().map(usec_of);
+        let sweep = shared.next_sweep().filter(|_| record.is_restless()).map(usec_of);
+        let mut explanation = explain(&record, &mounts, &under_way);
+        explanation.next_try_usec = next.or(sweep).unwrap_or(0);
+        if let Some((_, waits)) = waiting {
+            add_waits(&mut explanation, waits);
+        }
+        explanation.steps.extend(match file {
+            Some(file) => Some(format!("declared by {}", file.display())),
+            None if is_of_file(&record) => Some(
+                "its file of volumes.d is gone or wrong: a reload without forgets it when nobody uses it"
+                    .into(),
+            ),
+            None => None,
+        });
+        if let Err(error) = shared.plugins.refuse_other_node_id(&volume.plugin) {
+            explanation.steps.push(error.message);
+        }
+        match shared.plugins.view(&volume.plugin) {
+            // The plugin is unknown, so the next request for the volume waits for it.
+            None if explanation.waiting_for.is_empty() => {
+                explanation.waiting_for = WAITING_FOR_PLUGIN.to_owned()
+            }
+            Some(view) if !view.healthy && explanation.waiting_for != WAITING_FOR_PLUGIN => {
+                explanation.steps.push(shared.plugins.awaited(&volume.plugin));
+            }
+            _ => {}
+        }
+        if explanation.waiting_for == WAITING_FOR_PLUGIN {
+            explanation.waiting_for = shared.plugins.awaited(&volume.plugin);
+        }
+        if let Some(failure) = failure {
+            explanation.steps.extend(failure.steps);
+            if explanation.last_error.is_empty() {
+                explanation.last_error = failure.last_error;
+            }
+        }
+        Ok(explanation)
+    }
+
+    /// Returns the newest event of a volume, if it is a failure or a forgotten mount. `None`: it is neither, or is older than
+    /// [`EVENTS`].
+    async fn last_failure(&self, subject: &str) -> Result<Option<Explanation>> {
+        let since = self.shared.store.event_sequence().saturating_sub(EVENTS);
+        let (events, _) = self.shared.store.events(since, EVENTS as u32).await?;
+        Ok(events.iter().rev().find(|event| event.subject == subject).and_then(failed))
+    }
+}
+
+/// The number of latest events that are searched for a failure.
+const EVENTS: u64 = 1000;
+
+fn failed(event: &Event) -> Option<Explanation> {
+    let text = |key: &str| event.details.get(key).and_then(Value::as_str).unwrap_or_default();
+    if event.kind == FORGOTTEN {
+        return Some(Explanation {
+            last_error: text("last-error").to_owned(),
+            steps: vec![format!("the mount of {} was forgotten, at {}", text("consumer"), text("source"))],
+            ..Explanation::default()
+        });
+    }
+    if event.details.get("success").and_then(Value::as_bool) != Some(false) {
+        return None;
+    }
+    let (kind, consumer) = (&event.kind, text("consumer"));
+    let of = if consumer.is_empty() { String::new() } else { format!(" of {consumer}") };
+    Some(Explanation {
+        waiting_for: format!("a repeated {kind}{of}: the last one failed, and csid does not repeat it"),
+        last_error: text("error").to_owned(),
+        steps: vec![match kind.as_str() {
+            "mount-lost" => format!("the mount{of} was lost"),
+            "mount-dead" => format!("the mount{of} died"),
+            _ => format!("the last {kind}{of} failed"),
+        }],
+        ..Explanation::default()
+    })
+}
+
+const WAITING_FOR_PLUGIN: &str = "waiting for plugin";
+
+fn usec_of(at: Instant) -> u64 {
+    let left = at.saturating_duration_since(Instant::now()).as_micros();
+    now_usec().saturating_add(u64::try_from(left).unwrap_or(u64::MAX))
+}
+
+/// Adds the wait of a volume that is not registered as a file declares it.
+fn add_waits(explanation: &mut Explanation, waits: Waits) {
+    let next = waits.next_try.map_or(0, usec_of);
+    if explanation.waiting_for.is_empty() {
+        let of_plugin = waits.error.is_empty();
+        explanation.waiting_for =
+            if of_plugin { WAITING_FOR_PLUGIN } else { "to be registered as declared" }.to_owned();
+        explanation.next_try_usec = next;
+    }
+    if explanation.last_error.is_empty() {
+        explanation.last_error = waits.error;
+    }
+}
+
+/// Returns the explanation without the time of the next retry.
+fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -> Explanation {
+    let mut explanation = Explanation::default();
+    let mut errors = Vec::new();
+    let mut waits = Vec::new();
+    if let Some(registration) = &record.registration {
+        let step = match &registration.standing {
+            Standing::Registered => "registered".to_owned(),
+            Standing::Creating(_) if is_unborn(record) => {
+                waits.push(format!("the plugin's answer to CreateVolume of {}", registration.spec.name));
+                "creating: the plugin is asked for it".to_owned()
+            }
+            Standing::Creating(_) => {
+                waits.push("the caller of CreateVolume, to ask for its answer again".to_owned());
+                "created: its caller has not had the answer".to_owned()
+            }
+            Standing::Deleting { .. } => {
+                waits.push("the plugin's answer to DeleteVolume".to_owned());
+                "deleting: the plugin is asked to".to_owned()
+            }
+        };
+        explanation.steps.push(step);
+        errors.push(registration.error.clone());
+        if let Some(expansion) = registration.pending_expansion {
+            let who = if expansion.by_controller { "its next mount, or the node" } else { "the controller" };
+            explanation.steps.push(format!("expansion to {} bytes: due by {who}", expansion.required));
+        }
+    }
+    for claim in &record.claims {
+        let state = claim_errors::state(Some(claim));
+        explanation.holders.push(claim.consumer.clone());
+        explanation.steps.push(format!("claim of {} on {}: {state}", claim.consumer, claim.node));
+        errors.extend([&claim.parked, &claim.error].map(String::clone));
+        waits.extend(claim_waits(claim));
+    }
+    for at in &record.attachments {
+        let node = if at.node_id.is_empty() { &at.node } else { &at.node_id };
+        if at.by_call.is_some() {
+            explanation.holders.push(format!("node {node}"));
+        }
+        let leg = match at.leg {
+            Leg::Present => "attached",
+            Leg::Making => "being attached",
+            Leg::Removing => "being detached, or not known",
+            Leg::Absent => "detached",
+        };
+        explanation.steps.push(format!("node {node}: {leg}"));
+        if at.by_call.is_some() && at.leg == Leg::Removing {
+            waits.push(format!("the plugin's answer to ControllerUnpublishVolume from {node}"));
+        }
+    }
+    for MountView { row, healthy, error, .. } in mounts {
+        let consumer = &row.key.consumer;
+        let phase = match row.phase {
+            Phase::Mounted if !healthy => "mounted, but not healthy",
+            other => phase(other),
+        };
+        explanation.holders.push(consumer.clone());
+        explanation.steps.push(format!("mount of {consumer}: {phase}"));
+        errors.push(error.clone());
+        if row.phase != Phase::Mounted || !healthy {
+            waits.push(format!("the mount of {consumer}, which is {phase}"));
+        }
+    }
+    for operation in under_way {
+        errors.insert(0, operation.said.clone());
+        explanation.steps.push(format!("{} by uid {}: {}", operation.kind, operation.uid, operation.step));
+        waits.extend(operation.step.starts_with("waiting").then(|| operation.step.to_owned()));
+    }
+    explanation.holders.sort();
+    explanation.holders.dedup();
+    explanation.last_error = errors.into_iter().find(|error| !error.is_empty()).unwrap_or_default();
+    // The last reason is the most precise: operations under way come last.
+    explanation.waiting_for = waits.pop().unwrap_or_default();
+    explanation
+}
+
+fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Mounting => "mounting",
+        Phase::Mounted => "mounted",
+        Phase::Unmounting => "unmounting",
+        Phase::Uncertain => "uncertain",
+        Phase::Lost => "lost",
+        Phase::Waiting => "waiting",
+    }
+}
+
+fn claim_waits(claim: &Claim) -> Option<String> {
+    let consumer = &claim.consumer;
+    match (claim.parked.is_empty(), claim.state) {
+        (false, _) => Some(format!("a repeated Release of {consumer}: {}", claim.parked)),
+        (true, ClaimState::Taken) if !claim.releasing => None,
+        (true, ClaimState::Pending) if !claim.releasing => Some(format!("the claim of {consumer}")),
+        (true, _) => {
+            Some(format!("the release of {consumer}, which is {}", claim_errors::state(Some(claim))))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::registry::{Capability, ClaimMode, Creation, Origin, Registration, Use, VolumeSpec};
+    use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
+    use crate::volume::lifecycle::{new_claim, new_registration};
+
+    fn record(standing: Standing) -> Record {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        let spec = VolumeSpec { name: "disk".into(), ..VolumeSpec::default() };
+        let registration = Registration { standing, ..new_registration(7, spec, Origin::Bus) };
+        let volume = VolumeKey { plugin: "p".into(), external_id: "x".into() };
+        Record { volume, registration: Some(registration), ..Record::none(name) }
+    }
+
+    fn operation(kind: &'static str, step: &'static str) -> OperationView {
+        let (id, subject) = ("o".to_owned(), "ns/v".to_owned());
+        OperationView {
+            id,
+            kind,
+            subject,
+            step,
+            said: String::new(),
+            since_usec: 1,
+            deadline_usec: None,
+            uid: 7,
+        }
+    }
+
+    #[test]
+    fn only_a_failure_is_told_of_an_event() {
+        let event = |success: bool| Event {
+            sequence: 1,
+            realtime_usec: 1,
+            kind: "mount".into(),
+            subject: "ns/v".into(),
+            details: [
+                ("success".to_owned(), Value::from(success)),
+                ("consumer".to_owned(), Value::from("job")),
+                ("error".to_owned(), Value::from("PluginError: no")),
+            ]
+            .into(),
+        };
+        assert!(failed(&event(true)).is_none());
+        let explanation = failed(&event(false)).unwrap();
+        assert!(
+            explanation.waiting_for.starts_with("a repeated mount of job"),
+            "{}",
+            explanation.waiting_for
+        );
+        assert_eq!(explanation.last_error, "PluginError: no");
+    }
+
+    #[test]
+    fn what_is_as_it_is_wanted_waits_for_nothing() {
+        let explanation = explain(&record(Standing::Registered), &[], &[]);
+        assert_eq!((explanation.waiting_for.as_str(), explanation.last_error.as_str()), ("", ""));
+        assert_eq!(explanation.steps, ["registered"]);
+        assert!(explanation.holders.is_empty());
+    }
+
+    #[test]
+    fn a_creation_names_its_last_error_and_what_it_waits_for_now() {
+        let creation = Creation {
+            capacity_min: 0,
+            capacity_max: 0,
+            register: true,
+            secrets_given: false,
+            source: String::new(),
+            sourceless: false,
+            ..Creation::default()
+        };
+        let mut creating = record(Standing::Creating(creation));
+        creating.volume.external_id.clear();
+        creating.registration.as_mut().unwrap().error = "CreateVolume: INTERNAL: no".into();
+        let explanation = explain(&creating, &[], &[]);
+        assert_eq!(explanation.waiting_for, "the plugin's answer to CreateVolume of disk");
+        assert_eq!(explanation.last_error, "CreateVolume: INTERNAL: no");
+        let said = "CreateVolume: RESOURCE_EXHAUSTED: full".to_owned();
+        let again = OperationView { said: said.clone(), ..operation("create", "create") };
+        assert_eq!(explain(&creating, &[], &[again]).last_error, said, "the newest");
+        let explanation = explain(&creating, &[], &[operation("create", WAITING_FOR_PLUGIN)]);
+        assert_eq!(explanation.waiting_for, WAITING_FOR_PLUGIN);
+        assert_eq!(explanation.steps.last().unwrap(), "create by uid 7: waiting for plugin");
+    }
+
+    #[test]
+    fn a_parked_release_says_what_is_to_be_done() {
+        let capability = Capability {
+            access_mode: AccessMode::SingleNodeWriter,
+            attachment_mode: AttachmentMode::FileSystem,
+        };
+        let mut used = record(Standing::Registered);
+        let mut claim = new_claim("job", "n1", 7, Use { mode: ClaimMode::Write, capability });
+        claim.state = ClaimState::NodeDetached;
+        claim.releasing = true;
+        claim.parked = "it needs its secrets".into();
+        used.claims.insert(claim);
+        let explanation = explain(&used, &[], &[]);
+        assert_eq!(explanation.waiting_for, "a repeated Release of job: it needs its secrets");
+        assert_eq!(
+            (explanation.holders, explanation.last_error),
+            (vec!["job".to_owned()], "it needs its secrets".to_owned())
+        );
+    }
+}

@@ -1,0 +1,247 @@
+//! Predicates on the record of a volume: its lifecycle from creation to deletion, and which uid may change it.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Kind, Result};
+use crate::store::registry::{
+    Capability, Claim, ClaimState, Creation, Heal, Origin, Record, Registration, Standing, Use, VolumeName,
+    VolumeSpec,
+};
+use crate::store::rows::{AccessMode, AttachmentMode, MountKey, VolumeKey};
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::model::paths;
+
+/// Returns whether the volume is being created and its external id is unknown.
+pub(in crate::volume) fn is_unborn(record: &Record) -> bool {
+    let standing = record.registration.as_ref().map(|registration| &registration.standing);
+    matches!(standing, Some(Standing::Creating(_))) && record.volume.external_id.is_empty()
+}
+
+/// Returns whether the plugin was never asked to create the volume.
+pub(in crate::volume) fn is_unasked(record: &Record) -> bool {
+    let standing = record.registration.as_ref().map(|registration| &registration.standing);
+    matches!(standing, Some(Standing::Creating(Creation { unasked: true, .. })))
+}
+
+/// Returns the key by which operations on the volume queue. A volume without an external id queues by its name at the plugin.
+pub(in crate::volume) fn queue_key(record: &Record) -> VolumeKey {
+    match &record.registration {
+        Some(registration) if is_unborn(record) => {
+            paths::unborn(&record.volume.plugin, &registration.spec.name)
+        }
+        _ => record.volume.clone(),
+    }
+}
+
+/// Returns whether the creation in `record` belongs to the queue `task`. After a forced Forget another creation may use the name.
+pub(in crate::volume) fn is_asked_for_by(record: &Record, task: &VolumeKey) -> bool {
+    is_unborn(record) && queue_key(record) == *task
+}
+
+/// Refuses a uid that is neither root nor the owner of the registration.
+pub(in crate::volume) fn refuse_anothers(record: &Record, uid: u32) -> Result<()> {
+    match &record.registration {
+        Some(registration) if uid != 0 && uid != registration.uid => {
+            Err(claim_errors::anothers(&record.name))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a CreateVolume whose arguments differ from those of the volume under that name. The credential may differ.
+pub(in crate::volume) fn refuse_other(record: &Record, plugin: &str, wanted: &Registration) -> Result<()> {
+    let (Some(present), Standing::Creating(asked)) = (&record.registration, &wanted.standing) else {
+        return Ok(());
+    };
+    refuse_anothers(record, wanted.uid)?;
+    let fits = match &present.standing {
+        Standing::Deleting { .. } => return Err(claim_errors::on_its_way(&record.name)),
+        Standing::Creating(creation) if creation.to_delete && !asked.to_delete => {
+            return Err(claim_errors::on_its_way(&record.name));
+        }
+        Standing::Creating(creation) => {
+            let options = |of: &Creation| (of.capacity_min, of.capacity_max, of.register);
+            options(creation) == options(asked)
+        }
+        Standing::Registered => {
+            let has = present.capacity;
+            let fits = has >= asked.capacity_min && (asked.capacity_max == 0 || has <= asked.capacity_max);
+            asked.register && (has == 0 || fits)
+        }
+    };
+    let mut spec = VolumeSpec {
+        context: BTreeMap::new(),
+        credential: wanted.spec.credential.clone(),
+        ..present.spec.clone()
+    };
+    // The plugin has answered with the topology, so the requested one is not compared.
+    if !is_unborn(record) {
+        spec.topologies.clone_from(&wanted.spec.topologies);
+    }
+    match fits && record.volume.plugin == plugin && spec == wanted.spec {
+        true => Ok(()),
+        false => Err(claim_errors::created_otherwise(&record.name)),
+    }
+}
+
+/// Returns whether a deletion has begun.
+pub(in crate::volume) fn is_being_deleted(record: &Record) -> bool {
+    let standing = record.registration.as_ref().map(|registration| &registration.standing);
+    matches!(standing, Some(Standing::Deleting { .. }))
+}
+
+/// Returns the key of an attachment to a node id, in the list of unfinished work.
+pub(in crate::volume) fn detach_key(name: &VolumeName, node_id: &str) -> MountKey {
+    MountKey { tag: node_id.to_owned(), ..name.key("") }
+}
+
+pub(in crate::volume) fn new_registration(uid: u32, spec: VolumeSpec, origin: Origin) -> Registration {
+    Registration {
+        uid,
+        spec,
+        standing: Standing::Registered,
+        origin,
+        capacity: 0,
+        pending_expansion: None,
+        parked: String::new(),
+        error: String::new(),
+    }
+}
+
+/// Makes the registration of a volume that is only attached.
+pub(in crate::volume) fn unregistered(uid: u32) -> Registration {
+    new_registration(uid, VolumeSpec::default(), Origin::Bus)
+}
+
+/// Refuses a spec that contradicts itself.
+pub fn refuse_nonsense(spec: &VolumeSpec) -> Result<()> {
+    if spec.capabilities.is_empty() {
+        return Err(Error::invalid(
+            "capabilities is empty; give at least one access mode and attachment mode",
+        ));
+    }
+    if !spec.snapshot.is_empty() && !spec.clone.is_empty() {
+        return Err(Error::invalid("give snapshot or clone, not both"));
+    }
+    if spec.capabilities.iter().any(|of| of.attachment_mode == AttachmentMode::FileSystem) {
+        return Ok(());
+    }
+    let of_file_systems = [
+        ("fs-type", spec.fs_type.is_empty()),
+        ("mount-flags", spec.mount_flags.is_empty()),
+        ("mount-group", spec.mount_group.is_empty()),
+    ];
+    match of_file_systems.into_iter().find(|(_, absent)| !absent) {
+        Some((key, _)) => {
+            Err(Error::invalid(format!("{key} means nothing for a volume that is block-device only")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses a change of a field that identifies the volume, and a change by a uid other than its owner and root. A volume in
+/// creation or deletion cannot be changed.
+pub(in crate::volume) fn may_change(
+    name: &VolumeName,
+    volume: &VolumeKey,
+    present: &Registration,
+    new_volume: &VolumeKey,
+    new: &Registration,
+) -> Result<()> {
+    let exists = |what: &str| {
+        let first = match new.origin {
+            Origin::Bus => "deregister it first",
+            Origin::File => {
+                "remove the file and reload first, so that it is deregistered, or give the new one another id"
+            }
+        };
+        let text = format!("{name} is registered with another {what}; {first}");
+        Err(Error::new(Kind::AlreadyExists, text))
+    };
+    if new.uid != 0 && new.uid != present.uid {
+        return Err(claim_errors::anothers(name));
+    }
+    if present.standing != Standing::Registered {
+        return Err(claim_errors::on_its_way(name));
+    }
+    let (old, new) = (&present.spec, &new.spec);
+    match () {
+        () if volume.plugin != new_volume.plugin => exists("plugin"),
+        () if volume.external_id != new_volume.external_id => exists("external-id"),
+        () if old.snapshot != new.snapshot => exists("snapshot"),
+        () if old.clone != new.clone => exists("clone"),
+        () if old.parameters != new.parameters => exists("parameters"),
+        () => Ok(()),
+    }
+}
+
+pub(in crate::volume) fn new_claim(consumer: &str, node: &str, uid: u32, usage: Use) -> Claim {
+    Claim {
+        consumer: consumer.to_owned(),
+        node: node.to_owned(),
+        uid,
+        usage,
+        state: ClaimState::Pending,
+        kept: false,
+        releasing: false,
+        parked: String::new(),
+        by_mount: false,
+        bound: None,
+        credential: None,
+        secrets_given: false,
+        error: String::new(),
+        since_usec: 0,
+        modify_index: 0,
+    }
+}
+
+/// The modes that a claim asks for. `None`: any.
+pub(in crate::volume) struct ModeFilter {
+    pub(in crate::volume) access_mode: Option<AccessMode>,
+    pub(in crate::volume) attachment_mode: Option<AttachmentMode>,
+}
+
+impl ModeFilter {
+    pub(in crate::volume) fn fits(&self, capability: Capability) -> bool {
+        self.access_mode.is_none_or(|mode| mode == capability.access_mode)
+            && self.attachment_mode.is_none_or(|mode| mode == capability.attachment_mode)
+    }
+
+    pub(in crate::volume) fn refuse_unlike(&self, present: &Claim, name: &VolumeName) -> Result<()> {
+        match self.fits(present.usage.capability) {
+            true => Ok(()),
+            false => {
+                let text =
+                    format!("{} has claimed {name} with other modes; release that first", present.consumer);
+                Err(Error::new(Kind::AlreadyExists, text))
+            }
+        }
+    }
+
+    /// Chooses the capability that other claims use, else the first registered one that fits.
+    pub(in crate::volume) fn choose(&self, record: &Record) -> Result<Capability> {
+        let capabilities =
+            record.registration.iter().flat_map(|registration| &registration.spec.capabilities);
+        let used = record.claims.iter().map(|claim| &claim.usage.capability);
+        used.chain(capabilities).copied().find(|capability| self.fits(*capability)).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} was not registered with that access mode and attachment mode; `csictl volume show` lists its \
+                 capabilities",
+                record.name
+            ))
+        })
+    }
+}
+
+/// Returns whether the volume's policy is to mount it again after its server is gone. An inline volume has no policy.
+pub(in crate::volume) fn is_healed(record: &Record) -> bool {
+    record.registration.as_ref().is_some_and(|registration| registration.spec.heal == Heal::Remount)
+}
+
+pub(in crate::volume) fn is_of_file(record: &Record) -> bool {
+    record.registration.as_ref().is_some_and(|registration| registration.origin == Origin::File)
+}
+
+#[cfg(test)]
+#[path = "lifecycle_tests.rs"]
+mod tests;

@@ -1,0 +1,233 @@
+//! The handle of all volumes: their mounts, and the operations under way.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crate::config::{Config, Directories};
+use crate::error::{Error, Result};
+use crate::host::{Host, Look, TargetFd};
+use crate::plugin::Plugins;
+use crate::store::rows::{MountKey, MountRow, Phase};
+use crate::store::{MountFilter, Store};
+use crate::volume::actor::VolumeActor;
+use crate::volume::api::requests::{Authority, MountRequest, Uncovered, UnmountRequest, Unmounting, Wait};
+use crate::volume::api::views::{MountView, Mounted, OperationView};
+use crate::volume::context::Context;
+use crate::volume::errors::mount as mount_errors;
+use crate::volume::model::volume::{DesiredMount, Observed};
+use crate::volume::operation::message::Message;
+use crate::volume::operation::request::{MountOf, OperationRequest, OperationResponse};
+use crate::volume::operation::table::OfPlugin;
+use crate::volume::probe::{healthy, why};
+
+/// The handle of all volumes.
+#[derive(Clone)]
+pub struct Volumes {
+    pub(in crate::volume) shared: Arc<Context>,
+}
+
+impl Volumes {
+    pub fn new(
+        store: Store,
+        plugins: Plugins,
+        host: Host,
+        config: tokio::sync::watch::Receiver<Arc<Config>>,
+        directories: Directories,
+    ) -> Self {
+        // The directory is part of the context and starts the actors, as long as the context exists.
+        let new = |shared: &Weak<Context>| {
+            let shared = shared.clone();
+            let spawn = Box::new(move |volume, inbox| {
+                if let Some(shared) = shared.upgrade() {
+                    tokio::spawn(VolumeActor::run(shared, volume, inbox));
+                }
+            });
+            Context::new(store, plugins, host, config, directories, spawn)
+        };
+        Volumes { shared: Arc::new_cyclic(new) }
+    }
+
+    /// Takes a descriptor of a target that came with a call; the helper closes it.
+    pub fn target_fd(&self, fd: OwnedFd) -> Arc<TargetFd> {
+        Arc::new(self.shared.host.target_fd(fd))
+    }
+
+    pub async fn mount(&self, request: MountRequest) -> Result<Mounted> {
+        let MountRequest { key, inline, uid, options, adopted, target_fd, wait_until, secrets, wait } =
+            request;
+        if let (Some(fd), Some(target)) = (&target_fd, &options.target) {
+            self.shared.host.is_free(fd, Path::new(target))?;
+        }
+        let MountOf { volume, mut spec, claim } = match inline {
+            Some(volume) => self.shared.mount_inline(&key, volume, options).await?,
+            None => {
+                let given = secrets.is_some();
+                self.shared.mount_registered(&key, uid, options, given, wait.deadline).await?
+            }
+        };
+        spec.secrets_given = secrets.is_some();
+        if let Some(target) = &spec.target {
+            self.shared.refuse_own_target(Path::new(target))?;
+            if uid != 0 && self.mounts_of(&key, false).await?.is_empty() {
+                self.shared.refuse_others_target(&volume.plugin, Path::new(target), uid, &spec).await?;
+            }
+        }
+        self.shared.identify(&volume).await?;
+        let wanted = DesiredMount { key, uid, spec, operations: Vec::new() };
+        let adopted = adopted.map(Box::new);
+        let work = OperationRequest::Mount { wanted, claim, adopted, target_fd, wait_until, secrets };
+        let answer = self.shared.ask(&volume, uid, work, wait)?;
+        match self.shared.answered(answer).await? {
+            OperationResponse::Mounted(mounted) => Ok(mounted),
+            _ => Err(Error::internal("a mount was answered without its path")),
+        }
+    }
+
+    pub async fn unmount(&self, request: UnmountRequest) -> Result<()> {
+        let UnmountRequest { key, authority, all_tags, how, uncovered, wait } = request;
+        if !all_tags {
+            return self.unmount_one(key, authority, how, uncovered, wait).await;
+        }
+        let rows = self.mounts_of(&key, true).await?;
+        if rows.is_empty() {
+            // A mount that is under way without a row has its own tag or none.
+            return self.unmount_one(key, authority, how, None, wait).await;
+        }
+        // The calls share one operation id, so they run one after another. A failure does not stop the others.
+        let mut failed = None;
+        for row in rows {
+            let how = Unmounting { must_exist: false, ..how };
+            let ended = self.unmount_one(row.key, authority, how, None, wait.clone()).await;
+            failed = failed.or(ended.err());
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn unmount_one(
+        &self,
+        key: MountKey,
+        authority: Authority,
+        how: Unmounting,
+        uncovered: Option<Uncovered>,
+        wait: Wait,
+    ) -> Result<()> {
+        self.shared.changeable()?;
+        let Some(volume) = self.shared.volume_of(&key).await? else {
+            self.shared.synced().await?;
+            return if how.must_exist {
+                Err(mount_errors::no_mount(&key, Vec::new(), Vec::new()))
+            } else {
+                Ok(())
+            };
+        };
+        let (Authority::Own(uid) | Authority::Any(uid)) = authority;
+        let answer = self.shared.ask(
+            &volume,
+            uid,
+            OperationRequest::Unmount { key, authority, how, uncovered },
+            wait,
+        )?;
+        self.shared.answered(answer).await.map(drop)
+    }
+
+    /// Lists an operation on a plugin as `kind`; its subject is the plugin's id.
+    pub fn list_of_plugin(
+        &self,
+        kind: &'static str,
+        plugin: &str,
+        uid: u32,
+        wait: &Wait,
+    ) -> Result<OfPlugin> {
+        self.shared.operations.of_plugin(kind, plugin, uid, wait)
+    }
+
+    /// Returns how many operations of each kind have begun since csid's start.
+    pub fn operations_begun(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.operations.begun()
+    }
+
+    /// Returns the uids that own a mount, or all mounts of its consumer. They decide which action to authorise.
+    pub async fn owners(&self, key: &MountKey, all_tags: bool) -> Result<Vec<u32>> {
+        Ok(self.mounts_of(key, all_tags).await?.iter().map(|row| row.uid).collect())
+    }
+
+    pub(in crate::volume) async fn mounts_of(&self, key: &MountKey, all_tags: bool) -> Result<Vec<MountRow>> {
+        let mut filter = MountFilter::of(key);
+        if all_tags {
+            filter.tag = None;
+        }
+        Ok(self.shared.store.mounts(filter).await?.into_iter().map(|(row, _)| row).collect())
+    }
+
+    /// Returns whether a path that csid published has a mount or a device.
+    pub async fn has_mount(&self, source: &str) -> Result<bool> {
+        let filter = MountFilter { source: Some(source.to_owned()), ..MountFilter::default() };
+        match self.shared.store.mounts(filter).await?.first() {
+            Some((row, _)) => Ok(self.shared.sight(row).await != Observed::Gone),
+            None => Ok(false),
+        }
+    }
+
+    /// Lists the mounts that match, and probes each of them.
+    pub async fn list(&self, filter: MountFilter) -> Result<Vec<MountView>> {
+        let rows = self.shared.store.mounts(filter).await?;
+        let mounts: Vec<&MountRow> = rows.iter().map(|(row, _)| row).collect();
+        let looks = self.shared.looks(&mounts).await;
+        let sights = self.shared.sights_of(&mounts, &looks).await;
+        let view = |((row, staging), (look, sight)): ((MountRow, String), (&Look, Observed))| {
+            let is_mounted = row.phase == Phase::Mounted;
+            let healthy = is_mounted && healthy(&row, look) && sight == Observed::There;
+            let error = match sight {
+                Observed::Unbound if is_mounted => "nothing is mounted at its target".to_owned(),
+                // The error of the row says more: why the mount cannot be healed.
+                _ if is_mounted && !healthy && row.error.is_empty() => why(look),
+                _ => row.error.clone(),
+            };
+            MountView { row, staging, healthy, error }
+        };
+        Ok(rows.into_iter().zip(looks.iter().zip(sights)).map(view).collect())
+    }
+
+    pub fn operations(&self) -> Vec<OperationView> {
+        self.shared.operations.list()
+    }
+
+    /// Waits until the status may have changed. Some changes have no event; others are not complete when their event is written.
+    pub async fn news(&self) {
+        self.shared.operations.news().await;
+    }
+
+    /// Returns whether some operations of csid's recovery are not listed yet.
+    pub fn is_recovering(&self) -> bool {
+        self.shared.operations.is_recovering()
+    }
+
+    /// Cancels the calls with this name.
+    pub async fn cancel(&self, operation: &str, authority: Authority) -> Result<()> {
+        let found = self.shared.operations.find(operation, authority);
+        if found.is_empty() {
+            let text = format!("no operation `{operation}` of yours is under way; see `csictl operations`");
+            return Err(Error::not_found(text));
+        }
+        for (volume, number) in found {
+            self.shared.directory.tell(&volume, Message::Withdraw(number));
+        }
+        Ok(())
+    }
+
+    /// Refuses new requests, waits up to `patience` for the operations with callers, and answers the callers that are left. The
+    /// journal has the remaining work.
+    pub async fn shutdown(&self, patience: Duration) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        self.shared.declarations.stop();
+        let end = Instant::now() + patience;
+        while self.shared.operations.are_waited_for() && Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.shared.directory.tell_all(|| Message::Stop);
+    }
+}

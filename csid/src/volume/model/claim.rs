@@ -1,0 +1,421 @@
+//! Claims: which consumers may have a volume at the same time ([`admit`]), and the states of a claim between its first and last
+//! controller call. Pure, as the step of mounts. The caller persists the state that [`step`] returns, performs the effect, and
+//! feeds its outcome back.
+//!
+//! ```text
+//!             Attach                NodeDetach             Detach
+//!   Pending ─────────▶ Taken ─────────────▶ NodeDetached ─────────▶ ControllerDetached ──▶ free: the row is gone
+//! ```
+//!
+//! * A node's attachment is a leg that all claims of that node share, as all mounts of a volume share its staging. It is made
+//!   for the first claim and removed once, after the last (CSI rules 20, 23).
+//! * csid asks the controller to detach only when the node has released every claim on it. It never asks earlier, and not at
+//!   all while another live claim is on the node.
+//! * `Making` and `Removing` are written before the call. An unknown outcome is `Removing`, and only an acknowledged
+//!   ControllerUnpublish ends that (rule 25).
+
+use crate::store::claim_set::ClaimSet;
+use crate::store::registry::{Attachment, Bound, Capability, Claim, ClaimMode, ClaimState};
+use crate::store::rows::{AccessMode, Leg};
+use crate::volume::model::admission::OF_UID;
+
+/// State that decides what may happen to a volume's claims.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// Whether the plugin has a controller that attaches. `None`: not known yet.
+    pub attaches: Option<bool>,
+    /// Id that the plugin uses for the node whose csid asks now. Empty: not known yet.
+    pub node_id: String,
+    /// Capabilities that the volume was registered with.
+    pub capabilities: Vec<Capability>,
+    pub claims: ClaimSet,
+    /// Waiting claims. They come before a claim that is not there yet.
+    pub ahead: Vec<Claim>,
+    /// Attachments that are not known to be absent.
+    pub attachments: Vec<Attachment>,
+    /// Current boot. A volume that was attached in another boot is attached again before it is used.
+    pub boot: String,
+}
+
+/// Reason why a claim is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The claim belongs to another uid.
+    NotOwner,
+    /// The consumer has the volume with other options.
+    OtherOptions,
+    /// The consumer's earlier claim is still being released.
+    Releasing,
+    /// The volume was not registered with the capability.
+    NoCapability,
+    /// A write claim was requested with a reader-only access mode.
+    ReaderOnly,
+    /// An existing claim or attachment excludes this claim.
+    Conflict { what: &'static str, holders: Vec<String> },
+    /// The uid has [`OF_UID`] claims.
+    TooMany,
+    /// There is no such claim.
+    NoSuchClaim,
+}
+
+/// Checks whether a claim is admitted along with the volume's others. The first claim sets the modes, until the last claim is
+/// free.
+pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
+    let (mode, capability) = (wanted.usage.mode, wanted.usage.capability);
+    let access_mode = capability.access_mode;
+    if let Some(present) = volume.claim(&wanted.consumer) {
+        if present.uid != wanted.uid {
+            return Err(Refusal::NotOwner);
+        }
+        if present.releasing {
+            return Err(Refusal::Releasing);
+        }
+        let same_bound = match (&present.bound, &wanted.bound) {
+            (Some(present), Some(wanted)) => present.same_call(wanted),
+            // A Mount that names no lifetime uses the existing claim.
+            (Some(_), None) => wanted.by_mount,
+            (None, wanted) => wanted.is_none(),
+        };
+        let same = same_bound && (present.usage, &present.node) == (wanted.usage, &wanted.node);
+        return if same { Ok(()) } else { Err(Refusal::OtherOptions) };
+    }
+    let others = || volume.claims.iter().chain(&volume.ahead);
+    if wanted.uid != 0 && others().filter(|claim| claim.uid == wanted.uid).count() >= OF_UID {
+        return Err(Refusal::TooMany);
+    }
+    if !volume.capabilities.contains(&capability) {
+        return Err(Refusal::NoCapability);
+    }
+    if reader_only(access_mode) && mode == ClaimMode::Write {
+        return Err(Refusal::ReaderOnly);
+    }
+    let conflict = |what, held: fn(&Claim, &Claim) -> bool| {
+        let holders = others().filter(|other| held(other, wanted));
+        let holders: Vec<String> = holders.map(|other| other.consumer.clone()).collect();
+        if holders.is_empty() { Ok(()) } else { Err(Refusal::Conflict { what, holders }) }
+    };
+    if volume.attachments.iter().any(|at| at.by_call.is_some()) {
+        return Err(Refusal::Conflict { what: "an attachment by AttachVolume", holders: Vec::new() });
+    }
+    conflict("the attachment mode", |a, b| {
+        a.usage.capability.attachment_mode != b.usage.capability.attachment_mode
+    })?;
+    conflict("the access mode", |a, b| a.usage.capability.access_mode != b.usage.capability.access_mode)?;
+    match access_mode {
+        // A second consumer is a second target (CSI rule 34).
+        AccessMode::SingleNodeWriter
+        | AccessMode::SingleNodeReaderOnly
+        | AccessMode::SingleNodeSingleWriter => conflict("a single-node volume", |_, _| true),
+        AccessMode::SingleNodeMultiWriter => conflict("a single-node volume", |a, b| a.node != b.node),
+        AccessMode::MultiNodeSingleWriter if mode == ClaimMode::Write => {
+            conflict("the one writer", |a, _| a.usage.mode == ClaimMode::Write)
+        }
+        AccessMode::MultiNodeSingleWriter
+        | AccessMode::MultiNodeReaderOnly
+        | AccessMode::MultiNodeMultiWriter => Ok(()),
+    }
+}
+
+/// Returns whether two claims of a volume exclude each other.
+pub(in crate::volume) fn conflict(one: &Claim, other: &Claim) -> bool {
+    let capabilities = vec![other.usage.capability];
+    let held = Claims { capabilities, claims: ClaimSet::from_iter([one.clone()]), ..Claims::default() };
+    matches!(admit(&held, other), Err(Refusal::Conflict { .. }))
+}
+
+pub(in crate::volume) fn reader_only(mode: AccessMode) -> bool {
+    matches!(mode, AccessMode::SingleNodeReaderOnly | AccessMode::MultiNodeReaderOnly)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A consumer claims the volume. The claim is `Pending`, and nothing was done for it yet.
+    Claim(Claim),
+    /// The claim is released by its consumer, or because it could not be satisfied.
+    Release { consumer: String },
+    /// Next try of pending or parked work.
+    Continue { consumer: String },
+    /// The caller has repeated the call on another connection. The end of that connection now ends the claim.
+    Bind { consumer: String, bound: Bound },
+    /// The unit or connection that the claim is bound to has ended, and the claim ends with it.
+    Unbound { consumer: String },
+    /// Outcome of the effect.
+    Ended { effect: Effect, outcome: Outcome },
+    /// An operator states that the consumer is gone, with everything it had on its node. The claim is dropped as it is, and the
+    /// node's attachment with the last claim there. Claims that only wait for its detach attach it again.
+    Forget { consumer: String },
+    /// The node's csid has started. No caller received an answer for the claims that were pending there.
+    Recovered { node: String },
+}
+
+/// One step outside csid, for `consumer`'s claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Effect {
+    pub action: Action,
+    pub consumer: String,
+    pub node: String,
+    /// Attachment of the node before the effect. `None`: there was none.
+    pub from: Option<Attachment>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// ControllerPublishVolume.
+    Attach,
+    /// Unmount of every mount that the consumer has on the node.
+    NodeDetach,
+    /// ControllerUnpublishVolume.
+    Detach,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// The call was never sent. `Some`: the reason why a repeated call will not be sent either. `None`: a repeated call may be
+    /// sent.
+    NotSent(Option<String>),
+    /// The call can be repeated as it is.
+    Again,
+    /// Not done, or the outcome is unknown. There will be other tries.
+    Unknown,
+    /// A repeated call ends the same way, for this reason. An attach is rolled back. A release is parked with the reason.
+    Hopeless(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Persist the state durably, then perform the effect.
+    Run(Effect),
+    /// The consumer has the claim: persist durably, then answer.
+    Taken,
+    /// The claim's row is gone: persist durably, then answer.
+    Free,
+    /// Nothing to do now. The reason is in the row, or another try follows.
+    Rest,
+    /// The next step depends on what the plugin can do: probe the plugin first, then `Continue`.
+    Unseen,
+}
+
+impl Claims {
+    pub fn claim(&self, consumer: &str) -> Option<&Claim> {
+        self.claims.get(consumer)
+    }
+
+    fn claim_mut(&mut self, consumer: &str) -> Result<&mut Claim, Refusal> {
+        self.claims.get_mut(consumer).ok_or(Refusal::NoSuchClaim)
+    }
+
+    pub fn leg(&self, node: &str) -> Leg {
+        self.attachments.iter().find(|at| at.node == node).map_or(Leg::Absent, |at| at.leg)
+    }
+
+    fn set_leg(&mut self, node: &str, leg: Leg) {
+        if leg == Leg::Absent {
+            return self.attachments.retain(|at| at.node != node);
+        }
+        match self.attachments.iter_mut().find(|at| at.node == node) {
+            Some(at) => at.leg = leg,
+            None => self.attachments.push(Attachment::new(node, leg)),
+        }
+        let boot = self.boot.clone();
+        if let Some(at) = self.attachments.iter_mut().find(|at| at.node == node && leg == Leg::Present) {
+            at.boot = boot;
+        }
+    }
+
+    fn make(&mut self, node: &str) {
+        self.set_leg(node, Leg::Making);
+        let node_id = self.node_id.clone();
+        self.attachments.iter_mut().filter(|at| at.node == node).for_each(|at| at.node_id = node_id.clone());
+    }
+
+    /// Restores the attachment to `from`, because the intended call had no effect.
+    fn put_back(&mut self, node: &str, from: Option<Attachment>) {
+        self.attachments.retain(|at| at.node != node);
+        self.attachments.extend(from);
+    }
+
+    /// Returns whether the node has the volume attached, or needs no attachment. `None`: it is not known whether the plugin
+    /// attaches.
+    fn is_attached(&self, node: &str) -> Option<bool> {
+        let attached = |at: &Attachment| at.node == node && at.leg == Leg::Present && at.boot == self.boot;
+        match self.attachments.iter().any(attached) {
+            true => Some(true),
+            false => self.attaches.map(|attaches| !attaches),
+        }
+    }
+
+    /// Returns whether the plugin had another id for the node when the volume was attached. Only a detach by that id ends the
+    /// attachment.
+    fn is_renamed(&self, node: &str) -> bool {
+        let other = |at: &Attachment| at.node == node && !at.node_id.is_empty() && at.node_id != self.node_id;
+        !self.node_id.is_empty() && self.attachments.iter().any(other)
+    }
+
+    /// Returns whether the node is known to be detached. An attach that was intended before the plugin was known not to attach
+    /// was never sent (CSI rule 19). `None`: not known yet.
+    fn is_none(&self, node: &str) -> Option<bool> {
+        match self.attachments.iter().find(|at| at.node == node) {
+            None => Some(true),
+            Some(at) if at.leg == Leg::Present || !at.boot.is_empty() => Some(false),
+            Some(_) => self.attaches.map(|attaches| !attaches),
+        }
+    }
+
+    /// Returns whether another claim on the same node may still have the volume.
+    fn held_elsewhere(&self, claim: &Claim) -> bool {
+        self.claims.iter().any(|other| {
+            (other.consumer != claim.consumer && other.node == claim.node)
+                && matches!(other.state, ClaimState::Pending | ClaimState::Taken)
+        })
+    }
+}
+
+/// Returns the next state and the next action, or the reason why nothing changes.
+pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
+    let mut volume = volume.clone();
+    let next = match event {
+        Event::Claim(wanted) => {
+            admit(&volume, &wanted)?;
+            let consumer = wanted.consumer.clone();
+            match volume.claim_mut(&consumer) {
+                // An explicit claim outlives the mount that took it.
+                Ok(present) => present.by_mount &= wanted.by_mount,
+                Err(_) => volume.claims.insert(wanted),
+            }
+            advance(&mut volume, &consumer)
+        }
+        Event::Release { consumer } => {
+            volume.claim_mut(&consumer)?.releasing = true;
+            advance(&mut volume, &consumer)
+        }
+        Event::Continue { consumer } => {
+            volume.claim_mut(&consumer)?.parked.clear();
+            advance(&mut volume, &consumer)
+        }
+        Event::Bind { consumer, bound } => {
+            volume.claim_mut(&consumer)?.bound = Some(bound);
+            Next::Rest
+        }
+        Event::Unbound { consumer } => {
+            let claim = volume.claim_mut(&consumer)?;
+            claim.releasing = true;
+            claim.bound.iter_mut().for_each(|bound| bound.ended = true);
+            advance(&mut volume, &consumer)
+        }
+        Event::Ended { effect, outcome } => ended(&mut volume, &effect, outcome)?,
+        Event::Forget { consumer } => {
+            let node = volume.claim_mut(&consumer)?.node.clone();
+            volume.claims.remove(&consumer);
+            let is_detaching = volume.leg(&node) == Leg::Removing;
+            let waits = |claim: &Claim| is_detaching && claim.state == ClaimState::Pending;
+            if volume.claims.iter().all(|claim| claim.node != node || waits(claim)) {
+                volume.set_leg(&node, Leg::Absent);
+            }
+            Next::Free
+        }
+        Event::Recovered { node } => {
+            let pending = |claim: &&Claim| claim.state == ClaimState::Pending && claim.node == node;
+            let pending: Vec<String> =
+                volume.claims.iter().filter(pending).map(|claim| claim.consumer.clone()).collect();
+            for consumer in pending {
+                volume.claim_mut(&consumer)?.releasing = true;
+            }
+            for at in volume.attachments.iter_mut().filter(|at| at.node == node && at.leg == Leg::Making) {
+                at.leg = Leg::Removing;
+            }
+            Next::Rest
+        }
+    };
+    Ok((volume, next))
+}
+
+fn ended(volume: &mut Claims, effect: &Effect, outcome: Outcome) -> Result<Next, Refusal> {
+    let Effect { action, consumer, node, from } = effect;
+    match (action, &outcome) {
+        (_, Outcome::Again) | (Action::NodeDetach, _) => {}
+        (Action::Attach, Outcome::NotSent(_)) => volume.put_back(node, from.clone()),
+        (Action::Attach, Outcome::Done) => volume.set_leg(node, Leg::Present),
+        (Action::Detach, Outcome::Done) => volume.set_leg(node, Leg::Absent),
+        // A refused call may have been done in part, so it is negated before it is forgotten.
+        (Action::Attach | Action::Detach, _) => volume.set_leg(node, Leg::Removing),
+    }
+    let claim = volume.claim_mut(consumer)?;
+    match (outcome, action) {
+        (Outcome::Done, Action::NodeDetach) => claim.state = ClaimState::NodeDetached,
+        (Outcome::Done, _) => {}
+        (Outcome::Again | Outcome::Unknown | Outcome::NotSent(None), _) => return Ok(Next::Rest),
+        // No caller received an answer for a pending claim. An answered claim ends only by Release.
+        (Outcome::Hopeless(_) | Outcome::NotSent(Some(_)), Action::Attach)
+            if claim.state == ClaimState::Pending =>
+        {
+            claim.releasing = true
+        }
+        (Outcome::Hopeless(_) | Outcome::NotSent(Some(_)), Action::Attach) => return Ok(Next::Rest),
+        (Outcome::Hopeless(why) | Outcome::NotSent(Some(why)), _) => {
+            claim.parked = why;
+            return Ok(Next::Rest);
+        }
+    }
+    Ok(advance(volume, consumer))
+}
+
+/// Returns the one next effect of a claim. The state holds its intent when the effect is returned.
+fn advance(volume: &mut Claims, consumer: &str) -> Next {
+    loop {
+        let Some(claim) = volume.claim(consumer).cloned() else { return Next::Free };
+        let leg = volume.leg(&claim.node);
+        let from = volume.attachments.iter().find(|at| at.node == claim.node).cloned();
+        let run = |action| {
+            Next::Run(Effect {
+                action,
+                consumer: claim.consumer.clone(),
+                node: claim.node.clone(),
+                from: from.clone(),
+            })
+        };
+        let state = match (claim.state, claim.releasing) {
+            (ClaimState::Pending | ClaimState::Taken, false) => match volume.is_attached(&claim.node) {
+                Some(true) if claim.state == ClaimState::Taken => return Next::Taken,
+                Some(true) => ClaimState::Taken,
+                None => return Next::Unseen,
+                Some(false) if leg == Leg::Removing || volume.is_renamed(&claim.node) => {
+                    volume.set_leg(&claim.node, Leg::Removing);
+                    return run(Action::Detach);
+                }
+                Some(false) if volume.node_id.is_empty() => return Next::Unseen,
+                Some(false) => {
+                    volume.make(&claim.node);
+                    return run(Action::Attach);
+                }
+            },
+            // No mount of the claim was ever on the node.
+            (ClaimState::Pending, true) => ClaimState::NodeDetached,
+            (ClaimState::Taken, true) => return run(Action::NodeDetach),
+            (ClaimState::NodeDetached, _) if volume.held_elsewhere(&claim) => ClaimState::ControllerDetached,
+            (ClaimState::NodeDetached, _) => match volume.is_none(&claim.node) {
+                Some(true) => {
+                    volume.set_leg(&claim.node, Leg::Absent);
+                    ClaimState::ControllerDetached
+                }
+                Some(false) => {
+                    volume.set_leg(&claim.node, Leg::Removing);
+                    return run(Action::Detach);
+                }
+                None => return Next::Unseen,
+            },
+            (ClaimState::ControllerDetached, _) => {
+                volume.claims.remove(consumer);
+                return Next::Free;
+            }
+        };
+        if let Ok(claim) = volume.claim_mut(consumer) {
+            claim.state = state;
+            claim.kept |= state == ClaimState::Taken;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "claim_tests.rs"]
+mod tests;

@@ -1,0 +1,593 @@
+//! Tests the rules as a table, and `step` against a small model of the world. Whatever the events, and however the effects end,
+//! csid never asks the controller to detach a volume that a node still has. A row explains everything that stays attached.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::registry::{AttachCall, AttachSecrets, BoundTo, Use};
+use crate::store::rows::AttachmentMode;
+use AccessMode::*;
+use AttachmentMode::{BlockDevice, FileSystem};
+use ClaimMode::{Read, Write};
+
+const MODES: [AccessMode; 7] = [
+    SingleNodeWriter,
+    SingleNodeReaderOnly,
+    SingleNodeSingleWriter,
+    SingleNodeMultiWriter,
+    MultiNodeReaderOnly,
+    MultiNodeSingleWriter,
+    MultiNodeMultiWriter,
+];
+
+fn capability(access_mode: AccessMode, attachment_mode: AttachmentMode) -> Capability {
+    Capability { access_mode, attachment_mode }
+}
+
+fn volume(attaches: bool) -> Claims {
+    let attaches = Some(attaches);
+    let both = |mode| [capability(mode, FileSystem), capability(mode, BlockDevice)];
+    let capabilities = MODES.into_iter().flat_map(both).collect();
+    Claims { attaches, node_id: "now".to_owned(), capabilities, ..Claims::default() }
+}
+
+fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -> Claim {
+    Claim {
+        consumer: consumer.to_owned(),
+        node: node.to_owned(),
+        uid: 7,
+        usage: Use { mode, capability: capability(access_mode, FileSystem) },
+        state: ClaimState::Pending,
+        kept: false,
+        releasing: false,
+        parked: String::new(),
+        by_mount: false,
+        bound: None,
+        credential: None,
+        secrets_given: false,
+        error: String::new(),
+        since_usec: 0,
+        modify_index: 0,
+    }
+}
+
+fn holding(held: &[Claim]) -> Claims {
+    let claims =
+        held.iter().map(|claim| Claim { state: ClaimState::Taken, kept: true, ..claim.clone() }).collect();
+    Claims { claims, ..volume(false) }
+}
+
+#[test]
+fn a_second_claim_by_access_mode() {
+    // Claims that may join a writer on the same node, a writer on another node, or a reader on the same node. The second claim
+    // is given as (mode, read or write, the same node).
+    let table: [(AccessMode, ClaimMode, [bool; 4]); 9] = [
+        // second: write here, write there, read here, read there
+        (SingleNodeWriter, Write, [false; 4]),
+        (SingleNodeReaderOnly, Read, [false; 4]),
+        (SingleNodeSingleWriter, Write, [false; 4]),
+        (SingleNodeMultiWriter, Write, [true, false, true, false]),
+        (SingleNodeMultiWriter, Read, [true, false, true, false]),
+        (MultiNodeReaderOnly, Read, [false, false, true, true]),
+        (MultiNodeSingleWriter, Write, [false, false, true, true]),
+        (MultiNodeSingleWriter, Read, [true; 4]),
+        (MultiNodeMultiWriter, Write, [true; 4]),
+    ];
+    for (access_mode, first, allowed) in table {
+        let held = holding(&[claim("a", "here", first, access_mode)]);
+        let seconds = [(Write, "here"), (Write, "there"), (Read, "here"), (Read, "there")];
+        for ((mode, node), allowed) in seconds.into_iter().zip(allowed) {
+            let answer = admit(&held, &claim("b", node, mode, access_mode));
+            assert_eq!(
+                answer.is_ok(),
+                allowed,
+                "{access_mode:?}: {first:?} here, then {mode:?} {node}: {answer:?}"
+            );
+            if let Err(Refusal::Conflict { holders, .. }) = answer {
+                assert_eq!(holders, ["a"], "the refusal names the holder");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_claim_sets_the_modes_and_the_last_one_clears_them() {
+    let held = holding(&[claim("a", "here", Write, MultiNodeMultiWriter)]);
+    let other = claim("b", "here", Read, MultiNodeReaderOnly);
+    let conflict = |what| Err(Refusal::Conflict { what, holders: vec!["a".to_owned()] });
+    assert_eq!(admit(&held, &other), conflict("the access mode"));
+    let mut block = claim("b", "here", Write, MultiNodeMultiWriter);
+    block.usage.capability.attachment_mode = BlockDevice;
+    assert_eq!(admit(&held, &block), conflict("the attachment mode"));
+    assert_eq!(admit(&volume(false), &other), Ok(()));
+    assert_eq!(admit(&volume(false), &block), Ok(()));
+}
+
+#[test]
+fn an_identity_is_its_owners_and_keeps_its_options() {
+    let mine = claim("a", "here", Write, MultiNodeMultiWriter);
+    let held = holding(std::slice::from_ref(&mine));
+    assert_eq!(admit(&held, &mine), Ok(()), "the same claim again");
+    assert_eq!(admit(&held, &Claim { uid: 8, ..mine.clone() }), Err(Refusal::NotOwner));
+    assert_eq!(admit(&held, &Claim { node: "there".into(), ..mine.clone() }), Err(Refusal::OtherOptions));
+    let reader = Use { mode: Read, ..mine.usage };
+    assert_eq!(admit(&held, &Claim { usage: reader, ..mine.clone() }), Err(Refusal::OtherOptions));
+    let mut leaving = held;
+    leaving.claims[0].releasing = true;
+    assert_eq!(admit(&leaving, &mine), Err(Refusal::Releasing));
+}
+
+#[test]
+fn what_a_claim_is_bound_to_is_an_option_and_its_end_is_the_claims() {
+    let to = |to, grace_usec| Claim {
+        bound: Some(Bound::new(to, grace_usec)),
+        ..claim("a", "here", Write, MultiNodeMultiWriter)
+    };
+    let caller = |name: &str| BoundTo::Caller(name.to_owned());
+    let held = holding(&[to(caller("1"), 5)]);
+    assert_eq!(admit(&held, &to(caller("2"), 5)), Ok(()), "the same call on another connection");
+    let unbound = claim("a", "here", Write, MultiNodeMultiWriter);
+    for other in [to(caller("1"), 6), to(BoundTo::Unit("a.service".into()), 5), unbound] {
+        assert_eq!(admit(&held, &other), Err(Refusal::OtherOptions));
+    }
+    let by_mount = Claim { by_mount: true, ..claim("a", "here", Write, MultiNodeMultiWriter) };
+    assert_eq!(admit(&held, &by_mount), Ok(()), "a Mount goes with the claim that is there");
+    let bound = Bound::new(caller("2"), 5);
+    let (held, next) = step(&held, Event::Bind { consumer: "a".into(), bound: bound.clone() }).unwrap();
+    assert_eq!((held.claims[0].bound.as_ref(), next), (Some(&bound), Next::Rest));
+    let (ended, next) = step(&held, Event::Unbound { consumer: "a".into() }).unwrap();
+    assert!(matches!(next, Next::Run(Effect { action: Action::NodeDetach, .. })));
+    assert!(ended.claims[0].releasing && ended.claims[0].bound.as_ref().is_some_and(|bound| bound.ended));
+}
+
+#[test]
+fn what_a_volume_was_not_registered_with_is_not_claimed() {
+    let narrow = Claims { capabilities: vec![capability(SingleNodeWriter, FileSystem)], ..Claims::default() };
+    assert_eq!(admit(&narrow, &claim("a", "here", Write, SingleNodeWriter)), Ok(()));
+    let wide = claim("a", "here", Write, MultiNodeMultiWriter);
+    assert_eq!(admit(&narrow, &wide), Err(Refusal::NoCapability));
+    let writer = claim("a", "here", Write, MultiNodeReaderOnly);
+    assert_eq!(admit(&volume(false), &writer), Err(Refusal::ReaderOnly));
+}
+
+/// Actual state.
+#[derive(Clone, Default)]
+struct World {
+    attached: BTreeSet<String>,
+    /// Node id with which the volume was attached, by node.
+    ids: BTreeMap<String, String>,
+    /// Nodes that were detached by a call whose answer was written, and for which no attach was requested since.
+    detached: BTreeSet<String>,
+    /// Nodes for which the outcome of an attach or a detach is unknown.
+    unknown: BTreeSet<String>,
+    /// Consumers that may have mounts, each with its node.
+    mounted: BTreeMap<String, String>,
+}
+
+impl World {
+    /// Applies the effect. `known`: its outcome is known. Fails if the specification forbids the effect.
+    fn does(&mut self, effect: &Effect, id: &str, known: bool) {
+        let node = effect.node.clone();
+        if effect.action != Action::NodeDetach && self.attached.contains(&node) {
+            assert_eq!(self.ids[&node], id, "by another name it is another node");
+        }
+        match effect.action {
+            Action::Attach => {
+                self.ids.insert(node.clone(), id.to_owned());
+                self.attached.insert(node);
+            }
+            Action::NodeDetach => drop(self.mounted.remove(&effect.consumer)),
+            Action::Detach => {
+                let users: Vec<_> = self.mounted.iter().filter(|(_, at)| **at == node).collect();
+                assert!(users.is_empty(), "detached from {node} while {users:?} have it (CSI rule 23)");
+                assert!(!self.detached.contains(&node), "detached twice from {node}");
+                self.attached.remove(&node);
+                if known {
+                    self.detached.insert(node);
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Turn {
+    Claim {
+        consumer: u8,
+        node: u8,
+        mode: ClaimMode,
+        access_mode: AccessMode,
+    },
+    Release(u8),
+    Continue(u8),
+    Restart,
+    /// After a reboot no volume is mounted, and attached volumes stay attached. The plugin may have another id for the node
+    /// then.
+    Reboot {
+        renamed: bool,
+    },
+}
+
+/// Returns how an effect ends, and whether it happened.
+fn endings() -> impl Strategy<Value = (Outcome, bool)> {
+    prop_oneof![
+        4 => Just((Outcome::Done, true)),
+        1 => Just((Outcome::Again, false)),
+        1 => any::<bool>().prop_map(|lasts| (Outcome::NotSent(lasts.then(|| "no".to_owned())), false)),
+        2 => any::<bool>().prop_map(|happened| (Outcome::Unknown, happened)),
+        1 => Just((Outcome::Hopeless("no".to_owned()), false)),
+    ]
+}
+
+fn turns() -> impl Strategy<Value = Turn> {
+    let mode = prop_oneof![Just(Read), Just(Write)];
+    let access_mode = prop_oneof![
+        4 => Just(MultiNodeMultiWriter),
+        1 => proptest::sample::select(MODES.to_vec()),
+    ];
+    prop_oneof![
+        4 => (0..4_u8, 0..2_u8, mode, access_mode).prop_map(|(consumer, node, mode, access_mode)| {
+            Turn::Claim { consumer, node, mode, access_mode }
+        }),
+        3 => (0..4_u8).prop_map(Turn::Release),
+        2 => (0..4_u8).prop_map(Turn::Continue),
+        1 => Just(Turn::Restart),
+        1 => any::<bool>().prop_map(|renamed| Turn::Reboot { renamed }),
+    ]
+}
+
+fn is_attached(volume: &Claims, node: &str) -> bool {
+    volume.is_attached(node) == Some(true)
+}
+
+struct Run {
+    volume: Claims,
+    /// Capability that csid knows once it has probed the plugin.
+    attaches: bool,
+    node_id: String,
+    world: World,
+    endings: std::vec::IntoIter<(Outcome, bool)>,
+}
+
+impl Run {
+    /// Restarts csid on both nodes. Neither has probed the plugin yet.
+    fn restart(&mut self) {
+        self.volume.attaches = None;
+        self.volume.node_id.clear();
+        for node in ["n0", "n1"] {
+            self.turn(Event::Recovered { node: node.to_owned() }, false);
+        }
+    }
+
+    /// Runs one event and its effects to their end. `die`: csid is killed at the first effect, whose intent is written.
+    fn turn(&mut self, event: Event, die: bool) {
+        let consumer = match &event {
+            Event::Claim(claim) => claim.consumer.clone(),
+            Event::Release { consumer } | Event::Continue { consumer } => consumer.clone(),
+            _ => String::new(),
+        };
+        let Ok((volume, mut next)) = step(&self.volume, event) else { return };
+        self.volume = volume;
+        loop {
+            let (outcome, happened) = self.endings.next().unwrap_or((Outcome::Done, true));
+            let effect = match next {
+                Next::Run(effect) => effect,
+                // The plugin may be away for longer than any caller waits.
+                Next::Unseen if outcome == Outcome::Done => {
+                    self.volume.attaches = Some(self.attaches);
+                    self.volume.node_id.clone_from(&self.node_id);
+                    let seen = step(&self.volume, Event::Continue { consumer: consumer.clone() });
+                    (self.volume, next) = seen.expect("a claim goes on");
+                    continue;
+                }
+                _ => break,
+            };
+            assert!(
+                self.attaches || effect.action == Action::NodeDetach,
+                "it has no such call (CSI rule 19)"
+            );
+            // After the request the attachment may be there, whatever was answered.
+            let is_sent = die || !matches!(outcome, Outcome::NotSent(_));
+            if effect.action == Action::Attach && is_sent {
+                self.world.detached.remove(&effect.node);
+                assert!(
+                    !self.world.unknown.contains(&effect.node),
+                    "attached what is not known (CSI rule 25)"
+                );
+            }
+            if die || matches!(outcome, Outcome::Unknown | Outcome::Hopeless(_)) {
+                if effect.action != Action::NodeDetach {
+                    self.world.unknown.insert(effect.node.clone());
+                }
+            } else if (effect.action, &outcome) == (Action::Detach, &Outcome::Done) {
+                self.world.unknown.remove(&effect.node);
+            }
+            if happened {
+                let at = self.volume.attachments.iter().find(|at| at.node == effect.node);
+                let id = at.map(|at| at.node_id.clone()).unwrap_or_default();
+                self.world.does(&effect, &id, outcome == Outcome::Done && !die);
+            }
+            if die {
+                return;
+            }
+            let claimed = step(&self.volume, Event::Ended { effect, outcome });
+            let Ok((volume, following)) = claimed else { panic!("an effect's outcome was refused") };
+            self.volume = volume;
+            next = following;
+        }
+        let usable =
+            |claim: &&Claim| claim.state == ClaimState::Taken && is_attached(&self.volume, &claim.node);
+        for claim in self.volume.claims.iter().filter(usable) {
+            self.world.mounted.entry(claim.consumer.clone()).or_insert_with(|| claim.node.clone());
+        }
+    }
+
+    fn check(&self) {
+        for claim in self.volume.claims.iter().filter(|claim| claim.state == ClaimState::Taken) {
+            let attached = self.world.attached.contains(&claim.node);
+            let said = self.attaches && is_attached(&self.volume, &claim.node);
+            assert!(attached || !said, "{} has what is not attached", claim.consumer);
+        }
+        for node in &self.world.attached {
+            assert_ne!(self.volume.leg(node), Leg::Absent, "no row explains the attachment to {node}");
+        }
+        for at in &self.volume.attachments {
+            let claimed = self.volume.claims.iter().any(|claim| claim.node == at.node);
+            assert!(claimed, "nobody will detach {}", at.node);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_detached_too_early_or_twice_and_nothing_stays(
+        attaches: bool,
+        turns in proptest::collection::vec((turns(), any::<bool>()), 1..24),
+        endings in proptest::collection::vec(endings(), 0..48),
+    ) {
+        let (volume, endings) = (volume(attaches), endings.into_iter());
+        let node_id = volume.node_id.clone();
+        let mut run = Run { volume, attaches, node_id, world: World::default(), endings };
+        for (turn, die) in turns {
+            let name = |consumer: u8| format!("c{consumer}");
+
+            let event = match turn {
+                Turn::Claim { consumer, node, mode, access_mode } => {
+                    Event::Claim(claim(&name(consumer), &format!("n{node}"), mode, access_mode))
+                }
+                Turn::Release(consumer) => Event::Release { consumer: name(consumer) },
+                Turn::Continue(consumer) => Event::Continue { consumer: name(consumer) },
+                Turn::Restart => {
+                    run.restart();
+                    continue;
+                }
+                Turn::Reboot { renamed } => {
+                    run.volume.boot.push('+');
+                    run.node_id.push_str(if renamed { "+" } else { "" });
+                    run.world.mounted.clear();
+                    run.restart();
+                    continue;
+                }
+            };
+            run.turn(event, die);
+            if die {
+                run.restart();
+            }
+            run.check();
+        }
+        run.endings = Vec::new().into_iter();
+        for claim in &run.volume.claims.clone() {
+            run.turn(Event::Release { consumer: claim.consumer.clone() }, false);
+            run.check();
+        }
+        prop_assert!(run.volume.claims.is_empty() && run.volume.attachments.is_empty());
+        prop_assert!(run.world.attached.is_empty() && run.world.mounted.is_empty());
+    }
+}
+
+#[test]
+fn a_claim_whose_attach_is_refused_for_good_is_let_go() {
+    let wanted = claim("a", "here", Write, SingleNodeWriter);
+    let (volume, next) = step(&volume(true), Event::Claim(wanted)).unwrap();
+    let Next::Run(attach) = next else { panic!("{next:?}") };
+    assert_eq!((attach.action, volume.leg("here")), (Action::Attach, Leg::Making));
+    let refused = Event::Ended { effect: attach, outcome: Outcome::Hopeless("INVALID_ARGUMENT".into()) };
+    let (volume, next) = step(&volume, refused).unwrap();
+    // The attach may have been done in part.
+    let Next::Run(detach) = next else { panic!("{next:?}") };
+    assert_eq!((detach.action, volume.leg("here")), (Action::Detach, Leg::Removing));
+    let (volume, next) = step(&volume, Event::Ended { effect: detach, outcome: Outcome::Done }).unwrap();
+    assert_eq!((next, volume.claims.len(), volume.attachments.len()), (Next::Free, 0, 0));
+}
+
+#[test]
+fn an_attach_that_was_not_sent_is_not_undone() {
+    let wanted = claim("a", "here", Write, SingleNodeWriter);
+    let not_sent = |volume: &Claims, effect: &Effect, why: Option<&str>| {
+        let outcome = Outcome::NotSent(why.map(str::to_owned));
+        step(volume, Event::Ended { effect: effect.clone(), outcome }).unwrap()
+    };
+    let (making, next) = step(&volume(true), Event::Claim(wanted.clone())).unwrap();
+    let Next::Run(attach) = next else { panic!("{next:?}") };
+    let (free, next) = not_sent(&making, &attach, Some("no such credential"));
+    assert_eq!((next, free.claims.len(), free.attachments.len()), (Next::Free, 0, 0));
+    let (rests, next) = not_sent(&making, &attach, None);
+    assert_eq!((next, rests.leg("here")), (Next::Rest, Leg::Absent));
+    let (again, next) = step(&rests, Event::Continue { consumer: "a".into() }).unwrap();
+    assert_eq!((again, next), (making, Next::Run(attach)));
+
+    // The possible effect of an earlier try has to be rolled back all the same.
+    let (tried, _) = step(&volume(true), Event::Claim(wanted)).unwrap();
+    let (tried, next) = step(&tried, Event::Continue { consumer: "a".into() }).unwrap();
+    let Next::Run(second) = next else { panic!("{next:?}") };
+    assert_eq!(second.from.as_ref().map(|at| at.leg), Some(Leg::Making));
+    let (_, next) = not_sent(&tried, &second, Some("no"));
+    assert!(matches!(next, Next::Run(Effect { action: Action::Detach, .. })), "{next:?}");
+}
+
+#[test]
+fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
+    let mut held = holding(&[claim("a", "here", Write, SingleNodeWriter)]);
+    held.attaches = Some(true);
+    held.attachments.push(Attachment::new("here", Leg::Present));
+    let (held, next) = step(&held, Event::Release { consumer: "a".into() }).unwrap();
+    let Next::Run(unmount) = next else { panic!("{next:?}") };
+    let (held, next) = step(&held, Event::Ended { effect: unmount, outcome: Outcome::Done }).unwrap();
+    let Next::Run(detach) = next else { panic!("{next:?}") };
+    let hopeless = Outcome::Hopeless("SecretRequired".into());
+    let (parked, next) = step(&held, Event::Ended { effect: detach.clone(), outcome: hopeless }).unwrap();
+    assert_eq!((next, parked.claims[0].parked.as_str()), (Next::Rest, "SecretRequired"));
+    assert_eq!(parked.claims[0].state, ClaimState::NodeDetached);
+    let (again, next) = step(&parked, Event::Continue { consumer: "a".into() }).unwrap();
+    let detach = Effect { from: held.attachments.first().cloned(), ..detach };
+    assert_eq!((next, again.claims[0].parked.as_str()), (Next::Run(detach), ""));
+}
+
+#[test]
+fn what_an_operator_knows_is_gone_is_forgotten_with_its_attachment() {
+    let two =
+        [claim("a", "here", Write, MultiNodeMultiWriter), claim("b", "here", Write, MultiNodeMultiWriter)];
+    let mut held = Claims { attaches: Some(true), ..holding(&two) };
+    held.attachments.push(Attachment::new("here", Leg::Present));
+    let (held, next) = step(&held, Event::Forget { consumer: "a".into() }).unwrap();
+    assert_eq!((next, held.leg("here")), (Next::Free, Leg::Present), "the other one has it");
+    let (held, _) = step(&held, Event::Forget { consumer: "b".into() }).unwrap();
+    assert_eq!((held.leg("here"), held.claims.len()), (Leg::Absent, 0));
+    assert_eq!(step(&held, Event::Forget { consumer: "b".into() }), Err(Refusal::NoSuchClaim));
+}
+
+#[test]
+fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
+    let wanted = claim("a", "here", Write, SingleNodeWriter);
+    let mut held =
+        Claims { attaches: Some(true), boot: "now".into(), ..holding(std::slice::from_ref(&wanted)) };
+    held.attachments.push(Attachment {
+        boot: "before".into(),
+        node_id: held.node_id.clone(),
+        ..Attachment::new("here", Leg::Present)
+    });
+    let attach = Effect {
+        action: Action::Attach,
+        consumer: "a".into(),
+        node: "here".into(),
+        from: held.attachments.first().cloned(),
+    };
+    let (making, next) = step(&held, Event::Claim(wanted.clone())).unwrap();
+    assert_eq!((next, making.leg("here")), (Next::Run(attach.clone()), Leg::Making));
+
+    let unsent = Outcome::NotSent(None);
+    let mut with_others = making.clone();
+    with_others.attachments[0].secrets = Some(AttachSecrets { credential: None, given: true });
+    let ended = Event::Ended { effect: attach.clone(), outcome: unsent };
+    let (still, next) = step(&with_others, ended).unwrap();
+    assert_eq!((next, &still.attachments), (Next::Rest, &held.attachments), "also its boot and its secrets");
+    let refused = Outcome::Hopeless("gone".into());
+    let (still, next) = step(&making, Event::Ended { effect: attach.clone(), outcome: refused }).unwrap();
+    assert_eq!(next, Next::Rest);
+    assert!(still.claims[0].state == ClaimState::Taken && !still.claims[0].releasing);
+
+    let (done, next) = step(&making, Event::Ended { effect: attach, outcome: Outcome::Done }).unwrap();
+    assert_eq!((next, done.attachments[0].boot.as_str()), (Next::Taken, "now"));
+    assert_eq!(step(&done, Event::Claim(wanted)).unwrap(), (done, Next::Taken), "the same claim again");
+}
+
+#[test]
+fn what_attach_volume_attached_is_not_claimed() {
+    let mut held = volume(true);
+    let by_call = AttachCall {
+        uid: 7,
+        read_only: false,
+        secrets_given: false,
+        capability: capability(SingleNodeWriter, FileSystem),
+    };
+    held.attachments
+        .push(Attachment { by_call: Some(by_call), ..Attachment::new("elsewhere", Leg::Present) });
+    let answer = admit(&held, &claim("a", "here", Write, MultiNodeMultiWriter));
+    assert!(matches!(answer, Err(Refusal::Conflict { .. })), "{answer:?}");
+}
+
+#[test]
+fn what_does_not_attach_leaves_nothing_that_was_to_be_attached() {
+    let one = claim("a", "here", Write, SingleNodeWriter);
+    let unseen = Claims { attaches: None, ..volume(true) };
+    let (pending, next) = step(&unseen, Event::Claim(one.clone())).unwrap();
+    assert_eq!((next, pending.leg("here")), (Next::Unseen, Leg::Absent), "it is not decided");
+    assert!(!pending.claims[0].kept);
+    let seen = Claims { attaches: Some(false), ..pending };
+    let (taken, next) = step(&seen, Event::Continue { consumer: "a".into() }).unwrap();
+    assert_eq!((next, taken.attachments.len()), (Next::Taken, 0));
+
+    // An earlier csid decided it without having probed the plugin.
+    for leg in [Leg::Making, Leg::Removing] {
+        let mut held = Claims { attaches: None, ..holding(std::slice::from_ref(&one)) };
+        held.claims[0].state = ClaimState::NodeDetached;
+        held.attachments.push(Attachment::new("here", leg));
+        let release = || Event::Release { consumer: "a".into() };
+        assert_eq!(step(&held, release()).unwrap().1, Next::Unseen);
+        held.attaches = Some(false);
+        let (free, next) = step(&held, release()).unwrap();
+        assert_eq!((next, free.claims.len(), free.attachments.len()), (Next::Free, 0, 0));
+        // A volume that was attached once still is, though the controller is gone.
+        held.attachments[0].boot = "before".into();
+        assert!(matches!(step(&held, release()).unwrap().1, Next::Run(_)));
+    }
+}
+
+#[test]
+fn a_uid_has_only_so_many_claims_of_a_volume() {
+    let held: Vec<Claim> =
+        (0..OF_UID).map(|n| claim(&format!("c{n}"), "n", Write, MultiNodeMultiWriter)).collect();
+    let next = claim("one more", "n", Write, MultiNodeMultiWriter);
+    assert_eq!(admit(&holding(&held), &next), Err(Refusal::TooMany));
+    assert_eq!(admit(&holding(&held), &held[0]), Ok(()), "what is there may be asked for again");
+    assert_eq!(admit(&holding(&held[1..]), &next), Ok(()));
+    for uid in [0, 8] {
+        assert_eq!(admit(&holding(&held), &Claim { uid, ..next.clone() }), Ok(()), "uid {uid}");
+    }
+}
+
+/// A step costs the same for a volume with a thousand claims as for one with ten.
+#[test]
+fn a_step_copies_only_the_claim_it_changes() {
+    for others in [10, 1_000] {
+        let held: Vec<Claim> =
+            (0..others).map(|n| claim(&format!("c{n:04}"), "here", Write, MultiNodeMultiWriter)).collect();
+        let held = holding(&held);
+        let wanted = Claim { uid: 8, ..claim("c0005+", "here", Write, MultiNodeMultiWriter) };
+        let (taken, next) = step(&held, Event::Claim(wanted)).unwrap();
+        assert_eq!((next, taken.claims.len()), (Next::Taken, others + 1));
+        assert_eq!(taken.claims.shared_with(&held.claims), others);
+        let changed = held.claims.differences(&taken.claims);
+        assert_eq!(changed, [(None, taken.claim("c0005+"))]);
+        let (leaving, _) = step(&taken, Event::Release { consumer: "c0003".into() }).unwrap();
+        assert_eq!(leaving.claims.shared_with(&taken.claims), others);
+        assert_eq!(
+            taken.claims.differences(&leaving.claims),
+            [(taken.claim("c0003"), leaving.claim("c0003"))]
+        );
+        let (free, next) = step(&taken, Event::Forget { consumer: "c0005+".into() }).unwrap();
+        assert_eq!((next, free.claims.shared_with(&held.claims)), (Next::Free, others));
+    }
+}
+
+#[test]
+fn a_forgotten_claim_frees_who_waits_for_its_detach() {
+    let one = claim("a", "here", Write, SingleNodeMultiWriter);
+    let two = claim("b", "here", Write, SingleNodeMultiWriter);
+    let claims = holding(&[one, two]).claims;
+    let mut held = Claims { claims, node_id: "n".into(), ..volume(true) };
+    held.claims[1].state = ClaimState::Pending;
+    held.claims[0].releasing = true;
+    held.claims[0].state = ClaimState::NodeDetached;
+    held.attachments.push(Attachment::new("here", Leg::Removing));
+    let (after, next) = step(&held, Event::Forget { consumer: "a".into() }).unwrap();
+    assert_eq!((next, after.leg("here")), (Next::Free, Leg::Absent));
+    let (_, next) = step(&after, Event::Continue { consumer: "b".into() }).unwrap();
+    assert!(matches!(next, Next::Run(Effect { action: Action::Attach, .. })), "{next:?}");
+    // A claim that was answered keeps its attachment.
+    held.claims[1].state = ClaimState::Taken;
+    let (after, _) = step(&held, Event::Forget { consumer: "a".into() }).unwrap();
+    assert_eq!(after.leg("here"), Leg::Removing);
+}

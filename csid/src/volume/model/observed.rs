@@ -1,0 +1,95 @@
+//! Updates a volume's rows from the observed state of its mounts, for a request of a mount and at csid's start. A part of
+//! [`step`](super::step), and pure.
+
+use crate::store::rows::{Leg, MountKey, Phase};
+use crate::volume::model::volume::{Observed, Volume, rest, shows_it};
+
+/// Marks a mount that is dead, or not where its row says. The plugin still regards it as mounted, so its legs are negated
+/// before they are made again.
+pub(in crate::volume) fn gone(volume: &mut Volume, key: &MountKey, sight: Observed, phase: Phase) {
+    let Some(mount) = volume.mount_mut(key) else { return };
+    mount.phase = phase;
+    if mount.spec.target.is_some() {
+        let is_dead = sight == Observed::Dead && mount.target == Leg::Present;
+        // csid was replacing the dead bind at the target when csid ended.
+        let goes_on = sight == Observed::Unbound && mount.spec.healing && mount.target == Leg::Making;
+        mount.target = if is_dead || goes_on { Leg::Making } else { Leg::Removing };
+    }
+    if sight != Observed::Unbound {
+        mount.publish = Leg::Removing;
+    }
+    mount.spec.healing |= sight == Observed::Dead;
+}
+
+/// Sets the staging to `Removing` if the last publish has been removed. The staging may have been removed with it, so its state
+/// is unknown.
+pub(in crate::volume) fn none_left(volume: &mut Volume) {
+    let taken = volume.mounts.iter().any(|mount| mount.publish == Leg::Removing);
+    let left = volume.mounts.iter().any(|mount| mount.publish == Leg::Present);
+    if taken && !left && volume.row.stage == Leg::Present {
+        volume.row.stage = Leg::Removing;
+    }
+}
+
+/// Updates a volume's rows at a start of csid.
+pub(in crate::volume) fn recovered(volume: &mut Volume, same_boot: bool, sights: &[Observed]) {
+    let seen: Vec<(MountKey, Phase, Observed)> = volume
+        .mounts
+        .iter()
+        .zip(sights.iter().copied().chain(std::iter::repeat(Observed::Gone)))
+        .map(|(mount, sight)| (mount.key.clone(), mount.phase, sight))
+        .collect();
+    if !same_boot {
+        // The device numbers are valid only in the boot in which they were read.
+        volume.row.backing.clear();
+        // No mount outlives a boot. A mount that is observed all the same keeps the staging and itself: the boot was a
+        // container's, or a marker was lost. Block nodes are never observed here, because they may be left over.
+        let any = seen.iter().any(|(_, phase, sight)| *phase == Phase::Mounted && *sight != Observed::Gone);
+        if !any {
+            volume.row.stage = Leg::Absent;
+        }
+    }
+    for (key, phase, sight) in &seen {
+        let Some(mount) = volume.mount_mut(key) else { continue };
+        if !same_boot && (*phase != Phase::Mounted || *sight == Observed::Gone) {
+            mount.publish = Leg::Absent;
+            mount.target = Leg::Absent;
+            mount.device = None;
+            mount.spec.died.clear();
+        }
+        // A mount that died with the host is not healed. It comes back as `restore` says.
+        mount.spec.healing &= same_boot;
+        let rest = rest(mount);
+        match phase {
+            // The mount was answered once and is published. Only its target was under way, which csid binds without a request.
+            Phase::Mounting if same_boot && mount.kept && mount.publish == Leg::Present => {
+                mount.phase = Phase::Waiting;
+            }
+            // No caller received an answer for the mount, so it is rolled back.
+            Phase::Mounting => {
+                mount.phase = Phase::Unmounting;
+                let is_dead_bind = mount.target != Leg::Absent && !shows_it(mount);
+                if mount.publish == Leg::Making {
+                    mount.publish = Leg::Removing;
+                }
+                if mount.target == Leg::Making && !is_dead_bind {
+                    mount.target = Leg::Removing;
+                }
+                if volume.row.stage == Leg::Making {
+                    volume.row.stage = Leg::Removing;
+                }
+            }
+            Phase::Unmounting | Phase::Uncertain => mount.phase = Phase::Unmounting,
+            Phase::Mounted if matches!(sight, Observed::There | Observed::Dead) => {}
+            Phase::Mounted if !same_boot && *sight == Observed::Gone => mount.phase = rest,
+            // The publish stays with its user. The target is bound again only where the mount comes back by itself.
+            Phase::Mounted if *sight == Observed::Unbound && rest == Phase::Lost => {}
+            Phase::Mounted => gone(volume, key, *sight, rest),
+            Phase::Waiting if !same_boot => mount.phase = rest,
+            Phase::Lost | Phase::Waiting => {}
+        }
+    }
+    if same_boot {
+        none_left(volume);
+    }
+}

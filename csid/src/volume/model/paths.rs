@@ -1,0 +1,218 @@
+//! Paths of a volume's staging and of a mount's publish, below the plugin's root. The names are hashes of csid's own keys. No
+//! string of a caller or plugin becomes part of a path. A lost intent leads to the same path again.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::store::registry::VolumeName;
+use crate::store::rows::{AccessMode, MountKey, VolumeKey, WITHOUT_ID};
+
+pub const STAGING: &str = "staging";
+pub const PUBLISH: &str = "publish";
+/// Directory in which plugins publish. Only root may enter it.
+pub const PRIVATE: &str = "private";
+/// Name of the publish inside a directory that belongs to one mount.
+pub const VOLUME: &str = "volume";
+
+/// Returns the staging path, below the plugin's root (CSI rule 28: one per volume).
+pub fn staging(key: &VolumeKey) -> PathBuf {
+    Path::new(STAGING).join(name(key))
+}
+
+/// Returns the directory of all publishes of a volume.
+pub fn published(key: &VolumeKey) -> PathBuf {
+    Path::new(PUBLISH).join(name(key))
+}
+
+/// Returns the path where consumers find one mount. The directory above it belongs to this mount alone, or to the volume if the
+/// access mode allows one user at a time.
+pub fn publish(volume: &VolumeKey, mount: &MountKey, mode: AccessMode) -> PathBuf {
+    let path =
+        published(volume).join(digest(&[&mount.namespace, &mount.volume, &mount.consumer, &mount.tag]));
+    match mode {
+        AccessMode::SingleNodeWriter
+        | AccessMode::SingleNodeReaderOnly
+        | AccessMode::SingleNodeSingleWriter => path,
+        AccessMode::SingleNodeMultiWriter
+        | AccessMode::MultiNodeReaderOnly
+        | AccessMode::MultiNodeSingleWriter
+        | AccessMode::MultiNodeMultiWriter => path.join(VOLUME),
+    }
+}
+
+/// Returns the path at which the plugin publishes the mount that consumers find at `source` (CSI rule 29: unique for each
+/// mount). `None`: csid makes no path like `source`.
+pub fn private(source: &Path) -> Option<PathBuf> {
+    let of_volume = of_volume(source)?;
+    let own = source.strip_prefix(of_volume).ok()?.iter().next()?;
+    Some(root(source)?.join(PRIVATE).join(of_volume.file_name()?).join(own))
+}
+
+/// Returns the source paths whose [`private`] path may be `path`. Empty: `path` is no such path.
+pub fn found_at(path: &Path) -> Vec<PathBuf> {
+    let Some((directory, own)) = path.parent().zip(path.file_name()) else { return Vec::new() };
+    let kind = directory.parent().filter(|kind| kind.ends_with(PRIVATE));
+    let Some((root, of_volume)) = kind.and_then(Path::parent).zip(directory.file_name()) else {
+        return Vec::new();
+    };
+    let source = root.join(PUBLISH).join(of_volume).join(own);
+    vec![source.join(VOLUME), source]
+}
+
+/// Returns the directory of all publishes of the volume that is published at `source`. `None`: `source` is not below such a
+/// directory.
+pub fn of_volume(source: &Path) -> Option<&Path> {
+    source.ancestors().find(|path| path.parent().is_some_and(|parent| parent.ends_with(PUBLISH)))
+}
+
+/// Returns the plugin's root, below which `source` is published. `None`: `source` is below no directory of publishes.
+pub fn root(source: &Path) -> Option<&Path> {
+    of_volume(source)?.parent()?.parent()
+}
+
+/// Returns whether csid chose `path` to stage or to publish the volume. Any other path belongs to another manager. csid uses
+/// the mount there, and makes and removes nothing at that path itself.
+pub fn is_own(volume: &VolumeKey, path: &Path) -> bool {
+    let recorded = volume.external_id.strip_prefix(WITHOUT_ID).filter(|name| is_ours(name));
+    let name = recorded.map_or_else(|| name(volume), str::to_owned);
+    let published = Path::new(PUBLISH).join(&name);
+    let is_private =
+        path.parent().is_some_and(|directory| directory.ends_with(Path::new(PRIVATE).join(&name)));
+    is_private
+        || path.ends_with(Path::new(STAGING).join(&name))
+        || of_volume(path).is_some_and(|directory| directory.ends_with(published))
+}
+
+/// Returns whether `name` has the form of the names made here.
+pub fn is_ours(name: &str) -> bool {
+    name.len() == 32 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Returns the name of a volume's directories.
+pub fn name(key: &VolumeKey) -> String {
+    digest(&[&key.plugin, &key.external_id])
+}
+
+/// Returns the key of a volume of which only the name of its directories is known.
+pub fn without_id(plugin: &str, name: &str) -> VolumeKey {
+    VolumeKey { plugin: plugin.to_owned(), external_id: format!("{WITHOUT_ID}{name}") }
+}
+
+pub fn lacks_id(key: &VolumeKey) -> bool {
+    key.external_id.strip_prefix(WITHOUT_ID).is_some_and(is_ours)
+}
+
+/// Returns the key of a volume that the plugin is to create under this name. The volume has no external id yet, and no caller
+/// can pass an id with a control character. Requests to create the same name wait for each other.
+pub fn unborn(plugin: &str, name: &str) -> VolumeKey {
+    VolumeKey { plugin: plugin.to_owned(), external_id: format!("{UNBORN}{name}") }
+}
+
+pub fn is_unborn(key: &VolumeKey) -> bool {
+    key.external_id.starts_with(UNBORN)
+}
+
+/// Returns the name to give the plugin for a volume whose caller gives no name. The name is always the same for the same
+/// volume. It differs on every node, because a plugin returns the same volume for the same name.
+pub fn name_at_plugin(node: &str, name: &VolumeName) -> String {
+    format!("csid-{}", digest(&[node, &name.namespace, &name.volume]))
+}
+
+const UNBORN: &str = "\u{1}unborn:";
+
+/// Returns half of a SHA-256 over the parts. The length of each part precedes it, so two different lists of parts never form
+/// the same text.
+fn digest(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_ours_whatever_the_strings_are() {
+        let volume = VolumeKey { plugin: "local".into(), external_id: "../../etc".into() };
+        let mount = MountKey {
+            namespace: "a/b".into(),
+            volume: "..".into(),
+            consumer: "vol[0]".into(),
+            tag: "\u{1f980}".into(),
+        };
+        let path = publish(&volume, &mount, AccessMode::SingleNodeWriter);
+        let parts: Vec<&str> = path.iter().map(|part| part.to_str().unwrap()).collect();
+        assert!(
+            parts[0] == PUBLISH && parts.len() == 3 && is_ours(parts[1]) && is_ours(parts[2]),
+            "{parts:?}"
+        );
+        assert!(!is_ours("..") && !is_ours(&"A".repeat(32)));
+
+        let beside = publish(&volume, &mount, AccessMode::MultiNodeMultiWriter);
+        assert_eq!(beside, path.join(VOLUME), "a directory of the mount's own");
+        for path in [&path, &beside] {
+            let path = Path::new("/publish/plugin").join(path);
+            assert_eq!(of_volume(&path), Some(&*Path::new("/publish/plugin").join(published(&volume))));
+            assert_eq!(root(&path), Some(Path::new("/publish/plugin")));
+            let own = path.iter().find(|part| *part == parts[2]).unwrap();
+            let private_path = Path::new("/publish/plugin/private").join(parts[1]).join(own);
+            assert_eq!(private(&path).as_ref(), Some(&private_path));
+            assert!(found_at(&private_path).contains(&path) && found_at(&path).is_empty());
+        }
+        assert_eq!(private(Path::new("/publish/plugin/publish/volume")), None);
+    }
+
+    #[test]
+    fn only_paths_of_the_volumes_own_hash_are_own() {
+        let volume = VolumeKey { plugin: "local".into(), external_id: "v".into() };
+        let mount =
+            MountKey { namespace: "ns".into(), volume: "v".into(), consumer: "c".into(), tag: String::new() };
+        let root = Path::new("/srv/plugin");
+        let recorded = without_id("local", &name(&volume));
+        for mode in [AccessMode::SingleNodeWriter, AccessMode::MultiNodeMultiWriter] {
+            let own = root.join(publish(&volume, &mount, mode));
+            let private = private(&own).unwrap();
+            for own in [&own, &private] {
+                assert!(is_own(&volume, own) && is_own(&recorded, own), "{own:?}");
+            }
+        }
+        let own = root.join(staging(&volume));
+        assert!(is_own(&volume, &own) && is_own(&recorded, &own), "{own:?}");
+
+        let other = VolumeKey { external_id: "w".into(), ..volume.clone() };
+        let md5 = "d41d8cd98f00b204e9800998ecf8427e";
+        for foreign in [
+            root.join(staging(&other)),
+            root.join(publish(&other, &mount, AccessMode::SingleNodeWriter)),
+            root.join(STAGING).join(md5),
+            root.join(PUBLISH).join(md5).join(md5),
+            own.join("below"),
+            "/var/lib/other/publish/v/c".into(),
+            "/".into(),
+        ] {
+            assert!(!is_own(&volume, &foreign), "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn a_made_name_is_stable_and_each_nodes_own() {
+        let name = |volume: &str| VolumeName { namespace: "ns".into(), volume: volume.into() };
+        let made = name_at_plugin("n1", &name("a/\u{1f980}"));
+        assert_eq!(made, name_at_plugin("n1", &name("a/\u{1f980}")));
+        assert!(is_ours(made.strip_prefix("csid-").unwrap()), "{made}");
+        assert_ne!(made, name_at_plugin("n2", &name("a/\u{1f980}")));
+        assert_ne!(made, name_at_plugin("n1", &name("b")));
+        assert!(is_unborn(&unborn("p", "x")) && !is_unborn(&without_id("p", "x")));
+    }
+
+    #[test]
+    fn no_two_identities_share_a_path() {
+        assert_ne!(digest(&["ab", "c"]), digest(&["a", "bc"]));
+        assert_ne!(digest(&["a", ""]), digest(&["", "a"]));
+    }
+}

@@ -1,0 +1,826 @@
+//! Tests `step` against a small model of the world. Whatever the events, and however effects end, the rows explain every mount
+//! that is there, and no answered mount is forgotten.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::rows::{AccessMode, AttachmentMode, Propagation, Usage};
+use crate::store::rows::{MountSpec, Restore, VolumeKey};
+use crate::volume::model::admission::OF_UID;
+use crate::volume::model::write_ahead::{cover, foreseen};
+
+pub fn key(consumer: u8) -> MountKey {
+    MountKey {
+        namespace: "ns".into(),
+        volume: "vol".into(),
+        consumer: format!("c{consumer}"),
+        tag: String::new(),
+    }
+}
+
+pub fn usage(access_mode: AccessMode) -> Usage {
+    Usage {
+        access_mode,
+        attachment_mode: AttachmentMode::FileSystem,
+        fs_type: String::new(),
+        mount_flags: Vec::new(),
+        mount_group: String::new(),
+        context: BTreeMap::new(),
+        publish_context: BTreeMap::new(),
+    }
+}
+
+pub fn wanted(consumer: u8) -> DesiredMount {
+    let spec = MountSpec {
+        usage: usage(AccessMode::MultiNodeMultiWriter),
+        read_only: false,
+        target: consumer.is_multiple_of(2).then(|| format!("/srv/{consumer}")),
+        propagation: Propagation::Private,
+        suid: false,
+        dev: false,
+        restore: if consumer == 1 { Restore::Hold } else { Restore::Auto },
+        credential: None,
+        registered: false,
+        secrets_given: false,
+        secrets_beside: false,
+        healing: false,
+        died: Vec::new(),
+        node_id: String::new(),
+    };
+    DesiredMount { key: key(consumer), uid: 0, spec, operations: Vec::new() }
+}
+
+fn paths(consumer: u8) -> Paths {
+    Paths { staging: "/staging".into(), source: format!("/root/publish/v/{consumer}") }
+}
+
+pub const ABLE: Abilities = Abilities { stages: true, single_node_multi_writer: true, mount_group: true };
+
+pub fn volume() -> Volume {
+    Volume::new(VolumeKey { plugin: "p".into(), external_id: "x".into() }, "ns", "vol")
+}
+
+/// Returns a volume whose only mount is under way.
+pub fn begun() -> Volume {
+    let event = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    step(&volume(), event).unwrap_or_else(|refusal| panic!("{refusal:?}")).0
+}
+
+fn with(wanted: &DesiredMount, edit: impl FnOnce(&mut DesiredMount)) -> DesiredMount {
+    let mut other = wanted.clone();
+    edit(&mut other);
+    other
+}
+
+/// Actual state: the plugin's staging, its publishes, csid's binds.
+#[derive(Clone, Default)]
+struct World {
+    staged: bool,
+    published: BTreeSet<MountKey>,
+    bound: BTreeSet<MountKey>,
+    /// The server of the staged file system is gone, and with it every publish of it.
+    staged_dead: bool,
+    /// Mounts with a dead publish.
+    dead: BTreeSet<MountKey>,
+    /// Mounts whose target shows a dead file system.
+    dead_bound: BTreeSet<MountKey>,
+}
+
+impl World {
+    /// Applies the effect. Fails if the specification forbids the effect.
+    fn happen(&mut self, effect: &Effect, stages: bool) {
+        let key = effect.key.clone();
+        match effect.action {
+            Action::Stage => self.staged = true,
+            Action::Publish => {
+                assert!(self.staged || !stages, "rule 21: published before it was staged");
+                // A publish that may have been tried is repeated as it is. It may meet a file system that has died since.
+                let is_repeated = effect.from == Leg::Making;
+                assert!(is_repeated || !self.dead.contains(&key), "published over what is dead");
+                if self.staged_dead {
+                    self.dead.insert(key.clone());
+                }
+                self.published.insert(key);
+            }
+            Action::Bind => {
+                assert!(self.published.contains(&key), "bound what is not published");
+                self.dead_bound.remove(&key);
+                self.bound.insert(key);
+            }
+            Action::Unbind => {
+                self.bound.remove(&key);
+                self.dead_bound.remove(&key);
+            }
+            Action::Unpublish => {
+                assert!(!self.bound.contains(&key), "unpublished under a bind");
+                self.published.remove(&key);
+                self.dead.remove(&key);
+            }
+            Action::Unstage => {
+                assert!(self.published.is_empty(), "rule 22: unstaged while published");
+                assert!(self.bound.is_empty(), "unstaged while a target shows it");
+                self.staged = false;
+                self.staged_dead = false;
+            }
+        }
+    }
+
+    fn explained(&self, volume: &Volume) {
+        assert!(!self.staged || volume.row.stage != Leg::Absent, "a staging that no row explains");
+        for key in &self.published {
+            let row = volume.mount(key).expect("a publish without a row");
+            assert!(row.publish != Leg::Absent, "a publish that its row does not explain");
+        }
+        for key in self.bound.iter().chain(&self.dead_bound) {
+            let row = volume.mount(key).expect("a bind without a row");
+            assert!(row.target != Leg::Absent, "a bind that its row does not explain");
+        }
+        for row in volume.mounts.iter().filter(|row| row.phase == Phase::Mounted) {
+            assert_eq!(row.publish, Leg::Present, "called mounted");
+        }
+    }
+
+    fn sight(&self, row: &MountRow) -> Observed {
+        match (self.published.contains(&row.key), &row.spec.target) {
+            (false, _) => Observed::Gone,
+            (true, _) if self.dead.contains(&row.key) => Observed::Dead,
+            (true, Some(_)) if !self.bound.contains(&row.key) => Observed::Unbound,
+            (true, _) => Observed::There,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Mount(u8),
+    Unmount(u8),
+    Undo(u8),
+    /// csid dies here and starts again; the world stays.
+    Crash,
+    Reboot,
+    /// An unmount behind csid's back: of the published path, of the target, or of both.
+    Remove(u8, bool, bool),
+    /// The server of the volume dies.
+    Die,
+}
+
+/// End of an effect: whether it happened, and what csid learns of it. 0: csid dies before the outcome is written.
+#[derive(Clone, Debug)]
+struct End {
+    happened: bool,
+    told: u8,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let consumer = 0..3_u8;
+    prop_oneof![
+        6 => consumer.clone().prop_map(Act::Mount),
+        4 => consumer.clone().prop_map(Act::Unmount),
+        2 => consumer.clone().prop_map(Act::Undo),
+        2 => Just(Act::Crash),
+        1 => Just(Act::Reboot),
+        2 => (consumer, any::<bool>(), any::<bool>()).prop_map(|(c, source, target)| Act::Remove(c, source, target)),
+        2 => Just(Act::Die),
+    ]
+}
+
+fn end() -> impl Strategy<Value = End> {
+    (any::<bool>(), 0..10_u8).prop_map(|(happened, told)| End { happened, told })
+}
+
+struct Run {
+    volume: Volume,
+    world: World,
+    stages: bool,
+    /// Mounts that were answered and whose unmount was not requested since.
+    answered: BTreeSet<MountKey>,
+    ends: std::vec::IntoIter<End>,
+}
+
+impl Run {
+    fn step(&mut self, event: Event) -> Option<Next> {
+        let (volume, next) = step(&self.volume, event).ok()?;
+        self.volume = volume;
+        self.check();
+        Some(next)
+    }
+
+    fn check(&self) {
+        self.world.explained(&self.volume);
+        for key in &self.answered {
+            assert!(self.volume.mount(key).is_some_and(|row| row.kept), "an answered mount was forgotten");
+        }
+    }
+
+    fn crash(&mut self, same_boot: bool) {
+        if !same_boot {
+            self.world = World::default();
+        }
+        let sights = self.volume.mounts.iter().map(|row| self.world.sight(row)).collect();
+        self.step(Event::Recovered { same_boot, sights });
+    }
+
+    /// Runs the effects as the actor does. Failures are rolled back or given up. At most `tries` effects are run.
+    fn drive(&mut self, key: &MountKey, mut next: Next, tries: usize) -> bool {
+        // State of the journal. An intent that an earlier commit foresaw is not written again.
+        let mut written = self.volume.clone();
+        for _ in 0..tries {
+            let effect = match next {
+                Next::Run(effect) => effect,
+                Next::Mounted => {
+                    // An answered mount is there: staged, published, bound.
+                    let row = self.volume.mount(key).expect("answered without a row");
+                    assert_eq!(row.phase, Phase::Mounted);
+                    assert_eq!(self.world.sight(row), Observed::There, "answered and not there");
+                    assert!(!self.stages || self.world.staged, "answered and not staged");
+                    self.answered.insert(key.clone());
+                    return true;
+                }
+                Next::Gone | Next::Rest => {
+                    let under_way = self.volume.mount(key).is_some_and(|row| row.phase == Phase::Mounting);
+                    assert!(!under_way, "a mount ended without an end");
+                    return true;
+                }
+            };
+            let ahead = foreseen(&self.volume, &effect);
+            if !cover(&written, &ahead) {
+                written = ahead;
+            }
+            let end = self.ends.next().unwrap_or(End { happened: true, told: 7 });
+            // A publish of a dead file system is dead, and csid sees that.
+            let is_seen_dead = effect.action == Action::Publish
+                && (self.world.staged_dead || self.world.dead.contains(&effect.key));
+            let outcome = match end.told {
+                0 => {
+                    if end.happened {
+                        self.world.happen(&effect, self.stages);
+                    }
+                    self.volume = written;
+                    self.crash(true);
+                    return false;
+                }
+                1 => Outcome::NotSent,
+                2 | 8 | 9 => Outcome::Again,
+                3 => Outcome::Failed,
+                _ if is_seen_dead => Outcome::Failed,
+                _ => Outcome::Done { device: None },
+            };
+            let done = matches!(outcome, Outcome::Done { .. });
+            if done || (end.happened && outcome != Outcome::NotSent) {
+                self.world.happen(&effect, self.stages);
+            }
+            let makes = effect.action.makes();
+            let Some(after) = self.step(Event::Ended { effect, outcome, error: "failed".into() }) else {
+                return false;
+            };
+            next = if done {
+                after
+            } else {
+                let event = match (makes, end.happened) {
+                    // The same call is repeated, whether it has had its effect or not.
+                    (true, _) if end.told == 8 => Event::Continue { key: key.clone() },
+                    (true, _) if end.told == 9 => Event::Yield { key: key.clone() },
+                    (true, true) => Event::Undo { key: key.clone() },
+                    (_, false) => Event::Continue { key: key.clone() },
+                    (false, true) => {
+                        self.step(Event::GaveUp { key: key.clone() });
+                        return false;
+                    }
+                };
+                match self.step(event) {
+                    Some(next) => next,
+                    None => return false,
+                }
+            };
+        }
+        false
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Mount(consumer) => {
+                let key = key(consumer);
+                if let Some(row) = self.volume.mount(&key) {
+                    if !matches!(row.phase, Phase::Mounted | Phase::Lost | Phase::Waiting) {
+                        return self.act(Act::Undo(consumer));
+                    }
+                    if row.shows() {
+                        let sights = self.volume.mounts.iter().map(|row| self.world.sight(row)).collect();
+                        match self.step(Event::Seen { key: key.clone(), sights }) {
+                            Some(Next::Rest) => {}
+                            next => {
+                                next.map(|next| self.drive(&key, next, 40));
+                                return;
+                            }
+                        }
+                    }
+                }
+                let abilities = Abilities { stages: self.stages, ..ABLE };
+                let event = Event::Mount { wanted: wanted(consumer), paths: paths(consumer), abilities };
+                if let Some(next) = self.step(event) {
+                    self.drive(&key, next, 40);
+                }
+            }
+            Act::Unmount(consumer) => {
+                let key = key(consumer);
+                self.answered.remove(&key);
+                if let Some(next) = self.step(Event::Unmount { key: key.clone() }) {
+                    self.drive(&key, next, 40);
+                }
+            }
+            Act::Undo(consumer) => {
+                let key = key(consumer);
+                let under_way = self.volume.mount(&key).is_some_and(|row| {
+                    matches!(row.phase, Phase::Mounting | Phase::Unmounting | Phase::Uncertain)
+                });
+                if under_way && let Some(next) = self.step(Event::Undo { key: key.clone() }) {
+                    self.drive(&key, next, 40);
+                }
+            }
+            Act::Crash => self.crash(true),
+            Act::Reboot => self.crash(false),
+            Act::Remove(consumer, source, target) => {
+                let key = key(consumer);
+                if target {
+                    self.world.bound.remove(&key);
+                    self.world.dead_bound.remove(&key);
+                }
+                if source {
+                    self.world.published.remove(&key);
+                    self.world.dead.remove(&key);
+                }
+            }
+            Act::Die => {
+                self.world.staged_dead = self.world.staged;
+                self.world.dead.clone_from(&self.world.published);
+                let bound = std::mem::take(&mut self.world.bound);
+                self.world.dead_bound.extend(bound);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_sequence_makes_a_mount_that_the_rows_do_not_explain(
+        stages in any::<bool>(),
+        acts in proptest::collection::vec(act(), 1..24),
+        ends in proptest::collection::vec(end(), 0..64),
+    ) {
+        let mut run = Run { ends: ends.into_iter(), ..run(stages) };
+        for act in acts {
+            run.act(act);
+        }
+        // With a plugin that answers, all rows come to rest. Every requested mount can be made, whatever died. An unmounted one
+        // leaves nothing.
+        run.ends = Vec::new().into_iter();
+        for round in 0..12 {
+            run.act(Act::Mount(round % 3));
+        }
+        for consumer in 0..3 {
+            let row = run.volume.mount(&key(consumer));
+            prop_assert!(row.is_some_and(|row| run.world.sight(row) == Observed::There));
+        }
+        for consumer in 0..3 {
+            run.act(Act::Unmount(consumer));
+        }
+        prop_assert!(run.volume.mounts.is_empty());
+        prop_assert!(!run.world.staged && run.world.published.is_empty());
+        prop_assert!(run.world.bound.is_empty() && run.world.dead_bound.is_empty());
+    }
+}
+
+#[test]
+fn co_rule_25_a_repeated_making_is_negated_when_given_up() {
+    let mut volume = begun();
+    let key = key(0);
+    let stage = |from| Effect { action: Action::Stage, key: key.clone(), goal: key.clone(), from };
+    let ended = |from, outcome| Event::Ended { effect: stage(from), outcome, error: "timed out".into() };
+    let go_on = || Event::Continue { key: key.clone() };
+    for from in [Leg::Absent, Leg::Making, Leg::Making] {
+        let (after, _) = step(&volume, ended(from, Outcome::Again)).ok().unwrap();
+        let (after, next) = step(&after, go_on()).ok().unwrap();
+        assert_eq!(next, Next::Run(stage(Leg::Making)), "the same call, not its negation");
+        volume = after;
+    }
+    // A try that is not sent does not settle the earlier ones, nor does one that is refused.
+    for outcome in [Outcome::NotSent, Outcome::Again, Outcome::Failed] {
+        let (after, _) = step(&volume, ended(Leg::Making, outcome)).ok().unwrap();
+        let (_, next) = step(&after, Event::Undo { key: key.clone() }).ok().unwrap();
+        assert!(matches!(next, Next::Run(Effect { action: Action::Unstage, .. })), "{outcome:?}: {next:?}");
+    }
+    // A kept row rests as it is, and its next try repeats the call. Unmount negates it.
+    Arc::make_mut(&mut volume.mounts[0]).kept = true;
+    let (rests, next) = step(&volume, Event::Yield { key: key.clone() }).ok().unwrap();
+    assert_eq!((next, rests.mounts[0].phase, rests.row.stage), (Next::Rest, Phase::Waiting, Leg::Making));
+    let again = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    assert_eq!(step(&rests, again).ok().unwrap().1, Next::Run(stage(Leg::Making)));
+    let (_, next) = step(&rests, Event::Unmount { key: key.clone() }).ok().unwrap();
+    assert!(matches!(next, Next::Run(Effect { action: Action::Unstage, .. })), "{next:?}");
+}
+
+#[test]
+fn one_intent_serves_the_effects_of_a_mount_and_one_those_of_an_unmount() {
+    let commits = |mut volume: Volume, event: Event| {
+        let (mut written, mut commits) = (volume.clone(), 0);
+        let (after, mut next) = step(&volume, event).ok().unwrap();
+        volume = after;
+        while let Next::Run(effect) = next {
+            let ahead = foreseen(&volume, &effect);
+            if !cover(&written, &ahead) {
+                (written, commits) = (ahead, commits + 1);
+            }
+            let outcome = Outcome::Done { device: Some(1) };
+            (volume, next) =
+                step(&volume, Event::Ended { effect, outcome, error: String::new() }).ok().unwrap();
+        }
+        (volume, commits)
+    };
+    let mut wanted = wanted(0);
+    wanted.spec.target = None;
+    let key = wanted.key.clone();
+    let (mounted, commits_up) = commits(volume(), Event::Mount { wanted, paths: paths(0), abilities: ABLE });
+    assert_eq!((mounted.mounts[0].phase, commits_up), (Phase::Mounted, 1));
+    let (gone, commits_down) = commits(mounted, Event::Unmount { key });
+    assert_eq!((gone.mounts.len(), commits_down), (0, 1));
+}
+
+#[test]
+fn a_resting_mount_whose_publish_is_gone_is_published_again_before_it_is_bound() {
+    let mut run = run(true);
+    run.act(Act::Mount(0));
+    run.act(Act::Remove(0, false, true));
+    run.act(Act::Crash);
+    assert_eq!(run.volume.mounts[0].phase, Phase::Waiting, "its target is to be bound again");
+    run.act(Act::Remove(0, true, false));
+    run.act(Act::Mount(0));
+    assert_eq!(run.world.sight(&run.volume.mounts[0]), Observed::There);
+}
+
+fn run(stages: bool) -> Run {
+    let (volume, world, answered) = (volume(), World::default(), BTreeSet::new());
+    Run { volume, world, stages, answered, ends: Vec::new().into_iter() }
+}
+
+/// Consumer 1's mounts do not come back by themselves. Consumer 0 has a target.
+#[test]
+fn what_died_is_made_again_for_all_who_have_it() {
+    for stages in [false, true] {
+        let mut run = run(stages);
+        run.act(Act::Mount(0));
+        run.act(Act::Mount(1));
+        run.act(Act::Die);
+        run.act(Act::Mount(0));
+        let [first, second] = &run.volume.mounts[..] else { panic!("two rows") };
+        assert_eq!((first.phase, run.world.sight(first)), (Phase::Mounted, Observed::There));
+        assert_eq!((second.phase, second.spec.healing), (Phase::Waiting, true), "its turn comes by itself");
+        assert!(!first.spec.healing, "it is healed");
+        run.act(Act::Crash);
+        assert_eq!(run.volume.mounts[1].phase, Phase::Waiting);
+        run.act(Act::Mount(1));
+        assert_eq!(run.world.sight(&run.volume.mounts[1]), Observed::There);
+    }
+}
+
+/// The row keeps the device numbers that its target may still show, until the mount is healed.
+#[test]
+fn what_died_is_remembered_while_its_target_is_to_give_way() {
+    let Run { volume, .. } = run(true);
+    let wanted = wanted(0);
+    let key = wanted.key.clone();
+    let made = |(mut volume, mut next): (Volume, Next), number: u64, until: Option<Action>| {
+        while let Next::Run(effect) = next.clone() {
+            if Some(effect.action) == until {
+                break;
+            }
+            let device = (effect.action == Action::Publish).then_some(number);
+            let ended = Event::Ended { effect, outcome: Outcome::Done { device }, error: String::new() };
+            (volume, next) = step(&volume, ended).ok().unwrap();
+        }
+        (volume, next)
+    };
+    let event = Event::Mount { wanted, paths: paths(0), abilities: ABLE };
+    let (first, _) = made(step(&volume, event).ok().unwrap(), 1, None);
+    assert_eq!((first.mounts[0].device, &first.mounts[0].spec.died[..]), (Some(1), &[][..]));
+    // A server's file system may have the same number again.
+    for again in [2, 1] {
+        let died = Event::Seen { key: key.clone(), sights: vec![Observed::Dead] };
+        let binding = made(step(&first, died).ok().unwrap(), again, Some(Action::Bind));
+        let second = &binding.0;
+        assert_eq!((second.mounts[0].device, &second.mounts[0].spec.died[..]), (Some(again), &[1][..]));
+        let (healed, _) = made(binding, again, None);
+        assert_eq!((healed.mounts[0].phase, &healed.mounts[0].spec.died[..]), (Phase::Mounted, &[][..]));
+    }
+}
+
+#[test]
+fn another_boot_ends_a_healing_and_restore_decides() {
+    let mut run = run(true);
+    run.act(Act::Mount(0));
+    run.act(Act::Mount(1));
+    run.act(Act::Die);
+    run.ends = vec![End { happened: false, told: 1 }; 100].into_iter();
+    run.act(Act::Mount(0));
+    assert!(run.volume.mounts.iter().all(|row| row.spec.healing), "not done yet");
+    run.act(Act::Reboot);
+    run.ends = Vec::new().into_iter();
+    for row in &run.volume.mounts {
+        assert!(!row.spec.healing && row.publish == Leg::Absent);
+    }
+    assert_eq!(run.volume.mounts[1].phase, Phase::Lost, "held: two hosts could have it");
+}
+
+const PHASES: [Phase; 6] =
+    [Phase::Mounting, Phase::Mounted, Phase::Unmounting, Phase::Uncertain, Phase::Lost, Phase::Waiting];
+const LEGS: [Leg; 4] = [Leg::Absent, Leg::Making, Leg::Present, Leg::Removing];
+
+#[test]
+fn killed_while_a_target_is_bound_again_takes_nothing_down() {
+    for (target, restore) in [Leg::Making, Leg::Removing]
+        .into_iter()
+        .flat_map(|leg| [Restore::Auto, Restore::Hold].map(|restore| (leg, restore)))
+    {
+        let mut volume = begun();
+        volume.row.stage = Leg::Present;
+        let row = Arc::make_mut(&mut volume.mounts[0]);
+        (row.kept, row.publish, row.target, row.spec.restore) = (true, Leg::Present, target, restore);
+        (row.spec.secrets_given, row.spec.credential) = (true, None);
+        let (again, _) =
+            step(&volume, Event::Recovered { same_boot: true, sights: vec![Observed::Gone] }).unwrap();
+        let row = &again.mounts[0];
+        assert_eq!((row.phase, row.publish, again.row.stage), (Phase::Waiting, Leg::Present, Leg::Present));
+        assert!(!row.lacks_secrets(), "to bind it needs none");
+        let (after, _) =
+            step(&volume, Event::Recovered { same_boot: false, sights: vec![Observed::Gone] }).unwrap();
+        assert_eq!(after.mounts[0].publish, Leg::Absent, "no mount outlives a boot");
+    }
+}
+
+/// Combines every state of a row and of the volume with every event. The resulting rows explain everything that may be there.
+#[test]
+fn every_state_takes_every_event() {
+    let mut combinations = 0;
+    for (phase, stage, publish, target) in PHASES.into_iter().flat_map(|phase| {
+        LEGS.into_iter().flat_map(move |a| LEGS.into_iter().flat_map(move |b| LEGS.map(|c| (phase, a, b, c))))
+    }) {
+        for kept in [false, true] {
+            let mut before = volume();
+            before.row.staging = "/staging".into();
+            before.row.stage = stage;
+            let wanted = wanted(0);
+            before.mounts.push(Arc::new(MountRow {
+                key: wanted.key.clone(),
+                volume: before.row.key.clone(),
+                uid: 0,
+                spec: wanted.spec.clone(),
+                phase,
+                kept,
+                source: "/root/publish/v/0".into(),
+                published: String::new(),
+                publish,
+                target,
+                device: None,
+                error: String::new(),
+                operations: Vec::new(),
+                since_usec: 0,
+                modify_index: 0,
+            }));
+            for event in events(&wanted) {
+                combinations += 1;
+                let reboot = matches!(event, Event::Recovered { same_boot: false, .. });
+                let ended = match &event {
+                    Event::Ended { effect, outcome: Outcome::Done { .. }, .. } => Some(effect.action),
+                    Event::Ended { effect, outcome: Outcome::NotSent, .. } => Some(effect.action),
+                    _ => None,
+                };
+                let Ok((after, next)) = step(&before, event) else { continue };
+                let row = after.mount(&wanted.key);
+                if let Next::Run(effect) = &next {
+                    let leg = match effect.action {
+                        Action::Stage | Action::Unstage => after.row.stage,
+                        Action::Publish | Action::Unpublish => row.map_or(Leg::Absent, |row| row.publish),
+                        Action::Bind | Action::Unbind => row.map_or(Leg::Absent, |row| row.target),
+                    };
+                    assert_eq!(
+                        leg,
+                        if effect.action.makes() { Leg::Making } else { Leg::Removing },
+                        "the intent is written"
+                    );
+                }
+                // A leg that may be there becomes absent only by the acknowledged negation or by another boot.
+                let negated = |action| reboot || ended == Some(action);
+                let stays = |leg: Leg, now: Leg| leg == Leg::Absent || now != Leg::Absent;
+                assert!(stays(stage, after.row.stage) || negated(Action::Unstage) || negated(Action::Stage));
+                let (publish_now, target_now) =
+                    row.map_or((Leg::Absent, Leg::Absent), |row| (row.publish, row.target));
+                assert!(
+                    stays(publish, publish_now) || negated(Action::Unpublish) || negated(Action::Publish)
+                );
+                assert!(stays(target, target_now) || negated(Action::Unbind) || negated(Action::Bind));
+            }
+        }
+    }
+    println!("every_state_takes_every_event: {combinations} combinations");
+    assert_eq!(combinations, 6 * 4 * 4 * 4 * 2 * events(&wanted(0)).len());
+}
+
+fn events(wanted: &DesiredMount) -> Vec<Event> {
+    let key = wanted.key.clone();
+    let mut events = vec![
+        Event::Mount { wanted: wanted.clone(), paths: paths(0), abilities: ABLE },
+        Event::Unmount { key: key.clone() },
+        Event::Undo { key: key.clone() },
+        Event::Continue { key: key.clone() },
+        Event::GaveUp { key: key.clone() },
+        Event::Yield { key: key.clone() },
+        Event::Keep { key: key.clone() },
+    ];
+    for sight in [Observed::There, Observed::Dead, Observed::Unbound, Observed::Gone] {
+        events.push(Event::Seen { key: key.clone(), sights: vec![sight] });
+        for same_boot in [false, true] {
+            events.push(Event::Recovered { same_boot, sights: vec![sight] });
+        }
+    }
+    for action in Action::ALL {
+        for outcome in [Outcome::Done { device: None }, Outcome::NotSent, Outcome::Again, Outcome::Failed] {
+            let effect = Effect { action, key: key.clone(), goal: key.clone(), from: Leg::Absent };
+            events.push(Event::Ended { effect, outcome, error: "why".into() });
+        }
+    }
+    events
+}
+
+#[test]
+fn co_rule_34_a_second_consumer_needs_a_mode_for_it() {
+    use AccessMode::*;
+    let modes = [
+        (SingleNodeWriter, false),
+        (SingleNodeReaderOnly, false),
+        (SingleNodeSingleWriter, false),
+        (SingleNodeMultiWriter, true),
+        (MultiNodeReaderOnly, true),
+        (MultiNodeSingleWriter, false),
+        (MultiNodeMultiWriter, true),
+    ];
+    for (mode, second) in modes {
+        let reader = matches!(mode, SingleNodeReaderOnly | MultiNodeReaderOnly);
+        let set = |wanted: &mut DesiredMount| {
+            wanted.spec.usage.access_mode = mode;
+            wanted.spec.read_only = reader;
+        };
+        let event = Event::Mount { wanted: with(&wanted(0), set), paths: paths(0), abilities: ABLE };
+        let (volume, _) = step(&volume(), event).ok().unwrap();
+        let answer = admit(&volume, &with(&wanted(1), set), Some(ABLE));
+        assert_eq!(answer.is_ok(), second, "{mode:?}: {answer:?}");
+        if let Err(Refusal::Conflict { holders, .. }) = answer {
+            assert_eq!(holders, ["c0"], "the holder is named");
+        }
+        // Readers along with the one writer.
+        let third = with(&wanted(2), |wanted| {
+            set(wanted);
+            wanted.spec.read_only = true;
+        });
+        let beside = matches!(
+            mode,
+            SingleNodeMultiWriter | MultiNodeReaderOnly | MultiNodeSingleWriter | MultiNodeMultiWriter
+        );
+        assert_eq!(admit(&volume, &third, Some(ABLE)).is_ok(), beside, "{mode:?}");
+    }
+}
+
+#[test]
+fn users_share_everything_but_read_only() {
+    let event = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    let (volume, _) = step(&volume(), event).ok().unwrap();
+    type Edit = fn(&mut DesiredMount);
+    let edits: [(&str, Edit); 6] = [
+        ("the attachment mode", |w| w.spec.usage.attachment_mode = AttachmentMode::BlockDevice),
+        ("the access mode", |w| w.spec.usage.access_mode = AccessMode::SingleNodeMultiWriter),
+        ("the fs type", |w| w.spec.usage.fs_type = "xfs".into()),
+        ("the mount flags", |w| w.spec.usage.mount_flags = vec!["noatime".into()]),
+        ("the mount group", |w| w.spec.usage.mount_group = "7".into()),
+        ("the contexts", |w| drop(w.spec.usage.context.insert("a".into(), "b".into()))),
+    ];
+    for (what, edit) in edits {
+        let answer = admit(&volume, &with(&wanted(1), edit), Some(ABLE));
+        assert_eq!(answer, Err(Refusal::Conflict { what, holders: vec!["c0".into()] }));
+    }
+    assert_eq!(admit(&volume, &with(&wanted(1), |w| w.spec.read_only = true), Some(ABLE)), Ok(()));
+    let renamed = with(&wanted(1), |w| w.key.volume = "other".into());
+    assert!(matches!(admit(&volume, &renamed, Some(ABLE)), Err(Refusal::OtherName { .. })));
+}
+
+#[test]
+fn what_the_plugin_cannot_do_is_refused_before_it_is_asked() {
+    let poor = Abilities { stages: true, single_node_multi_writer: false, mount_group: false };
+    let multi = with(&wanted(0), |w| w.spec.usage.access_mode = AccessMode::SingleNodeMultiWriter);
+    let capability = "SINGLE_NODE_MULTI_WRITER";
+    assert_eq!(admit(&volume(), &multi, Some(poor)), Err(Refusal::NotSupported { capability }));
+    let group = with(&wanted(0), |w| w.spec.usage.mount_group = "7".into());
+    let capability = "VOLUME_MOUNT_GROUP";
+    assert_eq!(admit(&volume(), &group, Some(poor)), Err(Refusal::NotSupported { capability }));
+    let writer = with(&wanted(0), |w| w.spec.usage.access_mode = AccessMode::MultiNodeReaderOnly);
+    assert_eq!(admit(&volume(), &writer, Some(ABLE)), Err(Refusal::ReaderOnly));
+}
+
+#[test]
+fn an_identity_is_its_owners_and_its_options() {
+    let event = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    let (volume, _) = step(&volume(), event).ok().unwrap();
+    assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Ok(()));
+    assert_eq!(admit(&volume, &with(&wanted(0), |w| w.uid = 7), Some(ABLE)), Err(Refusal::NotOwner));
+    assert_eq!(
+        admit(&volume, &with(&wanted(0), |w| w.spec.suid = true), Some(ABLE)),
+        Err(Refusal::OtherOptions)
+    );
+}
+
+#[test]
+fn secrets_make_no_other_call_and_are_asked_for_again_at_rest() {
+    let given = with(&wanted(0), |w| w.spec.secrets_given = true);
+    let event = Event::Mount { wanted: given.clone(), paths: paths(0), abilities: ABLE };
+    let (mut volume, _) = step(&volume(), event).ok().unwrap();
+    assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Ok(()), "the same call, under way");
+    Arc::make_mut(&mut volume.mounts[0]).phase = Phase::Waiting;
+    assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Err(Refusal::SecretRequired));
+    assert_eq!(admit(&volume, &given, Some(ABLE)), Ok(()));
+    let named = with(&wanted(0), |w| w.spec.credential = Some("csid.ns.vol".into()));
+    let event = Event::Mount { wanted: named, paths: paths(0), abilities: ABLE };
+    let (volume, _) = step(&volume, event).ok().unwrap();
+    assert!(!volume.mounts[0].spec.needs_secrets(), "it comes back with the credential from now on");
+}
+
+#[test]
+fn a_uid_has_only_so_many_mounts_of_a_volume() {
+    let mine = |tag: usize| {
+        with(&wanted(1), |w| {
+            w.uid = 7;
+            w.key.tag = tag.to_string();
+        })
+    };
+    let event = Event::Mount { wanted: mine(0), paths: paths(0), abilities: ABLE };
+    let (mut volume, _) = step(&volume(), event).ok().unwrap();
+    for tag in 1..OF_UID {
+        let mut row = MountRow::clone(&volume.mounts[0]);
+        row.key = mine(tag).key;
+        volume.mounts.push(Arc::new(row));
+    }
+    assert_eq!(admit(&volume, &mine(OF_UID), Some(ABLE)), Err(Refusal::TooMany));
+    assert_eq!(admit(&volume, &mine(0), Some(ABLE)), Ok(()), "what is there may be asked for again");
+    assert_eq!(admit(&volume, &with(&mine(OF_UID), |w| w.uid = 0), Some(ABLE)), Ok(()));
+}
+
+/// Returns a volume whose staging was tried and is not known to be gone, with mounts of these consumers. `published`: consumers
+/// whose mounts are published.
+fn stuck(consumers: &[u8], published: &[u8]) -> Volume {
+    let mut volume = volume();
+    volume.row.staging = "/staging".into();
+    volume.row.stage = Leg::Removing;
+    for consumer in consumers {
+        let event = Event::Mount { wanted: wanted(*consumer), paths: paths(*consumer), abilities: ABLE };
+        volume = step(&volume, event).unwrap().0;
+    }
+    for consumer in published {
+        volume.mount_mut(&key(*consumer)).unwrap().publish = Leg::Present;
+    }
+    volume.mount_mut(&key(consumers[0])).unwrap().phase = Phase::Uncertain;
+    volume
+}
+
+#[test]
+fn the_last_forgotten_mount_takes_the_staging_along() {
+    let (volume, next) = step(&stuck(&[1], &[]), Event::Forget { key: key(1) }).unwrap();
+    assert!(volume.mounts.is_empty() && volume.row.stage == Leg::Absent && next == Next::Gone);
+    assert!(matches!(step(&volume, Event::Forget { key: key(1) }), Err(Refusal::NoSuchMount)));
+}
+
+#[test]
+fn who_waited_behind_a_forgotten_mount_stages() {
+    let (volume, _) = step(&stuck(&[1, 3], &[]), Event::Forget { key: key(1) }).unwrap();
+    assert_eq!(volume.row.stage, Leg::Absent);
+    let (_, next) = step(&volume, Event::Continue { key: key(3) }).unwrap();
+    assert!(matches!(next, Next::Run(Effect { action: Action::Stage, .. })), "{next:?}");
+}
+
+#[test]
+fn a_forgotten_mount_leaves_another_its_unstage() {
+    let mut volume = stuck(&[1, 3], &[]);
+    volume.mount_mut(&key(3)).unwrap().phase = Phase::Unmounting;
+    let (volume, _) = step(&volume, Event::Forget { key: key(1) }).unwrap();
+    assert_eq!(volume.row.stage, Leg::Removing);
+    let (_, next) = step(&volume, Event::Continue { key: key(3) }).unwrap();
+    assert!(matches!(next, Next::Run(Effect { action: Action::Unstage, .. })), "{next:?}");
+}
+
+#[test]
+fn a_forgotten_mount_leaves_others_their_staging() {
+    let (volume, _) = step(&stuck(&[1, 3], &[3]), Event::Forget { key: key(1) }).unwrap();
+    assert_eq!((volume.row.stage, volume.mounts.len()), (Leg::Removing, 1));
+    // Another mount is about to be staged, so the staging belongs to that mount.
+    let mut staging = stuck(&[1, 3], &[]);
+    staging.row.stage = Leg::Making;
+    let (volume, _) = step(&staging, Event::Forget { key: key(1) }).unwrap();
+    assert_eq!(volume.row.stage, Leg::Making);
+}

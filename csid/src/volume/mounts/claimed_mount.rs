@@ -1,0 +1,153 @@
+//! Mounts of registered volumes. Each needs the claim of its consumer, and uses what that claim has attached.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Kind, Result};
+use crate::store::Durability;
+use crate::store::registry::{Claim, Record, Registration, VolumeName};
+use crate::store::rows::{Leg, MountKey, MountRow, Phase};
+use crate::volume::api::views::Mounted;
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::executor::Executor;
+use crate::volume::lifecycle::is_healed;
+use crate::volume::model::claim;
+use crate::volume::model::volume::DesiredMount;
+use crate::volume::operation::message::Message;
+use crate::volume::operation::request::CallTarget;
+
+impl Executor<'_> {
+    /// Mounts a registered volume with its consumer's claim. Takes the claim if there is none.
+    pub(in crate::volume) async fn mount_claimed(
+        &mut self,
+        wanted: &mut DesiredMount,
+        claim: &Claim,
+        ahead: &[Claim],
+    ) -> Result<Mounted> {
+        let key = wanted.key.clone();
+        let mut registration = None;
+        let mut record = match self.row(&key).filter(|row| row.phase == Phase::Mounted) {
+            // A mount that is recorded and there needs no claim, even if every other component is away. A claim that exists has
+            // to stay.
+            Some(row) => {
+                wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone();
+                let record = self.shared.registry.record(VolumeName::of(&key)).await?;
+                if record.claim(&key.consumer).is_some() {
+                    claim::admit(&self.claims(&record), claim)
+                        .map_err(|refusal| claim_errors::refusal(refusal, &key, claim))?;
+                } else if claim.bound.is_some() {
+                    self.claim(&key, claim, ahead).await?;
+                    // The mount is already there, so it does not sync the claim.
+                    self.shared.synced().await?;
+                }
+                record
+            }
+            None => {
+                let record = self.claim(&key, claim, ahead).await?;
+                self.use_attachment(&record, wanted);
+                registration.clone_from(&record.registration);
+                record
+            }
+        };
+        self.heals = is_healed(&record);
+        let mut mounted = self.mount(wanted).await;
+        if mounted.is_ok()
+            && let Err(error) = self.rebind(&mut record, claim).await
+        {
+            mounted = Err(error);
+        }
+        match (&mounted, registration) {
+            (Err(_), _) => self.give_back(&key).await.unwrap_or_else(|error| claim_errors::log(&key, &error)),
+            (Ok(_), Some(registration)) => self.enlarge_later(wanted, &registration),
+            (Ok(_), None) => {}
+        }
+        mounted
+    }
+
+    /// Queues the rest of an expansion behind the requested mount, which does not wait for it. If it fails again, the next
+    /// mount tries it.
+    fn enlarge_later(&mut self, wanted: &DesiredMount, registration: &Registration) {
+        if registration.pending_expansion.is_some() {
+            let message = Message::Enlarge(wanted.key.clone(), wanted.uid, self.secrets.take());
+            self.shared.directory.tell(&self.rows.volume().row.key, message);
+        }
+    }
+
+    /// Finishes the expansion of a volume that is mounted. After an error the expansion stays due.
+    pub(in crate::volume) async fn enlarge(&mut self, key: &MountKey) -> Result<()> {
+        let Some(row) = self.row(key).filter(|row| row.phase == Phase::Mounted) else { return Ok(()) };
+        let uid = row.uid;
+        let Some(registration) = self.registered_as_mine(key).await?.registration else { return Ok(()) };
+        let target = CallTarget { key: key.clone(), uid, registration, is_registered: true };
+        self.finish_expansion(&target).await.inspect_err(|error| claim_errors::log(key, error))
+    }
+
+    /// Mounts a waiting row again.
+    pub(in crate::volume) async fn restore(&mut self, wanted: &mut DesiredMount) -> Result<Mounted> {
+        let mut registration = None;
+        if wanted.spec.registered {
+            let key = wanted.key.clone();
+            let record = self.registered_as_mine(&key).await?;
+            let is_its = |claim: &&Claim| !claim.releasing && claim.uid == wanted.uid;
+            let Some(claim) = record.claim(&key.consumer).filter(is_its).cloned() else {
+                return Err(claim_errors::unclaimed(&key));
+            };
+            let record = self.claim(&key, &claim, &[]).await?;
+            self.use_attachment(&record, wanted);
+            self.heals = is_healed(&record);
+            registration = record.registration;
+        }
+        let mounted = self.mount(wanted).await?;
+        if let Some(registration) = registration {
+            self.enlarge_later(wanted, &registration);
+        }
+        Ok(mounted)
+    }
+
+    /// Mounts again a mount that lost its server. The volume's other mounts that died with it wait from then on, and are
+    /// mounted after it.
+    pub(in crate::volume) async fn heal(&mut self, key: &MountKey) -> Result<()> {
+        let Some(row) = self.row(key).filter(|row| row.phase == Phase::Mounted) else { return Ok(()) };
+        let mut wanted = DesiredMount::of(row);
+        let healed = self.restore(&mut wanted).await;
+        let put_off = self.control.borrow().preempt;
+        if let Err(error) = &healed
+            && !put_off
+            && self.row(key).is_some_and(|row| row.phase == Phase::Mounted)
+        {
+            self.tell_unhealed(key, error).await;
+        }
+        let lacks =
+            |row: &&Arc<MountRow>| row.phase == Phase::Waiting && row.spec.healing && row.lacks_secrets();
+        let lacking: Vec<MountKey> =
+            self.rows.volume().mounts.iter().filter(lacks).map(|row| row.key.clone()).collect();
+        for key in &lacking {
+            self.tell_unhealed(key, &mount_errors::secret_required(key)).await;
+        }
+        healed.map(drop)
+    }
+
+    /// Writes into the row, and once into an event, why the mount is not made again.
+    async fn tell_unhealed(&mut self, key: &MountKey, error: &Error) {
+        let Some(row) = self.row(key).filter(|row| row.error != error.message) else { return };
+        let kind = if error.kind == Kind::SecretRequired { "secret-required" } else { "mount" };
+        let event = mount_errors::event(kind, Some(row), Some(error));
+        self.rows.remark(key, |row| row.error.clone_from(&error.message));
+        if let Err(error) = self.rows.persist(&self.shared.store, Durability::Process, event).await {
+            tracing::warn!(%error, "the journal could not be written");
+        }
+    }
+
+    /// Copies the attachment's present publish context into the request. After another boot the context may have changed.
+    pub(in crate::volume) fn use_attachment(&mut self, record: &Record, wanted: &mut DesiredMount) {
+        let context = record.attachment(&self.shared.node).map(|at| at.publish_context.clone());
+        let context = context.unwrap_or_default();
+        // A staged volume was staged with the context that its rows have.
+        if self.rows.volume().row.stage == Leg::Absent {
+            let keys: Vec<MountKey> = self.rows.volume().mounts.iter().map(|row| row.key.clone()).collect();
+            for key in keys.iter().filter(|key| VolumeName::of(key) == record.name) {
+                self.rows.remark(key, |row| row.spec.usage.publish_context.clone_from(&context));
+            }
+        }
+        wanted.spec.usage.publish_context = context;
+    }
+}

@@ -1,0 +1,259 @@
+//! Forget: root drops the row of a mount, or a claim with its mounts, although the plugin never confirmed their end. It is the
+//! last resort and always ends: it probes the kernel only.
+//!
+//! Forget interrupts an operation of the volume that waits for its plugin: a removal during its RPC, any other between two
+//! tries. It waits for the RPC of another consumer's mount to end.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Error, Kind, Result};
+use crate::host::{Backing, HostError, Sought};
+use crate::names::word;
+use crate::store::Durability;
+use crate::store::registry::{Claim, Record, VolumeName};
+use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent};
+use crate::volume::api::requests::ForgetRequest;
+use crate::volume::errors::mount as mount_errors;
+use crate::volume::events::FORGOTTEN;
+use crate::volume::executor::{Executor, PATIENCE};
+use crate::volume::manager::Volumes;
+use crate::volume::model::volume::Event;
+use crate::volume::mounts::effects;
+use crate::volume::operation::message::Message;
+use crate::volume::operation::orders::Order;
+
+impl Volumes {
+    /// Drops a mount's row, or a claim's row with its mounts, as it is. Returns Busy while any mount namespace shows such a
+    /// mount.
+    pub async fn forget(&self, request: ForgetRequest) -> Result<()> {
+        let ForgetRequest { key, node, all_tags, claim, must_exist, wait } = request;
+        self.shared.changeable()?;
+        let missing = self.mounts_of(&key, all_tags || claim).await?.is_empty();
+        let name = VolumeName::of(&key);
+        let record = match self.shared.registry.is_empty() {
+            true => None,
+            false => Some(self.shared.registry.record(name).await?),
+        };
+        let claimed = record.as_ref().and_then(|record| record.claim(&key.consumer)).filter(|_| claim);
+        if claimed.is_some_and(|claim| node.is_some_and(|node| node != claim.node)) {
+            let text = format!("{} has claimed {} on another node", key.consumer, mount_errors::name(&key));
+            return Err(Error::not_found(text));
+        }
+        if let Some(claim) = claimed.filter(|claim| claim.node != self.shared.node) {
+            return Err(of_another_node(&key, claim));
+        }
+        if missing && claimed.is_none() {
+            self.shared.synced().await?;
+            if !must_exist {
+                return Ok(());
+            }
+            let others = self.mounts_of(&key, true).await?;
+            let tags = others.into_iter().map(|row| row.key.tag).collect();
+            return Err(mount_errors::no_mount(&key, tags, Vec::new()));
+        }
+        let volume = self.shared.directory.find(&key).or_else(|| record.map(|record| record.volume));
+        let volume = volume.ok_or_else(|| Error::internal("a mount's volume has no rows"))?;
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        let order = Order { key: key.clone(), all_tags: all_tags || claim, claim, reply };
+        self.shared.directory.send(&volume, &key, Message::Forget(order));
+        let answered = async {
+            answer.await.unwrap_or_else(|_| {
+                Err(self.shared.store.writable().err().unwrap_or_else(mount_errors::shutting_down))
+            })
+        };
+        let answered = match wait.deadline {
+            None => answered.await,
+            Some(at) => tokio::time::timeout_at(at.into(), answered).await.unwrap_or_else(|_| {
+                let text = "the deadline passed before it was forgotten; it is forgotten yet";
+                Err(Error::new(Kind::TimedOut, text))
+            }),
+        };
+        answered.map_err(|error| {
+            error.with(|details| {
+                details.namespace.get_or_insert_with(|| key.namespace.clone());
+                details.volume.get_or_insert_with(|| key.volume.clone());
+                details.plugin.get_or_insert_with(|| volume.plugin.clone());
+                details.step.get_or_insert("forget");
+            })
+        })
+    }
+}
+
+fn of_another_node(key: &MountKey, claim: &Claim) -> Error {
+    let text = format!(
+        "{} has claimed {} on node {}, whose mounts are not seen from here",
+        key.consumer,
+        mount_errors::name(key),
+        claim.node
+    );
+    Error::new(Kind::NotSupported, text)
+}
+
+impl Executor<'_> {
+    /// Carries out root's orders to forget, between two effects.
+    pub(in crate::volume) async fn carry_out(&mut self) {
+        let orders = std::sync::Arc::clone(&self.orders);
+        while let Some(order) = orders.take() {
+            let ended = self.forget(&order).await;
+            // A caller that has gone gets the answer when it repeats the call.
+            let _ = order.reply.send(ended);
+        }
+    }
+
+    /// Returns whether the consumer's claim was forgotten since `record` was read. Reads `record` again.
+    pub(in crate::volume) async fn forgot(&mut self, record: &mut Record, consumer: &str) -> Result<bool> {
+        let now = self.shared.registry.record(record.name.clone()).await?;
+        let forgot = record.claim(consumer).is_some() && now.claim(consumer).is_none();
+        *record = now;
+        Ok(forgot)
+    }
+
+    async fn forget(&mut self, order: &Order) -> Result<()> {
+        let Order { key, all_tags, claim, .. } = order;
+        let keys = match all_tags {
+            true => self.mounts_of(key),
+            false => vec![key.clone()],
+        };
+        for key in &keys {
+            self.forget_mount(key).await?;
+        }
+        let claim_key = MountKey { tag: String::new(), ..key.clone() };
+        if *claim {
+            return self.release(&claim_key, crate::volume::api::requests::Authority::Any(0), true).await;
+        }
+        // Releases the claim that a Mount took implicitly, after its last mount.
+        if self.mounts_of(key).is_empty() && !self.shared.registry.is_empty() {
+            let record = self.shared.registry.record(VolumeName::of(key)).await?;
+            if let Some(claim) = record.claim(&key.consumer).filter(|claim| claim.by_mount) {
+                let go_on = Message::Continue(claim_key, claim.uid);
+                self.shared.directory.tell(&self.rows.volume().row.key, go_on);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a mount in one commit. A csid that is killed before the commit has the row as it was, and after it no row.
+    async fn forget_mount(&mut self, key: &MountKey) -> Result<()> {
+        let Some(row) = self.row(key).cloned() else { return self.shared.synced().await };
+        let with_staging = self.rows.volume().forgets_staging(key);
+        self.refuse_while_mounted(&row, with_staging).await?;
+        let staging = self.rows.volume().row.staging.clone();
+        let event = forgotten(&row, &staging, self.rows.volume().row.stage);
+        let forget = Event::Forget { key: key.clone() };
+        self.rows
+            .step(forget)
+            .map_err(|refusal| Error::internal(format!("a forget was refused: {refusal:?}")))?;
+        self.clean_up(key);
+        self.persist(Durability::Disk, Some(event)).await.map_err(|failure| failure.error)?;
+        let (plugin, name) = (&self.rows.volume().row.key.plugin, mount_errors::name(key));
+        tracing::warn!(
+            consumer = key.consumer,
+            tag = key.tag,
+            "plugin {plugin}, {name}: a mount was forgotten"
+        );
+        Ok(())
+    }
+
+    /// Returns Busy while a mount namespace shows a mount of the row: at its paths, at its target, or of its file system or
+    /// device. `with_staging`: also while one shows the staging, or while the volume's block device is held exclusively.
+    async fn refuse_while_mounted(&self, row: &MountRow, with_staging: bool) -> Result<()> {
+        let (host, volume) = (&self.shared.host, self.rows.volume());
+        let staging = Some(&volume.row.staging).filter(|path| !path.is_empty());
+        let own = [row.source.as_str(), row.published()].into_iter();
+        let below: Vec<PathBuf> =
+            own.chain(staging.filter(|_| with_staging).map(String::as_str)).map(PathBuf::from).collect();
+        let target = row.spec.target.as_ref().filter(|_| row.target != Leg::Absent).map(PathBuf::from);
+        let mut backing = effects::known(&volume.row).map_err(|failure| failure.error)?;
+        if backing == Backing::default() {
+            // No removal has begun. Only the device number of the mounts is known.
+            let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
+            let (node, had) = if is_block { (row.device, None) } else { (None, row.device) };
+            backing = host.backing(Vec::new(), node, had).await?;
+        }
+        let sought = Sought {
+            below,
+            target,
+            device: row.device,
+            shown: backing.shown.clone(),
+            everywhere: with_staging,
+            base: self.shared.directories.state.clone(),
+        };
+        let mounted = host.still_mounted(sought.clone()).await?;
+        if let Some(first) = mounted.first() {
+            let holders = host.holders(first);
+            let holders = tokio::time::timeout(PATIENCE, holders).await.unwrap_or_default();
+            return Err(still_mounted(&mounted, &row.key.consumer, holders));
+        }
+        let found = host.still_elsewhere(sought).await?;
+        if !found.is_empty() {
+            let holders = host.holders_elsewhere(&found).await;
+            return Err(mount_errors::busy_elsewhere(Path::new(&row.source), &row.key.consumer, holders));
+        }
+        if !with_staging {
+            return Ok(());
+        }
+        // This call does not run among the plugin's own calls, because hung ones would block it.
+        match host.is_held("", &backing).await {
+            Ok(None) => Ok(()),
+            // Another disk may have the number by now, and Forget always ends.
+            Ok(Some(device)) if backing.is_remembered() => {
+                tracing::warn!(
+                    volume = mount_errors::name(&row.key),
+                    device,
+                    "a device of this number is in use"
+                );
+                Ok(())
+            }
+            Ok(Some(device)) => Err(mount_errors::still_held(&device, &row.key.consumer)),
+            // The last resort also ends if the device does not answer: no table has mounts of it.
+            Err(error @ HostError::Hung(_)) => {
+                tracing::warn!(volume = mount_errors::name(&row.key), %error, "the block device was not asked");
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Number of paths that an error names.
+const NAMED: usize = 16;
+
+fn still_mounted(paths: &[PathBuf], consumer: &str, holders: Vec<String>) -> Error {
+    let named: Vec<String> = paths.iter().take(NAMED).map(|path| path.display().to_string()).collect();
+    let text =
+        format!("it is still mounted, at {}; it is forgotten only when that is unmounted", named.join(", "));
+    Error::new(Kind::Busy, text).with(|details| {
+        details.holders = std::iter::once(consumer.to_owned()).chain(holders).collect();
+    })
+}
+
+/// Returns an event with all that was known of the mount.
+fn forgotten(row: &MountRow, staging: &str, stage: Leg) -> NewEvent {
+    let mut event = mount_errors::event(FORGOTTEN, Some(row), None).unwrap_or(NewEvent {
+        kind: FORGOTTEN,
+        subject: mount_errors::name(&row.key),
+        details: Default::default(),
+    });
+    let usage = &row.spec.usage;
+    let facts = [
+        ("external-id", row.volume.external_id.clone()),
+        ("state", word(row.phase).to_owned()),
+        ("staging", staging.to_owned()),
+        ("source", row.source.clone()),
+        ("published", row.published().to_owned()),
+        ("target", row.spec.target.clone().unwrap_or_default()),
+        ("access-mode", word(usage.access_mode).to_owned()),
+        ("attachment-mode", word(usage.attachment_mode).to_owned()),
+        ("fs-type", usage.fs_type.clone()),
+        ("last-error", row.error.clone()),
+    ];
+    event.details.extend(facts.map(|(key, text)| (key, Value::from(text))));
+    for (key, leg) in [("stage", stage), ("publish", row.publish), ("bind", row.target)] {
+        event.details.insert(key, serde_json::to_value(leg).unwrap_or_default());
+    }
+    event.details.insert("read-only", Value::from(row.spec.read_only));
+    event.details.insert("since", Value::from(row.since_usec));
+    event
+}

@@ -1,0 +1,62 @@
+//! Node id with which a mount's attachment was made. The plugin may give this node another one later.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::plugin::{ATTACHES, Ready};
+use crate::store::rows::{Leg, MountRow, MountSpec};
+use crate::volume::executor::Executor;
+use crate::volume::model::volume::{Action, DesiredMount, Effect};
+
+impl Executor<'_> {
+    /// Returns the node id of the attachment that is staged, or is to be staged. Empty: it is not known or not needed.
+    pub(in crate::volume) fn staged_under(&self, ready: &Ready, wanted: &DesiredMount) -> String {
+        let volume = self.rows.volume();
+        if volume.row.stage != Leg::Absent {
+            let known = volume.mounts.iter().map(|row| &row.spec.node_id).find(|id| !id.is_empty());
+            return known.cloned().unwrap_or_default();
+        }
+        match self.row(&wanted.key).filter(|row| row.publish != Leg::Absent) {
+            Some(row) => row.spec.node_id.clone(),
+            None => self.node_id_now(ready, &wanted.spec),
+        }
+    }
+
+    /// Returns the present node id. Empty: it is not needed, because a claim's attachment has its own, or the plugin does not
+    /// attach.
+    fn node_id_now(&self, ready: &Ready, spec: &MountSpec) -> String {
+        match spec.registered || self.shared.plugins.can(ready.id(), ATTACHES) == Some(false) {
+            true => String::new(),
+            false => ready.node_id().to_owned(),
+        }
+    }
+
+    /// Writes the node id into the rows before the volume is staged, or before it is published if nothing is staged. The id may
+    /// have changed since the rows were begun (CSI rule 23).
+    pub(in crate::volume) async fn note_node_id(&mut self, effect: &Effect, ready: &Ready) -> Result<()> {
+        let volume = self.rows.volume();
+        let stages = !volume.row.staging.is_empty();
+        let its = volume.mounts.iter().filter(|row| effect.action == Action::Stage || row.key == effect.key);
+        if !matches!((effect.action, stages), (Action::Stage, _) | (Action::Publish, false)) {
+            return Ok(());
+        }
+        let ids: Vec<_> = its.map(|row| (row.key.clone(), self.node_id_now(ready, &row.spec))).collect();
+        for (key, node_id) in ids {
+            self.rows.remark(&key, |row| row.spec.node_id = node_id);
+        }
+        self.rows.intend(&self.shared.store, effect).await
+    }
+
+    /// Returns whether a mount here is or may be staged under this node id. The plugin may have changed the id since.
+    pub(in crate::volume) async fn is_staged_under(&mut self, node_id: &str) -> Result<bool> {
+        let volume = self.rows.volume();
+        let is_staged = |row: &&Arc<MountRow>| volume.row.stage != Leg::Absent || row.publish != Leg::Absent;
+        let staged: Vec<_> = volume.mounts.iter().filter(is_staged).collect();
+        if staged.iter().any(|row| row.spec.node_id == node_id) {
+            return Ok(true);
+        }
+        let is_known = !staged.is_empty() && staged.iter().all(|row| !row.spec.node_id.is_empty());
+        // While the staged node id is not known, it may be the plugin's present one.
+        Ok(!is_known && self.ready().await?.node_id() == node_id)
+    }
+}

@@ -1,0 +1,304 @@
+//! The rows of each volume: kept here while it has no work, else owned by its actor. Also which volume has a name, and which mount
+//! has a target.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::mpsc;
+
+use crate::error::{Error, Kind, Result};
+use crate::store::registry::VolumeName;
+use crate::store::rows::{MountKey, VolumeKey};
+use crate::volume::model::paths;
+use crate::volume::model::volume::Volume;
+use crate::volume::operation::journal::JournaledVolume;
+use crate::volume::operation::message::Message;
+use crate::volume::operation::request::{OperationRequest, Waiter};
+use crate::volume::operation::table::Recovering;
+
+/// (namespace, volume)
+type Name = (String, String);
+
+enum Slot {
+    Rest(Volume),
+    /// An actor. The names and targets are those of its rows, and of the requests since its start.
+    Running {
+        task: mpsc::UnboundedSender<Message>,
+        taken: Taken,
+    },
+}
+
+/// The names and targets of a volume; each can be taken once.
+#[derive(Default)]
+struct Taken {
+    names: Vec<Name>,
+    targets: Vec<String>,
+}
+
+impl Taken {
+    fn by(volume: &Volume) -> Self {
+        let mut taken = Taken::default();
+        if !volume.mounts.is_empty() {
+            taken.names.push((volume.row.namespace.clone(), volume.row.volume.clone()));
+        }
+        taken.targets = volume.mounts.iter().filter_map(|mount| mount.spec.target.clone()).collect();
+        taken
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    slots: HashMap<VolumeKey, Slot>,
+    names: HashMap<Name, VolumeKey>,
+    /// The mount of each target. A target has one mount.
+    targets: HashMap<String, MountKey>,
+}
+
+/// A function that starts the actor of a volume. The actor owns the rows and reads the inbox until it returns the rows.
+pub(in crate::volume) type Spawn = Box<dyn Fn(Volume, mpsc::UnboundedReceiver<Message>) + Send + Sync>;
+
+pub(in crate::volume) struct Directory {
+    table: Mutex<Table>,
+    spawn: Spawn,
+}
+
+impl Directory {
+    /// Makes an empty directory, which starts actors with `spawn`.
+    pub(in crate::volume) fn new(spawn: Spawn) -> Self {
+        Directory { table: Mutex::default(), spawn }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the volume that has this (namespace, volume) now.
+    pub(in crate::volume) fn find(&self, key: &MountKey) -> Option<VolumeKey> {
+        self.lock().names.get(&(key.namespace.clone(), key.volume.clone())).cloned()
+    }
+
+    /// Returns why this volume cannot have this name: the volume or the name is in use with another one. `None`: it can.
+    pub(in crate::volume) fn in_use(&self, name: &VolumeName, key: &VolumeKey) -> Option<String> {
+        let table = self.lock();
+        let own = (name.namespace.clone(), name.volume.clone());
+        match table.names.get(&own) {
+            Some(other) if other != key => {
+                return Some(format!(
+                    "{name} is external id `{}` of plugin {}",
+                    other.external_id, other.plugin
+                ));
+            }
+            _ => {}
+        }
+        let other = table.names.iter().find(|(other, volume)| *volume == key && **other != own)?;
+        Some(format!(
+            "external id `{}` of plugin {} is {}/{}",
+            key.external_id, key.plugin, other.0.0, other.0.1
+        ))
+    }
+
+    /// Sends a request to the actor of a volume, and starts the actor if there is none. A name means one volume while it is in
+    /// use.
+    pub(in crate::volume) fn ask(
+        &self,
+        key: &VolumeKey,
+        work: OperationRequest,
+        waiter: Waiter,
+    ) -> Result<()> {
+        let name = (work.key().namespace.clone(), work.key().volume.clone());
+        let mut table = self.lock();
+        match table.names.get(&name) {
+            Some(other) if other != key && !paths::is_unborn(key) => {
+                let text = format!(
+                    "{}/{} is external id `{}` of plugin {} as long as it is in use",
+                    name.0, name.1, other.external_id, other.plugin
+                );
+                return Err(Error::new(Kind::AlreadyExists, text));
+            }
+            _ => {}
+        }
+        let target = work.target();
+        if let Some(target) = target
+            && table.targets.get(target).is_some_and(|holder| holder != work.key())
+        {
+            let text =
+                format!("target {target} shows another mount; unmount that first, or choose another target");
+            return Err(Error::new(Kind::ClaimConflict, text));
+        }
+        if let Some(target) = target {
+            table.targets.insert(target.to_owned(), work.key().clone());
+        }
+        table.name(&name, key);
+        let (task, taken) = table.task(&self.spawn, key, &name);
+        taken.names.push(name);
+        taken.targets.extend(target.map(str::to_owned));
+        // An actor gives up its slot under this lock, and only if its inbox is empty, so it reads this message.
+        let _ = task.send(Message::Ask(work, waiter));
+        Ok(())
+    }
+
+    /// Has the actor of a volume continue a claim.
+    pub(in crate::volume) fn go_on(&self, key: &VolumeKey, claim: MountKey, uid: u32) {
+        self.send(key, &claim.clone(), Message::Continue(claim, uid));
+    }
+
+    /// Sends a message without a caller, about `claim`, to the actor of a volume. Starts the actor if there is none.
+    pub(in crate::volume) fn send(&self, key: &VolumeKey, claim: &MountKey, message: Message) {
+        let mut table = self.lock();
+        let name = (claim.namespace.clone(), claim.volume.clone());
+        if !table.names.contains_key(&name) {
+            table.name(&name, key);
+        }
+        let (task, taken) = table.task(&self.spawn, key, &name);
+        taken.names.push(name);
+        let _ = task.send(message);
+    }
+
+    /// Returns the mount that has `path` as its target.
+    pub(in crate::volume) fn holder(&self, path: &str) -> Option<MountKey> {
+        self.lock().targets.get(path).cloned()
+    }
+
+    /// Returns the rows of a volume at rest.
+    pub(in crate::volume) fn at_rest(&self, key: &VolumeKey) -> Option<Volume> {
+        match self.lock().slots.get(key) {
+            Some(Slot::Rest(volume)) => Some(volume.clone()),
+            _ => None,
+        }
+    }
+
+    /// Replaces the entry `nameless` of a volume at rest by `volume`, whose external id is known.
+    pub(in crate::volume) fn identify(&self, nameless: &VolumeKey, volume: Volume) {
+        let mut table = self.lock();
+        if table.slots.remove(nameless).is_some() {
+            let name = (volume.row.namespace.clone(), volume.row.volume.clone());
+            table.names.insert(name, volume.row.key.clone());
+            table.slots.insert(volume.row.key.clone(), Slot::Rest(volume));
+        }
+    }
+
+    /// Sends a message to an actor that runs. A volume at rest gets none.
+    pub(in crate::volume) fn tell(&self, key: &VolumeKey, message: Message) {
+        if let Some(Slot::Running { task, .. }) = self.lock().slots.get(key) {
+            let _ = task.send(message);
+        }
+    }
+
+    /// Sends a message to the actors of all volumes of a plugin.
+    pub(in crate::volume) fn tell_plugin(&self, plugin: &str, message: impl Fn() -> Message) {
+        for (key, slot) in &self.lock().slots {
+            if let Slot::Running { task, .. } = slot
+                && key.plugin == plugin
+            {
+                let _ = task.send(message());
+            }
+        }
+    }
+
+    /// Sends a message to every actor.
+    pub(in crate::volume) fn tell_all(&self, message: impl Fn() -> Message) {
+        for slot in self.lock().slots.values() {
+            if let Slot::Running { task, .. } = slot {
+                let _ = task.send(message());
+            }
+        }
+    }
+
+    /// Enters a volume of the journal. With `recovering` its rows need work at once, so its actor is started.
+    pub(in crate::volume) fn enter(&self, volume: Volume, recovering: Option<Recovering>) {
+        let mut table = self.lock();
+        let key = volume.row.key.clone();
+        let name = (volume.row.namespace.clone(), volume.row.volume.clone());
+        table.names.insert(name.clone(), key.clone());
+        for mount in &volume.mounts {
+            table.targets.extend(mount.spec.target.clone().map(|target| (target, mount.key.clone())));
+        }
+        table.slots.insert(key.clone(), Slot::Rest(volume));
+        if let Some(recovering) = recovering {
+            let _ = table.task(&self.spawn, &key, &name).0.send(Message::Recover(recovering));
+        }
+    }
+
+    /// Releases the names and targets that an actor's rows no longer have, unless its inbox has a message.
+    pub(in crate::volume) fn release(
+        &self,
+        key: &VolumeKey,
+        volume: &Volume,
+        inbox: &mpsc::UnboundedReceiver<Message>,
+    ) {
+        let mut table = self.lock();
+        if inbox.is_empty() {
+            table.release(key, Taken::by(volume));
+        }
+    }
+
+    /// Takes back the rows of an actor without work. Returns them if its inbox has a message.
+    pub(in crate::volume) fn rest(
+        &self,
+        key: &VolumeKey,
+        rows: JournaledVolume,
+        inbox: &mpsc::UnboundedReceiver<Message>,
+    ) -> Option<JournaledVolume> {
+        let mut table = self.lock();
+        if !inbox.is_empty() {
+            return Some(rows);
+        }
+        let volume = rows.into_volume();
+        table.release(key, Taken::by(&volume));
+        table.slots.remove(key);
+        if !volume.mounts.is_empty() {
+            table.slots.insert(key.clone(), Slot::Rest(volume));
+        }
+        None
+    }
+}
+
+impl Table {
+    /// Binds a name to a volume. A volume in creation gets no name: it cannot be used yet, and its actor is not the one of the
+    /// created volume.
+    fn name(&mut self, name: &Name, key: &VolumeKey) {
+        if !paths::is_unborn(key) {
+            self.names.insert(name.clone(), key.clone());
+        }
+    }
+
+    /// Releases the names and targets that a running volume took and does not keep.
+    fn release(&mut self, key: &VolumeKey, kept: Taken) {
+        let Some(Slot::Running { taken, .. }) = self.slots.get_mut(key) else { return };
+        for name in taken.names.iter().filter(|name| !kept.names.contains(name)) {
+            if self.names.get(name) == Some(key) {
+                self.names.remove(name);
+            }
+        }
+        for target in taken.targets.iter().filter(|target| !kept.targets.contains(target)) {
+            self.targets.remove(target);
+        }
+        *taken = kept;
+    }
+
+    /// Returns the actor of a volume, started with its rows if there is none.
+    fn task(
+        &mut self,
+        spawn: &Spawn,
+        key: &VolumeKey,
+        name: &Name,
+    ) -> (&mpsc::UnboundedSender<Message>, &mut Taken) {
+        let slot = self.slots.remove(key);
+        let slot = match slot {
+            Some(running @ Slot::Running { .. }) => running,
+            Some(Slot::Rest(volume)) => start(spawn, volume),
+            None => start(spawn, Volume::new(key.clone(), &name.0, &name.1)),
+        };
+        match self.slots.entry(key.clone()).insert_entry(slot).into_mut() {
+            Slot::Running { task, taken } => (task, taken),
+            Slot::Rest(_) => unreachable!("the slot was made running just now"),
+        }
+    }
+}
+
+fn start(spawn: &Spawn, volume: Volume) -> Slot {
+    let (task, inbox) = mpsc::unbounded_channel();
+    let taken = Taken::by(&volume);
+    spawn(volume, inbox);
+    Slot::Running { task, taken }
+}

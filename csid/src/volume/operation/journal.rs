@@ -1,0 +1,253 @@
+//! The rows of a volume, and their difference to the journal, which the next commit writes.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::store::rows::{MountKey, MountRow, NewEvent};
+use crate::store::{Change, Durability, Store};
+use crate::volume::model::admission::Refusal;
+use crate::volume::model::step;
+use crate::volume::model::volume::{Effect, Event, Next, Volume};
+use crate::volume::model::write_ahead::{cover, foreseen};
+use crate::volume::operation::table::now_usec;
+
+pub(in crate::volume) struct JournaledVolume {
+    now: Volume,
+    written: Volume,
+    /// The rows that the commit under way writes. `None`: no commit is under way.
+    writing: Option<Volume>,
+    /// Unfinished releases of claims of this node, and unfinished controller calls. The registry has their records.
+    unfinished: BTreeMap<MountKey, Unfinished>,
+}
+
+pub(in crate::volume) struct Unfinished {
+    pub(in crate::volume) uid: u32,
+    /// Whether it is retried only by a caller or by the sweep.
+    pub(in crate::volume) parked: bool,
+}
+
+fn pointers(rows: &[Arc<MountRow>]) -> HashSet<*const MountRow> {
+    rows.iter().map(Arc::as_ptr).collect()
+}
+
+/// Returns the ranges of both lists that remain without the objects that both share at their beginning and end. One changed row
+/// of a thousand remains alone.
+fn between(one: &[Arc<MountRow>], other: &[Arc<MountRow>]) -> (Range<usize>, Range<usize>) {
+    let same = |(one, other): &(&Arc<MountRow>, &Arc<MountRow>)| Arc::ptr_eq(one, other);
+    let front = one.iter().zip(other).take_while(same).count();
+    let back = one[front..].iter().rev().zip(other[front..].iter().rev()).take_while(same).count();
+    (front..one.len() - back, front..other.len() - back)
+}
+
+impl JournaledVolume {
+    /// Makes the rows of a volume as the journal holds them.
+    pub(in crate::volume) fn new(volume: Volume) -> Self {
+        JournaledVolume { written: volume.clone(), now: volume, writing: None, unfinished: BTreeMap::new() }
+    }
+
+    pub(in crate::volume) fn volume(&self) -> &Volume {
+        &self.now
+    }
+
+    /// Returns a row as it was last written, also of a mount that was just dropped.
+    pub(in crate::volume) fn written(&self, key: &MountKey) -> Option<&MountRow> {
+        self.written.mount(key)
+    }
+
+    pub(in crate::volume) fn unfinished(&self) -> impl Iterator<Item = (&MountKey, &Unfinished)> {
+        self.unfinished.iter()
+    }
+
+    pub(in crate::volume) fn set_unfinished(&mut self, key: MountKey, claim: Option<Unfinished>) {
+        match claim {
+            Some(claim) => drop(self.unfinished.insert(key, claim)),
+            None => drop(self.unfinished.remove(&key)),
+        }
+    }
+
+    pub(in crate::volume) fn into_volume(self) -> Volume {
+        self.written
+    }
+
+    pub(in crate::volume) fn step(&mut self, event: Event) -> Result<Next, Refusal> {
+        let (volume, next) = step::step(&self.now, event)?;
+        self.now = volume;
+        Ok(next)
+    }
+
+    /// Changes a field of a row that no decision depends on.
+    pub(in crate::volume) fn remark(&mut self, key: &MountKey, remark: impl FnOnce(&mut MountRow)) {
+        if let Some(mount) = self.now.mount_mut(key) {
+            remark(mount);
+        }
+    }
+
+    /// Sets the backing of the volume's mounts, as JSON of `host::Backing`. The next intent writes it.
+    pub(in crate::volume) fn set_backing(&mut self, backing: String) {
+        self.now.row.backing = backing;
+    }
+
+    /// Sets the staging path of a volume that is not staged.
+    pub(in crate::volume) fn stage_at(&mut self, staging: String) {
+        self.now.row.staging = staging;
+    }
+
+    /// Returns whether the journal holds the current rows.
+    pub(in crate::volume) fn is_written(&self) -> bool {
+        self.now == self.written
+    }
+
+    /// Returns the changes that make the journal hold the current rows.
+    pub(in crate::volume) fn changes(&mut self) -> Vec<Change> {
+        self.date();
+        let now = self.now.clone();
+        self.write(now)
+    }
+
+    /// Returns the changes that make the journal hold the intent of `effect`. Empty: an earlier intent covers it.
+    fn intent(&mut self, effect: &Effect) -> Vec<Change> {
+        self.date();
+        let ahead = foreseen(&self.now, effect);
+        if cover(&self.written, &ahead) { Vec::new() } else { self.write(ahead) }
+    }
+
+    fn date(&mut self) {
+        let (written, now) = between(&self.written.mounts, &self.now.mounts);
+        let written = pointers(&self.written.mounts[written]);
+        for mount in self.now.mounts[now].iter_mut().filter(|mount| !written.contains(&Arc::as_ptr(mount))) {
+            if self.written.mount(&mount.key).is_none_or(|before| before.phase != mount.phase) {
+                Arc::make_mut(mount).since_usec = now_usec();
+            }
+        }
+    }
+
+    fn write(&mut self, new: Volume) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let written = &self.written;
+        if new.mounts.is_empty() {
+            if !written.mounts.is_empty() {
+                changes.push(Change::DeleteVolume(written.row.key.clone()));
+            }
+        } else if new.row != written.row || written.mounts.is_empty() {
+            changes.push(Change::PutVolume(new.row.clone()));
+        }
+        // An unchanged row is the same object in both, so few rows are compared with all.
+        let (before, after) = between(&written.mounts, &new.mounts);
+        let (before, after) = (&written.mounts[before], &new.mounts[after]);
+        let (had, has) = (pointers(before), pointers(after));
+        let touched = after.iter().filter(|mount| !had.contains(&Arc::as_ptr(mount)));
+        let differ = touched.filter(|mount| !before.contains(mount));
+        changes.extend(differ.map(|mount| Change::PutMount(Arc::clone(mount))));
+        let other = before.iter().filter(|mount| !has.contains(&Arc::as_ptr(mount)));
+        let gone = other.filter(|mount| new.mount(&mount.key).is_none());
+        changes.extend(gone.map(|mount| Change::DeleteMount(mount.key.clone())));
+        self.writing = Some(new);
+        changes
+    }
+
+    /// Notes that the commit under way has succeeded.
+    pub(in crate::volume) fn committed(&mut self) {
+        if let Some(written) = self.writing.take() {
+            self.written = written;
+        }
+    }
+
+    /// Makes the journal hold the current rows, with `event`.
+    pub(in crate::volume) async fn persist(
+        &mut self,
+        store: &Store,
+        durability: Durability,
+        event: Option<NewEvent>,
+    ) -> Result<()> {
+        let mut changes = self.changes();
+        changes.extend(event.map(Change::Event));
+        self.commit(store, changes, durability).await
+    }
+
+    /// Makes the journal hold the intent of `effect`, which has to survive csid, not the host.
+    pub(in crate::volume) async fn intend(&mut self, store: &Store, effect: &Effect) -> Result<()> {
+        let changes = self.intent(effect);
+        self.commit(store, changes, Durability::Process).await
+    }
+
+    async fn commit(&mut self, store: &Store, changes: Vec<Change>, durability: Durability) -> Result<()> {
+        let committed = if changes.is_empty() && durability == Durability::Process {
+            // Even with a foreseen intent the effect must not start if the journal was found damaged since.
+            store.writable()
+        } else {
+            store.commit(changes, durability).await.map_err(Error::from)
+        };
+        match committed {
+            Ok(()) => {
+                self.committed();
+                Ok(())
+            }
+            Err(error) => {
+                // The written intent stays true for an effect whose outcome is not written.
+                self.writing = None;
+                self.now.clone_from(&self.written);
+                Err(error)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::store::rows::VolumeKey;
+    use crate::store::tests::mount;
+
+    fn rows(count: usize) -> Vec<Arc<MountRow>> {
+        (0..count).map(|n| Arc::new(mount("v", &format!("c{n}")))).collect()
+    }
+
+    #[test]
+    fn one_changed_row_stands_alone() {
+        let before = rows(1_000);
+        let mut after = before.clone();
+        assert!(between(&before, &after).0.is_empty());
+        after.push(Arc::new(mount("v", "new")));
+        assert_eq!(between(&before, &after), (1_000..1_000, 1_000..1_001));
+        Arc::make_mut(&mut after[500]).error = "failed".into();
+        assert_eq!(between(&before, &after[..1_000]), (500..501, 500..501));
+        after.remove(0);
+        assert_eq!(between(&before[..1], &[]), (0..1, 0..0));
+    }
+
+    proptest! {
+        #[test]
+        fn the_changes_make_the_rows(count in 0..12_usize, acts in prop::collection::vec((0..3_u8, 0..12_usize), 0..8)) {
+            let key = VolumeKey { plugin: "local".into(), external_id: "ext-v".into() };
+            let volume = Volume { mounts: rows(count), ..Volume::new(key, "default", "v") };
+            let mut journalled = JournaledVolume::new(volume.clone());
+            let mut new = volume.clone();
+            for (at, (act, place)) in acts.into_iter().enumerate() {
+                match act {
+                    0 => new.mounts.push(Arc::new(mount("v", &format!("new{at}")))),
+                    1 if place < new.mounts.len() => drop(new.mounts.remove(place)),
+                    2 if place < new.mounts.len() => Arc::make_mut(&mut new.mounts[place]).error += "again",
+                    _ => {}
+                }
+            }
+            let mut written: BTreeMap<MountKey, MountRow> =
+                volume.mounts.iter().map(|row| (row.key.clone(), MountRow::clone(row))).collect();
+            for change in journalled.write(new.clone()) {
+                match change {
+                    Change::PutMount(row) => {
+                        let had = written.insert(row.key.clone(), MountRow::clone(&row));
+                        prop_assert!(had.as_ref() != Some(&*row), "written for nothing");
+                    }
+                    Change::DeleteMount(key) => prop_assert!(written.remove(&key).is_some()),
+                    _ => {}
+                }
+            }
+            let due: BTreeMap<_, _> = new.mounts.iter().map(|row| (row.key.clone(), MountRow::clone(row))).collect();
+            prop_assert!(written == due);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Orders to an operation while it runs: to stop, to give way to another one, or to forget a row.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::{Notify, oneshot, watch};
+
+use crate::error::{Kind, Result};
+use crate::store::rows::MountKey;
+
+/// The orders to an operation while it runs.
+#[derive(Clone, Debug)]
+pub(in crate::volume) struct Control {
+    /// Why the operation is abandoned; `None`: it is not.
+    pub(in crate::volume) abandon: Option<Kind>,
+    /// Whether the operation has no caller and another one waits.
+    pub(in crate::volume) preempt: bool,
+    /// The time when retries of the operation end.
+    pub(in crate::volume) give_up: Instant,
+}
+
+pub(in crate::volume) async fn abandoned(control: &mut watch::Receiver<Control>) -> Kind {
+    let kind = control.wait_for(|control| control.abandon.is_some()).await.map(|control| control.abandon);
+    match kind {
+        Ok(kind) => kind.unwrap_or(Kind::Cancelled),
+        // The actor that gives orders is gone, and with it the operation.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// Resolves when the operation is preempted or abandoned.
+pub(in crate::volume) async fn preempted(control: &mut watch::Receiver<Control>) {
+    if control.wait_for(|control| control.preempt || control.abandon.is_some()).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// An order of root to forget rows, with its reply.
+pub(in crate::volume) struct Order {
+    /// The consumer, with the tag if one mount is meant.
+    pub(in crate::volume) key: MountKey,
+    /// Whether every mount of the consumer is forgotten, whatever its tag.
+    pub(in crate::volume) all_tags: bool,
+    /// Whether the consumer's claim is forgotten too.
+    pub(in crate::volume) claim: bool,
+    pub(in crate::volume) reply: oneshot::Sender<Result<()>>,
+}
+
+/// The orders to forget rows that an actor has received, for the operation that runs.
+#[derive(Default)]
+pub(in crate::volume) struct Orders {
+    queue: Mutex<VecDeque<Order>>,
+    came: Notify,
+    taken: AtomicU64,
+}
+
+impl Orders {
+    fn queue(&self) -> MutexGuard<'_, VecDeque<Order>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in crate::volume) fn push(&self, order: Order) {
+        self.queue().push_back(order);
+        self.came.notify_waiters();
+    }
+
+    pub(in crate::volume) fn take(&self) -> Option<Order> {
+        let order = self.queue().pop_front();
+        self.taken.fetch_add(u64::from(order.is_some()), Ordering::Relaxed);
+        order
+    }
+
+    /// Returns how many orders were taken.
+    pub(in crate::volume) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::volume) fn is_empty(&self) -> bool {
+        self.queue().is_empty()
+    }
+
+    /// Waits until there is an order.
+    pub(in crate::volume) async fn came(&self) {
+        loop {
+            let mut came = pin!(self.came.notified());
+            came.as_mut().enable();
+            if !self.is_empty() {
+                return;
+            }
+            came.await;
+        }
+    }
+}
+
+/// Sleeps until the deadline; without one, for ever.
+pub(in crate::volume) async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}

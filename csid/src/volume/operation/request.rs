@@ -1,0 +1,504 @@
+//! The requests to the actor of a volume, its responses, and which requests join, refuse or end one another.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+
+use crate::error::{Error, Kind, Result};
+use crate::host::TargetFd;
+use crate::plugin::{Snapshot, Stats};
+use crate::secret::Secrets;
+use crate::store::registry::{
+    AttachCall, Bound, Capability, Claim, Record, Registration, Standing, VolumeName,
+};
+use crate::store::rows::{MountKey, MountSpec, VolumeKey};
+use crate::volume::api::requests::{Authority, Part, Uncovered, Unmounting};
+use crate::volume::api::views::Mounted;
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::model::admission::Refusal;
+use crate::volume::model::volume::{DesiredMount, Paths};
+use crate::volume::operation::orders::Order;
+use crate::volume::operation::table::Ticket;
+
+pub(in crate::volume) enum OperationRequest {
+    Mount {
+        wanted: DesiredMount,
+        /// The claim to take for a registered volume if the consumer has none.
+        claim: Option<Box<Claim>>,
+        /// The paths of another manager's mount to adopt; absent: csid makes the mount.
+        adopted: Option<Box<Paths>>,
+        target_fd: Option<Arc<TargetFd>>,
+        /// How long to wait for the claims and mounts that are in the way.
+        wait_until: Option<Instant>,
+        secrets: Option<Secrets>,
+    },
+    Unmount {
+        key: MountKey,
+        authority: Authority,
+        how: Unmounting,
+        uncovered: Option<Uncovered>,
+    },
+    /// Finishes the unfinished work of the rows.
+    Settle {
+        key: MountKey,
+    },
+    /// Mounts a row that waits.
+    Restore {
+        wanted: DesiredMount,
+    },
+    /// Mounts again a mount whose server is gone, for this uid.
+    Heal {
+        key: MountKey,
+        uid: u32,
+    },
+    Claim {
+        /// The key of the claim, which has no tag.
+        key: MountKey,
+        claim: Claim,
+        /// How long to wait for the claims that are in the way.
+        wait_until: Option<Instant>,
+        secrets: Option<Secrets>,
+    },
+    Release {
+        key: MountKey,
+        authority: Authority,
+        force: bool,
+        secrets: Option<Secrets>,
+    },
+    /// Makes a call that concerns the volume as a whole.
+    Call {
+        target: Box<CallTarget>,
+        call: ControllerRequest,
+        secrets: Option<Secrets>,
+    },
+    /// Releases a claim of `uid` whose unit or connection has ended.
+    Unbind {
+        key: MountKey,
+        uid: u32,
+        bound: Bound,
+    },
+    /// Finishes the expansion of a volume that `uid` has just mounted, with the secrets of that call.
+    Enlarge {
+        key: MountKey,
+        uid: u32,
+        secrets: Option<Secrets>,
+    },
+    /// Retries the release of a claim, or a call that has to be completed.
+    Continue {
+        key: MountKey,
+        uid: u32,
+    },
+}
+
+/// The progress of an operation that waits and has done nothing yet.
+pub(in crate::volume) const NOBODY_HAS_IT: &str = "waiting until nobody has it";
+pub(in crate::volume) const ANOTHER_VOLUME: &str = "waiting for another volume's claims";
+
+/// A call on a volume that is neither a mount nor a claim.
+#[derive(Clone, PartialEq, Eq)]
+pub(in crate::volume) enum ControllerRequest {
+    /// Creates the volume of the target's registration. `to_delete`: for a DeleteVolume, which needs the external id.
+    Create {
+        to_delete: bool,
+    },
+    Validate {
+        capabilities: Vec<Capability>,
+    },
+    Stats,
+    Expand {
+        required: u64,
+        limit: u64,
+        part: Part,
+    },
+    Snapshot {
+        name: String,
+        parameters: BTreeMap<String, String>,
+        /// Whether to wait until the snapshot can be used.
+        wait: bool,
+    },
+    Attach {
+        node_id: String,
+        call: AttachCall,
+    },
+    Detach {
+        node_id: String,
+    },
+    Delete,
+    /// DeregisterVolume by force.
+    Forget,
+}
+
+impl ControllerRequest {
+    /// Returns whether the call is rolled back when its last caller leaves.
+    pub(in crate::volume) fn is_undone(&self) -> bool {
+        matches!(self, ControllerRequest::Attach { .. })
+    }
+
+    /// Returns whether the call changes nothing. Any caller may make it.
+    pub(in crate::volume) fn only_looks(&self) -> bool {
+        matches!(self, ControllerRequest::Validate { .. } | ControllerRequest::Stats)
+    }
+
+    /// Refuses the call if the uid may not make it, or the volume is not in the right state. A volume in creation or deletion can
+    /// only be deleted, detached or, by force, deregistered.
+    pub(in crate::volume) fn refuse(
+        &self,
+        name: &VolumeName,
+        registration: &Registration,
+        uid: u32,
+    ) -> Result<()> {
+        if uid != 0 && uid != registration.uid && !self.only_looks() {
+            return Err(claim_errors::anothers(name));
+        }
+        match (&registration.standing, self) {
+            (Standing::Registered, _)
+            | (
+                Standing::Creating(_) | Standing::Deleting { .. },
+                ControllerRequest::Delete | ControllerRequest::Detach { .. } | ControllerRequest::Forget,
+            ) => Ok(()),
+            (Standing::Creating(_) | Standing::Deleting { .. }, _) => Err(claim_errors::on_its_way(name)),
+        }
+    }
+
+    pub(in crate::volume) fn kind(&self) -> &'static str {
+        match self {
+            ControllerRequest::Create { to_delete: false } => "create",
+            ControllerRequest::Validate { .. } => "validate",
+            ControllerRequest::Stats => "stats",
+            ControllerRequest::Expand { .. } => "expand",
+            ControllerRequest::Snapshot { .. } => "snapshot",
+            ControllerRequest::Attach { .. } => "attach",
+            ControllerRequest::Detach { .. } => "detach",
+            ControllerRequest::Create { to_delete: true } | ControllerRequest::Delete => "delete",
+            ControllerRequest::Forget => "deregister",
+        }
+    }
+}
+
+/// The volume of a [`ControllerRequest`], registered or inline.
+#[derive(Clone, PartialEq, Eq)]
+pub(in crate::volume) struct CallTarget {
+    pub(in crate::volume) key: MountKey,
+    pub(in crate::volume) uid: u32,
+    pub(in crate::volume) registration: Registration,
+    pub(in crate::volume) is_registered: bool,
+}
+
+/// The outcome of an operation.
+#[derive(Clone)]
+pub(in crate::volume) enum OperationResponse {
+    /// The mount, claim or volume is gone.
+    Gone,
+    Mounted(Mounted),
+    /// The record with the claim.
+    Claimed(Box<Record>),
+    /// Whether the plugin confirms the capabilities, and its message if not.
+    Validated(Result<(), String>),
+    Stats(Stats),
+    Created(Box<Record>),
+    /// The capacity, and whether a node still has to expand the volume.
+    Expanded(u64, bool),
+    Snapshot(Snapshot),
+    /// The publish context.
+    Attached(BTreeMap<String, String>),
+}
+
+pub(in crate::volume) struct Waiter {
+    pub(in crate::volume) ticket: Ticket,
+    pub(in crate::volume) deadline: Option<Instant>,
+    pub(in crate::volume) hold: Option<Arc<dyn Send + Sync>>,
+    pub(in crate::volume) reply: oneshot::Sender<Result<OperationResponse>>,
+}
+
+impl OperationRequest {
+    pub(in crate::volume) fn key(&self) -> &MountKey {
+        match self {
+            OperationRequest::Mount { wanted, .. } | OperationRequest::Restore { wanted } => &wanted.key,
+            OperationRequest::Unmount { key, .. }
+            | OperationRequest::Settle { key }
+            | OperationRequest::Heal { key, .. }
+            | OperationRequest::Claim { key, .. }
+            | OperationRequest::Release { key, .. }
+            | OperationRequest::Unbind { key, .. }
+            | OperationRequest::Enlarge { key, .. }
+            | OperationRequest::Continue { key, .. } => key,
+            OperationRequest::Call { target, .. } => &target.key,
+        }
+    }
+
+    pub(in crate::volume) fn target(&self) -> Option<&str> {
+        match self {
+            OperationRequest::Mount { wanted, .. } | OperationRequest::Restore { wanted } => {
+                wanted.spec.target.as_deref()
+            }
+            _ => None,
+        }
+    }
+
+    pub(in crate::volume) fn kind(&self) -> &'static str {
+        match self {
+            OperationRequest::Mount { adopted: Some(_), .. } => "adopt",
+            OperationRequest::Mount { .. } => "mount",
+            OperationRequest::Unmount { .. } => "unmount",
+            OperationRequest::Settle { .. } => "settle",
+            OperationRequest::Restore { .. } => "restore",
+            OperationRequest::Heal { .. } => "heal",
+            OperationRequest::Claim { .. } => "claim",
+            OperationRequest::Release { .. } => "release",
+            OperationRequest::Unbind { .. } => "unbind",
+            OperationRequest::Enlarge { .. } => "enlarge",
+            OperationRequest::Continue { .. } => "continue",
+            OperationRequest::Call { call, .. } => call.kind(),
+        }
+    }
+
+    /// Returns the unit or connection whose end releases the claim of a Mount. `None`: there is none.
+    fn bound(&self) -> Option<&Bound> {
+        match self {
+            OperationRequest::Mount { claim, .. } => claim.as_ref()?.bound.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the caller gave a descriptor of the target.
+    fn has_target_fd(&self) -> bool {
+        matches!(
+            self,
+            OperationRequest::Mount { target_fd: Some(_), .. }
+                | OperationRequest::Unmount { uncovered: Some(_), .. }
+        )
+    }
+
+    fn adopted(&self) -> Option<&Paths> {
+        match self {
+            OperationRequest::Mount { adopted, .. } => adopted.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Returns whether `asked` is the same call, so that its caller can join this one.
+    pub(in crate::volume) fn covers(&self, asked: &OperationRequest) -> bool {
+        match (self, asked) {
+            (
+                OperationRequest::Mount { wanted: a, .. } | OperationRequest::Restore { wanted: a },
+                OperationRequest::Mount { wanted: b, .. },
+            ) => {
+                let same = a.key == b.key && a.uid == b.uid && a.spec.same_call(&b.spec);
+                let same = same && self.adopted() == asked.adopted();
+                // A call without a descriptor may wait for the automount that the other caller's mount serves.
+                let same = same && (self.has_target_fd() || !asked.has_target_fd());
+                // A caller that binds the claim to something else, such as another connection, needs its own operation for that.
+                let waits = self.waits_until().is_some() == asked.waits_until().is_some();
+                same && waits && self.bound() == asked.bound()
+            }
+            (
+                OperationRequest::Unmount { key: a, authority: x, how: f, .. },
+                OperationRequest::Unmount { key: b, authority: y, how: g, .. },
+            ) => a == b && x == y && f == g && self.has_target_fd() == asked.has_target_fd(),
+            (
+                OperationRequest::Call { target: a, call: x, secrets: s },
+                OperationRequest::Call { target: b, call: y, secrets: t },
+            ) => a == b && x == y && s.is_some() == t.is_some(),
+            _ => false,
+        }
+    }
+}
+
+impl OperationRequest {
+    /// Returns why `asked` is refused while this is under way: it is of another uid, or has other options. `None`: it is not
+    /// refused.
+    pub(in crate::volume) fn refuses(&self, asked: &OperationRequest) -> Option<Error> {
+        if let (
+            OperationRequest::Claim { key, claim, .. },
+            OperationRequest::Release { key: asked, authority: Authority::Own(uid), .. },
+        ) = (self, asked)
+        {
+            return (key == asked && *uid != claim.uid).then(|| mount_errors::not_claimant(asked));
+        }
+        let (OperationRequest::Mount { wanted, .. } | OperationRequest::Restore { wanted }) = self else {
+            return None;
+        };
+        match asked {
+            _ if *asked.key() != wanted.key => None,
+            OperationRequest::Mount { wanted: other, .. } if other.uid != wanted.uid => {
+                Some(mount_errors::refusal(Refusal::NotOwner, other))
+            }
+            // A restore of a row that is lost: its turn comes with the attachment of now.
+            OperationRequest::Mount { wanted: other, .. }
+                if matches!(self, OperationRequest::Restore { .. })
+                    && other.spec.same_but_attached(&wanted.spec) =>
+            {
+                None
+            }
+            OperationRequest::Mount { wanted: other, .. } if !other.spec.same_call(&wanted.spec) => {
+                Some(mount_errors::refusal(Refusal::OtherOptions, other))
+            }
+            OperationRequest::Unmount { key, authority: Authority::Own(uid), .. } if *uid != wanted.uid => {
+                Some(mount_errors::not_owner(key))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether the operation is rolled back when its last caller leaves. All others are completed.
+    pub(in crate::volume) fn is_undone(&self) -> bool {
+        match self {
+            OperationRequest::Mount { .. } | OperationRequest::Claim { .. } => true,
+            OperationRequest::Call { call, .. } => call.is_undone(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the operation has the plugin create a volume.
+    pub(in crate::volume) fn creates(&self) -> bool {
+        matches!(self, OperationRequest::Call { call: ControllerRequest::Create { .. }, .. })
+    }
+
+    /// Returns whether the operation is the creation or deletion of this volume, also one without a caller.
+    pub(in crate::volume) fn makes_or_deletes(&self, key: &MountKey) -> bool {
+        match self {
+            OperationRequest::Call {
+                target,
+                call: ControllerRequest::Create { .. } | ControllerRequest::Delete,
+                ..
+            } => target.key == *key,
+            OperationRequest::Continue { key: continued, .. } => continued == key,
+            _ => false,
+        }
+    }
+
+    /// Returns the claim that the operation takes. `None`: it takes none.
+    pub(in crate::volume) fn claim(&self) -> Option<&Claim> {
+        match self {
+            OperationRequest::Claim { claim, .. } => Some(claim),
+            OperationRequest::Mount { claim, .. } => claim.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Returns whether claims or the volume limit refuse the operation, and not existing mounts.
+    pub(in crate::volume) fn lacks_claim(&self, result: &Result<OperationResponse>) -> bool {
+        let refused = result.as_ref().err().and_then(|error| error.details.step);
+        self.claim().is_some() && matches!(refused, Some(claim_errors::CLAIMS | claim_errors::LIMIT))
+    }
+
+    /// Returns the progress of an operation that waits after this result, instead of answering its callers. It waits for other
+    /// claims to end. An OFFLINE expansion waits until the volume is not in use (CSI rule 26). `None`: the callers are answered.
+    pub(in crate::volume) fn waits(
+        &self,
+        result: &Result<OperationResponse>,
+        now: Instant,
+    ) -> Option<&'static str> {
+        let error = result.as_ref().err()?;
+        match (self, error.kind) {
+            (
+                OperationRequest::Claim { wait_until, .. } | OperationRequest::Mount { wait_until, .. },
+                Kind::ClaimConflict,
+            ) => {
+                wait_until.filter(|until| *until > now)?;
+                match error.details.step {
+                    // Waiting does not change the topology.
+                    Some(claim_errors::REACH) => None,
+                    Some(claim_errors::LIMIT) => Some(ANOTHER_VOLUME),
+                    _ => Some("waiting for claims"),
+                }
+            }
+            (OperationRequest::Call { call: ControllerRequest::Expand { .. }, .. }, Kind::Busy) => {
+                Some(NOBODY_HAS_IT)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether the caller waits for the first try only.
+    pub(in crate::volume) fn is_tried_once(&self) -> bool {
+        matches!(self, OperationRequest::Unmount { how: Unmounting { once: true, .. }, .. })
+    }
+
+    /// Returns whether later callers are refused the volume while this operation waits.
+    pub(in crate::volume) fn expands(&self) -> bool {
+        matches!(self, OperationRequest::Call { call: ControllerRequest::Expand { .. }, .. })
+    }
+
+    pub(in crate::volume) fn waits_until(&self) -> Option<Instant> {
+        match self {
+            OperationRequest::Claim { wait_until, .. } | OperationRequest::Mount { wait_until, .. } => {
+                *wait_until
+            }
+            _ => None,
+        }
+    }
+
+    /// Extends the wait to that of `other`, whose caller joins this operation.
+    pub(in crate::volume) fn wait_like(&mut self, other: &OperationRequest) {
+        if let OperationRequest::Mount { wait_until, .. } = self {
+            *wait_until = (*wait_until).max(other.waits_until());
+        }
+    }
+
+    /// Returns whether claims that wait may be granted now.
+    pub(in crate::volume) fn frees(&self, result: &Result<OperationResponse>) -> bool {
+        match self {
+            // A failed operation may have released a claim of its consumer.
+            OperationRequest::Mount { .. }
+            | OperationRequest::Restore { .. }
+            | OperationRequest::Heal { .. }
+            | OperationRequest::Claim { .. } => result.is_err(),
+            OperationRequest::Enlarge { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// Returns whether this request cancels `other`.
+    pub(in crate::volume) fn ends(&self, other: &OperationRequest) -> bool {
+        match self {
+            OperationRequest::Unmount { key, .. } => other.mounts(key),
+            OperationRequest::Release { key, .. } => {
+                matches!(other, OperationRequest::Claim { key: claimed, .. } if claimed == key)
+            }
+            OperationRequest::Call {
+                target, call: ControllerRequest::Create { to_delete: true }, ..
+            } => matches!(
+                other,
+                OperationRequest::Call { target: made, call: ControllerRequest::Create { to_delete: false }, .. }
+                    if made.key == target.key && (target.uid == 0 || target.uid == made.uid)
+            ),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the operation makes a mount or claim that the order forgets.
+    pub(in crate::volume) fn is_given_up_by(&self, order: &Order) -> bool {
+        let key = &order.key;
+        match self {
+            OperationRequest::Mount { .. }
+            | OperationRequest::Restore { .. }
+            | OperationRequest::Heal { .. } => {
+                let is_one = order.all_tags || self.key().tag == key.tag;
+                is_one && MountKey { tag: key.tag.clone(), ..self.key().clone() } == *key
+            }
+            OperationRequest::Claim { key: claimed, .. } => order.claim && claimed.consumer == key.consumer,
+            _ => false,
+        }
+    }
+
+    pub(in crate::volume) fn mounts(&self, key: &MountKey) -> bool {
+        match self {
+            OperationRequest::Mount { wanted, .. } | OperationRequest::Restore { wanted } => {
+                wanted.key == *key
+            }
+            OperationRequest::Heal { key: healed, .. } => healed == key,
+            _ => false,
+        }
+    }
+}
+
+/// The volume of a Mount, and the spec of the mount.
+pub(in crate::volume) struct MountOf {
+    pub(in crate::volume) volume: VolumeKey,
+    pub(in crate::volume) spec: MountSpec,
+    /// The claim to take for a registered volume. `None`: the volume is inline.
+    pub(in crate::volume) claim: Option<Box<Claim>>,
+}

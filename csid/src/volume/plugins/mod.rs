@@ -1,0 +1,4 @@
+//! The calls on plugins that concern their volumes.
+
+pub(in crate::volume) mod drain;
+pub(in crate::volume) mod inventory;

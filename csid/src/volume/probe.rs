@@ -1,0 +1,180 @@
+//! Probes the paths of mounts, and derives the observed state of their rows.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::host::{Look, MountTable, TableMount};
+use crate::store::rows::{AttachmentMode, MountRow};
+use crate::volume::context::Context;
+use crate::volume::model::paths;
+use crate::volume::model::volume::Observed;
+
+/// The pause before a stale mount is probed again.
+pub(super) const STALE: Duration = Duration::from_secs(1);
+
+impl Context {
+    /// Probes a mount that its row calls mounted. A mount that hangs counts as there.
+    pub(super) async fn sight(&self, row: &MountRow) -> Observed {
+        let look = self.host.look(&row.volume.plugin, Path::new(&row.source)).await;
+        self.sight_of(row, &look).await
+    }
+
+    /// Probes like [`crate::host::Host::look`], before a dead mount is mounted again. A stale mount is probed twice, and the
+    /// second result counts.
+    pub(super) async fn look_surely(&self, row: &MountRow) -> Look {
+        let look = self.host.look(&row.volume.plugin, Path::new(&row.source)).await;
+        if !look.is_stale() {
+            return look;
+        }
+        tokio::time::sleep(STALE).await;
+        self.host.look(&row.volume.plugin, Path::new(&row.source)).await
+    }
+
+    /// Probes the mount of each row, and returns the observed states.
+    pub(super) async fn sights(&self, rows: &[Arc<MountRow>]) -> Vec<Observed> {
+        let rows: Vec<&MountRow> = rows.iter().map(Arc::as_ref).collect();
+        let looks = self.looks(&rows).await;
+        self.sights_of(&rows, &looks).await
+    }
+
+    /// Returns the observed states that the probes mean for the rows. Targets are probed in parallel.
+    pub(super) async fn sights_of(&self, rows: &[&MountRow], looks: &[Look]) -> Vec<Observed> {
+        let table = self.mount_table();
+        let asking = rows.iter().zip(looks).map(|(row, look)| self.sight_in(table.as_ref(), row, look));
+        side_by_side(asking).await
+    }
+
+    async fn sight_in(&self, table: Option<&MountTable>, row: &MountRow, look: &Look) -> Observed {
+        let is_known = matches!(look, Look::Mounted { served: false, .. });
+        match table.and_then(|table| is_bound_in(table, row)).filter(|_| is_known && there(row, look)) {
+            Some(true) => Observed::There,
+            _ => self.sight_of(row, look).await,
+        }
+    }
+
+    /// Returns the mount table. `None`: it cannot be read, so each path is probed.
+    fn mount_table(&self) -> Option<MountTable> {
+        let table = self.host.mount_table();
+        table.inspect_err(|error| tracing::warn!(%error, "the mount table cannot be read")).ok()
+    }
+
+    /// Returns the observed states at csid's start, with the probe of each mount that was probed. A mount that the mount table
+    /// shows is not probed, so csid does not wait for its server. If it hangs or is dead, it counts as there. Notes the volumes
+    /// whose mounts have a server.
+    pub(super) async fn sights_at_start(&self, rows: &[&MountRow]) -> Vec<(Observed, Option<Look>)> {
+        let table = self.mount_table();
+        let asking = rows.iter().map(|row| async {
+            if row.spec.usage.attachment_mode == AttachmentMode::FileSystem
+                && let Some(table) = &table
+                && let Some(shown) = table.at(Path::new(&row.source))
+                && row.device == Some(shown.device)
+            {
+                if shown.is_served {
+                    self.served.note(row);
+                }
+                let is_bound = is_bound_in(table, row).unwrap_or(false);
+                return (if is_bound { Observed::There } else { Observed::Unbound }, None);
+            }
+            let source = Path::new(&row.source);
+            let root = paths::root(source).filter(|_| paths::is_own(&row.volume, source));
+            let look = match root {
+                Some(root) => self.host.look_below(&row.volume.plugin, root, source).await,
+                None => self.host.look(&row.volume.plugin, source).await,
+            };
+            (self.sight_of(row, &look).await, Some(look))
+        });
+        side_by_side(asking).await
+    }
+
+    pub(super) async fn sight_of(&self, row: &MountRow, look: &Look) -> Observed {
+        if !there(row, look) {
+            return Observed::Gone;
+        }
+        if look.has_lost_its_server() {
+            return Observed::Dead;
+        }
+        // A mount that does not answer is not probed again.
+        if !healthy(row, look) {
+            return Observed::There;
+        }
+        match &row.spec.target {
+            None => Observed::There,
+            Some(target) => {
+                let bound =
+                    self.host.is_bound(&row.volume.plugin, Path::new(&row.source), Path::new(target)).await;
+                // A target that cannot be probed counts as bound.
+                if bound.unwrap_or(true) { Observed::There } else { Observed::Unbound }
+            }
+        }
+    }
+
+    /// Probes the published path of each row, and returns the results in the order of the rows. The mount table answers for
+    /// mounts without a server.
+    pub(super) async fn looks(&self, rows: &[&MountRow]) -> Vec<Look> {
+        let table = self.mount_table();
+        let looking = rows.iter().map(|row| async {
+            let shown = table.as_ref().and_then(|table| table.at(Path::new(&row.source)));
+            match shown {
+                Some(TableMount { device, is_served: false, .. }) if row.device == Some(device) => {
+                    Look::Mounted { device, served: false }
+                }
+                _ => self.host.look(&row.volume.plugin, Path::new(&row.source)).await,
+            }
+        });
+        side_by_side(looking).await
+    }
+}
+
+/// Returns whether the row's target shows what is at its source. A row without a target counts as bound. `None`: the table has no
+/// mount at the source.
+fn is_bound_in(table: &MountTable, row: &MountRow) -> Option<bool> {
+    let Some(target) = &row.spec.target else { return Some(true) };
+    let source = table.at(Path::new(&row.source))?;
+    let target = table.at(Path::new(target));
+    Some(target.is_some_and(|target| (target.device, target.root) == (source.device, source.root)))
+}
+
+/// Waits for all futures at once, and returns the results in their order.
+pub(super) async fn side_by_side<T: Send>(
+    asking: impl Iterator<Item = impl Future<Output = T> + Send>,
+) -> Vec<T> {
+    let asking: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>> =
+        asking.map(|one| Box::pin(one) as Pin<Box<_>>).collect();
+    futures_util::future::join_all(asking).await
+}
+
+/// Returns whether the published mount or device is there, and nothing else in its place. A mount that is dead or hangs counts as
+/// there.
+pub(super) fn there(row: &MountRow, look: &Look) -> bool {
+    match (row.spec.usage.attachment_mode, look) {
+        (_, Look::Dead(_) | Look::Hung) => true,
+        (AttachmentMode::FileSystem, Look::Mounted { device, .. })
+        | (AttachmentMode::BlockDevice, Look::Device { rdev: device }) => row.device == Some(*device),
+        _ => false,
+    }
+}
+
+pub(super) fn healthy(row: &MountRow, look: &Look) -> bool {
+    there(row, look) && !matches!(look, Look::Dead(_) | Look::Hung)
+}
+
+/// Returns why a mount is not healthy, for a person.
+pub(super) fn why(look: &Look) -> String {
+    match look {
+        Look::Dead(code) => {
+            format!("the file system is dead: {}", std::io::Error::from_raw_os_error(*code))
+        }
+        Look::Hung => "the file system does not answer".to_owned(),
+        _ => "removed behind csid's back".to_owned(),
+    }
+}
+
+/// Returns the sorted paths in a directory that csid alone writes. Empty: it has none, or cannot be read.
+pub(super) fn entries(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths
+}

@@ -1,0 +1,210 @@
+//! Reconcile: probes all mounts again, repairs what rows want, and lists leftovers below csid's directories that no row
+//! explains. A leftover is removed only on request, and only if it is empty or at a path that only csid makes.
+
+mod claim_lifetime;
+mod liveness;
+mod monitor;
+mod reconstruct;
+mod startup;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::Result;
+use crate::host::Look;
+use crate::store::rows::{EventDetails, MountRow, NewEvent, Phase};
+use crate::store::{Change, Durability, MountFilter};
+use crate::volume::api::requests::{ReconcileOptions, Wait};
+use crate::volume::api::views::Report;
+use crate::volume::context::Context;
+use crate::volume::manager::Volumes;
+use crate::volume::model::paths;
+use crate::volume::model::volume::{DesiredMount, Observed, title};
+use crate::volume::operation::request::OperationRequest;
+use crate::volume::probe::{entries, healthy, why};
+
+impl Volumes {
+    pub async fn reconcile(&self, options: ReconcileOptions) -> Result<Report> {
+        if options.new_journal {
+            return self.new_journal(options).await;
+        }
+        if !options.dry_run {
+            self.shared.store.writable()?;
+        }
+        let mut report = Report::default();
+        let found = self.unexplained().await?;
+        self.orphans(found, options, &mut report).await?;
+
+        let rows = self.shared.store.mounts(MountFilter::default()).await?;
+        let rows: Vec<MountRow> = rows.into_iter().map(|(row, _)| row).collect();
+        let looks = self.shared.looks(&rows.iter().collect::<Vec<_>>()).await;
+        for (row, look) in rows.iter().zip(&looks) {
+            let name = title(&row.key);
+            let work = match row.phase {
+                Phase::Mounted => match self.shared.sight_of(row, look).await {
+                    Observed::There if healthy(row, look) => {
+                        report.adopted.push(name);
+                        continue;
+                    }
+                    Observed::Dead if self.shared.heals(row).await? => {
+                        OperationRequest::Heal { key: row.key.clone(), uid: row.uid }
+                    }
+                    Observed::There | Observed::Dead => {
+                        report.failed.push(format!("{name}: {}", why(look)));
+                        continue;
+                    }
+                    Observed::Unbound | Observed::Gone => restore(row),
+                },
+                Phase::Lost => {
+                    report.failed.push(format!("{name}: lost; ask for it with Mount, or Unmount it"));
+                    continue;
+                }
+                Phase::Waiting if row.lacks_secrets() => {
+                    report.failed.push(format!("{name}: waits for its secrets; repeat Mount with them"));
+                    continue;
+                }
+                Phase::Waiting => restore(row),
+                Phase::Mounting | Phase::Unmounting | Phase::Uncertain => {
+                    OperationRequest::Settle { key: row.key.clone() }
+                }
+            };
+            let list = if matches!(work, OperationRequest::Settle { .. }) {
+                &mut report.undone
+            } else {
+                &mut report.remounted
+            };
+            if options.dry_run {
+                list.push(name);
+                continue;
+            }
+            let answer = self.shared.ask(&row.volume, row.uid, work, Wait::default());
+            let done = match answer {
+                Ok(answer) => self.shared.answered(answer).await,
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(_) => list.push(name),
+                Err(error) => report.failed.push(format!("{name}: {error}")),
+            }
+        }
+        Ok(report)
+    }
+
+    /// Reports at start the paths that no row explains.
+    pub async fn report_orphans(&self) -> Result<()> {
+        let found = self.unexplained().await?;
+        let mut report = Report::default();
+        self.orphans(found, ReconcileOptions { dry_run: true, ..ReconcileOptions::default() }, &mut report)
+            .await?;
+        let events = report.orphans.into_iter().map(|path| {
+            tracing::warn!(path, "no row explains this; `csictl reconcile` tells more");
+            let details =
+                EventDetails::from([("success", Value::from(false)), ("error", Value::from(path.clone()))]);
+            Change::Event(NewEvent { kind: "orphan", subject: path, details })
+        });
+        let events: Vec<Change> = events.collect();
+        if !events.is_empty() {
+            self.shared.store.commit(events, Durability::Process).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the paths that csid made and no row explains, the deepest first. The directories are read before the rows, so
+    /// that paths of a mount made meanwhile are explained.
+    async fn unexplained(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
+        let mut found = Vec::new();
+        for root in self.roots().await? {
+            let entries = |directory: &Path| self.shared.host.entries(&root, directory).unwrap_or_default();
+            let published = entries(&root.join(paths::PUBLISH));
+            let mut targets = Vec::new();
+            for directory in &published {
+                targets.extend(self.shared.targets(&root, directory));
+            }
+            let private = entries(&root.join(paths::PRIVATE));
+            targets.extend(private.iter().flat_map(|directory| entries(directory)));
+            let staged = entries(&root.join(paths::STAGING));
+            let all = targets.into_iter().chain(published).chain(private).chain(staged);
+            found.extend(all.map(|path| (root.clone(), path)));
+        }
+        let known = self.known().await?;
+        found.retain(|(_, path)| !known.contains(path));
+        Ok(found)
+    }
+
+    /// Returns the paths that rows explain.
+    async fn known(&self) -> Result<BTreeSet<PathBuf>> {
+        let mut known = BTreeSet::new();
+        for (row, staging) in self.shared.store.mounts(MountFilter::default()).await? {
+            let is_own = |path: &&Path| !path.ends_with(paths::PUBLISH) && !path.ends_with(paths::PRIVATE);
+            for path in [row.source.as_str(), row.published()] {
+                known.extend(Path::new(path).ancestors().take_while(is_own).map(Path::to_path_buf));
+            }
+            // Another manager's staging path may lie deeper.
+            let above = Path::new(&staging).ancestors();
+            known.extend(above.take_while(|path| !path.ends_with(paths::STAGING)).map(Path::to_path_buf));
+        }
+        Ok(known)
+    }
+
+    /// Returns the roots below which plugins stage and publish: those of present plugins, and those of rows.
+    async fn roots(&self) -> Result<BTreeSet<PathBuf>> {
+        let mut roots: BTreeSet<PathBuf> =
+            entries(&self.shared.directories.state.join("plugins")).into_iter().collect();
+        for (row, _) in self.shared.store.mounts(MountFilter::default()).await? {
+            let source = Path::new(&row.source);
+            let root = paths::root(source).filter(|_| paths::is_own(&row.volume, source));
+            roots.extend(root.map(Path::to_path_buf));
+        }
+        Ok(roots)
+    }
+
+    async fn orphans(
+        &self,
+        found: Vec<(PathBuf, PathBuf)>,
+        options: ReconcileOptions,
+        report: &mut Report,
+    ) -> Result<()> {
+        for (root, path) in found {
+            let text = path.display().to_string();
+            if options.dry_run || !options.remove_orphans {
+                report.orphans.push(text);
+                continue;
+            }
+            // A mount may have begun to use the path since it was found.
+            if self.known().await?.contains(&path) {
+                continue;
+            }
+            let name = path.file_name().and_then(|name| name.to_str());
+            let ours = name.is_some_and(|name| paths::is_ours(name) || name == paths::VOLUME);
+            match self.shared.host.remove_orphan(&root, &path, ours).await {
+                Ok(true) => report.orphans.push(text),
+                Ok(false) => report.failed.push(format!("{text}: not empty, or not csid's")),
+                Err(error) => report.failed.push(format!("{text}: {error}")),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Context {
+    /// Returns the entries of a volume's directory of publishes, and the publishes in directories of one mount there, the
+    /// deepest first. Directories on which something is mounted are not read.
+    pub(in crate::volume) fn targets(&self, root: &Path, directory: &Path) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for path in self.host.entries(root, directory).unwrap_or_default() {
+            if self.host.look_unmounted(root, &path) == Some(Look::Plain) {
+                let own = path.join(paths::VOLUME);
+                let is_there = self.host.look_unmounted(root, &own) != Some(Look::Missing);
+                found.extend(Some(own).filter(|_| is_there));
+            }
+            found.push(path);
+        }
+        found
+    }
+}
+
+fn restore(row: &MountRow) -> OperationRequest {
+    OperationRequest::Restore { wanted: DesiredMount::of(row) }
+}

@@ -1,0 +1,289 @@
+//! Recovery at start: compares the journal with the kernel. Existing mounts are kept without an RPC. The actor of each volume
+//! does the rest, so a plugin that is away delays only its own volumes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use crate::fault;
+use crate::host::{Look, Restrict};
+use crate::store::registry::{Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, VolumeName};
+use crate::store::rows::{Leg, MountKey, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
+use crate::store::{Change, Durability, StoreError};
+use crate::volume::api::views::Recovered;
+use crate::volume::events::{secret_required, watched};
+use crate::volume::lifecycle::{detach_key, is_being_deleted, is_unborn, queue_key};
+use crate::volume::manager::Volumes;
+use crate::volume::model::paths;
+use crate::volume::model::volume::{Event, Observed, Volume};
+use crate::volume::operation::journal::JournaledVolume;
+use crate::volume::probe::side_by_side;
+use crate::volume::tables::watched_volumes::WatchedVolumes;
+
+/// A volume's rows, and the observed state of each. The two lists are separate, because the rows stay, and with them the memory
+/// in which they were collected.
+#[derive(Default)]
+struct Seen {
+    mounts: Vec<Arc<MountRow>>,
+    looks: Vec<(Observed, Option<Look>)>,
+}
+
+impl Volumes {
+    /// Takes over the journal's rows. After an error nothing is taken over, and the call can be repeated. `boot`: the present
+    /// boot, to be journalled. `same_boot`: the rows are of this boot.
+    pub async fn recover(
+        &self,
+        volumes: Vec<VolumeRow>,
+        mounts: Vec<MountRow>,
+        boot: String,
+        same_boot: bool,
+    ) -> Result<Recovered, StoreError> {
+        let shared = &self.shared;
+        shared.untaken.store(true, Ordering::SeqCst);
+        self.restrict_half_published(&mounts).await;
+        let called_mounted: Vec<&MountRow> =
+            mounts.iter().filter(|row| row.phase == Phase::Mounted).collect();
+        let mut looked = shared.sights_at_start(&called_mounted).await.into_iter();
+        let mut seen: BTreeMap<VolumeKey, Seen> = BTreeMap::new();
+        for row in mounts {
+            let (sight, look) = match row.phase {
+                Phase::Mounted => looked.next().unwrap_or((Observed::Gone, None)),
+                _ => (Observed::Gone, None),
+            };
+            // A device node outlives a boot. Its number does not.
+            let left_over = !same_boot && matches!(look, Some(Look::Device { .. }));
+            let sight = if left_over { Observed::Gone } else { sight };
+            let seen = seen.entry(row.volume.clone()).or_default();
+            seen.mounts.push(Arc::new(row));
+            seen.looks.push((sight, look));
+        }
+
+        *shared.boot.lock().unwrap_or_else(PoisonError::into_inner) = boot.clone();
+        let left = self.left(&seen).await?;
+        let mut changes = vec![Change::Boot(boot)];
+        let mut found = Recovered::default();
+        let mut recovered = Vec::new();
+        for row in volumes {
+            let Some(Seen { mounts, looks }) = seen.remove(&row.key) else {
+                // A volume without users explains nothing.
+                changes.push(Change::DeleteVolume(row.key));
+                continue;
+            };
+            let sights = looks.iter().map(|(sight, _)| *sight).collect();
+            for (row, (sight, look)) in mounts.iter().zip(&looks) {
+                changes.extend(tell(row, *sight, same_boot).into_iter().map(Change::Event));
+                if look.as_ref().is_some_and(WatchedVolumes::are_watched) {
+                    shared.served.note(row);
+                }
+            }
+            let mut rows = JournaledVolume::new(Volume { row, mounts });
+            if let Err(refusal) = rows.step(Event::Recovered { same_boot, sights }) {
+                tracing::error!(?refusal, "a row could not be recovered");
+            }
+            changes.extend(rows.changes());
+            rows.committed();
+            recovered.push(rows.into_volume());
+        }
+        for (key, Seen { mounts, .. }) in seen {
+            tracing::error!(
+                plugin = key.plugin,
+                mounts = mounts.len(),
+                "mounts without their volume's row are left alone"
+            );
+        }
+        for mount in recovered.iter().flat_map(|volume| &volume.mounts) {
+            match mount.phase {
+                Phase::Mounted => found.adopted += 1,
+                Phase::Lost => found.lost += 1,
+                Phase::Waiting => {
+                    found.waiting += 1;
+                    if mount.lacks_secrets() {
+                        changes.push(Change::Event(secret_required(mount)));
+                    }
+                }
+                Phase::Mounting | Phase::Unmounting | Phase::Uncertain => found.unsettled += 1,
+            }
+        }
+        // Synced even if nothing changed: an earlier csid may have written rows and ended before it synced them. From now on
+        // they are answered again.
+        fault::around("recovery", shared.store.commit(changes, Durability::Disk)).await?;
+        for volume in recovered {
+            let work = volume.mounts.iter().any(|row| !matches!(row.phase, Phase::Mounted | Phase::Lost));
+            let recovering = work.then(|| shared.operations.recovering());
+            shared.directory.enter(volume, recovering);
+        }
+        for Left { volume, key, uid } in left {
+            shared.directory.go_on(&volume, key, uid);
+        }
+        shared.untaken.store(false, Ordering::SeqCst);
+        Ok(found)
+    }
+
+    /// Sets the flags of a mount that an older csid published and did not restrict before it ended. The plugin is not involved.
+    /// A failure is only logged, because the mount was never answered.
+    async fn restrict_half_published(&self, mounts: &[MountRow]) {
+        let is_half =
+            |row: &&MountRow| row.published.is_empty() && !matches!(row.publish, Leg::Absent | Leg::Present);
+        // csid never restricts a publish of another manager.
+        let is_own = |row: &&MountRow| paths::is_own(&row.volume, Path::new(&row.source));
+        let restricting = mounts.iter().filter(is_half).filter(is_own).map(|row| async {
+            let (source, spec) = (Path::new(&row.source), &row.spec);
+            let how = Restrict { nosuid: !spec.suid, nodev: !spec.dev, read_only: false };
+            if let Err(error) = self.shared.host.deliver(&row.volume.plugin, source, source, how).await {
+                tracing::warn!(path = row.source, %error, "cannot restrict what was half published");
+            }
+        });
+        side_by_side(restricting).await;
+    }
+
+    /// Returns the work that an earlier csid left between two states, and this node's claims without the mount for which they
+    /// were taken.
+    async fn left(&self, seen: &BTreeMap<VolumeKey, Seen>) -> Result<Vec<Left>, StoreError> {
+        let shared = &self.shared;
+        let mut left = self.unfinished().await?;
+        let mounts = seen.values().flat_map(|seen| &seen.mounts);
+        let users: BTreeSet<_> = mounts.map(|row| VolumeName::of(&row.key).key(&row.key.consumer)).collect();
+        let filter = ClaimFilter { node: Some(shared.node.clone()), ..ClaimFilter::default() };
+        for ListedClaim { name, claim, .. } in shared.registry.claims(filter).await?.0 {
+            let key = name.key(&claim.consumer);
+            if claim.bound.is_some() {
+                shared.bound.note(&shared.registry.record(name.clone()).await?, &shared.node);
+            }
+            if claim.by_mount && !users.contains(&key) && !left.iter().any(|left| left.key == key) {
+                let volume = shared.registry.record(name).await?.volume;
+                left.push(Left { volume, key, uid: claim.uid });
+            }
+        }
+        Ok(left)
+    }
+
+    async fn unfinished(&self) -> Result<Vec<Left>, StoreError> {
+        let filter = RecordFilter { restless: true, ..RecordFilter::default() };
+        let (records, _) = self.shared.registry.records(filter).await?;
+        Ok(records.iter().flat_map(|record| unfinished(record, &self.shared.node)).collect())
+    }
+
+    /// Retries all unfinished work, including parked work.
+    pub(in crate::volume) async fn sweep(&self) -> crate::Result<()> {
+        for Left { volume, key, uid } in self.unfinished().await? {
+            self.shared.directory.go_on(&volume, key, uid);
+        }
+        Ok(())
+    }
+}
+
+/// Work to continue without a caller: its key, the volume whose actor does it, and its uid.
+#[derive(Debug, PartialEq, Eq)]
+struct Left {
+    volume: VolumeKey,
+    key: MountKey,
+    uid: u32,
+}
+
+/// Returns the parts of a record that are between two states: claims of this node, attachments that AttachVolume left, a
+/// creation, a deletion.
+fn unfinished(record: &Record, node: &str) -> Vec<Left> {
+    let volume = queue_key(record);
+    let left = |key, uid| Left { volume: volume.clone(), key, uid };
+    let is_open =
+        |claim: &&Claim| claim.node == node && (claim.releasing || claim.state != ClaimState::Taken);
+    let claims = record.claims.iter().filter(is_open);
+    let claims = claims.map(|claim| left(record.name.key(&claim.consumer), claim.uid));
+    let attached = record.attachments.iter().filter(|at| at.leg != Leg::Present);
+    let attached = attached.filter_map(|at| {
+        at.by_call.as_ref().map(|call| left(detach_key(&record.name, &at.node_id), call.uid))
+    });
+    let registration = record.registration.as_ref().filter(|_| is_unborn(record) || is_being_deleted(record));
+    let registration = registration.map(|registration| left(record.name.key(""), registration.uid));
+    claims.chain(attached).chain(registration).collect()
+}
+
+/// Returns the event for a mount that was mounted and is not any more. `None`: the mount is there, or was not mounted.
+fn tell(row: &MountRow, sight: Observed, same_boot: bool) -> Option<NewEvent> {
+    match (row.phase, sight) {
+        (Phase::Mounted, Observed::Gone | Observed::Unbound) => {
+            let why = if same_boot { "removed behind csid's back" } else { "the host has booted" };
+            Some(watched("mount-lost", row, why))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::claim_set::ClaimSet;
+    use crate::store::registry::{
+        AttachCall, Attachment, Capability, ClaimMode, Creation, Origin, Registration, Standing, Use,
+        VolumeSpec,
+    };
+    use crate::store::rows::{AccessMode, AttachmentMode};
+    use crate::volume::lifecycle::{new_claim, new_registration};
+
+    fn record(standing: Option<Standing>) -> Record {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        let spec = VolumeSpec { name: "disk".into(), ..VolumeSpec::default() };
+        let registration =
+            standing.map(|standing| Registration { standing, ..new_registration(1000, spec, Origin::Bus) });
+        let volume = VolumeKey { plugin: "p".into(), external_id: "x".into() };
+        Record { volume, registration, ..Record::none(name) }
+    }
+
+    fn keys(record: &Record) -> Vec<(String, String, u32)> {
+        let left = unfinished(record, "n1").into_iter();
+        left.map(|left| {
+            (left.volume.external_id, format!("{}@{}", left.key.consumer, left.key.tag), left.uid)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn what_is_between_two_states_goes_on_where_its_volume_queues() {
+        let capability = Capability {
+            access_mode: AccessMode::SingleNodeWriter,
+            attachment_mode: AttachmentMode::FileSystem,
+        };
+        assert_eq!(keys(&record(None)), []);
+        assert_eq!(keys(&record(Some(Standing::Registered))), []);
+
+        let deleting = record(Some(Standing::Deleting { secrets_given: true, back: None }));
+        assert_eq!(keys(&deleting), [("x".into(), "@".into(), 1000)]);
+
+        let creation = Creation {
+            capacity_min: 0,
+            capacity_max: 0,
+            register: false,
+            secrets_given: false,
+            source: String::new(),
+            sourceless: false,
+            ..Creation::default()
+        };
+        let mut creating = record(Some(Standing::Creating(creation)));
+        assert_eq!(keys(&creating), [], "the plugin has answered; the answer waits for its caller");
+        creating.volume.external_id.clear();
+        assert_eq!(keys(&creating), [(paths::unborn("p", "disk").external_id, "@".into(), 1000)]);
+
+        let mut used = record(Some(Standing::Registered));
+        let usage = Use { mode: ClaimMode::Write, capability };
+        let claim =
+            |consumer: &str, node: &str, state| Claim { state, ..new_claim(consumer, node, 7, usage) };
+        used.claims = ClaimSet::from(vec![
+            claim("taken", "n1", ClaimState::Taken),
+            claim("pending", "n1", ClaimState::Pending),
+            claim("anothers", "n2", ClaimState::Pending),
+        ]);
+        let by_call = Some(AttachCall { uid: 8, read_only: false, capability, secrets_given: false });
+        let at = |node_id: &str, leg, by_call| Attachment {
+            node_id: node_id.into(),
+            by_call,
+            ..Attachment::new("", leg)
+        };
+        used.attachments = vec![
+            at("i-1", Leg::Removing, by_call.clone()),
+            at("i-2", Leg::Present, by_call),
+            at("i-3", Leg::Making, None),
+        ];
+        assert_eq!(keys(&used), [("x".into(), "pending@".into(), 7), ("x".into(), "@i-1".into(), 8)]);
+    }
+}

@@ -1,0 +1,59 @@
+//! Puts a request into the queue of its volume, and waits for the answer.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::error::Result;
+use crate::store::rows::VolumeKey;
+use crate::volume::api::requests::Wait;
+use crate::volume::context::Context;
+use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::mount::shutting_down;
+use crate::volume::model::paths;
+use crate::volume::operation::request::{OperationRequest, OperationResponse, Waiter};
+use crate::volume::operation::table::{Begin, Progress, TAKES};
+
+pub(in crate::volume) type Answer = oneshot::Receiver<Result<OperationResponse>>;
+
+impl Context {
+    /// Queues a request at the actor of its volume.
+    pub(in crate::volume) fn ask(
+        self: &Arc<Self>,
+        volume: &VolumeKey,
+        uid: u32,
+        work: OperationRequest,
+        wait: Wait,
+    ) -> Result<Answer> {
+        if self.is_stopping() {
+            return Err(shutting_down());
+        }
+        self.changeable()?;
+        if paths::lacks_id(volume) {
+            return Err(mount_errors::unidentified(volume, work.key()));
+        }
+        let (kind, key) = (work.kind(), work.key());
+        let begin = Begin {
+            kind,
+            key,
+            volume,
+            uid,
+            id: wait.operation,
+            deadline: wait.deadline,
+            step: Progress::new(),
+        };
+        let ticket = self.operations.begin(begin)?;
+        if TAKES.contains(&kind) {
+            self.leaving.refuse(&volume.plugin)?;
+        }
+        let (reply, answer) = oneshot::channel();
+        let waiter = Waiter { ticket, deadline: wait.deadline, hold: wait.hold, reply };
+        self.directory.ask(volume, work, waiter)?;
+        Ok(answer)
+    }
+
+    /// Waits for the response of the actor. An actor ends without one if csid stops or the journal is damaged.
+    pub(in crate::volume) async fn answered(&self, answer: Answer) -> Result<OperationResponse> {
+        answer.await.unwrap_or_else(|_| Err(self.store.writable().err().unwrap_or_else(shutting_down)))
+    }
+}

@@ -1,0 +1,477 @@
+//! The calls on registered volumes: lists, claims, and controller calls.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::error::{Error, Kind, Result};
+use crate::plugin::{ATTACHES, Snapshot, Stats};
+use crate::store::MountFilter;
+use crate::store::registry::{
+    AttachCall, Capability, Claim, ClaimFilter, ClaimMode, ClaimState, ListedClaim, Origin, Record,
+    RecordFilter, Standing, Use, VolumeName,
+};
+use crate::store::rows::{AccessMode, AttachmentMode, MountKey, Phase, VolumeKey};
+use crate::volume::api::mount_options::MountOptions;
+use crate::volume::api::requests::{
+    Authority, ClaimRequest, Inline, Part, ReleaseRequest, VolumeRequest, Wait,
+};
+use crate::volume::api::views::{Claimed, VolumeView};
+use crate::volume::context::Context;
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::lifecycle::{ModeFilter, is_being_deleted, new_claim, new_registration, unregistered};
+use crate::volume::manager::Volumes;
+use crate::volume::model::claim;
+use crate::volume::operation::request::{
+    CallTarget, ControllerRequest, MountOf, OperationRequest, OperationResponse,
+};
+
+fn unanswered() -> Error {
+    Error::internal("a call was answered with another's answer")
+}
+
+impl Context {
+    /// The record of a volume that can be used.
+    pub(in crate::volume) async fn registered(&self, key: &MountKey) -> Result<Record> {
+        let record = self.registry.record(VolumeName::of(key)).await?;
+        match record.registration.as_ref().map(|registration| &registration.standing) {
+            Some(Standing::Registered) => Ok(record),
+            Some(Standing::Creating(_)) => {
+                Err(busy(&record.name, "is being created; ask again when it is there"))
+            }
+            Some(Standing::Deleting { .. }) => Err(busy(&record.name, "is being deleted")),
+            None => Err(self.not_registered(&record.name)),
+        }
+    }
+
+    pub(in crate::volume) fn not_registered(&self, name: &VolumeName) -> Error {
+        match self.declarations.file(name) {
+            Some(file) => claim_errors::not_yet(name, &file),
+            None => mount_errors::not_registered(&name.key("")),
+        }
+    }
+
+    /// Returns the record of a volume before its first use. A volume that a file declares and that is not registered yet is
+    /// registered first, within the call's deadline.
+    async fn to_be_used(self: &Arc<Self>, key: &MountKey, deadline: Option<Instant>) -> Result<Record> {
+        let name = VolumeName::of(key);
+        let Some((declared, _)) = self.declarations.waiting(&name) else { return self.registered(key).await };
+        if self.registry.record(name).await?.registration.is_none() {
+            let wait = Wait { deadline, ..Wait::default() };
+            self.register_declared(&declared, wait).await?;
+        }
+        self.registered(key).await
+    }
+
+    /// Returns the volume of a name that is in use, or that the consumer has claimed. `None`: neither holds.
+    pub(in crate::volume) async fn volume_of(&self, key: &MountKey) -> Result<Option<VolumeKey>> {
+        if let Some(volume) = self.directory.find(key) {
+            return Ok(Some(volume));
+        }
+        if self.registry.is_empty() {
+            return Ok(None);
+        }
+        let record = self.registry.record(VolumeName::of(key)).await?;
+        Ok(record.claim(&key.consumer).is_some().then_some(record.volume))
+    }
+
+    /// Returns the volume of a mount by this name; `None`: there is no such mount.
+    async fn mounted_inline(&self, name: &VolumeName) -> Result<Option<VolumeKey>> {
+        let filter = MountFilter {
+            namespace: Some(name.namespace.clone()),
+            volume: Some(name.volume.clone()),
+            phase: Some(Phase::Mounted),
+            ..MountFilter::default()
+        };
+        let rows = self.store.mounts(filter).await?;
+        Ok(rows.into_iter().next().map(|(row, _)| row.volume))
+    }
+
+    /// Returns the volumes that this node has claimed, and those attached for a scheduler.
+    pub(in crate::volume) async fn claimed_here(&self, plugin: Option<&str>) -> Result<Vec<Record>> {
+        let mut found = Vec::new();
+        // Attachments by AttachVolume belong to no node of csid, so their node is empty.
+        for node in [self.node.clone(), String::new()] {
+            let (plugin, node) = (plugin.map(str::to_owned), Some(node));
+            let filter = RecordFilter { plugin, node, ..RecordFilter::default() };
+            found.extend(self.registry.records(filter).await?.0);
+        }
+        Ok(found)
+    }
+
+    /// Refuses an inline volume that is registered. An attachment of it under the same name is allowed.
+    pub(in crate::volume) async fn refuse_registered(
+        &self,
+        name: &VolumeName,
+        volume: &VolumeKey,
+    ) -> Result<()> {
+        if self.registry.is_empty() {
+            return Ok(());
+        }
+        let own = self.registry.record(name.clone()).await?;
+        if own.registration.is_some() {
+            let text = format!("{name} is registered: leave out plugin and external-id");
+            return Err(Error::new(Kind::AlreadyExists, text));
+        }
+        if own.volume != *volume {
+            claim_errors::refuse_attached(&own)?;
+        }
+        let filter = RecordFilter {
+            plugin: Some(volume.plugin.clone()),
+            external_id: Some(volume.external_id.clone()),
+            ..RecordFilter::default()
+        };
+        match self.registry.records(filter).await?.0.into_iter().find(|record| record.name != *name) {
+            Some(record) => {
+                let known = if record.registration.is_some() { "registered" } else { "attached" };
+                let text = format!(
+                    "external id `{}` of plugin {} is {known} as {}: ask for it by that name",
+                    volume.external_id, volume.plugin, record.name
+                );
+                Err(Error::new(Kind::AlreadyExists, text))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses likewise for a call. A Delete may continue the deletion of a volume that an earlier call gave inline.
+    pub(in crate::volume) async fn refuse_given(
+        &self,
+        own: &Record,
+        volume: &VolumeKey,
+        call: &ControllerRequest,
+    ) -> Result<()> {
+        match *call == ControllerRequest::Delete && own.volume == *volume && is_being_deleted(own) {
+            true => Ok(()),
+            false => self.refuse_registered(&own.name, volume).await,
+        }
+    }
+
+    pub(in crate::volume) async fn mount_inline(
+        &self,
+        key: &MountKey,
+        volume: VolumeKey,
+        options: MountOptions,
+    ) -> Result<MountOf> {
+        self.refuse_registered(&VolumeName::of(key), &volume).await?;
+        Ok(MountOf { volume, spec: options.spec(None)?, claim: None })
+    }
+
+    pub(in crate::volume) async fn mount_registered(
+        self: &Arc<Self>,
+        key: &MountKey,
+        uid: u32,
+        options: MountOptions,
+        secrets_given: bool,
+        deadline: Option<Instant>,
+    ) -> Result<MountOf> {
+        let record = self.to_be_used(key, deadline).await?;
+        let wanted =
+            ModeFilter { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
+        let mode = if options.read_only { ClaimMode::Read } else { ClaimMode::Write };
+        if let Some(bound) = &options.bound {
+            self.refuse_ended(bound, uid).await?;
+        }
+        let usage = match record.claim(&key.consumer) {
+            Some(present) if present.usage.mode == ClaimMode::Read && mode == ClaimMode::Write => {
+                let text =
+                    format!("{} has claimed {} to read: mount it read-only", key.consumer, record.name);
+                // The consumer's own claim is in the way, and waiting does not end it.
+                return Err(Error::new(Kind::ClaimConflict, text).with(|details| details.retryable = false));
+            }
+            Some(present) => {
+                wanted.refuse_unlike(present, &record.name)?;
+                present.usage
+            }
+            None => Use { mode, capability: wanted.choose(&record)? },
+        };
+        // The request has a claim even if one exists, since that one may be gone when the request runs.
+        let (credential, bound) = (options.credential.clone(), options.bound.clone());
+        let claim =
+            Claim { by_mount: true, bound, credential, ..new_claim(&key.consumer, &self.node, uid, usage) };
+        let registration = record.registration.as_ref().ok_or_else(|| mount_errors::not_registered(key))?;
+        if let Some(option) = options.other_than(&registration.spec)
+            && uid != 0
+            && uid != registration.uid
+        {
+            return Err(claim_errors::as_registered(&record.name, option, registration.uid));
+        }
+        let mut spec = options.spec(Some((claim.usage.capability, &registration.spec)))?;
+        if spec.credential.is_none() && !secrets_given {
+            spec.credential.clone_from(&registration.spec.credential);
+        }
+        Ok(MountOf { volume: record.volume, spec, claim: Some(Box::new(claim)) })
+    }
+
+    pub(in crate::volume) fn view(&self, record: Record, past: Vec<String>) -> VolumeView {
+        let plugin = self.plugins.view(&record.volume.plugin).unwrap_or_default();
+        let controller_required = self.plugins.can(&record.volume.plugin, ATTACHES).unwrap_or(false);
+        let offers =
+            |service: &str| plugin.healthy && plugin.services.iter().any(|offered| offered == service);
+        let schedulable = offers("node") && (!controller_required || offers("controller"));
+        VolumeView {
+            record,
+            provider: plugin.provider,
+            provider_version: plugin.provider_version,
+            controller_required,
+            schedulable,
+            past,
+            only_declared: false,
+        }
+    }
+}
+
+fn busy(name: &VolumeName, why: &str) -> Error {
+    Error::new(Kind::Busy, format!("{name} {why}"))
+}
+
+impl Volumes {
+    pub async fn volumes(&self, filter: RecordFilter) -> Result<Vec<VolumeView>> {
+        let (namespace, volume) = (filter.namespace.clone(), filter.volume.clone());
+        let (records, _) = self.shared.registry.records(RecordFilter { registered: true, ..filter }).await?;
+        let ends = records.first().zip(records.last()).map(|(first, last)| [&first.name, &last.name]);
+        let mut past: BTreeMap<VolumeName, Vec<String>> = BTreeMap::new();
+        if let Some(ends) = ends {
+            let of_past = ClaimFilter {
+                namespace,
+                volume,
+                between: Some(ends.map(Clone::clone)),
+                past: true,
+                ..ClaimFilter::default()
+            };
+            for ListedClaim { name, claim, .. } in
+                self.shared.registry.claims(of_past).await?.0.into_iter().rev()
+            {
+                past.entry(name).or_default().push(claim.consumer);
+            }
+        }
+        let mut views = Vec::with_capacity(records.len());
+        for record in records {
+            let past = past.remove(&record.name).unwrap_or_default();
+            views.push(self.shared.view(record, past));
+        }
+        Ok(views)
+    }
+
+    pub async fn volume(&self, name: VolumeName) -> Result<VolumeView> {
+        let filter = RecordFilter {
+            namespace: Some(name.namespace.clone()),
+            volume: Some(name.volume.clone()),
+            ..RecordFilter::default()
+        };
+        let view = self.volumes(filter).await?.pop();
+        view.ok_or_else(|| self.shared.not_registered(&name))
+    }
+
+    /// Returns whether the plugin confirms the capabilities, and its message if not. Empty `capabilities` stands for all of the
+    /// volume.
+    pub async fn validate_volume(
+        &self,
+        request: VolumeRequest,
+        capabilities: Vec<Capability>,
+    ) -> Result<(bool, String)> {
+        match self.call(request, ControllerRequest::Validate { capabilities }).await? {
+            OperationResponse::Validated(Ok(())) => Ok((true, String::new())),
+            OperationResponse::Validated(Err(message)) => Ok((false, message)),
+            _ => Err(unanswered()),
+        }
+    }
+
+    /// Expands a volume. Returns the capacity, and whether a node still has to expand it.
+    pub async fn expand_volume(
+        &self,
+        request: VolumeRequest,
+        required: u64,
+        limit: u64,
+        part: Part,
+    ) -> Result<(u64, bool)> {
+        match self.call(request, ControllerRequest::Expand { required, limit, part }).await? {
+            OperationResponse::Expanded(capacity, node_is_due) => Ok((capacity, node_is_due)),
+            _ => Err(unanswered()),
+        }
+    }
+
+    pub async fn create_snapshot(
+        &self,
+        request: VolumeRequest,
+        name: String,
+        parameters: BTreeMap<String, String>,
+        wait: bool,
+    ) -> Result<Snapshot> {
+        match self.call(request, ControllerRequest::Snapshot { name, parameters, wait }).await? {
+            OperationResponse::Snapshot(snapshot) => Ok(snapshot),
+            _ => Err(unanswered()),
+        }
+    }
+
+    /// Returns the statistics of a volume that is mounted here.
+    pub async fn volume_stats(&self, request: VolumeRequest) -> Result<Stats> {
+        match self.call(request, ControllerRequest::Stats).await? {
+            OperationResponse::Stats(stats) => Ok(stats),
+            _ => Err(unanswered()),
+        }
+    }
+
+    /// Attaches a volume, and returns the publish context.
+    pub async fn attach_volume(
+        &self,
+        request: VolumeRequest,
+        node_id: String,
+        read_only: bool,
+        access_mode: Option<AccessMode>,
+        attachment_mode: Option<AttachmentMode>,
+    ) -> Result<BTreeMap<String, String>> {
+        let modes = ModeFilter { access_mode, attachment_mode };
+        let record = match &request.inline {
+            None => self.shared.to_be_used(&request.name.key(""), request.wait.deadline).await?,
+            Some(inline) => Record {
+                registration: Some(new_registration(request.uid, inline.spec.clone(), Origin::Bus)),
+                ..Record::none(request.name.clone())
+            },
+        };
+        let (uid, capability) = (request.uid, modes.choose(&record)?);
+        let secrets_given = request.secrets.is_some();
+        let call = AttachCall { uid, read_only, capability, secrets_given };
+        match self.call(request, ControllerRequest::Attach { node_id, call }).await? {
+            OperationResponse::Attached(context) => Ok(context),
+            _ => Err(unanswered()),
+        }
+    }
+
+    pub async fn detach_volume(&self, request: VolumeRequest, node_id: String) -> Result<()> {
+        if request.inline.is_none() {
+            let record = self.shared.registry.record(request.name.clone()).await?;
+            // The volume is neither registered nor attached: there is nothing to detach, and no plugin to call.
+            if record.is_empty() {
+                return self.shared.synced().await;
+            }
+        }
+        self.call(request, ControllerRequest::Detach { node_id }).await.map(drop)
+    }
+
+    /// Queues a call at the actor of its volume, and waits for the response.
+    pub(in crate::volume) async fn call(
+        &self,
+        request: VolumeRequest,
+        call: ControllerRequest,
+    ) -> Result<OperationResponse> {
+        let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
+        let record = self.shared.registry.record(name).await?;
+        let key = record.name.key("");
+        let (volume, registration, is_registered) = match inline {
+            Some(Inline { volume, spec }) => {
+                self.shared.refuse_given(&record, &volume, &call).await?;
+                (volume, new_registration(uid, spec, Origin::Bus), false)
+            }
+            None => match &record.registration {
+                Some(registration) => {
+                    call.refuse(&record.name, registration, uid)?;
+                    (record.volume.clone(), registration.clone(), true)
+                }
+                // An inline attachment is known by its name, for a Detach and for reads of its own mounts.
+                None if matches!(call, ControllerRequest::Detach { .. } | ControllerRequest::Stats)
+                    && !record.attachments.is_empty() =>
+                {
+                    (record.volume, unregistered(uid), false)
+                }
+                // An inline volume has no row other than those of its mounts.
+                None if matches!(call, ControllerRequest::Stats) => {
+                    match self.shared.mounted_inline(&record.name).await? {
+                        Some(volume) => (volume, unregistered(uid), false),
+                        None => return Err(self.shared.not_registered(&record.name)),
+                    }
+                }
+                None => return Err(self.shared.not_registered(&record.name)),
+            },
+        };
+        let call = match call {
+            ControllerRequest::Validate { capabilities } if capabilities.is_empty() => {
+                ControllerRequest::Validate { capabilities: registration.spec.capabilities.clone() }
+            }
+            call => call,
+        };
+        // Stats never sends the credential, so no unit is started to read it.
+        let credential = credential.filter(|_| !matches!(call, ControllerRequest::Stats));
+        let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
+        let target = Box::new(CallTarget { key, uid, registration, is_registered });
+        let answer = self.shared.ask(&volume, uid, OperationRequest::Call { target, call, secrets }, wait)?;
+        self.shared.answered(answer).await
+    }
+
+    pub async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
+        let ClaimRequest { name, consumer, uid, secrets, credential, wait, .. } = request;
+        let node = self.shared.node.clone();
+        if request.node.is_some_and(|asked| asked != node) {
+            let text = format!("this csid claims for its own node only, {node}");
+            return Err(Error::new(Kind::NotAuthorized, text));
+        }
+        let key = name.key(&consumer);
+        let record = self.shared.to_be_used(&key, wait.deadline).await?;
+        let modes = ModeFilter { access_mode: request.access_mode, attachment_mode: request.attachment_mode };
+        if let Some(bound) = &request.bound {
+            self.shared.refuse_ended(bound, uid).await?;
+        }
+        let usage = match record.claim(&consumer).filter(|claim| !claim.releasing) {
+            Some(present) => {
+                modes.refuse_unlike(present, &name)?;
+                Use { mode: request.mode.unwrap_or(present.usage.mode), ..present.usage }
+            }
+            None => {
+                let capability = modes.choose(&record)?;
+                let reader = claim::reader_only(capability.access_mode);
+                let default = if reader { ClaimMode::Read } else { ClaimMode::Write };
+                Use { mode: request.mode.unwrap_or(default), capability }
+            }
+        };
+        let claim = Claim { bound: request.bound, credential, ..new_claim(&consumer, &node, uid, usage) };
+        let work = OperationRequest::Claim { key, claim, wait_until: request.wait_until, secrets };
+        let answer = self.shared.ask(&record.volume, uid, work, wait)?;
+        let OperationResponse::Claimed(record) = self.shared.answered(answer).await? else {
+            return Err(Error::internal("a claim was answered without its volume"));
+        };
+        let state = record.claim(&consumer).map_or(ClaimState::Pending, |claim| claim.state);
+        let at = record.attachment(&node);
+        let publish_context = at.map(|at| at.publish_context.clone()).unwrap_or_default();
+        let external_node_id = match at {
+            Some(at) => at.node_id.clone(),
+            None => {
+                self.shared.plugins.view(&record.volume.plugin).map(|view| view.node_id).unwrap_or_default()
+            }
+        };
+        let volume = self.shared.view(*record, Vec::new());
+        Ok(Claimed { volume, publish_context, external_node_id, state })
+    }
+
+    pub async fn release(&self, request: ReleaseRequest) -> Result<()> {
+        let ReleaseRequest { name, consumer, authority, force, node, secrets, credential, wait } = request;
+        self.shared.changeable()?;
+        let key = name.key(&consumer);
+        let record = self.shared.registry.record(name.clone()).await?;
+        let claim = record.claim(&consumer);
+        if claim.is_some_and(|claim| node.as_ref().is_some_and(|node| *node != claim.node)) {
+            let text = format!("{consumer} has claimed {name} on another node");
+            return Err(Error::new(Kind::NotFound, text));
+        }
+        // A claim that is being made has no row yet.
+        if record.registration.is_none() && claim.is_none() {
+            return self.shared.synced().await;
+        }
+        let (Authority::Own(uid) | Authority::Any(uid)) = authority;
+        // Without a row nothing is attached yet, so no secrets are needed.
+        let credential = credential.filter(|_| claim.is_some());
+        let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
+        let work = OperationRequest::Release { key, authority, force, secrets };
+        let answer = self.shared.ask(&record.volume, uid, work, wait)?;
+        self.shared.answered(answer).await.map(drop)
+    }
+
+    pub async fn claims(&self, filter: ClaimFilter) -> Result<Vec<ListedClaim>> {
+        Ok(self.shared.registry.claims(filter).await?.0)
+    }
+
+    /// Returns the uid that owns a claim, to choose the action to authorise. `None`: there is no such claim.
+    pub async fn claim_owner(&self, name: &VolumeName, consumer: &str) -> Result<Option<u32>> {
+        let record = self.shared.registry.record(name.clone()).await?;
+        Ok(record.claim(consumer).map(|claim| claim.uid))
+    }
+}

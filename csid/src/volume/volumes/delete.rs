@@ -1,0 +1,90 @@
+//! The call DeleteVolume, up to the queue of the volume.
+
+use crate::error::{Kind, Result};
+use crate::store::Durability;
+use crate::store::registry::{Record, Registration, Standing};
+use crate::volume::api::requests::VolumeRequest;
+use crate::volume::context::Context;
+use crate::volume::lifecycle::{is_unasked, is_unborn, queue_key, refuse_anothers};
+use crate::volume::manager::Volumes;
+use crate::volume::operation::message::Message;
+use crate::volume::operation::request::ControllerRequest;
+
+impl Volumes {
+    /// Deletes a volume. A volume in creation is first created, since it cannot be deleted by its name (CSI rule 39). Callers
+    /// that wait for the creation are answered. If the plugin was never asked for it, its row is removed at once.
+    pub async fn delete_volume(&self, mut request: VolumeRequest) -> Result<()> {
+        if request.inline.is_some() {
+            return self.call(request, ControllerRequest::Delete).await.map(drop);
+        }
+        self.shared.changeable()?;
+        let record = self.shared.registry.record(request.name.clone()).await?;
+        if record.registration.is_none() {
+            return self.shared.synced().await;
+        }
+        if is_unborn(&record) {
+            refuse_anothers(&record, request.uid)?;
+            if self.shared.drop_unasked(&record).await? {
+                return Ok(());
+            }
+            let Some(registration) = self.shared.doom(&record).await? else {
+                return self.shared.synced().await;
+            };
+            let (secrets, credential) = (request.secrets.take(), request.credential.take());
+            request.secrets = self.shared.given(secrets, credential, request.wait.deadline).await?;
+            let VolumeRequest { name, uid, secrets, wait, .. } = &request;
+            let (plugin, create) = (&record.volume.plugin, ControllerRequest::Create { to_delete: true });
+            let (secrets, by) = (secrets.clone(), (*uid, wait.clone()));
+            let made = self.creation(name.clone(), plugin, create, registration, secrets, by).await;
+            let now = self.shared.registry.record(name.clone()).await?;
+            match made {
+                // The plugin has no volume of that name.
+                Err(_) if now.registration.is_none() => return Ok(()),
+                // The id is still unknown. In every other case the volume exists, perhaps not as it was wanted.
+                Err(error) if is_unborn(&now) => return Err(error),
+                _ => {}
+            }
+        }
+        let name = request.name.clone();
+        match self.call(request, ControllerRequest::Delete).await {
+            // An earlier call has completed the deletion meanwhile.
+            Err(error) if error.kind == Kind::NotFound => {
+                let now = self.shared.registry.record(name).await?;
+                if now.registration.is_none() { self.shared.synced().await } else { Err(error) }
+            }
+            done => done.map(drop),
+        }
+    }
+}
+
+impl Context {
+    /// Removes the row of a creation that the plugin was never asked for, and ends the operation that waits to ask. Returns
+    /// whether there was such a row.
+    async fn drop_unasked(&self, record: &Record) -> Result<bool> {
+        let mut dropped = false;
+        let gone = |record: &mut Record| {
+            dropped = is_unasked(record);
+            record.registration = record.registration.take().filter(|_| !dropped);
+            Ok(None)
+        };
+        self.amend(&record.name, Durability::Disk, gone).await?;
+        if dropped {
+            self.directory.tell(&queue_key(record), Message::GiveUp(record.name.key(""), "delete"));
+        }
+        Ok(dropped)
+    }
+
+    /// Notes that a volume is created only to be deleted, even if the caller leaves or csid restarts. `None`: the volume is gone.
+    async fn doom(&self, record: &Record) -> Result<Option<Registration>> {
+        let doomed = |record: &mut Record| {
+            if is_unborn(record)
+                && let Some(Registration { standing: Standing::Creating(creation), .. }) =
+                    &mut record.registration
+            {
+                creation.to_delete = true;
+            }
+            Ok(None)
+        };
+        Ok(self.amend(&record.name, Durability::Disk, doomed).await?.registration)
+    }
+}

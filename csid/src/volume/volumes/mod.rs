@@ -1,0 +1,8 @@
+//! The calls on registered volumes, and the volumes that files declare.
+
+mod calls;
+mod create;
+mod declared;
+mod delete;
+mod register;
+pub mod volumes_d;
