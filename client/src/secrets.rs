@@ -12,36 +12,48 @@ use serde::{
 use zbus::Type;
 use zeroize::Zeroizing;
 
-/// Names and values, as a plugin wants them.
+/// Names and values for a plugin. The values are zeroed when it is dropped.
 #[derive(Default)]
 pub struct Secrets(BTreeMap<String, Zeroizing<String>>);
 
-/// The text is not a JSON object of strings. The parser's own words may quote a value, so only the place is
-/// told.
+/// The text is not a JSON object of strings. The error has only the place, because the parser's message may
+/// quote a value.
 #[derive(Debug, thiserror::Error)]
 #[error("the secrets are not a JSON object of strings (line {line}, column {column})")]
 pub struct BadSecrets {
+    /// The line of the error, from 1.
     pub line: usize,
+    /// The column of the error, from 1.
     pub column: usize,
 }
 
 impl Secrets {
+    /// Returns an empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// Inserts a secret, or replaces the one of that name.
     pub fn insert(&mut self, name: String, value: Zeroizing<String>) {
         self.0.insert(name, value);
     }
 
-    /// From a JSON object of strings. The caller zeroes the text.
+    /// Parses a JSON object of strings. The caller zeroes the text.
+    ///
+    /// # Errors
+    ///
+    /// [`BadSecrets`] if the text is anything else, or has a name twice.
     pub fn from_json(text: &[u8]) -> Result<Self, BadSecrets> {
         let map: Parsed = serde_json::from_slice(text)
             .map_err(|error| BadSecrets { line: error.line(), column: error.column() })?;
         Ok(Self(map.0))
     }
 
-    /// Into a memfd that nobody can change any more: what csid takes.
+    /// Writes the secrets into a sealed memfd, which csid accepts.
+    ///
+    /// # Errors
+    ///
+    /// An error of the operating system, if the memfd cannot be made.
     pub fn seal(&self) -> io::Result<SealedSecrets> {
         let fd = memfd_create("csid-secrets", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let mut file = File::from(fd);
@@ -58,7 +70,7 @@ impl Secrets {
     }
 }
 
-/// A sealed memfd with the secrets in it: for one call, however often it has to be asked. csid reads it from its beginning.
+/// A sealed memfd with secrets, for one call, however often it is repeated. csid reads it from its beginning.
 #[derive(Clone, Type)]
 #[zbus(signature = "h")]
 pub struct SealedSecrets(Arc<zbus::OwnedFd>);

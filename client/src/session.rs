@@ -9,28 +9,36 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Between two tries to reach a csid that is away.
+/// The pauses between two tries to reach a csid that is away: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// A call that so many connections ended under is not asked again: it may be what ends them.
+/// The limit of lost connections during one call. The call may be the cause, so it is not repeated after that.
 const ENOUGH: u32 = 5;
-/// csid answers at a call's deadline by itself; one that hangs does not.
+/// How long after a call's deadline csid's own answer is waited for. A csid that hangs does not answer.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// csid, through its restarts.
+/// A connection to csid that outlives csid's restarts.
 pub struct Session {
     target: Target,
     current: Mutex<Option<Client>>,
 }
 
 impl Session {
-    /// Fails when csid cannot be reached now: later it is waited for, as long as a call may take.
+    /// Connects to csid. Later calls wait for an absent csid until their deadlines.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connect`] if csid cannot be reached now.
     pub async fn open(target: Target) -> Result<Self> {
         let client = Client::connect(&target).await?;
         Ok(Self { target, current: Mutex::new(Some(client)) })
     }
 
-    /// Ask, and ask again whenever csid went away before its answer. `ask` gets what is left until the deadline, in
-    /// microseconds, and gives csid the same operation-id each time.
+    /// Calls `ask`, and again whenever csid went away before its answer. `ask` gets the time left until the
+    /// deadline, in microseconds, and has to give csid the same operation ID each time. `None`: no deadline.
+    ///
+    /// # Errors
+    ///
+    /// Those of `ask`, and [`Error::NoAnswer`] if csid did not answer until a second after the deadline.
     pub async fn ask<R, F>(
         &self,
         deadline: Option<Instant>,
@@ -47,8 +55,8 @@ impl Session {
                 let left = left.map(|left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX));
                 let (lost, error) = match self.client().await {
                     Ok(client) => match ask(client.clone(), left).await {
-                        // On the bus there is none now: it was not asked.
-                        Err(error @ Error::NotRunning(_)) => (Some(client), error),
+                        // The bus has no csid at present, so csid did not get the call.
+                        Err(error @ Error::NotRunning { .. }) => (Some(client), error),
                         Err(error) if error.lost() && asked < ENOUGH => {
                             asked += 1;
                             (Some(client), error)
@@ -74,7 +82,11 @@ impl Session {
         }
     }
 
-    /// The connection of now, made anew where the last one ended.
+    /// Returns the current connection, or makes a new one if the last one ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connect`] if csid cannot be reached.
     pub async fn client(&self) -> Result<Client> {
         let mut current = self.current.lock().await;
         if let Some(client) = &*current {
@@ -85,7 +97,7 @@ impl Session {
         Ok(client)
     }
 
-    /// The next caller shall have a new connection, unless another has made one already.
+    /// Drops a connection that was lost, so that the next caller gets a new one.
     pub async fn forget(&self, lost: &Client) {
         let mut current = self.current.lock().await;
         if current.as_ref().is_some_and(|client| client.is(lost)) {

@@ -1,4 +1,4 @@
-//! Volumes and claims over the wire: the contract's keys and types, and what comes of the answers.
+//! Volumes and claims over the wire: the contract's keys and types, and the results.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,7 +17,15 @@ type Dict = HashMap<String, OwnedVariant>;
 /// unit, available, total, used
 type Usage = (String, u64, u64, u64);
 
-/// What was asked last: its options, by key and type.
+#[derive(zbus::DBusError, Debug)]
+#[zbus(prefix = "org.csid1.Error")]
+enum Failure {
+    #[zbus(error)]
+    ZBus(zbus::Error),
+    InvalidArgument(String),
+}
+
+/// The options of the last call, by key and type.
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<Vec<String>>>);
 
@@ -127,9 +135,25 @@ impl Server {
         self.asked(&options);
     }
 
-    fn list_claims(&self, filter: Dict) -> Vec<Dict> {
+    /// Of namespace `many` a page of five claims; of `old` as a csid that has no pages.
+    fn list_claims(&self, filter: Dict) -> Result<Vec<Dict>, Failure> {
         self.asked(&filter);
-        vec![dict([("consumer", "job".into()), ("uid", 7u32.into()), ("releasing", true.into())])]
+        let text =
+            |key: &str| filter.get(key).and_then(|value| value.downcast_ref::<&str>().ok()).unwrap_or("");
+        let max = filter.get("max").map(|max| max.downcast_ref::<u32>().unwrap() as usize);
+        let claim = |n: &str| dict([("consumer", n.to_owned().into()), ("cursor", format!("at {n}").into())]);
+        match text("namespace") {
+            "many" => {
+                let after = text("after").to_owned();
+                let behind = ["1", "2", "3", "4", "5"].into_iter().filter(|n| format!("at {n}") > after);
+                return Ok(behind.take(max.unwrap()).map(claim).collect());
+            }
+            "old" if max.is_some() => {
+                return Err(Failure::InvalidArgument("unknown option \"max\"".into()));
+            }
+            _ => {}
+        }
+        Ok(vec![dict([("consumer", "job".into()), ("uid", 7u32.into()), ("releasing", true.into())])])
     }
 }
 
@@ -167,7 +191,7 @@ fn capability() -> Capability {
 }
 
 #[tokio::test]
-async fn volumes_are_asked_for_in_the_contracts_words() {
+async fn volume_options_have_contract_keys() {
     let f = Fixture::new().await;
     let spec = RegisterVolume {
         plugin: Some("p".into()),
@@ -206,7 +230,7 @@ async fn volumes_are_asked_for_in_the_contracts_words() {
 }
 
 #[tokio::test]
-async fn what_is_done_with_a_volume_may_be_given_inline() {
+async fn volume_commands_take_inline_volumes() {
     let f = Fixture::new().await;
     let options =
         ValidateOptions { plugin: Some("p".into()), external_id: Some("x".into()), ..Default::default() };
@@ -255,6 +279,33 @@ async fn claims_are_had_let_go_and_explained() {
     let claims = f.client.list_claims(filter).await.unwrap();
     assert_eq!((claims[0].consumer.as_str(), claims[0].uid, claims[0].releasing), ("job", 7, true));
     assert_eq!(f.sent(), "past b");
-    let told = f.client.explain("ns", "v", CallOptions::default()).await.unwrap();
-    assert_eq!((told.waiting_for.as_str(), told.next_try, told.steps.len()), ("a claim", 5, 0));
+    let found = f.client.explain("ns", "v", CallOptions::default()).await.unwrap();
+    assert_eq!((found.waiting_for.as_str(), found.next_try, found.steps.len()), ("a claim", 5, 0));
+}
+
+#[tokio::test]
+async fn pages_end_and_an_older_csid_has_one() {
+    let f = Fixture::new().await;
+    let of = |namespace: &str, max| ClaimFilter {
+        namespace: Some(namespace.into()),
+        max,
+        ..ClaimFilter::default()
+    };
+    for (max, due) in [(Some(2), vec![2, 2, 1]), (Some(5), vec![5]), (Some(9), vec![5]), (None, vec![5])] {
+        let mut pages = f.client.claim_pages(of("many", max));
+        let (mut sizes, mut consumers) = (Vec::new(), Vec::new());
+        while let Some(page) = pages.next().await.unwrap() {
+            sizes.push(page.len());
+            consumers.extend(page.into_iter().map(|claim| claim.consumer));
+        }
+        assert_eq!((sizes, consumers.concat().as_str()), (due, "12345"), "{max:?}");
+        assert!(pages.next().await.unwrap().is_none());
+    }
+    let behind = ClaimFilter { after: Some("at 3".into()), ..of("many", None) };
+    assert_eq!(f.client.claim_pages(behind).rest().await.unwrap().len(), 2);
+    assert_eq!(f.sent(), "after s, max u, namespace s");
+
+    assert_eq!(f.client.claim_pages(of("old", None)).rest().await.unwrap().len(), 1);
+    assert_eq!(f.sent(), "namespace s");
+    f.client.claim_pages(of("old", Some(2))).rest().await.unwrap_err();
 }

@@ -1,30 +1,34 @@
-//! The command line: what there is to say, and what each word means in the contract.
+//! The command line: commands and options, and their meaning in the contract.
 
+mod common;
 mod plugin;
 mod volume;
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
-use clap::{
-    Args, Parser, Subcommand,
-    builder::{PossibleValuesParser, TypedValueParser},
-};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
+pub use common::{Deadline, Name, Pair, Wait};
 pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
 };
 pub use volume::{
-    Amount, Bind, Claim, Claims, Create, OneVolume, Register as RegisterVolume, Release, Secrets, Spec,
-    Topology, Volume, Volumes,
+    Amount, Bind, Claim, Claims, Confirm, Create, OneVolume, Register as RegisterVolume, Release, Secrets,
+    Spec, Topology, Volume, Volumes,
 };
+
+use common::{span, words};
+
+const TROUBLE: &str = "What a state or an error means, and what ends it: `csictl explain NAMESPACE VOLUME`, and\n\
+                       /usr/share/doc/csid/docs/troubleshooting.md";
 
 /// Control csid, the CSI volume manager
 ///
 /// csictl talks to csid over its private socket, or over the system bus when that socket cannot be reached.
 #[derive(Parser)]
-#[command(name = "csictl", version, disable_help_subcommand = true, max_term_width = 100)]
+#[command(name = "csictl", version, disable_help_subcommand = true, max_term_width = 100, after_help = TROUBLE)]
 pub struct Cli {
     /// Print JSON, with the names of the D-Bus contract as keys; errors too
     #[arg(long, global = true, display_order = 900)]
@@ -54,9 +58,9 @@ impl Cli {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Show what csid does: its state, plugins, mounts and operations
+    /// Show csid's state, plugins, mounts and operations
     Status,
-    /// List, show, register, unregister, restart, upgrade, drain plugins, wait for one, read its log, run a command in one, see what one uses and has
+    /// List, show, register, unregister, restart, upgrade, drain plugins, wait for one, read its log, run a command in one, show its usage, volumes and capacity
     #[command(subcommand)]
     Plugin(Box<Plugin>),
     /// Register, create, list, show, validate, expand, snapshot, deregister, delete volumes, see how full one is
@@ -70,7 +74,7 @@ pub enum Command {
     Claims(Claims),
     /// List the snapshots that a plugin has
     Snapshots(Snapshots),
-    /// Tell what a volume waits for, who has it, the last error and the next try
+    /// Show what a volume waits for, its holders, the last error and the next try
     Explain {
         #[command(flatten)]
         volume: OneVolume,
@@ -79,30 +83,36 @@ pub enum Command {
     Wait(PluginWait),
     /// Mount a volume for a consumer, and print the path where it is
     ///
-    /// The volume is registered, or given inline: which plugin has it and what the plugin calls it. Repeating the
-    /// command is safe: a mount that is under way is joined, one that is there is answered alike.
+    /// The volume is registered, or inline with its plugin and the plugin's ID of it. Repeating the command is safe: it
+    /// joins a mount in progress, and prints the same path for an existing mount.
     Mount(Box<Mount>),
     /// Unmount a consumer's volume; one that is not mounted is unmounted already
     Unmount(Unmount),
+    /// Take over a mount that another manager made, as root, and print the path where it is
+    ///
+    /// The kernel has to show the mount at both paths. No plugin is called, and consumers continue to run. From then on csid
+    /// keeps the mount like one that it made: `csictl unmount` unpublishes and unstages it at these paths. Repeating the
+    /// command is safe.
+    AdoptMount(Box<AdoptMount>),
     /// List mounts
     Mounts(Mounts),
-    /// Tell whether a published path is mounted
+    /// Check whether a published path is mounted
     ///
-    /// Exits with 0 when it is, with 1 when it is not, and with 3 when csid could not be asked.
+    /// Exits with 0 if it is, with 1 if it is not, and with 3 if csid did not answer.
     HasMount {
         /// The path that `csictl mount` printed
         path: String,
     },
-    /// List what csid is doing
+    /// List operations in progress
     Operations,
-    /// Cancel an operation: a mount under way is undone
+    /// Cancel an operation; csid rolls back a mount in progress
     Cancel {
         /// The operation's id, as `csictl operations` lists it
         id: String,
     },
     /// Show events, one per line; with --json each line is an object
     Events(Events),
-    /// Compare the journal with what is mounted, and repair
+    /// Compare the journal with the mounts, and repair the differences
     Reconcile(Reconcile),
     /// Make csid read its configuration again; an error in it changes nothing
     Reload,
@@ -122,16 +132,16 @@ pub struct Mount {
     /// The plugin that has the volume, when it is not registered
     #[arg(long, value_name = "ID", requires = "external_id")]
     pub plugin: Option<String>,
-    /// What the plugin calls the volume, when it is not registered
+    /// The plugin's ID of the volume, when it is not registered
     #[arg(long, value_name = "ID", requires = "plugin")]
     pub external_id: Option<String>,
     /// An entry of the volume's context, when it is not registered
     #[arg(long, value_name = "KEY=VALUE", requires = "plugin")]
     pub context: Vec<Pair>,
-    /// An entry of the publish context, when somebody else attached the volume
+    /// An entry of the publish context, when another manager attached the volume
     #[arg(long, value_name = "KEY=VALUE", requires = "plugin")]
     pub publish_context: Vec<Pair>,
-    /// After a reboot: mount again (auto, the default of a registered volume), or keep the row as lost until asked
+    /// After a reboot: mount again (auto, the default of a registered volume), or keep the row as lost until a new mount
     /// (hold, the default of another)
     #[arg(long, value_name = "WHAT", value_parser = words::<Restore>(Restore::WORDS))]
     pub restore: Option<Restore>,
@@ -144,7 +154,7 @@ pub struct Mount {
     /// The group that shall own the volume's files
     #[arg(long, value_name = "GROUP")]
     pub mount_group: Option<String>,
-    /// Who may use the volume at once
+    /// Who may use the volume at the same time
     #[arg(long, value_name = "MODE", value_parser = words::<AccessMode>(AccessMode::WORDS))]
     pub access_mode: Option<AccessMode>,
     /// Mount read-only
@@ -153,7 +163,7 @@ pub struct Mount {
     /// Publish the raw block device instead of a file system
     #[arg(long)]
     pub block: bool,
-    /// Tells several mounts of the volume by this consumer apart
+    /// A name that distinguishes several mounts of the volume by this consumer
     #[arg(long)]
     pub tag: Option<String>,
     /// Bind the volume to this path too
@@ -168,6 +178,9 @@ pub struct Mount {
     /// Let device nodes on the target work
     #[arg(long)]
     pub dev: bool,
+    /// Wait at most this long for conflicting claims and mounts
+    #[arg(id = "wait_for", long = "wait", value_name = "TIME", value_parser = span)]
+    pub wait_for: Option<Duration>,
     #[command(flatten)]
     pub bind: Bind,
     #[command(flatten)]
@@ -177,50 +190,46 @@ pub struct Mount {
 }
 
 #[derive(Args)]
+pub struct AdoptMount {
+    /// Where the volume is published for the consumer
+    #[arg(long, value_name = "PATH")]
+    pub published_path: String,
+    /// Where the volume is staged; required exactly where the plugin stages
+    #[arg(long, value_name = "PATH")]
+    pub staging_path: Option<String>,
+    #[command(flatten)]
+    pub mount: Mount,
+}
+
+#[derive(Args)]
 pub struct Unmount {
     #[command(flatten)]
     pub name: Name,
     /// The tag that the mount was made with
     #[arg(long)]
     pub tag: Option<String>,
-    /// Detach a dead mount lazily
+    /// All mounts of the consumer, with any tag
+    #[arg(long, conflicts_with = "tag")]
+    pub all_tags: bool,
+    /// Fail where there is no such mount
+    #[arg(long)]
+    pub must_exist: bool,
+    /// Detach a mount lazily if its server is gone, even while processes have its files open
     #[arg(long)]
     pub force: bool,
+    /// As root: detach also a mount whose server does not answer a probe that csid makes now
+    #[arg(long)]
+    pub force_hung: bool,
+    /// Return after the first try, with its error; csid keeps trying
+    #[arg(long)]
+    pub no_wait: bool,
+    /// The last resort, as root: drop the row though the plugin never acknowledged
+    #[arg(long, conflicts_with_all = ["force", "force_hung", "no_wait"])]
+    pub forget: bool,
+    #[command(flatten)]
+    pub confirm: Confirm,
     #[command(flatten)]
     pub wait: Wait,
-}
-
-/// A mount's identity, but for the tag.
-#[derive(Args)]
-pub struct Name {
-    /// The volume's namespace
-    pub namespace: String,
-    /// The volume's name in the namespace
-    pub volume: String,
-    /// Who uses it: a job, a unit, a container
-    pub consumer: String,
-}
-
-#[derive(Args)]
-pub struct Wait {
-    #[command(flatten)]
-    pub deadline: Deadline,
-    /// Your own name for the operation, for `csictl cancel`; a random one when absent
-    #[arg(long, value_name = "ID")]
-    pub operation_id: Option<String>,
-}
-
-#[derive(Args)]
-pub struct Deadline {
-    /// Give up after this time, such as 500ms, 30s, 2min or 1h
-    #[arg(long, value_name = "TIME", value_parser = span)]
-    deadline: Option<Duration>,
-}
-
-impl Deadline {
-    pub fn usec(&self) -> Option<u64> {
-        self.deadline.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
-    }
 }
 
 #[derive(Args)]
@@ -240,6 +249,9 @@ pub struct Mounts {
     /// Only this plugin's
     #[arg(long)]
     pub plugin: Option<String>,
+    /// Only the one that is bound at this path
+    #[arg(long, value_name = "PATH")]
+    pub target: Option<String>,
     /// Only in this state: mounting, mounted, unmounting, uncertain, lost or waiting
     #[arg(long)]
     pub state: Option<String>,
@@ -250,7 +262,7 @@ pub struct Mounts {
 
 #[derive(Args)]
 pub struct Events {
-    /// Go on with new events as they come; alone it shows no old ones
+    /// Continue with new events; alone it shows no old ones
     #[arg(long, short)]
     pub follow: bool,
     /// Begin after this sequence number
@@ -260,56 +272,15 @@ pub struct Events {
 
 #[derive(Args)]
 pub struct Reconcile {
-    /// Only tell what would be done
+    /// Only show what would be done
     #[arg(long)]
     pub dry_run: bool,
-    /// Remove what csid left behind and no row explains, where it is empty or provably csid's
+    /// Remove leftovers of csid that have no row, if they are empty or provably csid's
     #[arg(long)]
     pub remove_orphans: bool,
-    /// Begin a new journal with what is mounted, after StateCorrupt
+    /// Start a new journal with the present mounts, after StateCorrupt
     #[arg(long)]
     pub new_journal: bool,
-}
-
-/// `KEY=VALUE`
-#[derive(Clone)]
-pub struct Pair(pub String, pub String);
-
-impl FromStr for Pair {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('=') {
-            Some((key, value)) if !key.is_empty() => Ok(Self(key.to_owned(), value.to_owned())),
-            _ => Err("it is not KEY=VALUE".to_owned()),
-        }
-    }
-}
-
-/// The contract's words, for help and completions too.
-fn words<T>(words: &'static [&'static str]) -> impl TypedValueParser<Value = T>
-where
-    T: FromStr<Err = String> + Clone + Send + Sync + 'static,
-{
-    PossibleValuesParser::new(words).try_map(|word| word.parse::<T>())
-}
-
-/// A number and one unit, as in csid's configuration.
-fn span(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let millis = match unit {
-        "ms" => 1,
-        "" | "s" => 1_000,
-        "m" | "min" => 60_000,
-        "h" => 3_600_000,
-        _ => 0,
-    };
-    let total = number.parse::<u64>().ok().and_then(|number| number.checked_mul(millis));
-    total
-        .filter(|total| *total > 0)
-        .map(Duration::from_millis)
-        .ok_or_else(|| "it is no time, such as 500ms, 30s, 2min or 1h".to_owned())
 }
 
 #[cfg(test)]
@@ -324,17 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_as_csid_reads_them() {
-        assert_eq!(span("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(span("30"), Ok(Duration::from_secs(30)));
-        assert_eq!(span("2min"), Ok(Duration::from_secs(120)));
-        for wrong in ["", "s", "0s", "-1s", "1d", "1 s", "99999999999999999h"] {
-            assert!(span(wrong).is_err(), "{wrong:?}");
-        }
-    }
-
-    #[test]
-    fn an_argument_that_makes_no_sense_is_a_usage_error() {
+    fn invalid_arguments_are_usage_errors() {
         let wrong = [
             "mount ns v job --plugin p",
             "mount ns v job --context k=v",
@@ -342,6 +303,7 @@ mod tests {
             "volume expand ns v 10GB",
             "volume create ns v --capacity lots",
             "mount ns v job --plugin p --external-id x --access-mode everybody",
+            "adopt-mount ns v job --plugin p --external-id x --staging-path /s",
             "mount ns v job --plugin p --external-id x --context novalue",
             "mount ns v job --plugin p --external-id x --secrets-file f --credential c",
             "plugin register p",

@@ -1,5 +1,6 @@
-//! One function per command: arguments to options, one call, the answer to `output`.
+//! One function for each command: it makes options of the arguments, calls csid, and passes the answer to `output`.
 
+mod common;
 mod exec;
 mod plugin;
 mod spec;
@@ -7,10 +8,7 @@ mod stats;
 mod volume;
 
 use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{self, BufRead, IsTerminal, Read, Write},
-    path::Path,
+    io,
     process::{Command as Process, ExitCode},
     time::{Duration, SystemTime},
 };
@@ -18,24 +16,23 @@ use std::{
 use anyhow::{Context, bail};
 use csid_client::{
     AttachmentMode, CallOptions, Client, Error, Follower, MountFilter, MountOptions, News, ReconcileOptions,
-    Secrets, Target, UnmountOptions, Via,
+    Target, UnmountOptions, Via,
 };
 use serde_json::json;
-use zeroize::Zeroizing;
 
 use crate::{
-    args::{Cli, Command, Deadline, Events, Mount, Mounts, Name, Pair, Reconcile, Unmount},
+    args::{AdoptMount, Cli, Command, Deadline, Events, Mount, Mounts, Name, Reconcile, Unmount},
     generate,
     hints::Tried,
-    output::{self, say, say_json},
+    output::{self, print, print_json},
+    shell::quoted,
     wait,
 };
+use common::{begin, done, pairs, sealed, some, yes};
 
-/// More than any plugin's secrets, and less than what would be a mistake.
-const SECRETS_MOST: u64 = 64 * 1024;
 const PAGE: u32 = 256;
 
-/// An error, and what was tried: enough for a hint.
+/// An error, and the facts about the command that a hint needs.
 pub struct Failure {
     pub error: anyhow::Error,
     pub tried: Tried,
@@ -62,25 +59,30 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
         Command::Claims(args) => volume::claims(&connect().await?, args, json, tried).await?,
         Command::Explain { volume } => volume::explain(&connect().await?, volume, json, tried).await?,
         Command::Wait(args) => plugin::wait_for(&connect().await?, args, json, tried).await?,
-        Command::Mount(args) => mount(&connect().await?, *args, json, tried).await?,
+        Command::Mount(args) => mount(&connect().await?, *args, None, json, tried).await?,
+        Command::AdoptMount(args) => {
+            let AdoptMount { published_path, staging_path, mount: args } = *args;
+            let adopted = Some(Adopted { published_path, staging_path });
+            mount(&connect().await?, args, adopted, json, tried).await?
+        }
         Command::Unmount(args) => unmount(&connect().await?, args, json, tried).await?,
         Command::Mounts(args) => mounts(&connect().await?, args, json, tried).await?,
         Command::HasMount { path } => {
             tried.command = "has-mount";
             let mounted = connect().await?.has_mount(&path).await?;
             if json {
-                say_json(&json!({ "mounted": mounted }))?;
+                print_json(&json!({ "mounted": mounted }))?;
             }
             return Ok(ExitCode::from(u8::from(!mounted)));
         }
         Command::Operations => {
             let operations = connect().await?.list_operations().await?;
             if json {
-                say_json(&operations)?;
+                print_json(&operations)?;
             } else if operations.is_empty() {
-                eprintln!("Nothing is under way.");
+                eprintln!("No operations.");
             } else {
-                say(&output::operations(&operations, SystemTime::now()))?;
+                print(&output::operations(&operations, SystemTime::now()))?;
             }
         }
         Command::Cancel { id } => {
@@ -99,7 +101,7 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             generate::completions(shell, &mut script);
-            say(&String::from_utf8_lossy(&script))?;
+            print(&String::from_utf8_lossy(&script))?;
         }
         Command::GenMan { directory } => generate::man(&directory)
             .with_context(|| format!("cannot write the man pages to {}", directory.display()))?,
@@ -107,23 +109,18 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A command without an answer: nothing for people, an empty object for programs.
-fn done(json: bool) -> io::Result<()> {
-    if json { say("{}") } else { Ok(()) }
-}
-
 async fn status(client: &Client, json: bool) -> anyhow::Result<()> {
     let (manager, plugins, mounts, operations) = tokio::try_join!(
         client.manager(),
         client.list_plugins(),
-        client.list_mounts(MountFilter::default()),
+        client.mount_pages(MountFilter::default()).rest(),
         client.list_operations(),
     )?;
     let via = match client.via() {
         Via::Socket(path) => path.display().to_string(),
         Via::SystemBus => "the system bus".to_owned(),
     };
-    // Answered by a csid that waits for a new journal, to those who may begin one.
+    // Only a csid with a damaged journal answers, and only to callers that may start a new one.
     let begin =
         ReconcileOptions { dry_run: Some(true), new_journal: Some(true), ..ReconcileOptions::default() };
     let damaged = match manager.state.as_str() {
@@ -132,18 +129,34 @@ async fn status(client: &Client, json: bool) -> anyhow::Result<()> {
     };
     let status = output::Status { via, manager, plugins, mounts, operations, damaged };
     if json {
-        say_json(&status.json()?)?
+        print_json(&status.json()?)?
     } else {
-        say(&status.text())?
+        print(&status.text())?
     }
     Ok(())
 }
 
-async fn mount(client: &Client, args: Mount, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
-    tried.command = "mount";
+/// The paths of a mount that another manager made.
+struct Adopted {
+    published_path: String,
+    staging_path: Option<String>,
+}
+
+async fn mount(
+    client: &Client,
+    args: Mount,
+    adopted: Option<Adopted>,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<()> {
+    tried.command = if adopted.is_some() { "adopt-mount" } else { "mount" };
     tried.plugin.clone_from(&args.plugin);
-    let id = begin(&args.name, args.wait.operation_id.clone(), tried)?;
-    let what = format!("mount {}", tried.mount.as_deref().unwrap_or_default());
+    let tag = args.tag.as_ref().map(|tag| format!(" --tag {}", quoted(tag))).unwrap_or_default();
+    let id = begin(&args.name, &tag, args.wait.operation_id.clone(), tried)?;
+    let what = format!("{} {}", tried.command, tried.mount.as_deref().unwrap_or_default());
+    let adopts = adopted.is_some();
+    let (published_path, staging_path) =
+        adopted.map_or((None, None), |at| (Some(at.published_path), at.staging_path));
     let name = args.name;
     let options = MountOptions {
         deadline_usec: args.wait.deadline.usec(),
@@ -169,27 +182,51 @@ async fn mount(client: &Client, args: Mount, json: bool, tried: &mut Tried) -> a
         restore: args.restore,
         bind: args.bind.unit(),
         grace_usec: Deadline::usec_of(args.bind.grace),
+        wait_usec: Deadline::usec_of(args.wait_for),
+        staging_path,
+        published_path,
+        ..MountOptions::default()
     };
-    let call = client.mount(&name.namespace, &name.volume, &name.consumer, options);
+    let call = async {
+        let Name { namespace, volume, consumer } = &name;
+        match adopts {
+            true => client.adopt_mount(namespace, volume, consumer, options).await,
+            false => client.mount(namespace, volume, consumer, options).await,
+        }
+    };
     let mounted = wait::operation(client, &id, &what, call).await?;
     if json {
-        say_json(&mounted)?
+        print_json(&mounted)?
     } else {
-        say(&mounted.source)?
+        print(&mounted.source)?
     }
     Ok(())
 }
 
 async fn unmount(client: &Client, args: Unmount, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     tried.command = "unmount";
-    let id = begin(&args.name, args.wait.operation_id.clone(), tried)?;
+    if args.forget {
+        volume::confirm_forgetting(&args.name, &args.confirm)?;
+    }
+    let tag = match &args.tag {
+        Some(tag) => format!(" --tag {}", quoted(tag)),
+        None if args.all_tags => " --all-tags".to_owned(),
+        None => String::new(),
+    };
+    let id = begin(&args.name, &tag, args.wait.operation_id.clone(), tried)?;
     let what = format!("unmount {}", tried.mount.as_deref().unwrap_or_default());
     let name = args.name;
     let options = UnmountOptions {
         deadline_usec: args.wait.deadline.usec(),
         operation_id: Some(id.clone()),
         tag: args.tag,
+        all_tags: yes(args.all_tags),
+        // A forget that finds no mount must fail, as the caller meant another one.
+        must_exist: yes(args.must_exist || args.forget),
         force: yes(args.force),
+        force_hung: yes(args.force_hung),
+        wait: args.no_wait.then_some(false),
+        forget: yes(args.forget),
         ..UnmountOptions::default()
     };
     let call = client.unmount(&name.namespace, &name.volume, &name.consumer, options);
@@ -198,20 +235,7 @@ async fn unmount(client: &Client, args: Unmount, json: bool, tried: &mut Tried) 
     Ok(())
 }
 
-/// The operation's id, and both it and the mount's name kept for a hint.
-fn begin(name: &Name, id: Option<String>, tried: &mut Tried) -> anyhow::Result<String> {
-    let id = match id {
-        Some(id) => id,
-        None => wait::operation_id().context("cannot make an operation id")?,
-    };
-    let words = [&name.namespace, &name.volume, &name.consumer].map(|word| quoted(word));
-    tried.mount = Some(words.join(" "));
-    tried.volume = Some(words[..2].join(" "));
-    tried.operation = Some(id.clone());
-    Ok(id)
-}
-
-/// Mounts, with the provider of their plugins.
+/// Lists mounts with the providers of their plugins.
 async fn mounts(client: &Client, args: Mounts, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     tried.command = "mounts";
     let filter = MountFilter {
@@ -222,8 +246,10 @@ async fn mounts(client: &Client, args: Mounts, json: bool, tried: &mut Tried) ->
         plugin: args.plugin,
         state: args.state,
         uid: args.uid,
+        target: args.target,
+        ..MountFilter::default()
     };
-    let (mounts, plugins) = tokio::try_join!(client.list_mounts(filter), client.list_plugins())?;
+    let (mounts, plugins) = tokio::try_join!(client.mount_pages(filter).rest(), client.list_plugins())?;
     let provider =
         |id: &str| plugins.iter().find(|plugin| plugin.id == id).map_or("", |plugin| &plugin.provider);
     if json {
@@ -233,11 +259,11 @@ async fn mounts(client: &Client, args: Mounts, json: bool, tried: &mut Tried) ->
             row["provider"] = json!(provider(&mount.plugin));
             rows.push(row);
         }
-        say_json(&rows)?;
+        print_json(&rows)?;
     } else if mounts.is_empty() {
         eprintln!("No mounts.");
     } else {
-        say(&output::mounts(&mounts, provider))?;
+        print(&output::mounts(&mounts, provider))?;
     }
     Ok(())
 }
@@ -252,9 +278,9 @@ async fn reconcile(client: &Client, args: Reconcile, json: bool, tried: &mut Tri
     };
     let report = wait::quietly("reconcile", client.reconcile(options)).await?;
     if json {
-        say_json(&report)?
+        print_json(&report)?
     } else {
-        say(&output::report(&report, args.dry_run, args.remove_orphans))?
+        print(&output::report(&report, args.dry_run, args.remove_orphans))?
     }
     if report.failed.is_empty() { Ok(()) } else { bail!("{} could not be reconciled", report.failed.len()) }
 }
@@ -267,36 +293,36 @@ async fn events(target: &Target, args: Events, json: bool) -> anyhow::Result<()>
     let mut cursor = args.since.unwrap_or(0);
     loop {
         let (events, gap) = client.get_events(cursor, PAGE).await?;
-        // Without --since nobody asked for those that csid no longer keeps.
+        // Without --since the user did not ask for events that csid no longer has.
         if gap && (args.since.is_some() || cursor > 0) {
-            tell(&News::Gap, json)?;
+            print_news(&News::Gap, json)?;
         }
         let Some(last) = events.last() else { return Ok(()) };
         cursor = last.sequence;
         for event in events {
-            tell(&News::Event(event), json)?;
+            print_news(&News::Event(event), json)?;
         }
     }
 }
 
-/// Until Ctrl-C, over restarts of csid.
+/// Prints events until Ctrl-C, over restarts of csid.
 async fn follow(target: &Target, client: Client, since: Option<u64>, json: bool) -> anyhow::Result<()> {
     let mut journal = client.manager().await?.journal_id;
     let mut follower = client.follow(since).await?;
     loop {
         match follower.next().await {
-            Ok(news) => tell(&news, json)?,
-            Err(Error::Disconnected(_) | Error::NotRunning(_)) => {
-                eprintln!("csictl: csid went away; waiting until it is back");
+            Ok(news) => print_news(&news, json)?,
+            Err(Error::Disconnected(_) | Error::NotRunning { .. }) => {
+                eprintln!("csictl: connection to csid lost; reconnecting");
                 follower = again(target, &mut journal, follower.cursor(), json).await?;
-                eprintln!("csictl: csid is back");
+                eprintln!("csictl: reconnected to csid");
             }
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-/// A follower on a new connection, from the cursor on; another journal is told from its beginning, as a gap.
+/// Returns a follower on a new connection, from the cursor on. Another journal is a gap, and is followed from its beginning.
 async fn again(target: &Target, journal: &mut String, cursor: u64, json: bool) -> anyhow::Result<Follower> {
     loop {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -309,34 +335,34 @@ async fn again(target: &Target, journal: &mut String, cursor: u64, json: bool) -
         match attempt.await {
             Ok((follower, now)) => {
                 if now != *journal {
-                    tell(&News::Gap, json)?;
+                    print_news(&News::Gap, json)?;
                     *journal = now;
                 }
                 return Ok(follower);
             }
-            Err(Error::Connect(_) | Error::Disconnected(_) | Error::NotRunning(_)) => {}
+            Err(Error::Connect(_) | Error::Disconnected(_) | Error::NotRunning { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-fn tell(news: &News, json: bool) -> io::Result<()> {
+fn print_news(news: &News, json: bool) -> io::Result<()> {
     match (news, json) {
-        (News::Event(event), false) => say(&output::event(event)),
-        (News::Event(event), true) => say(&output::event_json(event)),
-        (News::Gap, true) => say(r#"{"gap":true}"#),
+        (News::Event(event), false) => print(&output::event(event)),
+        (News::Event(event), true) => print(&output::event_json(event)),
+        (News::Gap, true) => print(r#"{"gap":true}"#),
         (News::Gap, false) => {
-            eprintln!("csictl: a gap: csid no longer keeps the events that came here");
+            eprintln!("csictl: a gap: csid no longer has the events in between");
             Ok(())
         }
     }
 }
 
-/// csid itself reads its configuration: nobody else knows what it takes.
+/// Runs csid to check the configuration, because only csid can read it.
 fn check_config(json: bool) -> anyhow::Result<ExitCode> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut path = std::env::split_paths(&path).collect::<Vec<_>>();
-    // Not in everybody's PATH, and there csid is.
+    // csid's directory, which is not in every user's PATH.
     path.push("/usr/sbin".into());
     let mut csid = Process::new("csid");
     csid.arg("--check-config").env("PATH", std::env::join_paths(path)?);
@@ -347,95 +373,7 @@ fn check_config(json: bool) -> anyhow::Result<ExitCode> {
         (csid.status().context("cannot run csid")?, String::new())
     };
     if json {
-        say_json(&json!({ "valid": status.success(), "error": error }))?;
+        print_json(&json!({ "valid": status.success(), "error": error }))?;
     }
     Ok(ExitCode::from(u8::from(!status.success())))
-}
-
-/// The secrets of a call, when a file with them was named.
-fn sealed(path: Option<&Path>) -> anyhow::Result<Option<csid_client::SealedSecrets>> {
-    path.map(|path| secrets(path)?.seal().context("cannot seal the secrets in memory")).transpose()
-}
-
-fn secrets(path: &Path) -> anyhow::Result<Secrets> {
-    let mut source: Box<dyn Read> = if path == Path::new("-") {
-        Box::new(io::stdin().lock())
-    } else {
-        Box::new(File::open(path).with_context(|| format!("cannot open {}", path.display()))?)
-    };
-    // All of it at once: a buffer that grows leaves copies behind.
-    let mut text = Zeroizing::new(Vec::with_capacity(SECRETS_MOST as usize + 1));
-    source.by_ref().take(SECRETS_MOST + 1).read_to_end(&mut text).context("cannot read the secrets")?;
-    if text.len() as u64 > SECRETS_MOST {
-        bail!("{} is larger than 64 KiB, too large for secrets", path.display());
-    }
-    Secrets::from_json(&text).with_context(|| format!("cannot use {}", path.display()))
-}
-
-/// The name once more, from the command line or typed: what follows cannot be taken back.
-fn confirmed(name: &str, given: &Option<String>, what: &str) -> anyhow::Result<()> {
-    let typed = match given {
-        Some(typed) => typed.clone(),
-        None if !io::stdin().is_terminal() => {
-            bail!("{what} To do it without being asked: --yes {}", quoted(name));
-        }
-        None => {
-            eprint!("{what}\nType {} to go on: ", output::plain(name));
-            io::stderr().flush()?;
-            let mut typed = String::new();
-            io::stdin().lock().read_line(&mut typed)?;
-            typed.trim_end_matches(['\n', '\r']).to_owned()
-        }
-    };
-    match typed == name {
-        true => Ok(()),
-        false => bail!("that is not {}: nothing was done", output::plain(name)),
-    }
-}
-
-/// A flag that was not given sends nothing.
-fn yes(flag: bool) -> Option<bool> {
-    flag.then_some(true)
-}
-
-fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
-    (!list.is_empty()).then_some(list)
-}
-
-fn pairs(pairs: Vec<Pair>) -> Option<BTreeMap<String, String>> {
-    (!pairs.is_empty()).then(|| pairs.into_iter().map(|Pair(key, value)| (key, value)).collect())
-}
-
-/// For a shell, so that a hint can be copied.
-pub fn quoted(word: &str) -> String {
-    let safe = |c: char| c.is_ascii_alphanumeric() || "._-/:@%+=,".contains(c);
-    if !word.is_empty() && word.chars().all(safe) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hints_can_be_copied_into_a_shell() {
-        assert_eq!(quoted("a/b.c"), "a/b.c");
-        assert_eq!(quoted("vol[0]"), "'vol[0]'");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted(""), "''");
-    }
-
-    #[test]
-    fn an_error_about_secrets_tells_none() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("secrets");
-        std::fs::write(&path, r#"{"password": ["hunter2"]}"#).unwrap();
-        let error = format!("{:#}", secrets(&path).map(|_| ()).unwrap_err());
-        assert!(error.contains("not a JSON object of strings") && !error.contains("hunter2"), "{error}");
-        std::fs::write(&path, vec![b' '; 70_000]).unwrap();
-        assert!(secrets(&path).is_err_and(|error| error.to_string().contains("larger than 64 KiB")));
-    }
 }

@@ -1,5 +1,4 @@
-//! What a package needs besides the program: completions and man pages, both from the command line's own
-//! description.
+//! Completions and man pages for packages, both made from the command line's definition.
 
 use std::{fs::File, io, path::Path};
 
@@ -38,30 +37,27 @@ const EXAMPLES: [(&str, &str); 6] = [
          csictl wait nfs --deadline 1min",
     ),
     (
-        "Mount with secrets that nobody else may read:",
+        "Mount with secrets that no other user can read:",
         "csictl mount default db job --plugin ebs --external-id vol-1 --secrets-file - <secrets.json",
     ),
     (
-        "Register a volume once, then mount it by its name; the mount claims it, and says who is in the way:",
+        "Register a volume once, then mount it by its name. The mount claims it, or names the holders in the way:",
         "csictl volume register prod db --plugin local --external-id $id --access-mode single-node-writer\n\
          csictl mount prod db postgres --target /srv/db\n\
          csictl claims",
     ),
     ("Follow events as JSON:", "csictl events --follow --json"),
-    ("End what hangs:", "csictl operations\ncsictl cancel ID"),
+    ("Cancel an operation that hangs:", "csictl operations\ncsictl cancel ID"),
 ];
 
 const EXIT: [(&str, &str); 7] = [
-    ("0", "It was done; of has-mount: it is mounted; of volume validate: it is confirmed."),
-    (
-        "1",
-        "It failed, and standard error tells why and what to do next; of has-mount and volume validate: no.",
-    ),
+    ("0", "Success. has-mount: it is mounted. volume validate: it is confirmed."),
+    ("1", "Failure, with the reason and the next step on standard error. has-mount and volume validate: no."),
     ("2", "The command line was wrong."),
-    ("3", "has-mount or volume validate could not find out."),
-    ("125", "plugin exec could not begin the command; its other codes are the command's."),
-    ("130", "Ctrl-C while csid worked. The operation goes on: csictl cancel ID ends it."),
-    ("143", "SIGTERM while csid worked. The same."),
+    ("3", "has-mount or volume validate failed."),
+    ("125", "plugin exec could not start the command. Its other codes come from the command."),
+    ("130", "Ctrl-C during an operation. The operation continues: csictl cancel ID ends it."),
+    ("143", "SIGTERM during an operation. The same."),
 ];
 
 fn main_page(command: Command, out: &mut dyn io::Write) -> io::Result<()> {
@@ -87,14 +83,16 @@ fn main_page(command: Command, out: &mut dyn io::Write) -> io::Result<()> {
     }
     roff.control("SH", ["ENVIRONMENT"]);
     roff.control("TP", []).text([bold("CSID_SOCKET")]).text([roman(
-        "The private socket, when neither --csid-socket nor --bus is given; then csid is looked for nowhere \
-         else.",
+        "The private socket, if neither --csid-socket nor --bus is given. csictl then tries no other way.",
     )]);
     roff.control("TP", [])
         .text([bold("DBUS_SYSTEM_BUS_ADDRESS")])
         .text([roman("The system bus, as for every D-Bus program.")]);
     roff.control("SH", ["FILES"]);
     roff.control("TP", []).text([bold("/run/csid/csid.sock")]).text([roman("csid's private socket.")]);
+    roff.control("TP", [])
+        .text([bold("/usr/share/doc/csid/docs/troubleshooting.md")])
+        .text([roman("States and errors, their meanings, and what ends them.")]);
     roff.control("SH", ["SEE ALSO"]).text([roman("csid(8), systemctl(1), journalctl(1)")]);
     roff.to_writer(out)
 }
@@ -104,11 +102,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_has_a_page_and_the_main_one_its_examples() {
+    fn every_command_has_a_man_page() {
         let directory = tempfile::tempdir().unwrap();
         man(directory.path()).unwrap();
         let main = std::fs::read_to_string(directory.path().join("csictl.1")).unwrap();
-        for heading in [".SH EXAMPLES", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT"] {
+        for heading in [".SH EXAMPLES", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", "/docs/troubleshooting.md"]
+        {
             assert!(main.contains(heading), "{heading}");
         }
         for page in [

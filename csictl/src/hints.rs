@@ -1,16 +1,16 @@
-//! An error's last line: what to do next.
+//! Hints: the last line of an error, with the next step.
 
-use csid_client::{CsidError, Error, Kind};
+use csid_client::{CsidError, Error, Explanation, Kind, MountRow};
 
-use crate::commands::quoted;
+use crate::shell::quoted;
 
-/// What was tried, as far as a hint needs it.
+/// The facts about a command that a hint needs.
 #[derive(Default)]
 pub struct Tried {
     /// The subcommand, `mount`.
     pub command: &'static str,
     pub plugin: Option<String>,
-    /// `NAMESPACE VOLUME CONSUMER`, quoted for a shell.
+    /// `NAMESPACE VOLUME CONSUMER`, and of an unmount its `--tag TAG` or `--all-tags`; quoted for a shell.
     pub mount: Option<String>,
     /// `NAMESPACE VOLUME`, quoted for a shell.
     pub volume: Option<String>,
@@ -20,33 +20,126 @@ pub struct Tried {
 const MEMBERS: &str =
     "Run it as root, or as a member of group csid (`adduser USER csid`, then log in again).";
 
+/// The step of a command in a plugin that the configuration refuses.
+const DISABLED: &str = "read the configuration";
+
+/// The step of a claim that the plugin's limit of volumes refuses.
+const LIMIT: &str = "count the plugin's volumes";
+
+/// The step of a forced release.
+const FORGET: &str = "forget";
+
+/// The step of an operation that waits for its turn.
+const QUEUED: &str = "queued";
+
+/// The step of an operation whose plugin does not serve.
+const WAITING: &str = "waiting for plugin";
+
+const HELPER: &str = "If csid-helper.socket has failed (`systemctl status csid-helper.socket csid-helper.service`): \
+                      `systemctl reset-failed csid-helper.socket csid-helper.service; systemctl start \
+                      csid-helper.socket`. Your mounts stay. Then repeat the command.";
+
+const HELD: &str = "End what holds it; csid then continues by itself.";
+
+/// An obstacle that is only in csid's text, in no detail of an error and no field of a row.
+#[derive(Clone, Copy)]
+enum Obstacle {
+    /// The file system's server does not answer.
+    Hung,
+    /// The file system's server is gone.
+    Dead,
+    /// One of the former two.
+    HungOrDead,
+    /// The mount or its target is gone, without a dead server.
+    Vanished,
+    /// Another holder of an unmounted volume. csid continues when it has ended.
+    Held,
+    /// Another holder, before anything was unmounted.
+    InUseElsewhere,
+    Helper,
+}
+
+/// The obstacles with the words of csid's text, and words behind those, that identify them. `explained` and the hint for NotAuthorized
+/// read csid's texts, too.
+const WORDS: [(&str, &str, Obstacle); 11] = [
+    ("the kernel did not answer in time for ", "", Obstacle::Hung),
+    ("csid's helper did not answer for ", "", Obstacle::Helper),
+    ("but another mount namespace still shows it", "", Obstacle::Held),
+    ("its block device ", " is still in use", Obstacle::Held),
+    (" is in use in another mount namespace, by ", "", Obstacle::InUseElsewhere),
+    ("the file system at ", " is dead or does not answer", Obstacle::HungOrDead),
+    ("the file system at ", " does not answer", Obstacle::Hung),
+    ("the file system does not answer", "", Obstacle::Hung),
+    ("the file system is dead: ", "", Obstacle::Dead),
+    ("removed behind csid's back", "", Obstacle::Vanished),
+    ("nothing is mounted at its target", "", Obstacle::Vanished),
+];
+
+fn obstacle(text: &str) -> Option<Obstacle> {
+    let is_there =
+        |first: &str, then: &str| text.split_once(first).is_some_and(|(_, rest)| rest.contains(then));
+    WORDS.iter().find(|(first, then, _)| is_there(first, then)).map(|(_, _, obstacle)| *obstacle)
+}
+
+/// Returns how to end a mount whose file system hangs. `mount`: its name for `csictl unmount`.
+fn end_hung(mount: &str) -> String {
+    format!(
+        "The file system's server does not answer. Repair the server. If it never answers: `csictl unmount --force-hung \
+         {mount}` as root."
+    )
+}
+
+/// Returns the hint for an obstacle. `None`: the error's kind is enough for a hint.
+fn obstructed(error: &CsidError, tried: &Tried, mount: &str) -> Option<String> {
+    // The text may be the plugin's, with the same words.
+    if error.details.rpc.is_some() {
+        return None;
+    }
+    let found = obstacle(&error.message)?;
+    let asked_for_target = matches!(tried.command, "mount" | "adopt-mount") && error.kind == Kind::Internal;
+    match found {
+        Obstacle::Helper => Some(HELPER.to_owned()),
+        // The path may be on another file system than the mount.
+        Obstacle::Hung if asked_for_target => Some(
+            "The server of that path's file system does not answer. Repair the server, then repeat the command."
+                .to_owned(),
+        ),
+        Obstacle::Hung => Some(end_hung(mount)),
+        Obstacle::HungOrDead => Some(format!(
+            "If the server is gone: `csictl unmount {mount}` (with `--force` while processes have its files open), then mount \
+             it again. If it does not answer, repair it; if it never answers: `csictl unmount --force-hung {mount}` as \
+             root. `csictl mounts` shows the case."
+        )),
+        Obstacle::Held => Some(HELD.to_owned()),
+        _ => None,
+    }
+}
+
 const UNCHANGED: &str = "Nothing has changed. Correct the file and check it with `csictl check-config`.";
 
 pub fn hint(error: &Error, tried: &Tried) -> Option<String> {
     let hint = match error {
         Error::Csid(error) => return csid(error, tried),
         Error::Connect(connecting) => {
-            if connecting.socket.as_ref().is_some_and(|(_, error)| error.to_string().contains("denied")) {
+            if connecting.socket_denied() {
                 return Some(MEMBERS.to_owned());
             }
             let what = if connecting.socket.is_some() { "csid.socket csid" } else { "dbus csid" };
             format!("Start it: `systemctl start {what}`; csid's log: `journalctl -u csid`.")
         }
-        Error::NotRunning(why) if why.contains("masked") => {
-            "Have it start again: `systemctl unmask --runtime csid; systemctl start csid.socket csid` (without \
-             --runtime, if it was masked so)."
+        Error::NotRunning { masked: true, .. } => {
+            "Unmask it: `systemctl unmask --runtime csid; systemctl start csid.socket csid` (without \
+             --runtime, if it was masked that way)."
                 .to_owned()
         }
-        Error::NotRunning(_) => {
+        Error::NotRunning { .. } => {
             "Start csid: `systemctl start csid`; its log: `journalctl -u csid`.".to_owned()
         }
         Error::Refused(_) => MEMBERS.to_owned(),
         Error::Disconnected(_) => match tried.operation {
-            Some(_) => {
-                "csid was stopped or restarted. What it had begun it finishes or undoes; repeat the same \
-                        command to learn the outcome."
-                    .to_owned()
-            }
+            Some(_) => "csid was stopped or restarted. It finishes or rolls back each operation; repeat the \
+                        same command for the outcome."
+                .to_owned(),
             None => {
                 "csid was stopped or restarted: `systemctl status csid`; then repeat the command.".to_owned()
             }
@@ -65,10 +158,40 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
     let mount = tried.mount.as_deref().unwrap_or("NAMESPACE VOLUME CONSUMER");
     let log = format!("`csictl plugin logs {plugin}` if csid runs it");
     let volume = tried.volume.as_deref().unwrap_or("NAMESPACE VOLUME");
-    // The one that is in the way.
+    // A release ends all the consumer's mounts.
+    let unmount = match tried.command {
+        "release" => format!("{mount} --all-tags"),
+        _ => mount.to_owned(),
+    };
+    if let Some(hint) = obstructed(error, tried, &unmount) {
+        return Some(hint);
+    }
+    let ends = matches!(tried.command, "unmount" | "release");
+    let goes_on = match tried.command {
+        // csid keeps trying even if a plugin has refused.
+        "unmount" | "release" => true,
+        "volume delete" => error.details.retryable == Some(true),
+        // A creation that has not reached the plugin ends with its caller.
+        "volume create" => {
+            let step = error.details.step.as_deref();
+            error.details.retryable == Some(true) && ![Some(QUEUED), Some(WAITING)].contains(&step)
+        }
+        _ => false,
+    };
+    let why = format!("The cause and the remedy: `csictl explain {volume}`.");
+    // The volume in the way.
     let other = match (&error.details.namespace, &error.details.volume) {
         (Some(namespace), Some(volume)) => format!("{} {}", quoted(namespace), quoted(volume)),
         _ => volume.to_owned(),
+    };
+    // Only for a removal that was tried already.
+    let last = match tried.command {
+        command @ ("unmount" | "release") => {
+            format!(
+                " The last resort, if the plugin never succeeds: `csictl {command} --forget {mount}` as root."
+            )
+        }
+        _ => String::new(),
     };
     let of_claim = matches!(tried.command, "claim" | "release");
     let of_volume = tried.command.starts_with("volume") || tried.command == "explain";
@@ -76,55 +199,102 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
     let hint = match error.kind {
         Kind::InvalidArgument => match tried.command {
             "reload" => UNCHANGED.to_owned(),
-            command => format!("What may be given: `csictl {command} --help`."),
+            command => format!("Valid arguments: `csictl {command} --help`."),
         },
         Kind::NotFound => match tried.command {
+            "unmount" if !error.details.tags.is_empty() => {
+                let tags: Vec<String> = error.details.tags.iter().map(|tag| quoted(tag)).collect();
+                format!("It has the tags {}: name one with --tag, or all with --all-tags.", tags.join(" "))
+            }
+            "explain" => "Volumes and mounts: `csictl volume list`, `csictl mounts`.".to_owned(),
             "cancel" => {
-                "It has ended already, or never was: `csictl operations` lists those under way.".to_owned()
+                "It has ended already, or never existed: `csictl operations` lists those in progress.".to_owned()
+            }
+            "adopt-mount" => {
+                "The kernel's mounts: `findmnt PATH`. csid's plugins and mounts: `csictl plugin list`, `csictl mounts`.".to_owned()
             }
             _ if of_claim || of_volume => {
-                "What there is: `csictl volume list`, `csictl claims`, `csictl plugin list`.".to_owned()
+                "Existing ones: `csictl volume list`, `csictl claims`, `csictl plugin list`.".to_owned()
             }
-            _ => "What there is: `csictl plugin list`, `csictl volume list`, `csictl mounts`.".to_owned(),
+            _ => "Existing ones: `csictl plugin list`, `csictl volume list`, `csictl mounts`.".to_owned(),
         },
         Kind::AlreadyExists if registering => {
             format!(
-                "See it with `csictl plugin show {plugin}`; a new version takes its place by `csictl plugin upgrade \
+                "See it with `csictl plugin show {plugin}`; a new version replaces it with `csictl plugin upgrade \
                  {plugin}`."
             )
         }
         Kind::AlreadyExists if of_claim => format!(
-            "See it with `csictl claims`; to have it otherwise, first `csictl release {mount}`."
+            "See it with `csictl claims`; to change it, first `csictl release {mount}`."
         ),
         Kind::AlreadyExists if of_volume => format!(
             "See it with `csictl volume show {other}`; to replace it, first `csictl volume deregister {other}`."
         ),
         Kind::AlreadyExists if tried.command == "reload" => UNCHANGED.to_owned(),
-        Kind::AlreadyExists => "What there is: `csictl mounts --json`, `csictl volume list`.".to_owned(),
+        Kind::AlreadyExists if tried.command == "adopt-mount" => {
+            "See which row has the path: `csictl mounts --json`.".to_owned()
+        }
+        Kind::AlreadyExists if tried.command == "mount" => format!(
+            "Compare the options with its own: `csictl mounts --json`, `csictl volume show {volume}`."
+        ),
+        Kind::AlreadyExists => "Existing ones: `csictl mounts --json`, `csictl volume list`.".to_owned(),
+        Kind::Busy if error.details.step.as_deref() == Some(FORGET) => format!(
+            "Unmount it by hand (`umount PATH`; where its server does not answer, `csictl unmount --force-hung {unmount}` as \
+             root), or end the processes that show it in another mount namespace; then repeat the command."
+        ),
+        Kind::Busy if ends => format!(
+            "End its holders, then repeat the command. If the mount's server is gone, as `csictl mounts` shows, \
+             `csictl unmount --force {unmount}` detaches it anyway."
+        ),
+        Kind::Busy if tried.command.starts_with("volume") => why,
         Kind::Busy => {
-            "Wait until it is free, or end who holds it; `csictl mounts`, `csictl claims` and `csictl operations` \
+            "Wait until it is free, or end its holders; `csictl mounts`, `csictl claims` and `csictl operations` \
                        show what csid knows."
                 .to_owned()
         }
+        Kind::ClaimConflict if error.details.step.as_deref() == Some(LIMIT) => format!(
+            "The plugin takes no more volumes on this node: release one of its others (`csictl plugin show {plugin}` lists \
+             their consumers). `csictl claim --queue TIME` waits for that."
+        ),
         Kind::ClaimConflict if tried.command == "claim" => {
-            "Who has it: `csictl claims`, `csictl mounts`. With --queue TIME a claim waits that long.".to_owned()
+            format!(
+                "Its holders: `csictl claims`, `csictl mounts`. With --queue TIME a claim waits that long. If a holder does \
+                 not end: `csictl explain {volume}`."
+            )
         }
-        Kind::ClaimConflict => {
-            "Unmount it there first, for a mount does not wait (`csictl claim --queue TIME` does); or give all of \
-                                them the same name of the volume, the same options and an access mode that lets \
-                                several in, such as single-node-multi-writer."
-                .to_owned()
-        }
+        Kind::ClaimConflict => format!(
+            "Unmount it there first, or wait for it with --wait TIME (a claim: --queue TIME); or give all of them the same \
+             name of the volume, the same options and an access mode for several users, such as \
+             single-node-multi-writer. If an unmount does not end: `csictl explain {volume}`."
+        ),
         Kind::PluginUnavailable => {
             format!("See why: `csictl plugin show {plugin}`, and {log}. Then `csictl wait {plugin}`.")
         }
         Kind::PluginShutdown => format!("Wait until it is back: `csictl wait {plugin}`."),
+        Kind::PluginError if goes_on => format!("csid keeps trying. {why} The plugin's log: {log}."),
         Kind::PluginError if error.details.retryable == Some(true) => {
             format!("The same command may succeed later. The plugin's log: {log}.")
         }
+        Kind::PluginError if error.details.rpc.is_some() && error.details.grpc_code.is_none() => {
+            format!("The plugin answered OK without the result, which is a fault of the plugin. Its log: {log}.")
+        }
+        Kind::PluginError if error.details.rpc.is_none() => format!("The plugin's log: {log}."),
         Kind::PluginError => format!("The plugin refused it. Its log: {log}."),
+        Kind::NotSupported if tried.command == "adopt-mount" => {
+            "Adopt it under a name that is not registered, with --plugin, --external-id and --publish-context; its present manager detaches it."
+                .to_owned()
+        }
+        Kind::NotSupported
+            if tried.command == "plugin exec" && error.details.step.as_deref() == Some(DISABLED) =>
+        {
+            "`exec = true` in csid.toml, then `csictl reload`, allows commands in plugins.".to_owned()
+        }
         Kind::NotSupported => {
-            format!("What the plugin can do: `csictl plugin show {plugin}`; csid: `csictl status`.")
+            format!("Features of the plugin: `csictl plugin show {plugin}`; of csid: `csictl status`.")
+        }
+        // The message names a polkit action if the caller lacks one.
+        Kind::NotAuthorized if !error.message.contains("org.csid1.") => {
+            "Ask as root, or leave out what requires root: no rule of polkit allows it.".to_owned()
         }
         Kind::NotAuthorized => {
             "Ask as root; or have polkit allow the action named above, and ask with --bus. Group \
@@ -132,30 +302,44 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                                 what is its own."
                 .to_owned()
         }
-        Kind::Cancelled => "It was cancelled and undone; repeat it when it is wanted again.".to_owned(),
+        Kind::Cancelled if tried.volume.is_some() => format!(
+            "csid rolls the operation back: `csictl explain {volume}` shows the progress. Repeat the command if it is \
+             needed again."
+        ),
+        Kind::Cancelled => "csid rolls the operation back. Repeat the command if it is needed again.".to_owned(),
         Kind::TimedOut if tried.command == "plugin wait" => {
             format!("See why: `csictl plugin show {plugin}`, and {log}.")
         }
+        Kind::TimedOut if tried.command == "plugin restart" => format!(
+            "csid restarts it anyway, until it is ready: `csictl plugin show {plugin}`, `csictl wait {plugin}`, and {log}."
+        ),
+        Kind::TimedOut if goes_on => format!("csid keeps trying. {why}"),
+        Kind::TimedOut if error.details.step.as_deref() == Some(QUEUED) => format!(
+            "Nothing was started: another operation of the volume came first (`csictl operations`). {why}"
+        ),
         Kind::TimedOut => {
             "Give it longer with --deadline; `csictl operations` shows whether csid still works on it."
                 .to_owned()
         }
         Kind::Uncertain if of_claim => format!(
-            "csid cannot know what the plugin did: repeat the command, or end it with `csictl release \
-             {mount}`. The plugin's log: {log}."
+            "The plugin's outcome is unknown: repeat the command, or end it with `csictl release \
+             {mount}`. The plugin's log: {log}.{last}"
         ),
+        Kind::Uncertain if goes_on && of_volume => {
+            format!("The plugin's outcome is unknown; csid keeps trying. {why} The plugin's log: {log}.")
+        }
         Kind::Uncertain if of_volume => {
-            format!("csid cannot know what the plugin did: repeat the command. The plugin's log: {log}.")
+            format!("The plugin's outcome is unknown: repeat the command. The plugin's log: {log}.")
         }
         Kind::Uncertain => format!(
-            "csid cannot know what the plugin did: repeat the command, or end it with `csictl unmount \
-             {mount}`. The plugin's log: {log}."
+            "The plugin's outcome is unknown: repeat the command, or end it with `csictl unmount \
+             {mount}`. The plugin's log: {log}.{last}"
         ),
         Kind::RateLimited => {
-            "This user has as much as one may. Of what is under way (`csictl operations`): wait, then repeat.".to_owned()
+            "This user has reached a limit. Wait for operations in progress (`csictl operations`), then repeat.".to_owned()
         }
         Kind::SecretRequired => {
-            "Give --secrets-file FILE, or --credential NAME for a volume that shall survive a \
+            "Give --secrets-file FILE, or --credential NAME for a volume that must survive a \
                                  reboot by itself."
                 .to_owned()
         }
@@ -168,23 +352,429 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                 .to_owned()
         }
         Kind::Internal if error.details.retryable == Some(true) => {
-            "Nothing was changed: do as it says, then repeat the same command.".to_owned()
+            "Nothing was changed. Remove the cause, then repeat the same command.".to_owned()
         }
-        Kind::Internal => "This is csid's fault; its log says more: `journalctl -u csid`.".to_owned(),
+        Kind::Internal => "This is a fault of csid. Its log has more: `journalctl -u csid`.".to_owned(),
         _ => return None,
     };
     Some(hint)
 }
 
+/// Returns the command that ends a volume's wait. Empty: none is needed. `mounts`: those of the volume, for their tags and errors, which
+/// the explanation does not have.
+pub fn explained(explanation: &Explanation, mounts: &[MountRow], tried: &Tried) -> String {
+    let waits = explanation.waiting_for.as_str();
+    let volume = tried.volume.as_deref().unwrap_or("NAMESPACE VOLUME");
+    if let Some((consumer, state)) =
+        waits.strip_prefix("the mount of ").and_then(|rest| rest.rsplit_once(", which is "))
+    {
+        let row = mounts.iter().rfind(|row| row.consumer == consumer && phase(row) == state);
+        return of_mount(
+            state,
+            &named(volume, consumer, row),
+            row.map_or(&explanation.last_error, |row| &row.error),
+        );
+    }
+    if let Some((consumer, _)) =
+        waits.strip_prefix("the release of ").and_then(|rest| rest.rsplit_once(", which is "))
+    {
+        let claim = format!("{volume} {}", quoted(consumer));
+        return match obstacle(&explanation.last_error) {
+            Some(Obstacle::Held | Obstacle::InUseElsewhere) => HELD.to_owned(),
+            Some(Obstacle::Hung) => end_hung(&format!("{claim} --all-tags")),
+            _ => format!(
+                "`csictl release {claim}` calls the plugin again; the last resort, as root, is `csictl release \
+                 --forget {claim}`"
+            ),
+        };
+    }
+    if let Some(consumer) = waits.strip_prefix("a repeated Release of ").and_then(|rest| {
+        // A consumer's name may contain ": ", so compare with the holders' names.
+        let is_it = |holder: &&String| rest.strip_prefix(*holder).is_some_and(|rest| rest.starts_with(": "));
+        explanation.holders.iter().filter(is_it).max_by_key(|holder| holder.len())
+    }) {
+        let claim = format!("{volume} {}", quoted(consumer));
+        return format!(
+            "remove the cause, then `csictl release {claim}` (with --secrets-file FILE, if it needs secrets); the last \
+             resort, as root, is `csictl release --forget {claim}`"
+        );
+    }
+    let given_up = format!(
+        "`csictl volume delete {volume}`; the last resort, as root, is `csictl volume deregister --forget {volume}`"
+    );
+    let is_unfinished = |step: &String| step.starts_with("creating: ") || step.starts_with("deleting: ");
+    let unfinished = match explanation.steps.iter().any(is_unfinished) {
+        true => format!("; or {given_up}"),
+        false => String::new(),
+    };
+    // Other texts contain consumers' names, which may be any text.
+    let plugin = waits.strip_prefix("plugin ").and_then(|rest| rest.split([' ', ',']).next()).map(quoted);
+    match plugin {
+        _ if waits.starts_with("the plugin's answer to CreateVolume of ")
+            || waits.starts_with("the plugin's answer to DeleteVolume") =>
+        {
+            given_up
+        }
+        _ if waits.starts_with("the caller of CreateVolume") => {
+            format!("repeat `csictl volume create`, or `csictl volume delete {volume}`")
+        }
+        Some(plugin) if waits.contains("(not registered)") => format!(
+            "start the plugin or register it (`csictl plugin register {plugin}`), then `csictl wait {plugin}`{unfinished}"
+        ),
+        Some(plugin) => {
+            format!("`csictl plugin show {plugin}`, `csictl plugin logs {plugin}`{unfinished}")
+        }
+        _ if waits.starts_with("a repeated ") => "repeat it; `csictl events` shows the tries".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// Returns a mount's state in the words of an explanation.
+fn phase(row: &MountRow) -> &str {
+    match row.state.as_str() {
+        "mounted" if !row.healthy => "mounted, but not healthy",
+        state => state,
+    }
+}
+
+/// Returns a mount's name for commands, quoted for a shell.
+fn named(volume: &str, consumer: &str, row: Option<&MountRow>) -> String {
+    let tag = row.map_or("", |row| row.tag.as_str());
+    let tag = if tag.is_empty() { String::new() } else { format!(" --tag {}", quoted(tag)) };
+    format!("{volume} {}{tag}", quoted(consumer))
+}
+
+/// Returns the hint for a mount. `mount`: its name for `csictl unmount`. `error`: the error of its row.
+fn of_mount(state: &str, mount: &str, error: &str) -> String {
+    let last = format!("the last resort, as root, is `csictl unmount --forget {mount}`");
+    match (state, obstacle(error)) {
+        (_, Some(Obstacle::Helper)) => HELPER.to_owned(),
+        (_, Some(Obstacle::Hung)) => end_hung(mount),
+        ("mounted, but not healthy", Some(Obstacle::Vanished)) => {
+            "repeat `csictl mount` with the same options, or `csictl reconcile`".to_owned()
+        }
+        ("mounted, but not healthy", _) => format!(
+            "`csictl unmount {mount}` (with `--force` while processes have its files open), then mount it again"
+        ),
+        ("unmounting" | "uncertain", Some(Obstacle::Held | Obstacle::InUseElsewhere)) => HELD.to_owned(),
+        ("unmounting" | "uncertain", _) => {
+            format!("`csictl unmount {mount}` calls the plugin again; {last}")
+        }
+        ("mounting", _) => format!("`csictl unmount {mount}` cancels it; csid rolls it back with the plugin"),
+        ("lost", _) => format!(
+            "`csictl mount` with the same options (`csictl mounts --json` shows them), or `csictl unmount {mount}`"
+        ),
+        ("waiting", _) => format!(
+            "bring the plugin back, or repeat `csictl mount` with the secrets; or `csictl unmount {mount}`; {last}"
+        ),
+        _ => String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use csid_client::Details;
+    use csid_client::{Connecting, Details};
 
     use super::*;
 
     fn said(kind: Kind, details: Details, tried: &Tried) -> String {
         let error = CsidError { kind, message: "m".into(), details };
         hint(&Error::Csid(Box::new(error)), tried).unwrap()
+    }
+
+    fn failed(kind: Kind, message: &str, details: Details, tried: &Tried) -> String {
+        let error = CsidError { kind, message: message.into(), details };
+        hint(&Error::Csid(Box::new(error)), tried).unwrap()
+    }
+
+    fn tried(command: &'static str) -> Tried {
+        Tried { command, volume: Some("ns v".into()), mount: Some("ns v job".into()), ..Tried::default() }
+    }
+
+    fn mount(state: &str, error: &str) -> MountRow {
+        MountRow {
+            consumer: "my job".into(),
+            state: state.into(),
+            error: error.into(),
+            ..MountRow::default()
+        }
+    }
+
+    /// Returns the hint of explain for a mount with this row.
+    fn ends(row: &MountRow) -> String {
+        let waiting_for = format!("the mount of {}, which is {}", row.consumer, phase(row));
+        let explanation = Explanation { waiting_for, ..Explanation::default() };
+        explained(&explanation, std::slice::from_ref(row), &tried("explain"))
+    }
+
+    const HANGS: &str =
+        "the kernel did not answer in time for /p; what serves its file system does not answer";
+    const IS_HELD: &str =
+        "the volume is unmounted, but its block device loop0 is still in use: by an overlay on it";
+
+    /// Where csid says it otherwise, the words here have to follow.
+    #[test]
+    fn obstacle_words_are_in_csids_source() {
+        let said =
+            ["host/error.rs", "volume/probe.rs", "volume/manager.rs", "volume/errors/mount.rs"].map(|file| {
+                let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../csid/src").join(file);
+                std::fs::read_to_string(path).unwrap()
+            });
+        for (first, then, _) in WORDS {
+            let says = |file: &String| file.contains(first) && file.contains(then);
+            assert!(said.iter().any(says), "nothing says: {first}…{then}");
+        }
+    }
+
+    #[test]
+    fn explanation_names_the_next_command() {
+        for (waiting_for, command) in [
+            ("the mount of my job, which is mounted, but not healthy", "`csictl unmount ns v 'my job'`"),
+            ("the mount of my job, which is uncertain", "`csictl unmount --forget ns v 'my job'`"),
+            ("the release of my job, which is node-detached", "`csictl release --forget ns v 'my job'`"),
+            ("a repeated Release of my job: it needs its secrets", "`csictl release ns v 'my job'` (with"),
+            ("the caller of CreateVolume, to ask for its answer again", "`csictl volume create`"),
+            ("plugin nfs (not registered)", "`csictl wait nfs`"),
+            ("plugin nfs, instance b (unhealthy) no", "`csictl plugin show nfs`"),
+            ("a repeated mount of job: the last one failed, and csid does not repeat it", "`csictl events`"),
+        ] {
+            let explanation = Explanation {
+                waiting_for: waiting_for.into(),
+                holders: vec!["my".into(), "my job".into()],
+                ..Explanation::default()
+            };
+            let next = explained(&explanation, &[], &tried("explain"));
+            assert!(next.contains(command), "{next}");
+        }
+        let explanation = |waiting_for: &str, holders: &[&str]| Explanation {
+            waiting_for: waiting_for.into(),
+            holders: holders.iter().map(|&holder| holder.to_owned()).collect(),
+            ..Explanation::default()
+        };
+        let released = explanation("a repeated Release of job: x: no", &["job", "job: x"]);
+        let next = explained(&released, &[], &tried("explain"));
+        assert!(next.contains("'job: x'"), "another's claim is not named: {next}");
+        let named = explanation("the claim of x plugin $(id) (not registered)", &[]);
+        assert_eq!(explained(&named, &[], &tried("explain")), "", "a name is no command");
+        assert_eq!(explained(&Explanation::default(), &[], &tried("explain")), "");
+    }
+
+    #[test]
+    fn explained_command_has_the_mounts_tag() {
+        let row = MountRow { tag: "a b".into(), ..mount("uncertain", "") };
+        assert!(ends(&row).contains("`csictl unmount --forget ns v 'my job' --tag 'a b'`"));
+        let explanation = Explanation {
+            waiting_for: "the mount of my job, which is uncertain".into(),
+            ..Explanation::default()
+        };
+        let another = MountRow { tag: "other".into(), healthy: true, ..mount("mounted", "") };
+        let next = explained(&explanation, &[row, another], &tried("explain"));
+        assert!(next.contains("--tag 'a b'") && !next.contains("other"), "the one that it waits for: {next}");
+    }
+
+    #[test]
+    fn held_mount_does_not_suggest_forget() {
+        let elsewhere = "/p is in use in another mount namespace, by 7 sh";
+        for row in [mount("unmounting", IS_HELD), mount("uncertain", IS_HELD), mount("unmounting", elsewhere)]
+        {
+            assert_eq!(ends(&row), HELD);
+        }
+        let explanation = Explanation {
+            waiting_for: "the release of job, which is taken".into(),
+            last_error: IS_HELD.into(),
+            ..Explanation::default()
+        };
+        assert_eq!(explained(&explanation, &[], &tried("explain")), HELD);
+        let refused = Details { step: Some(FORGET.into()), ..Details::default() };
+        for (command, details) in [("unmount", Details::default()), ("unmount", refused)] {
+            assert_eq!(failed(Kind::Busy, IS_HELD, details, &tried(command)), HELD);
+        }
+        // Nothing was unmounted, so csid has nothing to continue.
+        let hint = failed(Kind::Busy, elsewhere, Details::default(), &tried("unmount"));
+        assert!(hint.contains("then repeat the command"), "{hint}");
+    }
+
+    #[test]
+    fn hung_mount_needs_force_hung() {
+        let refused = "the file system at /p does not answer; force detaches what is dead, and its server may answer yet";
+        let unsettled = format!("an earlier operation on this mount has not come to an end: {HANGS}");
+        for (kind, message) in
+            [(Kind::Internal, HANGS), (Kind::Busy, refused), (Kind::Uncertain, unsettled.as_str())]
+        {
+            let hint = failed(kind, message, Details::default(), &tried("unmount"));
+            assert!(hint.contains("`csictl unmount --force-hung ns v job` as root"), "{hint}");
+        }
+        let hint = failed(Kind::Internal, HANGS, Details::default(), &tried("release"));
+        assert!(hint.contains("`csictl unmount --force-hung ns v job --all-tags`"), "{hint}");
+        // A target root hangs, perhaps, and not the mount.
+        let hint = failed(Kind::Internal, HANGS, Details::default(), &tried("mount"));
+        assert!(hint.contains("Repair the server") && !hint.contains("--force-hung"), "{hint}");
+        for row in [mount("mounted", "the file system does not answer"), mount("unmounting", HANGS)] {
+            let next = ends(&row);
+            assert!(next.contains("--force-hung ns v 'my job'") && !next.contains("`--force`"), "{next}");
+        }
+        let said = Details { rpc: Some("NodeUnpublishVolume".into()), ..Details::default() };
+        let hint = failed(Kind::PluginError, HANGS, said, &tried("unmount"));
+        assert!(!hint.contains("--force-hung"), "a plugin's words: {hint}");
+    }
+
+    #[test]
+    fn dead_mount_needs_force_only_if_used() {
+        let next = ends(&mount("mounted", "the file system is dead: Transport endpoint is not connected"));
+        assert!(next.starts_with("`csictl unmount ns v 'my job'` (with `--force` while"), "{next}");
+        let next = ends(&mount("mounted", "removed behind csid's back"));
+        assert!(next.contains("`csictl reconcile`") && !next.contains("unmount"), "nothing is there: {next}");
+        let busy = failed(Kind::Busy, "/p is in use by 7 sh", Details::default(), &tried("unmount"));
+        assert!(busy.contains("`csictl unmount --force ns v job`"), "{busy}");
+        let text = "the file system at /p is dead or does not answer";
+        let either = failed(Kind::PluginError, text, Details::default(), &tried("mount"));
+        assert!(either.contains("`--force`") && either.contains("--force-hung ns v job"), "{either}");
+    }
+
+    #[test]
+    fn unfinished_mount_is_explained() {
+        assert!(ends(&mount("mounting", "")).contains("`csictl unmount ns v 'my job'` cancels it"));
+        assert!(ends(&mount("lost", "")).contains("`csictl mount` with the same options"));
+        let waiting = ends(&mount("waiting", ""));
+        assert!(waiting.contains("secrets") && waiting.contains("--forget ns v 'my job'"), "{waiting}");
+    }
+
+    #[test]
+    fn endless_creation_names_the_last_resort() {
+        let forget = "as root, is `csictl volume deregister --forget ns v`";
+        let explanation = |waiting_for: &str, step: &str| Explanation {
+            waiting_for: waiting_for.into(),
+            steps: vec![step.into()],
+            ..Explanation::default()
+        };
+        for explanation in [
+            explanation(
+                "the plugin's answer to CreateVolume of disk",
+                "creating: the plugin is asked for it",
+            ),
+            explanation("the plugin's answer to DeleteVolume", "deleting: the plugin is asked to"),
+            explanation("plugin p (failed) gone", "creating: the plugin is asked for it"),
+            explanation("plugin p (not registered)", "deleting: the plugin is asked to"),
+        ] {
+            let next = explained(&explanation, &[], &tried("explain"));
+            assert!(next.contains("`csictl volume delete ns v`") && next.contains(forget), "{next}");
+        }
+        let next = explained(&explanation("plugin p (failed) gone", "registered"), &[], &tried("explain"));
+        assert!(!next.contains("--forget"), "{next}");
+        let hint = failed(Kind::Busy, "it is being created", Details::default(), &tried("volume deregister"));
+        assert!(hint.contains("`csictl explain ns v`"), "{hint}");
+    }
+
+    #[test]
+    fn continuing_operations_name_explain() {
+        let may_pass = || Details { retryable: Some(true), ..Details::default() };
+        for command in ["unmount", "release", "volume create", "volume delete"] {
+            for kind in [Kind::TimedOut, Kind::PluginError] {
+                let hint = failed(kind, "m", may_pass(), &tried(command));
+                assert!(
+                    hint.contains("csid keeps trying") && hint.contains("`csictl explain ns v`"),
+                    "{hint}"
+                );
+            }
+        }
+        let hint = failed(Kind::Uncertain, "m", may_pass(), &tried("volume create"));
+        assert!(hint.contains("keeps trying") && hint.contains("`csictl explain ns v`"), "{hint}");
+        let away = Details { step: Some(WAITING.into()), ..may_pass() };
+        let hint = failed(Kind::TimedOut, "m", away, &tried("volume create"));
+        assert!(
+            !hint.contains("keeps trying"),
+            "a creation ends with its caller before the plugin is asked: {hint}"
+        );
+        let refused =
+            || Details { grpc_code: Some(3), rpc: Some("CreateVolume".into()), ..Details::default() };
+        let hint = failed(Kind::PluginError, "m", refused(), &tried("volume create"));
+        assert!(!hint.contains("keeps trying"), "a creation that was refused has ended: {hint}");
+        let hint = failed(Kind::PluginError, "m", refused(), &tried("unmount"));
+        assert!(hint.contains("keeps trying"), "{hint}");
+        assert!(!failed(Kind::TimedOut, "m", may_pass(), &tried("mount")).contains("keeps trying"));
+        let queued = Details { step: Some(QUEUED.into()), ..may_pass() };
+        let hint = failed(Kind::TimedOut, "m", queued, &tried("mount"));
+        assert!(hint.starts_with("Nothing was started"), "{hint}");
+        let queued = Details { step: Some(QUEUED.into()), ..may_pass() };
+        let hint = failed(Kind::TimedOut, "m", queued, &tried("unmount"));
+        assert!(hint.contains("keeps trying"), "an unmount keeps its place: {hint}");
+    }
+
+    #[test]
+    fn polkit_hint_needs_an_action_in_the_error() {
+        let refused =
+            |message: &str| failed(Kind::NotAuthorized, message, Details::default(), &tried("mount"));
+        assert!(refused("uid 7 may not do org.csid1.inline").contains("polkit allow the action"));
+        for message in ["force-hung requires root", "/srv/a belongs to uid 8; a target has to be of uid 7"] {
+            assert!(!refused(message).contains("the action named above"), "{message}");
+        }
+    }
+
+    #[test]
+    fn only_disabled_commands_suggest_the_setting() {
+        let refused = |step: Option<&str>| {
+            let details = Details { step: step.map(str::to_owned), ..Details::default() };
+            said(Kind::NotSupported, details, &tried("plugin exec"))
+        };
+        assert!(refused(Some(DISABLED)).contains("exec = true"));
+        assert!(!refused(None).contains("exec = true"), "the plugin is in another's unit, or a container");
+    }
+
+    #[test]
+    fn cancelled_mount_names_explain() {
+        let hint = said(Kind::Cancelled, Details::default(), &tried("mount"));
+        assert!(hint.contains("`csictl explain ns v`") && !hint.contains("undone"), "{hint}");
+    }
+
+    #[test]
+    fn claim_conflict_names_explain() {
+        for command in ["mount", "claim"] {
+            let hint = said(Kind::ClaimConflict, Details::default(), &tried(command));
+            assert!(hint.contains("`csictl explain ns v`"), "{hint}");
+        }
+    }
+
+    #[test]
+    fn a_mount_with_another_tag_names_its_tags() {
+        let details = Details { tags: vec!["a b".into()], ..Details::default() };
+        let hint = said(Kind::NotFound, details, &tried("unmount"));
+        assert!(hint.contains("the tags 'a b'") && hint.contains("--all-tags"), "{hint}");
+        assert!(said(Kind::NotFound, Details::default(), &tried("explain")).contains("`csictl mounts`"));
+    }
+
+    #[test]
+    fn a_failed_helper_is_started_by_its_socket() {
+        let message = "csid's helper did not answer for /p: Connection refused";
+        let hint = failed(Kind::Internal, message, Details::default(), &tried("unmount"));
+        assert!(hint.contains("`systemctl reset-failed csid-helper.socket"), "{hint}");
+        assert_eq!(ends(&mount("uncertain", message)), hint);
+    }
+
+    #[test]
+    fn ok_without_a_mount_is_the_plugins_fault() {
+        let lie = Details { rpc: Some("NodePublishVolume".into()), ..Details::default() };
+        let hint = failed(Kind::PluginError, "OK, but nothing is mounted", lie, &tried("mount"));
+        assert!(hint.starts_with("The plugin answered OK without the result"), "{hint}");
+    }
+
+    #[test]
+    fn a_full_node_names_what_to_release() {
+        let tried = Tried { plugin: Some("p".into()), ..tried("mount") };
+        let limit = Details { step: Some(LIMIT.into()), ..Details::default() };
+        let hint = said(Kind::ClaimConflict, limit, &tried);
+        assert!(hint.contains("`csictl plugin show p`") && hint.contains("--queue TIME"), "{hint}");
+    }
+
+    #[test]
+    fn a_refusal_is_explained_by_what_refused() {
+        let tried = Tried { plugin: Some("p".into()), command: "claim", ..Tried::default() };
+        let limit = Details { step: Some("count the plugin's volumes".into()), ..Details::default() };
+        let hint = said(Kind::ClaimConflict, limit, &tried);
+        assert!(hint.contains("no more volumes") && !hint.contains("access mode"), "{hint}");
+        let lie = Details { rpc: Some("NodePublishVolume".into()), ..Details::default() };
+        assert!(!said(Kind::PluginError, lie.clone(), &tried).contains("refused"));
+        let refused = Details { grpc_code: Some(3), ..lie };
+        assert!(said(Kind::PluginError, refused, &tried).contains("refused"));
     }
 
     #[test]
@@ -200,9 +790,13 @@ mod tests {
         let tried = Tried { mount: Some("ns 'my vol' job".into()), ..Tried::default() };
         let hint = said(Kind::Uncertain, Details::default(), &tried);
         assert!(hint.contains("`csictl unmount ns 'my vol' job`"), "{hint}");
+        assert!(!hint.contains("--forget"), "a mount is not forgotten before it was unmounted: {hint}");
         let tried = Tried { command: "release", ..tried };
         let hint = said(Kind::Uncertain, Details::default(), &tried);
         assert!(hint.contains("`csictl release ns 'my vol' job`"), "{hint}");
+        assert!(hint.ends_with("`csictl release --forget ns 'my vol' job` as root."), "the last: {hint}");
+        let shown = Details { step: Some(FORGET.into()), ..Details::default() };
+        assert!(said(Kind::Busy, shown, &tried).contains("umount PATH"));
     }
 
     #[test]
@@ -213,14 +807,27 @@ mod tests {
     }
 
     #[test]
-    fn a_masked_csid_is_unmasked() {
-        let masked = Error::NotRunning("Unit csid.service is masked.".into());
-        assert!(hint(&masked, &Tried::default()).unwrap().contains("systemctl unmask --runtime csid;"));
+    fn masked_csid_is_unmasked() {
+        let not_running = |masked| Error::NotRunning { message: "m".into(), masked };
+        let hint = |error| hint(&error, &Tried::default()).unwrap();
+        assert!(hint(not_running(true)).contains("systemctl unmask --runtime csid;"));
+        assert!(!hint(not_running(false)).contains("unmask"));
     }
 
-    /// A file against a registration by a call, an inline mount of what is registered: nothing is to be unmounted.
     #[test]
-    fn what_exists_already_need_not_be_a_mount() {
+    fn denied_socket_names_group_csid() {
+        let failed = |kind: std::io::ErrorKind| {
+            let error = zbus::Error::InputOutput(std::sync::Arc::new(kind.into()));
+            Error::Connect(Connecting { socket: Some(("/run/csid/csid.sock".into(), error)), bus: None })
+        };
+        let hint = |kind| hint(&failed(kind), &Tried::default()).unwrap();
+        assert!(hint(std::io::ErrorKind::PermissionDenied).contains("group csid"));
+        assert!(hint(std::io::ErrorKind::NotFound).contains("systemctl start csid.socket csid"));
+    }
+
+    /// The conflict may be between a file and a registration, or an inline mount and a registered volume.
+    #[test]
+    fn already_exists_does_not_suggest_unmount() {
         let hint =
             |command| said(Kind::AlreadyExists, Details::default(), &Tried { command, ..Tried::default() });
         assert!(hint("reload").contains("check-config"));

@@ -1,11 +1,12 @@
-//! csictl: one call of csid's contract per command, its answer for people or, with `--json`, for programs. It
-//! keeps no state, and what it starts goes on in csid when it is interrupted.
+//! csictl: one call of csid's contract per command. It prints the answer for people or, with `--json`, for programs. It keeps no state.
+//! An operation that it starts continues in csid if csictl is interrupted.
 
 mod args;
 mod commands;
 mod generate;
 mod hints;
 mod output;
+mod shell;
 mod wait;
 
 use std::process::ExitCode;
@@ -15,10 +16,10 @@ use clap::Parser;
 use commands::Failure;
 use serde_json::json;
 
-/// Documented in csictl(1). 2 is clap's.
+/// Exit codes, documented in csictl(1). clap uses 2.
 const FAILED: u8 = 1;
 const UNKNOWN: u8 = 3;
-/// Of `plugin exec`, whose other codes are its command's.
+/// The exit code of `plugin exec` if the command did not start. Its other codes come from the command.
 const NOT_BEGUN: u8 = 125;
 
 #[tokio::main(flavor = "current_thread")]
@@ -41,7 +42,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// The error, who is in the way, and what to do next.
+/// Prints the error, the holders in the way and a hint.
 fn report(failure: &Failure, json: bool) {
     let client = failure.error.downcast_ref::<csid_client::Error>();
     let csid = client.and_then(csid_client::Error::csid);
@@ -49,7 +50,7 @@ fn report(failure: &Failure, json: bool) {
     let hint = match interrupted {
         Some(wait) => Some(format!(
             "To see it: `csictl operations`. To cancel it: `csictl cancel {}`.",
-            commands::quoted(&wait.operation)
+            shell::quoted(&wait.operation)
         )),
         None => client.and_then(|error| hints::hint(error, &failure.tried)),
     };
@@ -76,14 +77,14 @@ fn report(failure: &Failure, json: bool) {
     }
 }
 
-/// For programs: csid's own name of the error, else one for what went wrong on the way.
+/// Returns the error's name for programs: csid's own, or one for a failure of the connection.
 fn name(error: &csid_client::Error) -> &str {
     use csid_client::Error;
 
     match error {
         Error::Csid(error) => error.kind.name(),
         Error::Connect(_) => "Unreachable",
-        Error::NotRunning(_) => "NotRunning",
+        Error::NotRunning { .. } => "NotRunning",
         Error::Refused(_) => "Refused",
         Error::Disconnected(_) => "Disconnected",
         Error::NotServed { .. } => "NotServed",

@@ -1,71 +1,23 @@
-//! What people and programs read: plain tables, or JSON with the contract's names.
+//! Output: plain tables for people, or JSON with the contract's names for programs.
 
 mod plugin;
 mod stats;
+mod text;
 mod volume;
 
 use std::{
-    fmt::Display,
-    io::{self, Write},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    io,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
-use comfy_table::{Table, presets};
 use csid_client::{Event, Manager, MountRow, OperationRow, PluginRow, ReconcileReport};
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};
 pub use stats::{Used, plugin_stats, top};
-use volume::known;
+use text::{facts, seconds, table, timestamp};
+pub use text::{lines, plain, print, print_json};
 pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
-
-/// To standard output. A reader that went away (`csictl mounts | head`) is no error.
-pub fn say(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    let newline = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
-    match write!(out, "{text}{newline}").and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        other => other,
-    }
-}
-
-pub fn say_json(value: &impl Serialize) -> io::Result<()> {
-    say(&serde_json::to_string_pretty(value)?)
-}
-
-/// Text of a plugin's or a caller's, without what could steer a terminal.
-pub fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-}
-
-/// The same of a message, which may have lines.
-pub fn lines(text: &str) -> String {
-    text.trim().lines().map(plain).collect::<Vec<_>>().join("\n")
-}
-
-fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(header);
-    for row in rows {
-        table.add_row(row.map(|cell| if cell.is_empty() { "-".to_owned() } else { plain(&cell) }));
-    }
-    let last = N - 1;
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, if index == last { 0 } else { 2 }));
-    }
-    table.trim_fmt()
-}
-
-/// `KEY: value` with the keys to the right, as systemctl status does.
-fn facts<const N: usize>(facts: [(&str, String); N]) -> String {
-    let width = facts.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
-    facts
-        .into_iter()
-        .filter(|(_, value)| !value.is_empty())
-        .map(|(key, value)| format!("{key:>width$}: {}\n", plain(&value)))
-        .collect()
-}
 
 pub struct Status {
     pub via: String,
@@ -73,12 +25,12 @@ pub struct Status {
     pub plugins: Vec<PluginRow>,
     pub mounts: Vec<MountRow>,
     pub operations: Vec<OperationRow>,
-    /// The journal is damaged, and this is what a new one would begin with.
+    /// The content of a new journal, if this one is damaged.
     pub damaged: Option<ReconcileReport>,
 }
 
 impl Status {
-    /// How many of each state, the most first.
+    /// Returns the states with their counts, the most frequent first.
     fn states<'a>(states: impl Iterator<Item = &'a str>) -> Vec<(&'a str, usize)> {
         let mut counts: Vec<(&str, usize)> = Vec::new();
         for state in states {
@@ -101,7 +53,7 @@ impl Status {
         let unhealthy = self.mounts.iter().filter(|m| m.state == "mounted" && !m.healthy).count();
         let mut mounts = counted(Self::states(self.mounts.iter().map(|m| m.state.as_str())));
         if unhealthy > 0 {
-            mounts += &format!(", {unhealthy} of them dead");
+            mounts += &format!(", {unhealthy} of them not healthy");
         }
         let journal = self.damaged.as_ref().map(|report| {
             let mounts = report.adopted.len();
@@ -181,13 +133,9 @@ pub fn operations(rows: &[OperationRow], now: SystemTime) -> String {
     )
 }
 
-fn seconds(usec: u64) -> String {
-    format!("{:.1}s", Duration::from_micros(usec).as_secs_f64())
-}
-
 pub fn report(report: &ReconcileReport, dry_run: bool, remove_orphans: bool) -> String {
     let (adopted, remounted, undone) = if dry_run {
-        ("would be adopted", "would be mounted again", "would be undone")
+        ("would be adopted", "would be mounted again", "would be undone, or tried again")
     } else {
         ("adopted", "mounted again", "undone")
     };
@@ -241,23 +189,6 @@ pub fn event_json(event: &Event) -> String {
         "details": details,
     })
     .to_string()
-}
-
-/// UTC, to the millisecond: the same on every host, and it sorts.
-fn timestamp(usec: u64) -> impl Display {
-    let (millis, seconds) = (usec / 1000 % 1000, usec / 1_000_000);
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Days to a date of the Gregorian calendar, counted in years that begin with March.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * march + 2) / 5 + 1;
-    let month = if march < 10 { march + 3 } else { march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
 #[cfg(test)]
@@ -358,17 +289,5 @@ operations: 0
                 r#""realtime-usec":1709210096007000,"sequence":41,"subject":"default/data","type":"mount"}"#
             )
         );
-    }
-
-    #[test]
-    fn dates_are_right() {
-        for (usec, expected) in [
-            (0, "1970-01-01T00:00:00.000Z"),
-            (951_868_799_999_000, "2000-02-29T23:59:59.999Z"),
-            (1_735_689_599_000_000, "2024-12-31T23:59:59.000Z"),
-            (4_107_542_400_000_000, "2100-03-01T00:00:00.000Z"),
-        ] {
-            assert_eq!(timestamp(usec).to_string(), expected);
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! Waiting for csid: the spinner with the current step, and what Ctrl-C and SIGTERM mean meanwhile.
+//! Waiting for csid: the spinner with the current step, and the effect of Ctrl-C and SIGTERM.
 
 use std::{
     future::Future,
@@ -10,26 +10,26 @@ use csid_client::Client;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// A fast answer shows no spinner, and asks csid nothing more.
+/// The time without a spinner, so that a fast answer needs no further calls.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Ctrl-C or SIGTERM while csid works: only the waiting has ended.
+/// Ctrl-C or SIGTERM during an operation, which ended only csictl's wait.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted; the operation goes on in csid")]
 pub struct Interrupted {
     pub operation: String,
-    /// As a shell tells of who was ended by the signal.
+    /// The exit code that a shell uses for the signal.
     pub code: u8,
 }
 
-/// A name for an operation whose caller gave none, so that it can be cancelled by it.
+/// Returns a name for an operation without one, so that it can be cancelled.
 pub fn operation_id() -> io::Result<String> {
     let mut random = [0; 8];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
     Ok(format!("csictl-{:016x}", u64::from_ne_bytes(random)))
 }
 
-/// Awaits `call`, an operation of csid's of that id, with a spinner when standard error is a terminal.
+/// Awaits `call`, an operation of that id, with a spinner if standard error is a terminal.
 pub async fn operation<T>(
     client: &Client,
     id: &str,
@@ -46,7 +46,7 @@ pub async fn operation<T>(
     Err(Interrupted { operation: id.to_owned(), code }.into())
 }
 
-/// Awaits `call`, which is no operation: Ctrl-C ends csictl as usual.
+/// Awaits `call`, which is not an operation. Ctrl-C ends csictl as usual.
 pub async fn quietly<T>(what: &str, call: impl Future<Output = T>) -> T {
     tokio::select! {
         answer = call => answer,
@@ -54,7 +54,15 @@ pub async fn quietly<T>(what: &str, call: impl Future<Output = T>) -> T {
     }
 }
 
-/// The step csid is at. No answer is no reason to fail: the operation's own answer will tell.
+/// Awaits `call`, which csid lists under that id and cannot cancel. Ctrl-C ends csictl as usual.
+pub async fn watched<T>(client: &Client, id: &str, what: &str, call: impl Future<Output = T>) -> T {
+    tokio::select! {
+        answer = call => answer,
+        never = spin(what, || step(client, id)) => match never {},
+    }
+}
+
+/// Returns the operation's current step. `None`: there is none, or csid did not answer.
 async fn step(client: &Client, id: &str) -> Option<String> {
     let operations = client.list_operations().await.ok()?;
     operations.into_iter().find(|operation| operation.id == id).map(|operation| operation.step)
@@ -62,7 +70,7 @@ async fn step(client: &Client, id: &str) -> Option<String> {
 
 async fn spin(what: &str, step: impl AsyncFn() -> Option<String>) -> std::convert::Infallible {
     tokio::time::sleep(PATIENCE).await;
-    // Hidden when standard error is no terminal.
+    // It is hidden if standard error is not a terminal.
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
         .with_finish(indicatif::ProgressFinish::AndClear);
     if bar.is_hidden() {

@@ -1,4 +1,4 @@
-//! The program itself against a stand-in for csid: what it prints where, and its exit codes.
+//! The program itself against a stand-in for csid: its output and exit codes.
 
 use std::{
     collections::HashMap,
@@ -72,6 +72,21 @@ impl Csid {
         }
     }
 
+    fn adopt_mount(
+        &self,
+        _namespace: String,
+        volume: String,
+        _consumer: String,
+        options: Dict,
+    ) -> Result<(String, bool), Failure> {
+        let path = |key: &str| options.get(key).map(|path| <&str>::try_from(&**path).unwrap().to_owned());
+        let published = path("published-path").unwrap();
+        match path("staging-path").as_deref() {
+            Some("/s") if volume == "v" => Ok((published, false)),
+            _ => Err(Failure("org.csid1.Error.NotFound", "nothing is mounted there", Dict::new())),
+        }
+    }
+
     async fn claim(
         &self,
         _n: String,
@@ -107,7 +122,16 @@ impl Csid {
         vec![volume]
     }
 
-    fn list_mounts(&self, _filter: Dict) -> Vec<Dict> {
+    fn explain(&self, _namespace: String, _volume: String, _options: Dict) -> Dict {
+        dict([("waiting-for", "the mount of web, which is uncertain".into())])
+    }
+
+    fn list_mounts(&self, filter: Dict) -> Vec<Dict> {
+        let of_volume: Option<&str> = filter.get("volume").and_then(|name| name.downcast_ref().ok());
+        if of_volume == Some("tagged") {
+            let of = [("consumer", "web"), ("tag", "blue"), ("state", "uncertain")];
+            return vec![dict(of.map(|(key, value)| (key, value.into())))];
+        }
         let of = [("namespace", "default"), ("volume", "v"), ("consumer", "web"), ("state", "mounted")];
         let mount = |plugin: &'static str| {
             let mut row = dict(of.map(|(key, value)| (key, value.into())));
@@ -256,6 +280,17 @@ async fn mount_prints_the_path_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn adopt_mount_gives_both_paths_and_prints_one() {
+    let f = Fixture::new();
+    let adopt = "adopt-mount default v job --plugin p --external-id x --published-path /p";
+    assert_eq!(f.run(&format!("{adopt} --staging-path /s")).await, (0, "/p\n".into(), String::new()));
+    let (code, out, err) = f.run(adopt).await;
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.starts_with("csictl: NotFound: nothing is mounted there\n"), "{err}");
+    assert!(err.contains("findmnt"), "{err}");
+}
+
+#[tokio::test]
 async fn an_error_names_the_holders_and_the_next_step() {
     let f = Fixture::new();
     let (code, out, err) = f.run("mount default held job --plugin p --external-id x").await;
@@ -285,7 +320,7 @@ async fn exit_codes_are_those_of_the_man_page() {
 }
 
 #[tokio::test]
-async fn whom_a_signal_ends_tells_how_to_cancel_what_goes_on() {
+async fn interrupted_command_prints_how_to_cancel() {
     for (signal, code) in [("INT", 130), ("TERM", 143)] {
         let f = Fixture::new();
         let child = f.command("mount default slow job --plugin p --external-id x").spawn().unwrap();
@@ -324,7 +359,7 @@ async fn claims_are_told_with_their_provider() {
 }
 
 #[tokio::test]
-async fn mounts_are_told_with_their_provider_and_a_plugin_with_its_consumers() {
+async fn mounts_have_providers_and_plugins_consumers() {
     let f = Fixture::new();
     let (code, out, err) = f.run("mounts").await;
     assert_eq!((code, err.as_str()), (0, ""));
@@ -343,7 +378,7 @@ async fn mounts_are_told_with_their_provider_and_a_plugin_with_its_consumers() {
 }
 
 #[tokio::test]
-async fn what_a_plugin_has_is_listed_page_by_page_and_anew_when_it_forgets_where() {
+async fn list_restarts_when_the_plugin_drops_its_token() {
     let f = Fixture::new();
     let (code, out, err) = f.run("plugin volumes p").await;
     assert_eq!((code, err.as_str()), (0, ""));
@@ -368,7 +403,7 @@ async fn what_a_plugin_has_is_listed_page_by_page_and_anew_when_it_forgets_where
 }
 
 #[tokio::test]
-async fn a_plugin_is_asked_for_its_capacity_and_for_a_snapshots_end() {
+async fn capacity_and_snapshot_deletion_reach_the_plugin() {
     let f = Fixture::new();
     let capacity =
         "plugin capacity p --access-mode single-node-writer --parameter k=v --topology zone=a,rack=1";
@@ -388,7 +423,7 @@ async fn a_plugin_is_asked_for_its_capacity_and_for_a_snapshots_end() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_taken_back_wants_the_volumes_name() {
+async fn irreversible_commands_ask_for_the_name() {
     let f = Fixture::new();
     let (code, _, err) = f.run("release default v job --force").await;
     assert_eq!(code, 1);
@@ -406,7 +441,15 @@ async fn what_cannot_be_taken_back_wants_the_volumes_name() {
 }
 
 #[tokio::test]
-async fn a_volume_is_expanded_in_units_and_validated_by_exit_code() {
+async fn explain_names_the_tag_of_what_it_waits_for() {
+    let f = Fixture::new();
+    let (code, out, _) = f.run("explain default tagged").await;
+    assert_eq!(code, 0);
+    assert!(out.contains("`csictl unmount --forget default tagged web --tag blue`"), "{out}");
+}
+
+#[tokio::test]
+async fn expand_takes_units_and_validate_sets_the_exit_code() {
     let f = Fixture::new();
     let (code, out, _) = f.run("volume expand default v 20GiB").await;
     assert_eq!((code, out.as_str()), (0, "20GiB, when it is mounted next\n"));

@@ -1,17 +1,18 @@
-//! What is said of plugins, and of what they have.
+//! Arguments of the commands about plugins, and their volumes and snapshots.
 
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use csid_client::{AccessMode, PluginService, Propagation};
 
-use super::{Deadline, Pair, Secrets, Topology, span, words};
+use super::common::{Deadline, Pair, span, words};
+use super::volume::{Secrets, Topology};
 
 #[derive(Subcommand)]
 pub enum Plugin {
     /// List plugins
     List,
-    /// Show one plugin, and who uses its volumes
+    /// Show one plugin, and the consumers of its volumes
     Show { plugin: String },
     /// Register a plugin: one that csid runs, by its command, one in a systemd unit, or one that runs already, by its socket
     Register(Register),
@@ -27,13 +28,15 @@ pub enum Plugin {
     },
     /// Wait until a plugin is ready
     Wait(PluginWait),
-    /// Show what a plugin that runs in a unit has written to the journal
+    /// Show the journal's log of a plugin that runs in a unit
     Logs(Logs),
-    /// Show what a plugin uses, and how long csid's calls of it took
+    /// Show a plugin's resource usage, and the times of csid's calls
     Stats { plugin: String },
-    /// Show what the plugins use, again and again on a terminal
+    /// Show the resource usage of all plugins, updated on a terminal
     Top(Top),
     /// Stop a plugin that runs in a unit, start it again and wait until it is ready; its mounts stay
+    ///
+    /// Without --deadline it waits for two minutes. csid restarts the plugin after that too, until it is ready.
     Restart {
         plugin: String,
         #[command(flatten)]
@@ -54,15 +57,15 @@ pub enum Plugin {
     Exec(Exec),
     /// Start a new version of a plugin, and stop the old one when the new one is ready; its mounts stay
     ///
-    /// What is not given is as it was. A new version that does not become ready, or is not the same plugin, is stopped again, and the
-    /// old one goes on.
+    /// Absent options keep their values. If the new version does not become ready, or is not the same plugin, csid stops it, and the
+    /// old one stays in use.
     Upgrade(Upgrade),
     /// Unmount every mount of a plugin on this host, for good
     ///
-    /// The plugin goes on running; it can be unregistered or stopped then. New mounts of it are refused meanwhile. What is in use
+    /// The plugin continues to run; it can be unregistered or stopped then. New mounts of it are refused meanwhile. What is in use
     /// by processes stays, and is listed.
     Drain(Drain),
-    /// Tell how large the volumes may be that the plugin makes now
+    /// Show the plugin's available capacity for new volumes
     Capacity(Capacity),
     /// List the volumes that the plugin has, registered or not
     Volumes { plugin: String },
@@ -83,10 +86,10 @@ pub struct PluginWait {
 #[derive(Args)]
 pub struct Logs {
     pub plugin: String,
-    /// Go on with what it writes from now on
+    /// Continue with new lines as they are written
     #[arg(short, long)]
     pub follow: bool,
-    /// Only what was written in this last time, such as 30s, 2min or 1h
+    /// Only the lines of this last time, such as 30s, 2min or 1h
     #[arg(long, value_name = "TIME", value_parser = span)]
     pub since: Option<Duration>,
     /// At most so many lines, the newest
@@ -99,7 +102,7 @@ pub struct Top {
     /// Show it once, as everywhere but on a terminal
     #[arg(long)]
     pub once: bool,
-    /// The time between two looks, such as 2s or 1min
+    /// The time between two updates, such as 2s or 1min
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = span)]
     pub interval: Duration,
 }
@@ -148,7 +151,7 @@ pub struct Register {
     /// Where its output goes
     #[arg(long, value_name = "WHERE", value_parser = ["journal", "none"], requires = "argv")]
     pub log: Option<String>,
-    /// What kind of driver it is: its devices, capabilities and limits
+    /// The kind of driver, which sets its devices, capabilities and limits
     #[arg(long, value_parser = ["node-block", "node-fuse", "node-net", "controller"], requires = "argv")]
     pub profile: Option<String>,
     /// How its mounts and the host's propagate; one that mounts volumes needs the default, bidirectional

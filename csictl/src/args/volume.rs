@@ -1,11 +1,11 @@
-//! What is said of volumes and claims.
+//! Arguments of the commands about volumes and claims.
 
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Subcommand};
 use csid_client::{AccessMode, ClaimMode, Heal, Part};
 
-use super::{Deadline, Name, Pair, Wait, span, words};
+use super::common::{Deadline, Name, Pair, Wait, span, words};
 
 #[derive(Subcommand)]
 pub enum Volume {
@@ -16,18 +16,18 @@ pub enum Volume {
         #[command(flatten)]
         volume: OneVolume,
     },
-    /// Register a volume that the plugin has, or change what may change of one
+    /// Register an existing volume of a plugin, or change a registered one
     ///
-    /// Everything can be given in a file too, with the keys of the D-Bus contract; what is given here wins.
+    /// Everything can be in a file too, with the keys of the D-Bus contract. The command line takes precedence.
     Register(Register),
     /// Have the plugin make a volume, and register it
     ///
     /// Repeating the command is safe: it makes no second volume. Everything can be given in a file too, with the keys of
-    /// the D-Bus contract; what is given here wins.
+    /// the D-Bus contract; the command line takes precedence.
     Create(Create),
     /// Ask the plugin whether the volume can be used in a way
     ///
-    /// Exits with 0 when it confirms it, with 1 when it does not, and with 3 when it could not be asked.
+    /// Exits with 0 if the plugin confirms it, with 1 if it does not, and with 3 if there was no answer.
     Validate {
         #[command(flatten)]
         volume: OneVolume,
@@ -71,6 +71,9 @@ pub enum Volume {
         /// Although it is claimed; its claims are dropped as they are
         #[arg(long)]
         force: bool,
+        /// The last resort, as root: give up for good a creation or deletion that never ends
+        #[arg(long)]
+        forget: bool,
         #[command(flatten)]
         confirm: Confirm,
         #[command(flatten)]
@@ -97,12 +100,12 @@ pub struct Volumes {
     /// Only those that this node has claimed
     #[arg(long)]
     pub node: Option<String>,
-    /// Only those whose name begins so
+    /// Only volumes whose names begin so
     #[arg(long)]
     pub prefix: Option<String>,
 }
 
-/// What a registered and a created volume both have.
+/// Options of both register and create.
 #[derive(Args)]
 pub struct Spec {
     /// The volume's namespace
@@ -140,7 +143,7 @@ pub struct Spec {
     /// Where it can be had: segments of one topology, such as zone=a,rack=1
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub topology: Vec<Topology>,
-    /// What is done about a mount that died
+    /// The action for a dead mount
     #[arg(long, value_name = "WHAT", value_parser = words::<Heal>(Heal::WORDS))]
     pub heal: Option<Heal>,
     /// Let set-uid programs on targets work; root only
@@ -159,7 +162,7 @@ pub struct Spec {
 pub struct Register {
     #[command(flatten)]
     pub spec: Spec,
-    /// What the plugin calls the volume
+    /// The plugin's ID of the volume
     #[arg(long, value_name = "ID")]
     pub external_id: Option<String>,
     /// An entry of the volume's context
@@ -177,10 +180,10 @@ pub struct Create {
     /// At most so large
     #[arg(long, value_name = "SIZE")]
     pub capacity_max: Option<Amount>,
-    /// Begin with what is on this snapshot, by the plugin's id for it
+    /// Copy the data of this snapshot, by the plugin's ID of it
     #[arg(long, value_name = "ID", conflicts_with = "clone_of")]
     pub snapshot: Option<String>,
-    /// Begin with what is on this volume of the namespace
+    /// Copy the data of this volume of the namespace
     #[arg(long = "clone", value_name = "VOLUME")]
     pub clone_of: Option<String>,
 }
@@ -225,7 +228,7 @@ pub struct Claim {
     /// To read, or to write too (the default, where the access mode has writers)
     #[arg(long, value_parser = words::<ClaimMode>(ClaimMode::WORDS))]
     pub mode: Option<ClaimMode>,
-    /// Who may use the volume at once; as it is claimed already, or its first one, when absent
+    /// Who may use the volume at the same time; by default as it is claimed already, or its first capability
     #[arg(long, value_name = "MODE", value_parser = words::<AccessMode>(AccessMode::WORDS))]
     pub access_mode: Option<AccessMode>,
     /// As a raw block device
@@ -234,7 +237,7 @@ pub struct Claim {
     /// The node that shall have it; this one when absent
     #[arg(long)]
     pub node: Option<String>,
-    /// Wait so long for the claims that are in the way
+    /// Wait at most this long for conflicting claims
     #[arg(long, value_name = "TIME", value_parser = span)]
     pub queue: Option<Duration>,
     #[command(flatten)]
@@ -252,9 +255,12 @@ pub struct Release {
     /// The node that has it
     #[arg(long)]
     pub node: Option<String>,
-    /// Drop the claim as it is: only for what you know is gone
+    /// Drop the claim as it is: only if you know that its consumer is gone
     #[arg(long)]
     pub force: bool,
+    /// The last resort, as root: drop the claim and its mounts though the plugin never acknowledged
+    #[arg(long, conflicts_with = "force")]
+    pub forget: bool,
     #[command(flatten)]
     pub confirm: Confirm,
     #[command(flatten)]
@@ -285,7 +291,7 @@ pub struct Claims {
     pub past: bool,
 }
 
-/// Leave to do what cannot be taken back.
+/// Confirmation of a command that cannot be undone.
 #[derive(Args)]
 pub struct Confirm {
     /// Do not ask: the volume that is meant, once more
@@ -293,13 +299,13 @@ pub struct Confirm {
     pub yes: Option<String>,
 }
 
-/// What ends a claim of a registered volume, and the mounts with it, in place of a release.
+/// Options that bind a claim's lifetime, and that of its mounts, to a unit.
 #[derive(Args)]
 pub struct Bind {
     /// Unmount and release when this systemd unit, such as db.service, has stopped
     #[arg(long, value_name = "UNIT")]
     pub bind_unit: Option<String>,
-    /// So long after that, unless it runs again
+    /// Wait this long after that, unless the unit runs again
     #[arg(long, value_name = "TIME", value_parser = span, requires = "bind_unit")]
     pub grace: Option<Duration>,
 }
@@ -331,7 +337,7 @@ impl FromStr for Amount {
     fn from_str(text: &str) -> Result<Self, String> {
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
-        // Powers of two alone: `GB` means one thing to one reader and another to the next.
+        // Only powers of two, because `GB` has two meanings.
         let shift = ["", "K", "M", "G", "T", "P"]
             .iter()
             .position(|of| unit == *of || (!of.is_empty() && unit == format!("{of}iB")))

@@ -1,4 +1,4 @@
-//! A command in a plugin, as if it were run here: its streams, its terminal, its end.
+//! A command in a plugin with this process' streams and terminal, and the command's exit code.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
@@ -13,16 +13,17 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-use super::{some, yes};
+use super::common::{some, yes};
 use crate::args::Exec;
 
 const BUFFER: usize = 64 * 1024;
 
 pub async fn exec(target: &Target, args: Exec) -> anyhow::Result<ExitCode> {
     if args.tty && !io::stdin().is_terminal() {
-        bail!("standard input is no terminal: leave --tty out");
+        bail!("--tty: standard input is not a terminal");
     }
-    let size = args.tty.then(|| tcgetwinsize(io::stdin())).transpose().context("cannot ask the terminal")?;
+    let size =
+        args.tty.then(|| tcgetwinsize(io::stdin())).transpose().context("cannot get the terminal's size")?;
     let (mut ending, mut resized) = (Ending::listen()?, signal(SignalKind::window_change())?);
     let session = Session::open(target.clone()).await?;
     let options = ExecOptions {
@@ -39,7 +40,7 @@ pub async fn exec(target: &Target, args: Exec) -> anyhow::Result<ExitCode> {
     let raw = args.tty.then(Raw::set).transpose().context("cannot set the terminal")?;
     let terminal = args.tty.then(|| stdout.try_clone()).transpose()?;
     let own = |fd: io::Result<OwnedFd>| fd.context("a standard stream is closed");
-    // Not waited for: it may read for ever.
+    // Not awaited, because it may read forever.
     drop(copying(own(io::stdin().as_fd().try_clone_to_owned())?, stdin));
     let mut outputs = vec![copying(stdout, own(io::stdout().as_fd().try_clone_to_owned())?)];
     if !args.tty {
@@ -54,15 +55,15 @@ pub async fn exec(target: &Target, args: Exec) -> anyhow::Result<ExitCode> {
         ended
     };
     tokio::pin!(end);
-    let mut told = false;
+    let mut signalled = false;
     let ended = loop {
         tokio::select! {
             ended = &mut end => break ended,
             code = ending.next() => {
-                if told {
+                if signalled {
                     break Ok(code);
                 }
-                told = true;
+                signalled = true;
                 let (client, operation) = (session.client().await, operation.clone());
                 tokio::spawn(async move { client.ok()?.cancel_operation(&operation).await.ok() });
             }
@@ -77,7 +78,7 @@ pub async fn exec(target: &Target, args: Exec) -> anyhow::Result<ExitCode> {
     ended.map(ExitCode::from)
 }
 
-/// The command's end as a shell tells it, over restarts of csid.
+/// Waits for the command's end, over restarts of csid. Returns its code as a shell does.
 async fn ended(session: &Session, plugin: &str, operation: &str) -> anyhow::Result<u8> {
     let end: Exit = loop {
         let asked = session.ask(None, |client, _| async move {
@@ -92,7 +93,7 @@ async fn ended(session: &Session, plugin: &str, operation: &str) -> anyhow::Resu
     Ok(u8::try_from(code).unwrap_or(u8::MAX))
 }
 
-/// The signals that ask csictl to end.
+/// The signals that end csictl.
 struct Ending {
     interrupt: Signal,
     terminate: Signal,
@@ -108,7 +109,7 @@ impl Ending {
         })
     }
 
-    /// The code that tells of it.
+    /// The exit code of the signal.
     async fn next(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => 130,
@@ -118,7 +119,7 @@ impl Ending {
     }
 }
 
-/// This terminal, whose keys are all the command's until this value is dropped.
+/// The terminal in raw mode, so that the command gets all keys, until this value is dropped.
 struct Raw(Termios);
 
 impl Raw {
@@ -137,7 +138,7 @@ impl Drop for Raw {
     }
 }
 
-/// Copy to the end of either, on a thread: a terminal or a file may be what is read and written.
+/// Copies to the end of either stream. It needs a thread, because each may be a terminal or a file.
 fn copying(from: OwnedFd, to: OwnedFd) -> oneshot::Receiver<()> {
     let (done, ended) = oneshot::channel();
     thread::spawn(move || {
@@ -156,7 +157,7 @@ fn copy(mut from: File, mut to: File) -> io::Result<()> {
             Ok(0) => return Ok(()),
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            // A terminal that nobody has any more.
+            // The terminal is gone.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::IO) => return Ok(()),
             Err(error) => return Err(error),
         };

@@ -1,4 +1,4 @@
-//! Plugins, and what they have.
+//! Commands about plugins, and their volumes and snapshots.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -11,15 +11,19 @@ use csid_client::{
 };
 use serde_json::json;
 
-use super::{confirmed, done, exec, pairs, sealed, secrets, some, yes};
+use super::common::{confirmed, done, pairs, sealed, secrets, some, yes};
+use super::exec;
 use crate::{
     args::{
         Capacity, DeleteSnapshot, Drain, Logs, Plugin, PluginWait, Register, Snapshots, Topology, Upgrade,
     },
     hints::Tried,
-    output::{self, Consumer, say, say_json},
+    output::{self, Consumer, print, print_json},
     wait,
 };
+
+/// The time for systemd to stop a unit and for the plugin to become ready.
+const RESTART_USEC: u64 = 120_000_000;
 
 pub async fn plugin(
     target: &Target,
@@ -32,11 +36,11 @@ pub async fn plugin(
         Plugin::List => {
             let plugins = client.list_plugins().await?;
             if json {
-                say_json(&plugins)?;
+                print_json(&plugins)?;
             } else if plugins.is_empty() {
                 eprintln!("No plugins. See `csictl plugin register --help`.");
             } else {
-                say(&output::plugins(&plugins))?;
+                print(&output::plugins(&plugins))?;
             }
         }
         Plugin::Show { plugin } => {
@@ -45,9 +49,9 @@ pub async fn plugin(
             if json {
                 let mut value = serde_json::to_value(&shown)?;
                 value["consumers"] = serde_json::to_value(&consumers)?;
-                say_json(&value)?;
+                print_json(&value)?;
             } else {
-                say(&output::plugin(&shown, &consumers))?;
+                print(&output::plugin(&shown, &consumers))?;
             }
         }
         Plugin::Register(args) => {
@@ -56,7 +60,7 @@ pub async fn plugin(
             let path =
                 wait::quietly(&format!("register {id}"), client.register_plugin(&id, spec(args))).await?;
             if json {
-                say_json(&json!({ "plugin": path }))?;
+                print_json(&json!({ "plugin": path }))?;
             }
         }
         Plugin::Unregister { plugin, instance, force } => {
@@ -75,8 +79,14 @@ pub async fn plugin(
         Plugin::Top(args) => super::stats::top(client, args, json).await?,
         Plugin::Restart { plugin, deadline } => {
             about("plugin restart", &plugin, tried);
-            let options = CallOptions { deadline_usec: deadline.usec(), ..CallOptions::default() };
-            wait::quietly(&format!("restart {plugin}"), client.restart_plugin(&plugin, options)).await?;
+            let id = wait::operation_id()?;
+            let options = CallOptions {
+                deadline_usec: deadline.usec().or(Some(RESTART_USEC)),
+                operation_id: Some(id.clone()),
+                ..CallOptions::default()
+            };
+            let call = client.restart_plugin(&plugin, options);
+            wait::watched(client, &id, &format!("restart {plugin}"), call).await?;
             done(json)?;
         }
         Plugin::AcceptNodeId { plugin, node_id } => {
@@ -93,11 +103,11 @@ pub async fn plugin(
             let page = async |token: String| Ok(client.list_external_volumes(&plugin, &token, 0).await?);
             let volumes = pages(&format!("list the volumes of {plugin}"), page).await?;
             if json {
-                say_json(&volumes)?;
+                print_json(&volumes)?;
             } else if volumes.is_empty() {
                 eprintln!("The plugin has no volumes.");
             } else {
-                say(&output::external_volumes(&volumes))?;
+                print(&output::external_volumes(&volumes))?;
             }
         }
         Plugin::DeleteSnapshot(args) => delete_snapshot(client, args, json, tried).await?,
@@ -127,8 +137,8 @@ async fn upgrade(client: &Client, args: Upgrade, json: bool, tried: &mut Tried) 
     let call = client.upgrade_plugin(&args.plugin, spec, options);
     let instance = wait::quietly(&format!("upgrade {}", args.plugin), call).await?;
     match json {
-        true => say_json(&json!({ "instance": instance }))?,
-        false => say(&instance)?,
+        true => print_json(&json!({ "instance": instance }))?,
+        false => print(&instance)?,
     }
     Ok(())
 }
@@ -136,19 +146,21 @@ async fn upgrade(client: &Client, args: Upgrade, json: bool, tried: &mut Tried) 
 async fn drain(client: &Client, args: Drain, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     about("plugin drain", &args.plugin, tried);
     let filter = MountFilter { plugin: Some(args.plugin.clone()), ..MountFilter::default() };
-    // An id that nobody has is csid's to refuse.
+    // csid refuses an unknown id.
     let mounts = client.list_mounts(filter).await?.len();
     if mounts > 0 {
-        let what = format!("This ends {mounts} of the plugin's mounts for good, whoever made them.");
+        let what = format!(
+            "This unmounts {mounts} of the plugin's mounts, also those of other users. csid does not mount them again."
+        );
         confirmed(&args.plugin, &args.yes, &what)?;
     }
     let options = CallOptions { deadline_usec: args.deadline.usec(), ..CallOptions::default() };
     let report =
         wait::quietly(&format!("drain {}", args.plugin), client.drain_plugin(&args.plugin, options)).await?;
     if json {
-        say_json(&report)?;
+        print_json(&report)?;
     } else {
-        say(&output::drained(&report))?;
+        print(&output::drained(&report))?;
     }
     match report.failed.len() {
         0 => Ok(()),
@@ -172,7 +184,7 @@ async fn logs(client: &Client, args: Logs, tried: &mut Tried) -> anyhow::Result<
         std::io::copy(&mut log, &mut std::io::stdout().lock())
     });
     match copied.await? {
-        // Whoever reads it has seen enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         copied => copied.map(drop).context("cannot show the log"),
     }
@@ -189,7 +201,7 @@ pub async fn wait_for(
     let what = format!("wait for {} ({})", args.plugin, args.service.as_str());
     let path = wait::quietly(&what, client.wait_for_plugin(&args.plugin, args.service, options)).await?;
     if json {
-        say_json(&json!({ "plugin": path }))?;
+        print_json(&json!({ "plugin": path }))?;
     }
     Ok(())
 }
@@ -203,7 +215,7 @@ pub async fn snapshots(
     about("snapshots", &args.plugin, tried);
     let secrets = args.secrets.secrets_file.as_deref().map(secrets).transpose()?;
     let page = async |token: String| {
-        // csid reads a call's once.
+        // csid reads the descriptor of each call once, so every page needs its own.
         let secrets = secrets.as_ref().map(|secrets| secrets.seal()).transpose();
         let filter = SnapshotFilter {
             volume: args.external_id.clone(),
@@ -216,11 +228,11 @@ pub async fn snapshots(
     };
     let snapshots = pages(&format!("list the snapshots of {}", args.plugin), page).await?;
     if json {
-        say_json(&snapshots)?;
+        print_json(&snapshots)?;
     } else if snapshots.is_empty() {
         eprintln!("No snapshots.");
     } else {
-        say(&output::snapshots(&snapshots))?;
+        print(&output::snapshots(&snapshots))?;
     }
     Ok(())
 }
@@ -254,11 +266,12 @@ fn spec(args: Register) -> PluginSpec {
     }
 }
 
-/// Who has a volume of the plugin mounted or claimed.
+/// Returns the consumers that have a volume of the plugin mounted or claimed.
 async fn consumers(client: &Client, plugin: &str) -> csid_client::Result<BTreeSet<Consumer>> {
     let mounts = MountFilter { plugin: Some(plugin.to_owned()), ..MountFilter::default() };
     let volumes = VolumeFilter { plugin: Some(plugin.to_owned()), ..VolumeFilter::default() };
-    let (mounts, volumes) = tokio::try_join!(client.list_mounts(mounts), client.list_volumes(volumes))?;
+    let (mounts, volumes) =
+        tokio::try_join!(client.mount_pages(mounts).rest(), client.volume_pages(volumes).rest())?;
     let mut consumers: BTreeSet<Consumer> = BTreeSet::new();
     for volume in volumes {
         for consumer in volume.write_claims.iter().chain(&volume.read_claims) {
@@ -284,9 +297,9 @@ async fn capacity(client: &Client, args: Capacity, json: bool, tried: &mut Tried
     let call = client.capacity(&args.plugin, options);
     let available = wait::quietly(&format!("ask {} for its capacity", args.plugin), call).await?;
     if json {
-        say_json(&json!({ "available": available }))?;
+        print_json(&json!({ "available": available }))?;
     } else {
-        say(&output::size(available))?;
+        print(&output::size(available))?;
     }
     Ok(())
 }
@@ -298,7 +311,7 @@ async fn delete_snapshot(
     tried: &mut Tried,
 ) -> anyhow::Result<()> {
     about("plugin delete-snapshot", &args.plugin, tried);
-    confirmed(&args.snapshot, &args.yes, "The plugin deletes the snapshot, and what is on it.")?;
+    confirmed(&args.snapshot, &args.yes, "The plugin deletes the snapshot and its data.")?;
     let options = CallOptions {
         deadline_usec: args.deadline.usec(),
         secrets: sealed(args.secrets.secrets_file.as_deref())?,
@@ -311,16 +324,16 @@ async fn delete_snapshot(
     Ok(())
 }
 
-/// How often a list is begun anew whose token the plugin has forgotten.
-const ANEW: usize = 3;
+/// The limit of restarts of a list whose token the plugin no longer knows.
+const RESTARTS: usize = 3;
 const ABORTED: u32 = 10;
 
-/// All pages of a list. It may change meanwhile; with ABORTED it begins anew (CSI rule 40).
+/// Returns all pages of a list. It may change meanwhile. After ABORTED it starts again (CSI rule 40).
 async fn pages<T>(
     what: &str,
     page: impl AsyncFn(String) -> anyhow::Result<(Vec<T>, String)>,
 ) -> anyhow::Result<Vec<T>> {
-    let (mut all, mut seen, mut token, mut anew) = (Vec::new(), BTreeSet::new(), String::new(), 0);
+    let (mut all, mut seen, mut token, mut restarts) = (Vec::new(), BTreeSet::new(), String::new(), 0);
     loop {
         let is_first = token.is_empty();
         match wait::quietly(what, page(token)).await {
@@ -330,12 +343,12 @@ async fn pages<T>(
                     return Ok(all);
                 }
                 if !seen.insert(next.clone()) {
-                    bail!("the plugin's list has no end: it goes on where it was already");
+                    bail!("the plugin's list has no end: it returned the same token again");
                 }
                 token = next;
             }
-            Err(error) if !is_first && anew < ANEW && is_stale(&error) => {
-                anew += 1;
+            Err(error) if !is_first && restarts < RESTARTS && is_stale(&error) => {
+                restarts += 1;
                 all.clear();
                 seen.clear();
                 token = String::new();

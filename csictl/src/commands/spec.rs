@@ -1,4 +1,4 @@
-//! What a volume shall be: from a file, from the command line, or both.
+//! Specs of volumes, from a file, from the command line, or both.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -6,10 +6,10 @@ use anyhow::{Context, bail};
 use csid_client::{AccessMode, AttachmentMode, Capability, CreateVolume, Heal, RegisterVolume};
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use super::{pairs, sealed, some, yes};
+use super::common::{pairs, sealed, some, yes};
 use crate::args::{Amount, Create, RegisterVolume as Register, Spec};
 
-/// The keys of the contract, with the volume's name: those of both calls, then RegisterVolume's, then CreateVolume's.
+/// The keys of the contract and the volume's name: keys of both calls, then RegisterVolume's, then CreateVolume's.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
@@ -49,7 +49,7 @@ fn file_system() -> AttachmentMode {
     AttachmentMode::FileSystem
 }
 
-/// Bytes, or a text with a unit.
+/// Reads bytes, or a text with a unit.
 fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -63,7 +63,7 @@ fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::
     }
 }
 
-/// The volume that is meant; where a spec came from is of no matter any more.
+/// A volume and its spec, from whatever source.
 pub struct Named<S> {
     pub namespace: String,
     pub volume: String,
@@ -79,7 +79,7 @@ pub fn register(args: Register) -> anyhow::Result<Named<RegisterVolume>> {
         ("snapshot", file.file.snapshot.is_some()),
     ] {
         if given {
-            bail!("{key} is for `csictl volume create`: a volume that is registered is there already");
+            bail!("{key} is for `csictl volume create`: a registered volume exists already");
         }
     }
     let Merged { file, secrets } = file;
@@ -111,9 +111,7 @@ pub fn create(args: Create) -> anyhow::Result<Named<CreateVolume>> {
         [("external-id", file.file.external_id.is_some()), ("context", file.file.context.is_some())]
     {
         if given {
-            bail!(
-                "{key} is for `csictl volume register`: of a volume that is created it is the plugin's answer"
-            );
+            bail!("{key} is for `csictl volume register`: a created volume gets it from the plugin's answer");
         }
     }
     let Merged { file, secrets } = file;
@@ -146,7 +144,7 @@ struct Merged {
     secrets: Option<csid_client::SealedSecrets>,
 }
 
-/// The file with what the command line says over it, and the deadline.
+/// Merges the file with the command line, which takes precedence.
 fn read(args: Spec) -> anyhow::Result<(Merged, Option<u64>)> {
     let file = args.file.as_deref().map_or_else(|| Ok(File::default()), load)?;
     let attachment_mode = if args.block { AttachmentMode::BlockDevice } else { AttachmentMode::FileSystem };
@@ -166,7 +164,7 @@ fn read(args: Spec) -> anyhow::Result<(Merged, Option<u64>)> {
         heal: args.heal.or(file.heal),
         suid: yes(args.suid).or(file.suid),
         dev: yes(args.dev).or(file.dev),
-        // Secrets that are given now take the place of the file's credential.
+        // Secrets on the command line replace the file's credential.
         credential: match args.secrets.secrets_file {
             Some(_) => None,
             None => args.secrets.credential.or(file.credential),
@@ -179,7 +177,7 @@ fn read(args: Spec) -> anyhow::Result<(Merged, Option<u64>)> {
 
 fn load(path: &Path) -> anyhow::Result<File> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot open {}", path.display()))?;
-    toml::from_str(&text).with_context(|| format!("{} is no volume", path.display()))
+    toml::from_str(&text).with_context(|| format!("{} is not a volume's spec", path.display()))
 }
 
 fn capabilities(ways: Option<Vec<Way>>) -> Option<Vec<Capability>> {
@@ -191,7 +189,7 @@ fn capabilities(ways: Option<Vec<Way>>) -> Option<Vec<Capability>> {
 fn named<S>(namespace: Option<String>, volume: Option<String>, spec: S) -> anyhow::Result<Named<S>> {
     match (namespace, volume) {
         (Some(namespace), Some(volume)) => Ok(Named { namespace, volume, spec }),
-        _ => bail!("which volume? Give NAMESPACE and VOLUME, or `namespace` and `id` in the file"),
+        _ => bail!("no volume: give NAMESPACE and VOLUME, or `namespace` and `id` in the file"),
     }
 }
 
@@ -212,7 +210,7 @@ topologies = [{ zone = "a" }]
 capabilities = [{ access-mode = "single-node-writer" }]
 "#;
 
-    /// The file is there as long as its directory.
+    /// Parses a command line with a file, which exists as long as its directory.
     fn volume(directory: &tempfile::TempDir, words: &str, file: &str) -> Volume {
         let path = directory.path().join("volume.toml");
         std::fs::write(&path, file).unwrap();
@@ -232,7 +230,7 @@ capabilities = [{ access-mode = "single-node-writer" }]
     }
 
     #[test]
-    fn a_file_is_a_volume_and_the_command_line_wins() {
+    fn command_line_precedes_the_file() {
         let named = registered("register -f FILE", FILE).unwrap();
         assert_eq!((named.namespace.as_str(), named.volume.as_str()), ("prod", "db"));
         assert_eq!(named.spec.external_id.as_deref(), Some("vol-1"));
@@ -247,12 +245,12 @@ capabilities = [{ access-mode = "single-node-writer" }]
     }
 
     #[test]
-    fn what_a_file_cannot_say_is_told() {
+    fn invalid_files_are_refused() {
         for (file, why) in [
-            ("namespace = \"prod\"", "which volume?"),
-            ("colour = \"red\"", "is no volume"),
+            ("namespace = \"prod\"", "no volume: give"),
+            ("colour = \"red\"", "is not a volume's spec"),
             ("capacity-min = \"10GiB\"\nnamespace = \"a\"\nid = \"b\"", "volume create"),
-            ("capacity-min = \"lots\"", "is no volume"),
+            ("capacity-min = \"lots\"", "is not a volume's spec"),
         ] {
             let error = format!("{:#}", registered("register -f FILE", file).map(|_| ()).unwrap_err());
             assert!(error.contains(why), "{error}");

@@ -1,4 +1,4 @@
-//! What plugins use.
+//! Resource usage of plugins.
 
 use std::{io::IsTerminal, time::Instant};
 
@@ -6,18 +6,18 @@ use csid_client::{Client, Kind};
 
 use crate::{
     args::Top,
-    output::{self, Used, say, say_json},
+    output::{self, Used, print, print_json},
 };
 
-/// To the upper left corner, and all behind it away.
+/// Moves to the upper left corner and clears the screen.
 const CLEAR: &str = "\u{1b}[H\u{1b}[J";
 
 pub async fn stats(client: &Client, plugin: &str, json: bool) -> anyhow::Result<()> {
     let stats = client.plugin_stats(plugin).await?;
     if json {
-        say_json(&stats)?
+        print_json(&stats)?
     } else {
-        say(&output::plugin_stats(&stats))?
+        print(&output::plugin_stats(&stats))?
     }
     Ok(())
 }
@@ -28,11 +28,11 @@ pub async fn top(client: &Client, args: Top, json: bool) -> anyhow::Result<()> {
     loop {
         let (now, used) = (Instant::now(), used(client).await?);
         if json {
-            say_json(&used)?;
+            print_json(&used)?;
         } else {
             let before = before.as_ref().map(|(at, used)| (now.duration_since(*at), used.as_slice()));
             let table = output::top(&used, before);
-            say(&if again { format!("{CLEAR}{table}") } else { table })?;
+            print(&if again { format!("{CLEAR}{table}") } else { table })?;
         }
         if !again {
             return Ok(());
@@ -47,7 +47,7 @@ async fn used(client: &Client) -> csid_client::Result<Vec<Used>> {
     for plugin in client.list_plugins().await? {
         match client.plugin_stats(&plugin.id).await {
             Ok(stats) => used.push(Used { plugin: plugin.id, state: plugin.state, stats }),
-            // It was unregistered since.
+            // The plugin was unregistered meanwhile.
             Err(error) if error.csid().is_some_and(|error| error.kind == Kind::NotFound) => {}
             Err(error) => return Err(error),
         }

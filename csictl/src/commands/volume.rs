@@ -1,19 +1,21 @@
-//! Volumes and claims.
+//! Commands about volumes and claims.
 
 use std::{collections::HashMap, future::Future, process::ExitCode, time::SystemTime};
 
 use anyhow::Context;
 use csid_client::{
     AttachmentMode, CallOptions, ClaimFilter, ClaimOptions, Client, DeregisterOptions, ExpandOptions,
-    ReleaseOptions, SnapshotOptions, ValidateOptions, VolumeFilter, VolumeOptions, VolumeRow,
+    MountFilter, ReleaseOptions, SnapshotOptions, ValidateOptions, VolumeFilter, VolumeOptions, VolumeRow,
 };
 use serde_json::json;
 
-use super::{begin, confirmed, done, pairs, quoted, sealed, spec, yes};
+use super::common::{begin, confirmed, done, pairs, sealed, yes};
+use super::spec;
 use crate::{
-    args::{Amount, Claim, Claims, Deadline, OneVolume, Release, Volume, Volumes, Wait},
-    hints::Tried,
-    output::{self, say, say_json},
+    args::{Amount, Claim, Claims, Confirm, Deadline, Name, OneVolume, Release, Volume, Volumes, Wait},
+    hints::{self, Tried},
+    output::{self, print, print_json},
+    shell::quoted,
     wait,
 };
 
@@ -28,7 +30,7 @@ pub async fn volume(
         Volume::Show { volume } => {
             about("volume show", &volume, tried);
             let row = client.volume(&volume.namespace, &volume.volume).await?;
-            if json { say_json(&row)? } else { say(&output::volume(&row))? }
+            if json { print_json(&row)? } else { print(&output::volume(&row))? }
         }
         Volume::Register(args) => {
             tried.command = "volume register";
@@ -41,7 +43,7 @@ pub async fn volume(
             let row =
                 work.end(client, client.register_volume(&volume.namespace, &volume.volume, spec)).await?;
             if json {
-                say_json(&row)?;
+                print_json(&row)?;
             }
         }
         Volume::Create(args) => {
@@ -53,7 +55,7 @@ pub async fn volume(
             let work = Work::begin("create", &volume, operation, tried)?;
             spec.operation_id = Some(work.id.clone());
             let row = work.end(client, client.create_volume(&volume.namespace, &volume.volume, spec)).await?;
-            if json { say_json(&row)? } else { say(&output::plain(&row.external_id))? }
+            if json { print_json(&row)? } else { print(&output::plain(&row.external_id))? }
         }
         Volume::Validate { volume, access_mode, block, secrets, wait } => {
             tried.command = "volume validate";
@@ -72,9 +74,9 @@ pub async fn volume(
             let call = client.validate_volume(&volume.namespace, &volume.volume, options);
             let validated = work.end(client, call).await?;
             if json {
-                say_json(&validated)?;
+                print_json(&validated)?;
             } else if !validated.confirmed {
-                say(&format!("not confirmed: {}", output::plain(&validated.message)))?;
+                print(&format!("not confirmed: {}", output::plain(&validated.message)))?;
             }
             return Ok(ExitCode::from(u8::from(!validated.confirmed)));
         }
@@ -94,10 +96,10 @@ pub async fn volume(
             let call = client.expand_volume(namespace, volume, least, most, options);
             let expanded = work.end(client, call).await?;
             if json {
-                say_json(&expanded)?;
+                print_json(&expanded)?;
             } else {
                 let later = if expanded.node_expansion_required { ", when it is mounted next" } else { "" };
-                say(&format!("{}{later}", output::size(expanded.capacity_bytes)))?;
+                print(&format!("{}{later}", output::size(expanded.capacity_bytes)))?;
             }
         }
         Volume::Snapshot(args) => {
@@ -114,7 +116,7 @@ pub async fn volume(
             let OneVolume { namespace, volume } = &args.volume;
             let call = client.create_snapshot(namespace, volume, &args.name, options);
             let snapshot = work.end(client, call).await?;
-            if json { say_json(&snapshot)? } else { say(&output::plain(&snapshot.id))? }
+            if json { print_json(&snapshot)? } else { print(&output::plain(&snapshot.id))? }
         }
         Volume::Stats { volume, wait } => {
             tried.command = "volume stats";
@@ -122,11 +124,11 @@ pub async fn volume(
             let options = call_options(&wait, &work);
             let call = client.volume_stats(&volume.namespace, &volume.volume, options);
             let stats = work.end(client, call).await?;
-            if json { say_json(&stats)? } else { say(&output::stats(&stats))? }
+            if json { print_json(&stats)? } else { print(&output::stats(&stats))? }
         }
         Volume::Delete { volume, confirm, secrets, wait } => {
             tried.command = "volume delete";
-            confirmed(&full(&volume), &confirm.yes, "The plugin deletes it, and everything on it.")?;
+            confirmed(&full(&volume), &confirm.yes, "The plugin deletes the volume and its data.")?;
             let work = Work::begin("delete", &volume, wait.operation_id.clone(), tried)?;
             let options = VolumeOptions {
                 deadline_usec: wait.deadline.usec(),
@@ -138,13 +140,19 @@ pub async fn volume(
             work.end(client, client.delete_volume(&volume.namespace, &volume.volume, options)).await?;
             done(json)?;
         }
-        Volume::Deregister { volume, force, confirm, wait } => {
+        Volume::Deregister { volume, force, forget, confirm, wait } => {
             tried.command = "volume deregister";
             if force {
                 confirmed(
                     &full(&volume),
                     &confirm.yes,
-                    "Its claims are dropped, wherever they are; nothing is detached.",
+                    "All its claims are dropped, on every node. csid detaches nothing.",
+                )?;
+            } else if forget {
+                confirmed(
+                    &full(&volume),
+                    &confirm.yes,
+                    "csid stops creating or deleting it. Anything that the plugin has created stays there.",
                 )?;
             }
             let work = Work::begin("deregister", &volume, wait.operation_id.clone(), tried)?;
@@ -152,6 +160,7 @@ pub async fn volume(
                 deadline_usec: wait.deadline.usec(),
                 operation_id: Some(work.id.clone()),
                 force: yes(force),
+                forget: yes(forget),
                 ..DeregisterOptions::default()
             };
             work.end(client, client.deregister_volume(&volume.namespace, &volume.volume, options)).await?;
@@ -161,7 +170,7 @@ pub async fn volume(
     Ok(ExitCode::SUCCESS)
 }
 
-/// A call of one volume that may take long.
+/// A call about one volume that may take long.
 struct Work {
     id: String,
     what: String,
@@ -193,7 +202,7 @@ fn words(volume: &OneVolume) -> String {
     format!("{} {}", quoted(&volume.namespace), quoted(&volume.volume))
 }
 
-/// As the volume is confirmed.
+/// Returns the name that the user types to confirm.
 fn full(volume: &OneVolume) -> String {
     format!("{}/{}", volume.namespace, volume.volume)
 }
@@ -215,20 +224,21 @@ async fn list(client: &Client, args: Volumes, json: bool, tried: &mut Tried) -> 
     tried.command = "volume list";
     let Volumes { namespace, plugin, node, prefix } = args;
     let declared = Some(true);
-    let volumes = client.list_volumes(VolumeFilter { namespace, plugin, node, prefix, declared }).await?;
+    let filter = VolumeFilter { namespace, plugin, node, prefix, declared, ..VolumeFilter::default() };
+    let volumes = client.volume_pages(filter).rest().await?;
     if json {
-        say_json(&volumes)?;
+        print_json(&volumes)?;
     } else if volumes.is_empty() {
         eprintln!("No volumes. See `csictl volume register --help`.");
     } else {
-        say(&output::volumes(&volumes))?;
+        print(&output::volumes(&volumes))?;
     }
     Ok(())
 }
 
 pub async fn claim(client: &Client, args: Claim, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     tried.command = "claim";
-    let id = begin(&args.name, args.wait.operation_id.clone(), tried)?;
+    let id = begin(&args.name, "", args.wait.operation_id.clone(), tried)?;
     let what = format!("claim {}", tried.mount.as_deref().unwrap_or_default());
     let options = ClaimOptions {
         deadline_usec: args.wait.deadline.usec(),
@@ -247,11 +257,19 @@ pub async fn claim(client: &Client, args: Claim, json: bool, tried: &mut Tried) 
     let call = client.claim(&name.namespace, &name.volume, &name.consumer, options);
     let claimed = wait::operation(client, &id, &what, call).await?;
     if json {
-        say_json(&claimed)?
+        print_json(&claimed)?
     } else {
-        say(&output::claimed(&claimed))?
+        print(&output::claimed(&claimed))?
     }
     Ok(())
+}
+
+/// Asks the user to confirm that csid drops a claim or mount that the plugin may still have.
+pub fn confirm_forgetting(name: &Name, confirm: &Confirm) -> anyhow::Result<()> {
+    let volume = OneVolume { namespace: name.namespace.clone(), volume: name.volume.clone() };
+    let what = "csid asks the plugin no more; what the plugin still has of it stays there. A later mount of the volume \
+                stages it again.";
+    confirmed(&full(&volume), &confirm.yes, what)
 }
 
 pub async fn release(client: &Client, args: Release, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
@@ -263,7 +281,10 @@ pub async fn release(client: &Client, args: Release, json: bool, tried: &mut Tri
                     the volume, another one may write to it at the same time.";
         confirmed(&full(&volume), &args.confirm.yes, what)?;
     }
-    let id = begin(&name, args.wait.operation_id.clone(), tried)?;
+    if args.forget {
+        confirm_forgetting(&name, &args.confirm)?;
+    }
+    let id = begin(&name, "", args.wait.operation_id.clone(), tried)?;
     let what = format!("release {}", tried.mount.as_deref().unwrap_or_default());
     let options = ReleaseOptions {
         deadline_usec: args.wait.deadline.usec(),
@@ -271,6 +292,7 @@ pub async fn release(client: &Client, args: Release, json: bool, tried: &mut Tri
         secrets: sealed(args.secrets.secrets_file.as_deref())?,
         credential: args.secrets.credential,
         force: yes(args.force),
+        forget: yes(args.forget),
         node: args.node,
     };
     let call = client.release(&name.namespace, &name.volume, &name.consumer, options);
@@ -279,7 +301,7 @@ pub async fn release(client: &Client, args: Release, json: bool, tried: &mut Tri
     Ok(())
 }
 
-/// Claims, with the plugin and the provider of their volumes.
+/// Lists claims with the plugins and providers of their volumes.
 pub async fn claims(client: &Client, args: Claims, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     tried.command = "claims";
     let of_volumes = VolumeFilter {
@@ -293,9 +315,14 @@ pub async fn claims(client: &Client, args: Claims, json: bool, tried: &mut Tried
         consumer: args.consumer,
         node: args.node,
         past: yes(args.past),
+        ..ClaimFilter::default()
     };
     let (mut claims, volumes) =
-        tokio::try_join!(client.list_claims(filter), client.list_volumes(of_volumes))?;
+        tokio::try_join!(client.claim_pages(filter).rest(), client.volume_pages(of_volumes).rest())?;
+    if args.past {
+        // Pages are sorted by volume. People want the claim that ended last at the end.
+        claims.sort_by_key(|claim| claim.modify_index);
+    }
     let volumes: HashMap<(&str, &str), &VolumeRow> =
         volumes.iter().map(|volume| ((volume.namespace.as_str(), volume.id.as_str()), volume)).collect();
     if args.plugin.is_some() {
@@ -315,11 +342,11 @@ pub async fn claims(client: &Client, args: Claims, json: bool, tried: &mut Tried
             row["provider"] = json!(provider);
             rows.push(row);
         }
-        say_json(&rows)?;
+        print_json(&rows)?;
     } else if claims.is_empty() {
         eprintln!("No claims.");
     } else {
-        say(&output::claims(&claims, with, SystemTime::now()))?;
+        print(&output::claims(&claims, with, SystemTime::now()))?;
     }
     Ok(())
 }
@@ -331,11 +358,16 @@ pub async fn explain(
     tried: &mut Tried,
 ) -> anyhow::Result<()> {
     about("explain", &volume, tried);
-    let told = client.explain(&volume.namespace, &volume.volume, CallOptions::default()).await?;
+    let OneVolume { namespace, volume } = volume;
+    let found = client.explain(&namespace, &volume, CallOptions::default()).await?;
     if json {
-        say_json(&told)?
+        print_json(&found)?
     } else {
-        say(&output::explanation(&told))?
+        // The explanation is useful without them.
+        let filter =
+            MountFilter { namespace: Some(namespace), volume: Some(volume), ..MountFilter::default() };
+        let mounts = client.list_mounts(filter).await.unwrap_or_default();
+        print(&output::explanation(&found, hints::explained(&found, &mounts, tried)))?
     }
     Ok(())
 }

@@ -1,13 +1,14 @@
-//! Plugins, and what they have.
+//! Output about plugins, and their volumes and snapshots.
 
 use std::collections::BTreeSet;
 
 use csid_client::{DrainReport, ExternalRow, Plugin, PluginRow, SnapshotRow};
 use serde::Serialize;
 
-use super::{facts, known, plain, table, timestamp};
+use super::text::{facts, plain, table, timestamp};
+use super::volume::known;
 
-/// Who has a volume.
+/// A consumer that has a volume.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Consumer {
     consumer: String,
@@ -22,7 +23,7 @@ impl Consumer {
     }
 }
 
-/// A host may have ten thousand.
+/// The limit of listed consumers, because a host may have ten thousand.
 const CONSUMERS: usize = 16;
 
 pub fn plugins(rows: &[PluginRow]) -> String {

@@ -1,13 +1,14 @@
-//! What plugins use, and how long csid's calls of them take.
+//! Output about the resource usage of plugins and the times of csid's calls.
 
 use std::time::Duration;
 
 use csid_client::{InstanceStats, PluginStats, RpcStats};
 use serde::Serialize;
 
-use super::{facts, size, table};
+use super::text::{facts, table};
+use super::volume::size;
 
-/// What a plugin uses.
+/// The resource usage of an instance.
 #[derive(Debug, Serialize)]
 pub struct Used {
     pub plugin: String,
@@ -53,7 +54,7 @@ fn rpcs(rpcs: &[RpcStats]) -> String {
     )
 }
 
-/// A line an instance; `before`: how long ago, and what was used then.
+/// Returns a line for each instance. `before`: the time since the last usage, and that usage.
 pub fn top(now: &[Used], before: Option<(Duration, &[Used])>) -> String {
     let rows = now.iter().flat_map(|used| used.stats.instances.iter().map(move |of| (used, of)));
     table(
@@ -84,11 +85,11 @@ pub fn top(now: &[Used], before: Option<(Duration, &[Used])>) -> String {
     )
 }
 
-/// Of one CPU, since then.
+/// Returns the usage since then in percent of one CPU.
 fn percent(used: &Used, of: &InstanceStats, (since, before): (Duration, &[Used])) -> Option<String> {
     let then = before.iter().find(|then| then.plugin == used.plugin)?;
     let then = then.stats.instances.iter().find(|then| then.instance == of.instance)?;
-    // One that was started again has begun anew.
+    // The counter of a restarted instance begins at 0.
     let nsec = of.cpu_usage_nsec?.checked_sub(then.cpu_usage_nsec?)?;
     Some(format!("{:.1}", nsec as f64 / 1e7 / since.as_secs_f64()))
 }
@@ -168,7 +169,7 @@ local   default   ready  -     -    3MiB    4      -     -        4     1       
         let before = [used(Some(1_000_000_000))];
         let shown = top(&[used(Some(2_000_000_000))], Some((Duration::from_secs(2), &before)));
         assert!(shown.contains("ready  50.0  2.0s"), "{shown}");
-        let anew = top(&[used(Some(5))], Some((Duration::from_secs(2), &before)));
-        assert!(anew.contains("ready  -     0us"), "{anew}");
+        let restarted = top(&[used(Some(5))], Some((Duration::from_secs(2), &before)));
+        assert!(restarted.contains("ready  -     0us"), "{restarted}");
     }
 }

@@ -1,12 +1,12 @@
-//! Volumes and claims.
+//! Output about volumes and claims.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use csid_client::{ClaimRow, Claimed, Explanation, VolumeRow, VolumeStats};
 
-use super::{facts, plain, seconds, table, timestamp};
+use super::text::{facts, plain, seconds, table, timestamp};
 
-/// Bytes in the largest unit that leaves them whole, else with one decimal.
+/// Returns bytes in the largest unit with a whole number, or with one decimal.
 pub fn size(bytes: u64) -> String {
     let units = ["PiB", "TiB", "GiB", "MiB", "KiB"];
     for (place, unit) in units.iter().enumerate() {
@@ -21,7 +21,7 @@ pub fn size(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// A size of 0 is none.
+/// Returns a size. 0: it is not known, and the text is empty.
 pub(super) fn known(bytes: u64) -> String {
     if bytes == 0 { String::new() } else { size(bytes) }
 }
@@ -55,7 +55,7 @@ pub fn volumes(rows: &[VolumeRow]) -> String {
     )
 }
 
-/// What is not yet, or not much longer, a volume to be used.
+/// Returns the words for a volume that is not registered yet, or no longer.
 fn on_its_way(v: &VolumeRow) -> Option<&'static str> {
     match v.standing.as_str() {
         "creating" => Some("being created"),
@@ -94,7 +94,7 @@ pub fn volume(v: &VolumeRow) -> String {
         ("credential", v.credential.clone()),
         ("topologies", topologies.join(" ")),
         ("parameters", pairs(&v.parameters)),
-        // Their values are the plugin's affair, and --json's: what is shown on terminals is pasted into tickets.
+        // Values are only in --json: they may be secret, and text from terminals is pasted into tickets.
         ("context", v.context.keys().cloned().collect::<Vec<_>>().join(" ")),
     ])
 }
@@ -109,7 +109,7 @@ pub fn stats(stats: &VolumeStats) -> String {
         }),
     );
     if stats.abnormal {
-        text += &format!("\nThe plugin calls it abnormal: {}", plain(&stats.message));
+        text += &format!("\nThe plugin reports it as abnormal: {}", plain(&stats.message));
     }
     text
 }
@@ -171,15 +171,17 @@ pub fn claims<'v>(
     )
 }
 
-pub fn explanation(told: &Explanation) -> String {
-    let waiting_for = if told.waiting_for.is_empty() { "nothing" } else { &told.waiting_for };
-    let next_try = if told.next_try == 0 { String::new() } else { timestamp(told.next_try).to_string() };
+/// Returns the text of an explanation. `next`: the hint.
+pub fn explanation(found: &Explanation, next: String) -> String {
+    let waiting_for = if found.waiting_for.is_empty() { "nothing" } else { &found.waiting_for };
+    let next_try = if found.next_try == 0 { String::new() } else { timestamp(found.next_try).to_string() };
     facts([
         ("waits for", waiting_for.to_owned()),
-        ("held by", told.holders.join(" ")),
-        ("last error", told.last_error.clone()),
+        ("held by", found.holders.join(" ")),
+        ("last error", found.last_error.clone()),
         ("next try", next_try),
-        ("steps", told.steps.join(", ")),
+        ("steps", found.steps.join(", ")),
+        ("do", next),
     ])
 }
 
@@ -275,7 +277,7 @@ prod       db      pg        host  ebs     E         write  single-node-writer  
 UNIT    USED  AVAILABLE  TOTAL
 BYTES   2GiB  1GiB       3GiB
 INODES  2     5          7
-The plugin calls it abnormal: a disk\u{fffd}is gone";
+The plugin reports it as abnormal: a disk\u{fffd}is gone";
         assert_eq!(text, expected);
     }
 }

@@ -1,0 +1,95 @@
+//! Text for a terminal: tables, facts, times.
+
+use std::{
+    fmt::Display,
+    io::{self, Write},
+    time::Duration,
+};
+
+use comfy_table::{Table, presets};
+use serde::Serialize;
+
+/// Prints to standard output. A closed pipe (`csictl mounts | head`) is not an error.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let newline = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+    match write!(out, "{text}{newline}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other,
+    }
+}
+
+pub fn print_json(value: &impl Serialize) -> io::Result<()> {
+    print(&serde_json::to_string_pretty(value)?)
+}
+
+/// Returns a plugin's or a caller's text without characters that control a terminal.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// Returns a message's lines without characters that control a terminal.
+pub fn lines(text: &str) -> String {
+    text.trim().lines().map(plain).collect::<Vec<_>>().join("\n")
+}
+
+pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    for row in rows {
+        table.add_row(row.map(|cell| if cell.is_empty() { "-".to_owned() } else { plain(&cell) }));
+    }
+    let last = N - 1;
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, if index == last { 0 } else { 2 }));
+    }
+    table.trim_fmt()
+}
+
+/// Returns lines `KEY: value` with the keys aligned right, as systemctl status has them. Empty values have no line.
+pub fn facts<const N: usize>(facts: [(&str, String); N]) -> String {
+    let width = facts.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
+    facts
+        .into_iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(key, value)| format!("{key:>width$}: {}\n", plain(&value)))
+        .collect()
+}
+
+pub fn seconds(usec: u64) -> String {
+    format!("{:.1}s", Duration::from_micros(usec).as_secs_f64())
+}
+
+/// Returns the time in UTC to the millisecond, which is the same on every host and sorts.
+pub fn timestamp(usec: u64) -> impl Display {
+    let (millis, seconds) = (usec / 1000 % 1000, usec / 1_000_000);
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Converts days to a date of the Gregorian calendar, with years that begin in March.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * march + 2) / 5 + 1;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_right() {
+        for (usec, expected) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_868_799_999_000, "2000-02-29T23:59:59.999Z"),
+            (1_735_689_599_000_000, "2024-12-31T23:59:59.000Z"),
+            (4_107_542_400_000_000, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(timestamp(usec).to_string(), expected);
+        }
+    }
+}
