@@ -16,7 +16,7 @@ const MOST: usize = 64 * 1024;
 
 pub type Result<T> = std::result::Result<T, csi_error>;
 
-/// An entry that may fail: its code, and the error for whoever wants it.
+/// Runs an entry that may fail. Returns its code and writes its error, if the caller asked for one.
 ///
 /// # Safety
 /// `error` is NULL or can be written.
@@ -71,7 +71,7 @@ pub unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T> {
     unsafe { pointer.as_ref() }.ok_or_else(|| invalid(format!("{what} is NULL")))
 }
 
-/// Where an answer goes; NULL is told before anything was begun.
+/// Checks the pointer that receives an answer, before anything is started.
 pub fn out<T>(what: &str, pointer: *mut T) -> Result<*mut T> {
     if pointer.is_null() { Err(invalid(format!("{what} is NULL"))) } else { Ok(pointer) }
 }
@@ -200,11 +200,11 @@ pub unsafe fn extensible<T: Extensible>(what: &str, pointer: *const T) -> Result
     // SAFETY: not NULL, and the first member is there to say how much else is.
     let size = unsafe { pointer.cast::<usize>().read() };
     let known = size_of::<T>();
-    // None ends within a member: each is of whole words.
+    // No size ends inside a member: every member consists of whole words.
     if size < T::FIRST || (size < known && !size.is_multiple_of(size_of::<usize>())) {
         return Err(invalid(format!("{what}: a struct_size of {size} is too small; set it to sizeof")));
     }
-    // A size that nobody meant is told before that much memory is looked at.
+    // An absurd size is refused before that much memory is read.
     if size > known + 4096 {
         return Err(invalid(format!("{what}: a struct_size of {size}; set it to sizeof")));
     }

@@ -18,34 +18,44 @@ use crate::error::{CSI_E_DEADLINE, CSI_E_FORKED, CSI_E_INTERNAL, csi_code, csi_e
 /// A closing client gives its cancellations this long to reach csid.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// csid, through all its restarts. Counted: csi_client_ref, csi_client_unref.
+/// A connection to csid that outlives csid's restarts. Counted: csi_client_ref, csi_client_unref. Any thread
+/// may use it at any time.
 pub struct csi_client {
     process: u32,
     pub(crate) runtime: Handle,
     pub(crate) session: Arc<Session>,
-    /// Held for reading by whatever still has to be told csid.
+    /// Held for reading while a cancellation is still to be sent to csid.
     pub(crate) talking: Arc<RwLock<()>>,
     operations: (u64, AtomicU64),
     thread: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
 }
 
-/// How csi_client_open finds csid; NULL, or all zeroes: as csictl does.
+/// How csi_client_open finds csid. NULL or all zeroes: as csictl does.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_client_options {
+    /// sizeof(csi_client_options), in bytes.
     pub struct_size: usize,
-    /// The path of csid's private socket, or "system-bus". NULL: $CSID_SOCKET, else the socket at its usual place, else the
-    /// system bus.
+    /// Path of csid's private socket (absolute), or "system-bus". NULL: $CSID_SOCKET, else the socket at its
+    /// usual place, else the system bus. A set-uid program ignores the environment.
     pub address: *const c_char,
-    /// How long to try; 0: 10 s.
+    /// How long to try to connect, in microseconds. 0: 10 s.
     pub timeout_usec: u64,
 }
 
 // SAFETY: repr(C), struct_size first, a pointer and an integer of eight bytes.
 unsafe impl Extensible for csi_client_options {}
 
-/// Connect to csid. Waits, as long as timeout_usec says; fails at once where csid is not. Later a csid that is away is waited
-/// for, as long as a call may take.
+/// Connects to csid. Fails at once if csid cannot be reached now. Later calls wait for a csid that restarts.
+///
+/// @param options  Where csid is and how long to try. NULL: the defaults.
+/// @param client  Receives the connection, which the caller frees with csi_client_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK, or an error. CSI_E_INVALID: an argument is wrong. CSI_E_UNSUPPORTED: options has unknown
+///   members. CSI_E_DISCONNECTED: csid cannot be reached. CSI_E_DEADLINE: no connection within timeout_usec.
+///   CSI_E_INTERNAL: no thread could be started.
+///
+/// Threads: any thread; blocks up to timeout_usec and cannot be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_client_open(
     options: *const csi_client_options,
@@ -73,7 +83,12 @@ pub unsafe extern "C" fn csi_client_open(
     }
 }
 
-/// The same client; NULL of NULL.
+/// Adds a reference to a client.
+///
+/// @param client  The client. May be NULL.
+/// @return The same pointer; NULL for NULL. Each reference is given back with csi_client_unref.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_client_ref(client: *mut csi_client) -> *mut csi_client {
     plain("csi_client_ref", ptr::null_mut(), || {
@@ -85,8 +100,12 @@ pub unsafe extern "C" fn csi_client_ref(client: *mut csi_client) -> *mut csi_cli
     })
 }
 
-/// The last one closes the client: operations that go on end here with CSI_E_DISCONNECTED, and go on in csid; nothing is
-/// unmounted. It may wait for a second, while cancellations are on their way. NULL is nothing.
+/// Drops a reference to a client. The last one closes the connection. Running operations and event readers of
+/// the client end here with CSI_E_DISCONNECTED. They go on in csid, and nothing is unmounted.
+///
+/// @param client  The client. NULL does nothing. In a forked child nothing happens.
+///
+/// Threads: any thread; the last reference may block for a second while cancellations are sent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_client_unref(client: *mut csi_client) {
     plain("csi_client_unref", (), || {
@@ -94,7 +113,7 @@ pub unsafe extern "C" fn csi_client_unref(client: *mut csi_client) {
         let here = unsafe { client.as_ref() }.is_some_and(|client| client.here().is_ok());
         // After a fork the thread is the parent's: nothing here can end it.
         if here {
-            // SAFETY: it is counted, and the caller gives his count back.
+            // SAFETY: it is counted, and the caller gives its count back.
             unsafe { Arc::decrement_strong_count(client.cast_const()) };
         }
     });

@@ -23,14 +23,15 @@ use crate::row::{csi_row, cstring};
 const QUEUE: usize = 256;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A reader of csid's events. It goes on through csid's restarts. Counted: csi_events_ref, csi_events_unref.
+/// A reader of csid's events, through csid's restarts. Counted: csi_events_ref, csi_events_unref. Any thread
+/// may use it at any time.
 pub struct csi_events {
     process: u32,
     queue: Arc<Queue>,
     task: AbortHandle,
 }
 
-/// One event, or a gap. Owned by whoever got it: csi_event_free.
+/// One event, or a gap. Owned: its receiver frees it with csi_event_free. One thread at a time.
 pub struct csi_event {
     gap: bool,
     cursor: CString,
@@ -172,8 +173,19 @@ async fn read(
     ended
 }
 
-/// Read csid's events, in order. cursor: csi_event_cursor of the last one that was dealt with, by this process or an earlier one; NULL:
-/// from now on; "": from the first that csid has. Waits until csid has answered, up to timeout_usec; 0: 10 s.
+/// Opens a reader of csid's events in order.
+///
+/// @param client  The connection. Not NULL.
+/// @param cursor  csi_event_cursor of the last event that was handled, by this process or an earlier one. NULL:
+///   only events from now on. "": from the first event that csid still has.
+/// @param timeout_usec  How long to wait for csid's answer, in microseconds. 0: 10 s.
+/// @param events  Receives the reader, which the caller frees with csi_events_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK, or an error. CSI_E_INVALID: cursor is not one of csi_event_cursor's, or an argument is NULL.
+///   CSI_E_DEADLINE: csid did not answer within timeout_usec. CSI_E_DENIED: the caller may not read events.
+///   CSI_E_DISCONNECTED: the client was closed. CSI_E_FORKED, CSI_E_INTERNAL.
+///
+/// Threads: any thread; blocks up to timeout_usec and cannot be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_events_open(
     client: *mut csi_client,
@@ -219,17 +231,33 @@ pub unsafe extern "C" fn csi_events_open(
     }
 }
 
-/// A descriptor for poll(): readable while csi_events_next has something to tell. It is the reader's. -1 of NULL.
+/// Returns a descriptor for poll(), readable while csi_events_next has an event or an error to return.
+///
+/// @param events  The reader. May be NULL.
+/// @return The descriptor, which belongs to the reader: do not read, write or close it, and dup() it to keep it
+///   longer. -1 for NULL.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_events_fd(events: *const csi_events) -> i32 {
-    // SAFETY: as csi.h says of every argument.
     plain("csi_events_fd", -1, || {
+        // SAFETY: as csi.h says of every argument.
         unsafe { events.as_ref() }.map_or(-1, |events| events.queue.some.as_raw_fd())
     })
 }
 
-/// The next event; CSI_E_PENDING, without an error, when there is none now. Another code ends the reader: open it anew, with the last
-/// cursor.
+/// Returns the next event.
+///
+/// @param events  The reader. Not NULL.
+/// @param event  Receives the event, which the caller frees with csi_event_free. Not NULL. Written only with
+///   CSI_OK.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: *event was written. CSI_E_PENDING: there is no event now; *error is not written. Any other
+///   code ends the reader; open another one with the last cursor: CSI_E_DISCONNECTED if the client was closed,
+///   CSI_E_DENIED if csid refuses the caller, CSI_E_INTERNAL. CSI_E_INVALID (NULL) and CSI_E_FORKED do not end
+///   it.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_events_next(
     events: *mut csi_events,
@@ -253,7 +281,12 @@ pub unsafe extern "C" fn csi_events_next(
     if pending { CSI_E_PENDING } else { code }
 }
 
-/// The same reader; NULL of NULL.
+/// Adds a reference to an event reader.
+///
+/// @param events  The reader. May be NULL.
+/// @return The same pointer; NULL for NULL. Each reference is given back with csi_events_unref.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_events_ref(events: *mut csi_events) -> *mut csi_events {
     plain("csi_events_ref", ptr::null_mut(), || {
@@ -265,7 +298,11 @@ pub unsafe extern "C" fn csi_events_ref(events: *mut csi_events) -> *mut csi_eve
     })
 }
 
-/// NULL is nothing.
+/// Drops a reference to an event reader. The last one closes it.
+///
+/// @param events  The reader. NULL does nothing. In a forked child nothing happens.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_events_unref(events: *mut csi_events) {
     plain("csi_events_unref", (), || {
@@ -273,7 +310,7 @@ pub unsafe extern "C" fn csi_events_unref(events: *mut csi_events) {
         let here = unsafe { events.as_ref() }.is_some_and(|events| same_process(events.process).is_ok());
         // After a fork the task is the parent's.
         if here {
-            // SAFETY: it is counted, and the caller gives his count back.
+            // SAFETY: it is counted, and the caller gives its count back.
             unsafe { Arc::decrement_strong_count(events.cast_const()) };
         }
     });
@@ -285,14 +322,26 @@ impl Drop for csi_events {
     }
 }
 
-/// Whether events are lost between the last one told and the next: look at everything anew. A gap has no row.
+/// Returns whether events were lost before this point, or csid has a new journal. List the objects again
+/// (csi_list). A gap has an empty row.
+///
+/// @param event  The event. May be NULL.
+/// @return false for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_event_gap(event: *const csi_event) -> bool {
     // SAFETY: as csi.h says of every argument.
     plain("csi_event_gap", false, || unsafe { event.as_ref() }.is_some_and(|event| event.gap))
 }
 
-/// What to go on with, once this event was dealt with. It lives as long as the event.
+/// Returns the cursor to continue with after this event was handled. It may be stored and given to
+/// csi_events_open of a later process.
+///
+/// @param event  The event. May be NULL.
+/// @return A text that lives as long as the event; NULL for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_event_cursor(event: *const csi_event) -> *const c_char {
     plain("csi_event_cursor", ptr::null(), || {
@@ -301,17 +350,26 @@ pub unsafe extern "C" fn csi_event_cursor(event: *const csi_event) -> *const c_c
     })
 }
 
-/// The event: sequence, realtime-usec, type, subject, and details, a row of its own: success, error, consumer, tag, plugin and
-/// others, as its type has them. It lives as long as the event.
+/// Returns the content of an event: sequence, realtime-usec (microseconds since 1970), type, subject, and
+/// details, a row of its own with success, error, consumer, tag, plugin and others as the type has them.
+///
+/// @param event  The event. May be NULL.
+/// @return A row that lives as long as the event; NULL for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_event_row(event: *const csi_event) -> *const csi_row {
-    // SAFETY: as csi.h says of every argument.
     plain("csi_event_row", ptr::null(), || {
+        // SAFETY: as csi.h says of every argument.
         unsafe { event.as_ref() }.map_or(ptr::null(), |event| &raw const event.row)
     })
 }
 
-/// NULL is nothing.
+/// Frees an event and everything that was read from it.
+///
+/// @param event  The event. NULL does nothing.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_event_free(event: *mut csi_event) {
     plain("csi_event_free", (), || {

@@ -10,75 +10,104 @@ use crate::border::{
     Extensible, Result, extensible, invalid, items, map, object, optional_text, secrets, text, texts, word,
 };
 
+/// A name and a value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_pair {
+    /// The name. Not NULL.
     pub key: *const c_char,
+    /// The value. Not NULL. It may be empty.
     pub value: *const c_char,
 }
 
-/// items NULL is no map, which is something else than a map with nothing in it.
+/// A map of texts. items NULL means no map, which differs from an empty map (items not NULL, len 0).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_map {
+    /// The pairs, each key once. NULL: no map; len is then 0.
     pub items: *const csi_pair,
+    /// The number of pairs.
     pub len: usize,
 }
 
-/// A list of texts; items NULL is no list.
+/// A list of texts.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_strings {
+    /// The texts, none of them NULL. NULL: no list; len is then 0.
     pub items: *const *const c_char,
+    /// The number of texts.
     pub len: usize,
 }
 
-/// One of the ways in which a volume can be used: NULL is "single-node-writer", and "file-system".
+/// A way in which a volume can be used.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_capability {
+    /// "single-node-writer", "single-node-reader-only", "single-node-single-writer",
+    /// "single-node-multi-writer", "multi-node-reader-only", "multi-node-single-writer" or
+    /// "multi-node-multi-writer". NULL: "single-node-writer".
     pub access_mode: *const c_char,
+    /// "file-system" or "block-device". NULL: "file-system".
     pub attachment_mode: *const c_char,
 }
 
+/// A list of capabilities.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_capabilities {
+    /// The capabilities. NULL: no list; len is then 0.
     pub items: *const csi_capability,
+    /// The number of capabilities.
     pub len: usize,
 }
 
-/// Which volume. One that is registered has ns and id alone; all else gives it inline: then plugin and external_id are
-/// needed too, and nothing of it is kept by csid beyond what it is used for.
+/// A volume. A registered one is identified by ns and id alone. Any other is given inline: plugin and
+/// external_id are then needed too, and csid keeps these members only as long as it uses the volume.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_volume {
+    /// sizeof(csi_volume), in bytes.
     pub struct_size: usize,
+    /// The namespace. Not NULL.
     pub ns: *const c_char,
+    /// The volume's name in the namespace. Not NULL.
     pub id: *const c_char,
+    /// The plugin's ID. NULL: the volume is registered.
     pub plugin: *const c_char,
+    /// The plugin's ID of the volume. NULL: the volume is registered, or is to be created.
     pub external_id: *const c_char,
+    /// The volume context that the plugin returned for the volume. items NULL: none.
     pub context: csi_map,
+    /// How the volume can be used. items NULL: not given.
     pub capabilities: csi_capabilities,
+    /// The file system, such as "xfs". NULL: the plugin's default.
     pub fs_type: *const c_char,
+    /// Mount flags for the plugin. items NULL: none.
     pub mount_flags: csi_strings,
 }
 
 // SAFETY: repr(C), struct_size first, pointers and sizes only.
 unsafe impl Extensible for csi_volume {}
 
-/// What every call takes. NULL, or all zeroes: no deadline, no secrets, a name of the library's own for the operation.
+/// Options of every call. NULL or all zeroes: no deadline, no secrets, an operation ID chosen by the library.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_call {
+    /// sizeof(csi_call), in bytes.
     pub struct_size: usize,
-    /// From now, in microseconds; 0: none. csid ends what it does for this call then.
+    /// Time from now until the caller stops waiting, in microseconds. csid then ends the call with
+    /// CSI_E_DEADLINE and rolls back a mount, a claim or an attachment. 0: none; csid then tries an operation
+    /// as long as csid.toml says ([deadlines] operation, by default 2 min).
     pub deadline_usec: u64,
-    /// Sent in a sealed memfd, and zeroed here.
+    /// The volume's secrets. They are sent in a sealed memfd, and the library's copies are zeroed. items NULL:
+    /// none.
     pub secrets: csi_map,
-    /// Instead of secrets: a systemd credential that csid can load again after a reboot.
+    /// Used instead of secrets: the name of a systemd credential, which csid can load again after a reboot.
+    /// NULL: none.
     pub credential: *const c_char,
-    /// Unique for this user; csi_op_id says which the library took.
+    /// A name for the operation, unique among the caller's user ID. Not empty. NULL: the library chooses one;
+    /// see csi_op_id.
     pub operation_id: *const c_char,
 }
 

@@ -11,8 +11,25 @@ use crate::error::{csi_code, csi_error};
 use crate::given::{capabilities as read_capabilities, csi_call, csi_capabilities, csi_map};
 use crate::op::{csi_op, nothing, one, start};
 
-/// How much a plugin could still make: volumes that can be used so, made with these parameters, there; without all of these, any. One
-/// row: available, in bytes.
+/// Asks a plugin for the capacity available to new volumes with the given capabilities, parameters and
+/// topology. Empty arguments match anything. Result: one row with available, in bytes.
+///
+/// @param client  The connection. Not NULL.
+/// @param plugin  The plugin's ID. Not NULL.
+/// @param capabilities  How the volumes would be used. items NULL: any way.
+/// @param parameters  Parameters of the volumes. items NULL: none.
+/// @param topology  The segments of one place. items NULL: any place. Sent only to a plugin that has
+///   topologies.
+/// @param call  Deadline, secrets and operation ID. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of every operation and of every plugin call (top of this file):
+/// CSI_E_NOT_FOUND if no such plugin is registered.
+///
+/// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_get_capacity(
     client: *mut csi_client,
@@ -45,9 +62,25 @@ pub unsafe extern "C" fn csi_get_capacity(
     }
 }
 
-/// A page of the volumes that a plugin has, registered here or not. token: next-token of the page before; NULL: from the beginning.
-/// max: of the page; 0: the plugin's choice. One row: volumes, a row each of external-id, capacity, published-node-ids, abnormal,
-/// message; and next-token, empty after the last page. Pages are no consistent view.
+/// Lists a page of the volumes that a plugin has, registered or not. Result: one row with volumes, a list of
+/// rows with external-id, capacity (bytes), published-node-ids, abnormal and message; and next-token, empty
+/// after the last page. The pages are not one consistent view.
+///
+/// @param client  The connection. Not NULL.
+/// @param plugin  The plugin's ID. Not NULL.
+/// @param token  next-token of the page before. NULL: the first page.
+/// @param max  The most volumes of the page. 0: the plugin's choice.
+/// @param call  Only its deadline is used. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of every operation and of every plugin call (top of this file):
+/// CSI_E_NOT_FOUND if no such plugin is registered. CSI_E_PLUGIN with gRPC code 10 (ABORTED): start again
+/// without a token.
+///
+/// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_list_external_volumes(
     client: *mut csi_client,
@@ -74,8 +107,26 @@ pub unsafe extern "C" fn csi_list_external_volumes(
     }
 }
 
-/// A page of the snapshots that a plugin has; snapshot and external_id, the plugin's for a snapshot and for a volume: only those; NULL:
-/// all. token and max as csi_list_external_volumes has them. One row: snapshots, a row each as csi_create_snapshot's, and next-token.
+/// Lists a page of the snapshots that a plugin has. Result: one row with snapshots, a list of rows as of
+/// csi_create_snapshot, and next-token, empty after the last page. The pages are not one consistent view.
+///
+/// @param client  The connection. Not NULL.
+/// @param plugin  The plugin's ID. Not NULL.
+/// @param snapshot  The plugin's ID of a snapshot: only this one. NULL: all.
+/// @param external_id  The plugin's ID of a volume: only its snapshots. NULL: all.
+/// @param token  next-token of the page before. NULL: the first page.
+/// @param max  The most snapshots of the page. 0: the plugin's choice.
+/// @param call  Deadline, secrets and operation ID. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of every operation and of every plugin call (top of this file):
+/// CSI_E_NOT_FOUND if no such plugin is registered. CSI_E_PLUGIN with gRPC code 10 (ABORTED): start again
+/// without a token.
+///
+/// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_list_snapshots(
     client: *mut csi_client,
@@ -110,7 +161,22 @@ pub unsafe extern "C" fn csi_list_snapshots(
     }
 }
 
-/// Have the plugin delete a snapshot of its. What is not there is gone already. No row.
+/// Has the plugin delete a snapshot. A missing one is success. No result row.
+///
+/// @param client  The connection. Not NULL.
+/// @param plugin  The plugin's ID. Not NULL.
+/// @param snapshot  The plugin's ID of the snapshot. Not NULL.
+/// @param call  Deadline, secrets and operation ID. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of every operation and of every plugin call (top of this file):
+/// CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_DENIED also if the snapshot is of no volume that the
+/// caller registered.
+///
+/// Threads: any thread; never blocks. After a cancellation csid goes on with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_delete_snapshot(
     client: *mut csi_client,

@@ -26,12 +26,18 @@ mod row;
 mod spec;
 mod volumes;
 
-/// The version of this header. Minor versions add; what begins with struct_size may grow at its end.
+/// The major version of this header. It changes only when something is taken away.
 pub const CSI_VERSION_MAJOR: u32 = 1;
+/// The minor version of this header. It grows when functions or struct members are added.
 pub const CSI_VERSION_MINOR: u32 = 0;
+/// The patch version of this header.
 pub const CSI_VERSION_PATCH: u32 = 0;
 
-/// The version of the library that runs: major << 16 | minor << 8 | patch.
+/// Returns the version of the library that runs, which may be newer than this header.
+///
+/// @return major << 16 | minor << 8 | patch; 0 if the library panicked.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn csi_version() -> u32 {
     border::plain("csi_version", 0, || CSI_VERSION_MAJOR << 16 | CSI_VERSION_MINOR << 8 | CSI_VERSION_PATCH)

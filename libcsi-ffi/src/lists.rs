@@ -33,6 +33,8 @@ impl List {
                 node: take("node"),
                 prefix: take("prefix"),
                 declared: None,
+                after: take("after"),
+                max: value("max", take("max"))?,
             }),
             "claims" => Self::Claims(ClaimFilter {
                 namespace: take("namespace"),
@@ -40,6 +42,8 @@ impl List {
                 consumer: take("consumer"),
                 node: take("node"),
                 past: value("past", take("past"))?,
+                after: take("after"),
+                max: value("max", take("max"))?,
             }),
             "mounts" => Self::Mounts(MountFilter {
                 namespace: take("namespace"),
@@ -49,6 +53,9 @@ impl List {
                 plugin: take("plugin"),
                 state: take("state"),
                 uid: value("uid", take("uid"))?,
+                target: take("target"),
+                after: take("after"),
+                max: value("max", take("max"))?,
             }),
             _ => return Err(invalid("kind is none of plugins, volumes, claims, mounts, operations")),
         };
@@ -65,8 +72,25 @@ fn value<T: std::str::FromStr>(key: &str, text: Option<String>) -> Result<Option
     text.map(read).transpose()
 }
 
-/// List "plugins", "volumes", "claims", "mounts" or "operations": a row each, as org.csid1.xml says. filter: the rows that have all of
-/// these (namespace, volume, consumer, tag, plugin, state, uid; of claims also node and past, "true"; of volumes node and prefix).
+/// Lists "plugins", "volumes", "claims", "mounts" or "operations". Result: one row per object, with the names
+/// of org.csid1.xml.
+///
+/// @param client  The connection. Not NULL.
+/// @param kind  One of the words above. Not NULL.
+/// @param filter  Only objects that match all of these. volumes: namespace, plugin, node, prefix. claims:
+///   namespace, volume, consumer, node, past ("true": those that ended). mounts: namespace, volume, consumer,
+///   tag, plugin, state, uid, target. plugins and operations take none. items NULL: no filter. volumes, claims
+///   and mounts also come in pages: max is the number of rows, after is the cursor of the last row of the page
+///   before, with the same filter (if the features of csi_get_manager contain "pages").
+/// @param call  Only its deadline is used. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID (also for an unknown kind or filter),
+///   CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL: it was not.
+///
+/// Errors of the operation: those of every operation; see the top of this file.
+///
+/// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_list(
     client: *mut csi_client,
@@ -97,7 +121,19 @@ pub unsafe extern "C" fn csi_list(
     }
 }
 
-/// csid itself. One row: features, a list of what this csid can do; state, version, journal-id, event-sequence, modify-index.
+/// Reads csid's own properties. Result: one row with features (a list of what this csid can do), state,
+/// version, journal-id, event-sequence and modify-index.
+///
+/// @param client  The connection. Not NULL.
+/// @param call  Only its deadline is used. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation: those of every operation; see the top of this file.
+///
+/// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_get_manager(
     client: *mut csi_client,

@@ -23,12 +23,12 @@ use crate::error::{CSI_E_INTERNAL, CSI_E_PENDING, csi_code, csi_error};
 use crate::given::{Call, csi_call};
 use crate::row::{csi_row, cstring};
 
-/// csid is told of a cancellation so often, for the call itself may not have reached it yet.
+/// The interval at which a cancellation is sent again, for the call itself may not have reached csid yet.
 const AGAIN: Duration = Duration::from_millis(200);
-/// And so long.
+/// The time after which it is no longer sent.
 const UNTIL: Duration = Duration::from_secs(30);
 
-/// What an operation answers: rows, or a descriptor until somebody takes it.
+/// The result of an operation: rows, or a descriptor until the caller takes it.
 #[derive(Default)]
 pub struct Answer {
     rows: Vec<csi_row>,
@@ -41,7 +41,8 @@ impl From<Vec<csi_row>> for Answer {
     }
 }
 
-/// An operation under way, then its end. Counted: csi_op_ref, csi_op_unref. Not waited for, or given back, it goes on.
+/// An operation: a running call, and later its result. Counted: csi_op_ref, csi_op_unref. Any thread may use it
+/// at any time. Dropping the last reference does not end the operation in csid.
 pub struct csi_op {
     process: u32,
     id: CString,
@@ -120,7 +121,7 @@ where
 /// The call is sent from here, as far as that waits for nothing: the client's thread would have to wake up for it first.
 fn begin(runtime: &Handle, mut driven: Pin<Box<impl Future<Output = ()> + Send + 'static>>) {
     let _context = runtime.enter();
-    // Nobody is woken by this look; the thread's own comes after it.
+    // This poll wakes nothing; the thread polls again after it.
     if driven.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
         runtime.spawn(driven);
     }
@@ -164,7 +165,7 @@ async fn drive<A, F>(
         () = op.cancel.notified() => withdrawn.store(true, Ordering::Relaxed),
         answer = &mut asking => return op.end(answer.map_err(csi_error::from)),
     }
-    // Whoever closes the client waits for this.
+    // Closing the client waits for this.
     let _talking = talking.read().await;
     op.end(Err(csi_error::cancelled()));
     let telling = async {
@@ -202,23 +203,42 @@ pub fn handed_out(fd: OwnedFd) -> Answer {
     Answer { fd: Mutex::new(Some(fd)), ..Answer::default() }
 }
 
-/// A descriptor for poll(): readable when the operation has ended, and from then on. It is the operation's: dup() it to keep it.
-/// -1 of NULL.
+/// Returns a descriptor for poll(), readable from the end of the operation on.
+///
+/// @param op  The operation. May be NULL.
+/// @return The descriptor, which belongs to the operation: do not read, write or close it, and dup() it to keep
+///   it longer. -1 for NULL.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_op_fd(op: *const csi_op) -> i32 {
     // SAFETY: as csi.h says of every argument.
     plain("csi_op_fd", -1, || unsafe { op.as_ref() }.map_or(-1, |op| op.ended.as_raw_fd()))
 }
 
-/// What csid calls the operation.
+/// Returns the name of the operation in csid: csi_call.operation_id, or one that the library chose.
+///
+/// @param op  The operation. May be NULL.
+/// @return A text that lives as long as the handle; NULL for NULL.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_op_id(op: *const csi_op) -> *const c_char {
     // SAFETY: as csi.h says of every argument.
     plain("csi_op_id", ptr::null(), || unsafe { op.as_ref() }.map_or(ptr::null(), |op| op.id.as_ptr()))
 }
 
-/// How the operation ended, waiting for it up to timeout_usec; 0 does not wait, -1 waits for ever. CSI_E_PENDING, without an error,
-/// when it goes on. May be asked again, and by many.
+/// Waits for the end of an operation and returns how it ended. It may be called again, and by several threads
+/// at once.
+///
+/// @param op  The operation. Not NULL.
+/// @param timeout_usec  How long to wait, in microseconds. 0: do not wait. Negative: no limit.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation succeeded; csi_op_row has the result. CSI_E_PENDING: it is still running;
+///   *error is not written. CSI_E_INVALID: op is NULL. CSI_E_FORKED: op belongs to the parent process. Any
+///   other code: the operation failed; see the errors of the function that started it.
+///
+/// Threads: any thread; blocks up to timeout_usec. csi_op_cancel from another thread ends the wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_op_wait(
     op: *mut csi_op,
@@ -261,8 +281,13 @@ fn wait(fd: &OwnedFd, timeout: Option<Duration>) -> Result<()> {
     }
 }
 
-/// End the operation: here at once, with CSI_E_CANCELLED, and in csid, which undoes a mount, a claim or an attachment that is
-/// under way. After its end it does nothing. NULL is nothing.
+/// Cancels an operation. It ends here with CSI_E_CANCELLED, and csid is asked to end it too. csid rolls back a
+/// mount, a claim or an attachment in progress, and goes on with anything else. Does nothing after the end of
+/// the operation.
+///
+/// @param op  The operation. NULL does nothing. In a forked child nothing happens.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_op_cancel(op: *mut csi_op) {
     plain("csi_op_cancel", (), || {
@@ -276,14 +301,25 @@ pub unsafe extern "C" fn csi_op_cancel(op: *mut csi_op) {
     });
 }
 
-/// How many rows the operation answered; 0 while it goes on, and when it failed.
+/// Returns the number of rows in the result.
+///
+/// @param op  The operation. May be NULL.
+/// @return 0 while the operation runs, if it failed, and for NULL.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_op_rows(op: *const csi_op) -> usize {
     // SAFETY: as csi.h says of every argument.
     plain("csi_op_rows", 0, || unsafe { rows(op) }.len())
 }
 
-/// A row of the answer; NULL beyond the last. It lives as long as the operation's handle.
+/// Returns a row of the result.
+///
+/// @param op  The operation. May be NULL.
+/// @param index  Counted from 0.
+/// @return A row that lives as long as the handle; NULL beyond the last row, and for NULL.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_op_row(op: *const csi_op, index: usize) -> *const csi_row {
     // SAFETY: as csi.h says of every argument.
@@ -304,8 +340,14 @@ unsafe fn answer<'a>(op: *const csi_op) -> Option<&'a Answer> {
     unsafe { op.as_ref() }.and_then(|op| op.end.get()?.as_ref().ok())
 }
 
-/// The descriptor that the operation answered, close-on-exec: the caller's from now on, to close it. -1: it answered none, failed, goes
-/// on, or somebody took it. One that nobody takes is closed with the last handle of the operation.
+/// Returns the descriptor in the result of csi_open_mount and gives it to the caller, who closes it. It is
+/// close-on-exec. If it is never taken, the last csi_op_unref closes it.
+///
+/// @param op  The operation. May be NULL.
+/// @return The descriptor; -1 if there is none: the operation runs, failed, returns none, or the descriptor was
+///   taken before.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_op_take_fd(op: *mut csi_op) -> i32 {
     plain("csi_op_take_fd", -1, || {
@@ -318,7 +360,12 @@ pub unsafe extern "C" fn csi_op_take_fd(op: *mut csi_op) -> i32 {
     })
 }
 
-/// The same operation; NULL of NULL.
+/// Adds a reference to an operation.
+///
+/// @param op  The operation. May be NULL.
+/// @return The same pointer; NULL for NULL. Each reference is given back with csi_op_unref.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_op_ref(op: *mut csi_op) -> *mut csi_op {
     plain("csi_op_ref", ptr::null_mut(), || {
@@ -330,12 +377,16 @@ pub unsafe extern "C" fn csi_op_ref(op: *mut csi_op) -> *mut csi_op {
     })
 }
 
-/// Give the handle back; the operation goes on. NULL is nothing.
+/// Drops a reference to an operation. The last one frees the result. A running operation goes on in csid.
+///
+/// @param op  The operation. NULL does nothing.
+///
+/// Threads: any thread; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_op_unref(op: *mut csi_op) {
     plain("csi_op_unref", (), || {
         if !op.is_null() {
-            // SAFETY: it is counted, and the caller gives his count back.
+            // SAFETY: it is counted, and the caller gives its count back.
             unsafe { Arc::decrement_strong_count(op.cast_const()) };
         }
     });

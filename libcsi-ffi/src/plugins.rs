@@ -14,34 +14,42 @@ use crate::given::{csi_call, csi_map, csi_strings};
 use crate::mounts::CSI_FORCE;
 use crate::op::{csi_op, nothing, one, start};
 
-/// A plugin. A managed one, which csid runs, has argv; one in a unit that somebody else has defined has unit and socket; an external
-/// one, which somebody else runs, has a socket.
+/// A plugin, by who runs it. "managed": csid does, with argv. "unit": an existing systemd unit, with unit and
+/// socket. "external": anything else, with socket.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct csi_plugin {
+    /// sizeof(csi_plugin), in bytes.
     pub struct_size: usize,
+    /// The plugin's ID: 1 to 63 of [A-Za-z0-9._-]. Not NULL.
     pub id: *const c_char,
-    /// "external", "unit", "managed"
+    /// "external", "unit" or "managed". Required.
     pub supervision: *const c_char,
+    /// The path where an external plugin or a unit listens. NULL for a managed one.
     pub socket: *const c_char,
-    /// Which of several processes of the plugin; NULL: its only one.
+    /// Which of several processes of the plugin. NULL: "default".
     pub instance: *const c_char,
-    /// The directory on the host, and the same as the plugin sees it.
+    /// The directory on the host for the volumes' paths. Root only. NULL: csid's own.
     pub plugin_root: *const c_char,
+    /// The same directory as the plugin sees it. Root only. NULL: as plugin_root.
     pub plugin_view: *const c_char,
+    /// Program (absolute path) and arguments of a managed plugin. Root only. items NULL: none.
     pub argv: csi_strings,
-    /// Stored and public: no secrets here.
+    /// Environment of a managed plugin. It is stored and public: no secrets here. Root only. items NULL: none.
     pub environment: csi_map,
+    /// Systemd credentials of a managed plugin, each as LoadCredential= has it. items NULL: none.
     pub credentials: csi_strings,
-    /// "journal", "none"
+    /// "journal" or "none". NULL: "journal".
     pub log: *const c_char,
-    /// The service that it runs in.
+    /// The service in which the plugin runs, with supervision "unit". Root only. NULL: none.
     pub unit: *const c_char,
-    /// Of a managed one, from here on. "node-block", "node-fuse", "node-net", "controller"
+    /// Of a managed plugin: "node-block", "node-fuse", "node-net" or "controller". Root only. NULL: all devices
+    /// and capabilities.
     pub profile: *const c_char,
-    /// "private", "host-to-task", "bidirectional": of its mounts.
+    /// Of a managed plugin's mounts: "private", "host-to-task" or "bidirectional". Root only. NULL:
+    /// "bidirectional".
     pub propagation: *const c_char,
-    /// "host", "none", "netns:NAME"
+    /// Of a managed plugin: "host", "none" or "netns:NAME". Root only. NULL: "host".
     pub network: *const c_char,
 }
 
@@ -50,7 +58,24 @@ unsafe impl Extensible for csi_plugin {
     const FIRST: usize = offset_of!(csi_plugin, unit);
 }
 
-/// Tell csid of a plugin, or of another instance of one. No row.
+/// Registers a plugin with csid, or another instance of one. The same call again changes nothing. No result
+/// row.
+///
+/// @param client  The connection. Not NULL.
+/// @param plugin  The plugin. Not NULL.
+/// @param call  Deadline and operation ID; secrets have no use here. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of every operation (top of this file):
+/// - CSI_E_EXISTS: the instance is registered with another specification, or the socket belongs to another
+///   plugin.
+/// - CSI_E_DENIED: the ID belongs to another user, or a member is root's.
+/// - CSI_E_PLUGIN_SHUTDOWN: csid is stopping.
+///
+/// Threads: any thread; never blocks. After a cancellation csid goes on with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_register_plugin(
     client: *mut csi_client,
@@ -89,8 +114,25 @@ pub unsafe extern "C" fn csi_register_plugin(
     }
 }
 
-/// Let csid forget a plugin, or one instance of it; NULL: all. Refused with CSI_E_BUSY while it has mounts, unless CSI_FORCE is in
-/// flags. What is not there is gone already. No row.
+/// Unregisters a plugin, or one instance of it. A missing one is success. No result row.
+///
+/// @param client  The connection. Not NULL.
+/// @param id  The plugin's ID. Not NULL.
+/// @param instance  The instance. NULL: all.
+/// @param flags  CSI_FORCE, or 0. CSI_FORCE unregisters also a plugin with mounts.
+/// @param call  Deadline and operation ID; secrets have no use here. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of every operation (top of this file):
+/// - CSI_E_BUSY: volumes of the plugin are mounted, claimed or attached here, and CSI_FORCE was not given; or
+///   it is being unregistered already.
+/// - CSI_E_DENIED: another user registered the plugin.
+/// - CSI_E_UNSUPPORTED: a file in plugins.d defines the plugin, or it registered itself.
+///
+/// Threads: any thread; never blocks. After a cancellation csid goes on with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_unregister_plugin(
     client: *mut csi_client,
@@ -119,7 +161,22 @@ pub unsafe extern "C" fn csi_unregister_plugin(
     }
 }
 
-/// Wait until a plugin's service, "node" or "controller", is ready; without a deadline for ever. The row of csi_get_plugin.
+/// Waits until a service of a plugin is ready, also of a plugin that is not registered yet. Result: the row of
+/// csi_get_plugin.
+///
+/// @param client  The connection. Not NULL.
+/// @param id  The plugin's ID. Not NULL.
+/// @param service  "node" or "controller". Not NULL.
+/// @param call  Deadline and operation ID; secrets have no use here. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of every operation (top of this file): CSI_E_DEADLINE if it is not
+/// ready before the deadline; without one, after csid's own ([deadlines] operation of csid.toml).
+///
+/// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_wait_for_plugin(
     client: *mut csi_client,
@@ -146,8 +203,22 @@ pub unsafe extern "C" fn csi_wait_for_plugin(
     }
 }
 
-/// A plugin: node-id, the name that its storage has for this node; node-capabilities and controller-capabilities (CSI's own names:
-/// STAGE_UNSTAGE_VOLUME, PUBLISH_UNPUBLISH_VOLUME); services, state, healthy, and all else of org.csid1.Plugin.
+/// Reads the properties of a plugin. Result: one row with node-id (the plugin's name of this node), the lists
+/// node-capabilities and controller-capabilities in CSI's names, such as STAGE_UNSTAGE_VOLUME, the list
+/// services, state, healthy, and all else of org.csid1.Plugin.
+///
+/// @param client  The connection. Not NULL.
+/// @param id  The plugin's ID. Not NULL.
+/// @param call  Only its deadline is used. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of every operation (top of this file): CSI_E_NOT_FOUND if no such
+/// plugin is registered.
+///
+/// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_get_plugin(
     client: *mut csi_client,
@@ -168,8 +239,23 @@ pub unsafe extern "C" fn csi_get_plugin(
     }
 }
 
-/// Have volumes attached under the name that the plugin has for this node now, which node_id says: what was attached under another
-/// one keeps that. CSI_E_INVALID where it is not the name that it has now. No row.
+/// Accepts a changed node ID of a plugin: from now on volumes are attached under it. Existing attachments keep
+/// the node ID that they were made with. No result row.
+///
+/// @param client  The connection. Not NULL.
+/// @param id  The plugin's ID. Not NULL.
+/// @param node_id  The plugin's current node ID. Not NULL.
+/// @param call  Deadline and operation ID; secrets have no use here. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of every operation (top of this file): CSI_E_INVALID if node_id is not
+/// the current one, CSI_E_PLUGIN_UNAVAILABLE if the current one is not known, CSI_E_NOT_FOUND if no such plugin
+/// is registered.
+///
+/// Threads: any thread; never blocks. After a cancellation csid goes on with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_accept_node_id(
     client: *mut csi_client,

@@ -10,9 +10,9 @@ use serde_json::Value;
 use crate::border::plain;
 use crate::given::{csi_map, csi_pair};
 
-/// A record of names and values: an operation's result, a line of a list, an event. The names are the contract's
-/// (org.csid1.xml), with new ones to come. Whatever is asked by a name that is not there, or has another type, is NULL, 0 or
-/// false. Not owned by whoever reads it: it lives as long as what it was read from.
+/// A record of names and values: a result, a line of a list, an event. The names are those of org.csid1.xml,
+/// and more may come. A name that is absent or has another type reads as NULL, 0 or false. Borrowed: a row
+/// lives as long as the object it was read from. One thread at a time.
 #[derive(Default)]
 pub struct csi_row {
     fields: BTreeMap<CString, Field>,
@@ -34,7 +34,7 @@ unsafe impl Send for csi_row {}
 // SAFETY: as above.
 unsafe impl Sync for csi_row {}
 
-/// A text of csid's has no NUL; one that has, from a plugin or a path, is still told.
+/// Makes a C string. A NUL, which only a plugin's text or a path may have, becomes U+FFFD.
 pub fn cstring(text: impl Into<String>) -> CString {
     CString::new(text.into().replace('\0', "\u{fffd}")).unwrap_or_default()
 }
@@ -104,14 +104,25 @@ fn at<T>(items: &[T], index: usize) -> *const T {
     items.get(index).map_or(ptr::null(), ptr::from_ref)
 }
 
-/// How many names the row has.
+/// Returns the number of names in a row.
+///
+/// @param row  The row. May be NULL.
+/// @return 0 for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_size(row: *const csi_row) -> usize {
     // SAFETY: as csi.h says of every argument.
     plain("csi_row_size", 0, || unsafe { row.as_ref() }.map_or(0, |row| row.names.len()))
 }
 
-/// The name at `index`, in the order of the alphabet; NULL beyond the last.
+/// Returns a name of a row, in alphabetical order.
+///
+/// @param row  The row. May be NULL.
+/// @param index  Counted from 0.
+/// @return A text that lives as long as the row; NULL beyond the last name, and for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_name(row: *const csi_row, index: usize) -> *const c_char {
     plain("csi_row_name", ptr::null(), || {
@@ -121,6 +132,13 @@ pub unsafe extern "C" fn csi_row_name(row: *const csi_row, index: usize) -> *con
     })
 }
 
+/// Returns the text under a name.
+///
+/// @param row  The row. May be NULL.
+/// @param name  The name. May be NULL.
+/// @return A text that lives as long as the row; NULL if there is no text of that name, and for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_text(row: *const csi_row, name: *const c_char) -> *const c_char {
     // SAFETY: as csi.h says of every argument.
@@ -130,6 +148,13 @@ pub unsafe extern "C" fn csi_row_text(row: *const csi_row, name: *const c_char) 
     })
 }
 
+/// Returns the number under a name.
+///
+/// @param row  The row. May be NULL.
+/// @param name  The name. May be NULL.
+/// @return 0 if there is no number of that name, and for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_number(row: *const csi_row, name: *const c_char) -> u64 {
     // SAFETY: as csi.h says of every argument.
@@ -139,13 +164,27 @@ pub unsafe extern "C" fn csi_row_number(row: *const csi_row, name: *const c_char
     })
 }
 
+/// Returns the boolean under a name.
+///
+/// @param row  The row. May be NULL.
+/// @param name  The name. May be NULL.
+/// @return false if there is no boolean of that name, and for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_flag(row: *const csi_row, name: *const c_char) -> bool {
     // SAFETY: as csi.h says of every argument.
     plain("csi_row_flag", false, || matches!(unsafe { field(row, name) }, Some(Field::Flag(true))))
 }
 
-/// A map of texts, a publish context for one. Its items are NULL where there is none, and not NULL where it is empty.
+/// Returns a map of texts, such as publish-context.
+///
+/// @param row  The row. May be NULL.
+/// @param name  The name. May be NULL.
+/// @return A map that lives as long as the row. Its items are NULL if there is no map of that name, and not
+///   NULL if the map is empty.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_map(row: *const csi_row, name: *const c_char) -> csi_map {
     let none = csi_map { items: ptr::null(), len: 0 };
@@ -158,7 +197,13 @@ pub unsafe extern "C" fn csi_row_map(row: *const csi_row, name: *const c_char) -
     })
 }
 
-/// How many texts, or rows, the list of that name has.
+/// Returns the number of texts or rows in the list under a name.
+///
+/// @param row  The row. May be NULL.
+/// @param name  The name. May be NULL.
+/// @return 0 if there is no list of that name, and for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_len(row: *const csi_row, name: *const c_char) -> usize {
     // SAFETY: as csi.h says of every argument.
@@ -169,7 +214,15 @@ pub unsafe extern "C" fn csi_row_len(row: *const csi_row, name: *const c_char) -
     })
 }
 
-/// A text of a list; NULL beyond the last.
+/// Returns a text of a list.
+///
+/// @param row  The row. May be NULL.
+/// @param name  The name. May be NULL.
+/// @param index  Counted from 0.
+/// @return A text that lives as long as the row; NULL beyond the last one, if there is no list of texts of that
+///   name, and for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_item(
     row: *const csi_row,
@@ -183,7 +236,14 @@ pub unsafe extern "C" fn csi_row_item(
     })
 }
 
-/// Whether a list has that text: a plugin's capabilities, csid's features.
+/// Returns whether a list has a text, such as a plugin's capability or a feature of csid.
+///
+/// @param row  The row. May be NULL.
+/// @param name  The name of the list. May be NULL.
+/// @param text  The text to look for. May be NULL.
+/// @return false if there is no list of texts of that name, and for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_contains(
     row: *const csi_row,
@@ -197,7 +257,15 @@ pub unsafe extern "C" fn csi_row_contains(
     })
 }
 
-/// A row in a row: of a list the one at `index`, of a map (an event's details) the one at 0. NULL beyond the last.
+/// Returns a row inside a row: one of a list of rows, or at index 0 a map, such as an event's details.
+///
+/// @param row  The row. May be NULL.
+/// @param name  The name. May be NULL.
+/// @param index  Counted from 0.
+/// @return A row that lives as long as the outer row; NULL beyond the last one, if there are none of that name,
+///   and for NULL.
+///
+/// Threads: any thread, one at a time; never blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_row_row(
     row: *const csi_row,

@@ -48,6 +48,7 @@ void arguments(void)
     INVALID(csi_mount_volume(client, &volume, NULL, NULL, NULL, &op, &error));
     INVALID(csi_mount_volume(client, &volume, "job", NULL, NULL, NULL, &error));
     INVALID(csi_has_mount(client, NULL, NULL, &op, &error));
+    INVALID(csi_adopt_mount(client, &volume, "job", NULL, "/s", NULL, NULL, &op, &error));
     INVALID(csi_register_plugin(client, NULL, NULL, &op, &error));
     INVALID(csi_wait_for_plugin(client, "p", NULL, NULL, &op, &error));
     INVALID(csi_list(client, NULL, NO_MAP, NULL, &op, &error));

@@ -9,7 +9,7 @@ static csi_event *next(csi_events *events, const char *type)
     for (;;) {
         csi_event *event = NULL;
         csi_error *error = NULL;
-        CHECK(readable(csi_events_fd(events), 20000));
+        CHECK(readable(csi_events_fd(events), SOON * 1000));
         csi_code code = csi_events_next(events, &event, &error);
         if (code == CSI_E_PENDING)
             continue;

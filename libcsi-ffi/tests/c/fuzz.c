@@ -3,7 +3,7 @@
  * look beyond. */
 #include "test.h"
 
-enum { OPS = 16, STEPS = 65, BYTES = 400 };
+enum { OPS = 16, STEPS = 66, BYTES = 400 };
 
 /* What an input is read from; beyond its end there are zeroes. */
 static const uint8_t *data, *data_end;
@@ -164,7 +164,7 @@ static csi_call *call(void)
 
 static csi_mount_options *mount_options(void)
 {
-    csi_mount_options all = {0, number(), text(), text(), text(), text(), NULL, text(), text(), text(), number(), map()};
+    csi_mount_options all = {0, number(), text(), text(), text(), text(), NULL, text(), text(), text(), number(), map(), number()};
     if (byte() % 2)
         all = (csi_mount_options){.flags = byte() % 2};
     return sized(&all, sizeof all);
@@ -295,7 +295,10 @@ static bool step(unsigned which)
     case 15: BEGINS(csi_register_volume, of(), volume(), spec(), call()); break;
     case 16: BEGINS(csi_deregister_volume, of(), volume(), number(), call()); break;
     case 17: BEGINS(csi_delete_volume, of(), volume(), call()); break;
-    case 18: BEGINS(csi_create_snapshot, of(), volume(), text(), map(), call()); break;
+    case 18:
+        if (number() & 1) BEGINS(csi_begin_snapshot, of(), volume(), text(), map(), call());
+        else BEGINS(csi_create_snapshot, of(), volume(), text(), map(), call());
+        break;
     case 19: BEGINS(csi_volume_stats, of(), volume(), call()); break;
     case 20: BEGINS(csi_get_volume, of(), volume(), call()); break;
     case 21: BEGINS(csi_explain, of(), volume(), call()); break;
@@ -382,6 +385,7 @@ static bool step(unsigned which)
     case 62: csi_error_free(failure); failure = NULL; break;
     case 63: CHECK(csi_version() >> 16 == CSI_VERSION_MAJOR); break;
     case 64: BEGINS(csi_accept_node_id, of(), text(), text(), call()); break;
+    case 65: BEGINS(csi_adopt_mount, of(), volume(), text(), mount_options(), text(), text(), call()); break;
     default: return false;
     }
     return true;

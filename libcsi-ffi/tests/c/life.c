@@ -56,7 +56,7 @@ static void *cancel_soon(void *op)
     return NULL;
 }
 
-/* NodeStageVolume of `slow` takes a minute. */
+/* NodeStageVolume of `slow` takes an hour. */
 void cancel(void)
 {
     csi_client *client = open_client();
@@ -66,14 +66,11 @@ void cancel(void)
     pthread_t other;
     CHECK(pthread_create(&other, NULL, cancel_soon, op) == 0);
     FAILS(CSI_E_CANCELLED, csi_op_wait(op, -1, &error));
-    CHECK(now() - begun < 5);
+    CHECK(now() - begun < AT_ONCE);
     pthread_join(other, NULL);
     csi_op_unref(op);
     /* csid lets go of it as well, and undoes it. */
-    while (listed(client, "operations") + listed(client, "mounts") > 0) {
-        CHECK(now() - begun < 20);
-        usleep(50000);
-    }
+    EVENTUALLY(listed(client, "operations") + listed(client, "mounts") == 0);
     /* One cancelled before csid can have heard of it, by a client that is closed at once. */
     op = mount_of(client, "slow", "job", 0);
     csi_op_cancel(op);
@@ -81,11 +78,7 @@ void cancel(void)
     FAILS(CSI_E_CANCELLED, csi_op_wait(op, 0, &error));
     csi_op_unref(op);
     client = open_client();
-    begun = now();
-    while (listed(client, "operations") + listed(client, "mounts") > 0) {
-        CHECK(now() - begun < 20);
-        usleep(50000);
-    }
+    EVENTUALLY(listed(client, "operations") + listed(client, "mounts") == 0);
     csi_client_unref(client);
 }
 
@@ -96,13 +89,13 @@ void deadline(void)
     double begun = now();
     csi_op *op = mount_of(client, "slow", "job", SECONDS / 2);
     FAILS(CSI_E_DEADLINE, csi_op_wait(op, -1, &error));
-    CHECK(now() - begun > 0.4 && now() - begun < 10);
+    CHECK(now() - begun > 0.4 && now() - begun < AT_ONCE);
     csi_op_unref(op);
     tell("stop csid");
     begun = now();
     op = mount_of(client, "v", "job", SECONDS / 2);
     FAILS(CSI_E_DEADLINE, csi_op_wait(op, -1, &error));
-    CHECK(now() - begun > 1.4 && now() - begun < 10);
+    CHECK(now() - begun > 1.4 && now() - begun < AT_ONCE);
     csi_op_unref(op);
     csi_client *other = NULL;
     csi_client_options options = {.struct_size = sizeof options, .timeout_usec = SECONDS / 2};
@@ -121,7 +114,7 @@ void restart(void)
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < MOUNTS; i++) {
             snprintf(id, sizeof id, "r%d-%d", round, i);
-            ops[i] = mount_of(client, id, "job", 60 * SECONDS);
+            ops[i] = mount_of(client, id, "job", 5 * SOON * SECONDS);
         }
         usleep(100000 + 150000 * round);
         tell("kill csid");
@@ -147,7 +140,7 @@ void restart(void)
     late = mount_of(client, "late", "job", 0);
     CHECK(csi_op_wait(late, SECONDS / 2, NULL) == CSI_E_PENDING);
     csi_op_cancel(late);
-    FAILS(CSI_E_CANCELLED, csi_op_wait(late, 10 * SECONDS, &error));
+    FAILS(CSI_E_CANCELLED, csi_op_wait(late, SOON * SECONDS, &error));
     csi_op_unref(late);
     csi_client_unref(client);
 }
@@ -233,17 +226,18 @@ void forked(void)
 /* A client that is closed ends what waits for it; csid goes on. */
 void closing(void)
 {
-    csi_client *client = open_client();
+    csi_client *client = open_client(), *other = open_client();
     csi_events *events = NULL;
     csi_event *event = NULL;
     OK(csi_events_open(client, NULL, 0, &events, &error));
     csi_op *op = mount_of(client, "slow", "job", 0);
-    CHECK(csi_op_wait(op, SECONDS / 5, NULL) == CSI_E_PENDING);
+    EVENTUALLY(listed(other, "operations") == 1);
+    CHECK(csi_op_wait(op, 0, NULL) == CSI_E_PENDING);
     double begun = now();
     csi_client_unref(client);
-    CHECK(now() - begun < 5);
+    CHECK(now() - begun < AT_ONCE);
     FAILS(CSI_E_DISCONNECTED, csi_op_wait(op, -1, &error));
-    CHECK(readable(csi_events_fd(events), 1000));
+    CHECK(readable(csi_events_fd(events), SOON * 1000));
     csi_code code;
     while ((code = csi_events_next(events, &event, NULL)) == CSI_OK)
         csi_event_free(event);
@@ -251,10 +245,9 @@ void closing(void)
     csi_events_unref(events);
     csi_op_cancel(op);
     csi_op_unref(op);
-    client = open_client();
-    CHECK(listed(client, "operations") == 1);
-    unmount_of(client, "slow", "job");
-    csi_client_unref(client);
+    CHECK(listed(other, "operations") == 1);
+    unmount_of(other, "slow", "job");
+    csi_client_unref(other);
 }
 
 #define PANICS(entry, call) \
@@ -311,11 +304,13 @@ void panics(void)
     PANICS(csi_list_snapshots, csi_list_snapshots(client, "p", NULL, NULL, NULL, 0, NULL, &op, &error));
     PANICS(csi_delete_snapshot, csi_delete_snapshot(client, "p", "s", NULL, &op, &error));
     PANICS(csi_create_snapshot, csi_create_snapshot(client, &v, "s", NO_MAP, NULL, &op, &error));
+    PANICS(csi_begin_snapshot, csi_begin_snapshot(client, &v, "s", NO_MAP, NULL, &op, &error));
     PANICS(csi_volume_stats, csi_volume_stats(client, &v, NULL, &op, &error));
     PANICS(csi_get_volume, csi_get_volume(client, &v, NULL, &op, &error));
     PANICS(csi_explain, csi_explain(client, &v, NULL, &op, &error));
     PANICS(csi_list, csi_list(client, "mounts", NO_MAP, NULL, &op, &error));
     PANICS(csi_get_manager, csi_get_manager(client, NULL, &op, &error));
+    PANICS(csi_adopt_mount, csi_adopt_mount(client, &v, "job", NULL, NULL, "/", NULL, &op, &error));
     PANICS(csi_op_wait, csi_op_wait(kept, -1, &error));
     PANICS(csi_events_open, csi_events_open(client, NULL, 0, &events, &error));
     CHECK(!other && !op && !events);
@@ -336,7 +331,7 @@ void panics(void)
     QUIET(csi_events_ref, csi_events_ref(events) == NULL);
     QUIET(csi_events_unref, (csi_events_unref(events), 1));
     QUIET(csi_events_fd, csi_events_fd(events) == -1);
-    CHECK(readable(csi_events_fd(events), 5000));
+    CHECK(readable(csi_events_fd(events), SOON * 1000));
     OK(csi_events_next(events, &event, &error));
     QUIET(csi_event_gap, !csi_event_gap(event));
     QUIET(csi_event_cursor, !csi_event_cursor(event));

@@ -17,6 +17,10 @@
 #include <unistd.h>
 
 #define SECONDS ((uint64_t)1000000)
+/* Within so many seconds something comes that waits for nothing, also on a busy machine and under valgrind. */
+#define SOON 60
+/* Seconds in which something ends that waits for nothing: less than the 30 for which libcsi repeats a cancellation. */
+#define AT_ONCE 20
 #define CHECK(what) \
     do { if (!(what)) { fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what); exit(1); } } while (0)
 /* A call that takes &error. */
@@ -75,7 +79,7 @@ static inline csi_call within(uint64_t usec)
 /* The end of an operation that has to succeed; its only row lives as long as it. */
 static inline const csi_row *done(csi_op *op)
 {
-    OK(csi_op_wait(op, 60 * SECONDS, &error));
+    OK(csi_op_wait(op, SOON * SECONDS, &error));
     return csi_op_row(op, 0);
 }
 
@@ -91,6 +95,19 @@ static inline double now(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
+
+/* Waits until `what` holds. */
+#define EVENTUALLY(what) \
+    do { \
+        double begun_ = now(); \
+        while (!(what)) { \
+            if (now() - begun_ > SOON) { \
+                fprintf(stderr, "%s:%d: not so in %d s: %s\n", __FILE__, __LINE__, SOON, #what); \
+                exit(1); \
+            } \
+            usleep(10000); \
+        } \
+    } while (0)
 
 static inline int readable(int fd, int milliseconds)
 {

@@ -98,8 +98,9 @@ void volumes(void)
     char snapshot[256];
     snprintf(snapshot, sizeof snapshot, "%s", csi_row_text(row, "id"));
     csi_op_unref(other);
-    OK(csi_create_snapshot(client, &volume, "another", NO_MAP, NULL, &other, &error));
-    finish(other);
+    OK(csi_begin_snapshot(client, &volume, "another", NO_MAP, NULL, &other, &error));
+    CHECK(csi_row_text(done(other), "id")[0]);
+    csi_op_unref(other);
 
     /* What the plugin has. */
     const csi_capabilities no_capabilities = {NULL, 0}, one_capability = {any, 1};
