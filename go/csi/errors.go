@@ -5,79 +5,94 @@ import (
 	"errors"
 )
 
-// Code says what kind of an error it is. Each is an error itself: errors.Is(err, csi.ErrBusy).
+// Code is the kind of an error. Each is an error itself: errors.Is(err, csi.ErrBusy).
 type Code string
 
+// The kinds of errors.
 const (
-	// An argument is wrong; nothing was begun.
+	// ErrInvalidArgument: an argument is wrong. Nothing was started.
 	ErrInvalidArgument Code = "InvalidArgument"
-	ErrNotFound        Code = "NotFound"
-	// The same identity with other options.
+	// ErrNotFound: the object does not exist.
+	ErrNotFound Code = "NotFound"
+	// ErrAlreadyExists: the same identity exists with other options, or the name or path belongs to something else.
 	ErrAlreadyExists Code = "AlreadyExists"
-	// Something uses it: Error.Holders.
+	// ErrBusy: something is in use; Error.Holders lists the users.
 	ErrBusy Code = "Busy"
-	// Somebody else's claim is in the way: Error.Holders.
-	ErrClaimConflict     Code = "ClaimConflict"
+	// ErrClaimConflict: another consumer's claim or mount is in the way (Error.Holders), the plugin takes no more volumes on this
+	// node, or this node cannot reach the volume.
+	ErrClaimConflict Code = "ClaimConflict"
+	// ErrPluginUnavailable: the plugin did not become ready before the deadline, or it is not connected.
 	ErrPluginUnavailable Code = "PluginUnavailable"
-	// The plugin left while it was asked.
+	// ErrPluginShutdown: the plugin stopped during the call, or it is stopping.
 	ErrPluginShutdown Code = "PluginShutdown"
-	// The plugin said no: Error.RPC, Error.GRPCCode, Error.PluginMessage.
-	ErrPlugin        Code = "PluginError"
-	ErrNotSupported  Code = "NotSupported"
+	// ErrPlugin: the plugin answered with an error; see Error.RPC, Error.GRPCCode and Error.PluginMessage.
+	ErrPlugin Code = "PluginError"
+	// ErrNotSupported: the plugin, this csid or this client cannot do this.
+	ErrNotSupported Code = "NotSupported"
+	// ErrNotAuthorized: the caller is not allowed to do this.
 	ErrNotAuthorized Code = "NotAuthorized"
-	// The context was cancelled, or another call ended this one, as Unmount does a Mount that is under way.
+	// ErrCancelled: the context was cancelled, or another call ended this one, as Unmount ends a Mount in progress.
 	ErrCancelled Code = "Cancelled"
-	// The context's deadline is over.
+	// ErrTimedOut: the deadline passed, that of the context or csid's own.
 	ErrTimedOut Code = "TimedOut"
-	// What an earlier call of the plugin's did could not be settled: mount again, or unmount.
-	ErrUncertain   Code = "Uncertain"
+	// ErrUncertain: the effect of an earlier plugin call is not known yet. Repeat the call, or undo it.
+	ErrUncertain Code = "Uncertain"
+	// ErrRateLimited: the caller has as many operations, mounts or claims as one user may have.
 	ErrRateLimited Code = "RateLimited"
-	// The volume was used with secrets; give them again.
+	// ErrSecretRequired: the plugin needs the volume's secrets again.
 	ErrSecretRequired Code = "SecretRequired"
-	// csid's journal is damaged: it changes nothing until an administrator has it begin anew.
+	// ErrStateCorrupt: csid's journal is damaged. csid makes no change until an administrator starts a new journal.
 	ErrStateCorrupt Code = "StateCorrupt"
-	// csid cannot be reached, or the client was closed before the answer.
+	// ErrDisconnected: csid cannot be reached or is stopping, or the client was closed before the answer.
 	ErrDisconnected Code = "Disconnected"
-	ErrInternal     Code = "Internal"
+	// ErrInternal: a defect or a lack of resources in csid or in the client.
+	ErrInternal Code = "Internal"
 )
 
+// Error returns the code as text.
 func (c Code) Error() string { return "csi: " + string(c) }
 
 // Error is why a call failed.
 type Error struct {
+	// Code is the kind of the error.
 	Code Code
-	// For people: what failed, and what to do next.
+	// Message says to people what failed.
 	Message string
-	// Whether the same call may succeed later without anything else being changed.
+	// Retryable says whether the same call may succeed later without any other change.
 	Retryable bool
 
-	// The CSI call that failed, NodeStageVolume, or empty; the code that the plugin answered as gRPC numbers it, or 0; and
-	// its own words.
+	// RPC is the CSI call that failed, such as NodeStageVolume, or empty. GRPCCode is the plugin's gRPC code, or 0. PluginMessage
+	// is the plugin's own message, or empty.
 	RPC           string
 	GRPCCode      uint32
 	PluginMessage string
 
-	// Who is in the way: consumers, units or processes.
+	// Holders are the consumers, units, processes or paths in the way.
 	Holders []string
 
-	// What csid was doing, and of what, as far as it applies.
+	// Tags are those of the consumer's existing mounts, if the one that was asked for does not exist.
+	Tags []string
+
+	// Step, Operation, Namespace, Volume and Plugin say what csid was doing, as far as they apply.
 	Step, Operation, Namespace, Volume, Plugin string
 
-	// The context's own error, when it ended the call.
+	// Err is the context's own error, if it ended the call.
 	Err error
 }
 
+// Error returns the code and the message.
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 
+// Unwrap returns the context's own error, if it ended the call.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is makes a [Code] of the error. csid's TimedOut is the deadline of the context that it was given.
+// Is reports whether target is the error's [Code]. ErrTimedOut is also context.DeadlineExceeded.
 func (e *Error) Is(target error) bool {
 	code, is := target.(Code)
 	return is && code == e.Code || e.Code == ErrTimedOut && target == context.DeadlineExceeded
 }
 
-// Ended is the error of a call that its context ended.
+// Ended returns the error of a call that its context ended. It is for implementations of [Client].
 func Ended(cause error) *Error {
 	if errors.Is(cause, context.DeadlineExceeded) {
 		return &Error{Code: ErrTimedOut, Message: "no answer from csid before the deadline", Retryable: true, Err: cause}
@@ -85,7 +100,7 @@ func Ended(cause error) *Error {
 	return &Error{Code: ErrCancelled, Message: "the call was cancelled", Err: cause}
 }
 
-// Closed is the error of a call whose client was closed.
+// Closed returns the error of a call whose client was closed. It is for implementations of [Client].
 func Closed() *Error {
 	return &Error{
 		Code:      ErrDisconnected,

@@ -2,20 +2,21 @@ package csi
 
 // Event is something that happened in csid, or a gap.
 type Event struct {
-	// What to read on with once this one was dealt with.
+	// Cursor is where to continue after this event was handled: see Client.Events.
 	Cursor string
-	// Events are lost between the one before and the next: look at everything anew. Nothing else is set.
+	// Gap says that events were lost before this point, or csid has a new journal: list the objects again. Only Cursor is set too.
 	Gap bool
 
+	// Sequence is the number of the event in csid's journal.
 	Sequence uint64
-	// Microseconds since 1970.
+	// Realtime is when it happened, in microseconds since 1970.
 	Realtime uint64
-	// mount, unmount, plugin-health: as org.csid1.xml lists them, and more may come.
+	// Type is mount, unmount, plugin-health or another that org.csid1.xml lists. More may come.
 	Type string
-	// A plugin's id, NAMESPACE/VOLUME, an operation's id, or empty.
+	// Subject is a plugin's ID, NAMESPACE/VOLUME, an operation's ID, or empty.
 	Subject string
 
-	// As they apply.
+	// Success, Error, Consumer, Tag, Plugin, UID, From and To are the details, as far as they apply to the type.
 	Success               bool
 	Error                 string
 	Consumer, Tag, Plugin string

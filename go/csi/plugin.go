@@ -2,75 +2,96 @@ package csi
 
 import "slices"
 
-// Service is one of the halves of a plugin.
+// Service is a service of a plugin.
 type Service string
 
+// The services that csid uses.
 const (
-	Node       Service = "node"
+	// Node mounts volumes on this node.
+	Node Service = "node"
+	// Controller creates, attaches and deletes volumes.
 	Controller Service = "controller"
 )
 
-// PluginSpec is a plugin. A managed one, which csid runs, has Argv; one in a unit that somebody else has defined has Unit and Socket;
-// an external one, which somebody else runs, has a Socket.
+// PluginSpec is a plugin to be registered. Supervision says who runs it: csid ("managed", with Argv), an existing systemd unit
+// ("unit", with Unit and Socket) or anything else ("external", with Socket).
 type PluginSpec struct {
+	// ID is the plugin's ID: 1 to 63 of [A-Za-z0-9._-].
 	ID string
-	// "external", "unit", "managed"
+	// Supervision is "external", "unit" or "managed".
 	Supervision string
-	// The service that it runs in.
-	Unit   string
+	// Unit is the service in which the plugin runs, with Supervision "unit". Root only.
+	Unit string
+	// Socket is the path where an external plugin or a unit listens.
 	Socket string
-	// Which of several processes of the plugin; empty: its only one.
+	// Instance is one of several processes of the plugin. Empty: "default".
 	Instance string
-	// A directory on the host, and the same as the plugin sees it.
+	// PluginRoot is the directory on the host for the volumes' paths, PluginView the same as the plugin sees it. Root only. Empty:
+	// csid's own, and PluginRoot.
 	PluginRoot, PluginView string
-	Argv                   []string
-	// Stored and public: no secrets here.
+	// Argv is program (absolute path) and arguments of a managed plugin. Root only.
+	Argv []string
+	// Environment is that of a managed plugin. It is stored and public: no secrets here. Root only.
 	Environment map[string]string
-	// LoadCredential= of its unit.
+	// Credentials are systemd credentials of a managed plugin, each as LoadCredential= has it.
 	Credentials []string
-	// "journal", "none"
+	// Log is "journal" or "none". Empty: "journal".
 	Log string
-	// Of a managed one, from here on. "node-block", "node-fuse", "node-net", "controller"
+	// Profile of a managed plugin is "node-block", "node-fuse", "node-net" or "controller". Root only. Empty: all devices and
+	// capabilities.
 	Profile string
-	// "private", "host-to-task", "bidirectional": of its mounts.
+	// Propagation of a managed plugin's mounts is "private", "host-to-task" or "bidirectional". Root only. Empty: "bidirectional".
 	Propagation string
-	// "host", "none", "netns:NAME"
+	// Network of a managed plugin is "host", "none" or "netns:NAME". Root only. Empty: "host".
 	Network string
 }
 
+// UnregisterOptions says what UnregisterPlugin unregisters.
 type UnregisterOptions struct {
-	// Empty: all.
+	// Instance is the instance. Empty: all.
 	Instance string
-	Force    bool
+	// Force unregisters also a plugin whose volumes are in use.
+	Force bool
 }
 
-// Plugin is what csid knows of a plugin. Capabilities have CSI's own names: STAGE_UNSTAGE_VOLUME.
+// Plugin is what csid knows of a plugin. Capabilities have CSI's own names, such as STAGE_UNSTAGE_VOLUME.
 type Plugin struct {
+	// ID is the plugin's ID.
 	ID string
-	// stopped starting probing ready unhealthy failed stopping
-	State                                                        string
-	Healthy                                                      bool
-	HealthMessage                                                string
-	Supervision                                                  string
-	Provider, ProviderVersion                                    string
-	Services                                                     []Service
+	// State is stopped, starting, probing, ready, unhealthy, failed or stopping.
+	State string
+	// Healthy says whether the plugin can be used. HealthMessage says why not.
+	Healthy       bool
+	HealthMessage string
+	// Supervision is "external", "unit" or "managed".
+	Supervision string
+	// Provider and ProviderVersion are the plugin's own name and version.
+	Provider, ProviderVersion string
+	// Services are the services that it offers.
+	Services []Service
+	// PluginCapabilities, NodeCapabilities and ControllerCapabilities are what it can do.
 	PluginCapabilities, NodeCapabilities, ControllerCapabilities []string
-	// What its storage calls this node.
+	// NodeID is the plugin's name of this node.
 	NodeID string
-	// 0: it gives no limit.
+	// MaxVolumes is the number of volumes that this node can have. 0: the plugin gives no limit.
 	MaxVolumes uint64
-	// Where this node is; nil: it does not say.
+	// Instances are its instances, the newest first. The first is active and listens at Socket.
+	Instances []string
+	Socket    string
+	// Topology is where this node is. Nil: the plugin does not say.
 	Topology map[string]string
 }
 
-// Stages says whether a volume is staged on a node before it is published.
+// Stages says whether the plugin stages a volume on a node before it publishes it.
 func (p *Plugin) Stages() bool { return slices.Contains(p.NodeCapabilities, "STAGE_UNSTAGE_VOLUME") }
 
-// Attaches says whether a volume has to be attached to a node first.
+// Attaches says whether the plugin attaches a volume to a node before it is mounted there.
 func (p *Plugin) Attaches() bool {
 	return slices.Contains(p.ControllerCapabilities, "PUBLISH_UNPUBLISH_VOLUME")
 }
 
+// PluginRow is a plugin as ListPlugins returns it.
 type PluginRow struct {
+	// ID is the plugin's ID, Provider its own name. State and Supervision are as in Plugin.
 	ID, State, Provider, Supervision string
 }

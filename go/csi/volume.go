@@ -6,84 +6,100 @@ import (
 	"log/slog"
 )
 
-// Volume is a volume. One that is registered with csid has Namespace and ID alone; any other has Plugin and ExternalID too,
-// and whatever else its plugin needs. It prints as its name alone: all else may hold credentials.
+// Volume is a volume. A registered one needs Namespace and ID only; any other also needs Plugin and ExternalID, and what else its
+// plugin needs. Only the name is printed, because the rest may contain credentials.
 type Volume struct {
+	// Namespace and ID are the volume's name in csid.
 	Namespace string
 	ID        string
 
-	Plugin     string
+	// Plugin is the plugin's ID. Empty: the volume is registered.
+	Plugin string
+	// ExternalID is the plugin's ID of the volume. Empty: the volume is registered, or is to be created.
 	ExternalID string
-	// The plugin's; nil is none, and something else than empty.
-	Context      map[string]string
+	// Context is the volume context that the plugin returned. Nil means none, which differs from empty.
+	Context map[string]string
+	// Capabilities are the ways in which the volume can be used.
 	Capabilities []Capability
-	FSType       string
-	MountFlags   []string
+	// FSType is the file system, such as "xfs". Empty: the plugin's default.
+	FSType string
+	// MountFlags are mount flags for the plugin.
+	MountFlags []string
 
-	// For this one call, in a sealed memfd.
+	// Secrets are for this one call. They are sent in a sealed memfd.
 	Secrets Secrets
-	// Instead of secrets: the name of a systemd credential that csid can load again after a reboot.
+	// Credential is used instead of Secrets: the name of a systemd credential, which csid can load again after a reboot.
 	Credential string
 }
 
+// String returns NAMESPACE/ID.
 func (v Volume) String() string { return v.Namespace + "/" + v.ID }
 
+// Format writes String, whatever the verb is.
 func (v Volume) Format(f fmt.State, _ rune) { io.WriteString(f, v.String()) }
 
+// LogValue returns String.
 func (v Volume) LogValue() slog.Value { return slog.StringValue(v.String()) }
 
-// Secrets are names and values as a plugin wants them. They print as their number alone. Go's strings cannot be zeroed:
-// whatever these packages make of them is, and the map itself is the caller's to let go.
+// Secrets are names and values for a plugin. Only their number is printed. These packages zero the copies they make. Go's strings
+// cannot be zeroed, so the map itself stays with the caller.
 type Secrets map[string]string
 
+// String returns the number of secrets.
 func (s Secrets) String() string { return fmt.Sprintf("%d secrets", len(s)) }
 
+// Format writes String, whatever the verb is.
 func (s Secrets) Format(f fmt.State, _ rune) { io.WriteString(f, s.String()) }
 
-// MarshalText keeps them out of whatever is encoded.
+// MarshalText returns String, so that encoders do not write the secrets.
 func (s Secrets) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Capability is one of the ways in which a volume can be used.
+// Capability is a way in which a volume can be used.
 type Capability struct {
+	// AccessMode is who may use the volume at the same time. AttachmentMode is what it is used as.
 	AccessMode     AccessMode
 	AttachmentMode AttachmentMode
 }
 
-// VolumeSpec is what csid shall know of a volume beyond what a [Volume] says.
+// VolumeSpec is what csid is to know of a volume beyond what a [Volume] says.
 type VolumeSpec struct {
-	// For people.
-	Name       string
+	// Name is a name for people; CreateVolume gives it to the plugin. Empty: none, and csid names a new volume.
+	Name string
+	// MountGroup is the group that the plugin gives the volume to at each mount. Empty: none.
 	MountGroup string
+	// Parameters are for the plugin.
 	Parameters map[string]string
-	// The segments of the places it can be used at.
+	// Topologies are the segments of the places where the volume can be used. Empty: anywhere.
 	Topologies []map[string]string
-	// What is done about a mount that died: "report", "remount".
+	// Heal is what csid does after a mount died: "report" (the default) or "remount".
 	Heal string
-	// Whether set-user-ID programs, and device nodes, on it are honoured: root's alone.
+	// SUID and Dev honour set-user-ID programs and device nodes on the volume. Root only.
 	SUID, Dev bool
 }
 
-// CreateSpec is what a new volume shall be. Of the [Volume] the plugin and at least one capability are needed; the external
-// id and the context are the plugin's to give.
+// CreateSpec is what a new volume is to be. The [Volume] needs the plugin and at least one capability. Its external ID and context
+// must be empty, because the plugin returns them.
 type CreateSpec struct {
+	// VolumeSpec is what csid is to know of the volume.
 	VolumeSpec
-	// Whether csid keeps the volume as a registered one. Otherwise the caller keeps the answer.
+	// Register says whether csid registers the volume. If not, the caller keeps the result.
 	Register bool
-	// Bytes; a limit of 0 is none.
+	// Capacity is the size. The zero value leaves it to the plugin.
 	Capacity CapacityRange
-	// The id of the volume in the same namespace whose clone it shall be, or the plugin's id of the snapshot that it begins
-	// with.
+	// Clone is the ID of a volume in the same namespace, Snapshot the plugin's ID of a snapshot, whose content the new volume
+	// has. Empty: neither.
 	Clone, Snapshot string
 }
 
 // CapacityRange is a size in bytes.
 type CapacityRange struct {
+	// RequiredBytes is the least size.
 	RequiredBytes int64
-	// 0 is none.
+	// LimitBytes is the largest size. 0: no limit.
 	LimitBytes int64
 }
 
-// Check is nil when the range is one.
+// Check returns ErrInvalidArgument if a bound is negative.
 func (c CapacityRange) Check() error {
 	if c.RequiredBytes < 0 || c.LimitBytes < 0 {
 		return &Error{Code: ErrInvalidArgument, Message: "a capacity is negative"}
@@ -91,72 +107,147 @@ func (c CapacityRange) Check() error {
 	return nil
 }
 
-// Part says whom an expansion concerns; empty is all.
+// Part is a part of an expansion. Empty: all parts.
 type Part string
 
+// The parts of an expansion.
 const (
+	// PartController is what the plugin's controller does.
 	PartController Part = "controller"
-	PartNode       Part = "node"
+	// PartNode is what the plugin does on this node.
+	PartNode Part = "node"
 )
 
 // VolumeInfo is what csid knows of a volume.
 type VolumeInfo struct {
-	Namespace, ID, Name, ExternalID   string
+	// Namespace and ID are the volume's name in csid, Name is for people, ExternalID is the plugin's ID of the volume.
+	Namespace, ID, Name, ExternalID string
+	// Plugin is the plugin's ID. Provider and ProviderVersion are the plugin's own name and version.
 	Plugin, Provider, ProviderVersion string
-	Context, Parameters               map[string]string
-	Capabilities                      []Capability
-	Topologies                        []map[string]string
-	Credential                        string
-	FSType                            string
-	MountGroup                        string
-	Heal                              string
-	ControllerRequired                bool
-	Schedulable                       bool
-	// Bytes; 0: not known.
+	// Context is the volume context, Parameters are those of the registration. Both are missing in a list.
+	Context, Parameters map[string]string
+	// Capabilities are the ways in which the volume can be used.
+	Capabilities []Capability
+	// Topologies are the segments of the places where the volume can be used.
+	Topologies []map[string]string
+	// Credential is the name of the systemd credential with the volume's secrets. Empty: none.
+	Credential string
+	// FSType is the file system. Empty: the plugin's default.
+	FSType string
+	// MountGroup is the group that the plugin gives the volume to. Empty: none.
+	MountGroup string
+	// Heal is "report" or "remount", as in VolumeSpec.
+	Heal string
+	// ControllerRequired says whether the plugin has to attach the volume.
+	ControllerRequired bool
+	// Schedulable says whether the plugin offers the services that the volume needs.
+	Schedulable bool
+	// Capacity is the size in bytes. 0: not known.
 	Capacity uint64
-	// Empty: it has no claims.
+	// AccessMode and AttachmentMode are those of the claims. Empty: there are none.
 	AccessMode     AccessMode
 	AttachmentMode AttachmentMode
-	// Consumers.
+	// ReadClaims, WriteClaims and PastClaims are the consumers of the volume's claims.
 	ReadClaims, WriteClaims, PastClaims []string
-	// Bytes that a node still has to make of it; 0: none.
+	// PendingExpand is the size in bytes to which a node still has to expand the volume. 0: none.
 	PendingExpand uint64
-	ModifyIndex   uint64
+	// ModifyIndex is the index of the last change of the volume's record.
+	ModifyIndex uint64
+	// Cursor is where a list continues after this row. Empty: the row is not from a list, or csid has no pages.
+	Cursor string
 }
 
-// VolumeFilter takes the volumes that have all of these.
+// VolumeFilter selects the volumes that match all of its fields. An empty field matches any volume.
 type VolumeFilter struct {
+	// Namespace is the volumes' namespace.
 	Namespace string
-	Plugin    string
-	// With a claim of this node.
+	// Plugin is the plugin's ID.
+	Plugin string
+	// Node is a node that has claimed the volume.
 	Node string
-	// What the id begins with.
+	// Prefix is what the ID begins with.
 	Prefix string
+	// ListPage is the part of the list.
+	ListPage
 }
 
+// DeregisterOptions says how DeregisterVolume deregisters a volume.
 type DeregisterOptions struct {
-	// Whatever claims it.
+	// Force deregisters also a volume that is claimed, and drops its claims as they are.
 	Force bool
+	// Forget gives up a creation or deletion that never ends. Root only.
+	Forget bool
 }
 
+// Validated is the result of ValidateVolume.
 type Validated struct {
+	// Confirmed says whether the volume can be used so.
 	Confirmed bool
-	// Why not, in the plugin's words.
+	// Message says why not, in the plugin's words.
 	Message string
 }
 
+// Expanded is the result of ExpandVolume.
 type Expanded struct {
+	// CapacityBytes is the size of the volume.
 	CapacityBytes int64
-	// A node still has to expand it, when it has the volume next.
+	// NodeExpansionRequired says whether a node still has to expand the volume when it mounts it next.
 	NodeExpansionRequired bool
 }
 
+// Page is a part of a list. The zero value is the first page, with as many entries as the plugin chooses.
+type Page struct {
+	// Token is NextToken of the page before. Empty: the first page.
+	Token string
+	// Max is the largest number of entries. 0: the plugin's choice.
+	Max uint32
+}
+
+// ExternalVolume is a volume as its plugin knows it, registered with csid or not.
+type ExternalVolume struct {
+	// ExternalID is the plugin's ID of the volume.
+	ExternalID string
+	// Capacity is the size in bytes. 0: the plugin does not say.
+	Capacity uint64
+	// PublishedNodeIDs are the plugin's names of the nodes to which the volume is attached.
+	PublishedNodeIDs []string
+	// Abnormal says whether the plugin reports the volume as abnormal. Message is the plugin's explanation.
+	Abnormal bool
+	Message  string
+}
+
+// ExternalVolumes are a page of a plugin's volumes. The pages are not one consistent view.
+type ExternalVolumes struct {
+	// Volumes are the volumes of the page.
+	Volumes []ExternalVolume
+	// NextToken is the token of the next page. Empty: this is the last one.
+	NextToken string
+}
+
+// SnapshotFilter selects the snapshots that match all of its fields. An empty field matches any snapshot.
+type SnapshotFilter struct {
+	// Snapshot is the plugin's ID of the snapshot, ExternalID that of its volume.
+	Snapshot, ExternalID string
+	// Secrets are for a plugin that needs them to list.
+	Secrets Secrets
+}
+
+// Snapshots are a page of a plugin's snapshots. The pages are not one consistent view.
+type Snapshots struct {
+	// Snapshots are the snapshots of the page.
+	Snapshots []Snapshot
+	// NextToken is the token of the next page. Empty: this is the last one.
+	NextToken string
+}
+
+// Snapshot is a snapshot of a volume.
 type Snapshot struct {
-	// The plugin's id for it, and for the volume.
+	// ID is the plugin's ID of the snapshot, ExternalID that of its volume.
 	ID, ExternalID string
-	// Bytes; 0: the plugin does not say.
+	// Size is the size in bytes. 0: the plugin does not say.
 	Size uint64
-	// Microseconds since 1970; 0: the plugin does not say.
+	// Created is when the snapshot was made, in microseconds since 1970. 0: the plugin does not say.
 	Created uint64
-	Ready   bool
+	// Ready says whether the snapshot can be used.
+	Ready bool
 }

@@ -13,25 +13,25 @@ import (
 	"github.com/csid-project/csid/go/csi"
 )
 
-// turns are who may be in C at once. Go has a thread for each goroutine that is there for some microseconds, which on a busy machine
-// is every one.
+// turns limits the goroutines in C. Go adds a thread for each goroutine that stays in C for some microseconds, and on a busy machine
+// every one does.
 var turns = make(chan struct{}, 4)
 
-// inC does what calls C, and does not wait there.
+// inC runs a function that calls C and does not wait there.
 func inC(do func()) {
 	turns <- struct{}{}
 	defer func() { <-turns }()
 	do()
 }
 
-// arena is the C memory of one call's arguments. libcsi copies them before the call returns; then it is zeroed and freed, for some of
-// it are secrets.
+// arena is the C memory of one call's arguments. libcsi copies them before the call returns. Then the memory is zeroed, because it may hold
+// secrets, and freed.
 type arena struct {
-	// It goes with a turn in C.
+	// The arena holds a turn in C, and free returns it.
 	hasTurn bool
 
 	blocks []block
-	// Of the first text that C cannot have.
+	// The error of the first text that C cannot represent.
 	err error
 }
 
@@ -55,7 +55,7 @@ func (a *arena) free() {
 	}
 }
 
-// alloc is not NULL for a size of 0 either.
+// alloc returns memory, and never NULL, also for size 0.
 func (a *arena) alloc(size uintptr) unsafe.Pointer {
 	size = max(size, 1)
 	b := block{C.malloc(C.size_t(size)), C.size_t(size)}
@@ -77,7 +77,7 @@ func (a *arena) text(text string) *C.char {
 	return (*C.char)(unsafe.Pointer(unsafe.SliceData(bytes)))
 }
 
-// some is NULL for an empty text.
+// some returns the text in C. An empty text is NULL.
 func (a *arena) some(text string) *C.char {
 	if text == "" {
 		return nil

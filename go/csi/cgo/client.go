@@ -1,7 +1,7 @@
-// Package cgo is csid over libcsi, the C library. A call that waits holds no thread: Go's own poller awaits the operation's
-// descriptor.
+// Package cgo implements [csi.Client] over libcsi, the C library. A call that waits holds no thread: Go's own poller waits for
+// the operation's descriptor.
 //
-// It is built with what pkg-config says of csi.
+// It is built with the flags of pkg-config for the package csi.
 package cgo
 
 // #cgo pkg-config: csi
@@ -22,7 +22,7 @@ import (
 	"github.com/csid-project/csid/go/internal/row"
 )
 
-// Client is csid, through its restarts.
+// Client is a connection to csid that outlives csid's restarts.
 type Client struct {
 	mu sync.RWMutex
 	// NULL once it is closed.
@@ -31,8 +31,9 @@ type Client struct {
 
 var _ csi.Client = (*Client)(nil)
 
-// Open connects to csid, and fails where it cannot be reached now; later it is waited for. address is the path of csid's private
-// socket or "system-bus"; empty: $CSID_SOCKET, else the socket at its usual place, else the system bus.
+// Open connects to csid. Later calls wait for a csid that restarts. address is the path of csid's private socket or "system-bus".
+// Empty: $CSID_SOCKET, else the socket at its usual place, else the system bus. The error is csi.ErrDisconnected if csid cannot be
+// reached now, and csi.ErrInvalidArgument if address is none of these.
 func Open(ctx context.Context, address string) (*Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, csi.Ended(err)
@@ -74,7 +75,8 @@ func Open(ctx context.Context, address string) (*Client, error) {
 	}
 }
 
-// Close ends the calls that go on, here alone. It may take a second, while cancellations are on their way.
+// Close closes the connection. Running calls end here with csi.ErrDisconnected and go on in csid. It may take a second, while
+// cancellations are sent.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	handle := c.handle
@@ -84,7 +86,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// ref is NULL when the client is closed.
+// ref returns a reference of the client. NULL: the client is closed.
 func (c *Client) ref() *C.csi_client {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -97,7 +99,7 @@ func (c *Client) closed() bool {
 	return c.handle == nil
 }
 
-// slot is where every call of libcsi puts the operation, or the error, that comes of it.
+// slot has the options of a call of libcsi, and the places for its operation or its error.
 type slot struct {
 	call *C.csi_call
 	op   **C.csi_op
@@ -106,7 +108,7 @@ type slot struct {
 
 type start func(client *C.csi_client, s slot) C.csi_code
 
-// all is one call, of arguments in the arena, for a volume that may have secrets; and its rows, read.
+// all makes one call, with its arguments in the arena, for a volume that may have secrets. It returns the rows of the answer.
 func all[T any](c *Client, ctx context.Context, a *arena, v csi.Volume, start start, read func(row.Row) T) (rows []T, err error) {
 	op, err := c.begin(ctx, a, v, start)
 	if err != nil {
@@ -124,7 +126,7 @@ func all[T any](c *Client, ctx context.Context, a *arena, v csi.Volume, start st
 	return rows, nil
 }
 
-// one is a call that answers one row.
+// one makes a call whose answer is one row.
 func one[T any](c *Client, ctx context.Context, a *arena, v csi.Volume, start start, read func(row.Row) T) (none T, err error) {
 	rows, err := all(c, ctx, a, v, start, read)
 	if err != nil {
@@ -136,7 +138,7 @@ func one[T any](c *Client, ctx context.Context, a *arena, v csi.Volume, start st
 	return rows[0], nil
 }
 
-// done is a call that answers none.
+// done makes a call without rows in its answer.
 func (c *Client) done(ctx context.Context, a *arena, v csi.Volume, start start) error {
 	_, err := all(c, ctx, a, v, start, func(row.Row) struct{} { return struct{}{} })
 	return err
@@ -210,7 +212,7 @@ func await(ctx context.Context, op *C.csi_op) error {
 	return failed
 }
 
-// pollable is a descriptor of libcsi's for Go's poller, which wants one that it can close.
+// pollable duplicates a descriptor of libcsi for Go's poller, which closes its own.
 func pollable(fd C.int32_t) (*os.File, error) {
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -219,7 +221,7 @@ func pollable(fd C.int32_t) (*os.File, error) {
 	return os.NewFile(uintptr(own), "libcsi"), nil
 }
 
-// wait asks, and asks again whenever the file is readable, until it is over.
+// wait calls over, and calls it again whenever the file is readable, until it returns true.
 func wait(file *os.File, over func() bool) error {
 	raw, err := file.SyscallConn()
 	if err != nil {
@@ -228,7 +230,7 @@ func wait(file *os.File, over func() bool) error {
 	return raw.Read(func(uintptr) bool { return over() })
 }
 
-// after does it when the context ends. What it gives back ends that, and waits for it if it is under way.
+// after calls do when the context ends. The returned function stops that, and waits for a do in progress.
 func after(ctx context.Context, do func()) (end func()) {
 	done := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {

@@ -30,7 +30,7 @@ var codes = map[C.csi_code]csi.Code{
 	C.CSI_E_STATE_CORRUPT:      csi.ErrStateCorrupt,
 }
 
-// failure takes C's error over.
+// failure converts C's error and frees it.
 func failure(code C.csi_code, said *C.csi_error) *csi.Error {
 	defer C.csi_error_free(said)
 	known, is := codes[code]

@@ -15,7 +15,7 @@ import (
 	"github.com/csid-project/csid/go/internal/row"
 )
 
-// Whether anybody still waits for a reader that is being opened is looked at so often.
+// Interval at which a reader that is being opened checks whether a caller still waits for it.
 const opening = time.Second
 
 type reader struct {
@@ -25,6 +25,7 @@ type reader struct {
 	handle *C.csi_events
 }
 
+// Events implements [csi.Client].
 func (c *Client) Events(ctx context.Context, cursor string) (csi.Events, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, csi.Ended(err)
@@ -91,7 +92,7 @@ func (r *reader) Next(ctx context.Context) (*csi.Event, error) {
 		return nil, csi.Closed()
 	}
 	defer C.csi_events_unref(handle)
-	// A deadline that is over ends a wait.
+	// A deadline in the past ends a wait.
 	if err := r.file.SetReadDeadline(time.Time{}); err != nil {
 		return nil, csi.Closed()
 	}
@@ -112,8 +113,8 @@ func (r *reader) Next(ctx context.Context) (*csi.Event, error) {
 		return nil, failure(code, said)
 	}
 	defer C.csi_event_free(event)
-	told := crow{C.csi_event_row(event)}
-	made := row.Event(told, crow{by("details", func(n *C.char) *C.csi_row { return C.csi_row_row(told.at, n, 0) })})
+	fields := crow{C.csi_event_row(event)}
+	made := row.Event(fields, crow{by("details", func(n *C.char) *C.csi_row { return C.csi_row_row(fields.at, n, 0) })})
 	made.Gap = bool(C.csi_event_gap(event))
 	made.Cursor = C.GoString(C.csi_event_cursor(event))
 	return made, nil

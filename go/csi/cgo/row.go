@@ -10,10 +10,10 @@ import (
 	"github.com/csid-project/csid/go/internal/row"
 )
 
-// crow is a csi_row as row.Row. It lives as long as what it was read from.
+// crow is a csi_row as a row.Row. It is valid as long as the operation or event that it was read from.
 type crow struct{ at *C.csi_row }
 
-// by gives C the name.
+// by calls read with the name in C.
 func by[T any](name string, read func(*C.char) T) T {
 	c := C.CString(name)
 	defer C.free(unsafe.Pointer(c))

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/csid-project/csid/go/csi"
 )
@@ -26,6 +27,7 @@ func mount(f *fixture) {
 	_, err = f.client.Mount(f.Context(), f.volume("v"), "other", csi.MountRequest{})
 	f.is(err, csi.ErrClaimConflict)
 	f.that(slices.Contains(err.(*csi.Error).Holders, "job"), "it names who has it: %+v", err)
+	f.that(err.(*csi.Error).Retryable, "it may be had later: %+v", err)
 	rows := f.rows()
 	f.that(len(rows) == 1 && rows[0].Source == info.Source && rows[0].Consumer == "job" && rows[0].State == "mounted",
 		"%+v", rows)
@@ -34,9 +36,86 @@ func mount(f *fixture) {
 	is, err = f.client.HasMount(f.Context(), info.Source)
 	f.ok(err)
 	f.that(!is, "it is unmounted")
+	_, err = f.client.ExpandVolume(f.Context(), f.volume("v"), csi.CapacityRange{RequiredBytes: 1 << 20}, csi.PartNode)
+	f.is(err, csi.ErrNotSupported)
+	plugin, err := f.client.Plugin(f.Context(), f.plugin.ID)
+	f.ok(err)
+	f.that(plugin.Topology == nil, "it says of no place: %v", plugin.Topology)
+	at, err := f.client.ListMounts(f.Context(), csi.MountFilter{Plugin: f.plugin.ID, Target: "/no/such/target"})
+	f.ok(err)
+	f.that(at == nil, "nothing is bound there: %+v", at)
 	f.unmounted("v")
 	f.unmounted("never-there")
 	f.that(f.rows() == nil, "no row is left")
+	unmounting(f)
+}
+
+// What must be there, every tag, and an answer after the first try.
+func unmounting(f *fixture) {
+	volume := csi.Volume{Namespace: namespace, ID: "v"}
+	unmount := func(options csi.UnmountOptions) error {
+		return f.client.Unmount(f.Context(), volume, "job", options)
+	}
+	f.is(unmount(csi.UnmountOptions{MustExist: true}), csi.ErrNotFound)
+	usage := csi.UsageOptions{AccessMode: csi.SingleNodeMultiWriter}
+	for _, tag := range []string{"one", "two"} {
+		_, err := f.client.Mount(f.Context(), f.volume("v"), "job", csi.MountRequest{Usage: usage, Tag: tag})
+		f.ok(err)
+	}
+	err := unmount(csi.UnmountOptions{MustExist: true})
+	f.is(err, csi.ErrNotFound)
+	f.that(slices.Equal(err.(*csi.Error).Tags, []string{"one", "two"}), "%+v", err)
+	// In pages, each of which goes on behind a row that is gone or there.
+	of := csi.MountFilter{Plugin: f.plugin.ID, ListPage: csi.ListPage{Max: 1}}
+	for _, tag := range []string{"one", "two"} {
+		rows, err := f.client.ListMounts(f.Context(), of)
+		f.ok(err)
+		f.that(len(rows) == 1 && rows[0].Tag == tag && rows[0].Cursor != "", "%+v", rows)
+		of.After = rows[0].Cursor
+		if tag == "one" {
+			f.ok(unmount(csi.UnmountOptions{Tag: tag}))
+		}
+	}
+	rows, err := f.client.ListMounts(f.Context(), of)
+	f.ok(err)
+	f.that(rows == nil, "%+v", rows)
+	of.After = "no cursor"
+	_, err = f.client.ListMounts(f.Context(), of)
+	f.is(err, csi.ErrInvalidArgument)
+	f.ok(unmount(csi.UnmountOptions{AllTags: true, MustExist: true}))
+	f.that(f.rows() == nil, "no row is left")
+
+	f.mounted("v")
+	f.plugin.Rules(Always("NodeUnpublishVolume", Say(14, "not now")))
+	err = unmount(csi.UnmountOptions{NoWait: true})
+	f.that(err != nil && err.(*csi.Error).PluginMessage == "not now", "%+v", err)
+	f.plugin.Rules()
+	Eventually(f, "csid goes on by itself", func() bool { return f.rows() == nil })
+
+	// What root alone may ask for reaches csid, too.
+	f.mounted("v")
+	err = unmount(csi.UnmountOptions{Forget: true})
+	f.is(err, csi.ErrBusy)
+	f.that(slices.Contains(err.(*csi.Error).Holders, "job"), "it is mounted: %+v", err)
+	f.ok(unmount(csi.UnmountOptions{ForceHung: true}))
+	f.ok(unmount(csi.UnmountOptions{Forget: true}))
+	f.is(unmount(csi.UnmountOptions{Forget: true, MustExist: true}), csi.ErrNotFound)
+
+	// A mount that waits has the volume when the other lets it go.
+	f.mounted("v")
+	done := make(chan error, 1)
+	go func() {
+		_, err := f.client.Mount(f.Context(), f.volume("v"), "other", csi.MountRequest{Wait: noise})
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		f.Fatalf("it does not wait: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	f.unmounted("v")
+	f.ok(<-done)
+	f.ok(f.client.Unmount(f.Context(), volume, "other", csi.UnmountOptions{}))
 }
 
 func device(f *fixture) {
@@ -91,6 +170,8 @@ func theManager(f *fixture) {
 	f.world.Kill()
 	f.world.Start()
 	f.client = f.another()
+	// Without its plugin an Unmount that does not wait is refused at once.
+	f.ok(csi.NewManager(f.client).WaitForPlugin(ctx, "csi-node", f.plugin.ID))
 	mounter, err = csi.NewManager(f.client).MounterForPlugin(ctx, f.plugin.ID)
 	f.ok(err)
 	for _, usage := range both {
@@ -170,4 +251,47 @@ func secrets(f *fixture) {
 	f.that(!strings.Contains(said, "c4n4ry"), "%s", said)
 	f.that(f.world.Grep("c4n4ry") == "", "csid keeps a secret in %s", f.world.Grep("c4n4ry"))
 	f.plugin.Rules()
+}
+
+// What another manager mounted is had without the plugin, and unmounted like any other.
+func adopting(f *fixture) {
+	ctx := f.Context()
+	at := f.plugin.Foreign("v")
+	request := csi.MountRequest{Usage: csi.UsageOptions{AccessMode: csi.SingleNodeMultiWriter}}
+	adopt := func(consumer string, at csi.AdoptedAt) (*csi.MountInfo, error) {
+		return f.client.AdoptMount(ctx, f.volume("v"), consumer, request, at)
+	}
+	_, err := adopt("job", csi.AdoptedAt{Staging: at.Staging, Published: at.Published + ".not"})
+	f.is(err, csi.ErrNotFound)
+	_, err = adopt("job", csi.AdoptedAt{Staging: at.Staging})
+	f.is(err, csi.ErrInvalidArgument)
+	f.that(f.rows() == nil, "nothing has changed")
+	for range 2 {
+		info, err := adopt("job", at)
+		f.ok(err)
+		f.that(*info == csi.MountInfo{Source: at.Published}, "%+v", info)
+	}
+	_, err = adopt("other", at)
+	f.is(err, csi.ErrAlreadyExists)
+	is, err := f.client.HasMount(ctx, at.Published)
+	f.ok(err)
+	f.that(is, "it is mounted")
+	rows := f.rows()
+	f.that(len(rows) == 1 && rows[0].Staging == at.Staging && rows[0].State == "mounted", "%+v", rows)
+	f.unmounted("v")
+	_, err = os.Stat(at.Published)
+	f.that(os.IsNotExist(err), "the plugin took it away: %v", err)
+
+	// The same for a scheduler with the two interfaces.
+	mounter, err := csi.NewManager(f.client).MounterForPlugin(ctx, f.plugin.ID)
+	f.ok(err)
+	volume := &csi.Volume{Namespace: namespace, ID: "web", ExternalID: "vol-1"}
+	at = f.plugin.Foreign("vol-1")
+	info, err := mounter.AdoptVolume(ctx, volume, "alloc-7", &request.Usage, nil, at)
+	f.ok(err)
+	f.that(info.Source == at.Published, "%+v", info)
+	f.ok(mounter.UnmountVolume(ctx, namespace, "web", "vol-1", "alloc-7", &request.Usage))
+	f.that(f.rows() == nil, "no row is left")
+	calls := len(f.plugin.Calls("NodeStageVolume")) + len(f.plugin.Calls("NodePublishVolume"))
+	f.that(calls == 4, "%d: the other manager's alone", calls)
 }

@@ -40,14 +40,18 @@ func held(t *testing.T) resources {
 	return resources{runtime.NumGoroutine(), len(descriptors)}
 }
 
-// Way is one to csid.
+// Way is a way to connect to csid.
 type Way struct {
+	// Open opens a client.
 	Open func(context.Context) (csi.Client, error)
-	// The system bus is there whether csid is or not.
+	// OnBus says that the clients use the system bus, which is there without csid too.
 	OnBus bool
+	// Threads is the most that the process may have during many calls. A thread for each call would make 112 or more, one for each
+	// call that csid has passed to the plugin about 50.
+	Threads int
 }
 
-// Run shows what a way's clients do.
+// Run tests the clients of a way.
 func Run(t *testing.T, way Way) {
 	world := Open(t)
 	// Go itself has a thread for each processor.
@@ -82,6 +86,7 @@ func Run(t *testing.T, way Way) {
 		{"controller", true, controller},
 		{"specs", false, specs},
 		{"node", true, node},
+		{"adopting", false, adopting},
 	} {
 		well := t.Run(test.name, func(t *testing.T) {
 			world.t = t

@@ -52,7 +52,9 @@ func claims(f *fixture) {
 	volumes, err := f.client.ListVolumes(ctx, csi.VolumeFilter{Plugin: f.plugin.ID})
 	f.ok(err)
 	f.that(len(volumes) == 1 && volumes[0].ID == "v", "%+v", volumes)
+	f.pages(named)
 	f.is(f.client.DeregisterVolume(ctx, named, csi.DeregisterOptions{}), csi.ErrBusy)
+	f.is(f.client.Release(ctx, named, "a", csi.ReleaseOptions{Forget: true}), csi.ErrBusy)
 
 	for range 2 {
 		f.ok(f.client.Release(ctx, named, "a", csi.ReleaseOptions{}))
@@ -71,6 +73,64 @@ func claims(f *fixture) {
 	f.ok(f.client.DeleteVolume(ctx, volume))
 }
 
+// pages goes on behind the one claim of the volume, and behind the one volume.
+func (f *fixture) pages(volume csi.Volume) {
+	f.Helper()
+	ctx := f.Context()
+	claims, err := f.client.ListClaims(ctx, csi.ClaimFilter{Volume: volume.ID, ListPage: csi.ListPage{Max: 1}})
+	f.ok(err)
+	f.that(len(claims) == 1, "%+v", claims)
+	behind := csi.ListPage{After: claims[0].Cursor}
+	claims, err = f.client.ListClaims(ctx, csi.ClaimFilter{Volume: volume.ID, ListPage: behind})
+	f.ok(err)
+	f.that(claims == nil, "%+v", claims)
+	volumes, err := f.client.ListVolumes(ctx, csi.VolumeFilter{Plugin: f.plugin.ID, ListPage: csi.ListPage{Max: 1}})
+	f.ok(err)
+	f.that(len(volumes) == 1, "%+v", volumes)
+	behind = csi.ListPage{After: volumes[0].Cursor}
+	volumes, err = f.client.ListVolumes(ctx, csi.VolumeFilter{Plugin: f.plugin.ID, ListPage: behind})
+	f.ok(err)
+	f.that(volumes == nil, "%+v", volumes)
+}
+
+// inventory looks at what the plugin has: the volume and its snapshot, which are given up again but for the volume.
+func (f *fixture) inventory(volume csi.Volume, snapshot *csi.Snapshot) {
+	f.Helper()
+	ctx := f.Context()
+	has, err := f.client.ListExternalVolumes(ctx, f.plugin.ID, csi.Page{Max: 1})
+	f.ok(err)
+	f.that(len(has.Volumes) == 1 && has.Volumes[0].ExternalID == volume.ExternalID && has.NextToken == "", "%+v", has)
+	f.plugin.ReadyAt(3)
+	begun, err := f.client.BeginSnapshot(ctx, volume, "later", nil)
+	f.ok(err)
+	f.that(begun.ID != "" && !begun.Ready, "it is not ready: %+v", begun)
+	later, err := f.client.CreateSnapshot(ctx, volume, "later", nil)
+	f.ok(err)
+	f.that(later.ID == begun.ID && later.Ready, "%+v", later)
+
+	var ids []string
+	for page := (csi.Page{Max: 1}); ; {
+		some, err := f.client.ListSnapshots(ctx, f.plugin.ID, csi.SnapshotFilter{ExternalID: volume.ExternalID}, page)
+		f.ok(err)
+		for _, one := range some.Snapshots {
+			ids = append(ids, one.ID)
+		}
+		if page.Token = some.NextToken; page.Token == "" {
+			break
+		}
+	}
+	want := []string{snapshot.ID, later.ID}
+	slices.Sort(ids)
+	slices.Sort(want)
+	f.that(slices.Equal(ids, want), "%v", ids)
+	for _, id := range append(want, want...) {
+		f.ok(f.client.DeleteSnapshot(ctx, f.plugin.ID, id, nil))
+	}
+	none, err := f.client.ListSnapshots(ctx, f.plugin.ID, csi.SnapshotFilter{Snapshot: snapshot.ID}, csi.Page{})
+	f.ok(err)
+	f.that(len(none.Snapshots) == 0, "%+v", none)
+}
+
 // A scheduler that keeps its own claims: csid only asks the controller.
 func controller(f *fixture) {
 	ctx := f.Context()
@@ -86,6 +146,12 @@ func controller(f *fixture) {
 	valid, err := f.client.ValidateVolume(ctx, volume, writer[0])
 	f.ok(err)
 	f.that(valid.Confirmed, "%+v", valid)
+	both := []csi.Capability{writer[0], {AccessMode: csi.SingleNodeReaderOnly, AttachmentMode: csi.FileSystem}}
+	_, err = f.client.ValidateVolume(ctx, volume, both...)
+	f.ok(err)
+	asked := f.plugin.Calls("ValidateVolumeCapabilities")
+	f.that(len(asked) == 2, "each is one question: %+v", asked)
+	f.that(plugin.Socket == f.plugin.Socket && slices.Equal(plugin.Instances, []string{"default"}), "%+v", plugin)
 	usage := csi.UsageOptions{AccessMode: csi.SingleNodeWriter, AttachmentMode: csi.FileSystem}
 	context, err := f.client.AttachVolume(ctx, volume, plugin.NodeID, usage)
 	f.ok(err)
@@ -106,6 +172,7 @@ func controller(f *fixture) {
 	snapshot, err := f.client.CreateSnapshot(ctx, volume, "before", map[string]string{})
 	f.ok(err)
 	f.that(snapshot.ID != "" && snapshot.ExternalID == volume.ExternalID && snapshot.Ready, "%+v", snapshot)
+	f.inventory(volume, snapshot)
 
 	f.ok(mounter.UnmountVolume(ctx, namespace, "v", volume.ExternalID, "alloc", &usage))
 	for range 2 {

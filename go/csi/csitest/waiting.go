@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -122,7 +123,8 @@ func deadline(f *fixture) {
 // A csid that does not answer holds up nobody beyond the deadline, nor who no longer waits.
 func hanging(f *fixture) {
 	f.world.Pause()
-	ctx, end := context.WithTimeout(f.Context(), 300*time.Millisecond)
+	const limit = 300 * time.Millisecond
+	ctx, end := context.WithTimeout(f.Context(), limit)
 	defer end()
 	begin := time.Now()
 	_, err := f.client.Mount(ctx, f.volume("v"), "job", csi.MountRequest{})
@@ -135,16 +137,21 @@ func hanging(f *fixture) {
 	}()
 	end()
 	err2 := <-ended
-	soon, end := context.WithTimeout(f.Context(), 300*time.Millisecond)
+	// The bus answers without csid, however slow the machine is.
+	until := limit
+	if f.way.OnBus {
+		until = noise
+	}
+	soon, end := context.WithTimeout(f.Context(), until)
 	defer end()
 	begin = time.Now()
 	another, err3 := f.way.Open(soon)
 	opening := time.Since(begin)
 	f.world.Resume()
 	f.is(err, csi.ErrTimedOut, context.DeadlineExceeded)
-	f.that(took < 300*time.Millisecond+noise, "it took %v", took)
+	f.that(took < limit+noise, "it took %v", took)
 	f.is(err2, csi.ErrCancelled, context.Canceled)
-	f.that(opening < 300*time.Millisecond+noise, "it took %v to find no csid", opening)
+	f.that(opening < limit+noise, "it took %v to find no csid", opening)
 	if f.way.OnBus {
 		f.ok(err3)
 		f.ok(another.Close())
@@ -161,7 +168,7 @@ func hanging(f *fixture) {
 
 // A closed client's calls end; in csid they go on.
 func closing(f *fixture) {
-	f.plugin.Rules(Always("NodeStageVolume", Delay(2*time.Second)))
+	f.plugin.Rules(Always("NodeStageVolume", Hold()))
 	leaving := f.another()
 	ended := make(chan error, 1)
 	go func() {
@@ -176,6 +183,7 @@ func closing(f *fixture) {
 	_, err = leaving.Events(f.Context(), csi.FromNow)
 	f.is(err, csi.ErrDisconnected)
 	f.ok(leaving.Close())
+	f.plugin.Rules()
 	Eventually(f, "csid mounts it", func() bool {
 		rows := f.rows()
 		return len(rows) == 1 && rows[0].State == "mounted"
@@ -196,10 +204,13 @@ func (f *fixture) each(count int, do func(id string) error) *sync.WaitGroup {
 	return &all
 }
 
-// csid killed in the middle of calls: each ends as it should.
+// restart kills csid in the middle of its calls: each ends as it should.
 func restart(f *fixture) {
 	const volumes = 20
-	f.plugin.Rules(Always("NodeStageVolume", Delay(300*time.Millisecond)))
+	// The first volume is staged only after the last kill, so that every kill finds a call in flight.
+	first, slow := "v0", Delay(300*time.Millisecond)
+	held := Rule{RPC: "NodeStageVolume", Volume: &first, From: 1, Times: math.MaxUint64, Act: Delay(time.Hour)}
+	f.plugin.Rules(held, Always("NodeStageVolume", slow))
 	mounting := f.each(volumes, func(id string) error {
 		info, err := f.client.Mount(f.Context(), f.volume(id), "job", csi.MountRequest{})
 		if err == nil {
@@ -207,10 +218,15 @@ func restart(f *fixture) {
 		}
 		return err
 	})
-	for range 3 {
-		// Of each csid's there is one in the middle.
-		f.begun("NodeStageVolume", len(f.plugin.Calls("NodeStageVolume"))+1)
+	// The calls are counted while there is no csid: nothing begins between the count and the start.
+	calls := 0
+	for kill := range 3 {
+		f.begun("NodeStageVolume", calls+1)
 		f.world.Kill()
+		calls = len(f.plugin.Calls("NodeStageVolume"))
+		if kill == 2 {
+			f.plugin.Rules(Always("NodeStageVolume", slow))
+		}
 		f.world.Start()
 	}
 	mounting.Wait()
@@ -219,11 +235,12 @@ func restart(f *fixture) {
 	for _, row := range rows {
 		f.that(row.State == "mounted", "%+v", row)
 	}
-	f.plugin.Rules(Always("NodeUnstageVolume", Delay(300*time.Millisecond)))
+	f.plugin.Rules(Always("NodeUnstageVolume", slow))
+	calls = len(f.plugin.Calls("NodeUnstageVolume"))
 	unmounting := f.each(volumes, func(id string) error {
 		return f.client.Unmount(f.Context(), csi.Volume{Namespace: namespace, ID: id}, "job", csi.UnmountOptions{})
 	})
-	f.begun("NodeUnstageVolume", 1)
+	f.begun("NodeUnstageVolume", calls+1)
 	f.world.Kill()
 	f.world.Start()
 	unmounting.Wait()
@@ -281,20 +298,20 @@ func threads(f *fixture) int {
 
 // Calls that wait hold no threads.
 func many(f *fixture) {
-	// No more than atOnce are under way.
-	const volumes, atOnce, limit = 200, 112, 20
-	f.plugin.Rules(Always("NodeStageVolume", Delay(2*time.Second)))
+	// A client has at most atOnce calls under way. Of these csid asks the plugin at most asked at once, its default.
+	const volumes, atOnce, asked = 200, 112, 32
+	f.plugin.Rules(Always("NodeStageVolume", Hold()))
 	mounting := f.each(volumes, func(id string) error {
 		_, err := f.client.Mount(f.Context(), f.volume(id), "job", csi.MountRequest{})
 		return err
 	})
-	f.begun("NodeStageVolume", 100)
+	f.begun("NodeStageVolume", asked)
 	most := threads(f)
 	f.Logf("%d mounts, %d threads", volumes, most)
+	f.plugin.Rules()
 	mounting.Wait()
 	most = max(most, threads(f))
-	f.that(most <= limit, "%d threads", most)
-	f.plugin.Rules()
+	f.that(most <= f.way.Threads, "%d threads", most)
 	f.each(volumes, func(id string) error {
 		return f.client.Unmount(f.Context(), csi.Volume{Namespace: namespace, ID: id}, "job", csi.UnmountOptions{})
 	}).Wait()
@@ -311,21 +328,22 @@ func many(f *fixture) {
 			return nil
 		})
 	}
-	asked, endAsked := context.WithCancel(f.Context())
+	sent, endSent := context.WithCancel(f.Context())
 	waiting, endWaiting := context.WithCancel(f.Context())
-	underWay := mount(asked, "asked-", atOnce)
-	f.begun("NodeStageVolume", before+atOnce)
+	underWay := mount(sent, "sent-", atOnce)
+	f.begun("NodeStageVolume", before+asked)
 	behind := mount(waiting, "waiting-", volumes-atOnce)
 	time.Sleep(100 * time.Millisecond)
 	begin := time.Now()
 	endWaiting()
 	behind.Wait()
-	endAsked()
+	endSent()
 	underWay.Wait()
 	f.that(time.Since(begin) < noise, "it took %v", time.Since(begin))
 	Eventually(f, "csid has undone them", func() bool { return f.rows() == nil })
 	// What waited for its turn is never asked for: csid might be done with it before it hears that nobody waits.
-	reached := len(f.plugin.Calls("NodeStageVolume")) - before
-	f.that(reached == atOnce, "%d of them reached the plugin", reached)
+	for _, call := range f.plugin.Calls("NodeStageVolume")[before:] {
+		f.that(strings.HasPrefix(call.Volume, "sent-"), "%s reached the plugin", call.Volume)
+	}
 	f.plugin.Rules()
 }

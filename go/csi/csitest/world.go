@@ -11,9 +11,11 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/csid-project/csid/go/csi"
 )
 
-// World is the world of tests/src/bin/csid-world.rs, in which this process runs.
+// World is a csid with its own root, plugins and journal, made by tests/src/bin/csid-world.rs. This process runs in it.
 type World struct {
 	t     testing.TB
 	mu    sync.Mutex
@@ -21,7 +23,7 @@ type World struct {
 	lines *bufio.Reader
 }
 
-// Open finds the world; outside of one the test is skipped.
+// Open returns the world. Outside of one it skips the test.
 func Open(t testing.TB) *World {
 	t.Helper()
 	path := os.Getenv("CSID_WORLD")
@@ -61,20 +63,27 @@ func (w *World) ask(what wish, answer any) {
 	}
 }
 
-// Kill ends csid as kill -9 does, Start begins another; Pause and Resume stop one and let it go on.
-func (w *World) Kill()   { w.t.Helper(); w.ask(wish{"do": "kill"}, nil) }
-func (w *World) Start()  { w.t.Helper(); w.ask(wish{"do": "start"}, nil) }
-func (w *World) Pause()  { w.t.Helper(); w.ask(wish{"do": "pause"}, nil) }
+// Kill ends csid as kill -9 does.
+func (w *World) Kill() { w.t.Helper(); w.ask(wish{"do": "kill"}, nil) }
+
+// Start starts csid.
+func (w *World) Start() { w.t.Helper(); w.ask(wish{"do": "start"}, nil) }
+
+// Pause stops csid's process.
+func (w *World) Pause() { w.t.Helper(); w.ask(wish{"do": "pause"}, nil) }
+
+// Resume continues csid's process.
 func (w *World) Resume() { w.t.Helper(); w.ask(wish{"do": "resume"}, nil) }
 
-// Plugin is a plugin that runs and that csid is not told of.
+// Plugin is a plugin that runs. It is not registered with csid.
 type Plugin struct {
-	world  *World
+	world *World
+	// ID is the plugin's ID, Socket is where it listens.
 	ID     string
 	Socket string
 }
 
-// Plugin starts one; its controller can do all.
+// Plugin starts a plugin. Its controller, if there is one, has every capability.
 func (w *World) Plugin(id string, controller bool) *Plugin {
 	w.t.Helper()
 	p := &Plugin{world: w, ID: id}
@@ -82,8 +91,10 @@ func (w *World) Plugin(id string, controller bool) *Plugin {
 	return p
 }
 
-// Rule is what a plugin does when it is asked this: Act is one of tests/src/script.rs.
+// Rule is what a plugin does when it is asked something.
 type Rule struct {
+	// RPC and Volume (nil: any) say which calls the rule is for: from the From-th on, Times of them. Act is one of
+	// tests/src/script.rs.
 	RPC    string  `json:"rpc"`
 	Volume *string `json:"volume"`
 	From   uint64  `json:"from"`
@@ -91,43 +102,61 @@ type Rule struct {
 	Act    any     `json:"act"`
 }
 
-// Always does it each time.
+// Always returns a rule for every call of an RPC.
 func Always(rpc string, act any) Rule {
 	return Rule{RPC: rpc, From: 1, Times: math.MaxUint64, Act: act}
 }
 
-// Delay waits, then does as it should; a caller that goes away ends the wait.
+// Delay returns the act of waiting before a normal answer. A caller that goes away ends the wait.
 func Delay(d time.Duration) any { return map[string]any{"Delay": d.Milliseconds()} }
 
-// Say fails with this gRPC code and these words.
+// Hold returns the act of waiting until the plugin has other rules, before a normal answer.
+func Hold() any { return "Hold" }
+
+// Say returns the act of failing with a gRPC code and a message.
 func Say(code int, words string) any { return map[string]any{"Say": []any{code, words}} }
 
-// Rules are what it does from now on; none is as it should.
+// Rules sets the plugin's rules. Without any it behaves normally.
 func (p *Plugin) Rules(rules ...Rule) {
 	p.world.t.Helper()
 	p.world.ask(wish{"do": "rules", "id": p.ID, "rules": append([]Rule{}, rules...)}, nil)
 }
 
-// Renames has it call the node otherwise, from its next start on, which is now.
+// Renames restarts the plugin with another name of the node.
 func (p *Plugin) Renames(node string) {
 	p.world.t.Helper()
 	p.world.ask(wish{"do": "rename", "id": p.ID, "node": node}, nil)
 }
 
-// Device puts a block device behind the volume.
+// ReadyAt makes a snapshot ready at the asked-th call for it.
+func (p *Plugin) ReadyAt(asked uint64) {
+	p.world.t.Helper()
+	p.world.ask(wish{"do": "ready-at", "id": p.ID, "asked": asked}, nil)
+}
+
+// Device gives the volume a block device.
 func (p *Plugin) Device(volume string) {
 	p.world.t.Helper()
 	p.world.ask(wish{"do": "device", "id": p.ID, "volume": volume}, nil)
 }
 
-// Call is a call that a plugin had.
+// Foreign stages and publishes the volume as another manager would, for several writers.
+func (p *Plugin) Foreign(volume string) csi.AdoptedAt {
+	p.world.t.Helper()
+	var at csi.AdoptedAt
+	p.world.ask(wish{"do": "foreign", "id": p.ID, "volume": volume}, &at)
+	return at
+}
+
+// Call is a call that a plugin received.
 type Call struct {
+	// RPC, Volume and Secrets are the call's name and what it had.
 	RPC     string      `json:"rpc"`
 	Volume  string      `json:"volume"`
 	Secrets [][2]string `json:"secrets"`
 }
 
-// Calls are those about volumes that it had, of this RPC.
+// Calls returns the calls of an RPC about volumes that the plugin received.
 func (p *Plugin) Calls(rpc string) []Call {
 	p.world.t.Helper()
 	var all []struct {
@@ -143,7 +172,7 @@ func (p *Plugin) Calls(rpc string) []Call {
 	return calls
 }
 
-// Grep names the files of csid's, its log among them, in which the text is.
+// Grep returns the names of csid's files, its log included, that contain the text.
 func (w *World) Grep(text string) string {
 	w.t.Helper()
 	var found string
@@ -151,13 +180,13 @@ func (w *World) Grep(text string) string {
 	return found
 }
 
-// NothingLeft fails unless nothing of any volume is left, and no plugin saw a rule of CSI's broken.
+// NothingLeft fails the test if something of a volume is left, or a plugin saw a violation of CSI.
 func (w *World) NothingLeft() {
 	w.t.Helper()
 	w.ask(wish{"do": "nothing-left"}, nil)
 }
 
-// Eventually waits until it holds.
+// Eventually waits until holds returns true, for a minute at most.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	end := time.Now().Add(time.Minute)

@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// Between two tries to reach a csid that is away.
+	// Pauses between two tries to reach csid while it is away.
 	firstPause, lastPause = 20 * time.Millisecond, time.Second
-	// A call that so many connections ended under is not asked again: it may be what ends them.
+	// Limit of connections that end during one call. The call is not repeated then: it may be the cause.
 	enough = 5
-	// csid answers at a call's deadline by itself; one that hangs does not.
+	// Time that a call waits beyond its deadline. csid answers at the deadline, unless it hangs.
 	grace = time.Second
-	// csid is told of a cancellation so often, for the call itself may not have reached it yet; and so long.
+	// Interval and time limit of repeated cancellations: the call itself may not have reached csid yet.
 	tellAgain, tellUntil = 200 * time.Millisecond, 30 * time.Second
 )
 
@@ -30,16 +30,16 @@ const (
 type request struct {
 	path, iface, member string
 	args                []any
-	// The last argument; nil where there is none, or no common keys in it.
+	// The last argument. nil: there is none, or it has no common keys.
 	options options
 	volume  csi.Volume
-	// Of the options; zero: none.
+	// The deadline among the options. Zero: none.
 	deadline time.Time
-	// What the arguments of the answer are called.
+	// Names of the answer's arguments.
 	names []string
-	// It looks into memory or the journal; all else may wait for a plugin or a kernel that hangs.
+	// The call reads memory or the journal only. Every other call may wait for a plugin or a kernel that hangs.
 	short bool
-	// Why its caller does not want it any more: nothing yet, or nil where he does not say.
+	// Returns why its caller withdrew it, or nil while it is wanted. A nil function: it cannot be withdrawn.
 	unwanted func() error
 }
 
@@ -48,7 +48,7 @@ type answer struct {
 	err  error
 }
 
-// ask is one call, asked again whenever csid went away before its answer.
+// ask makes one call, and repeats it whenever csid went away before its answer.
 func (c *Client) ask(ctx context.Context, r request) (values, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, csi.Ended(err)
@@ -72,7 +72,7 @@ func (c *Client) ask(ctx context.Context, r request) (values, error) {
 	go func() {
 		defer stop()
 		body, err := c.asking(asking, r)
-		answers <- answer{body, told(err)}
+		answers <- answer{body, callerError(err)}
 	}()
 	var late <-chan time.Time
 	ended := ctx.Done()
@@ -90,7 +90,7 @@ func (c *Client) ask(ctx context.Context, r request) (values, error) {
 			}
 		case <-late:
 		}
-		// What is not asked yet, never is.
+		// A call that is not sent yet is never sent.
 		stop()
 		if operation != "" {
 			c.withdraw(operation, answers)
@@ -99,7 +99,7 @@ func (c *Client) ask(ctx context.Context, r request) (values, error) {
 	}
 }
 
-// asking ends with an answer, or when ctx does: then what is under way is waited for all the same, for the daemon still counts it.
+// asking returns at an answer or at the end of ctx. A call in progress is waited for in either case, for the bus daemon still counts it.
 func (c *Client) asking(ctx context.Context, r request) (values, error) {
 	if r.volume.Secrets != nil {
 		file, err := seal(r.volume.Secrets)
@@ -132,7 +132,7 @@ func (c *Client) asking(ctx context.Context, r request) (values, error) {
 	}
 }
 
-// once asks over one link.
+// once makes the call over one link.
 func (c *Client) once(ctx context.Context, l *link, r request) (values, error) {
 	bound := l.waiting
 	if r.short {
@@ -147,14 +147,13 @@ func (c *Client) once(ctx context.Context, l *link, r request) (values, error) {
 	if ctx.Err() != nil {
 		return nil, csi.Ended(ctx.Err())
 	}
-	// The caller's own context is over at one moment for all calls that have it: the turn that the first of them gives back is no
-	// turn for the next.
+	// The caller's context ends for all its calls at one moment: the turn that the first of them returns must not go to the next.
 	if r.unwanted != nil && r.unwanted() != nil {
 		return nil, csi.Ended(r.unwanted())
 	}
 	args := r.args
 	if !r.deadline.IsZero() {
-		// What waiting for the turn has left of it.
+		// The rest of the deadline after the wait for the turn.
 		left := max(time.Until(r.deadline).Microseconds(), 1)
 		r.options["deadline-usec"] = dbus.MakeVariant(uint64(left))
 	}
@@ -162,7 +161,7 @@ func (c *Client) once(ctx context.Context, l *link, r request) (values, error) {
 		args = append(args[:len(args):len(args)], map[string]dbus.Variant(r.options))
 	}
 	call := l.conn.Object(name, dbus.ObjectPath(r.path)).Go(r.iface+"."+r.member, 0, make(chan *dbus.Call, 1), args...)
-	// A connection that ends answers all its calls.
+	// The end of a connection answers all its calls.
 	<-call.Done
 	if call.Err != nil {
 		return nil, failure(r.member, call.Err)
@@ -170,7 +169,7 @@ func (c *Client) once(ctx context.Context, l *link, r request) (values, error) {
 	return named(call.Body, r.names), nil
 }
 
-// withdraw tells csid that nobody waits for the operation any more, until it has ended. Close waits for that, for a while.
+// withdraw cancels the operation in csid, and repeats that until the operation has ended. Close waits for it, up to a limit.
 func (c *Client) withdraw(operation string, answers <-chan answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,7 +203,7 @@ func (c *Client) withdraw(operation string, answers <-chan answer) {
 	}()
 }
 
-// sleep ends with the context.
+// sleep waits for the pause, or until the context ends.
 func sleep(ctx context.Context, pause time.Duration) {
 	select {
 	case <-time.After(pause):
@@ -212,7 +211,7 @@ func sleep(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// check finds what D-Bus cannot carry, and would end the connection for.
+// check returns an error for arguments that D-Bus cannot carry: they would end the connection.
 func check(r request) error {
 	for _, arg := range r.args {
 		if text, is := arg.(string); is && !carried(text) {
@@ -270,10 +269,10 @@ func carriedAll(value any) bool {
 	return true
 }
 
-// gone marks an error of a csid that went away: the same call can be asked of the next.
+// gone is an error of a csid that went away. The call can be repeated to the next csid.
 type gone struct {
 	err *csi.Error
-	// On the bus there is none now.
+	// No csid is on the bus now.
 	unasked bool
 }
 
@@ -288,8 +287,8 @@ func notRunning(message string) error {
 	return gone{err: &csi.Error{Code: csi.ErrDisconnected, Message: message, Retryable: true}, unasked: true}
 }
 
-// told is what a caller gets to see.
-func told(err error) error {
+// callerError returns the error in the form for the caller.
+func callerError(err error) error {
 	if gone, is := err.(gone); is {
 		return gone.err
 	}
@@ -301,7 +300,7 @@ func wasLost(err error) bool {
 	return is
 }
 
-// failure makes an error of csid's, of the bus' or of the connection's one of ours.
+// failure converts an error of csid, the bus or the connection.
 func failure(member string, err error) error {
 	var said dbus.Error
 	if !errors.As(err, &said) {
@@ -337,19 +336,19 @@ func failure(member string, err error) error {
 	case "UnknownMethod", "UnknownInterface", "UnknownProperty":
 		return made(csi.ErrNotSupported, fmt.Sprintf("this csid does not serve %s: %s", member, message))
 	case "UnknownObject":
-		// The only object that may be missing is a plugin's.
+		// Only a plugin's object may be missing.
 		return made(csi.ErrNotFound, message)
 	case "InvalidArgs":
 		return made(csi.ErrInvalidArgument, message)
 	}
-	// The bus had systemd start it: UnitMasked, NoSuchUnit.
+	// The bus asked systemd to start csid: UnitMasked, NoSuchUnit.
 	if strings.HasPrefix(said.Name, "org.freedesktop.systemd1.") {
 		return notRunning(message)
 	}
 	return made(csi.ErrInternal, fmt.Sprintf("%s failed on D-Bus: %s: %s", member, said.Name, message))
 }
 
-// unsent says whether a call could not be made a message of.
+// unsent returns whether the call could not be encoded as a message.
 func unsent(err error) bool {
 	var format dbus.FormatError
 	var invalid dbus.InvalidMessageError

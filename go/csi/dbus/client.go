@@ -1,4 +1,4 @@
-// Package dbus is csid over D-Bus in pure Go: for programs that are built with CGO_ENABLED=0.
+// Package dbus implements [csi.Client] over D-Bus in pure Go, also for programs that are built with CGO_ENABLED=0.
 package dbus
 
 import (
@@ -17,17 +17,17 @@ import (
 	"github.com/csid-project/csid/go/internal/row"
 )
 
-// A closing client gives its cancellations this long to reach csid.
+// lastWords is the time that a closing client has to send its cancellations.
 const lastWords = time.Second
 
-// Client is csid, through its restarts. It owns one connection, and nothing else.
+// Client is a connection to csid that outlives csid's restarts. It owns one D-Bus connection, and nothing else.
 type Client struct {
 	address string
-	// Of every operation of this client.
+	// The part of the operation ID that all operations of this client share.
 	prefix string
 	count  atomic.Uint64
 
-	// life ends with Close, afterlife when the last words are said.
+	// life ends with Close, afterlife when the last cancellations are sent.
 	life, afterlife context.Context
 	die, bury       context.CancelFunc
 	talking         sync.WaitGroup
@@ -41,9 +41,13 @@ type Client struct {
 
 var _ csi.Client = (*Client)(nil)
 
-// Open connects to csid, and fails where it cannot be reached now; later it is waited for. address is the path of csid's private
-// socket or "system-bus"; empty: $CSID_SOCKET, else the socket at its usual place, else the system bus.
+// Open connects to csid. Later calls wait for a csid that restarts. address is the path of csid's private socket or "system-bus".
+// Empty: $CSID_SOCKET, else the socket at its usual place, else the system bus. The error is csi.ErrDisconnected if csid cannot be
+// reached now. The package builds on every system; where csid does not run, on all but Linux, it is csi.ErrNotSupported.
 func Open(ctx context.Context, address string) (*Client, error) {
+	if err := supported(); err != nil {
+		return nil, err
+	}
 	if address == "" {
 		address = os.Getenv("CSID_SOCKET")
 	}
@@ -58,13 +62,14 @@ func Open(ctx context.Context, address string) (*Client, error) {
 	link, err := c.use(ctx)
 	if err != nil {
 		c.Close()
-		return nil, told(err)
+		return nil, callerError(err)
 	}
 	c.done(link, false)
 	return c, nil
 }
 
-// Close ends the calls that go on, here alone. It may take a second, while cancellations are on their way.
+// Close closes the connection. Running calls end here with csi.ErrDisconnected and go on in csid. It may take a second, while
+// cancellations are sent.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.die()
@@ -87,7 +92,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// ring wakes whoever waits for events.
+// ring wakes the readers that wait for events.
 func (c *Client) ring() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,12 +103,12 @@ func (c *Client) ring() {
 
 func (c *Client) operation() string { return fmt.Sprintf("%s-%d", c.prefix, c.count.Add(1)) }
 
-// call asks the Manager.
+// call calls a method of the Manager.
 func (c *Client) call(ctx context.Context, member string, v csi.Volume, o options, names []string, args ...any) (values, error) {
 	return c.ask(ctx, request{path: root, iface: manager, member: member, args: args, options: o, volume: v, names: names})
 }
 
-// list asks the Manager for rows.
+// list returns rows of the Manager.
 func (c *Client) list(ctx context.Context, member string, filter options) ([]row.Row, error) {
 	r := request{path: root, iface: manager, member: member, names: []string{"rows"}}
 	r.args = []any{map[string]dbus.Variant(filter)}
@@ -111,7 +116,7 @@ func (c *Client) list(ctx context.Context, member string, filter options) ([]row
 	return body.Rows("rows"), err
 }
 
-// properties asks an object for those of one interface.
+// properties reads an object's properties of one interface.
 func (c *Client) properties(ctx context.Context, path, iface string) (values, error) {
 	body, err := c.ask(ctx, getAll(path, iface))
 	return properties(body), err
@@ -121,8 +126,8 @@ func getAll(path, iface string) request {
 	return request{path: path, iface: "org.freedesktop.DBus.Properties", member: "GetAll", args: []any{iface}, short: true}
 }
 
-// pluginPath is a plugin's object: the id escaped as sd_bus_path_encode does, everything but letters and digits, and a digit in
-// front, as _ and two hex digits.
+// pluginPath returns the path of a plugin's object. The ID is escaped as sd_bus_path_encode does: every byte except letters and digits,
+// and a leading digit, becomes _ and two hex digits.
 func pluginPath(id string) string {
 	var path strings.Builder
 	path.WriteString(root + "/plugin/")

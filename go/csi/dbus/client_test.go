@@ -19,6 +19,8 @@ func open(address string) func(context.Context) (csi.Client, error) {
 	}
 }
 
-func TestOverTheSocket(t *testing.T) { csitest.Run(t, csitest.Way{Open: open("")}) }
+func TestOverTheSocket(t *testing.T) { csitest.Run(t, csitest.Way{Open: open(""), Threads: 40}) }
 
-func TestOverTheBus(t *testing.T) { csitest.Run(t, csitest.Way{Open: open("system-bus"), OnBus: true}) }
+func TestOverTheBus(t *testing.T) {
+	csitest.Run(t, csitest.Way{Open: open("system-bus"), OnBus: true, Threads: 40})
+}

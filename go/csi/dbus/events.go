@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// Events that wait for a slow reader here; all others wait in csid.
+	// Number of events that wait here for a slow reader. All others wait in csid.
 	queued = 256
 	page   = 256
 )
 
-// reader reads events page by page; csid's signal says when there may be more.
+// reader reads events page by page. csid's signal reports that there may be more.
 type reader struct {
 	client *Client
 	life   context.Context
@@ -28,12 +28,13 @@ type reader struct {
 	events chan *csi.Event
 	failed error
 
-	// These are the pump's: in which journal it is, and after which event; and the link that journal was asked over.
+	// Owned by pump: its journal, the last event's number, and the link over which csid named the journal.
 	journal  string
 	sequence uint64
 	link     *link
 }
 
+// Events implements [csi.Client].
 func (c *Client) Events(ctx context.Context, cursor string) (csi.Events, error) {
 	r := &reader{client: c, bell: make(chan struct{}, 1), events: make(chan *csi.Event, queued)}
 	if cursor != csi.FromFirst && cursor != csi.FromNow {
@@ -91,7 +92,7 @@ func (r *reader) wake() {
 	}
 }
 
-// pump reads for as long as the reader lives, over one link after the other.
+// pump reads as long as the reader lives, over one link after another.
 func (r *reader) pump() {
 	pause := firstPause
 	for r.life.Err() == nil {
@@ -122,7 +123,7 @@ func (r *reader) pump() {
 	}
 }
 
-// read is one page; whether there was any.
+// read reads one page. It returns whether the page had an event or a gap.
 func (r *reader) read(l *link) (bool, error) {
 	if l != r.link {
 		if _, err := r.meet(l); err != nil {
@@ -138,23 +139,23 @@ func (r *reader) read(l *link) (bool, error) {
 		return false, err
 	}
 	if body.Flag("gap") {
-		// It may be another journal, or this one from before what was read.
+		// csid may have another journal, or an older copy of this one.
 		if isAnother, err := r.meet(l); err != nil || isAnother {
 			return isAnother, err
 		}
-		r.tell(&csi.Event{Gap: true})
+		r.deliver(&csi.Event{Gap: true})
 	}
-	told := body.tuples("events", "sequence", "realtime-usec", "type", "subject", "details")
-	for _, event := range told {
+	events := body.tuples("events", "sequence", "realtime-usec", "type", "subject", "details")
+	for _, event := range events {
 		r.sequence = event.Number("sequence")
 		details, _ := event.(values)["details"].(map[string]dbus.Variant)
-		r.tell(row.Event(event, of(details)))
+		r.deliver(row.Event(event, of(details)))
 	}
-	return len(told) > 0, nil
+	return len(events) > 0, nil
 }
 
-// meet looks at which journal csid has. Another one counts its own events, and so does one that has given out less than was read: it is
-// read from its beginning, after a gap.
+// meet checks which journal csid has. Another journal counts its own events, and so does a copy with fewer events than were read. Such
+// a journal is read from its beginning, after a gap.
 func (r *reader) meet(l *link) (isAnother bool, err error) {
 	state, err := r.client.once(r.life, l, getAll(root, manager))
 	if err != nil {
@@ -166,12 +167,12 @@ func (r *reader) meet(l *link) (isAnother bool, err error) {
 	r.journal = journal
 	if isAnother {
 		r.sequence = 0
-		r.tell(&csi.Event{Gap: true})
+		r.deliver(&csi.Event{Gap: true})
 	}
 	return isAnother, nil
 }
 
-func (r *reader) tell(event *csi.Event) {
+func (r *reader) deliver(event *csi.Event) {
 	event.Cursor = fmt.Sprintf("%s:%d", r.journal, r.sequence)
 	select {
 	case r.events <- event:

@@ -23,35 +23,35 @@ const (
 	systemBus = "system-bus"
 )
 
-// dbus-daemon drops the 129th unanswered call of a connection. Some are kept back for calls that never wait, so that an operation
-// can be cancelled while all the others hang.
+// dbus-daemon drops the 129th unanswered call of a connection. Some places are reserved for calls that never wait, so that an operation
+// can be cancelled while all others hang.
 const (
 	waitingCalls = 112
 	shortCalls   = 12
 )
 
-// link is one connection to one csid, or to the bus that csid is on.
+// link is one connection to one csid, or to csid's bus.
 type link struct {
 	conn           *dbus.Conn
 	onBus          bool
 	waiting, short chan struct{}
-	// Guarded by Client.mu. A forgotten link is closed when nobody uses it any more.
+	// Guarded by Client.mu. A forgotten link is closed when its last user is done.
 	users     int
 	forgotten bool
 }
 
-// bell is rung by csid's events.
+// bell is called at each of csid's events.
 type bell func()
 
 func (ring bell) DeliverSignal(iface, member string, _ *dbus.Signal) {
-	// On the bus anybody can send this: it is only a hint to ask.
+	// Every peer on the bus can send this signal: it is only a hint to read events.
 	if iface == manager && member == "Event" {
 		ring()
 	}
 }
 
-// connect tries the private socket, then the system bus; a way that was named has no fall-back, for another csid than the one asked
-// for must not answer.
+// connect tries the private socket, then the system bus. An address that was given has no fallback: another csid must not
+// answer.
 func connect(address string, ring bell) (*link, error) {
 	made := func(conn *dbus.Conn, onBus bool) *link {
 		return &link{
@@ -83,7 +83,7 @@ func connect(address string, ring bell) (*link, error) {
 	return nil, lost("cannot reach csid: " + failed.Error())
 }
 
-// dialSocket: peer to peer there is nobody to say Hello to.
+// dialSocket connects to the private socket. A peer-to-peer connection has no Hello.
 func dialSocket(path string, ring bell) (*dbus.Conn, error) {
 	conn, err := dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), dbus.WithSignalHandler(ring))
 	if err != nil {
@@ -109,13 +109,13 @@ func dialBus(ring bell) (*dbus.Conn, error) {
 	return conn, nil
 }
 
-// dialing is under way for whoever waits for it.
+// dialing is a connection attempt that several callers may wait for.
 type dialing struct {
 	done chan struct{}
 	err  error
 }
 
-// use gives the link of now, made anew where the last one is gone. Each has to be given back by done.
+// use returns the current link, or a new one if the last one is gone. The caller returns it by done.
 func (c *Client) use(ctx context.Context) (*link, error) {
 	for {
 		c.mu.Lock()
@@ -133,7 +133,7 @@ func (c *Client) use(ctx context.Context) (*link, error) {
 		if d == nil {
 			d = &dialing{done: make(chan struct{})}
 			c.dialing = d
-			// By itself: a csid that hangs holds it up, and not who waits.
+			// In its own goroutine: a csid that hangs delays the dial, and not the callers.
 			go c.dial(d)
 		}
 		c.mu.Unlock()
@@ -165,7 +165,7 @@ func (c *Client) dial(d *dialing) {
 	}
 }
 
-// done gives a link back; a lost one is not given out again.
+// done returns a link. A lost link is not used again.
 func (c *Client) done(l *link, isLost bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,7 +176,7 @@ func (c *Client) done(l *link, isLost bool) {
 	c.reap(l)
 }
 
-// drop forgets a link, if there is one.
+// drop stops using a link. nil: it does nothing.
 func (c *Client) drop(l *link) {
 	if l == nil {
 		return
@@ -194,7 +194,7 @@ func (c *Client) reap(l *link) {
 	}
 }
 
-// end closes a link. That waits for what is being written, and so for a csid that hangs.
+// end closes a link. Close waits for a message that is being written, and so for a csid that hangs.
 func (c *Client) end(l *link) {
 	delete(c.links, l)
 	go l.conn.Close()

@@ -8,7 +8,7 @@ import (
 	"github.com/csid-project/csid/go/csi"
 )
 
-// options are an a{sv}. What is empty is absent, but for a map or a list that is empty and not nil.
+// options is an a{sv}. An empty value is left out, except a map or a list that is empty and not nil.
 type options map[string]dbus.Variant
 
 func (o options) text(key, value string) {
@@ -26,6 +26,13 @@ func (o options) flag(key string, value bool) {
 func (o options) number(key string, value uint64) {
 	if value != 0 {
 		o[key] = dbus.MakeVariant(value)
+	}
+}
+
+func (o options) page(p csi.ListPage) {
+	o.text("after", p.After)
+	if p.Max != 0 {
+		o["max"] = dbus.MakeVariant(p.Max)
 	}
 }
 
@@ -68,7 +75,7 @@ func (o options) capabilities(list []csi.Capability) {
 	o["capabilities"] = dbus.MakeVariant(value)
 }
 
-// inline are the options that give a volume which is not registered.
+// inline returns the options of a volume that is not registered.
 func inline(v csi.Volume) options {
 	o := options{}
 	o.text("plugin", v.Plugin)
@@ -80,7 +87,7 @@ func inline(v csi.Volume) options {
 	return o
 }
 
-// spec are the options that say what a volume shall be.
+// spec returns the options that describe a volume.
 func spec(v csi.Volume, s csi.VolumeSpec) options {
 	o := options{}
 	o.text("plugin", v.Plugin)

@@ -8,7 +8,7 @@ import (
 	"github.com/csid-project/csid/go/internal/row"
 )
 
-// values are an a{sv}, or an answer's arguments by their names, as row.Row.
+// values is an a{sv}, or an answer's arguments by their names, as a row.Row.
 type values map[string]any
 
 func of(given map[string]dbus.Variant) values {
@@ -19,7 +19,7 @@ func of(given map[string]dbus.Variant) values {
 	return made
 }
 
-// named gives an answer's arguments their names. Without names the only one is a row by itself.
+// named gives an answer's arguments their names. Without names the only argument is the row.
 func named(body []any, names []string) values {
 	if len(names) == 0 && len(body) == 1 {
 		given, _ := body[0].(map[string]dbus.Variant)
@@ -32,7 +32,7 @@ func named(body []any, names []string) values {
 	return made
 }
 
-// properties have their names in PascalCase.
+// properties converts the names of properties from PascalCase.
 func properties(given values) values {
 	made := values{}
 	for name, value := range given {
@@ -92,7 +92,7 @@ func (v values) Rows(name string) []row.Row {
 	return rows
 }
 
-// tuples are the rows of an a(…).
+// tuples returns the rows of an a(…).
 func (v values) tuples(name string, names ...string) []row.Row {
 	var rows []row.Row
 	for _, tuple := range get[[][]any](v, name) {

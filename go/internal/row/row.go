@@ -1,5 +1,5 @@
-// Package row makes csi's types of csid's answers. Names are the contract's, in kebab-case; one that is absent, or has another
-// type, is the zero value.
+// Package row converts csid's answers to the types of package csi. Names are those of the contract, in kebab-case. An absent name, or a
+// value of another type, gives the zero value.
 package row
 
 import "github.com/csid-project/csid/go/csi"
@@ -10,10 +10,10 @@ type Row interface {
 	Number(name string) uint64
 	Flag(name string) bool
 	Texts(name string) []string
-	// Map is nil where there is none, and not nil where it is empty.
+	// Map returns nil for an absent map, and never nil for an empty one.
 	Map(name string) map[string]string
 	Rows(name string) []Row
-	// Pairs are the row's own texts.
+	// Pairs returns the row's own texts.
 	Pairs() map[string]string
 }
 
@@ -34,6 +34,10 @@ func Plugin(r Row) *csi.Plugin {
 	for _, service := range r.Texts("services") {
 		services = append(services, csi.Service(service))
 	}
+	topology := r.Map("topology")
+	if len(topology) == 0 {
+		topology = nil
+	}
 	return &csi.Plugin{
 		ID:                     r.Text("id"),
 		State:                  r.Text("state"),
@@ -48,7 +52,9 @@ func Plugin(r Row) *csi.Plugin {
 		ControllerCapabilities: r.Texts("controller-capabilities"),
 		NodeID:                 r.Text("node-id"),
 		MaxVolumes:             r.Number("max-volumes"),
-		Topology:               r.Map("topology"),
+		Instances:              r.Texts("instances"),
+		Socket:                 r.Text("socket"),
+		Topology:               topology,
 	}
 }
 
@@ -86,6 +92,7 @@ func MountRow(r Row) csi.MountRow {
 		Operation:      r.Text("operation"),
 		Since:          r.Number("since"),
 		ModifyIndex:    r.Number("modify-index"),
+		Cursor:         r.Text("cursor"),
 	}
 }
 
@@ -106,6 +113,7 @@ func ClaimRow(r Row) csi.ClaimRow {
 		Error:          r.Text("error"),
 		Since:          r.Number("since"),
 		ModifyIndex:    r.Number("modify-index"),
+		Cursor:         r.Text("cursor"),
 	}
 }
 
@@ -145,6 +153,7 @@ func VolumeInfo(r Row) csi.VolumeInfo {
 		PastClaims:         r.Texts("past-claims"),
 		PendingExpand:      r.Number("pending-expand"),
 		ModifyIndex:        r.Number("modify-index"),
+		Cursor:             r.Text("cursor"),
 	}
 }
 
@@ -176,7 +185,26 @@ func Snapshot(r Row) *csi.Snapshot {
 	}
 }
 
-// Event is one that details belong to.
+func ExternalVolume(r Row) csi.ExternalVolume {
+	return csi.ExternalVolume{
+		ExternalID:       r.Text("external-id"),
+		Capacity:         r.Number("capacity"),
+		PublishedNodeIDs: r.Texts("published-node-ids"),
+		Abnormal:         r.Flag("abnormal"),
+		Message:          r.Text("message"),
+	}
+}
+
+func ExternalVolumes(r Row) *csi.ExternalVolumes {
+	return &csi.ExternalVolumes{Volumes: Each(r.Rows("volumes"), ExternalVolume), NextToken: r.Text("next-token")}
+}
+
+func Snapshots(r Row) *csi.Snapshots {
+	one := func(r Row) csi.Snapshot { return *Snapshot(r) }
+	return &csi.Snapshots{Snapshots: Each(r.Rows("snapshots"), one), NextToken: r.Text("next-token")}
+}
+
+// Event returns the event with its details.
 func Event(r, details Row) *csi.Event {
 	return &csi.Event{
 		Sequence: r.Number("sequence"),
@@ -194,11 +222,12 @@ func Event(r, details Row) *csi.Event {
 	}
 }
 
-// Details fills in what csid says of an error beyond its code and message.
+// Details fills in the details of an error, besides its code and message.
 func Details(err *csi.Error, r Row) {
 	err.RPC = r.Text("rpc")
 	err.PluginMessage = r.Text("plugin-message")
 	err.Holders = r.Texts("holders")
+	err.Tags = r.Texts("tags")
 	err.Step = r.Text("step")
 	err.Operation = r.Text("operation")
 	err.Namespace = r.Text("namespace")
