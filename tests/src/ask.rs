@@ -1,6 +1,7 @@
 //! What the tests ask of csid, in few words: everything is in namespace `default`, the volume's name is its external id, and
 //! the plugin is `p` unless said otherwise.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use csid_client::{
@@ -49,6 +50,14 @@ pub fn secrets(pairs: &[(&str, &str)]) -> csid_client::SealedSecrets {
 }
 
 /// A volume of plugin `p` that may be used in these ways, and has to be registered.
+/// Returns where the plugin publishes what is found at `source`: csid says it to nobody.
+pub fn private(source: &Path) -> PathBuf {
+    let own = if source.ends_with("volume") { source.parent().expect("its directory") } else { source };
+    let [volume, root] = [1, 3].map(|above| own.ancestors().nth(above).expect("a path of csid's"));
+    let [volume, own] = [volume, own].map(|path| path.file_name().expect("a name"));
+    root.join("private").join(volume).join(own)
+}
+
 pub async fn registered(client: &Client, volume: &str, access_modes: &[AccessMode]) -> VolumeRow {
     let capability = |access_mode: &AccessMode| Capability {
         access_mode: *access_mode,
@@ -69,7 +78,7 @@ pub async fn mount(client: &Client, consumer: &str, options: MountOptions) -> Re
 }
 
 /// A mount that has to succeed; its path.
-pub async fn mounted(client: &Client, consumer: &str, options: MountOptions) -> std::path::PathBuf {
+pub async fn mounted(client: &Client, consumer: &str, options: MountOptions) -> PathBuf {
     mount(client, consumer, options).await.expect("a mount").source.into()
 }
 

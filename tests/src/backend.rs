@@ -30,6 +30,20 @@ impl Kept for Server {
     }
 }
 
+/// How often a volume is published, as a plugin counts that does not look.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Published {
+    pub volume: String,
+    pub count: u64,
+}
+
+impl Kept for Published {
+    const KIND: &str = "published";
+    fn id(&self) -> &str {
+        &self.volume
+    }
+}
+
 /// What the backend holds by an id.
 pub trait Kept: Serialize + DeserializeOwned {
     /// Its directory.
@@ -59,6 +73,8 @@ pub struct Order {
     pub parameters: BTreeMap<String, String>,
     /// The id of a snapshot or volume.
     pub source: Option<String>,
+    /// Where it has to be reachable from.
+    pub places: Vec<BTreeMap<String, String>>,
 }
 
 /// A volume capability.
@@ -119,8 +135,8 @@ impl Volume {
     }
 }
 
-/// Ids have 128 bytes at the most, file names 255.
-const LONG: usize = 120;
+/// Bytes of an id in a file's name, which has 255 at most: two digits each, and the digest of a longer id.
+const LONG: usize = 118;
 
 fn file_name(id: &str) -> String {
     let name: String = id.bytes().take(LONG).map(|byte| format!("{byte:02x}")).collect();
@@ -191,6 +207,15 @@ impl Backend {
     /// Where a volume's data is: it outlives every mount.
     pub fn data(&self, volume: &str) -> PathBuf {
         self.directory.join("data").join(file_name(volume))
+    }
+
+    /// How often the volume is published since `change` of it.
+    pub fn count_published(&self, volume: &str, change: i64) -> io::Result<u64> {
+        let _lock = self.lock()?;
+        let count = self.get::<Published>(volume)?.map_or(0, |published| published.count);
+        let count = count.saturating_add_signed(change);
+        self.put(&Published { volume: volume.to_owned(), count })?;
+        Ok(count)
     }
 
     /// What the calls to the controller have made and not taken away: `volume ID`, `attachment ID NODE`, `snapshot ID`.

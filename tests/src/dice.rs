@@ -5,7 +5,7 @@
 pub struct Dice(u64);
 
 impl Dice {
-    /// `stream` tells the dice of one seed apart.
+    /// `stream` distinguishes the dice of one seed.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut dice = Dice(seed);
         Dice(dice.bits() ^ Dice(!stream).bits())

@@ -5,9 +5,13 @@
 //! die, and with the last of them the namespace and every mount in it. Nothing is ever deleted by path.
 
 pub mod ask;
+pub mod automount;
 pub mod backend;
 pub mod dbus;
 pub mod dice;
+pub mod elsewhere;
+pub mod fault;
+pub mod hung;
 pub mod kernel;
 pub mod older;
 pub mod plugin;
@@ -15,4 +19,5 @@ pub mod power;
 pub mod raw;
 pub mod script;
 pub mod search;
+pub mod systemd;
 pub mod world;

@@ -1,9 +1,10 @@
-//! A journal as an older csid left it.
+//! A journal and mounts as an older csid left them: plugins published where consumers find the volume.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use csid::store::rows::{Leg, MountRow, Phase};
 use csid::store::{Change, Durability, Store};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 
@@ -18,6 +19,7 @@ pub async fn published_without_own_directories(w: &mut World) {
     for mut row in rows.mounts {
         let Some(own) = of_its_own(Path::new(&row.source)) else { continue };
         let volume = rows.volumes.iter().find(|volume| volume.key == row.volume).expect("its volume");
+        take_private(&mut row);
         unmount(&row.source, UnmountFlags::empty()).expect("an unmount");
         fs::remove_dir(&row.source).expect("its directory");
         mount_bind(&volume.staging, &own).expect("a mount");
@@ -28,6 +30,32 @@ pub async fn published_without_own_directories(w: &mut World) {
     }
     store.commit(changes, Durability::Disk).await.expect("a commit");
     store.close().await.expect("the journal is closed");
+}
+
+/// csid is stopped, and then every row has one path, with a mount that has no flags and a directory that anybody passes: its
+/// csid did not live to restrict it.
+pub async fn half_published(w: &mut World) {
+    w.stop().await;
+    let (store, rows) =
+        Store::open(&w.path("state/journal"), &w.path("run"), None).expect("the journal can be opened");
+    let mut changes = Vec::new();
+    for mut row in rows.mounts {
+        take_private(&mut row);
+        mount_remount(&row.source, MountFlags::BIND, c"").expect("its flags");
+        (row.phase, row.publish, row.kept, row.device) = (Phase::Mounting, Leg::Making, false, None);
+        changes.push(Change::PutMount(Arc::new(row)));
+    }
+    store.commit(changes, Durability::Disk).await.expect("a commit");
+    store.close().await.expect("the journal is closed");
+}
+
+/// Takes away the plugin's own mount.
+fn take_private(row: &mut MountRow) {
+    let published = std::mem::take(&mut row.published);
+    unmount(&published, UnmountFlags::empty()).expect("an unmount");
+    fs::remove_dir(&published).expect("its directory");
+    // The last one of its volume.
+    let _others = fs::remove_dir(Path::new(&published).parent().expect("a directory"));
 }
 
 fn of_its_own(source: &Path) -> Option<PathBuf> {

@@ -102,7 +102,7 @@ impl TestPlugin {
         let socket = self.socket();
         let process = self.process.insert(command.spawn().expect("the plugin starts"));
         eventually("the plugin listens", async || {
-            // Whoever waits for it may have asked for what its script dies of.
+            // A caller that waits for it may have made the call at which the script ends it.
             let is_dead = process.try_wait().expect("a status").is_some_and(|s| s.code() == Some(DIES));
             is_dead || std::os::unix::net::UnixStream::connect(&socket).is_ok()
         })
@@ -126,9 +126,18 @@ impl TestPlugin {
         dead
     }
 
-    /// SIGSTOP: it hangs, and its connections stay open.
+    /// Stops the process: it hangs, and its connections stay open. A thread that runs serves on for a moment after SIGSTOP was
+    /// sent, on a busy machine for long, so this waits until all of them have stopped.
     pub fn pause(&self) {
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
         self.signal(rustix::process::Signal::STOP);
+        let pid = Pid::from_child(self.process.as_ref().expect("the plugin runs"));
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while waitid(WaitId::Pid(pid), stopped).expect("its state").is_none() {
+            assert!(std::time::Instant::now() < end, "the plugin does not stop");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 
     pub fn resume(&self) {
@@ -147,7 +156,7 @@ impl TestPlugin {
         self.process = None;
     }
 
-    /// Change the script; counting begins anew.
+    /// Changes the script; counting starts again.
     pub fn set(&mut self, change: impl FnOnce(&mut Script)) {
         change(&mut self.script);
         self.script.generation += 1;

@@ -123,7 +123,7 @@ fn as_user<T: Send>(user: User, act: impl FnOnce() -> std::io::Result<T> + Send)
     })
 }
 
-/// A connection to a Unix socket, made by another user. The kernel tells the peer the credentials of the thread that
+/// A connection to a Unix socket, made by another user. The kernel gives the peer the credentials of the thread that
 /// connected.
 pub fn connect_as(user: User, socket: &Path) -> std::io::Result<UnixStream> {
     as_user(user, || UnixStream::connect(socket))
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_contract_is_read_whole() {
+    fn contract_is_read_whole() {
         let members = members(csi_proto::DBUS_INTERFACE_XML);
         let of = |interface: &str| members.iter().filter(|m| m.interface == interface).count();
         assert!(of(MANAGER) >= 35 && of(PLUGIN) >= 32, "{} {}", of(MANAGER), of(PLUGIN));

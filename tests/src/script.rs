@@ -1,4 +1,4 @@
-//! What a test tells the test plugin, and what the plugin tells the test: two files in the plugin's directory. The script
+//! What a test asks of the test plugin, and what the plugin records for the test: two files in the plugin's directory. The script
 //! is read again at each call; the record is only appended to.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub struct Script {
     pub node_id: String,
     /// The other nodes that a controller can attach to.
     pub others: Vec<String>,
-    /// What this process serves beside Identity; the other half may be another process, with the same backend.
+    /// What this process serves in addition to Identity; the other half may be another process, with the same backend.
     pub serves: Vec<Half>,
     /// Names of `PluginCapability`, `ONLINE` and `OFFLINE` among them.
     pub plugin: Vec<String>,
@@ -34,6 +34,8 @@ pub struct Script {
     pub max_volumes: i64,
     /// Where the node is, and with VOLUME_ACCESSIBILITY_CONSTRAINTS every volume that is created.
     pub topology: BTreeMap<String, String>,
+    /// It creates no volume for a caller that requires no place.
+    pub wants_places: bool,
     /// Bytes for all volumes together.
     pub capacity: i64,
     /// The CreateSnapshot, counted from 1, that finds the snapshot ready to use.
@@ -44,6 +46,10 @@ pub struct Script {
     pub token: Option<String>,
     /// Every RPC that can have secrets wants this one.
     pub secret: Option<(String, String)>,
+    /// Where the server of what hangs listens (`World::hang`).
+    pub hung: PathBuf,
+    /// It counts the publishes of a volume and refuses NodeUnstageVolume while there are some. The count outlives a boot.
+    pub counts_publishes: bool,
     pub rules: Vec<Rule>,
 }
 
@@ -76,6 +82,8 @@ pub struct Device {
     pub volume: String,
     pub writable: PathBuf,
     pub read_only: PathBuf,
+    /// It has a file system of this type, which is staged; empty: it is published as it is.
+    pub file_system: String,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -110,8 +118,16 @@ pub enum Act {
     Delay(u64),
     /// Do it, then wait before answering.
     DelayAfter(u64),
+    /// Wait until the plugin has another script, then do it; a caller that goes away ends the wait.
+    Hold,
     /// Wait, do it and answer, whether the caller is still there or not.
     Stubborn(u64),
+    /// Begin it at the first call and do it once, whether callers are there or not. The same call waits for its end too, and
+    /// is answered at once after it. Another call for the volume gets ABORTED meanwhile.
+    Background(u64),
+    /// Wait for all other calls with this act, whatever their volumes, then take this long, do it and answer. A caller that
+    /// goes away shortens nothing, and the same call waits in the queue once more.
+    Serial(u64),
     /// It ends with the status [`DIES`].
     DieBefore,
     DieAfter,
@@ -135,11 +151,12 @@ pub enum Lie {
     Writable,
     /// No lie: a file system in user space, which dies with the plugin.
     Fuse,
-    /// No lie: bindfs, a process of its own that can be killed (`Backend::server`). To be told of NodeStageVolume.
+    /// No lie: bindfs, a process of its own that can be killed (`Backend::server`). Used for NodeStageVolume.
     Served,
     /// No lie: bindfs again, which the plugin leaves behind when it ends.
     Left,
-    /// One that never answers.
+    /// No lie: one whose requests the test holds and releases (`hung`), by the volume's id. Its server outlives the plugin.
+    /// NodeStageVolume or NodePublishVolume makes it.
     Hung,
     /// One that is dead.
     Dead,
@@ -162,11 +179,14 @@ impl Default for Script {
             devices: Vec::new(),
             max_volumes: 0,
             topology: BTreeMap::new(),
+            wants_places: false,
             capacity: 1 << 40,
             snapshot_ready_at: 1,
             page: usize::MAX,
             token: None,
             secret: None,
+            hung: PathBuf::new(),
+            counts_publishes: false,
             rules: Vec::new(),
         }
     }
@@ -189,7 +209,7 @@ impl Rule {
 }
 
 impl Script {
-    /// Serve a controller that can do this, beside the node's half.
+    /// Serves a controller with these capabilities, in addition to the node service.
     pub fn control(&mut self, can: &[&str]) {
         self.serves = vec![Half::Node, Half::Controller];
         self.plugin = vec!["CONTROLLER_SERVICE".to_owned()];

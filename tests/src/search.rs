@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_found_however_it_is_spelled() {
+    fn text_is_found_in_every_encoding() {
         const TEXT: &str = "c4n4ry>?secret~4242";
         assert_eq!(base64(b"any carnal pleas"), "YW55IGNhcm5hbCBwbGVhcw");
         for before in ["", "x", "xy", "xyz"] {

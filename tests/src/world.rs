@@ -11,20 +11,27 @@ use std::time::{Duration, Instant};
 
 use csi_witness::{Mark, Setup, Sockets, Witness};
 use csid_client::{Client, Kind, MountFilter, Target};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
 };
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::UnshareFlags;
 use tokio::net::UnixDatagram;
 
+use crate::hung::Hung;
 use crate::kernel::{self, Loop};
 use crate::plugin::TestPlugin;
-use crate::script::Device;
+use crate::script::{Act, Device, Lie, Rule};
 
 /// No test takes longer.
 const LIMIT: Duration = Duration::from_secs(600);
 /// What is to come by itself comes within this, on whatever machine; how soon is a matter of benchmarks.
 pub const SOON: Duration = Duration::from_secs(60);
+
+/// A failed test prints this many of the last lines of csid's log.
+const LOG_LINES: usize = 40;
 
 pub struct World {
     /// The tmpfs with everything in it.
@@ -33,11 +40,14 @@ pub struct World {
     pub environment: BTreeMap<String, String>,
     plugins: BTreeMap<String, TestPlugin>,
     loops: Vec<Loop>,
+    hung: Option<Hung>,
     /// They outlive csid.
     witnesses: Vec<Witness>,
     csid: Option<Child>,
-    /// What csid told systemd since it was started.
-    told: Arc<Mutex<Vec<String>>>,
+    /// csid's helper, which outlives it.
+    helper: Option<Child>,
+    /// Notifications that csid sent to systemd since it was started.
+    notified: Arc<Mutex<Vec<String>>>,
     /// Boot ids that there were.
     boots: u32,
 }
@@ -50,7 +60,9 @@ where
     let directory = tempfile::Builder::new().prefix("csid-test-").tempdir().expect("a temporary directory");
     let dir = directory.path().to_owned();
     let name = std::thread::current().name().unwrap_or("world").to_owned();
+    let time = Time { test: name.clone(), begun: Instant::now() };
     let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let _time = time;
         let mut world = World::new(dir).expect("a world (the tests need root)");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
@@ -61,6 +73,23 @@ where
     });
     if let Err(panic) = thread.expect("a thread").join() {
         std::panic::resume_unwind(panic);
+    }
+}
+
+/// A test's line in the file that `$CSID_TEST_TIMES` names: its seconds and its name.
+struct Time {
+    test: String,
+    begun: Instant,
+}
+
+impl Drop for Time {
+    fn drop(&mut self) {
+        let Some(times) = std::env::var_os("CSID_TEST_TIMES") else { return };
+        let line = format!("{:6.1} {}\n", self.begun.elapsed().as_secs_f64(), self.test);
+        let file = fs::OpenOptions::new().create(true).append(true).open(times);
+        if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+            eprintln!("the time of {} was not noted: {error}", self.test);
+        }
     }
 }
 
@@ -87,6 +116,18 @@ pub fn child(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]).arg(program).stdin(Stdio::null());
     command
+}
+
+/// Starts the helper of a csid whose runtime directory is `run`, as csid-helper.socket does. It ends with the thread that starts it.
+pub fn helper(csid: &Path, run: &Path, log: &Path) -> std::io::Result<Child> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    let path = run.join("helper.sock");
+    let _ = fs::remove_file(&path);
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddrUnix::new(&path)?)?;
+    listen(&socket, 128)?;
+    let log = fs::OpenOptions::new().create(true).append(true).open(log)?;
+    child(csid).arg("host-helper").env_clear().stdin(socket).stdout(log.try_clone()?).stderr(log).spawn()
 }
 
 /// Poll until `condition` holds.
@@ -126,9 +167,11 @@ impl World {
             environment: BTreeMap::new(),
             plugins: BTreeMap::new(),
             loops: Vec::new(),
+            hung: None,
             witnesses: Vec::new(),
             csid: None,
-            told: Arc::default(),
+            helper: None,
+            notified: Arc::default(),
             boots: 0,
         };
         for name in ["state", "run", "etc/plugins.d", "etc/volumes.d", "credentials", "targets"] {
@@ -224,6 +267,20 @@ impl World {
         self.plugins.get_mut(id).expect("the plugin was added")
     }
 
+    /// From now on what `rpc` of plugin `id` mounts is served by the world's [`Hung`], which holds nothing yet.
+    pub fn hang(&mut self, id: &str, rpc: &str) -> &Hung {
+        let socket = self.path("hung.sock");
+        let server = self.hung.get_or_insert_with(|| Hung::start(socket)).socket().to_owned();
+        let rule = Rule::always(rpc, Act::Lie(Lie::Hung));
+        self.plugin(id).set(|script| (script.hung, script.rules) = (server, vec![rule]));
+        self.hung()
+    }
+
+    /// The server of what hangs.
+    pub fn hung(&self) -> &Hung {
+        self.hung.as_ref().expect("a plugin's mounts hang")
+    }
+
     /// All plugins do again as they should.
     pub fn honest(&mut self) {
         self.plugins.values_mut().for_each(TestPlugin::honest);
@@ -248,10 +305,24 @@ impl World {
             volume: volume.to_owned(),
             writable: writable.device.clone(),
             read_only: read_only.device.clone(),
+            file_system: String::new(),
         };
         self.loops.extend([writable, read_only]);
         let added = device.clone();
         self.plugin(id).set(|script| script.devices.push(added));
+        device
+    }
+
+    /// A block device with a file system for `volume` of plugin `id`: it is mounted where the volume is staged.
+    pub fn add_disk(&mut self, id: &str, volume: &str) -> Device {
+        let device = self.add_device(id, volume);
+        let made =
+            Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal"]).arg(&device.writable).status();
+        assert!(made.expect("mkfs.ext4").success());
+        self.plugin(id).set(|script| {
+            let own = script.devices.iter_mut().find(|own| own.writable == device.writable);
+            own.expect("the device was added").file_system = "ext4".to_owned();
+        });
         device
     }
 
@@ -276,7 +347,7 @@ impl World {
         })
         .await;
         assert_eq!(status.and_then(|status| status.code()), Some(1));
-        assert!(!self.told("READY=1"));
+        assert!(!self.notified("READY=1"));
         fs::read_to_string(self.path("csid.log")).expect("csid's log").split_off(said)
     }
 
@@ -284,7 +355,7 @@ impl World {
     pub async fn launch(&mut self, environment: &[(&str, &str)]) -> bool {
         self.spawn(environment);
         let end = Instant::now() + SOON;
-        while !self.told("READY=1") {
+        while !self.notified("READY=1") {
             if self.dead() {
                 return false;
             }
@@ -296,17 +367,18 @@ impl World {
 
     fn spawn(&mut self, environment: &[(&str, &str)]) {
         assert!(self.csid.is_none(), "csid runs already");
+        self.start_helper();
         let notify = self.path("notify");
         let _ = fs::remove_file(&notify);
         let socket = UnixDatagram::bind(&notify).expect("the notify socket");
-        let told = Arc::<Mutex<Vec<String>>>::default();
-        self.told = Arc::clone(&told);
+        let notified = Arc::<Mutex<Vec<String>>>::default();
+        self.notified = Arc::clone(&notified);
         // Read to its end, as systemd does: a full queue would block csid.
         tokio::spawn(async move {
             let mut buffer = [0; 4096];
             while let Ok(length) = socket.recv(&mut buffer).await {
                 let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                told.lock().expect("what was told").extend(text.lines().map(str::to_owned));
+                notified.lock().expect("the notifications").extend(text.lines().map(str::to_owned));
             }
         });
         let log =
@@ -329,20 +401,41 @@ impl World {
         self.csid = Some(command.spawn().expect("csid starts"));
     }
 
-    /// Whether csid told systemd this since it was started.
-    pub fn told(&self, line: &str) -> bool {
-        self.told.lock().expect("what was told").iter().any(|told| told == line)
+    /// Starts csid's helper, as csid-helper.socket does.
+    fn start_helper(&mut self) {
+        if self.helper.is_some() {
+            return;
+        }
+        let helper = helper(&program("csid-under-test"), &self.path("run"), &self.path("csid.log"));
+        self.helper = Some(helper.expect("csid's helper"));
+    }
+
+    fn stop_helper(&mut self) {
+        if let Some(mut helper) = self.helper.take() {
+            let _ = helper.kill();
+            let _ = helper.wait();
+        }
+    }
+
+    /// Whether csid sent systemd this since it was started.
+    pub fn notified(&self, line: &str) -> bool {
+        self.notified.lock().expect("the notifications").iter().any(|notified| notified == line)
     }
 
     /// How many status lines there were since csid was started.
     pub fn status_lines(&self) -> usize {
-        self.told.lock().expect("what was told").iter().filter(|told| told.starts_with("STATUS=")).count()
+        self.notified
+            .lock()
+            .expect("the notifications")
+            .iter()
+            .filter(|notified| notified.starts_with("STATUS="))
+            .count()
     }
 
     /// The last status line.
     pub fn status(&self) -> String {
-        let told = self.told.lock().expect("what was told");
-        told.iter().rev().find_map(|line| line.strip_prefix("STATUS=")).unwrap_or_default().to_owned()
+        let notified = self.notified.lock().expect("the notifications");
+        notified.iter().rev().find_map(|line| line.strip_prefix("STATUS=")).unwrap_or_default().to_owned()
     }
 
     /// A new connection to the private socket.
@@ -371,18 +464,40 @@ impl World {
         true
     }
 
-    /// kill -9.
-    pub fn kill(&mut self) {
+    /// Wait until csid has ended itself by SIGABRT, as a panic makes it.
+    pub async fn aborted(&mut self) {
         let mut csid = self.csid.take().expect("csid runs");
+        let end = Instant::now() + SOON;
+        loop {
+            if let Some(status) = csid.try_wait().expect("csid's status") {
+                assert_eq!(status.signal(), Some(6), "csid ended with {status}");
+                return;
+            }
+            if Instant::now() > end {
+                self.csid = Some(csid);
+                panic!("csid did not end");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// kill -9. Fails the test if csid does not end, as a process that waits in the kernel does not.
+    pub fn kill(&mut self) {
+        let csid = self.csid.as_mut().expect("csid runs");
         csid.kill().expect("csid is killed");
+        let end = pidfd_open(Pid::from_child(csid), PidfdFlags::empty()).expect("csid's pidfd");
+        let limit = Timespec { tv_sec: SOON.as_secs().cast_signed(), tv_nsec: 0 };
+        let ended = poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&limit)).expect("a poll");
+        assert_eq!(ended, 1, "csid was killed and has not ended in {SOON:?}");
         csid.wait().expect("csid has ended");
+        self.csid = None;
     }
 
     /// As `systemctl stop` does.
     pub async fn stop(&mut self) {
         let pid = i32::try_from(self.csid_pid()).expect("a pid");
-        let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("csid is told to stop");
+        let pid = Pid::from_raw(pid).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("csid gets SIGTERM");
         let end = Instant::now() + SOON;
         while !self.dead() {
             assert!(Instant::now() < end, "csid did not stop");
@@ -395,6 +510,7 @@ impl World {
         if self.csid.is_some() {
             self.kill();
         }
+        self.stop_helper();
         let ran = self.stop_plugins();
         for witness in &self.witnesses {
             witness.mark(Mark::Reboot).expect("the witness' log");
@@ -404,7 +520,7 @@ impl World {
         self.start_plugins(&ran).await;
     }
 
-    /// As where `/run` outlives a boot: only the boot id tells.
+    /// As where `/run` outlives a boot: only the boot id shows it.
     pub async fn reboot_with_old_run(&mut self) {
         self.kill();
         let ran = self.stop_plugins();
@@ -417,7 +533,7 @@ impl World {
         self.start_plugins(&ran).await;
     }
 
-    /// From now on the kernel is another one's, as far as its boot id tells.
+    /// From now on the kernel has another boot id.
     pub fn another_boot_id(&mut self) {
         self.boots += 1;
         let id = self.path("boot-id");
@@ -448,8 +564,13 @@ impl World {
 
     fn unmount_all(&self) {
         for mount in kernel::below(&self.dir).expect("the mount table").iter().rev() {
-            unmount(&mount.point, UnmountFlags::empty())
-                .unwrap_or_else(|error| panic!("umount {}: {error}", mount.point.display()));
+            let end = Instant::now() + SOON;
+            // A worker of the helper holds `/run` until it has seen that csid is gone.
+            while let Err(error) = unmount(&mount.point, UnmountFlags::empty()) {
+                let is_late = Instant::now() > end;
+                assert!(error == Errno::BUSY && !is_late, "umount {}: {error}", mount.point.display());
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
     }
 
@@ -508,18 +629,21 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        // First: what waits in the kernel does not end before.
+        self.hung = None;
         if let Some(mut csid) = self.csid.take() {
             let _ = csid.kill();
             let _ = csid.wait();
         }
+        self.stop_helper();
         for plugin in self.plugins.values_mut() {
             plugin.kill();
         }
         if std::thread::panicking() {
             let log = fs::read_to_string(self.path("csid.log")).unwrap_or_default();
-            let lines: Vec<_> = log.lines().collect();
+            let lines: Vec<_> = log.lines().filter(|line| !is_backtrace(line)).collect();
             eprintln!("---- csid's log, the last of {} lines", lines.len());
-            for line in lines.iter().skip(lines.len().saturating_sub(80)) {
+            for line in lines.iter().skip(lines.len().saturating_sub(LOG_LINES)) {
                 eprintln!("{line}");
             }
             for (id, plugin) in &mut self.plugins {
@@ -530,4 +654,13 @@ impl Drop for World {
             }
         }
     }
+}
+
+/// Returns whether a line of csid's log is a frame of a backtrace: `  12: function`, or `      at file:line:column`.
+fn is_backtrace(line: &str) -> bool {
+    let frame = line.trim_start();
+    let number = frame.split_once(": ").map_or("", |(number, _)| number);
+    line.starts_with(' ')
+        && (frame.starts_with("at ")
+            || !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }

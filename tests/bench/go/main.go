@@ -1,5 +1,5 @@
-// csid-bench-go SOCKET CALLERS MILLISECONDS: callers who mount and unmount, each his own volume in a goroutine of his own. Prints p50
-// and p99 of a mount in microseconds, and cycles a second; a tenth of the time before does not count.
+// csid-bench-go SOCKET CALLERS MILLISECONDS: callers that mount and unmount, each a volume of its own in a goroutine of its own.
+// Prints p50 and p99 of a mount in microseconds, and cycles a second; a tenth of the time before does not count.
 package main
 
 import (

@@ -166,7 +166,7 @@ fn count(host: &Host) -> Result<Figures> {
         }
         anyhow::Ok(())
     };
-    // In a thread that ends: a tracer is told of its tracee's end before the parent is.
+    // In a thread that ends: a tracer learns of its tracee's end before the parent does.
     std::thread::scope(|scope| scope.spawn(counted).join()).expect("no panic")?;
     Ok(Figures { mount: Figure::least(&mounts), unmount: Figure::least(&unmounts) })
 }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn within_the_tolerance_nothing_is_said() {
+    fn within_tolerance_nothing_is_reported() {
         for (instructions, futex) in [(900_001, 11), (1_000_000, 12), (1_099_999, 13)] {
             let now = figure(instructions, &[("futex", futex), ("openat2", 9)]);
             assert_eq!(difference(now), (vec![], vec![]));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn of_each_number_the_least_counts_and_a_clock_does_not() {
+    fn least_of_each_number_counts_without_clocks() {
         let count = |instructions, calls: [(i64, u64); 3]| Count {
             instructions,
             calls: calls.map(|(number, n)| (number.unsigned_abs(), n)).into(),
@@ -254,8 +254,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_can_be_read() {
+    fn kept_report_can_be_read() {
         let kept: Figures = toml::from_str(&fs::read_to_string(FIGURES).unwrap()).unwrap();
-        assert!(kept.mount.instructions > 0 && kept.unmount.calls["umount2"] == 1);
+        assert!(kept.mount.instructions > 0 && kept.unmount.calls["fdatasync"] == 1);
+        // The helper unmounts: a call that a file system's server may hold up is none of csid's process.
+        assert!(!kept.unmount.calls.contains_key("umount2"));
     }
 }

@@ -11,6 +11,7 @@ use csid_client::{Client, PluginService, Target};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
 };
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const BUS: &str = "bus";
@@ -44,6 +45,7 @@ impl Drop for Running {
 /// Killed when it is dropped.
 pub struct Csid {
     process: Running,
+    _helper: Running,
     /// exec to READY.
     pub ready: Duration,
 }
@@ -101,13 +103,31 @@ impl Host {
         self.path(&format!("{plugin}.sock"))
     }
 
+    /// Another host in a directory of this one's, with its own csid.
+    pub fn beside(&self, name: &str) -> Result<Self> {
+        let directory = self.path(name);
+        fs::create_dir_all(&directory)?;
+        Host::new(&directory, &self.csid)
+    }
+
+    pub fn bus_address(&self) -> String {
+        bus_address(&self.directory)
+    }
+
     /// A plugin that csid knows by its configuration.
     pub fn plugin(&self, id: &str) -> Result<Running> {
+        self.plugin_with(id, 0)
+    }
+
+    /// The same, which takes so many volumes at most; 0: any number.
+    pub fn plugin_with(&self, id: &str, most: i64) -> Result<Running> {
         let socket = self.socket(id);
         let _ = fs::remove_file(&socket);
         let text = format!("supervision = \"external\"\nsocket = {socket:?}\n");
         fs::write(self.path(&format!("etc/plugins.d/{id}.toml")), text)?;
-        let plugin = Running::start(Command::new(std::env::current_exe()?).arg("serve-plugin").arg(&socket))?;
+        let plugin = Running::start(
+            Command::new(std::env::current_exe()?).arg("serve-plugin").arg(&socket).arg(most.to_string()),
+        )?;
         self.listens(&socket)?;
         Ok(plugin)
     }
@@ -133,6 +153,8 @@ impl Host {
 <allow send_requested_reply="true" send_type="error"/><allow receive_type="method_call"/>
 <allow receive_type="method_return"/><allow receive_type="error"/><allow receive_type="signal"/>
 <allow send_destination="org.freedesktop.DBus" send_interface="org.freedesktop.DBus"/></policy>
+<policy user="root"><allow own="org.freedesktop.systemd1"/>
+<allow send_destination="org.freedesktop.systemd1"/></policy>
 <include>{}/../../packaging/dbus/org.csid1.conf</include></busconfig>"#,
             socket.display(),
             env!("CARGO_MANIFEST_DIR")
@@ -150,8 +172,8 @@ impl Host {
     pub fn start(&self) -> Result<Csid> {
         let notify = self.path("run/notify");
         let _ = fs::remove_file(&notify);
-        let told = UnixDatagram::bind(&notify)?;
-        told.set_read_timeout(Some(LIMIT))?;
+        let answer = UnixDatagram::bind(&notify)?;
+        answer.set_read_timeout(Some(LIMIT))?;
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("csid.log"))?;
         let mut command = Command::new(&self.csid);
         command
@@ -163,11 +185,12 @@ impl Host {
             .env("DBUS_SYSTEM_BUS_ADDRESS", bus_address(&self.directory))
             .stdout(log.try_clone()?)
             .stderr(log);
+        let helper = self.helper()?;
         let begun = Instant::now();
         let process = Running::start(&mut command)?;
         let mut buffer = [0; 4096];
         loop {
-            let length = match told.recv(&mut buffer) {
+            let length = match answer.recv(&mut buffer) {
                 Ok(length) => length,
                 Err(error) => bail!("csid was not ready ({error}); its log: {}", self.log()),
             };
@@ -177,9 +200,23 @@ impl Host {
         }
         let ready = begun.elapsed();
         // Read on to its end, as systemd does.
-        told.set_read_timeout(None)?;
-        std::thread::spawn(move || while told.recv(&mut [0; 4096]).is_ok() {});
-        Ok(Csid { process, ready })
+        answer.set_read_timeout(None)?;
+        std::thread::spawn(move || while answer.recv(&mut [0; 4096]).is_ok() {});
+        Ok(Csid { process, _helper: helper, ready })
+    }
+
+    /// csid's helper, as csid-helper.socket starts it.
+    fn helper(&self) -> Result<Running> {
+        let path = self.path("run/helper.sock");
+        let _ = fs::remove_file(&path);
+        let kind = SocketType::SEQPACKET;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
+        rustix::net::listen(&socket, 128)?;
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.path("csid.log"))?;
+        let mut command = Command::new(&self.csid);
+        command.arg("host-helper").env_clear().stdin(socket).stdout(log.try_clone()?).stderr(log);
+        Ok(Running(command.spawn().context("cannot start csid's helper")?))
     }
 
     fn log(&self) -> String {
@@ -209,7 +246,7 @@ impl Host {
         Target::Socket(self.path("run/csid.sock"))
     }
 
-    /// `count` mounts that are nobody's here.
+    /// `count` mounts that no test here owns.
     pub fn foreign(&self, count: usize) -> Result<()> {
         let present = self.mounts("foreign")?;
         for n in present..count {

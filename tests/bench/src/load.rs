@@ -1,4 +1,4 @@
-//! Callers who mount and unmount, each his own volume, and what they saw.
+//! Callers that mount and unmount, each a volume of its own, and what they saw.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -4,14 +4,17 @@
 
 #[cfg(target_arch = "x86_64")]
 mod count;
+mod curves;
 mod host;
 mod load;
+mod neighbours;
 mod parts;
 mod paths;
 mod plugin;
 mod report;
 #[cfg(target_arch = "x86_64")]
 mod trace;
+mod units;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -44,7 +47,7 @@ struct Args {
     /// Where the journal lies while it is measured, and report.json afterwards: on a real disk. Not of `count`.
     #[arg(long, default_value = "target/bench")]
     directory: PathBuf,
-    /// The csid to be measured [default: beside this program].
+    /// The csid to be measured [default: next to this program].
     #[arg(long)]
     csid: Option<PathBuf>,
     /// In the mount namespace that this program made for itself.
@@ -62,6 +65,8 @@ enum Part {
     Adopt,
     Remount,
     Foreign,
+    Curves,
+    Elsewhere,
     Idle,
 }
 
@@ -75,7 +80,14 @@ enum Role {
     },
     /// What this program is for itself.
     #[command(hide = true)]
-    ServePlugin { socket: PathBuf },
+    ServePlugin {
+        socket: PathBuf,
+        /// Volumes that it takes on a node; 0: any number.
+        #[arg(default_value_t = 0)]
+        most: i64,
+    },
+    #[command(hide = true)]
+    ServeNeighbours { directory: PathBuf, processes: usize, namespaces: usize, mounts: usize },
 }
 
 fn main() -> ExitCode {
@@ -89,8 +101,11 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<ExitCode> {
-    if let Some(Role::ServePlugin { socket }) = &args.role {
-        return plugin::serve(socket).map(|()| ExitCode::SUCCESS);
+    if let Some(Role::ServePlugin { socket, most }) = &args.role {
+        return plugin::serve(socket, *most).map(|()| ExitCode::SUCCESS);
+    }
+    if let Some(Role::ServeNeighbours { directory, processes, namespaces, mounts }) = &args.role {
+        return neighbours::serve(directory, *processes, *namespaces, *mounts).map(|()| ExitCode::SUCCESS);
     }
     let Some(directory) = &args.inside else { return outside(args) };
     let beside = std::env::current_exe()?.with_file_name("csid");
@@ -111,8 +126,15 @@ fn outside(args: &Args) -> Result<ExitCode> {
     };
     std::fs::create_dir_all(&directory)?;
     let host = tempfile::Builder::new().prefix("host-").tempdir_in(directory)?;
+    // An unmount looks at the namespaces of all processes, so the count sees no other processes than its own.
+    let alone: &[&str] = match args.role {
+        Some(Role::Count { .. }) => &["--pid", "--fork", "--kill-child", "--mount-proc"],
+        _ => &[],
+    };
     let status = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "--"])
+        .args(["--mount", "--propagation", "private"])
+        .args(alone)
+        .arg("--")
         .arg(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .arg("--inside")
@@ -153,6 +175,8 @@ async fn measure(args: &Args, host: &Host) -> Result<()> {
             Part::Adopt => parts::adopt(host, &mut report, rounds).await,
             Part::Remount => parts::remount(host, &mut report, rounds).await,
             Part::Foreign => parts::foreign(host, &mut report, rounds, time).await,
+            Part::Curves => curves::curves(host, &mut report, rounds, time / 5).await,
+            Part::Elsewhere => parts::elsewhere(host, &mut report, rounds).await,
             Part::Idle => parts::idle(host, &mut report).await,
         }?;
     }

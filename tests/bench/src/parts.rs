@@ -7,6 +7,7 @@ use csid_client::{Client, MountFilter, Target};
 
 use crate::host::Host;
 use crate::load;
+use crate::neighbours;
 use crate::paths::{self, Floor, Rows, Way};
 use crate::report::{CALLERS, HERE, Report, WAYS};
 
@@ -196,6 +197,30 @@ pub async fn foreign(host: &Host, report: &mut Report, rounds: usize, time: Dura
             }
         }
         host.foreign(0)?;
+    }
+    drop(csid);
+    host.forget_state()
+}
+
+/// The cost of an unmount by the number of processes and mount namespaces that it searches.
+pub async fn elsewhere(host: &Host, report: &mut Report, rounds: usize) -> Result<()> {
+    const UNMOUNTS: u32 = 10;
+    let _plugin = host.plugin("bench")?;
+    let csid = host.start()?;
+    let way = Way::Csid(host.client(&host.private(), "bench").await?);
+    let beside = [("alone", [0, 0, 0]), ("600_processes", [600, 0, 0]), ("50_namespaces", [0, 50, 3000])];
+    for _ in 0..rounds {
+        for (name, [processes, namespaces, mounts]) in beside {
+            let _others = neighbours::start(&host.path("neighbours"), processes, namespaces, mounts)?;
+            let mut times = Vec::new();
+            for _ in 0..UNMOUNTS {
+                way.mount(0).await?;
+                let begun = Instant::now();
+                way.unmount(0).await?;
+                times.push(begun.elapsed().as_secs_f64() * 1000.0);
+            }
+            report.add(&format!("unmount_{name}_ms"), load::median(times));
+        }
     }
     drop(csid);
     host.forget_state()

@@ -10,17 +10,22 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
-struct Plugin;
+#[derive(Clone, Copy)]
+struct Plugin {
+    /// Volumes that it takes on a node; 0: any number.
+    most: i64,
+}
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// Serve at `socket` until killed.
+/// Serve at `socket` until killed; `most`: volumes that it takes on a node, 0 for any number.
 #[tokio::main(worker_threads = 2)]
-pub async fn serve(socket: &Path) -> anyhow::Result<()> {
+pub async fn serve(socket: &Path, most: i64) -> anyhow::Result<()> {
+    let plugin = Plugin { most };
     let listener = UnixListener::bind(socket)?;
     Server::builder()
-        .add_service(identity_server::IdentityServer::new(Plugin))
-        .add_service(node_server::NodeServer::new(Plugin))
+        .add_service(identity_server::IdentityServer::new(plugin))
+        .add_service(node_server::NodeServer::new(plugin))
         .serve_with_incoming(UnixListenerStream::new(listener))
         .await?;
     Ok(())
@@ -93,7 +98,11 @@ impl node_server::Node for Plugin {
     }
 
     async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Answer<NodeGetInfoResponse> {
-        Ok(Response::new(NodeGetInfoResponse { node_id: "bench".to_owned(), ..Default::default() }))
+        Ok(Response::new(NodeGetInfoResponse {
+            node_id: "bench".to_owned(),
+            max_volumes_per_node: self.most,
+            ..Default::default()
+        }))
     }
 
     async fn node_get_volume_stats(

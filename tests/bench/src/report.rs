@@ -5,13 +5,14 @@ use std::path::Path;
 
 use comfy_table::{CellAlignment, Table, presets};
 
+use crate::curves::{CALLS, CURVES};
 use crate::load::{Round, median};
 
 /// A figure's rounds, by its key in report.json.
 #[derive(Default)]
 pub struct Report(BTreeMap<String, Vec<f64>>);
 
-/// The paths of the first table, with what each is. From [`HERE`] on each is a program beside this one, `csid-bench-WAY`.
+/// The paths of the first table, with what each is. From [`HERE`] on each is a program next to this one, `csid-bench-WAY`.
 pub const WAYS: [(&str, &str); 7] = [
     ("floor", "the same RPCs by a bare client"),
     ("floor-commit", "… and one synced row a call"),
@@ -37,14 +38,17 @@ const ASIDE: [&str; 8] = [
     "foreign_floor_5000_ratio",
 ];
 
-/// Figures of claims, which have no target.
-const CLAIMS: [(&str, &str); 6] = [
+/// Figures without a target: of claims, and of an unmount among others.
+const WITHOUT_TARGET: [(&str, &str); 9] = [
     ("claims_per_s.1", "claims with their release a second, 1 caller"),
     ("claims_per_s.64", "claims with their release a second, 64 callers"),
     ("claimed_mount_p50_ratio.1", "claim and mount against mount alone, p50, 1 caller"),
     ("claimed_mount_p50_ratio.64", "claim and mount against mount alone, p50, 64 callers"),
     ("claimed_mount_cycles_ratio.1", "cycles with a claim against cycles without, 1 caller"),
     ("claimed_mount_cycles_ratio.64", "cycles with a claim against cycles without, 64 callers"),
+    ("unmount_alone_ms", "an unmount, ms"),
+    ("unmount_600_processes_ms", "an unmount beside 600 processes, ms"),
+    ("unmount_50_namespaces_ms", "an unmount beside 50 namespaces of 3,000 mounts, ms"),
 ];
 
 enum Bound {
@@ -113,7 +117,8 @@ impl Report {
             table.add_row([what.to_owned(), format!("{}{unit}", rounded(value)), wanted, verdict.to_owned()]);
         }
         println!("{table}");
-        for (key, what) in CLAIMS {
+        self.print_curves();
+        for (key, what) in WITHOUT_TARGET {
             if let Some(value) = self.get(key) {
                 println!("{what}: {}", rounded(value));
             }
@@ -122,6 +127,28 @@ impl Report {
             if let Some(value) = self.get(key) {
                 println!("{key}: {}", rounded(value));
             }
+        }
+    }
+
+    /// Prints what each call costs by how much else there is.
+    fn print_curves(&self) {
+        let mut table = new_table(["µs p50 (of the first)", "call", "least", "more", "most"]);
+        for (name, _, sizes) in CURVES {
+            for call in CALLS {
+                let figure = |size: usize| {
+                    let cost = self.get(&format!("curve.{name}.{call}.{size}"))?;
+                    let ratio = self.get(&format!("curve_ratio.{name}.{call}.{size}"))?;
+                    Some(format!("{size}: {cost:.0} ({ratio:.2})"))
+                };
+                let figures: Vec<String> = sizes.into_iter().filter_map(figure).collect();
+                if figures.len() == sizes.len() {
+                    let row = [name.to_owned(), call.to_owned()];
+                    table.add_row(row.into_iter().chain(figures));
+                }
+            }
+        }
+        if !table.is_empty() {
+            println!("{table}\n");
         }
     }
 

@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breakpoints_count_is_what_single_steps_count() {
+    fn breakpoints_count_what_single_steps_count() {
         let mut cats = [cat(), cat()];
         let instructions = stepped(&mut cats[0]);
         assert!(instructions > 100, "{instructions}");

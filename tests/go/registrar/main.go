@@ -1,4 +1,4 @@
-// Command registrar stands beside a CSI driver and registers it, with the kubelet's own messages:
+// Command registrar runs next to a CSI driver and registers it, with the kubelet's own messages:
 //
 //	registrar [-type TYPE] [-version VERSION] SOCKET NAME ENDPOINT
 //

@@ -4,6 +4,9 @@
 
 use std::process::ExitCode;
 
+use csi_proto::csi::v1;
+use csi_proto::csi::v1::node_client::NodeClient;
+use csi_proto::csi::v1::volume_capability::{AccessType, MountVolume, access_mode};
 use csid_tests::dbus::{Bus, Policy};
 use csid_tests::script::{self, Rule};
 use csid_tests::world::{World, child, world};
@@ -48,7 +51,7 @@ enum Wish {
     Start,
     Pause,
     Resume,
-    /// A plugin of this id that csid is not told of; the answer is its socket. With a controller it can do all.
+    /// A plugin of this id that csid does not know; the answer is its socket. A controller has every capability.
     Plugin {
         id: String,
         controller: bool,
@@ -63,8 +66,18 @@ enum Wish {
         id: String,
         node: String,
     },
+    /// A snapshot is ready when it is asked for so often.
+    ReadyAt {
+        id: String,
+        asked: u64,
+    },
     /// A device behind this volume.
     Device {
+        id: String,
+        volume: String,
+    },
+    /// Another manager stages and publishes this volume by calls of its own; the answer is where.
+    Foreign {
         id: String,
         volume: String,
     },
@@ -117,7 +130,7 @@ async fn grant(w: &mut World, plugins: &mut Vec<String>, wish: Wish) -> Value {
                 });
             }
             let socket = plugin.socket();
-            // csid is told of it by the program.
+            // The program registers it with csid.
             std::fs::remove_file(w.path("etc/plugins.d").join(format!("{id}.toml"))).expect("its file");
             plugins.push(id);
             return json!(socket);
@@ -129,13 +142,18 @@ async fn grant(w: &mut World, plugins: &mut Vec<String>, wish: Wish) -> Value {
             plugin.kill();
             plugin.start().await;
         }
+        Wish::ReadyAt { id, asked } => w.plugin(&id).set(|script| script.snapshot_ready_at = asked),
         Wish::Device { id, volume } => {
             w.add_device(&id, &volume);
         }
+        Wish::Foreign { id, volume } => {
+            let (staging, published) = foreign(w, &id, &volume).await;
+            return json!({"Staging": staging, "Published": published});
+        }
         Wish::Calls { id } => {
-            let told = w.plugin(&id).volume_calls().into_iter();
-            return told
-                .map(|told| json!({"call": told.call, "code": told.code, "cancelled": told.cancelled}))
+            let reply = w.plugin(&id).volume_calls().into_iter();
+            return reply
+                .map(|reply| json!({"call": reply.call, "code": reply.code, "cancelled": reply.cancelled}))
                 .collect();
         }
         Wish::Grep { text } => {
@@ -155,6 +173,37 @@ async fn grant(w: &mut World, plugins: &mut Vec<String>, wish: Wish) -> Value {
         }
     }
     Value::Null
+}
+
+async fn foreign(w: &mut World, id: &str, volume: &str) -> (String, String) {
+    let [staging, target] = ["staging", "publish"].map(|kind| w.path("foreign").join(kind).join(volume));
+    std::fs::create_dir_all(&staging).expect("the staging path");
+    std::fs::create_dir_all(target.parent().expect("a parent")).expect("the target's directory");
+    let [staging, target] = [staging, target].map(|path| path.to_string_lossy().into_owned());
+    let socket = format!("unix://{}", w.plugin(id).socket().display());
+    let endpoint = tonic::transport::Endpoint::from_shared(socket).expect("the plugin's socket");
+    let mut node = NodeClient::new(endpoint.connect().await.expect("the plugin"));
+    let mode = access_mode::Mode::SingleNodeMultiWriter.into();
+    let capability = Some(v1::VolumeCapability {
+        access_mode: Some(v1::volume_capability::AccessMode { mode }),
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+    });
+    let stage = v1::NodeStageVolumeRequest {
+        volume_id: volume.to_owned(),
+        staging_target_path: staging.clone(),
+        volume_capability: capability.clone(),
+        ..Default::default()
+    };
+    node.node_stage_volume(stage).await.expect("a stage");
+    let publish = v1::NodePublishVolumeRequest {
+        volume_id: volume.to_owned(),
+        staging_target_path: staging.clone(),
+        target_path: target.clone(),
+        volume_capability: capability,
+        ..Default::default()
+    };
+    node.node_publish_volume(publish).await.expect("a publish");
+    (staging, target)
 }
 
 fn signal(w: &World, signal: Signal) {

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_synced_stays_and_what_is_not_may() {
+    fn synced_data_stays_and_unsynced_may() {
         let before = disk(&[("a", b"....")]);
         let record = [write("a", 0, b"1"), synced("a"), write("a", 1, b"2"), write("a", 2, b"3")];
         let due = [&b"1..."[..], b"12..", b"1.3.", b"123."].map(|bytes| disk(&[("a", bytes)]));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_tears_at_sectors_and_nothing_beside_it_changes() {
+    fn write_tears_at_sectors_alone() {
         let before = disk(&[("a", &[b'.'; 1536])]);
         let record = [write("a", 500, &[b'x'; 600])];
         let mut due = BTreeSet::new();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncation_may_be_lost_with_or_without_the_write_before_it() {
+    fn truncation_is_lost_apart_from_the_write_before() {
         let before = disk(&[("a", b"abc")]);
         let truncate = Entry::Truncate { file: "a".to_owned(), length: 1 };
         let record = [write("a", 0, b"A"), truncate.clone()];
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_as_the_directory_was_synced_or_as_they_are() {
+    fn names_are_as_last_synced_or_current() {
         let delete = |synced| Entry::Delete { file: "a".to_owned(), synced };
         let before = disk(&[("a", b"old")]);
         let gone = Disk::new();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_is_born_when_it_is_opened_by_its_name() {
+    fn journal_is_born_when_it_is_opened_by_its_name() {
         let record = [open("db.new"), write("db.new", 0, b"n"), open("db")];
         assert_eq!(cuts(&Disk::new(), &record), [disk(&[("db", b"n")])].into());
         let early = cuts(&Disk::new(), &record[..2]);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_is_the_same_disk() {
+    fn same_seed_is_the_same_disk() {
         let record: Vec<_> = (0..100).map(|n| write("a", n * 100, &[1; 1000])).collect();
         let before = disk(&[("a", b"")]);
         let cut = |seed| cut(&before, &record, &mut Dice::new(seed, 0));

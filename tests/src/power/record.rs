@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_appended_is_read_but_for_a_torn_write() {
+    fn appended_records_are_read_up_to_a_torn_write() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("record");
         let record = open(&path).unwrap();

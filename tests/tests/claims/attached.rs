@@ -15,7 +15,7 @@ fn rpcs(w: &mut World) -> Vec<String> {
 }
 
 #[test]
-fn co_rules_20_to_23_attach_comes_first_and_detach_last() {
+fn co_rules_20_to_23_attach_is_first_detach_last() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -43,7 +43,7 @@ fn co_rules_20_to_23_attach_comes_first_and_detach_last() {
 }
 
 #[test]
-fn co_rule_23_what_another_claim_of_the_node_has_is_not_detached() {
+fn co_rule_23_other_claim_of_node_prevents_detach() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::MultiNodeMultiWriter]).await;
@@ -59,7 +59,7 @@ fn co_rule_23_what_another_claim_of_the_node_has_is_not_detached() {
 }
 
 #[test]
-fn a_detach_that_fails_for_a_while_is_repeated_to_its_end() {
+fn failing_detach_is_repeated_until_it_succeeds() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -73,7 +73,7 @@ fn a_detach_that_fails_for_a_while_is_repeated_to_its_end() {
 }
 
 #[test]
-fn a_detach_that_fails_for_good_is_parked_and_shown() {
+fn detach_that_fails_for_good_is_blocked_and_shown() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -99,7 +99,7 @@ fn a_detach_that_fails_for_good_is_parked_and_shown() {
 }
 
 #[test]
-fn an_attach_that_is_refused_is_undone_and_its_claim_released() {
+fn refused_attach_is_undone_and_its_claim_released() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -119,7 +119,7 @@ fn an_attach_that_is_refused_is_undone_and_its_claim_released() {
 }
 
 #[test]
-fn co_rule_25_a_claim_nobody_waits_for_is_undone() {
+fn co_rule_25_abandoned_claim_is_undone() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -133,7 +133,7 @@ fn co_rule_25_a_claim_nobody_waits_for_is_undone() {
 }
 
 #[test]
-fn after_a_reboot_the_volume_is_attached_again_before_it_is_staged() {
+fn reboot_attaches_again_before_staging() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -154,7 +154,7 @@ fn after_a_reboot_the_volume_is_attached_again_before_it_is_staged() {
 }
 
 #[test]
-fn what_does_not_attach_is_not_asked_to_though_it_is_seen_late() {
+fn plugin_without_attach_seen_late_is_not_asked() {
     for controller in [None, Some("CREATE_DELETE_VOLUME")] {
         world(async move |w| {
             let plugin = w.add_witnessed("p", &[], "").await;
@@ -179,7 +179,10 @@ fn what_does_not_attach_is_not_asked_to_though_it_is_seen_late() {
                 let client = client.clone();
                 tokio::spawn(async move { mount_registered(&client, "v", "three").await })
             };
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            eventually("csid waits", async || {
+                client.list_operations().await.unwrap().iter().any(|row| row.kind == "mount")
+            })
+            .await;
             w.plugin("p").start().await;
             late.await.unwrap().unwrap();
             eventually("it is mounted again", async || state(&client, "v", "one").await == "mounted").await;
@@ -187,8 +190,8 @@ fn what_does_not_attach_is_not_asked_to_though_it_is_seen_late() {
                 unmount(&client, "v", consumer).await.unwrap();
             }
             assert_eq!(claimed(&client).await, []);
-            let told = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap();
-            assert!(!told.steps.iter().any(|step| step.contains("tached")), "{told:?}");
+            let reply = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap();
+            assert!(!reply.steps.iter().any(|step| step.contains("tached")), "{reply:?}");
             w.nothing_left(&client).await;
             w.plugin("p").assert_rules();
         });
@@ -197,7 +200,7 @@ fn what_does_not_attach_is_not_asked_to_though_it_is_seen_late() {
 
 /// Whether it attaches is not known before each of its instances was seen: it is said which one that is.
 #[test]
-fn an_instance_that_never_comes_is_named_to_who_waits_for_it() {
+fn missing_instance_is_named_in_the_error() {
     world(async |w| {
         w.add_plugin("p").await;
         let sockets = [w.plugin("p").socket(), w.path("nobody.sock")];
@@ -227,8 +230,8 @@ fn an_instance_that_never_comes_is_named_to_who_waits_for_it() {
             tokio::spawn(async move { client.claim(NAMESPACE, "v", "one", soon).await })
         };
         eventually("it is explained", async || {
-            let told = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap();
-            told.waiting_for.contains("plugin two, instance second (")
+            let reply = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap();
+            reply.waiting_for.contains("plugin two, instance second (")
         })
         .await;
         let (kind, error) = refusal(call.await.unwrap());
@@ -244,7 +247,7 @@ fn an_instance_that_never_comes_is_named_to_who_waits_for_it() {
 }
 
 #[test]
-fn a_node_that_is_called_otherwise_after_a_boot_is_detached_by_its_old_name() {
+fn node_renamed_by_a_boot_is_detached_by_its_old_id() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -287,8 +290,8 @@ fn a_node_that_is_called_otherwise_after_a_boot_is_detached_by_its_old_name() {
         }
         assert_eq!(controller(w), ["ControllerPublishVolume node-1"]);
         assert!(is_said(&client.plugin("p").await.unwrap().health_message));
-        let told = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap();
-        assert!(told.steps.iter().any(|step| is_said(step)), "{told:?}");
+        let reply = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap();
+        assert!(reply.steps.iter().any(|step| is_said(step)), "{reply:?}");
         let accept = |id| client.accept_node_id("p", id, CallOptions::default());
         assert_eq!(refusal(accept("node-1").await).0, Kind::InvalidArgument);
         accept("node-2").await.unwrap();
@@ -309,7 +312,7 @@ fn a_node_that_is_called_otherwise_after_a_boot_is_detached_by_its_old_name() {
 
 /// Nothing was asked of the controller: there is nothing to undo, and nobody is kept from the volume.
 #[test]
-fn an_attach_that_was_never_sent_leaves_nothing() {
+fn attach_never_sent_leaves_nothing() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -336,7 +339,7 @@ fn secrets_of_the_detach(w: &mut World) -> Vec<(String, String)> {
     detach.expect("a detach").call.secrets
 }
 
-/// The node's claims share an attachment, and with it its secrets, whoever brought them.
+/// The node's claims share an attachment, and with it its secrets, no matter which call brought them.
 #[test]
 fn co_rule_33_a_detach_has_the_secrets_of_its_attach() {
     world(async |w| {
@@ -365,7 +368,7 @@ fn co_rule_33_a_detach_has_the_secrets_of_its_attach() {
         client.release(NAMESPACE, "v", "two", again).await.unwrap();
         assert_eq!(secrets_of_the_detach(w), [("password".to_owned(), "y".to_owned())]);
 
-        // Secrets that nobody used are nobody's.
+        // Secrets that were never used have no owner.
         claim(&client, "v", "one").await.unwrap();
         client.claim(NAMESPACE, "v", "two", with_some()).await.unwrap();
         release(&client, "v", "one").await.unwrap();
@@ -377,7 +380,7 @@ fn co_rule_33_a_detach_has_the_secrets_of_its_attach() {
 
 /// systemd has its own idea of how long that may take.
 #[test]
-fn a_credential_is_waited_for_no_longer_than_the_call() {
+fn credential_wait_ends_with_the_call() {
     world(async |w| {
         // A bus that takes every connection and says nothing.
         let path = w.path("silent-bus");

@@ -30,7 +30,7 @@ async fn changes(client: &Client, since: u64) -> Vec<(String, String, bool)> {
 }
 
 #[test]
-fn the_end_of_a_connection_unmounts_and_releases() {
+fn closed_connection_unmounts_and_releases() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -64,7 +64,7 @@ fn the_end_of_a_connection_unmounts_and_releases() {
 }
 
 #[test]
-fn who_comes_back_within_the_grace_time_keeps_it() {
+fn return_within_grace_time_keeps_the_claim() {
     const GRACE: Duration = Duration::from_secs(4);
     world(async |w| {
         let client = unattaching(w).await;
@@ -98,7 +98,7 @@ fn who_comes_back_within_the_grace_time_keeps_it() {
 }
 
 #[test]
-fn no_connection_outlives_csid_and_what_fails_is_repeated() {
+fn restart_ends_connections_and_repeats_releases() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -114,7 +114,7 @@ fn no_connection_outlives_csid_and_what_fails_is_repeated() {
 }
 
 #[test]
-fn what_cannot_be_watched_is_refused() {
+fn unwatchable_lifetime_is_refused() {
     world(async |w| {
         let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -140,9 +140,9 @@ fn what_cannot_be_watched_is_refused() {
     });
 }
 
-/// Who is told that it is mounted keeps it.
+/// A caller that was answered "mounted" keeps the mount.
 #[test]
-fn what_is_being_let_go_is_not_answered_as_mounted() {
+fn mount_being_released_is_not_joined() {
     world(async |w| {
         let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -184,7 +184,7 @@ fn what_is_being_let_go_is_not_answered_as_mounted() {
 }
 
 #[test]
-fn who_joins_a_mount_is_whom_it_is_bound_to() {
+fn joining_caller_takes_over_claim_lifetime() {
     const GRACE: Duration = Duration::from_secs(1);
     world(async |w| {
         let client = unattaching(w).await;
@@ -216,9 +216,9 @@ fn who_joins_a_mount_is_whom_it_is_bound_to() {
     });
 }
 
-/// A call that was not answered well has changed nothing, nor whom the claim is bound to.
+/// A failed call changes nothing, nor the claim's lifetime.
 #[test]
-fn who_gives_up_is_not_whom_it_is_bound_to() {
+fn failed_call_leaves_claim_lifetime_unchanged() {
     world(async |w| {
         let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -235,7 +235,7 @@ fn who_gives_up_is_not_whom_it_is_bound_to() {
         tokio::time::sleep(Duration::from_millis(2500)).await;
         w.plugin("p").start().await;
         healthy(&client, "p").await;
-        // By now it would have been let go.
+        // By now it would have been released.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         assert_eq!(claimed(&client).await, [pair("one", "taken")]);
         first.mount(NAMESPACE, "v", "one", bound_mount()).await.expect("the mount");

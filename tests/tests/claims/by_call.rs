@@ -2,6 +2,7 @@
 
 use csid_client::{AttachOptions, Kind};
 use csid_tests::ask::*;
+use csid_tests::fault::Fault;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
 use rustix::mount::{UnmountFlags, unmount as kernel_unmount};
@@ -17,11 +18,11 @@ fn writer() -> AttachOptions {
     }
 }
 
-/// No row tells of the volume, also after csid was killed.
+/// No row names the volume, also after csid was killed.
 async fn is_forgotten(w: &mut World, client: Client) -> Client {
     let is_unknown = async |client: &Client| {
-        let told = client.explain(NAMESPACE, "v", CallOptions::default()).await;
-        told.is_err_and(|error| error.to_string().contains("not registered"))
+        let answer = client.explain(NAMESPACE, "v", CallOptions::default()).await;
+        answer.is_err_and(|error| error.to_string().contains("not registered"))
     };
     eventually("nothing is left of it", async || is_unknown(&client).await).await;
     w.kill();
@@ -31,7 +32,7 @@ async fn is_forgotten(w: &mut World, client: Client) -> Client {
 }
 
 #[test]
-fn an_attach_that_no_plugin_was_asked_for_leaves_nothing() {
+fn attach_without_its_plugin_leaves_nothing() {
     world(async |w| {
         let client = attaching(w).await;
         w.plugin("p").kill();
@@ -49,9 +50,9 @@ fn an_attach_that_no_plugin_was_asked_for_leaves_nothing() {
     });
 }
 
-/// Who cancels while the plugin is waited for leaves nothing that would need his secrets.
+/// A cancellation during the wait for the plugin leaves nothing that would need the caller's secrets.
 #[test]
-fn an_attach_that_is_cancelled_before_it_was_sent_leaves_nothing() {
+fn attach_cancelled_before_sending_leaves_nothing() {
     world(async |w| {
         let client = attaching(w).await;
         w.plugin("p").kill();
@@ -76,7 +77,7 @@ fn an_attach_that_is_cancelled_before_it_was_sent_leaves_nothing() {
         let client = is_forgotten(w, client).await;
         w.plugin("p").start().await;
         healthy(&client, "p").await;
-        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.expect("it is nobody's");
+        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.expect("it has no owner");
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
         w.nothing_left(&client).await;
     });
@@ -96,7 +97,7 @@ async fn renamed(w: &mut World, client: &Client, node_id: &str, others: &[&str])
 
 /// What was taken behind csid's back is staged again under the node id of now, and that is what it is staged under.
 #[test]
-fn co_rule_23_what_is_staged_again_is_not_detached_by_its_new_node_id() {
+fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
     world(async |w| {
         let client = attaching(w).await;
         w.plugin("p").set(|script| script.token = Some("t".to_owned()));
@@ -135,7 +136,7 @@ fn co_rule_23_what_is_staged_again_is_not_detached_by_its_new_node_id() {
 
 /// Where nothing is staged, what is published already stays published under the node id that it was published under.
 #[test]
-fn co_rule_23_what_is_bound_again_keeps_its_node_id() {
+fn co_rule_23_rebound_mount_keeps_its_node_id() {
     world(async |w| {
         let client = attaching(w).await;
         w.plugin("p").set(|script| script.capabilities.retain(|can| can != "STAGE_UNSTAGE_VOLUME"));
@@ -167,7 +168,7 @@ fn co_rule_23_what_is_bound_again_keeps_its_node_id() {
 
 /// A detach was on its way: what it is of is not forgotten for want of a plugin that attaches.
 #[test]
-fn what_may_be_attached_is_not_forgotten_where_nothing_attaches() {
+fn possible_attachment_outlives_lost_capability() {
     world(async |w| {
         let client = attaching(w).await;
         w.plugin("p").rules([
@@ -199,7 +200,7 @@ fn what_may_be_attached_is_not_forgotten_where_nothing_attaches() {
 
 /// A node that is called otherwise since has the volume staged all the same.
 #[test]
-fn co_rule_23_what_is_staged_under_an_earlier_node_id_is_not_detached() {
+fn co_rule_23_staged_under_old_id_is_not_detached() {
     world(async |w| {
         let client = attaching(w).await;
         let context = client.attach_volume(NAMESPACE, "v", "node-1", writer()).await.unwrap();
@@ -227,18 +228,17 @@ fn co_rule_23_what_is_staged_under_an_earlier_node_id_is_not_detached() {
 
 /// Killed before the controller was asked, csid finds a plugin that has nothing to detach with.
 #[test]
-fn what_never_was_attached_is_not_detached_where_nothing_attaches() {
+fn never_attached_is_not_detached() {
     world(async |w| {
-        let fault = w.path("fault");
-        w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
+        let fault = Fault::of(w);
         let client = attaching(w).await;
-        std::fs::write(&fault, "ControllerPublishVolume.before:1").unwrap();
+        fault.arm("ControllerPublishVolume.before:1");
         client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.expect_err("csid dies");
         eventually("csid dies", async || w.dead()).await;
         w.plugin("p").set(|script| script.control(&["CREATE_DELETE_VOLUME"]));
         w.plugin("p").kill();
         w.plugin("p").start().await;
-        std::fs::write(&fault, "").unwrap();
+        fault.disarm();
         let client = w.start().await;
         let client = is_forgotten(w, client).await;
         healthy(&client, "p").await;
@@ -246,5 +246,25 @@ fn what_never_was_attached_is_not_detached_where_nothing_attaches() {
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
         w.plugin("p").assert_rules();
+    });
+}
+
+#[test]
+fn inline_attach_takes_a_usage_without_capabilities() {
+    world(async |w| {
+        let client = attaching(w).await;
+        let usage = AttachOptions { capabilities: None, ..writer() };
+        let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", usage.clone()).await);
+        assert_eq!(kind, Kind::InvalidArgument, "neither is given: {error}");
+        for (access_mode, attachment_mode) in [
+            (Some(AccessMode::SingleNodeWriter), None),
+            (Some(AccessMode::SingleNodeWriter), Some(AttachmentMode::FileSystem)),
+            (None, Some(AttachmentMode::FileSystem)),
+        ] {
+            let usage = AttachOptions { access_mode, attachment_mode, ..usage.clone() };
+            client.attach_volume(NAMESPACE, "v", "node-2", usage).await.unwrap();
+            client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        }
+        w.nothing_left(&client).await;
     });
 }

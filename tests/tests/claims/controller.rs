@@ -7,6 +7,7 @@ use csid_client::{
     UnregisterOptions, VolumeOptions,
 };
 use csid_tests::ask::*;
+use csid_tests::fault::Fault;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
 
@@ -39,7 +40,7 @@ fn writer(volume: &str) -> RegisterVolume {
 }
 
 #[test]
-fn co_rule_35_a_slip_is_caught_when_the_volume_is_registered() {
+fn co_rule_35_registration_validates_capabilities() {
     world(async |w| {
         let client = attaching(w).await;
         let (kind, error) = refusal(client.register_volume(NAMESPACE, "w", writer("no-such-volume")).await);
@@ -62,8 +63,8 @@ fn co_rule_35_a_slip_is_caught_when_the_volume_is_registered() {
         assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["one".to_owned()]));
         // A claim is not unmounted.
         let (kind, error) = refusal(client.delete_volume(NAMESPACE, "v", Default::default()).await);
-        let told = error.message.contains("claimed by one; release it first");
-        assert!(kind == Kind::Busy && told && error.details.holders == ["one"], "{error:?}");
+        let answer = error.message.contains("claimed by one; release it first");
+        assert!(kind == Kind::Busy && answer && error.details.holders == ["one"], "{error:?}");
         release(&client, "v", "one").await.unwrap();
         deregister().await.unwrap();
         deregister().await.unwrap();
@@ -73,7 +74,7 @@ fn co_rule_35_a_slip_is_caught_when_the_volume_is_registered() {
 }
 
 #[test]
-fn an_expansion_reaches_the_node_now_or_with_the_next_mount() {
+fn expansion_reaches_node_now_or_with_next_mount() {
     world(async |w| {
         let client = able(w, &["EXPAND_VOLUME"]).await;
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
@@ -91,7 +92,11 @@ fn an_expansion_reaches_the_node_now_or_with_the_next_mount() {
         let client = w.start().await;
         healthy(&client, "p").await;
         mount_registered(&client, "v", "two").await.unwrap();
-        assert_eq!(w.plugin("p").count("NodeExpandVolume", "v"), 2, "remembered over csid's end");
+        eventually("it is remembered over csid's end", async || {
+            client.volume(NAMESPACE, "v").await.unwrap().pending_expand == 0
+        })
+        .await;
+        assert_eq!(w.plugin("p").count("NodeExpandVolume", "v"), 2);
         let row = client.volume(NAMESPACE, "v").await.unwrap();
         assert_eq!((row.capacity, row.pending_expand), (16 << 20, 0));
 
@@ -108,7 +113,7 @@ fn an_expansion_reaches_the_node_now_or_with_the_next_mount() {
 }
 
 #[test]
-fn a_scheduler_attaches_and_detaches_by_itself() {
+fn scheduler_attaches_and_detaches_by_itself() {
     world(async |w| {
         let client = attaching(w).await;
         let options = || AttachOptions {
@@ -141,7 +146,7 @@ fn a_scheduler_attaches_and_detaches_by_itself() {
 
 /// It could never be detached again, and would keep everybody else from the volume.
 #[test]
-fn what_attaches_nothing_is_not_told_to() {
+fn plugin_without_attach_is_not_asked_to() {
     world(async |w| {
         let client = able(w, &["EXPAND_VOLUME"]).await;
         let options = AttachOptions {
@@ -159,7 +164,7 @@ fn what_attaches_nothing_is_not_told_to() {
 }
 
 #[test]
-fn a_controller_that_hangs_leaves_its_load_to_the_other_one() {
+fn hung_controllers_load_goes_to_the_other_one() {
     world(async |w| {
         let client = attaching(w).await;
         // The one of plugins.d has but one instance: both are registered here.
@@ -205,7 +210,7 @@ fn a_controller_that_hangs_leaves_its_load_to_the_other_one() {
 }
 
 #[test]
-fn who_has_no_secrets_is_not_told_anothers() {
+fn secrets_of_other_calls_are_not_reported() {
     world(async |w| {
         let client = able(w, &["PUBLISH_UNPUBLISH_VOLUME", "EXPAND_VOLUME"]).await;
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
@@ -227,7 +232,7 @@ fn who_has_no_secrets_is_not_told_anothers() {
 }
 
 #[test]
-fn co_rule_23_what_is_staged_is_not_detached_before_this_node_is_known() {
+fn co_rule_23_staged_is_not_detached_without_plugin() {
     world(async |w| {
         let client = attaching(w).await;
         let options = AttachOptions {
@@ -245,11 +250,12 @@ fn co_rule_23_what_is_staged_is_not_detached_before_this_node_is_known() {
         let detach = |client: Client| async move {
             client.detach_volume(NAMESPACE, "v", "node-1", VolumeOptions::default()).await
         };
-        let late = tokio::spawn(detach(client.clone()));
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        w.plugin("p").start().await;
-        let (kind, error) = refusal(late.await.unwrap());
+        // The journal knows under which node ID the volume is staged.
+        let (kind, error) = refusal(detach(client.clone()).await);
         assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["job".to_owned()]));
+        w.plugin("p").start().await;
+        healthy(&client, "p").await;
+        assert_eq!(refusal(detach(client.clone()).await).0, Kind::Busy);
         assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 0);
         unmount(&client, "v", "job").await.unwrap();
         detach(client.clone()).await.unwrap();
@@ -258,9 +264,9 @@ fn co_rule_23_what_is_staged_is_not_detached_before_this_node_is_known() {
     });
 }
 
-/// One after the other: a volume is not forgotten beside a call that makes something of it.
+/// Calls take turns: a volume is not deregistered during a call that uses it.
 #[test]
-fn a_deregistration_waits_for_the_claim_that_is_being_taken() {
+fn deregister_waits_for_the_claim_under_way() {
     world(async |w| {
         let client = attaching(w).await;
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
@@ -294,7 +300,7 @@ fn a_deregistration_waits_for_the_claim_that_is_being_taken() {
         eventually("it waits", async || client.list_operations().await.unwrap().len() == 2).await;
         deregister(true).await.unwrap();
         call.await.unwrap().expect("the claim, which is forgotten after it");
-        assert_eq!(refusal(waiting.await.unwrap()).0, Kind::NotFound, "who waits is told");
+        assert_eq!(refusal(waiting.await.unwrap()).0, Kind::NotFound, "the waiting caller gets an error");
         assert_eq!(claimed(&client).await, []);
         // What force leaves attached is detached by its id.
         let inline = VolumeOptions {
@@ -307,36 +313,30 @@ fn a_deregistration_waits_for_the_claim_that_is_being_taken() {
     });
 }
 
-/// What changed between a claim's look and its first step is what it is told of, not the step.
+/// A registration that changes between a claim's check and its first step is the claim's error.
 #[test]
-fn a_registration_that_changes_beside_a_claim_is_looked_at_again() {
+fn claim_checks_a_changed_registration_again() {
     world(async |w| {
-        let fault = w.path("fault");
-        w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
+        let fault = Fault::of(w);
         let client = unattaching(w).await;
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
         let claims_slowly = || {
-            std::fs::write(&fault, "claim.held").unwrap();
+            fault.arm("claim.held");
             let client = client.clone();
             tokio::spawn(async move { claim(&client, "v", "one").await.map(drop) })
         };
-        let is_held = async || {
-            eventually("it claims", async || client.list_operations().await.unwrap().len() == 1).await;
-            tokio::time::sleep(Duration::from_millis(300)).await;
-        };
-        let goes_on = || std::fs::write(&fault, "").unwrap();
         let call = claims_slowly();
-        is_held().await;
+        fault.reached("claim").await;
         let capabilities = Some(uses(&[AccessMode::SingleNodeReaderOnly]));
         let changed = RegisterVolume { capabilities, ..writer("v") };
         client.register_volume(NAMESPACE, "v", changed).await.unwrap();
-        goes_on();
+        fault.disarm();
         assert_eq!(refusal(call.await.unwrap()).0, Kind::InvalidArgument);
 
         let call = claims_slowly();
-        is_held().await;
+        fault.reached("claim").await;
         client.deregister_volume(NAMESPACE, "v", DeregisterOptions::default()).await.unwrap();
-        goes_on();
+        fault.disarm();
         assert_eq!(refusal(call.await.unwrap()).0, Kind::NotFound);
         assert_eq!(claimed(&client).await, []);
         w.nothing_left(&client).await;
@@ -344,7 +344,7 @@ fn a_registration_that_changes_beside_a_claim_is_looked_at_again() {
 }
 
 #[test]
-fn an_attach_without_its_secrets_is_not_begun() {
+fn attach_without_its_secrets_is_not_begun() {
     world(async |w| {
         let client = attaching(w).await;
         let path = w.path("credentials/csid.default.v");
@@ -373,10 +373,9 @@ fn an_attach_without_its_secrets_is_not_begun() {
 }
 
 #[test]
-fn a_plugin_that_has_something_attached_is_not_unregistered() {
+fn plugin_with_attachments_is_not_unregistered() {
     world(async |w| {
-        let fault = w.path("fault");
-        w.environment.insert("CSID_FAULT".to_owned(), fault.to_str().unwrap().to_owned());
+        let fault = Fault::of(w);
         let client = attaching(w).await;
         let spec = PluginSpec {
             supervision: Some(Supervision::External),
@@ -394,19 +393,44 @@ fn a_plugin_that_has_something_attached_is_not_unregistered() {
         client.detach_volume(NAMESPACE, "v", "node-2", VolumeOptions::default()).await.unwrap();
 
         // Its row is still to come.
-        std::fs::write(&fault, "claim.held").unwrap();
+        fault.arm("claim.held");
         let call = {
             let client = client.clone();
             tokio::spawn(async move { claim(&client, "v", "one").await.map(drop) })
         };
-        eventually("it claims", async || client.list_operations().await.unwrap().len() == 1).await;
+        fault.reached("claim").await;
         let (kind, error) = refusal(unregister().await);
         assert_eq!(kind, Kind::Busy, "{error}");
-        std::fs::write(&fault, "").unwrap();
+        fault.disarm();
         call.await.unwrap().unwrap();
         assert_eq!(refusal(unregister().await).0, Kind::Busy);
         release(&client, "v", "one").await.unwrap();
         unregister().await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// The witness holds a repeated RPC against csid unless the plugin was asked for its capabilities in between.
+#[test]
+fn unimplemented_attach_asks_what_the_plugin_can() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        w.plugin("p").rules([Rule::always("ControllerPublishVolume", Act::Fail(12))]);
+        for _ in 0..2 {
+            let (kind, error) = refusal(claim(&client, "v", "one").await);
+            assert!(kind == Kind::PluginError && error.message.contains("UNIMPLEMENTED"), "{error}");
+        }
+        let writer =
+            || AttachOptions { access_mode: Some(AccessMode::SingleNodeWriter), ..AttachOptions::default() };
+        for _ in 0..2 {
+            let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", writer()).await);
+            assert!(kind == Kind::PluginError && error.message.contains("UNIMPLEMENTED"), "{error}");
+        }
+        assert!(w.plugin("p").count("ControllerPublishVolume", "v") >= 2, "it was asked again");
+        w.honest();
+        claim(&client, "v", "one").await.unwrap();
+        release(&client, "v", "one").await.unwrap();
         w.nothing_left(&client).await;
     });
 }

@@ -1,12 +1,14 @@
-//! Registered volumes and claims over D-Bus against a plugin that attaches: what a caller is told, what the controller was
+//! Registered volumes and claims over D-Bus against a plugin that attaches: what a caller is answered, what the controller was
 //! asked, and what is attached afterwards, also after csid was killed. A witness stands before each plugin.
 
 mod attached;
 mod bound;
 mod by_call;
 mod controller;
+mod forgotten;
 mod kills;
 mod owners;
+mod units;
 mod waits;
 
 use csid_client::{
@@ -80,7 +82,7 @@ fn pair(consumer: &str, state: &str) -> (String, String) {
 }
 
 #[test]
-fn a_claim_names_its_holder_and_ends_by_release() {
+fn claim_names_its_holder_and_ends_by_release() {
     world(async |w| {
         let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -110,7 +112,7 @@ fn a_claim_names_its_holder_and_ends_by_release() {
 
 /// Each would be a unit of systemd's; here there is no systemd to load one.
 #[test]
-fn what_sends_no_secrets_loads_no_credential() {
+fn call_without_secrets_loads_no_credential() {
     world(async |w| {
         let client = running(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -124,7 +126,7 @@ fn what_sends_no_secrets_loads_no_credential() {
 }
 
 #[test]
-fn a_mount_takes_a_claim_and_the_last_unmount_gives_it_back() {
+fn last_unmount_releases_the_mounts_claim() {
     world(async |w| {
         let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
@@ -159,7 +161,7 @@ fn a_mount_takes_a_claim_and_the_last_unmount_gives_it_back() {
 }
 
 #[test]
-fn a_mount_that_fails_leaves_no_claim() {
+fn mount_that_fails_leaves_no_claim() {
     world(async |w| {
         let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;

@@ -1,4 +1,4 @@
-//! What is one uid's is not another's, whatever polkit lets him do.
+//! A uid's volumes and claims are not another uid's, whatever polkit permits.
 
 use std::collections::HashMap;
 
@@ -39,7 +39,7 @@ async fn on_bus<const N: usize>(w: &mut World, users: [User; N]) -> (Client, Bus
 }
 
 /// What this member answers to these arguments of volume `v`: the error's name, or nothing.
-async fn told(connection: &Connection, member: &str, volume: &str, more: Vec<Variant<'static>>) -> String {
+async fn answer(connection: &Connection, member: &str, volume: &str, more: Vec<Variant<'static>>) -> String {
     let arguments = [text(NAMESPACE), text(volume)].into_iter().chain(more).collect();
     match call(connection, MANAGER_PATH, MANAGER, member, arguments).await {
         Ok(_) => String::new(),
@@ -59,7 +59,7 @@ fn as_writer(external_id: &str, more: Vec<(&str, Variant<'static>)>) -> Variant<
 }
 
 #[test]
-fn what_was_attached_inline_is_whose_call_it_was() {
+fn inline_attachment_is_its_callers() {
     world(async |w| {
         let (client, _bus, polkit, [other]) = on_bus(w, [OTHER]).await;
         polkit.says(Verdict::But("org.csid1.inline"));
@@ -72,35 +72,35 @@ fn what_was_attached_inline_is_whose_call_it_was() {
         client.attach_volume(NAMESPACE, "v", "node-2", options).await.unwrap();
         let calls = w.plugin("p").volume_calls().len();
         let none = || value("a{sv}");
-        assert_eq!(told(&other, "DetachVolume", "v", vec![text("node-2"), none()]).await, "NotAuthorized");
+        assert_eq!(answer(&other, "DetachVolume", "v", vec![text("node-2"), none()]).await, "NotAuthorized");
         // By its name it can be detached, and no more.
         let snapshot = vec![text("s"), none()];
-        assert_eq!(told(&other, "CreateSnapshot", "v", snapshot).await, "NotFound");
+        assert_eq!(answer(&other, "CreateSnapshot", "v", snapshot).await, "NotFound");
         let expand = vec![Variant::from(8u64 << 20), Variant::from(0u64), none()];
-        assert_eq!(told(&other, "ExpandVolume", "v", expand).await, "NotFound");
+        assert_eq!(answer(&other, "ExpandVolume", "v", expand).await, "NotFound");
 
         // Nor under another name, nor another volume under this one.
         polkit.says(Verdict::Yes);
         let given = |id| dict(vec![("plugin", text("p")), ("external-id", text(id))]);
         let detach = |id| vec![text("node-2"), given(id)];
-        assert_eq!(told(&other, "DetachVolume", "alias", detach("v")).await, "AlreadyExists");
-        assert_eq!(told(&other, "DetachVolume", "v", detach("w")).await, "Busy");
-        assert_eq!(told(&other, "DetachVolume", "v", detach("v")).await, "NotAuthorized");
+        assert_eq!(answer(&other, "DetachVolume", "alias", detach("v")).await, "AlreadyExists");
+        assert_eq!(answer(&other, "DetachVolume", "v", detach("w")).await, "Busy");
+        assert_eq!(answer(&other, "DetachVolume", "v", detach("v")).await, "NotAuthorized");
         assert_eq!(
-            told(&other, "CreateSnapshot", "alias", vec![text("s"), given("v")]).await,
+            answer(&other, "CreateSnapshot", "alias", vec![text("s"), given("v")]).await,
             "AlreadyExists"
         );
         assert_eq!(w.plugin("p").volume_calls().len(), calls, "the plugin was asked for nothing");
 
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
         let attach = vec![text("node-2"), as_writer("v", vec![])];
-        assert_eq!(told(&other, "AttachVolume", "v", attach).await, "");
+        assert_eq!(answer(&other, "AttachVolume", "v", attach).await, "");
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.expect("root may");
         w.nothing_left(&client).await;
     });
 }
 
-/// An expansion of `v` that waits until it is detached; what it is told in the end.
+/// An expansion of `v` that waits until it is detached; its answer in the end.
 async fn waiting(
     client: &Client,
     who: &Connection,
@@ -108,7 +108,7 @@ async fn waiting(
 ) -> tokio::task::JoinHandle<String> {
     let who = who.clone();
     let sizes = vec![Variant::from(8u64 << 20), Variant::from(0u64), options];
-    let expanding = tokio::spawn(async move { told(&who, "ExpandVolume", "v", sizes).await });
+    let expanding = tokio::spawn(async move { answer(&who, "ExpandVolume", "v", sizes).await });
     eventually("it waits", async || {
         let operations = client.list_operations().await.unwrap();
         operations.iter().any(|operation| operation.step == "waiting until nobody has it")
@@ -119,18 +119,18 @@ async fn waiting(
 
 /// What a call was asked for may be another's, or another volume, when it is its turn.
 #[test]
-fn a_call_is_authorised_for_the_volume_that_it_is_done_to() {
+fn call_is_authorised_for_its_own_volume() {
     world(async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
-        assert_eq!(told(&other, "RegisterVolume", "v", vec![as_writer("v", vec![])]).await, "");
+        assert_eq!(answer(&other, "RegisterVolume", "v", vec![as_writer("v", vec![])]).await, "");
         client.attach_volume(NAMESPACE, "v", "node-2", AttachOptions::default()).await.unwrap();
         let his = waiting(&client, &other, value("a{sv}")).await;
         let force = || DeregisterOptions { force: Some(true), ..DeregisterOptions::default() };
         client.deregister_volume(NAMESPACE, "v", force()).await.unwrap();
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
-        let told = his.await.unwrap();
-        assert!(["NotFound", "NotAuthorized"].contains(&told.as_str()), "{told}");
+        let answer = his.await.unwrap();
+        assert!(["NotFound", "NotAuthorized"].contains(&answer.as_str()), "{answer}");
 
         // So is one that brings its volume, which is registered since.
         client.attach_volume(NAMESPACE, "v", "node-2", AttachOptions::default()).await.unwrap();
@@ -147,11 +147,11 @@ fn a_call_is_authorised_for_the_volume_that_it_is_done_to() {
 
 /// A mount outlives its claim where that is released by force; the consumer's next claim may be another uid's.
 #[test]
-fn after_a_reboot_nothing_is_mounted_under_anothers_claim() {
+fn reboot_mounts_nothing_under_another_claim() {
     world(async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
-        assert_eq!(told(&other, "Mount", "v", vec![text("job"), value("a{sv}")]).await, "");
+        assert_eq!(answer(&other, "Mount", "v", vec![text("job"), value("a{sv}")]).await, "");
         let force = ReleaseOptions { force: Some(true), ..ReleaseOptions::default() };
         client.release(NAMESPACE, "v", "job", force).await.unwrap();
         claim(&client, "v", "job").await.unwrap();
@@ -165,7 +165,7 @@ fn after_a_reboot_nothing_is_mounted_under_anothers_claim() {
             row(&client, "v", "job").await.is_some_and(|row| row.error.contains("not claimed by job"))
         })
         .await;
-        assert_eq!(count(w), 1, "root's claim is not his");
+        assert_eq!(count(w), 1, "the claim is root's");
         client.unmount(NAMESPACE, "v", "job", UnmountOptions::default()).await.unwrap();
         release(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
@@ -174,7 +174,7 @@ fn after_a_reboot_nothing_is_mounted_under_anothers_claim() {
 
 /// Its registrar has said how a volume is mounted.
 #[test]
-fn who_may_only_mount_does_not_say_how() {
+fn mount_only_user_cannot_change_mount_options() {
     world(async |w| {
         let (client, _bus, polkit, [other, member]) = on_bus(w, [OTHER, MEMBER]).await;
         let flags =
@@ -183,12 +183,13 @@ fn who_may_only_mount_does_not_say_how() {
             vec![("fs-type", text("ext4")), ("mount-flags", flags(&["noexec"])), ("mount-group", text("7"))]
         };
         let spec = as_writer("v", as_registered());
-        assert_eq!(told(&other, "RegisterVolume", "v", vec![spec]).await, "");
+        assert_eq!(answer(&other, "RegisterVolume", "v", vec![spec]).await, "");
         polkit.says(Verdict::But("org.csid1.manage-volumes"));
-        let mount =
-            async |who: &Connection, options| told(who, "Mount", "v", vec![text("job"), dict(options)]).await;
+        let mount = async |who: &Connection, options| {
+            answer(who, "Mount", "v", vec![text("job"), dict(options)]).await
+        };
         let leave = async |who: &Connection| {
-            assert_eq!(told(who, "Unmount", "v", vec![text("job"), value("a{sv}")]).await, "");
+            assert_eq!(answer(who, "Unmount", "v", vec![text("job"), value("a{sv}")]).await, "");
         };
         let otherwise = [
             ("fs-type", text("xfs")),
@@ -206,7 +207,7 @@ fn who_may_only_mount_does_not_say_how() {
             leave(&member).await;
         }
         let [.., (key, value)] = otherwise;
-        assert_eq!(mount(&other, vec![(key, value)]).await, "", "his own");
+        assert_eq!(mount(&other, vec![(key, value)]).await, "", "its own");
         leave(&other).await;
         let group = MountOptions { mount_group: Some("9".to_owned()), ..MountOptions::default() };
         client.mount(NAMESPACE, "v", "job", group).await.expect("root may");
@@ -217,11 +218,11 @@ fn who_may_only_mount_does_not_say_how() {
 
 /// Secrets that another's plugin is not sent are not needed to undo an attach that it was not asked for.
 #[test]
-fn an_attach_whose_secrets_may_not_be_sent_leaves_nothing() {
+fn attach_with_forbidden_secrets_leaves_nothing() {
     world(async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
-        let (his, plugins) = (w.path("his.sock"), w.plugin("p").socket());
-        let listener = listen_as(OTHER, &his).unwrap();
+        let (theirs, plugins) = (w.path("theirs.sock"), w.plugin("p").socket());
+        let listener = listen_as(OTHER, &theirs).unwrap();
         listener.set_nonblocking(true).unwrap();
         let listener = tokio::net::UnixListener::from_std(listener).unwrap();
         tokio::spawn(async move {
@@ -230,12 +231,12 @@ fn an_attach_whose_secrets_may_not_be_sent_leaves_nothing() {
                 tokio::spawn(async move { tokio::io::copy_bidirectional(&mut csid, &mut plugin).await });
             }
         });
-        let spec = dict(vec![("supervision", text("external")), ("socket", text(his.to_str().unwrap()))]);
-        let arguments = vec![text("his"), spec];
-        call(&other, MANAGER_PATH, MANAGER, "RegisterPlugin", arguments).await.expect("his plugin");
-        healthy(&client, "his").await;
+        let spec = dict(vec![("supervision", text("external")), ("socket", text(theirs.to_str().unwrap()))]);
+        let arguments = vec![text("theirs"), spec];
+        call(&other, MANAGER_PATH, MANAGER, "RegisterPlugin", arguments).await.expect("theirs plugin");
+        healthy(&client, "theirs").await;
         let options = || AttachOptions {
-            plugin: Some("his".to_owned()),
+            plugin: Some("theirs".to_owned()),
             external_id: Some("v".to_owned()),
             capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
             ..AttachOptions::default()
@@ -243,10 +244,26 @@ fn an_attach_whose_secrets_may_not_be_sent_leaves_nothing() {
         let with_secrets = AttachOptions { secrets: Some(secrets(&[("password", "x")])), ..options() };
         let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", with_secrets).await);
         assert_eq!(kind, Kind::NotAuthorized, "{error}");
-        let told = client.explain(NAMESPACE, "v", CallOptions::default()).await;
-        assert_eq!(refusal(told).0, Kind::NotFound, "nothing tells of it");
-        client.attach_volume(NAMESPACE, "v", "node-2", options()).await.expect("it is nobody's");
+        let answer = client.explain(NAMESPACE, "v", CallOptions::default()).await;
+        assert_eq!(refusal(answer).0, Kind::NotFound, "no row names it");
+        client.attach_volume(NAMESPACE, "v", "node-2", options()).await.expect("it has no owner");
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// The last resort is root's, whatever polkit lets a member do.
+#[test]
+fn member_may_not_forget() {
+    world(async |w| {
+        let (client, _bus, _polkit, [member]) = on_bus(w, [MEMBER]).await;
+        for name in ["Unmount", "Release"] {
+            for options in [dict(vec![("forget", Variant::from(true))]), dict(Vec::new())] {
+                let is_forget = options != dict(Vec::new());
+                let said = answer(&member, name, "v", vec![text("job"), options]).await;
+                assert_eq!(said, if is_forget { "NotAuthorized" } else { "" }, "{name}");
+            }
+        }
         w.nothing_left(&client).await;
     });
 }

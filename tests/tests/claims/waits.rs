@@ -46,7 +46,7 @@ fn claims_wait_in_the_order_they_came() {
 }
 
 #[test]
-fn a_writer_that_waits_is_not_passed_by_readers() {
+fn readers_do_not_overtake_a_waiting_writer() {
     world(async |w| {
         let client = unattaching(w).await;
         register(&client, "v", &[AccessMode::MultiNodeReaderOnly, AccessMode::SingleNodeWriter]).await;
@@ -105,6 +105,134 @@ fn waiting_ends_with_its_time_or_with_a_release() {
 }
 
 /// A claim in a task of its own, when csid says that it waits.
+async fn claim_waits(client: &Client, consumer: &'static str, options: ClaimOptions) -> Waits {
+    let before = waiting_claims(client).await;
+    let call = {
+        let client = client.clone();
+        tokio::spawn(async move { client.claim(NAMESPACE, "v", consumer, options).await })
+    };
+    eventually("it waits", async || waiting_claims(client).await > before).await;
+    call
+}
+
+#[test]
+fn reader_overtakes_writers_waiting_for_a_writer() {
+    world(async |w| {
+        let client = unattaching(w).await;
+        register(&client, "v", &[AccessMode::MultiNodeSingleWriter, AccessMode::SingleNodeWriter]).await;
+        let single = AccessMode::SingleNodeWriter;
+        let exclusive = ClaimOptions { access_mode: Some(single), ..ClaimOptions::default() };
+        client.claim(NAMESPACE, "v", "exclusive", exclusive).await.unwrap();
+        let shared = |mode| ClaimOptions {
+            mode: Some(mode),
+            access_mode: Some(AccessMode::MultiNodeSingleWriter),
+            ..waiting(Duration::from_secs(60))
+        };
+        let first = claim_waits(&client, "first", shared(ClaimMode::Write)).await;
+        let second = claim_waits(&client, "second", shared(ClaimMode::Write)).await;
+        let third = claim_waits(&client, "third", shared(ClaimMode::Write)).await;
+        let reader = claim_waits(&client, "reader", shared(ClaimMode::Read)).await;
+        release(&client, "v", "exclusive").await.unwrap();
+        first.await.unwrap().expect("the first writer");
+        reader.await.unwrap().expect("a reader, though two writers wait before it");
+        assert!(!second.is_finished() && !third.is_finished());
+        release(&client, "v", "first").await.unwrap();
+        second.await.unwrap().expect("the second writer");
+        assert!(!third.is_finished(), "the order is kept");
+        for consumer in ["second", "reader"] {
+            release(&client, "v", consumer).await.unwrap();
+        }
+        third.await.unwrap().expect("the third writer");
+        release(&client, "v", "third").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn queued_claim_waits_no_longer_than_its_limit() {
+    world(async |w| {
+        let client = unattaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        claim(&client, "v", "holder").await.unwrap();
+        let first = claim_waits(&client, "first", waiting(Duration::from_secs(60))).await;
+        let brief = claim_waits(&client, "brief", waiting(Duration::from_secs(2))).await;
+        let last = claim_waits(&client, "last", waiting(Duration::from_secs(60))).await;
+        // The end of other claims does not let one pass.
+        for _ in 0..3 {
+            client.mount(NAMESPACE, "v", "holder", MountOptions::default()).await.unwrap();
+            unmount(&client, "v", "holder").await.unwrap();
+        }
+        let (kind, error) = refusal(brief.await.unwrap());
+        assert_eq!(
+            (kind, error.details.holders),
+            (Kind::ClaimConflict, vec!["holder".into(), "first".into()])
+        );
+        assert!(!first.is_finished() && !last.is_finished());
+        // Who is first gives up; the next has it.
+        release(&client, "v", "first").await.unwrap();
+        assert_eq!(refusal(first.await.unwrap()).0, Kind::Cancelled);
+        release(&client, "v", "holder").await.unwrap();
+        last.await.unwrap().expect("the claim");
+        release(&client, "v", "last").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// A mount in a task of its own, when csid says that it waits.
+async fn mount_waits(client: &Client, consumer: &'static str, options: MountOptions) -> MountWaits {
+    let before = waiting_claims(client).await;
+    let options = MountOptions { wait_usec: Some(60_000_000), ..options };
+    let call = {
+        let client = client.clone();
+        tokio::spawn(async move { client.mount(NAMESPACE, "v", consumer, options).await })
+    };
+    eventually("it waits", async || waiting_claims(client).await > before).await;
+    call
+}
+
+type MountWaits = tokio::task::JoinHandle<Result<Mounted>>;
+
+#[test]
+fn mount_waits_as_a_claim_does() {
+    world(async |w| {
+        let client = unattaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        client.mount(NAMESPACE, "v", "one", MountOptions::default()).await.unwrap();
+        let (kind, error) = refusal(client.mount(NAMESPACE, "v", "hasty", MountOptions::default()).await);
+        assert_eq!((kind, error.details.retryable), (Kind::ClaimConflict, Some(true)), "{error}");
+        let short = MountOptions { wait_usec: Some(200_000), ..MountOptions::default() };
+        let (kind, error) = refusal(client.mount(NAMESPACE, "v", "short", short).await);
+        assert_eq!((kind, error.details.holders), (Kind::ClaimConflict, vec!["one".to_owned()]));
+
+        let two = mount_waits(&client, "two", MountOptions::default()).await;
+        let three = mount_waits(&client, "three", MountOptions::default()).await;
+        let ended = mount_waits(&client, "ended", MountOptions::default()).await;
+        unmount(&client, "v", "ended").await.unwrap();
+        assert_eq!(refusal(ended.await.unwrap()).0, Kind::Cancelled);
+        unmount(&client, "v", "one").await.unwrap();
+        two.await.unwrap().unwrap();
+        assert!(!three.is_finished(), "who came later waits on");
+        unmount(&client, "v", "two").await.unwrap();
+        three.await.unwrap().unwrap();
+        unmount(&client, "v", "three").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn mount_of_an_inline_volume_waits_too() {
+    world(async |w| {
+        let client = unattaching(w).await;
+        client.mount(NAMESPACE, "v", "one", inline("v")).await.unwrap();
+        let two = mount_waits(&client, "two", inline("v")).await;
+        unmount(&client, "v", "one").await.unwrap();
+        two.await.unwrap().unwrap();
+        unmount(&client, "v", "two").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// A claim in a task of its own, when csid says that it waits.
 async fn waits(client: &Client, volume: &'static str, consumer: &'static str) -> Waits {
     let before = waiting_claims(client).await;
     let call = {
@@ -126,18 +254,18 @@ async fn waiting_claims(client: &Client) -> usize {
 
 /// What a plugin takes at most on a node is freed by other volumes.
 #[test]
-fn who_waits_for_the_plugins_limit_has_what_another_volume_frees() {
+fn release_of_another_volume_frees_max_volumes() {
     world(async |w| {
         let plugin = w.add_witnessed("p", &[], "").await;
         plugin.set(|script| script.max_volumes = 1);
         plugin.kill();
         plugin.start().await;
-        for volume in ["a", "b", "c"] {
+        for volume in ["a", "b", "c", "d"] {
             plugin.provision(volume);
         }
         let client = w.start().await;
         healthy(&client, "p").await;
-        for volume in ["a", "b", "c"] {
+        for volume in ["a", "b", "c", "d"] {
             register(&client, volume, &[AccessMode::SingleNodeWriter]).await;
         }
         claim(&client, "a", "one").await.unwrap();
@@ -145,7 +273,10 @@ fn who_waits_for_the_plugins_limit_has_what_another_volume_frees() {
         let c = waits(&client, "c", "three").await;
         release(&client, "a", "one").await.unwrap();
         eventually("one of them has it", async || b.is_finished() != c.is_finished()).await;
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        // A later claim waits until its time is over: there is room for one.
+        let (kind, error) =
+            refusal(client.claim(NAMESPACE, "d", "four", waiting(Duration::from_millis(300))).await);
+        assert_eq!(kind, Kind::ClaimConflict, "{error}");
         assert_ne!(b.is_finished(), c.is_finished(), "one, as many as there is room for");
         let (volume, consumer, first, last) =
             if b.is_finished() { ("b", "two", b, c) } else { ("c", "three", c, b) };
@@ -160,7 +291,7 @@ fn who_waits_for_the_plugins_limit_has_what_another_volume_frees() {
 
 /// Time does not bring a volume nearer.
 #[test]
-fn what_this_node_cannot_reach_is_not_waited_for() {
+fn unreachable_topology_is_not_waited_for() {
     world(async |w| {
         let client = unattaching(w).await;
         let spec = RegisterVolume {
@@ -197,7 +328,7 @@ async fn asks_for(client: &Client, volume: &'static str) -> Waits {
 
 /// What a plugin takes, and where it is, is not known before it has been seen.
 #[test]
-fn a_plugin_that_has_just_started_is_given_no_volume_too_many_or_too_far() {
+fn limit_and_topology_hold_before_plugin_is_probed() {
     world(async |w| {
         let plugin = w.add_witnessed("p", &[], "").await;
         plugin.set(|script| script.max_volumes = 1);
@@ -232,9 +363,9 @@ fn a_plugin_that_has_just_started_is_given_no_volume_too_many_or_too_far() {
     });
 }
 
-/// Whoever fails may have let something go on his way.
+/// A claim that fails may have released something before.
 #[test]
-fn a_claim_that_fails_frees_what_it_held_for_those_who_wait() {
+fn failed_claim_frees_its_place_for_waiting_ones() {
     world(async |w| {
         let client = attaching(w).await;
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;

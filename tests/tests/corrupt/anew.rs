@@ -17,7 +17,7 @@ async fn unmount_all(client: &Client) {
 
 /// All pages of the rows can be read: the new journal knows every volume.
 #[test]
-fn what_is_mounted_is_recorded_for_the_consumer_unknown() {
+fn mounts_are_reconstructed_for_consumer_unknown() {
     world(async |w| {
         let client = populated(w).await;
         let before = rows(&client).await;
@@ -62,7 +62,7 @@ fn what_is_mounted_is_recorded_for_the_consumer_unknown() {
             assert!(now.error.contains(&row.consumer), "whose it was: {now:?}");
             assert!(client.has_mount(&row.source).await.unwrap());
         }
-        // Its consumer is told who has it; nothing of it is mounted a second time.
+        // Its consumer learns which consumer has it; nothing of it is mounted a second time.
         for (consumer, options) in [("job", inline("v")), ("one", shared("s"))] {
             let (kind, error) = refusal(mount(&client, consumer, options).await);
             assert!(kind == Kind::ClaimConflict && error.message.contains("unknown"), "{error}");
@@ -84,7 +84,7 @@ fn what_is_mounted_is_recorded_for_the_consumer_unknown() {
 
 /// One that an older csid published is where the mount of the same consumer would have its own directory.
 #[test]
-fn what_an_older_csid_published_is_not_published_into() {
+fn older_csids_publish_path_is_not_reused() {
     world(async |w| {
         populated(w).await;
         older::published_without_own_directories(w).await;
@@ -109,7 +109,7 @@ fn what_an_older_csid_published_is_not_published_into() {
 
 /// `systemctl stop` may come at any moment.
 #[test]
-fn a_stop_while_it_begins_anew_is_not_lost() {
+fn stop_during_a_new_journal_is_not_lost() {
     world(async |w| {
         let client = running(w).await;
         mounted(&client, "job", inline("v")).await;
@@ -127,7 +127,7 @@ fn a_stop_while_it_begins_anew_is_not_lost() {
 
 /// The copy that is read of a damaged journal may be larger than what is left of `/run`.
 #[test]
-fn a_full_run_hides_nothing() {
+fn full_run_hides_nothing() {
     world(async |w| {
         let client = populated(w).await;
         let before = rows(&client).await;
@@ -171,7 +171,7 @@ fn a_full_run_hides_nothing() {
 
 /// Of the rows nothing can be read: who names the volume proves by its path which it is.
 #[test]
-fn a_volume_whose_id_is_lost_waits_for_who_knows_it() {
+fn volume_with_lost_id_waits_for_its_external_id() {
     world(async |w| {
         populated(w).await;
         w.kill();
@@ -225,7 +225,7 @@ fn a_volume_whose_id_is_lost_waits_for_who_knows_it() {
 
 /// What was staged, or half made, has its way out, too.
 #[test]
-fn what_is_only_staged_is_recorded_and_can_be_ended() {
+fn staged_only_volume_is_reconstructed_and_ended() {
     world(async |w| {
         let client = running(w).await;
         mounted(&client, "job", inline("v")).await;
@@ -250,7 +250,7 @@ fn what_is_only_staged_is_recorded_and_can_be_ended() {
 
 /// After a boot nothing is mounted: no leftover directory keeps a volume from its consumer.
 #[test]
-fn what_another_boot_left_is_nobodys() {
+fn leftovers_of_another_boot_have_no_owner() {
     world(async |w| {
         let client = populated(w).await;
         let before = rows(&client).await;

@@ -79,7 +79,7 @@ async fn survive(w: &mut World, good: &Files, before: &[MountRow], seed: u64) {
 }
 
 #[test]
-fn the_log_of_a_csid_that_was_killed() {
+fn log_of_a_csid_that_was_killed() {
     world(async |w| {
         let client = populated(w).await;
         let before = rows(&client).await;
@@ -91,7 +91,7 @@ fn the_log_of_a_csid_that_was_killed() {
 }
 
 #[test]
-fn the_file_of_a_csid_that_was_stopped() {
+fn file_of_a_csid_that_was_stopped() {
     world(async |w| {
         let client = populated(w).await;
         let before = rows(&client).await;

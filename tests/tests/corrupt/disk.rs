@@ -30,7 +30,7 @@ fn assert_full<T: std::fmt::Debug>(result: csid_client::Result<T>) {
 
 /// csid starts on a full disk, is to be asked, and goes on when there is room.
 #[test]
-fn a_start_on_a_full_disk() {
+fn start_on_a_full_disk() {
     world(async |w| {
         on_a_small_disk(w);
         let client = running(w).await;
@@ -60,7 +60,7 @@ fn a_start_on_a_full_disk() {
 
 /// csid makes room by emptying its log, which may be enough for a call or two more; each time the rest is filled again.
 #[test]
-fn a_full_disk_is_an_error_and_changes_nothing() {
+fn full_disk_is_an_error_and_changes_nothing() {
     world(async |w| {
         on_a_small_disk(w);
         let client = running(w).await;

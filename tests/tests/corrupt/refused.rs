@@ -113,7 +113,7 @@ fn reads_work_and_every_change_is_refused() {
 }
 
 #[test]
-fn a_sound_journal_is_not_replaced() {
+fn sound_journal_is_not_replaced() {
     world(async |w| {
         let client = running(w).await;
         mounted(&client, "job", inline("v")).await;
@@ -127,7 +127,7 @@ fn a_sound_journal_is_not_replaced() {
 
 /// After a downgrade: nothing is wrong with the journal, so no other one may take its place.
 #[test]
-fn a_newer_journal_is_left_to_its_csid() {
+fn newer_journal_is_left_to_its_csid() {
     world(async |w| {
         let client = populated(w).await;
         let before = rows(&client).await;

@@ -177,6 +177,6 @@ fn damages(seed: u64) {
 }
 
 #[test]
-fn damage_is_told_and_a_new_journal_goes_on() {
+fn damage_is_reported_and_a_new_journal_works() {
     rounds().for_each(damages);
 }

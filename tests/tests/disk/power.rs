@@ -28,8 +28,8 @@ const CUTS: usize = 30;
 /// Other moments of each kind, of the same record, at which only the journal is looked at.
 const MOMENTS: usize = 4;
 
-/// The highest event sequence that a client was told in `record`.
-fn told(record: &[Entry]) -> u64 {
+/// The highest event sequence that a client has received in `record`.
+fn answer(record: &[Entry]) -> u64 {
     let sequence = |entry: &Entry| match entry {
         Entry::Note(note) => note.strip_prefix("event ")?.parse().ok(),
         _ => None,
@@ -37,23 +37,23 @@ fn told(record: &[Entry]) -> u64 {
     record.iter().rev().find_map(sequence).unwrap_or(0)
 }
 
-/// The events that clients were told, by sequence.
+/// The events that clients have received, by sequence.
 type Told = Rc<RefCell<BTreeMap<u64, (String, String, u64)>>>;
 
-fn tell(told: &Told, record: &File, event: Event) {
+fn tell(answer: &Told, record: &File, event: Event) {
     let Event { sequence, realtime_usec, kind, subject, .. } = event;
     let now = (kind, subject, realtime_usec);
-    let before = told.borrow_mut().insert(sequence, now.clone());
+    let before = answer.borrow_mut().insert(sequence, now.clone());
     assert!(before.is_none_or(|before| before == now), "event {sequence} was another before");
     note(record, &format!("event {sequence}"));
 }
 
 /// Read the events, until the connection is gone.
-async fn listener(client: Client, record: File, told: Told) {
-    let mut since = told.borrow().keys().next_back().copied().unwrap_or(0);
+async fn listener(client: Client, record: File, answer: Told) {
+    let mut since = answer.borrow().keys().next_back().copied().unwrap_or(0);
     while let Ok((events, _)) = client.get_events(since, 1000).await {
         since = events.last().map_or(since, |event| event.sequence);
-        events.into_iter().for_each(|event| tell(&told, &record, event));
+        events.into_iter().for_each(|event| tell(&answer, &record, event));
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -64,7 +64,7 @@ struct Run<'w> {
     /// What was on the disk when the record began, and what must have been true.
     disk: Disk,
     dues: Dues,
-    told: Told,
+    answer: Told,
     journal: String,
     moments: u64,
     checkpoints: usize,
@@ -81,13 +81,13 @@ impl Run<'_> {
         let record = self.record();
         let open = || record::open(&record).expect("the record");
         let mut callers = Vec::new();
-        // One alone has nobody whose sync is good for him too.
+        // A single writer has no other writer's sync to share.
         for number in 0..self.dice.of(&[1, CLIENTS]) {
             let (client, dice) = (self.w.client().await, Dice::new(self.dice.bits(), number));
             let caller = caller(client, open(), format!("c{number}"), dice, Rc::default());
             callers.push(local.spawn_local(caller));
         }
-        let listener = local.spawn_local(listener(client, open(), self.told.clone()));
+        let listener = local.spawn_local(listener(client, open(), self.answer.clone()));
         let lasts = Duration::from_millis(self.dice.below(300));
         local.run_until(tokio::time::sleep(lasts)).await;
         if self.dice.once_in(10) {
@@ -124,7 +124,7 @@ impl Run<'_> {
     }
 
     /// The journal alone, as it would have been had the power gone earlier: anywhere, and where the least may be
-    /// missing, right after somebody was told something.
+    /// missing, right after a client received something.
     async fn other_moments(&mut self, record: &[Entry]) {
         let notes = |word: &str| -> Vec<usize> {
             let has = |entry: &Entry| matches!(entry, Entry::Note(note) if note.contains(word));
@@ -167,8 +167,8 @@ impl Run<'_> {
             };
             assert!(right, "{key:?} must be {due:?} at entry {}, its row is {found:?}", record.len());
         }
-        let told = told(record);
-        assert!(store.event_sequence() >= told, "{} after event {told}", store.event_sequence());
+        let answer = answer(record);
+        assert!(store.event_sequence() >= answer, "{} after event {answer}", store.event_sequence());
         store.close().await.expect("the journal is closed");
         self.moments += 1;
     }
@@ -204,9 +204,9 @@ impl Run<'_> {
         let manager = client.manager().await.expect("the properties");
         assert_eq!(manager.journal_id, self.journal, "it is the same journal");
         let record = record::open(&self.record()).expect("the record");
-        let newest = self.told.borrow().keys().next_back().copied().unwrap_or(0);
+        let newest = self.answer.borrow().keys().next_back().copied().unwrap_or(0);
         assert!(manager.event_sequence >= newest, "events begin again after {newest}");
-        events(client, 0).await.into_iter().for_each(|event| tell(&self.told, &record, event));
+        events(client, 0).await.into_iter().for_each(|event| tell(&self.answer, &record, event));
     }
 }
 
@@ -237,7 +237,7 @@ fn cuts(seed: u64) {
             dice: Dice::new(seed, 0),
             disk: Disk::new(),
             dues: Dues::new(),
-            told: Told::default(),
+            answer: Told::default(),
             journal: client.manager().await.expect("the properties").journal_id,
             moments: 0,
             checkpoints: 0,
@@ -280,6 +280,6 @@ fn cuts(seed: u64) {
 }
 
 #[test]
-fn what_was_answered_outlives_a_power_cut() {
+fn answered_calls_survive_a_power_cut() {
     rounds().for_each(cuts);
 }

@@ -1,4 +1,4 @@
-//! No space is left in a volume, and none under it. Its writer is told; csid and its rows have no part in it.
+//! No space is left in a volume, and none under it. Its writer gets the error; csid and its rows are not affected.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -72,7 +72,7 @@ async fn nothing_left(w: &mut World, client: &Client, mut served: Child) {
 }
 
 #[test]
-fn a_full_volume_is_its_writers_alone() {
+fn full_volume_affects_its_writer_alone() {
     world(async |w| {
         small_disk(&w.path("volumes"), "size=64m");
         let (served, client) = running_local(w).await;
@@ -93,7 +93,7 @@ fn a_full_volume_is_its_writers_alone() {
 
 /// An image takes its space when it is written to, and somebody else has it.
 #[test]
-fn a_volume_with_no_space_under_it_is_unmounted_and_comes_back() {
+fn volume_without_backing_space_unmounts_and_returns() {
     world(async |w| {
         small_disk(&w.path("volumes"), "size=64m");
         let (served, client) = running_local(w).await;

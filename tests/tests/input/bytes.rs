@@ -54,7 +54,7 @@ fn bytes_that_are_no_message_drop_that_client_alone() {
             }
             assert_eq!(state(&client, "in-use", "job").await, "mounted", "the others notice nothing");
         }
-        // A client that says nothing, or stops in the middle, is in nobody's way.
+        // A client that says nothing, or stops in the middle, blocks no other client.
         let _silent: Vec<_> = (0..50).map(|_| UnixStream::connect(w.socket()).unwrap()).collect();
         let mut half: Vec<_> = (0..50).map(|_| authenticated(w)).collect();
         for stream in &mut half {
@@ -70,7 +70,7 @@ fn bytes_that_are_no_message_drop_that_client_alone() {
 }
 
 #[test]
-fn a_peer_that_calls_without_reading_is_bounded() {
+fn peer_that_calls_without_reading_is_bounded() {
     world(async |w| {
         let (client, _, _) = busy(w).await;
         let pid = w.csid_pid();

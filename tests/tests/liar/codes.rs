@@ -210,7 +210,7 @@ fn co_rule_36_every_code_at_unpublish_and_unstage() {
 }
 
 #[test]
-fn co_rule_36_what_is_not_implemented_is_asked_again_only_after_the_capabilities() {
+fn co_rule_36_unimplemented_checks_capabilities_first() {
     world(async |w| {
         let client = running(w).await;
         let unimplemented = GRPC_CODES.iter().position(|name| *name == "UNIMPLEMENTED").unwrap() as i32;

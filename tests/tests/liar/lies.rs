@@ -17,7 +17,7 @@ fn read_only(options: MountOptions) -> MountOptions {
 }
 
 #[test]
-fn a_publish_that_is_not_what_it_says_is_undone() {
+fn publish_of_the_wrong_kind_is_undone() {
     world(async |w| {
         w.add_plugin("p").await;
         w.add_device("p", "v");
@@ -51,7 +51,7 @@ fn a_publish_that_is_not_what_it_says_is_undone() {
 }
 
 #[test]
-fn a_writable_read_only_mount_is_made_read_only() {
+fn writable_read_only_mount_is_made_read_only() {
     world(async |w| {
         let client = running(w).await;
         w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Lie(Lie::Writable))]);
@@ -68,7 +68,7 @@ fn a_writable_read_only_mount_is_made_read_only() {
 }
 
 #[test]
-fn a_writable_read_only_device_is_undone() {
+fn writable_read_only_device_is_undone() {
     world(async |w| {
         w.add_plugin("p").await;
         w.add_device("p", "b");
@@ -87,7 +87,7 @@ fn a_writable_read_only_device_is_undone() {
 }
 
 #[test]
-fn a_stage_that_did_nothing_is_told_by_the_publish() {
+fn stage_that_did_nothing_fails_at_publish() {
     world(async |w| {
         let client = running(w).await;
         // A missing mount at the staging path proves nothing; here the plugin's own publish says what is wrong.
@@ -103,7 +103,7 @@ fn a_stage_that_did_nothing_is_told_by_the_publish() {
 }
 
 #[test]
-fn an_unpublish_that_did_nothing_is_no_success() {
+fn unpublish_that_did_nothing_is_no_success() {
     world(async |w| {
         let client = running(w).await;
         let source = mounted(&client, "job", inline("v")).await;
@@ -129,7 +129,7 @@ fn an_unpublish_that_did_nothing_is_no_success() {
 }
 
 #[test]
-fn an_unstage_that_did_nothing_leaves_nothing_unsaid() {
+fn unstage_that_did_nothing_is_reported() {
     world(async |w| {
         let client = running(w).await;
         mounted(&client, "job", inline("v")).await;
@@ -147,6 +147,25 @@ fn an_unstage_that_did_nothing_leaves_nothing_unsaid() {
         w.plugin("p").honest();
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn csid_removes_paths_the_plugin_leaves() {
+    world(async |w| {
+        let client = running(w).await;
+        for rpc in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
+            mounted(&client, "job", inline("v")).await;
+            w.plugin("p").rules([Rule::always(rpc, Act::Lie(Lie::Nothing))]);
+            let options = csid_client::UnmountOptions {
+                deadline_usec: Some(60_000_000),
+                ..csid_client::UnmountOptions::default()
+            };
+            client.unmount(NAMESPACE, "v", "job", options).await.unwrap_or_else(|e| panic!("{rpc}: {e}"));
+            w.nothing_left(&client).await;
+            w.plugin("p").honest();
+        }
+        w.plugin("p").assert_rules();
     });
 }
 
@@ -170,7 +189,7 @@ fn stage_succeeds_and_publish_fails_for_ever() {
 }
 
 #[test]
-fn a_plugin_that_hangs_is_left_at_the_rpcs_deadline() {
+fn hung_rpc_ends_at_its_deadline() {
     world(async |w| {
         w.add_plugin_with("p", "rpc-deadline = \"300ms\"").await;
         let client = w.start().await;
@@ -179,8 +198,8 @@ fn a_plugin_that_hangs_is_left_at_the_rpcs_deadline() {
             let begun = Instant::now();
             let (kind, error) =
                 refusal(mount(&client, "job", within(Duration::from_secs(3), inline("v"))).await);
-            let due = [Kind::PluginError, Kind::TimedOut, Kind::Uncertain];
-            assert!(due.contains(&kind), "{rpc}: {error}");
+            // The deadline passes during the call, or during its undoing.
+            assert!([Kind::TimedOut, Kind::Uncertain].contains(&kind), "{rpc}: {error}");
             assert!(begun.elapsed() < Duration::from_secs(6), "{rpc}: {:?}", begun.elapsed());
             assert!(w.plugin("p").calls().iter().any(|c| c.call.rpc == rpc && c.cancelled));
             w.nothing_left(&client).await;
@@ -201,7 +220,7 @@ fn a_plugin_that_hangs_is_left_at_the_rpcs_deadline() {
 }
 
 #[test]
-fn a_plugin_that_rambles_hurts_nobody() {
+fn long_plugin_messages_are_cut() {
     world(async |w| {
         let client = running(w).await;
         for size in [100, 8_000, 200_000] {
@@ -209,7 +228,7 @@ fn a_plugin_that_rambles_hurts_nobody() {
             w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Say(3, words)).of("v")]);
             let options = within(Duration::from_secs(5), inline("v"));
             let (kind, error) = refusal(mount(&client, "job", options).await);
-            assert!([Kind::PluginError, Kind::TimedOut, Kind::Uncertain].contains(&kind), "{kind}");
+            assert_eq!(kind, Kind::PluginError, "{size}");
             assert!(error.message.len() < 16_384, "{size}: an error of {} bytes", error.message.len());
             mounted(&client, "job", inline("w")).await;
             unmount(&client, "w", "job").await.unwrap();
@@ -220,9 +239,9 @@ fn a_plugin_that_rambles_hurts_nobody() {
     });
 }
 
-/// zbus sends what D-Bus forbids, and whoever gets it ends the connection.
+/// zbus sends what D-Bus forbids, and its receiver ends the connection.
 #[test]
-fn a_place_that_d_bus_cannot_carry_costs_nobody_his_connection() {
+fn invalid_topology_text_keeps_connections_open() {
     world(async |w| {
         w.add_plugin("p").await;
         w.plugin("p").set(|script| {
@@ -242,7 +261,7 @@ fn a_place_that_d_bus_cannot_carry_costs_nobody_his_connection() {
             ..CreateVolume::default()
         };
         let (kind, error) = refusal(client.create_volume(NAMESPACE, "v", create()).await);
-        assert!([Kind::TimedOut, Kind::Uncertain, Kind::PluginError].contains(&kind), "{error}");
+        assert_eq!(kind, Kind::TimedOut, "{error}");
         let rows = client.list_volumes(VolumeFilter::default()).await.expect("the list is sent, and read");
         assert!(rows.iter().all(|row| row.topologies.is_empty()), "{rows:?}");
         // The plugin mends it.

@@ -2,4 +2,6 @@
 
 mod codes;
 mod dead;
+mod forgotten;
+mod hung;
 mod lies;

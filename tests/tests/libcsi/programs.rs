@@ -38,7 +38,7 @@ pub fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../libcsi-ffi/tests/c").join(name)
 }
 
-/// libcsi as `link` makes it, with what panics on demand, and the programs beside it.
+/// libcsi as `link` makes it, with panics on demand, and the programs next to it.
 pub fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -64,7 +64,7 @@ pub fn built() -> &'static Path {
             };
             run(&mut cc);
         }
-        // As its own text tells to.
+        // As its own header comment says.
         let mut cc = Command::new("cc");
         cc.args(["-std=c99", "-Wall", "-Wextra", "-Werror"]).arg(ffi.join("../examples/c/mini_scheduler.c"));
         cc.arg("-I").arg(out.join("include")).arg("-L").arg(&library).arg("-lcsi");

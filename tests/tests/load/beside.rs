@@ -1,4 +1,4 @@
-//! Whether one client's calls take as long beside something as alone: rounds of both in turn, the medians of their p99.
+//! Whether one client's calls take as long under a load as alone: rounds of both in turn, the medians of their p99.
 
 use std::time::{Duration, Instant};
 
@@ -28,12 +28,25 @@ async fn p99(client: &Client, plugin: &str) -> Duration {
     times[(times.len() * 99).div_ceil(100) - 1]
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+/// The p99 of reads, which nothing but the connection delays.
+pub async fn p99_of_reads(client: &Client, during: Duration) -> Duration {
+    let mut times = Vec::new();
+    let first = Instant::now();
+    while first.elapsed() < during {
+        let begun = Instant::now();
+        client.list_plugins().await.expect("the plugins");
+        times.push(begun.elapsed());
+    }
+    times.sort();
+    times[(times.len() * 99).div_ceil(100) - 1]
+}
+
+pub fn median(mut times: Vec<Duration>) -> Duration {
     times.sort();
     times[times.len() / 2]
 }
 
-/// Measure calls to `plugin` alone and beside what `begin` begins and `end` ends, and hold them to the bound: 1.5 times.
+/// Measures calls to `plugin` alone and under the load between `begin` and `end`, and checks the bound of 1.5 times.
 pub async fn within_bound<T>(
     client: &Client,
     plugin: &str,
@@ -51,12 +64,12 @@ pub async fn within_bound<T>(
         }
         let (alone, beside) = (median(alone), median(beside));
         count("µs, the p99 of a call alone", alone.as_micros() as usize);
-        count("µs, the p99 of a call beside it", beside.as_micros() as usize);
+        count("µs, the p99 of a call under the load", beside.as_micros() as usize);
         count("hundredths of it", (100.0 * beside.as_secs_f64() / alone.as_secs_f64()) as usize);
         if beside <= alone * 3 / 2 + NOISE {
             return;
         }
         seen.push((alone, beside));
     }
-    panic!("alone and beside, in {TRIES} tries: {seen:?}");
+    panic!("alone and under the load, in {TRIES} tries: {seen:?}");
 }

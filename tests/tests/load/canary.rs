@@ -254,7 +254,7 @@ pub fn written(w: &World, haystack: &mut Haystack) {
 }
 
 #[test]
-fn a_canary_is_found_nowhere() {
+fn canary_is_found_nowhere() {
     alone(async |w| {
         w.environment.insert("CSID_LOG".to_owned(), "trace".to_owned());
         fs::write(w.path("credentials").join(CREDENTIAL), format!("{{\"password\":{SECRET:?}}}")).unwrap();
@@ -323,13 +323,13 @@ fn a_canary_is_found_nowhere() {
         assert!(!haystack.hits("org.csid1.Manager").is_disjoint(&["introspection"].into()), "and so here");
         assert!(!haystack.hits(&manager.journal_id).is_disjoint(&["properties"].into()), "and here");
         assert_eq!(haystack.hits(SECRET), none, "the secret is found");
-        for told in [CONTEXT, FLAG] {
+        for answer in [CONTEXT, FLAG] {
             // The call itself carries them, and the journal keeps them: a restore needs them.
             let others = haystack
-                .hits(told)
+                .hits(answer)
                 .into_iter()
                 .filter(|place| *place != "calls on the bus" && !journal.contains(place));
-            assert_eq!(others.collect::<std::collections::BTreeSet<_>>(), none, "{told} is found");
+            assert_eq!(others.collect::<std::collections::BTreeSet<_>>(), none, "{answer} is found");
         }
         count("hits of the secret, its base64 and its hex", haystack.hits(SECRET).len());
     });

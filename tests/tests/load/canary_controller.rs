@@ -286,7 +286,7 @@ async fn killed(w: &mut World, bus: &Bus, caller: &Caller) -> usize {
 }
 
 #[test]
-fn a_canary_through_a_controller_is_found_nowhere() {
+fn canary_through_a_controller_is_found_nowhere() {
     alone(async |w| {
         w.environment.insert("CSID_LOG".to_owned(), "trace".to_owned());
         fs::write(w.path("credentials").join(CREDENTIAL), format!("{{\"password\":{SECRET:?}}}")).unwrap();
@@ -353,13 +353,13 @@ fn a_canary_through_a_controller_is_found_nowhere() {
         assert_eq!(haystack.hits(SECRET), none, "the secret is found");
         // A Claim's answer has the contexts, and the journal keeps them.
         let asked_for = ["calls on the bus", "answers and signals on the bus"];
-        for told in [CONTEXT, FLAG] {
+        for reply in [CONTEXT, FLAG] {
             let others: BTreeSet<_> = haystack
-                .hits(told)
+                .hits(reply)
                 .into_iter()
                 .filter(|place| !asked_for.contains(place) && !journal.contains(place))
                 .collect();
-            assert_eq!(others, none, "{told} is found");
+            assert_eq!(others, none, "{reply} is found");
         }
         count("hits of the secret, its base64 and its hex", haystack.hits(SECRET).len());
     });

@@ -25,7 +25,7 @@ const CALLS: usize = 10_000;
 /// operations-per-uid, as shipped.
 const OPERATIONS: usize = 256;
 
-/// Threads that call and never read; whom csid hangs up comes again.
+/// Threads that call and never read; a thread connects again when csid closes its connection.
 struct Flood {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicUsize>,
@@ -97,7 +97,7 @@ fn descriptors(pid: u32) -> usize {
 }
 
 #[test]
-fn a_flood_of_one_uid_is_dammed_and_another_notices_nothing() {
+fn flood_of_one_uid_is_bounded_for_the_others() {
     alone(async |w| {
         raw::group_csid(w);
         let client = running(w).await;
@@ -113,7 +113,8 @@ fn a_flood_of_one_uid_is_dammed_and_another_notices_nothing() {
         let end = async |flood: Flood| {
             most = most.max(resident_kib(pid));
             sent += flood.end().await;
-            eventually("csid has hung up", async || descriptors(pid) <= open).await;
+            // csid keeps connections to eight workers of its helper.
+            eventually("csid has hung up", async || descriptors(pid) <= open + 8).await;
         };
         within_bound(&client, "p", begin, end).await;
         count("calls of the flood, what its sockets hold included", sent);
@@ -125,7 +126,7 @@ fn a_flood_of_one_uid_is_dammed_and_another_notices_nothing() {
 }
 
 #[test]
-fn what_is_above_a_uids_bound_is_refused_at_once() {
+fn calls_above_a_uids_limit_are_refused_at_once() {
     alone(async |w| {
         raw::group_csid(w);
         let client = running(w).await;
@@ -133,7 +134,7 @@ fn what_is_above_a_uids_bound_is_refused_at_once() {
         let before = resident_kib(w.csid_pid());
         let flooding = raw::peer(MEMBER, &w.socket()).await.unwrap();
         let mut answers = MessageStream::from(&flooding);
-        // None of them ends before the test: there is no such plugin, and he waits for it.
+        // None of them ends before the test: the plugin does not exist, and each waits for it.
         let body =
             ("no-such-plugin", "node", HashMap::from([("deadline-usec", Variant::from(600_000_000_u64))]));
         let send = async {
@@ -157,7 +158,7 @@ fn what_is_above_a_uids_bound_is_refused_at_once() {
         let ((), refused) = both.await.expect("all of them are answered");
         count("calls refused of 10,000", refused);
         count("KiB csid grew by", resident_kib(w.csid_pid()).saturating_sub(before));
-        // He may still look, and root's own calls go on.
+        // Reads still work, and root's own calls go on.
         raw::call(&flooding, MANAGER_PATH, MANAGER, "ListOperations", Vec::new()).await.unwrap();
         mounted(&client, "job", inline("v")).await;
         unmount(&client, "v", "job").await.unwrap();

@@ -56,7 +56,7 @@ async fn all_too_long(client: &Client, deadline: Duration) -> Duration {
     });
     let answers = join_all(calls).await;
     let timed_out = answers.iter().filter(|(kind, _)| *kind == Kind::TimedOut).count();
-    assert!(timed_out * 2 > CALLERS, "{timed_out} of {CALLERS} were told TimedOut");
+    assert!(timed_out * 2 > CALLERS, "{timed_out} of {CALLERS} were answered TimedOut");
     let longest = answers.into_iter().map(|(_, took)| took).max().unwrap();
     assert!(longest < deadline + LATE, "{longest:?} with a deadline of {deadline:?}");
     longest
@@ -72,7 +72,7 @@ fn hung(hang: Hang) {
         begin(w, hang);
         let longest = all_too_long(&client, DEADLINE).await;
         count(
-            "µs after his deadline the last of 64 callers was answered",
+            "µs after its deadline the last of 64 callers was answered",
             (longest - DEADLINE).as_micros() as usize,
         );
 
@@ -107,17 +107,17 @@ fn hung(hang: Hang) {
 }
 
 #[test]
-fn callers_of_a_stopped_plugin_wait_as_long_as_they_said() {
+fn stopped_plugins_callers_wait_for_their_deadline() {
     hung(Hang::Process);
 }
 
 #[test]
-fn callers_of_a_plugin_whose_calls_hang_wait_as_long_as_they_said() {
+fn hung_plugins_callers_wait_for_their_deadline() {
     hung(Hang::Calls);
 }
 
 #[test]
-fn another_plugins_callers_notice_nothing() {
+fn hung_plugin_does_not_delay_other_plugins() {
     alone(async |w| {
         w.add_plugin("q").await;
         let client = running(w).await;

@@ -14,15 +14,15 @@ use crate::alone;
 const CLIENTS: usize = 32;
 const KILLS: usize = 12;
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Beyond his deadline nobody waits, however slow the machine.
+/// No caller waits beyond its deadline, however slow the machine is.
 const NO_ANSWER: Duration = Duration::from_secs(30);
 
-/// What a client was told last about its mount; `None`: an error, which says nothing about what is there.
+/// A client's last answer about its mount; `None`: an error, which says nothing about what is there.
 #[derive(Debug)]
 struct Life {
     volume: String,
     consumer: String,
-    told: Option<bool>,
+    reply: Option<bool>,
     source: PathBuf,
     answers: BTreeMap<String, usize>,
     longest: Duration,
@@ -34,7 +34,7 @@ async fn live(socket: PathBuf, number: usize, until: Instant) -> Life {
     let mut life = Life {
         volume: format!("v{}", number / 2),
         consumer: format!("c{number}"),
-        told: Some(false),
+        reply: Some(false),
         source: PathBuf::new(),
         answers: BTreeMap::new(),
         longest: Duration::ZERO,
@@ -49,11 +49,11 @@ async fn live(socket: PathBuf, number: usize, until: Instant) -> Life {
         life.longest = life.longest.max(begun.elapsed());
         let word = match answer {
             Ok(()) => {
-                life.told = Some(mounts);
+                life.reply = Some(mounts);
                 "answered".to_owned()
             }
             Err(Error::Csid(error)) => {
-                life.told = None;
+                life.reply = None;
                 assert_ne!(error.kind, Kind::Internal, "{error}");
                 error.kind.name().to_owned()
             }
@@ -77,7 +77,7 @@ async fn once(client: &Client, life: &mut Life, mounts: bool) -> csid_client::Re
 }
 
 #[test]
-fn a_plugin_killed_under_load_loses_nothing_and_leaves_no_caller_alone() {
+fn plugin_killed_under_load_answers_every_caller() {
     alone(async |w| {
         let client = running(w).await;
         let until = Instant::now() + Duration::from_secs(10);
@@ -101,7 +101,7 @@ fn a_plugin_killed_under_load_loses_nothing_and_leaves_no_caller_alone() {
         healthy(&client, "p").await;
         for life in &held {
             let row = row(&client, &life.volume, &life.consumer).await;
-            match life.told {
+            match life.reply {
                 Some(true) => {
                     let row = row.unwrap_or_else(|| panic!("an answered mount is lost: {life:?}"));
                     assert_eq!((row.state.as_str(), row.healthy), ("mounted", true), "{life:?}: {row:?}");

@@ -8,13 +8,14 @@ mod canary_controller;
 mod floods;
 mod hung;
 mod killed;
+mod large;
 mod many;
 
 use std::sync::{Mutex, PoisonError};
 
 use csid_tests::world::{World, world};
 
-/// A world, and no other test of these beside it: they would be each other's load.
+/// A world without another of these tests at the same time: they would be each other's load.
 fn alone<F>(test: F)
 where
     F: for<'w> AsyncFnOnce(&'w mut World) + Send + 'static,

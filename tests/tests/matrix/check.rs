@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use csi_witness::Mark;
 use csid_client::MountRow;
-use csid_tests::ask::events;
+use csid_tests::ask::{events, private};
 use csid_tests::kernel;
 
 use crate::model::{self, Ask, State};
@@ -22,19 +22,20 @@ impl Site<'_> {
         let mut table = kernel::below(&self.w.dir).expect("the mount table");
         table.retain(|mount| mount.point != self.w.path("run"));
         let mut points: BTreeSet<PathBuf> = BTreeSet::new();
-        // A row that rests may have its volume staged, and one that was taken away while csid bound it is there in part.
+        // A row that rests may have its volume staged, and published at the plugin's own path. One that was taken away while csid bound
+        // it is there in part.
         let mut possible: BTreeSet<PathBuf> = BTreeSet::new();
         let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
         for row in rows {
             let source = Path::new(&row.source);
             paths.extend(own_paths(source));
             paths.extend(Some(PathBuf::from(&row.staging)).filter(|path| path.is_absolute()));
-            possible.insert(row.staging.clone().into());
+            possible.extend([PathBuf::from(&row.staging), private(source)]);
             let Some(slot) = self.slot(row) else {
                 wrong.push((Broken::Leftover, format!("a row that nobody asked for: {row:?}")));
                 continue;
             };
-            let shown = [source.to_owned()].into_iter().chain(slot.target.clone());
+            let shown = [source.to_owned(), private(source)].into_iter().chain(slot.target.clone());
             match seen(Some(row)) {
                 State::Mounted => {
                     points.extend(shown);
@@ -109,7 +110,7 @@ impl Site<'_> {
             eprintln!("{row:?}");
         }
         for Slot { volume, consumer, history, .. } in &self.slots {
-            eprintln!("{volume} {consumer}, since it was looked at:{}", model::told(history));
+            eprintln!("{volume} {consumer}, since it was looked at:{}", model::written(history));
         }
         panic!("what csid shows is not what the answers allow");
     }
@@ -123,8 +124,8 @@ impl Site<'_> {
         self.witnesses.mark(Mark::Rest);
         self.check(&[]);
         self.w.nothing_left(&self.client).await;
-        let told = format!("{:?}", events(&self.client, 0).await);
-        self.search("an event", told.as_bytes());
+        let answer = format!("{:?}", events(&self.client, 0).await);
+        self.search("an event", answer.as_bytes());
         self.w.stop().await;
         let written: Vec<_> = ["state", "run"]
             .into_iter()
@@ -149,7 +150,10 @@ impl Site<'_> {
 /// The state a row shows.
 /// A published path and the directories that csid made for it alone or for its volume.
 pub fn own_paths(source: &Path) -> impl Iterator<Item = PathBuf> + '_ {
-    source.ancestors().take_while(|path| !path.ends_with("publish")).map(Path::to_path_buf)
+    let is_own = |path: &&Path| !path.ends_with("publish");
+    let private = private(source);
+    let of_volume = private.parent().map(Path::to_path_buf);
+    source.ancestors().take_while(is_own).map(Path::to_path_buf).chain([private]).chain(of_volume)
 }
 
 fn seen(row: Option<&MountRow>) -> State {

@@ -1,11 +1,12 @@
 //! The crash matrix: csid is killed at every journal and RPC edge of mount, unmount and restore, and of what repairs,
 //! undoes and finishes them; one volume in flight and many, of each kind, the plugin answering, failing, hanging and dying.
 //! Then csid starts again, and what it owes its clients is looked at (`site`). The same of volumes that are registered, claimed
-//! and attached (`registered`).
+//! and attached (`registered`), and of volumes that another mount namespace writes to (`elsewhere`).
 //!
 //! `CSID_KILLS` is how many kills there are at least, `CSID_SEED` repeats a run, and with `CSID_CHAPTER` only one world of it.
 
 mod check;
+mod elsewhere;
 mod model;
 mod plan;
 mod registered;
@@ -76,6 +77,7 @@ fn run(number: u64, life: Life, report: &Arc<Report>, seed: u64) {
                     live(site, chapter).await;
                 }
                 Life::Registered(chapter) => registered::live(w, chapter, dice, for_world).await,
+                Life::Elsewhere(volumes) => elsewhere::live(w, volumes, dice, for_world).await,
             }
         });
     });

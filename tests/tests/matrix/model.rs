@@ -125,7 +125,7 @@ pub struct Entry<W> {
 }
 
 /// What happened, in milliseconds since the first of it began.
-pub fn told<W: fmt::Debug>(history: &[Entry<W>]) -> String {
+pub fn written<W: fmt::Debug>(history: &[Entry<W>]) -> String {
     let Some(start) = history.iter().map(|entry| entry.begun).min() else { return String::new() };
     let line = |Entry { what, begun, ended }: &Entry<W>| {
         let [begun, ended] = [begun, ended].map(|at| at.duration_since(start).as_millis());
@@ -170,8 +170,8 @@ mod tests {
     /// What may be true of an absent mount after calls at these times.
     fn allowed(calls: &[(Ask, Told, u64, u64)]) -> Vec<State> {
         let start = Instant::now();
-        let entry = |(ask, told, begun, ended): &(Ask, Told, u64, u64)| Entry {
-            what: What::Asked(*ask, told.clone()),
+        let entry = |(ask, written, begun, ended): &(Ask, Told, u64, u64)| Entry {
+            what: What::Asked(*ask, written.clone()),
             begun: start + Duration::from_secs(*begun),
             ended: start + Duration::from_secs(*ended),
         };
@@ -181,16 +181,16 @@ mod tests {
     }
 
     #[test]
-    fn of_what_a_plugin_says_only_silence_is_forgiven() {
+    fn only_unanswered_calls_are_excused() {
         for code in GRPC_CODES {
-            let told = Told::Refused(Kind::PluginError, Some(code));
-            assert_eq!(told.is_held_up(), code == GRPC_CODES[4], "{code}");
+            let written = Told::Refused(Kind::PluginError, Some(code));
+            assert_eq!(written.is_held_up(), code == GRPC_CODES[4], "{code}");
         }
         assert!(!Told::Refused(Kind::TimedOut, None).is_held_up());
     }
 
     #[test]
-    fn the_last_answer_holds_and_what_overlaps_is_open() {
+    fn last_answer_holds_unless_calls_overlap() {
         use Ask::*;
         use State::*;
         use Told::*;

@@ -106,6 +106,8 @@ pub enum Life {
     /// Of volumes that are given with their mounts.
     Inline(Chapter),
     Registered(registered::Chapter),
+    /// So many volumes that another mount namespace writes to.
+    Elsewhere(usize),
 }
 
 pub enum Chapter {
@@ -147,7 +149,7 @@ pub fn matrix() -> Vec<Life> {
     }
     chapters.extend((0..4).map(|_| Chapter::Sequences(40)));
     let registered = registered::matrix().into_iter().map(Life::Registered);
-    chapters.into_iter().map(Life::Inline).chain(registered).collect()
+    chapters.into_iter().map(Life::Inline).chain(registered).chain([Life::Elsewhere(24)]).collect()
 }
 
 /// What a long run goes through then.
@@ -166,9 +168,10 @@ pub fn every_call() -> Vec<Life> {
 
 /// And at last.
 pub fn another(dice: &mut Dice) -> Life {
-    match dice.below(3) {
+    match dice.below(4) {
         0 => return Life::Registered(registered::another(dice)),
         1 => return Life::Inline(Chapter::Sequences(40)),
+        2 => return Life::Elsewhere(48),
         _ => {}
     }
     let cells = (0..12).map(|_| Cell {

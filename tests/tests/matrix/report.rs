@@ -19,6 +19,8 @@ pub enum Broken {
     WrongUnmount,
     Breach,
     SecretHit,
+    /// A volume for one was given away while another mount namespace wrote to it.
+    SecondWriter,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -30,6 +32,7 @@ pub struct Numbers {
     wrong_unmounts: u64,
     breaches: u64,
     secret_hits: u64,
+    second_writers: u64,
     seed: u64,
 }
 
@@ -90,6 +93,7 @@ impl Report {
                 Broken::WrongUnmount => &mut n.wrong_unmounts,
                 Broken::Breach => &mut n.breaches,
                 Broken::SecretHit => &mut n.secret_hits,
+                Broken::SecondWriter => &mut n.second_writers,
             } += 1;
         });
     }
@@ -129,8 +133,10 @@ impl Report {
                 found.failures
             );
             let Numbers { kills: _, seed: _, lost_mounts, lost_claims, .. } = found.numbers;
-            let Numbers { leftovers, wrong_unmounts, breaches, secret_hits, .. } = found.numbers;
-            assert_eq!(lost_mounts + lost_claims + leftovers + wrong_unmounts + breaches + secret_hits, 0);
+            let Numbers { leftovers, wrong_unmounts, breaches, secret_hits, second_writers, .. } =
+                found.numbers;
+            let lost = lost_mounts + lost_claims;
+            assert_eq!(lost + leftovers + wrong_unmounts + breaches + secret_hits + second_writers, 0);
             let missed: Vec<_> = points.iter().filter(|point| !found.edges.contains_key(*point)).collect();
             assert!(missed.is_empty(), "no kill at {missed:?}");
             let untried: Vec<_> = RULES.iter().filter(|rule| !found.rules.contains_key(rule)).collect();

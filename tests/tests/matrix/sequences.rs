@@ -125,16 +125,16 @@ impl Host<'_> {
             };
             let begun = Instant::now();
             let ride = self.traffic.enter(slot);
-            let (told, source) = self.slots[slot].ask(client, ask, manner).await;
-            if self.traffic.leave(slot, &ride) && told == Told::Done {
+            let (answer, source) = self.slots[slot].ask(client, ask, manner).await;
+            if self.traffic.leave(slot, &ride) && answer == Told::Done {
                 self.report.count(format!("answers looked at in sequences: {ask:?}"));
                 self.look(&self.slots[slot], source.as_deref());
             }
-            if told == Told::CutOff {
+            if answer == Told::CutOff {
                 connection = None;
             }
-            self.report.count(format!("calls in sequences: {ask:?} {told:?}"));
-            let entry = Entry { what: What::Asked(ask, told), begun, ended: Instant::now() };
+            self.report.count(format!("calls in sequences: {ask:?} {answer:?}"));
+            let entry = Entry { what: What::Asked(ask, answer), begun, ended: Instant::now() };
             self.history.borrow_mut()[slot].push(entry);
             tokio::time::sleep(wait).await;
         }
@@ -151,7 +151,7 @@ impl Host<'_> {
             }
             Some(_) => {}
             None => {
-                // Where it was published is not told, and the volume may have other users.
+                // The answer does not name the published path, and the volume may have other users.
                 if let Some(left) = table.iter().find(|mount| slot.target.as_ref() == Some(&mount.point)) {
                     self.report.wrong(Broken::Leftover);
                     panic!("{volume} {consumer} was answered to be gone, and is there: {left:?}");

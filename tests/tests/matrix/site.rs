@@ -117,9 +117,9 @@ impl<'w> Site<'w> {
         let table = kernel::below(&self.w.dir).expect("the mount table");
         let mut all = Vec::new();
         for (slot, answer) in slots.iter().zip(answers) {
-            let (told, source) = answer.expect("the caller");
+            let (reply, source) = answer.expect("the caller");
             let slot = &mut self.slots[*slot];
-            slot.allowed = model::after(slot.state(), &What::Asked(ask, told.clone()), slot.restores);
+            slot.allowed = model::after(slot.state(), &What::Asked(ask, reply.clone()), slot.restores);
             if let Some(source) = source {
                 // What was answered is there at once.
                 slot.holds = slot.mounts(&table, &source).unwrap_or_else(|| {
@@ -127,7 +127,7 @@ impl<'w> Site<'w> {
                     panic!("{} {} was answered, and is not there: {table:#?}", slot.volume, slot.consumer);
                 });
             }
-            all.push(told);
+            all.push(reply);
         }
         all
     }
@@ -136,10 +136,11 @@ impl<'w> Site<'w> {
     pub async fn must(&mut self, ask: Ask, slots: &[usize]) {
         let mut left = slots.to_vec();
         for last in [false, false, true] {
-            let told = self.ask(ask, &left).await;
-            let wrong: Vec<_> = left.into_iter().zip(told).filter(|(_, told)| *told != Told::Done).collect();
+            let reply = self.ask(ask, &left).await;
+            let wrong: Vec<_> =
+                left.into_iter().zip(reply).filter(|(_, reply)| *reply != Told::Done).collect();
             let slow =
-                |(slot, told): &(usize, Told)| told.is_held_up() && self.slots[*slot].allowed.len() == 1;
+                |(slot, reply): &(usize, Told)| reply.is_held_up() && self.slots[*slot].allowed.len() == 1;
             assert!(!last && wrong.iter().all(slow) || wrong.is_empty(), "{ask:?} of {wrong:?}");
             left = wrong.into_iter().map(|(slot, _)| slot).collect();
             if left.is_empty() {
@@ -168,7 +169,7 @@ impl<'w> Site<'w> {
         }
     }
 
-    /// Let csid come to rest, and hold what is there against what may be. If it was killed, `killed` is told where, and csid is
+    /// Let csid come to rest, and hold what is there against what may be. If it was killed, `killed` gets the edge, and csid is
     /// started again.
     pub async fn settle(&mut self, killed: impl FnOnce(&mut Self, &str)) {
         let rests = self.rests().await;

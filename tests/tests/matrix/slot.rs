@@ -45,7 +45,7 @@ pub struct Manner {
     pub cancel: Option<(String, Duration)>,
 }
 
-/// What a caller was told, and the mount's path.
+/// A caller's answer, and the mount's path.
 pub type Answer = (Told, Option<PathBuf>);
 
 impl Slot {

@@ -35,7 +35,7 @@ impl Traffics {
 }
 
 #[test]
-fn alone_is_what_overlaps_nothing() {
+fn calls_without_overlap_are_alone() {
     let traffic = Traffics::new(2);
     let (first, elsewhere) = (traffic.enter(0), traffic.enter(1));
     assert!(traffic.leave(0, &first), "the other is at another slot");

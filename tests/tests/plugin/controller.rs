@@ -1,4 +1,4 @@
-//! Its controller, beside the node's half and apart from it.
+//! Its controller, with the node service and without it.
 
 use std::collections::BTreeMap;
 
@@ -122,7 +122,7 @@ async fn everything(w: &mut World) -> Co {
 }
 
 #[test]
-fn a_volume_is_one_for_its_name() {
+fn volume_is_one_for_its_name() {
     world(async |w| {
         let mut co = everything(w).await;
         let ask =
@@ -169,7 +169,7 @@ fn a_volume_is_one_for_its_name() {
 }
 
 #[test]
-fn what_is_attached_stays_so_until_it_is_detached() {
+fn attachment_stays_until_detach() {
     world(async |w| {
         let mut co = everything(w).await;
         let volume = co.create(order("n")).await.unwrap();
@@ -232,7 +232,7 @@ fn stage(w: &World, volume: &Volume, publish_context: &Map) -> NodeStageVolumeRe
 }
 
 #[test]
-fn two_halves_and_two_controllers_have_the_same_volumes() {
+fn halves_and_controllers_share_their_volumes() {
     world(async |w| {
         w.add_plugin("p").await.set(|script| script.control(&CONTROLLER));
         w.plugin("p").set(|script| script.serves = vec![Half::Node]);
@@ -318,7 +318,7 @@ fn it_grows_first_there_and_then_here() {
 }
 
 #[test]
-fn a_snapshot_is_ready_when_the_script_says_so() {
+fn snapshot_is_ready_at_the_scripted_call() {
     world(async |w| {
         let mut co = everything(w).await;
         w.plugin("p").set(|script| script.snapshot_ready_at = 3);
@@ -362,7 +362,7 @@ fn a_snapshot_is_ready_when_the_script_says_so() {
 }
 
 #[test]
-fn a_list_has_pages() {
+fn list_has_pages() {
     world(async |w| {
         let mut co = everything(w).await;
         for name in ["a", "b", "c", "d", "e"] {
@@ -442,9 +442,9 @@ fn its_controller_obeys_the_script() {
         });
         assert_eq!(co.create(order("m")).await, Err(Code::Unimplemented), "it cannot");
         let calls = w.plugin("p").calls();
-        let told: Vec<_> = calls.iter().map(|call| (call.call.rpc.as_str(), call.code)).collect();
+        let reply: Vec<_> = calls.iter().map(|call| (call.call.rpc.as_str(), call.code)).collect();
         assert_eq!(
-            told,
+            reply,
             [
                 ("CreateVolume", Some(4)),
                 ("CreateVolume", Some(0)),

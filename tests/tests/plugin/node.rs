@@ -157,7 +157,7 @@ fn its_block_volumes_are_devices() {
 }
 
 #[test]
-fn the_rules_are_checked() {
+fn rules_are_checked() {
     world(async |w| {
         let mut node = NodeClient::new(channel(w).await);
         let p = paths(w);

@@ -8,7 +8,7 @@ use csid_tests::kernel;
 use csid_tests::world::{count, refusal, world};
 
 #[test]
-fn co_rule_21_csid_and_plugin_restarted_and_one_of_two_leaves() {
+fn co_rule_21_one_of_two_leaves_after_restarts() {
     world(async |w| {
         let client = running(w).await;
         let one = mounted(&client, "one", shared("v")).await;
@@ -94,13 +94,13 @@ fn co_rule_34_a_second_consumer_by_access_mode() {
 }
 
 #[test]
-fn a_writer_needs_a_writers_mode() {
+fn writer_needs_a_writers_mode() {
     world(async |w| {
         let client = running(w).await;
         for mode in [AccessMode::SingleNodeReaderOnly, AccessMode::MultiNodeReaderOnly] {
             let options = MountOptions { access_mode: Some(mode), read_only: Some(false), ..inline("v") };
             let (kind, error) = refusal(mount(&client, "job", options).await);
-            assert!([Kind::InvalidArgument, Kind::ClaimConflict].contains(&kind), "{error}");
+            assert_eq!(kind, Kind::InvalidArgument, "{error}");
         }
         assert_eq!(w.plugin("p").volume_calls().len(), 0);
         w.nothing_left(&client).await;
@@ -198,7 +198,8 @@ fn many_volumes_at_once() {
         }
         w.nothing_left(&client).await;
         let after = descriptors(w.csid_pid());
-        assert!(after <= before + 3, "{before} descriptors before, {after} after");
+        // csid keeps connections to eight workers of its helper.
+        assert!(after <= before + 8 + 3, "{before} descriptors before, {after} after");
         count("volume RPCs for 200 mounts of 100 volumes", w.plugin("p").assert_rules());
     });
 }

@@ -30,7 +30,7 @@ async fn claims(client: &Client) -> Vec<String> {
 }
 
 #[test]
-fn a_drained_plugin_has_no_mounts_and_may_go() {
+fn drained_plugin_has_no_mounts_and_may_go() {
     world(async |w| {
         let client = by_call(w).await;
         for consumer in ["one", "two"] {
@@ -83,8 +83,8 @@ fn a_drained_plugin_has_no_mounts_and_may_go() {
         assert_eq!(claims(&client).await, ["claimed job"]);
         let left = client.list_mounts(MountFilter::default()).await.unwrap();
         assert_eq!(left.iter().map(|row| row.volume.as_str()).collect::<Vec<_>>(), ["used"]);
-        let told = event(&client, before, &["plugin-drained"], "p").await;
-        assert!(detail(&told, "error").starts_with("1 mount"), "{told:?}");
+        let answer = event(&client, before, &["plugin-drained"], "p").await;
+        assert!(detail(&answer, "error").starts_with("1 mount"), "{answer:?}");
         assert_eq!(events(&client, before).await.iter().filter(|event| event.kind == "unmount").count(), 4);
         assert!(client.plugin("p").await.unwrap().healthy, "the plugin goes on");
 
@@ -107,7 +107,7 @@ fn a_drained_plugin_has_no_mounts_and_may_go() {
 }
 
 #[test]
-fn a_deadline_ends_the_waiting_and_not_the_drain() {
+fn deadline_ends_the_waiting_and_not_the_drain() {
     world(async |w| {
         let client = by_call(w).await;
         mounted(&client, "job", inline("v")).await;

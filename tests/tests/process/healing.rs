@@ -1,5 +1,5 @@
-//! File systems whose server dies under load (bindfs, killed): seen, told once, and made again where the volume says so, at the
-//! same paths.
+//! File systems whose server dies under load (bindfs, killed): noticed, reported once, and made again where the volume says so, at
+//! the same paths.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -122,7 +122,7 @@ impl Writer {
 }
 
 #[test]
-fn a_mount_whose_server_is_killed_under_load_is_made_again_at_the_same_paths() {
+fn killed_server_is_healed_at_the_same_paths() {
     world(async |w| {
         let client = running(w).await;
         w.plugin("p").rules([served()]);
@@ -157,9 +157,9 @@ fn a_mount_whose_server_is_killed_under_load_is_made_again_at_the_same_paths() {
                 assert_eq!(kernel::stacked(path).unwrap(), 1, "{} in round {round}", path.display());
             }
             assert_eq!(row(&client, "v", "db").await.unwrap().source, first.source);
-            let told = events(&client, before).await;
-            assert_eq!(of(&told, "mount-dead", "v").len(), 2, "once for each: {told:?}");
-            assert_eq!(of(&told, "mount-healed", "v").len(), 2, "{told:?}");
+            let reply = events(&client, before).await;
+            assert_eq!(of(&reply, "mount-dead", "v").len(), 2, "once for each: {reply:?}");
+            assert_eq!(of(&reply, "mount-healed", "v").len(), 2, "{reply:?}");
         }
 
         let (written, failed) = writer.end();
@@ -179,7 +179,7 @@ fn a_mount_whose_server_is_killed_under_load_is_made_again_at_the_same_paths() {
 }
 
 #[test]
-fn one_that_is_only_to_be_reported_stays_as_it_is_until_it_is_unmounted() {
+fn report_only_mount_stays_dead_until_its_unmount() {
     world(async |w| {
         let client = running(w).await;
         w.plugin("p").rules([served()]);
@@ -192,15 +192,15 @@ fn one_that_is_only_to_be_reported_stays_as_it_is_until_it_is_unmounted() {
         let open = File::open(target.join("file")).unwrap();
         let staged = w.plugin("p").count("NodeStageVolume", "");
 
-        // A later look than the one that told of the first has told of the second.
+        // A later probe than the first one's has reported the second.
         let before = cursor(&client).await;
         for volume in ["v", "w"] {
             signal(w, volume, Signal::KILL);
             let subject = format!("default/{volume}");
             event_within(NOTICED, &client, before, &["mount-dead"], &subject).await;
         }
-        let told = events(&client, before).await;
-        assert_eq!(of(&told, "mount-dead", "v").len(), 1, "{told:?}");
+        let reply = events(&client, before).await;
+        assert_eq!(of(&reply, "mount-dead", "v").len(), 1, "{reply:?}");
         let dead = row(&client, "v", "job").await.unwrap();
         assert!(!dead.healthy && dead.error.contains("not connected"), "{dead:?}");
         assert_eq!(dead.state, "mounted", "an answered mount ends by Unmount");
@@ -228,7 +228,7 @@ fn one_that_is_only_to_be_reported_stays_as_it_is_until_it_is_unmounted() {
 
 /// Who may write above the target renames a directory into its place where somebody else's mount is dead, or a link to it.
 #[test]
-fn a_dead_mount_that_is_not_the_volumes_own_stays_and_is_said() {
+fn foreign_dead_mount_stays_and_is_reported() {
     world(async |w| {
         let client = running(w).await;
         w.plugin("p").rules([served()]);
@@ -252,7 +252,7 @@ fn a_dead_mount_that_is_not_the_volumes_own_stays_and_is_said() {
             swap(instead);
             signal(w, "v", Signal::KILL);
             event_within(NOTICED, &client, before, &["mount-dead"], "default/v").await;
-            within_time(HEALED_AGAIN, "it is published anew", async || {
+            within_time(HEALED_AGAIN, "it is published again", async || {
                 w.plugin("p").count("NodePublishVolume", "") > published
             })
             .await;
@@ -276,7 +276,7 @@ fn a_dead_mount_that_is_not_the_volumes_own_stays_and_is_said() {
 }
 
 #[test]
-fn a_server_that_hangs_is_not_dead_and_keeps_no_other_mount_waiting() {
+fn hung_server_is_not_dead_and_delays_no_other() {
     world(async |w| {
         let client = running(w).await;
         w.plugin("p").rules([served()]);
@@ -293,8 +293,8 @@ fn a_server_that_hangs_is_not_dead_and_keeps_no_other_mount_waiting() {
             let begun = Instant::now();
             unmount(&client, "lives", "job").await.unwrap();
             used(&client, "lives", "job", MountOptions::default()).await;
-            assert!(begun.elapsed() < NOTICED / 2, "{:?} beside one that hangs", begun.elapsed());
-            within_time(limit, "it is healed beside one that hangs", async || {
+            assert!(begun.elapsed() < NOTICED / 2, "{:?} while another hangs", begun.elapsed());
+            within_time(limit, "it is healed while another hangs", async || {
                 !of(&events(&client, since).await, "mount-healed", "dies").is_empty()
             })
             .await;
@@ -303,8 +303,8 @@ fn a_server_that_hangs_is_not_dead_and_keeps_no_other_mount_waiting() {
         assert!(!hung.healthy && hung.error.contains("does not answer"), "{hung:?}");
         signal(w, "hangs", Signal::CONT);
         eventually("it answers again", async || row(&client, "hangs", "job").await.unwrap().healthy).await;
-        let told = events(&client, before).await;
-        assert!(of(&told, "mount-dead", "hangs").is_empty(), "it did not die: {told:?}");
+        let reply = events(&client, before).await;
+        assert!(of(&reply, "mount-dead", "hangs").is_empty(), "it did not die: {reply:?}");
         for volume in ["hangs", "dies", "lives"] {
             unmount(&client, volume, "job").await.unwrap();
         }
@@ -314,7 +314,7 @@ fn a_server_that_hangs_is_not_dead_and_keeps_no_other_mount_waiting() {
 }
 
 #[test]
-fn csid_killed_anywhere_in_a_healing_heals_it_when_it_is_back() {
+fn healing_ends_after_a_kill_at_any_edge() {
     const RPCS: [&str; 4] =
         ["NodeUnpublishVolume", "NodeUnstageVolume", "NodeStageVolume", "NodePublishVolume"];
     world(async |w| {
@@ -351,7 +351,7 @@ fn csid_killed_anywhere_in_a_healing_heals_it_when_it_is_back() {
 }
 
 #[test]
-fn what_died_with_its_plugin_is_healed_when_that_is_back_and_secrets_are_asked_for() {
+fn returned_plugin_heals_its_mounts_with_secrets() {
     world(async |w| {
         let client = running(w).await;
         w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Lie(Lie::Fuse))]);
@@ -374,8 +374,8 @@ fn what_died_with_its_plugin_is_healed_when_that_is_back_and_secrets_are_asked_f
         assert!(!dead.healthy && dead.error.contains("secrets"), "{dead:?}");
         used(&client, "secret", "job", secret()).await;
         healed(&client, before, "secret", "job", NOTICED).await;
-        let told = events(&client, before).await;
-        assert_eq!(of(&told, "secret-required", "secret").len(), 1, "{told:?}");
+        let reply = events(&client, before).await;
+        assert_eq!(of(&reply, "secret-required", "secret").len(), 1, "{reply:?}");
         for volume in ["plain", "secret"] {
             unmount(&client, volume, "job").await.unwrap();
         }

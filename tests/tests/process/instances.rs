@@ -33,7 +33,7 @@ async fn leave(client: &Client, instance: Option<&str>) -> Result<()> {
 }
 
 #[test]
-fn one_of_several_may_go_under_mounts_that_another_serves() {
+fn instance_may_go_while_another_serves_its_mounts() {
     world(async |w| {
         let client = two(w).await;
         let options = || of_plugin("two", "v");
@@ -63,7 +63,7 @@ fn one_of_several_may_go_under_mounts_that_another_serves() {
 }
 
 #[test]
-fn what_has_begun_at_the_one_that_goes_ends_well() {
+fn calls_of_a_leaving_instance_end_well() {
     world(async |w| {
         let client = two(w).await;
         w.plugin("p.second").rules([Rule::once("NodeStageVolume", Act::Delay(1000))]);

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use csid_client::{Kind, MountFilter, MountOptions};
 use csid_tests::ask::*;
+use csid_tests::fault::Fault;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{count, eventually, refusal, world};
 
 #[test]
-fn a_mount_is_adopted_after_kill_without_any_rpc() {
+fn mount_is_adopted_after_kill_without_any_rpc() {
     world(async |w| {
         let client = running(w).await;
         let source = mounted(&client, "job", inline("v")).await;
@@ -45,8 +46,32 @@ fn a_mount_is_adopted_after_kill_without_any_rpc() {
     });
 }
 
+/// systemd starts it again; the journal is as after a kill.
 #[test]
-fn the_same_after_an_orderly_stop() {
+fn next_csid_settles_the_mount_after_a_panic() {
+    world(async |w| {
+        let fault = Fault::of(w);
+        running(w).await;
+        for edge in ["stage.before", "publish.after", "outcome.after", "answer.after"] {
+            let client = w.client().await;
+            fault.arm(&format!("{edge}:1:panic"));
+            let mounting = tokio::spawn(async move { mount(&client, "job", inline("v")).await });
+            w.aborted().await;
+            assert!(fault.killed_at(edge));
+            assert!(mounting.await.unwrap().is_err(), "{edge}");
+            let log = fs::read_to_string(w.path("csid.log")).unwrap();
+            assert!(log.contains("panicked") && log.contains("fault.rs"), "{log}");
+            let client = w.start().await;
+            settled(&client).await;
+            mount(&client, "job", inline("v")).await.unwrap();
+            unmount(&client, "v", "job").await.unwrap();
+            w.nothing_left(&client).await;
+        }
+    });
+}
+
+#[test]
+fn same_after_an_orderly_stop() {
     world(async |w| {
         let client = running(w).await;
         let source = mounted(&client, "job", inline("v")).await;
@@ -81,7 +106,7 @@ fn adoption_needs_no_plugin() {
 }
 
 #[test]
-fn a_block_volume_is_a_device() {
+fn block_volume_is_a_device() {
     world(async |w| {
         w.add_plugin("p").await;
         let device = w.add_device("p", "b");
@@ -131,7 +156,7 @@ fn read_only_is_read_only() {
 }
 
 #[test]
-fn co_rule_31_what_the_caller_gives_reaches_the_plugin_unchanged() {
+fn co_rule_31_arguments_reach_plugin_unchanged() {
     world(async |w| {
         let client = running(w).await;
         let pairs = |n: usize| -> std::collections::BTreeMap<String, String> {
@@ -187,7 +212,7 @@ fn co_rule_19_no_capability_no_rpc() {
 }
 
 #[test]
-fn the_journal_is_roots_alone_and_published_paths_are_not() {
+fn journal_is_roots_published_paths_are_public() {
     world(async |w| {
         let client = running(w).await;
         let source = mounted(&client, "job", inline("v")).await;
@@ -210,7 +235,7 @@ fn the_journal_is_roots_alone_and_published_paths_are_not() {
 }
 
 #[test]
-fn a_plugin_that_comes_later_is_waited_for_and_one_that_restarts_is_found_again() {
+fn late_plugin_is_waited_for_and_found_again() {
     world(async |w| {
         w.add_plugin("p").await.kill();
         let client = w.start().await;
@@ -218,7 +243,10 @@ fn a_plugin_that_comes_later_is_waited_for_and_one_that_restarts_is_found_again(
             let client = client.clone();
             tokio::spawn(async move { mount(&client, "job", inline("v")).await })
         };
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        eventually("csid waits for the plugin", async || {
+            client.list_operations().await.unwrap().iter().any(|row| row.step == "waiting for plugin")
+        })
+        .await;
         assert!(!asked.is_finished(), "{:?}", asked.await);
         w.plugin("p").start().await;
         asked.await.unwrap().expect("the mount, once the plugin is there");
@@ -243,7 +271,7 @@ fn a_plugin_that_comes_later_is_waited_for_and_one_that_restarts_is_found_again(
 }
 
 #[test]
-fn a_plugin_that_dies_in_the_middle_is_asked_again() {
+fn plugin_that_dies_in_the_middle_is_asked_again() {
     world(async |w| {
         let client = running(w).await;
         for (round, rpc) in ["NodeStageVolume", "NodePublishVolume"].into_iter().enumerate() {
@@ -276,7 +304,7 @@ fn a_plugin_that_dies_in_the_middle_is_asked_again() {
 }
 
 #[test]
-fn a_stuck_plugin_delays_its_own_volumes_only() {
+fn stuck_plugin_delays_its_own_volumes_only() {
     world(async |w| {
         w.add_plugin("q").await;
         let client = running(w).await;
@@ -290,14 +318,15 @@ fn a_stuck_plugin_delays_its_own_volumes_only() {
                 })
             })
             .collect();
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        let plugin = w.plugin("q");
+        eventually("all are stuck", async || plugin.count("NodeStageVolume", "") == stuck.len()).await;
         let begun = Instant::now();
         for n in 0..10 {
             let volume = format!("quick-{n}");
             mount(&client, "job", inline(&volume)).await.unwrap();
             unmount(&client, &volume, "job").await.unwrap();
         }
-        assert!(begun.elapsed() < Duration::from_secs(10), "{:?} beside a stuck plugin", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?} with a stuck plugin", begun.elapsed());
         for call in stuck {
             assert_eq!(refusal(call.await.unwrap()).0, Kind::TimedOut);
         }
@@ -307,7 +336,7 @@ fn a_stuck_plugin_delays_its_own_volumes_only() {
 }
 
 #[test]
-fn a_mount_in_use_is_not_unmounted() {
+fn mount_in_use_is_not_unmounted() {
     world(async |w| {
         let client = running(w).await;
         let source = mounted(&client, "job", inline("v")).await;

@@ -1,19 +1,29 @@
-//! csid as a process with test plugins: what a caller is told and what is there afterwards, also after csid was killed and
+//! csid as a process with test plugins: a caller's answer and what is there afterwards, also after csid was killed and
 //! after a reboot.
 
+mod adopting;
+mod automount;
 mod calls;
 mod closed;
 mod consumers;
+mod descriptors;
 mod drains;
 mod events;
 mod healing;
+mod hung;
 mod instances;
+mod kills;
 mod life;
 mod metrics;
+mod namespaces;
 mod noticed;
 mod opening;
+mod podman;
+mod races;
 mod reboots;
 mod registrations;
 mod secrets;
+mod slow;
 mod stats;
 mod targets;
+mod unmounting;

@@ -1,4 +1,4 @@
-//! The metrics' socket: what it tells, and to whom.
+//! The metrics' socket: its contents, and its permissions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -75,7 +75,7 @@ fn of(samples: &BTreeMap<String, f64>, sample: &str) -> f64 {
 }
 
 #[test]
-fn what_is_counted_is_openmetrics_and_names_no_volume() {
+fn metrics_are_openmetrics_without_volume_names() {
     world(async |w| {
         let client = running(w).await;
         settled(&client).await;
@@ -114,7 +114,7 @@ fn what_is_counted_is_openmetrics_and_names_no_volume() {
 }
 
 #[test]
-fn the_socket_is_no_ones_else_and_nobody_holds_it() {
+fn metrics_socket_is_private_and_bounded() {
     world(async |w| {
         let client = running(w).await;
         let socket = w.path("run/metrics.sock");

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,16 @@ use rustix::mount::{
 use rustix::thread::UnshareFlags;
 
 async fn opened(client: &Client, volume: &str, options: OpenOptions) -> Result<OwnedFd> {
-    client.open_mount(NAMESPACE, volume, "job", options).await
+    let tree = client.open_mount(NAMESPACE, volume, "job", options).await?;
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", tree.as_raw_fd())).unwrap();
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).expect("its flags");
+    let flags = i32::from_str_radix(flags.trim(), 8).expect("octal");
+    assert_ne!(
+        flags & rustix::fs::OFlags::CLOEXEC.bits() as i32,
+        0,
+        "a program started meanwhile has it too: {info}"
+    );
+    Ok(tree)
 }
 
 fn at(subpath: &str) -> OpenOptions {
@@ -55,7 +64,7 @@ fn mount_at(target: &Path) -> kernel::Mount {
 }
 
 #[test]
-fn a_mount_is_had_in_another_namespace_and_outlives_its_unmount() {
+fn opened_tree_outlives_its_unmount() {
     world(async |w| {
         let client = running(w).await;
         let source = mounted(&client, "job", inline("v")).await;
@@ -81,14 +90,14 @@ fn a_mount_is_had_in_another_namespace_and_outlives_its_unmount() {
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
         let file = rustix::fs::openat(&again, c"file", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
-        assert!(file.is_ok(), "whoever has it has the file system: {file:?}");
+        assert!(file.is_ok(), "its holder has the file system: {file:?}");
         drop((tree, again, file));
         w.plugin("p").assert_rules();
     });
 }
 
 #[test]
-fn a_part_of_a_volume() {
+fn subpath_is_opened() {
     world(async |w| {
         let client = running(w).await;
         let source = mounted(&client, "job", inline("v")).await;
@@ -149,9 +158,9 @@ fn a_part_of_a_volume() {
     });
 }
 
-/// Whoever may write on the volume swaps a directory and a link to one outside.
+/// A writer of the volume swaps a directory and a link to one outside.
 #[test]
-fn a_subpath_swapped_for_a_symlink_never_leads_outside() {
+fn swapped_subpath_never_leads_outside() {
     world(async |w| {
         let client = running(w).await;
         let source = mounted(&client, "job", inline("v")).await;
@@ -201,7 +210,7 @@ fn a_subpath_swapped_for_a_symlink_never_leads_outside() {
 }
 
 #[test]
-fn a_read_only_tree_is_read_only() {
+fn read_only_tree_is_read_only() {
     world(async |w| {
         let client = running(w).await;
         let target = w.path("targets/t");
@@ -231,7 +240,7 @@ fn a_read_only_tree_is_read_only() {
 }
 
 #[test]
-fn a_block_device_is_its_node() {
+fn block_device_is_its_node() {
     world(async |w| {
         w.add_plugin("p").await;
         w.add_device("p", "b");
@@ -261,7 +270,7 @@ fn a_block_device_is_its_node() {
 }
 
 #[test]
-fn what_is_not_mounted_is_not_found() {
+fn unmounted_volume_is_not_found() {
     world(async |w| {
         let client = running(w).await;
         let not_found = async |client: &Client| {
@@ -288,8 +297,8 @@ fn what_is_not_mounted_is_not_found() {
         w.reboot().await;
         let client = w.start().await;
         settled(&client).await;
-        let told = not_found(&client).await;
-        assert!(told.contains("lost"), "{told}");
+        let reply = not_found(&client).await;
+        assert!(reply.contains("lost"), "{reply}");
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
     });
@@ -298,7 +307,7 @@ fn what_is_not_mounted_is_not_found() {
 /// A mount is opened by its owner and by root. What the kernel lets its holder take off is not handed out to anybody else than
 /// root.
 #[test]
-fn a_tree_is_its_owners_where_no_flag_has_to_hold() {
+fn owner_opens_a_tree_without_restricting_flags() {
     world(async |w| {
         group_csid(w);
         let bus = Bus::start(w, Policy::Shipped).await;
@@ -326,9 +335,11 @@ fn a_tree_is_its_owners_where_no_flag_has_to_hold() {
         register("disk", "block-device", false).await;
         std::os::unix::fs::chown(w.socket(), None, Some(GROUP)).unwrap();
         let member = raw::peer(MEMBER, &w.socket()).await.unwrap();
-        let values = |volume: &str, options| vec![text(NAMESPACE), text(volume), text("his"), options];
+        let values = |volume: &str, options| vec![text(NAMESPACE), text(volume), text("members"), options];
         for volume in ["plain", "open", "disk"] {
-            call(&member, MANAGER_PATH, MANAGER, "Mount", values(volume, value("a{sv}"))).await.expect("his");
+            call(&member, MANAGER_PATH, MANAGER, "Mount", values(volume, value("a{sv}")))
+                .await
+                .expect("a call by its owner");
         }
         let read_only = || dict(vec![("read-only", zbus::Variant::from(true))]);
         let open = async |connection: &zbus::Connection, volume: &str, options| {
@@ -359,18 +370,18 @@ fn a_tree_is_its_owners_where_no_flag_has_to_hold() {
             raw::peer(raw::User { uid: OTHER.uid, groups: MEMBER.groups }, &w.socket()).await.unwrap();
         call(&other, MANAGER_PATH, MANAGER, "ListPlugins", Vec::new()).await.expect("a member, too");
         let (name, why) = open(&other, "open", value("a{sv}")).await.unwrap_err();
-        assert!(name == "org.csid1.Error.NotAuthorized" && why.contains("root alone"), "{why}");
+        assert!(name == "org.csid1.Error.NotAuthorized" && why.contains("requires root"), "{why}");
         for volume in ["plain", "open", "disk"] {
             call(&member, MANAGER_PATH, MANAGER, "Unmount", values(volume, value("a{sv}")))
                 .await
-                .expect("his");
+                .expect("a call by its owner");
         }
         w.nothing_left(&client).await;
     });
 }
 
 #[test]
-fn a_connection_that_passes_no_descriptors_is_told_so() {
+fn connection_without_descriptors_gets_an_error() {
     world(async |w| {
         let client = running(w).await;
         mounted(&client, "job", inline("v")).await;
@@ -393,7 +404,7 @@ fn a_connection_that_passes_no_descriptors_is_told_so() {
 }
 
 #[test]
-fn a_file_system_that_hangs_delays_its_own_plugins_alone() {
+fn hung_file_system_delays_its_plugin_alone() {
     world(async |w| {
         w.add_plugin("q").await;
         let client = running(w).await;

@@ -3,11 +3,11 @@
 use std::fs;
 use std::time::Duration;
 
-use csid_client::{MountOptions, Restore};
+use csid_client::{Kind, MountOptions, Restore};
 use csid_tests::ask::*;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{World, count, eventually, world};
+use csid_tests::world::{World, count, eventually, refusal, world};
 
 fn auto(volume: &str) -> MountOptions {
     MountOptions { restore: Some(Restore::Auto), ..inline(volume) }
@@ -63,11 +63,45 @@ fn after_a_reboot_hold_rests_and_auto_is_back() {
     });
 }
 
+/// An attachment's publish context is another one after each attach.
+#[test]
+fn lost_mount_comes_back_with_another_context() {
+    world(async |w| {
+        let client = running(w).await;
+        let attached = |device: &str| MountOptions {
+            publish_context: Some([("device".to_owned(), device.to_owned())].into()),
+            ..shared("v")
+        };
+        mounted(&client, "job", attached("one")).await;
+        mounted(&client, "other", attached("one")).await;
+        let (kind, error) = refusal(mount(&client, "job", attached("two")).await);
+        assert_eq!(kind, Kind::AlreadyExists, "{error}");
+        w.reboot().await;
+
+        let client = w.start().await;
+        settled(&client).await;
+        assert_eq!(state(&client, "v", "job").await, "lost");
+        let changed = MountOptions { fs_type: Some("xfs".to_owned()), ..attached("two") };
+        let (kind, error) = refusal(mount(&client, "job", changed).await);
+        assert_eq!(kind, Kind::AlreadyExists, "{error}");
+        mounted(&client, "job", attached("two")).await;
+        // What is staged now was staged with that context.
+        let (kind, error) = refusal(mount(&client, "job", attached("one")).await);
+        assert_eq!(kind, Kind::AlreadyExists, "{error}");
+        let (kind, error) = refusal(mount(&client, "other", attached("one")).await);
+        assert_eq!(kind, Kind::ClaimConflict, "{error}");
+        for consumer in ["job", "other"] {
+            unmount(&client, "v", consumer).await.unwrap();
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
 /// A try that comes to nothing is no event: the state is seen all the same when it is at its end.
 #[test]
-fn what_cannot_be_restored_does_not_keep_csid_restoring() {
+fn failed_restore_does_not_keep_csid_restoring() {
     world(async |w| {
-        w.configure("[deadlines]\noperation = \"2s\"");
+        w.configure("[deadlines]\noperation = \"4s\"");
         let client = running(w).await;
         mounted(&client, "job", auto("kept")).await;
         w.kill();
@@ -100,7 +134,7 @@ fn another_boot_id_is_a_reboot_too() {
 }
 
 #[test]
-fn a_target_is_bound_again() {
+fn target_is_bound_again() {
     world(async |w| {
         let client = running(w).await;
         let target = w.path("targets/t");
@@ -118,7 +152,7 @@ fn a_target_is_bound_again() {
 }
 
 #[test]
-fn a_plugin_that_is_not_there_delays_only_its_own() {
+fn missing_plugin_delays_its_own_restores_alone() {
     world(async |w| {
         w.add_plugin("q").await;
         let client = running(w).await;
@@ -143,7 +177,7 @@ fn a_plugin_that_is_not_there_delays_only_its_own() {
 }
 
 #[test]
-fn a_restore_that_fails_waits_and_is_no_loop() {
+fn restore_that_fails_waits_and_is_no_loop() {
     world(async |w| {
         let client = running(w).await;
         mount(&client, "job", auto("v")).await.unwrap();
@@ -170,7 +204,7 @@ fn a_restore_that_fails_waits_and_is_no_loop() {
 }
 
 #[test]
-fn a_block_node_of_another_boot_is_not_trusted() {
+fn block_node_of_another_boot_is_not_trusted() {
     world(async |w| {
         w.add_plugin("p").await;
         w.add_device("p", "b");

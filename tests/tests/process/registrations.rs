@@ -22,7 +22,7 @@ async fn is_known(client: &Client) -> bool {
 }
 
 #[test]
-fn its_mounts_stay_when_csid_or_the_plugin_comes_and_goes() {
+fn mounts_stay_while_csid_or_plugin_restarts() {
     world(async |w| {
         let client = one(w).await;
         assert!(!is_known(&client).await);

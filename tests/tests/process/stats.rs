@@ -1,6 +1,6 @@
 //! What is measured of a plugin.
 
-use csid_client::{Client, Kind, PluginStats};
+use csid_client::{CallOptions, Client, Kind, PluginStats};
 use csid_tests::ask::*;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{refusal, world};
@@ -16,7 +16,7 @@ fn count(stats: &PluginStats, rpc: &str, code: &str) -> u64 {
 }
 
 #[test]
-fn rpcs_are_counted_by_code_and_nothing_is_said_that_is_not_measured() {
+fn rpcs_are_counted_by_code() {
     world(async |w| {
         let client = running(w).await;
         w.plugin("p").rules([
@@ -26,6 +26,9 @@ fn rpcs_are_counted_by_code_and_nothing_is_said_that_is_not_measured() {
         mounted(&client, "job", inline("v")).await;
         mounted(&client, "job", inline("slow")).await;
         mount(&client, "job", inline("bad")).await.unwrap_err();
+        let log = std::fs::read_to_string(w.path("csid.log")).unwrap();
+        let said = format!("plugin p, {NAMESPACE}/bad for job: NodeStageVolume: FAILED_PRECONDITION");
+        assert!(log.contains(&said), "the text of the log line names the plugin: {log}");
         let before = stats(&client).await;
         assert_eq!(count(&before, "NodeStageVolume", "OK"), 2, "{before:?}");
         assert_eq!(count(&before, "NodeStageVolume", "FAILED_PRECONDITION"), 1, "{before:?}");
@@ -47,6 +50,25 @@ fn rpcs_are_counted_by_code_and_nothing_is_said_that_is_not_measured() {
         assert_eq!(count(&stats(&client).await, "NodeUnstageVolume", "OK"), 3);
         let (kind, _) = refusal(client.plugin_stats("nobody").await);
         assert_eq!(kind, Kind::NotFound);
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn inline_volume_has_stats_while_it_is_mounted() {
+    world(async |w| {
+        w.add_plugin("p").await.set(|script| script.capabilities.push("GET_VOLUME_STATS".to_owned()));
+        w.plugin("p").kill();
+        w.plugin("p").start().await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        let stats = async || client.volume_stats(NAMESPACE, "v", CallOptions::default()).await;
+        assert_eq!(refusal(stats().await).0, Kind::NotFound);
+        mounted(&client, "job", inline("v")).await;
+        let usage = stats().await.unwrap().usage;
+        assert!(usage.iter().any(|usage| usage.total > 0), "{usage:?}");
+        unmount(&client, "v", "job").await.unwrap();
+        assert_eq!(refusal(stats().await).0, Kind::NotFound);
         w.nothing_left(&client).await;
     });
 }

@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use csid_client::{Kind, MountOptions, Propagation};
+use csid_client::{Kind, MountFilter, MountOptions, Propagation};
 use csid_tests::ask::*;
 use csid_tests::kernel;
 use csid_tests::world::{count, refusal, world};
+use rustix::mount::{UnmountFlags, unmount as kernel_unmount};
 
 fn at(target: &Path, options: MountOptions) -> MountOptions {
     MountOptions { target: Some(target.to_str().unwrap().to_owned()), ..options }
@@ -18,7 +19,7 @@ fn options_of(target: &Path) -> kernel::Mount {
 }
 
 #[test]
-fn a_target_is_bound_nosuid_and_nodev_unless_said_otherwise() {
+fn target_is_nosuid_and_nodev_by_default() {
     world(async |w| {
         let client = running(w).await;
         let [plain, open] = ["plain", "open"].map(|name| w.path("targets").join(name));
@@ -37,6 +38,13 @@ fn a_target_is_bound_nosuid_and_nodev_unless_said_otherwise() {
         let mount = options_of(&open);
         assert!(!mount.has("nosuid") && !mount.has("nodev"), "{mount:?}");
         assert_eq!(row(&client, "v", "one").await.unwrap().target, plain.to_str().unwrap());
+        let at = |target: &Path| {
+            let target = Some(target.to_str().unwrap().to_owned());
+            client.list_mounts(MountFilter { target, ..MountFilter::default() })
+        };
+        let consumers: Vec<String> = at(&open).await.unwrap().into_iter().map(|row| row.consumer).collect();
+        assert_eq!(consumers, ["two"]);
+        assert!(at(&w.path("targets")).await.unwrap().is_empty());
 
         unmount(&client, "v", "one").await.unwrap();
         assert_eq!(kernel::stacked(&plain).unwrap(), 0);
@@ -49,7 +57,7 @@ fn a_target_is_bound_nosuid_and_nodev_unless_said_otherwise() {
 }
 
 #[test]
-fn a_read_only_target_is_read_only() {
+fn read_only_target_is_read_only() {
     world(async |w| {
         let client = running(w).await;
         let target = w.path("targets/t");
@@ -67,7 +75,7 @@ fn a_read_only_target_is_read_only() {
 }
 
 #[test]
-fn a_block_target_is_a_node() {
+fn block_target_is_a_node() {
     world(async |w| {
         w.add_plugin("p").await;
         w.add_device("p", "b");
@@ -84,7 +92,7 @@ fn a_block_target_is_a_node() {
 }
 
 #[test]
-fn a_target_that_leads_elsewhere_is_refused() {
+fn target_that_leads_elsewhere_is_refused() {
     world(async |w| {
         let client = running(w).await;
         let targets = w.path("targets");
@@ -106,8 +114,7 @@ fn a_target_that_leads_elsewhere_is_refused() {
         ];
         for target in &wrong {
             let (kind, error) = refusal(mount(&client, "job", at(target, inline("v"))).await);
-            let due = [Kind::InvalidArgument, Kind::NotFound];
-            assert!(due.contains(&kind), "{}: {error}", target.display());
+            assert_eq!(kind, Kind::InvalidArgument, "{}: {error}", target.display());
             assert_eq!(w.leftovers(), Vec::<String>::new(), "{}", target.display());
         }
         count("targets refused", wrong.len());
@@ -117,7 +124,68 @@ fn a_target_that_leads_elsewhere_is_refused() {
 }
 
 #[test]
-fn a_target_swapped_for_a_symlink_never_leads_outside() {
+fn mount_stays_when_its_target_cannot_be_bound_again() {
+    world(async |w| {
+        let client = running(w).await;
+        let target = w.path("targets/t");
+        fs::create_dir(&target).unwrap();
+        let source = mounted(&client, "job", at(&target, shared("v"))).await;
+        kernel_unmount(&target, UnmountFlags::empty()).unwrap();
+        fs::remove_dir(&target).unwrap();
+        let (kind, error) = refusal(mount(&client, "job", at(&target, shared("v"))).await);
+        assert_eq!((kind, error.details.step.as_deref()), (Kind::InvalidArgument, Some("bind")), "{error}");
+        // The next call for the volume comes after all that the refused one did.
+        mounted(&client, "other", shared("v")).await;
+        assert_eq!(state(&client, "v", "job").await, "mounted");
+        assert_eq!(kernel::stacked(&source).unwrap(), 1, "its end was not asked for");
+        for rpc in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
+            assert_eq!(w.plugin("p").count(rpc, "v"), 0, "{rpc}");
+        }
+        for consumer in ["job", "other"] {
+            unmount(&client, "v", consumer).await.unwrap();
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn target_moved_with_its_directory_keeps_the_mount() {
+    world(async |w| {
+        let client = running(w).await;
+        let (above, moved) = (w.path("above"), w.path("moved"));
+        fs::create_dir_all(above.join("target")).unwrap();
+        mounted(&client, "job", at(&above.join("target"), inline("v"))).await;
+        fs::rename(&above, &moved).unwrap();
+        assert_eq!(refusal(unmount(&client, "v", "job").await).0, Kind::Busy);
+        let target = moved.join("target");
+        assert_eq!(kernel::stacked(&target).unwrap(), 1, "the consumer still has it");
+        kernel_unmount(&target, UnmountFlags::empty()).unwrap();
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn target_has_one_mount_at_a_time() {
+    world(async |w| {
+        let client = running(w).await;
+        let target = w.path("targets/t");
+        fs::create_dir(&target).unwrap();
+        mounted(&client, "a", at(&target, shared("v"))).await;
+        for (volume, consumer) in [("v", "b"), ("other", "a")] {
+            let (kind, error) = refusal(mount(&client, consumer, at(&target, shared(volume))).await);
+            assert_eq!(kind, Kind::ClaimConflict, "{error}");
+        }
+        assert_eq!(kernel::stacked(&target).unwrap(), 1);
+        unmount(&client, "v", "a").await.unwrap();
+        mounted(&client, "b", at(&target, shared("v"))).await;
+        unmount(&client, "v", "b").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn swapped_target_never_leads_outside() {
     world(async |w| {
         let client = running(w).await;
         let [here, outside] = ["targets/t", "outside"].map(|name| w.path(name));

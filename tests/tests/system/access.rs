@@ -79,7 +79,7 @@ fn refused(m: &Machine, address: &str, how: &str) {
 }
 
 #[test]
-fn nobody_is_refused_by_csid_itself() {
+fn unprivileged_user_is_refused_by_csid() {
     let m = Machine::with_csid();
     m.run("csictl wait local");
     m.run("systemctl start polkit");
@@ -156,6 +156,49 @@ fn only_csids_own_socket_is_the_private_one() {
     m.run("systemctl start a.socket csid.socket csid.service");
     m.run("CSID_SOCKET=/run/csid/csid.sock csictl status");
     m.run("journalctl --sync || true");
-    let told = m.run("journalctl --unit csid --grep 'systemd passes is closed'");
-    assert_eq!(told.lines().count(), 2, "{told}");
+    let reply = m.run("journalctl --unit csid --grep 'systemd passes is closed'");
+    assert_eq!(reply.lines().count(), 2, "{reply}");
+}
+
+/// As docs/polkit.md shows it: a rule that uses the call's details.
+#[test]
+fn polkit_rule_allows_one_namespace_alone() {
+    let m = Machine::with_csid();
+    m.run("csictl wait local");
+    let rule = r#"polkit.addRule(function (action, subject) {
+        var granted = ["org.csid1.mount", "org.csid1.unmount"];
+        if (granted.indexOf(action.id) >= 0 && subject.user == "batch" && action.lookup("namespace") == "batch") {
+            return polkit.Result.YES;
+        }
+    });"#;
+    m.write("/etc/polkit-1/rules.d/50-batch.rules", rule);
+    m.run("chmod 644 /etc/polkit-1/rules.d/50-batch.rules; useradd --system batch; systemctl restart polkit");
+    for namespace in ["batch", "other"] {
+        let id = m.run(&format!("csi-local create {namespace} --size 64M"));
+        m.run(&format!(
+            "csictl volume register {namespace} data --plugin local --external-id {id} --access-mode single-node-writer"
+        ));
+    }
+    let by = |user: &str, command: &str| {
+        let output = m.try_run(&format!("runuser -u {user} -- csictl {command}"));
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (mounted, said) = by("batch", "mount batch data job");
+    assert!(mounted, "the rule allows it: {said}");
+    for (user, command) in [
+        ("batch", "mount other data job"),
+        ("batch", "unmount other data job"),
+        ("nobody", "mount batch data other"),
+        ("batch", "volume deregister batch data"),
+    ] {
+        let (done, said) = by(user, command);
+        assert!(!done && said.contains("may not do org.csid1."), "{user} {command}: {said}");
+    }
+    assert!(m.run("csictl mounts").contains("mounted"));
+    let (unmounted, said) = by("batch", "unmount batch data job");
+    assert!(unmounted, "the rule allows it: {said}");
+    // Without the rule nothing is allowed.
+    m.run("rm /etc/polkit-1/rules.d/50-batch.rules; systemctl restart polkit");
+    let (mounted, said) = by("batch", "mount batch data job");
+    assert!(!mounted && said.contains("may not do org.csid1.mount"), "{said}");
 }

@@ -18,7 +18,7 @@ fn reasons(m: &Machine, bound: &str) -> usize {
 }
 
 #[test]
-fn a_claim_ends_with_its_unit_and_with_its_callers_name() {
+fn claim_ends_with_its_unit_or_bus_name() {
     let m = Machine::with_csid();
     let _plugin = test_plugin(&m);
     m.run("csictl volume register demo v --plugin p --external-id v --access-mode single-node-multi-writer");
@@ -71,4 +71,48 @@ fn a_claim_ends_with_its_unit_and_with_its_callers_name() {
     released("caller");
     assert!(!claims().contains("db.service"), "{}", claims());
     count("claims ended with what they were bound to", 4);
+}
+
+/// Units without a process, which start and end at once.
+const UNITS: usize = 100;
+
+#[test]
+fn systemd_is_asked_only_about_what_changes() {
+    let m = Machine::with_csid();
+    let _plugin = test_plugin(&m);
+    m.run("csictl volume register demo v --plugin p --external-id v --access-mode single-node-multi-writer");
+    m.run(&format!("systemctl start bound{{1..{UNITS}}}.slice"));
+    m.run(&format!(
+        "for n in {{1..{UNITS}}}; do csictl claim demo v job$n --bind-unit bound$n.slice >/dev/null || exit 1; done"
+    ));
+    let ends = |n: usize| {
+        m.run(&format!("systemctl stop bound{n}.slice"));
+        m.until(&format!("! csictl claims --json | grep -q '\"job{n}\"'"));
+    };
+    ends(1);
+    m.run(
+        "systemd-run --quiet --unit calls --property StandardOutput=truncate:/root/calls dbus-monitor --system \
+         \"type='method_call',destination='org.freedesktop.systemd1'\"",
+    );
+    m.until("grep -q member=NameAcquired /root/calls || grep -q member /root/calls");
+    (2..=6).for_each(ends);
+    let asked = m.run("grep member=ListUnitsByNames /root/calls | wc -l");
+    let names = m.run("grep -o 'string \"bound[0-9]*.slice\"' /root/calls | wc -l");
+    let number = |text: &str| text.trim().parse::<usize>().expect("a number");
+    count("calls to PID 1 while five of 100 units end", number(&asked));
+    // One for each that has ended; the look at all of them may fall in between.
+    assert!((5..=10).contains(&number(&asked)), "{}", m.run("cat /root/calls"));
+    assert!(number(&names) <= 10 + UNITS, "{names} names");
+
+    // systemd reads its definitions again, and is executed again: nothing ends by that, and ends are seen afterwards.
+    m.run("systemctl daemon-reload");
+    ends(7);
+    m.run("systemctl daemon-reexec");
+    ends(8);
+    // A systemd that is executed again may hang up on systemctl, which then has stopped nothing.
+    m.run("systemctl daemon-reexec & until systemctl stop bound9.slice; do sleep 0.1; done; wait");
+    m.until("! csictl claims --json | grep -q '\"job9\"'");
+    let left = m.run("csictl claims --json | grep -o '\"job[0-9]*\"' | sort -u | wc -l");
+    assert_eq!(number(&left), UNITS - 9);
+    count("units that stay", UNITS - 9);
 }

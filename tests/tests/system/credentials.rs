@@ -36,7 +36,7 @@ fn given(m: &Machine, plugin: &TestPlugin) -> String {
 }
 
 #[test]
-fn a_credential_is_loaded_afresh_at_each_use_and_found_nowhere_else() {
+fn credential_is_loaded_at_each_use_and_not_kept() {
     const VALUES: [&str; 5] = ["c4n4ry-0ne", "c4n4ry-tw0", "c4n4ry-thr33", "c4n4ry-f0ur", "c4n4ry-f1ve"];
     let [one, two, three, four, five] = VALUES;
     let m = Machine::with_csid();
@@ -89,10 +89,10 @@ fn a_credential_is_loaded_afresh_at_each_use_and_found_nowhere_else() {
     haystack.add("state", &m.bytes("cat /var/lib/csid/journal/*"));
     let files = "find /run/csid /run/systemd /run/credentials /etc/systemd /var/lib/systemd -type f -exec cat {} + || true";
     haystack.add("systemd", &m.bytes(files));
-    haystack.add("told", m.run("csictl events --json; csictl mounts --json").as_bytes());
+    haystack.add("answer", m.run("csictl events --json; csictl mounts --json").as_bytes());
     // What is no secret is found.
     for (place, known) in
-        [("journal", "csid.service"), ("state", "demo"), ("systemd", NAME), ("told", "demo")]
+        [("journal", "csid.service"), ("state", "demo"), ("systemd", NAME), ("answer", "demo")]
     {
         assert!(haystack.hits(known).contains(&place), "{known} is not in {place}");
     }
@@ -102,9 +102,9 @@ fn a_credential_is_loaded_afresh_at_each_use_and_found_nowhere_else() {
     count("credentials loaded afresh", VALUES.len());
 }
 
-/// systemd reads a credential from a socket, too, and waits for whoever serves it.
+/// systemd reads a credential from a socket, too, and waits for its server.
 #[test]
-fn a_credential_that_nobody_waits_for_is_no_longer_fetched() {
+fn abandoned_credential_load_is_stopped() {
     const ASKED: usize = 10;
     let m = Machine::with_csid();
     test_plugin(&m);

@@ -28,7 +28,7 @@ fn pid(m: &Machine, unit: &str) -> String {
 }
 
 #[test]
-fn a_driver_of_somebody_elses_mounts_and_its_mount_outlives_csid_and_it() {
+fn foreign_drivers_mount_outlives_csid_and_driver() {
     const UNIT: &str = "csi-plugin-cfgd-default.service";
     let m = Machine::with_csid();
     m.run("systemctl restart csid && csictl wait local");
@@ -55,7 +55,7 @@ network = "none"
     let own = m.run(&format!("nsenter -t {} -n ss --listening --tcp --numeric --no-header", pid(&m, UNIT)));
     assert!(own.contains(":9090"), "they are on its own: {own}");
 
-    // What it refuses is told in its words, and nothing is left.
+    // Its refusal has its own words, and nothing is left.
     let mount = "csictl mount demo conf web --plugin cfgd --external-id conf --read-only --restore auto --context module=m";
     let refused = m.run(&format!("{mount} 2>&1 && echo it is mounted || true"));
     assert!(refused.contains("missing required volume attribute: version"), "{refused}");
@@ -105,7 +105,7 @@ network = "none"
 }
 
 #[test]
-fn a_registrar_that_speaks_by_the_kubelets_module_is_told_how_its_driver_was_taken() {
+fn kubelet_registrar_learns_the_result() {
     let m = Machine::with_csid();
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("go/registrar");
     let program = m.path("/usr/local/sbin/registrar");
@@ -126,10 +126,10 @@ fn a_registrar_that_speaks_by_the_kubelets_module_is_told_how_its_driver_was_tak
     );
     m.run("systemctl daemon-reload && systemctl start driver");
     let driver = pid(&m, "driver");
-    // Beside it, in a unit of its own; what it is told is in the file.
+    // Next to it, in a unit of its own; the file has the answers.
     let registrar = |arguments: &str| {
         m.run(&format!(
-            "rm -f /root/told && systemd-run --quiet --collect --unit registrar --property StandardOutput=append:/root/told \
+            "rm -f /root/reply && systemd-run --quiet --collect --unit registrar --property StandardOutput=append:/root/reply \
              registrar {arguments}"
         ));
     };
@@ -139,7 +139,7 @@ fn a_registrar_that_speaks_by_the_kubelets_module_is_told_how_its_driver_was_tak
 
     let honest = format!("{REGISTRATION} {NAME} {ENDPOINT}");
     registrar(&honest);
-    m.until("grep -qx registered /root/told");
+    m.until("grep -qx registered /root/reply");
     m.run(&format!("csictl wait {NAME}"));
     let shown = m.run(&format!("csictl plugin show {NAME}"));
     assert!(shown.contains("external") && shown.contains(ENDPOINT), "{shown}");
@@ -152,9 +152,9 @@ fn a_registrar_that_speaks_by_the_kubelets_module_is_told_how_its_driver_was_tak
         assert_eq!(pid(&m, "driver"), driver, "{when}");
     };
 
-    // Each csid asks again, and tells again.
+    // Each csid asks again, and answers again.
     m.run("systemctl restart csid");
-    m.until("[ $(grep -cx registered /root/told) = 2 ]");
+    m.until("[ $(grep -cx registered /root/reply) = 2 ]");
     m.run(&format!("csictl wait {NAME}"));
     stays("after csid's restart");
 
@@ -165,11 +165,11 @@ fn a_registrar_that_speaks_by_the_kubelets_module_is_told_how_its_driver_was_tak
     m.run(&format!("rm {REGISTRATION}"));
     m.until(&format!("! csictl plugin show {NAME}"));
     stays("without a registration");
-    let told = m.run("csictl unmount demo data web --deadline 300ms 2>&1 && echo it is unmounted || true");
-    assert!(told.contains("waiting for plugin"), "{told}");
+    let reply = m.run("csictl unmount demo data web --deadline 300ms 2>&1 && echo it is unmounted || true");
+    assert!(reply.contains("waiting for plugin"), "{reply}");
     assert_eq!(m.run(&format!("cat {path}/file")), "here", "nobody but the driver unmounts it");
 
-    // What csid does not take it refuses, in words for whoever reads the registrar's log.
+    // What csid does not take it refuses, in words for readers of the registrar's log.
     let mut refused = 0;
     for (arguments, word) in [
         (format!("{REGISTRATION} ../{NAME} {ENDPOINT}"), "plugin id"),
@@ -179,15 +179,15 @@ fn a_registrar_that_speaks_by_the_kubelets_module_is_told_how_its_driver_was_tak
         (format!("{REGISTRATION} local {ENDPOINT}"), "nobody joins it by a socket"),
     ] {
         registrar(&arguments);
-        m.until(&format!("grep -q '^refused: .*{word}' /root/told"));
+        m.until(&format!("grep -q '^refused: .*{word}' /root/reply"));
         assert!(!is_known(), "{arguments}");
         ends();
         refused += 1;
     }
-    count("registrations refused, and told why", refused);
+    count("registrations refused with a reason", refused);
 
     registrar(&honest);
-    m.until("grep -qx registered /root/told");
+    m.until("grep -qx registered /root/reply");
     m.run("csictl unmount demo data web");
     ends();
     m.until(&format!("! csictl plugin show {NAME}"));

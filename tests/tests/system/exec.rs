@@ -29,7 +29,7 @@ fn ended(m: &Machine, command: &str) -> String {
 }
 
 #[test]
-fn a_command_is_where_the_plugin_is_and_its_end_comes_back() {
+fn command_runs_in_the_plugin_and_returns_its_status() {
     let m = allowed();
     let pid = m.run(&format!("systemctl show {UNIT} --property MainPID --value"));
     let places = "readlink /proc/self/ns/net /proc/self/ns/mnt; cat /proc/self/cgroup";
@@ -67,7 +67,7 @@ fn a_command_is_where_the_plugin_is_and_its_end_comes_back() {
     assert!(m.run("csictl plugin exec ext -- true 2>&1 || true").contains("NotSupported"));
     m.run("csictl plugin unregister ext");
 
-    // One event each, which tells the program and none of its arguments; nor does anything else.
+    // One event each, which names the program and none of its arguments; nothing else does.
     m.run("csictl plugin exec local -- sh -c 'exit 0' c4n4ry-4rgum3nt; journalctl --sync || true");
     let events = m.run("csictl events | grep ' plugin-exec '");
     assert!(events.contains("program=sleep") && events.contains("uid=0"), "{events}");
@@ -84,7 +84,7 @@ fn a_command_is_where_the_plugin_is_and_its_end_comes_back() {
 }
 
 #[test]
-fn a_command_on_a_terminal() {
+fn command_on_a_terminal() {
     let m = allowed();
     m.write(
         "/root/inner.sh",
@@ -130,7 +130,7 @@ fn a_command_on_a_terminal() {
 }
 
 #[test]
-fn a_command_outlives_csid_and_not_the_plugins_process() {
+fn command_outlives_csid_but_not_its_plugin() {
     let m = allowed();
     let begin = |unit: &str, script: &str| {
         m.write(&format!("/root/{unit}.sh"), script);
@@ -152,7 +152,7 @@ fn a_command_outlives_csid_and_not_the_plugins_process() {
     begin("goes", "trap 'exit 3' TERM; touch /root/goes.runs; while :; do sleep 0.1; done\n");
     m.run("csictl plugin restart local");
     assert_eq!(code("goes"), "3");
-    assert_eq!(m.run("csictl operations 2>&1"), "Nothing is under way.");
+    assert_eq!(m.run("csictl operations 2>&1"), "No operations.");
 
     // They are few.
     m.run(
@@ -166,7 +166,7 @@ fn a_command_outlives_csid_and_not_the_plugins_process() {
 }
 
 #[test]
-fn a_uid_but_root_runs_four_commands_at_once() {
+fn uid_but_root_runs_four_commands_at_once() {
     let m = allowed();
     let rule = "polkit.addRule(function(action, subject) {
         if (subject.user == 'runner' && action.id == 'org.csid1.plugin-exec') return polkit.Result.YES;
@@ -182,8 +182,8 @@ fn a_uid_but_root_runs_four_commands_at_once() {
     );
     m.until("[ $(pgrep -fc '^sleep 4242') = 4 ]");
     let refused = theirs();
-    let told = ["RateLimited", "4 commands of uid", "csictl operations"];
-    assert!(told.iter().all(|text| refused.contains(text)) && refused.ends_with("125"), "{refused}");
+    let answer = ["RateLimited", "4 commands of uid", "csictl operations"];
+    assert!(answer.iter().all(|text| refused.contains(text)) && refused.ends_with("125"), "{refused}");
     assert_eq!(ended(&m, "-- true"), "0", "there is room for others");
     m.run("csictl cancel $(csictl operations --json | sed -n 's/.*\"id\": \"\\(csi-exec-.*\\)\".*/\\1/p' | head -n 1)");
     assert_eq!(theirs(), "0");
@@ -191,7 +191,7 @@ fn a_uid_but_root_runs_four_commands_at_once() {
 
 /// A csid that is killed on the way leaves a record with arguments, and no unit that would take them.
 #[test]
-fn the_arguments_of_a_command_that_was_never_begun_are_forgotten() {
+fn arguments_of_an_unstarted_command_are_removed() {
     let m = allowed();
     m.run("systemd-run --quiet --unit runs csictl plugin exec local -- sleep 4242");
     m.until("pgrep -f '^sleep 4242'");
@@ -207,7 +207,7 @@ fn the_arguments_of_a_command_that_was_never_begun_are_forgotten() {
 
 /// Its main process may be a container's manager, which is on the host.
 #[test]
-fn no_command_is_run_on_the_host_for_a_plugin_of_somebody_elses_unit() {
+fn foreign_units_plugin_runs_no_command_on_the_host() {
     let m = allowed();
     let unit = |more: &str| {
         let driver = "[Service]\nRuntimeDirectory=driver\nEnvironment=CSI_ENDPOINT=unix:///run/driver/csi.sock\n\
@@ -219,12 +219,63 @@ fn no_command_is_run_on_the_host_for_a_plugin_of_somebody_elses_unit() {
     unit("");
     m.run("csictl plugin register adopted --unit driver.service --socket /run/driver/csi.sock && csictl wait adopted");
     let refused = m.run(exec);
-    let told = ["NotSupported", "driver.service", "on the host", "podman exec"];
-    assert!(told.iter().all(|text| refused.contains(text)) && refused.ends_with("125"), "{refused}");
+    let answer = ["NotSupported", "driver.service", "on the host", "podman exec"];
+    assert!(answer.iter().all(|text| refused.contains(text)) && refused.ends_with("125"), "{refused}");
     assert!(m.run("csictl events | grep plugin-exec").contains("NotSupported"));
     unit("PrivateTmp=yes\n");
     m.run("systemctl restart driver");
     m.until("csictl plugin exec adopted -- true");
     let there = m.run("readlink /proc/$(systemctl show driver --property MainPID --value)/ns/mnt");
     assert_eq!(m.run(exec), format!("{there}\n0"));
+}
+
+/// Says which file it runs from as soon as it is loaded, and whether that can be opened for writing.
+const LOADED: &str = r#"
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+__attribute__((constructor)) static void loaded(void) {
+    struct stat own;
+    char target[256] = {0};
+    if (stat("/proc/self/exe", &own) || readlink("/proc/self/exe", target, sizeof target - 1) < 0) return;
+    int fd = open("/proc/self/exe", O_WRONLY);
+    int wrote = fd >= 0 && write(fd, "x", 1) == 1;
+    dprintf(2, "runs from %s %ju:%ju wrote %d\n", target, (uintmax_t)own.st_dev, (uintmax_t)own.st_ino, wrote);
+}
+"#;
+
+#[test]
+fn plugin_cannot_reach_csids_own_program() {
+    let m = allowed();
+    m.write("/root/loaded.c", LOADED);
+    m.run("cc -include stdint.h -shared -fPIC -o /usr/local/lib/loaded.so /root/loaded.c");
+    let argv = r#"argv = ["/usr/sbin/csi-local", "serve"]"#;
+    m.write(
+        "/etc/csid/plugins.d/local.toml",
+        &format!("supervision = \"managed\"\n{argv}\nprofile = \"node-block\"\nenvironment = {{ LD_PRELOAD = \"/usr/local/lib/loaded.so\" }}\n"),
+    );
+    m.run("systemctl reload csid && csictl wait local");
+    let program = m.run("stat --format %d:%i /usr/sbin/csid; sha256sum /usr/sbin/csid");
+    let host = program.lines().next().expect("its number").to_owned();
+
+    // The helper is the parent of the command.
+    let parent = m.run("csictl plugin exec local -- sh -c 'readlink /proc/$PPID/exe; stat -L -c %d:%i /proc/$PPID/exe' 2>/dev/null");
+    assert!(!parent.is_empty() && !parent.contains(&host), "{parent}");
+    // A script for the program that the command's process runs from before it is the command.
+    m.write("/root/script", "#!/proc/self/exe\n");
+    m.run("chmod 755 /root/script");
+    let script = m.run("csictl plugin exec local -- /root/script 2>&1 || true");
+    assert!(script.contains("runs from /") && script.contains("memfd:csid"), "{script}");
+    assert!(!script.contains(&host) && !script.contains("wrote 1"), "{script}");
+    // Where the kernel executes no file in memory, it is the program in a read-only mount.
+    let noexec = m.run("sysctl --write vm.memfd_noexec=2 >&2 && echo set || true");
+    if noexec == "set" {
+        let script = m.run(
+            "csictl plugin exec local -- /root/script 2>&1; sysctl --write vm.memfd_noexec=0 >&2 || true",
+        );
+        assert!(script.contains("runs from /") && !script.contains("wrote 1"), "{script}");
+    }
+    assert_eq!(m.run("stat --format %d:%i /usr/sbin/csid; sha256sum /usr/sbin/csid"), program);
 }

@@ -22,7 +22,7 @@ use csid_tests::world::count;
 use machine::Machine;
 
 #[test]
-fn a_file_outlives_restart_kill_and_reboot() {
+fn file_outlives_restart_kill_and_reboot() {
     let m = Machine::with_csid();
     m.run("systemctl stop csid.service csid.socket && systemctl start csid");
     let bare = m.inventory();
@@ -77,7 +77,7 @@ fn a_file_outlives_restart_kill_and_reboot() {
 }
 
 #[test]
-fn a_plugin_that_is_killed_comes_back_and_its_mounts_stay() {
+fn killed_plugin_restarts_and_its_mounts_stay() {
     let m = Machine::with_csid();
     m.run("csictl wait local");
     let id = m.run("csi-local create data --size 64M");
@@ -150,7 +150,7 @@ fn a_plugin_that_is_killed_comes_back_and_its_mounts_stay() {
 }
 
 #[test]
-fn a_reboot_takes_a_hold_mount_and_a_consumers_target_in_order() {
+fn reboot_orders_a_hold_mount_and_its_target() {
     let m = Machine::with_csid();
     m.run("csictl wait local");
     for volume in ["held", "kept"] {
@@ -189,14 +189,14 @@ fn a_reboot_takes_a_hold_mount_and_a_consumers_target_in_order() {
 
 /// systemd 254 gives a unit with a network of its own a mount namespace, which 252, where this runs, does not.
 #[test]
-fn the_unit_says_that_it_has_the_hosts_mounts() {
+fn unit_shares_the_hosts_mounts() {
     let unit = include_str!("../../../systemd/csid.service");
     let has = |line: &str| unit.lines().any(|of| of == line);
     assert!(has("PrivateNetwork=yes") && has("PrivateMounts=no"), "{unit}");
 }
 
 #[test]
-fn the_unit_is_hardened() {
+fn unit_is_hardened() {
     let m = Machine::with_csid();
     let report = m.run("systemd-analyze security csid.service --no-pager | tail -n 1");
     let score: f64 = report
@@ -224,7 +224,7 @@ fn the_unit_is_hardened() {
 }
 
 #[test]
-fn a_canary_is_found_nowhere() {
+fn canary_is_found_nowhere() {
     const SECRET: &str = "c4n4ry-s3cr3t-4242";
     const CONTEXT: &str = "c4n4ry-c0nt3xt-4242";
     const MARKER: &str = "m4rk3r-n0-s3cr3t-4242";
@@ -245,7 +245,7 @@ fn a_canary_is_found_nowhere() {
     m.run("systemctl daemon-reload && systemctl restart csid && csictl wait local");
     m.run("! bash /root/canary.sh no-such-volume");
     m.run(&format!("bash /root/canary.sh {id}"));
-    let told = [
+    let reply = [
         m.run("csictl mounts --json"),
         m.run("csictl events --json"),
         m.run("csictl operations --json"),
@@ -258,8 +258,8 @@ fn a_canary_is_found_nowhere() {
     m.run("sync");
     m.run("journalctl --sync || true");
     let mut haystack = Haystack::default();
-    for text in told {
-        haystack.add("told", text.as_bytes());
+    for text in reply {
+        haystack.add("reply", text.as_bytes());
     }
     // Every field of every line, as journald keeps it.
     haystack.add("journal", &m.bytes("journalctl --no-pager --merge --output=export"));
@@ -270,7 +270,7 @@ fn a_canary_is_found_nowhere() {
     // What is no secret is found: the volume's name, and the plugin's unit.
     let found: Vec<_> =
         [MARKER, "csi-plugin-local-default"].iter().flat_map(|marker| haystack.hits(marker)).collect();
-    for place in ["journal", "state", "told", "systemd"] {
+    for place in ["journal", "state", "reply", "systemd"] {
         assert!(found.contains(&place), "only in {found:?}");
     }
     assert_eq!(haystack.hits(SECRET).len(), 0, "the secret in {:?}", haystack.hits(SECRET));

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::machine::Machine;
 
 #[test]
-fn removal_never_unmounts_and_purge_refuses_while_mounts_exist() {
+fn removal_keeps_mounts_and_purge_refuses() {
     let m = Machine::with_csid();
     m.run("csictl wait local");
     let id = m.run("csi-local create data --size 64M");
@@ -46,17 +46,17 @@ fn removal_never_unmounts_and_purge_refuses_while_mounts_exist() {
 }
 
 #[test]
-fn the_package_has_the_documents_that_it_names() {
+fn package_has_the_documents_that_it_names() {
     let deb = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/csid.deb");
     let listed = Command::new("dpkg-deb").args(["--contents", deb]).output().expect("dpkg-deb");
     let files = String::from_utf8_lossy(&listed.stdout);
-    for file in ["README.md", "docs/volumes.md"] {
+    for file in ["README.md", "docs/volumes.md", "docs/troubleshooting.md"] {
         assert!(files.contains(&format!("/usr/share/doc/csid/{file}\n")), "{file}:\n{files}");
     }
 }
 
 #[test]
-fn a_program_is_built_with_the_librarys_packages() {
+fn program_is_built_with_the_librarys_packages() {
     let m = Machine::with_csid();
     for package in ["libcsi1", "libcsi-dev"] {
         m.install_package(package);
@@ -85,7 +85,7 @@ fn a_program_is_built_with_the_librarys_packages() {
 }
 
 #[test]
-fn a_purge_keeps_volumes() {
+fn purge_keeps_volumes() {
     let m = Machine::with_csid();
     m.run("csictl wait local");
     m.run("csi-local create precious --size 16M");

@@ -10,7 +10,7 @@ use crate::settings::{TEST_PLUGIN, define, install_test_plugin, property, ready}
 const UNIT: &str = "csi-plugin-p-default.service";
 
 #[test]
-fn a_fuse_helper_outlives_its_plugin_and_serves_on() {
+fn fuse_helper_outlives_its_plugin() {
     let m = Machine::with_csid();
     let mut plugin = install_test_plugin(&m);
     plugin.rules([Rule::always("NodeStageVolume", Act::Lie(Lie::Left))]);
@@ -80,9 +80,9 @@ fn a_fuse_helper_outlives_its_plugin_and_serves_on() {
 }
 
 #[test]
-fn a_profile_without_a_device_cannot_open_it() {
+fn profile_without_a_device_cannot_open_it() {
     let m = Machine::boot();
-    // Control groups of version 1 are read-only in a container, until somebody says otherwise; then systemd has to look anew.
+    // Control groups of version 1 are read-only in a container, until they are remounted; then systemd has to read them again.
     m.run(
         "if [ ! -e /sys/fs/cgroup/cgroup.controllers ] && [ -e /sys/fs/cgroup/devices ]; then
              mount -o remount,bind,rw /sys/fs/cgroup/devices && systemctl daemon-reexec
@@ -133,6 +133,8 @@ exec /usr/local/sbin/test-plugin /var/lib/p
         let service = if profile == "controller" { "controller" } else { "node" };
         if service == "controller" {
             m.run("mkdir -p /etc/systemd/system/csi-plugin-p-.service.d");
+            // It has a user of its own.
+            m.run("chmod -R a+rwX /var/lib/p");
             let state = "/etc/systemd/system/csi-plugin-p-.service.d/10-state.conf";
             m.write(state, "[Service]\nReadWritePaths=/var/lib/p\n");
             m.run("rm /etc/csid/plugins.d/p.toml && systemctl daemon-reload && systemctl reload csid");
@@ -140,6 +142,7 @@ exec /usr/local/sbin/test-plugin /var/lib/p
                 script.control(&["CREATE_DELETE_VOLUME"]);
                 script.serves = vec![Half::Controller];
             });
+            m.run("chmod -R a+rwX /var/lib/p");
         }
         define(&m, "p", &[&argv, &line]);
         m.run(&format!("csictl plugin wait p --service {service} --deadline 30s"));
@@ -159,4 +162,148 @@ exec /usr/local/sbin/test-plugin /var/lib/p
     count("devices refused by the kernel to plugins of profiles without them", refused);
     m.run(&format!("losetup --detach {disk}"));
     assert_eq!(m.loops(), "", "no loop device");
+}
+
+/// Returns systemd's exposure level of a unit, 0 to 10.
+fn exposure(m: &Machine, unit: &str) -> f64 {
+    let report = m.run(&format!("systemd-analyze security {unit} --no-pager | tail -n 1"));
+    report
+        .split_whitespace()
+        .find_map(|word| word.parse().ok())
+        .unwrap_or_else(|| panic!("a level in {report}"))
+}
+
+#[test]
+fn csi_local_does_all_it_can_under_its_profile() {
+    let m = Machine::with_csid();
+    // A file system with reflinks below csi-local's volumes.
+    m.run("truncate --size 2G /srv/pool && mkfs.xfs -q -m reflink=1 /srv/pool");
+    let pool = m.run("losetup --find --show /srv/pool");
+    m.run(&format!("mkdir -p /var/lib/csi-local && mount {pool} /var/lib/csi-local"));
+    m.run("sed -i 's/\"serve\"/\"serve\", \"--attach\"/' /etc/csid/plugins.d/local.toml && systemctl reload csid");
+    m.run("csictl wait local --deadline 30s");
+    let unit = m.run("systemctl list-units --plain --no-legend 'csi-plugin-local-*' | cut -d ' ' -f 1");
+    let shown = |name: &str| m.run(&format!("systemctl show {unit} --property {name} --value"));
+    assert_eq!(shown("Description"), "CSI plugin local (profile node-block)");
+    assert_eq!((shown("LimitCORE"), shown("NoNewPrivileges")), ("0".to_owned(), "yes".to_owned()));
+    let level = exposure(&m, &unit);
+    assert!(level <= 8.6, "{level}");
+    count("hundredths of csi-local's exposure level", (level * 100.0) as usize);
+
+    for fs in ["ext4", "xfs"] {
+        let create = "csictl volume create demo";
+        let how = format!("--plugin local --access-mode single-node-writer --fs-type {fs} --capacity 320MiB");
+        m.run(&format!("{create} {fs} {how}"));
+        let path = m.run(&format!("csictl mount demo {fs} web"));
+        assert_eq!(m.run(&format!("findmnt --noheadings --output FSTYPE {path}")), fs);
+        m.run(&format!("echo here >{path}/file && sync {path}/file"));
+        // By reflink: the source is mounted.
+        let snapshot = m.run(&format!("csictl volume snapshot demo {fs} before-{fs}"));
+        let id = snapshot.split_whitespace().next().expect("an id");
+        // This host may have given the machine no CAP_SYS_RESOURCE, without which ext4 does not grow while it is mounted.
+        if fs == "xfs" || m.run("sed -n 's/CapBnd:\\t//p' /proc/1/status").ends_with("1ffffffffff") {
+            m.run(&format!("csictl volume expand demo {fs} 400MiB"));
+        }
+        m.run(&format!("{create} {fs}-old --snapshot {id} {how}"));
+        let old = m.run(&format!("csictl mount demo {fs}-old web"));
+        assert_eq!(m.run(&format!("cat {old}/file")), "here");
+        m.run(&format!("csictl unmount demo {fs} web && csictl unmount demo {fs}-old web"));
+        m.run(&format!("csictl volume delete demo {fs}-old --yes demo/{fs}-old && csictl volume delete demo {fs} --yes demo/{fs}"));
+    }
+    m.run("csictl volume create demo raw --plugin local --access-mode single-node-writer --block --capacity 64MiB");
+    let device = m.run("csictl mount demo raw web --block");
+    m.run(&format!("[ -b {device} ] && head --bytes 4k /dev/urandom >{device}"));
+    m.run("csictl unmount demo raw web && csictl volume delete demo raw --yes demo/raw");
+    m.run(&format!("systemctl stop csid.socket csid '{unit}'"));
+    m.run(&format!("umount /var/lib/csi-local && losetup --detach {pool}"));
+    assert_eq!(m.loops(), "", "no loop device");
+}
+
+/// What a process inside a controller's unit tries, as the unit runs it: its own first, then what is not for it.
+const PRIES: &str = r#"#!/bin/bash
+say() { echo "tried $*"; }
+say uid $(id -u) $(id -un)
+touch "${CSI_ENDPOINT#unix://}.own" && rm "${CSI_ENDPOINT#unix://}.own" && say own yes
+say run $(find /run -mindepth 1 -type s -o -mindepth 1 -type f | tr '\n' ' ')
+for socket in /run/csid/plugins/local/default/csi.sock /run/csid/csid.sock /run/docker.sock \
+    /run/dbus/system_bus_socket /run/systemd/private /srv/roots.sock; do
+    if perl -MSocket -e 'socket(S, PF_UNIX, SOCK_STREAM, 0); connect(S, pack_sockaddr_un($ARGV[0])) or exit 1' $socket 2>/dev/null; then
+        say connect $socket
+    fi
+done
+for unit in csid csi-plugin-local-default; do
+    kill -0 $(cat /srv/$unit.pid) 2>/dev/null && say kill $unit
+done
+touch /etc/cron.d/x 2>/dev/null && say cron
+say end
+exec /usr/local/sbin/test-plugin /var/lib/p
+"#;
+
+#[test]
+fn controller_reaches_no_other_plugin() {
+    let m = Machine::with_csid();
+    let mut plugin = install_test_plugin(&m);
+    plugin.set(|script| {
+        script.control(&["CREATE_DELETE_VOLUME"]);
+        script.serves = vec![Half::Controller];
+    });
+    m.run("csictl wait local");
+    m.write("/usr/local/sbin/pries", PRIES);
+    m.run("chmod 755 /usr/local/sbin/pries && chmod -R a+rwX /var/lib/p");
+    // As Docker's is, and one outside of /run that root alone may connect to.
+    m.write(
+        "/root/listens",
+        "use Socket;\nmy @kept;\nfor (['/run/docker.sock', 0660], ['/srv/roots.sock', 0600]) {\n\
+         socket(my $s, PF_UNIX, SOCK_STREAM, 0); bind($s, pack_sockaddr_un($_->[0])); chmod($_->[1], $_->[0]);\n\
+         listen($s, 9); push @kept, $s;\n}\nsleep 600;\n",
+    );
+    m.run("systemd-run --quiet --unit sockets perl /root/listens");
+    m.until("[ -S /srv/roots.sock ]");
+    for unit in ["csid", "csi-plugin-local-default"] {
+        m.run(&format!("systemctl show {unit} --property MainPID --value >/srv/{unit}.pid"));
+    }
+    m.run("mkdir -p /etc/systemd/system/csi-plugin-p-.service.d");
+    let state = "/etc/systemd/system/csi-plugin-p-.service.d/10-state.conf";
+    m.write(state, "[Service]\nReadWritePaths=/var/lib/p\n");
+    m.run("systemctl daemon-reload; sed -i '1i exec = true' /etc/csid/csid.toml");
+    let argv = r#"argv = ["/usr/local/sbin/pries"]"#;
+    define(&m, "p", &[argv, r#"profile = "controller""#]);
+    m.run("csictl plugin wait p --service controller --deadline 30s");
+    m.until("csictl plugin logs p | grep -q 'tried end'");
+    let said = m.run("csictl plugin logs p");
+    let tried = |what: &str| said.lines().any(|line| line.contains(&format!("tried {what}")));
+    assert!(tried("own yes"), "{said}");
+    assert!(!tried("uid 0 "), "{said}");
+    for what in ["connect", "kill", "cron"] {
+        assert!(!tried(what), "{what}: {said}");
+    }
+    let line = said.lines().find(|line| line.contains("tried run")).expect("a line").to_owned();
+    assert!(!line.contains("/run/csid"), "of others it sees nothing: {line}");
+    let uid = |unit: &str| {
+        m.run(&format!("stat --format %u /proc/$(systemctl show {unit} --property MainPID --value)"))
+    };
+    let before = uid(UNIT);
+    assert!(before.parse::<u32>().unwrap() >= 61184, "systemd made it: {before}");
+    let level = exposure(&m, UNIT);
+    count("hundredths of a controller's exposure level", (level * 100.0) as usize);
+
+    // A volume, a command, a restart of csid and an upgrade.
+    m.run("csictl volume create demo c --plugin p --access-mode single-node-writer --capacity 1MiB");
+    assert_eq!(m.run("csictl plugin exec p -- sh -c 'echo of the command'"), "of the command");
+    m.run("systemctl restart csid && csictl plugin wait p --service controller --deadline 30s");
+    assert_eq!(uid(UNIT), before);
+    define(&m, "p", &[argv, r#"profile = "controller""#, r#"environment = { A = "b" }"#]);
+    m.run("csictl plugin wait p --service controller --deadline 30s");
+    let after = "csi-plugin-p-i1.service";
+    assert_eq!(uid(after), before, "what it keeps is its own after an upgrade, too");
+    m.run("csictl volume delete demo c --yes demo/c");
+
+    // Another's socket in the place of its own is not spoken to.
+    m.run(&format!("systemctl stop sockets; systemctl kill --kill-whom main --signal STOP {after}"));
+    m.run("ln -sf ../../local/default/csi.sock /run/csid/plugins/p/i1/other && mv -f /run/csid/plugins/p/i1/other /run/csid/plugins/p/i1/csi.sock");
+    m.run("systemctl restart csid");
+    m.until("csictl plugin show p --json | grep -q 'is none of'");
+    m.run(&format!("systemctl kill --kill-whom main --signal KILL {after}"));
+    m.run("rm -f /run/csid/plugins/p/i1/csi.sock");
+    m.until("csictl plugin wait p --service controller --deadline 1s");
 }

@@ -33,12 +33,12 @@ fn in_hosts(m: &Machine, id: &str, kind: &str) -> bool {
 /// What is said of a plugin that cannot be used, by itself and to who wants to mount; nothing is mounted.
 fn refused(m: &Machine, id: &str, word: &str) -> String {
     m.until(&format!("csictl plugin show {id} --json | grep -q '{word}'"));
-    let told = m.run(&format!(
+    let answer = m.run(&format!(
         "csictl mount demo v web --plugin {id} --external-id v --deadline 1s 2>&1 && echo mounted || true"
     ));
-    assert!(told.contains(word), "{word}: {told}");
+    assert!(answer.contains(word), "{word}: {answer}");
     assert_eq!(m.run("grep -c /var/lib/csid/plugins/ /proc/1/mountinfo || true"), "0");
-    told
+    answer
 }
 
 pub fn install_test_plugin(m: &Machine) -> TestPlugin {
@@ -50,7 +50,7 @@ pub fn install_test_plugin(m: &Machine) -> TestPlugin {
 }
 
 #[test]
-fn a_profile_is_what_the_unit_has_unless_a_drop_in_says_otherwise() {
+fn profile_is_applied_unless_a_drop_in_changes_it() {
     let m = Machine::with_csid();
     let mut plugin = install_test_plugin(&m);
     m.run("mkdir -p /var/lib/blk");
@@ -138,8 +138,11 @@ fn a_profile_is_what_the_unit_has_unless_a_drop_in_says_otherwise() {
     ] {
         m.write(&format!("{own}/20-hide.conf"), &format!("[Service]\n{setting}\n"));
         m.run("systemctl daemon-reload; csictl plugin restart blk --deadline 1s || true");
-        let told = refused(&m, "blk", shown);
-        assert!(told.contains("systemctl cat") && told.contains("plugin restart blk"), "what to do: {told}");
+        let answer = refused(&m, "blk", shown);
+        assert!(
+            answer.contains("systemctl cat") && answer.contains("plugin restart blk"),
+            "what to do: {answer}"
+        );
         assert!(!in_hosts(&m, "blk", "mnt"), "{setting}");
         named += 1;
     }
@@ -153,13 +156,15 @@ fn a_profile_is_what_the_unit_has_unless_a_drop_in_says_otherwise() {
     let state = "/etc/systemd/system/csi-plugin-p-.service.d";
     m.run(&format!("mkdir -p {state}"));
     m.write(&format!("{state}/10-state.conf"), "[Service]\nReadWritePaths=/var/lib/p\n");
+    // It has a user of its own.
+    m.run("chmod -R a+rwX /var/lib/p");
     m.run("systemctl daemon-reload; csictl plugin restart p --deadline 1s || true");
     refused(&m, "p", "profile `controller`");
     plugin.set(|script| {
         script.control(&["CREATE_DELETE_VOLUME"]);
         script.serves = vec![Half::Controller];
     });
-    m.run("csictl plugin restart p && csictl plugin wait p --service controller");
+    m.run("chmod -R a+rwX /var/lib/p; csictl plugin restart p && csictl plugin wait p --service controller");
     assert!(!in_hosts(&m, "p", "mnt"));
     assert_eq!(property(&m, "p", "ProtectSystem"), "strict");
     assert_eq!(property(&m, "p", "CapabilityBoundingSet"), "");
@@ -172,21 +177,21 @@ fn a_profile_is_what_the_unit_has_unless_a_drop_in_says_otherwise() {
             "csictl plugin register q --profile node-net --network {network} -- /usr/local/sbin/test-plugin /var/lib/p"
         )
     };
-    let told = m.run(&format!("{} 2>&1 && echo registered || true", register("netns:../x")));
-    assert!(told.contains("InvalidArgument") && told.contains("network"), "{told}");
+    let answer = m.run(&format!("{} 2>&1 && echo registered || true", register("netns:../x")));
+    assert!(answer.contains("InvalidArgument") && answer.contains("network"), "{answer}");
     m.run(&register("none"));
     ready(&m, "q");
     assert_eq!(property(&m, "q", "Description"), "CSI plugin q (profile node-net, network none)");
     m.run("systemctl restart csid");
     ready(&m, "q");
     m.run(&register("none"));
-    let told = m.run(&format!("{} 2>&1 && echo registered || true", register("host")));
-    assert!(told.contains("AlreadyExists"), "{told}");
+    let answer = m.run(&format!("{} 2>&1 && echo registered || true", register("host")));
+    assert!(answer.contains("AlreadyExists"), "{answer}");
     count("settings that hide mounts, named before the first", named);
 }
 
 #[test]
-fn a_plugin_has_the_propagation_and_the_network_that_it_is_given() {
+fn plugin_has_its_own_propagation_and_network() {
     let m = Machine::with_csid();
     let _plugin = install_test_plugin(&m);
     m.run("mkdir -p /srv/host /srv/plugin /var/lib/blk");
@@ -197,15 +202,15 @@ fn a_plugin_has_the_propagation_and_the_network_that_it_is_given() {
     };
 
     for (word, from_host, to_host) in
-        [("bidirectional", true, true), ("host-to-task", true, false), ("private", false, false)]
+        [("bidirectional", true, true), ("host-to-task", true, false), ("private", true, false)]
     {
         define(&m, "p", &[TEST_PLUGIN, &format!("propagation = {word:?}")]);
         if to_host {
             ready(&m, "p");
             mounts();
         } else {
-            let told = refused(&m, "p", &format!("propagation is `{word}`"));
-            assert!(told.contains("bidirectional"), "what to do: {told}");
+            let answer = refused(&m, "p", &format!("propagation is `{word}`"));
+            assert!(answer.contains("bidirectional"), "what to do: {answer}");
         }
         let pid = pid();
         m.run("mount -t tmpfs host /srv/host");
@@ -268,7 +273,7 @@ fn a_plugin_has_the_propagation_and_the_network_that_it_is_given() {
     assert!(in_namespace("made"));
     assert_eq!(m.run(&format!("systemctl show {unit} --property ActiveEnterTimestampMonotonic")), since);
     m.run("csictl plugin restart p");
-    assert!(in_namespace("made"), "made anew");
+    assert!(in_namespace("made"), "made again");
     // Another plugin in it keeps it.
     define(&m, "blk", &[CSI_LOCAL, made[1], made[2], made[3]]);
     ready(&m, "blk");
@@ -284,7 +289,7 @@ fn a_plugin_has_the_propagation_and_the_network_that_it_is_given() {
     ready(&m, "p");
     define(&m, "p", &[TEST_PLUGIN, made[1]]);
     ready(&m, "p");
-    assert!(in_namespace("made"), "nobody would make it anew");
+    assert!(in_namespace("made"), "nothing would make it again");
     m.run("csictl plugin restart p");
     assert!(in_namespace("made"), "nor after this");
     m.run("rm /etc/csid/plugins.d/p.toml && systemctl reload csid");
@@ -299,7 +304,7 @@ fn a_plugin_has_the_propagation_and_the_network_that_it_is_given() {
     assert_eq!(m.run("ls /run/netns | xargs"), "made storage");
     m.run("ip netns delete made");
 
-    // Commands that fail, or make nothing, are told of.
+    // Commands that fail, or make nothing, are reported.
     define(&m, "p", &[TEST_PLUGIN, made[1], r#"network-prestart = ["/usr/bin/false"]"#, made[3]]);
     refused(&m, "p", "network-prestart: csid-network-made.service: it exited with status 1");
     define(&m, "p", &[TEST_PLUGIN, made[1], r#"network-prestart = ["/usr/bin/true"]"#]);
@@ -313,6 +318,6 @@ fn a_plugin_has_the_propagation_and_the_network_that_it_is_given() {
             made[1]
         ),
     );
-    let told = m.run("csictl reload 2>&1 && echo reloaded || true");
-    assert!(told.contains("p.toml") && told.contains("network-prestart[0]"), "{told}");
+    let answer = m.run("csictl reload 2>&1 && echo reloaded || true");
+    assert!(answer.contains("p.toml") && answer.contains("network-prestart[0]"), "{answer}");
 }

@@ -8,9 +8,9 @@ my $s = IO::Socket::UNIX->new(Peer => "/run/csid/metrics.sock") or die "connect:
 print $s "GET /metrics HTTP/1.0\r\n\r\n"; print while <$s>;"#;
 
 #[test]
-fn a_plugin_is_measured_and_metrics_are_for_root_and_group_csid() {
+fn metrics_are_for_root_and_group_csid() {
     let m = Machine::boot();
-    // Control groups of version 1 are read-only in a container, until somebody says otherwise; then systemd has to look anew.
+    // Control groups of version 1 are read-only in a container, until they are remounted; then systemd has to read them again.
     m.run(
         "if [ ! -e /sys/fs/cgroup/cgroup.controllers ]; then
              awk '$3 == \"cgroup\" { print $2 }' /proc/mounts | xargs -n 1 mount -o remount,bind,rw &&
@@ -23,11 +23,11 @@ fn a_plugin_is_measured_and_metrics_are_for_root_and_group_csid() {
     let id = m.run("csi-local create data --size 16M");
     m.run(&format!("csictl mount demo data web --plugin local --external-id {id}"));
 
-    // As the kernel says, by systemd: what that counts csid tells, and nothing else.
+    // csid reports what systemd counts, and nothing else.
     let stats: serde_json::Value = serde_json::from_str(&m.run("csictl plugin stats local --json")).unwrap();
     let instance = &stats["instances"][0];
     assert_eq!(instance["unit"], unit, "{stats}");
-    let mut told = 0;
+    let mut answer = 0;
     for (key, property) in [
         ("cpu-usage-nsec", "CPUUsageNSec"),
         ("memory-current", "MemoryCurrent"),
@@ -38,12 +38,12 @@ fn a_plugin_is_measured_and_metrics_are_for_root_and_group_csid() {
             Ok(counted) => {
                 let csid = instance[key].as_u64().unwrap_or_else(|| panic!("{key}: {stats}"));
                 assert!(csid > 0 && csid <= counted * 2 && counted <= csid * 2, "{key}: {csid}, {counted}");
-                told += 1;
+                answer += 1;
             }
-            Err(_) => assert!(instance[key].is_null(), "{key} is {systemd} and told: {stats}"),
+            Err(_) => assert!(instance[key].is_null(), "{key} is {systemd} and reported: {stats}"),
         }
     }
-    assert!(told > 0, "nothing is counted on this host: {stats}");
+    assert!(answer > 0, "nothing is counted on this host: {stats}");
     let staged =
         stats["rpcs"].as_array().unwrap().iter().find(|rpc| rpc["rpc"] == "NodeStageVolume").unwrap();
     assert_eq!((&staged["code"], &staged["count"]), (&"OK".into(), &1.into()), "{stats}");
@@ -72,7 +72,7 @@ fn a_plugin_is_measured_and_metrics_are_for_root_and_group_csid() {
     assert!(m.run("perl /root/ask.pl").ends_with("# EOF"), "and the Unix socket as before");
     m.run("csictl unmount demo data web");
 
-    // A call that is under way when its plugin is stopped is told so by name. It is sent while the plugin is frozen; one that
+    // A call under way when its plugin is stopped has an error of that name. It is sent while the plugin is frozen; one that
     // comes too late for that waits for the next process, and the plugin is frozen once more.
     m.run(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
     m.write(&format!("/etc/systemd/system/{unit}.d/kill.conf"), "[Service]\nKillSignal=SIGKILL\n");

@@ -1,4 +1,4 @@
-//! The life of a plugin under systemd: what ends is started again, by whom it should be.
+//! The life of a plugin under systemd: what ends is started again, by csid or by systemd.
 
 use crate::machine::Machine;
 
@@ -19,7 +19,7 @@ fn health(m: &Machine, plugin: &str, text: &str) {
 }
 
 #[test]
-fn a_unit_of_somebody_elses_is_started_watched_and_never_stopped() {
+fn foreign_unit_is_started_and_never_stopped() {
     let m = Machine::with_csid();
     let pid = || property(&m, "driver.service", "MainPID");
     // What cannot be adopted says why, and what to do.
@@ -99,7 +99,7 @@ fn a_unit_of_somebody_elses_is_started_watched_and_never_stopped() {
 }
 
 #[test]
-fn a_crash_loop_is_slowed_down_told_and_left_by_itself() {
+fn crash_loop_is_delayed_reported_and_ends() {
     let m = Machine::with_csid();
     m.write("/root/loop", "#!/bin/sh\nexec /usr/sbin/csi-local serve --state-dir /root/state\n");
     m.run("cp /root/loop /usr/local/sbin/loop && chmod 755 /usr/local/sbin/loop");
@@ -108,14 +108,14 @@ fn a_crash_loop_is_slowed_down_told_and_left_by_itself() {
         let shown = m.run("csictl plugin show loop | sed -n 's/^ *restarts: *//p'");
         shown.parse().unwrap_or_else(|_| panic!("a number: {shown}"))
     };
-    // Each end is noticed, whoever ends it.
+    // Each end is noticed, whatever its cause.
     m.run("printf '#!/bin/sh\\nexit 7\\n' >/usr/local/sbin/loop");
     m.run("systemctl kill --signal KILL csi-plugin-loop-default.service");
     m.until("[ $(csictl plugin show loop | sed -n 's/^ *restarts: *//p') -ge 3 ]");
     health(&m, "loop", "exited with status 7; it is started again at ");
     let names = m.run("systemctl list-units --all --plain --no-legend 'csi-plugin-loop*' | wc -l");
     assert!(names == "0" || names == "1", "one unit: {names}");
-    // The fall was told once, and each try.
+    // The failure was reported once, and each try.
     let events = m.run("csictl events --json");
     let of =
         |kind: &str| events.lines().filter(|line| line.contains(kind) && line.contains("\"loop\"")).count();

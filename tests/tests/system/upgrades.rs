@@ -91,9 +91,9 @@ fn no_write_fails_while_a_plugin_is_upgraded() {
     );
     goes_on("disk");
 
-    // By a reload: beside each other, and by the file's own name or another.
+    // By a reload: next to each other, and by the file's own name or another.
     let define = |argv: &str, more: &str| {
-        let text = format!("supervision = \"managed\"\nargv = [{argv}]\n{more}");
+        let text = format!("supervision = \"managed\"\nargv = [{argv}]\nprofile = \"node-block\"\n{more}");
         m.write("/etc/csid/plugins.d/local.toml", &text);
         m.run("csictl reload");
     };
@@ -109,10 +109,13 @@ fn no_write_fails_while_a_plugin_is_upgraded() {
         "csid knows its name"
     );
     // What does not run leaves the one that does, until the file is mended.
-    define("\"/bin/false\"", "");
+    let text = "supervision = \"managed\"\nargv = [\"/bin/false\"]\nprofile = \"node-block\"\n";
+    m.write("/etc/csid/plugins.d/local.toml", text);
+    let answer = m.run("csictl reload 2>&1 || true");
+    assert!(answer.contains("go on as before: local: instance `default` did not become healthy"), "{answer}");
     assert_eq!((running(&m, "local"), pid()), ("i1 active".to_owned(), before));
-    let told = m.run("csictl events | grep plugin-upgraded | tail -n 1");
-    assert!(told.contains("success=false") && told.contains("did not become healthy"), "{told}");
+    let answer = m.run("csictl events | grep plugin-upgraded | tail -n 1");
+    assert!(answer.contains("success=false") && answer.contains("did not become healthy"), "{answer}");
     define(serve, "");
     assert_eq!(m.run(&instances("local")), "default");
     assert_eq!(running(&m, "local"), "default active");
@@ -124,7 +127,7 @@ fn no_write_fails_while_a_plugin_is_upgraded() {
     m.write(brief, "[Service]\nTimeoutStartSec=2s\n");
     m.write(
         "/etc/csid/plugins.d/local.toml",
-        &format!("supervision = \"managed\"\nargv = [\"/usr/local/sbin/slow-driver\", {serve}]\n"),
+        &format!("supervision = \"managed\"\nargv = [\"/usr/local/sbin/slow-driver\", {serve}]\nprofile = \"node-block\"\n"),
     );
     m.run("systemctl daemon-reload && systemctl reload csid");
     assert_eq!(running(&m, "local"), "i1 active");

@@ -1,5 +1,6 @@
 //! CreateVolume and DeleteVolume: whatever dies, no volume is made that no row knows (CSI rule 39), and what is to go goes.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use csid_client::{
@@ -15,7 +16,7 @@ use crate::site::{PASSWORD, Site, options, spec, uses, with_secrets, within};
 const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
-fn a_created_volume_is_used_and_deleted() {
+fn created_volume_is_used_and_deleted() {
     world(async |w| {
         let mut s = Site::new(w).await;
         let row = s.create("a", spec()).await.unwrap();
@@ -44,7 +45,7 @@ fn a_created_volume_is_used_and_deleted() {
 }
 
 #[test]
-fn what_cannot_be_had_leaves_no_row() {
+fn refused_create_leaves_no_row() {
     world(async |w| {
         let mut s = Site::new(w).await;
         for code in [3, 5, 6, 9, 11, 16] {
@@ -69,7 +70,7 @@ fn what_cannot_be_had_leaves_no_row() {
 
 /// Two names of csid's for one of the plugin's: the second is refused, and nothing is taken from the first.
 #[test]
-fn a_name_of_the_plugins_is_one_volume() {
+fn name_of_the_plugins_is_one_volume() {
     world(async |w| {
         let mut s = Site::new(w).await;
         let named = || CreateVolume { name: Some("disk".to_owned()), ..spec() };
@@ -84,7 +85,7 @@ fn a_name_of_the_plugins_is_one_volume() {
 
 /// What was there when it was asked for has its source; what is gone when it is its turn has none that anybody looked at.
 #[test]
-fn a_source_is_looked_for_when_the_volume_is_entered() {
+fn source_is_checked_at_the_create() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.create("a", spec()).await.unwrap();
@@ -117,7 +118,7 @@ fn a_source_is_looked_for_when_the_volume_is_entered() {
 }
 
 #[test]
-fn a_lost_answer_is_asked_for_again_under_the_same_name() {
+fn lost_create_answer_is_asked_for_by_name() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.rules([Rule::once("CreateVolume", Act::DelayAfter(1500))]);
@@ -139,14 +140,14 @@ fn a_lost_answer_is_asked_for_again_under_the_same_name() {
 }
 
 #[test]
-fn nobody_has_to_ask_again() {
+fn unanswered_create_is_repeated_without_a_caller() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
         let (kind, text) = s.refused("a", within(SHORT, spec())).await;
         assert!(kind == Kind::TimedOut && text.contains("CreateVolume: INTERNAL"), "{text}");
-        let told = s.client.explain(NAMESPACE, "a", CallOptions::default()).await.unwrap();
-        assert!(told.last_error.contains("CreateVolume: INTERNAL"), "before the operation's end: {told:?}");
+        let reply = s.client.explain(NAMESPACE, "a", CallOptions::default()).await.unwrap();
+        assert!(reply.last_error.contains("CreateVolume: INTERNAL"), "before the operation's end: {reply:?}");
         let (kind, _) =
             s.refused("a", CreateVolume { fs_type: Some("xfs".to_owned()), ..within(SHORT, spec()) }).await;
         assert!([Kind::AlreadyExists, Kind::TimedOut].contains(&kind));
@@ -154,9 +155,9 @@ fn nobody_has_to_ask_again() {
         eventually("csid asks again", async || s.w.plugin("p").count("CreateVolume", "") > 3).await;
         assert_eq!(s.rows().await[0].external_id, "", "it is known, and not there yet");
         eventually("it is explained", async || {
-            let told = s.client.explain(NAMESPACE, "a", CallOptions::default()).await.unwrap();
-            let waits = told.waiting_for.contains("CreateVolume") && told.next_try > 0;
-            waits && told.last_error.contains("INTERNAL")
+            let reply = s.client.explain(NAMESPACE, "a", CallOptions::default()).await.unwrap();
+            let waits = reply.waiting_for.contains("CreateVolume") && reply.next_try > 0;
+            waits && reply.last_error.contains("INTERNAL")
         })
         .await;
         s.w.plugin("p").honest();
@@ -232,7 +233,7 @@ fn killed_anywhere_csid_ends_as_its_caller_wants() {
 }
 
 #[test]
-fn a_row_that_its_caller_keeps_stays_until_he_is_answered() {
+fn unregistered_creates_row_stays_until_fetched() {
     world(async |w| {
         let mut s = Site::new(w).await;
         let unkept = || CreateVolume { register: Some(false), ..spec() };
@@ -314,7 +315,7 @@ fn killed_around_a_deletion_csid_finishes_it() {
 }
 
 #[test]
-fn what_the_plugin_will_not_delete_stays_as_it_was() {
+fn refused_delete_changes_nothing() {
     world(async |w| {
         let mut s = Site::new(w).await;
         let row = s.create("a", spec()).await.unwrap();
@@ -331,7 +332,7 @@ fn what_the_plugin_will_not_delete_stays_as_it_was() {
 
 /// CSI rule 39: what may have been made cannot be deleted before it is known.
 #[test]
-fn what_is_being_created_is_created_and_then_deleted() {
+fn delete_during_create_runs_after_it() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.rules([Rule::once("CreateVolume", Act::DieAfter)]);
@@ -344,7 +345,7 @@ fn what_is_being_created_is_created_and_then_deleted() {
     });
 }
 
-/// Beside `p` another plugin that creates.
+/// Another plugin that creates, next to `p`.
 async fn with_another(s: &mut Site<'_>) {
     let plugin = s.w.add_plugin("q").await;
     plugin.set(|script| script.control(&CONTROLLER));
@@ -370,7 +371,7 @@ async fn is_made(s: &Site<'_>, volume: &str) -> bool {
 
 /// A creation that was forgotten by force has no say in another plugin's volume that has its name since.
 #[test]
-fn a_creation_that_was_forgotten_is_not_taken_for_another_plugins() {
+fn forgotten_create_is_not_another_plugins_volume() {
     world(async |w| {
         let mut s = Site::new(w).await;
         with_another(&mut s).await;
@@ -384,8 +385,7 @@ fn a_creation_that_was_forgotten_is_not_taken_for_another_plugins() {
         forget(&s, "a").await;
         s.w.plugin("q").rules([Rule::always("CreateVolume", Act::Fail(13))]);
         assert_eq!(s.refused("a", within(SHORT, of_q())).await.0, Kind::TimedOut);
-        let (kind, text) = refusal(late.await.unwrap());
-        assert!(kind == Kind::Busy && text.message.contains("as another volume"), "{text}");
+        assert_eq!(refusal(late.await.unwrap()).0, Kind::Cancelled);
         let row = s.rows().await.remove(0);
         assert_eq!((row.plugin.as_str(), row.external_id.as_str()), ("q", ""));
         s.w.plugin("q").honest();
@@ -435,9 +435,8 @@ fn a_creation_that_was_forgotten_is_not_taken_for_another_plugins() {
     });
 }
 
-/// Who waits for it has it, or cancels.
 #[test]
-fn what_somebody_waits_for_is_not_deleted_under_his_hands() {
+fn cancelled_create_is_completed_and_deleted() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
@@ -447,14 +446,10 @@ fn what_somebody_waits_for_is_not_deleted_under_his_hands() {
             tokio::spawn(async move { client.create_volume(NAMESPACE, "a", named).await })
         };
         eventually("p has answered", async || {
-            let told = s.client.explain(NAMESPACE, "a", CallOptions::default()).await;
-            told.is_ok_and(|told| told.last_error.contains("INTERNAL"))
+            let reply = s.client.explain(NAMESPACE, "a", CallOptions::default()).await;
+            reply.is_ok_and(|reply| reply.last_error.contains("INTERNAL"))
         })
         .await;
-        let at_once = tokio::time::timeout(Duration::from_secs(5), s.delete("a", options()));
-        let (kind, error) = refusal(at_once.await.expect("at once"));
-        assert!(kind == Kind::Busy && error.message.contains("csictl cancel mine"), "{error}");
-        assert!(error.message.contains("INTERNAL"), "what goes on: {error}");
         s.client.cancel_operation("mine").await.unwrap();
         assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled);
         s.w.plugin("p").honest();
@@ -465,7 +460,7 @@ fn what_somebody_waits_for_is_not_deleted_under_his_hands() {
 
 /// What was attached under the name of a creation that was forgotten by force stays what it is.
 #[test]
-fn a_creation_that_was_forgotten_is_not_taken_for_what_is_attached() {
+fn forgotten_create_is_not_an_attached_volume() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.w.plugin("p").provision("x");
@@ -483,8 +478,13 @@ fn a_creation_that_was_forgotten_is_not_taken_for_what_is_attached() {
             ..AttachOptions::default()
         };
         s.client.attach_volume(NAMESPACE, "a", "node-2", inline).await.unwrap();
-        let (kind, error) = refusal(late.await.unwrap());
-        assert!(kind == Kind::Busy && error.message.contains("delete it"), "{error}");
+        assert_eq!(refusal(late.await.unwrap()).0, Kind::Cancelled);
+        let late = |s: &mut Site<'_>| {
+            let made = s.w.plugin("p").backend().made().unwrap();
+            made.into_iter()
+                .find_map(|it| it.strip_prefix("volume ").filter(|id| *id != "x").map(str::to_owned))
+        };
+        eventually("p makes it", async || late(&mut s).is_some()).await;
         let of = |id: &str| VolumeOptions {
             plugin: Some("p".to_owned()),
             external_id: Some(id.to_owned()),
@@ -492,15 +492,15 @@ fn a_creation_that_was_forgotten_is_not_taken_for_what_is_attached() {
         };
         s.client.detach_volume(NAMESPACE, "a", "node-2", of("x")).await.unwrap();
         assert_eq!(s.w.plugin("p").count("ControllerUnpublishVolume", "x"), 1);
-        let made = s.w.plugin("p").backend().made().unwrap().pop().expect("the late one");
-        s.delete("y", of(&made.replace("volume ", ""))).await.unwrap();
+        let made = late(&mut s).expect("the late one");
+        s.delete("y", of(&made)).await.unwrap();
         s.nothing_left().await;
     });
 }
 
-/// What was asked for as it was being deleted is not told to be there.
+/// A create during the delete of the same volume is not answered with it.
 #[test]
-fn what_is_created_to_be_deleted_is_not_given_to_who_asks_meanwhile() {
+fn volume_created_for_deletion_is_not_returned() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
@@ -518,6 +518,41 @@ fn what_is_created_to_be_deleted_is_not_given_to_who_asks_meanwhile() {
         assert!(kind == Kind::Busy && text.contains("deleted"), "{text}");
         s.w.plugin("p").honest();
         deletes.await.unwrap().expect("it is created, and then deleted");
+        s.nothing_left().await;
+    });
+}
+
+/// A plugin that is asked for the same name at another place answers ALREADY_EXISTS.
+#[test]
+fn creation_requires_the_place_where_the_node_was() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        let at = |zone: &str| BTreeMap::from([("zone".to_owned(), zone.to_owned())]);
+        s.w.plugin("p").set(|script| {
+            script.plugin.push("VOLUME_ACCESSIBILITY_CONSTRAINTS".to_owned());
+            script.wants_places = true;
+            script.topology = at("a");
+        });
+        s.w.plugin("p").kill();
+        s.w.plugin("p").start().await;
+        s.restart().await;
+        s.is_ready().await;
+        s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
+        let (kind, text) = s.refused("v", within(SHORT, spec())).await;
+        assert!(kind == Kind::TimedOut && text.contains("INTERNAL"), "{kind:?}: {text}");
+
+        s.w.plugin("p").honest();
+        s.w.plugin("p").set(|script| script.topology = at("b"));
+        s.w.plugin("p").kill();
+        s.w.plugin("p").start().await;
+        s.restart().await;
+        s.is_ready().await;
+        eventually("it is made", async || !s.rows().await[0].external_id.is_empty()).await;
+        assert_eq!(s.create("v", spec()).await.unwrap().topologies, [at("a")]);
+        assert_eq!(s.create("w", spec()).await.unwrap().topologies, [at("b")]);
+        for volume in ["v", "w"] {
+            s.delete(volume, options()).await.unwrap();
+        }
         s.nothing_left().await;
     });
 }

@@ -15,7 +15,7 @@ use crate::site::{Site, options, spec, uses};
 const LARGE: u64 = 8 << 20;
 
 #[test]
-fn co_rule_26_offline_it_waits_until_nobody_has_it() {
+fn co_rule_26_offline_expansion_waits_for_the_unmount() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.expands_offline().await;
@@ -42,7 +42,7 @@ fn co_rule_26_offline_it_waits_until_nobody_has_it() {
 }
 
 #[test]
-fn an_offline_expansion_is_not_passed_by_those_who_come_later() {
+fn later_claims_do_not_overtake_offline_expansion() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.expands_offline().await;
@@ -89,7 +89,7 @@ fn an_offline_expansion_is_not_passed_by_those_who_come_later() {
 }
 
 #[test]
-fn what_a_node_could_not_expand_is_tried_by_the_same_call_again() {
+fn failed_node_expansion_is_repeated_by_the_same_call() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.w.plugin("p").set(|script| {
@@ -120,7 +120,7 @@ fn what_a_node_could_not_expand_is_tried_by_the_same_call_again() {
     });
 }
 
-/// A mounted volume `a` of a plugin that can this beside its controller's.
+/// A mounted volume `a` of a plugin with these capabilities besides its controller's.
 async fn mounted<'w>(w: &'w mut World, plugin: &str, node: &[&str]) -> Site<'w> {
     let mut s = Site::new(w).await;
     s.w.plugin("p").set(|script| {
@@ -151,7 +151,7 @@ async fn expand_unseen(s: &mut Site<'_>, to: u64) -> tokio::task::JoinHandle<csi
     s.w.plugin("p").kill();
     s.restart().await;
     let asked = expand(s, to);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    eventually("csid waits", async || !s.client.list_operations().await.unwrap().is_empty()).await;
     s.w.plugin("p").start().await;
     asked
 }
@@ -162,7 +162,7 @@ async fn end(s: Site<'_>) {
 }
 
 #[test]
-fn co_rule_26_offline_it_waits_also_where_the_plugin_is_seen_late() {
+fn co_rule_26_offline_waits_with_plugin_seen_late() {
     world(async |w| {
         let mut s = mounted(w, "OFFLINE", &["EXPAND_VOLUME"]).await;
         let asked = expand_unseen(&mut s, LARGE).await;
@@ -180,7 +180,7 @@ fn co_rule_26_offline_it_waits_also_where_the_plugin_is_seen_late() {
 }
 
 #[test]
-fn what_a_node_could_not_expand_is_due_also_where_the_plugin_is_seen_late() {
+fn failed_node_expansion_is_due_at_a_late_plugin() {
     world(async |w| {
         let mut s = mounted(w, "ONLINE", &["EXPAND_VOLUME"]).await;
         s.rules([Rule::always("NodeExpandVolume", Act::Fail(9))]);
@@ -197,7 +197,7 @@ fn what_a_node_could_not_expand_is_due_also_where_the_plugin_is_seen_late() {
 }
 
 #[test]
-fn what_may_have_been_expanded_is_not_forgotten_for_a_smaller_wish() {
+fn uncertain_expansion_outlives_a_smaller_request() {
     world(async |w| {
         let mut s = mounted(w, "ONLINE", &["EXPAND_VOLUME"]).await;
         s.rules([Rule::always("ControllerExpandVolume", Act::FailAfter(13))]);
@@ -209,16 +209,16 @@ fn what_may_have_been_expanded_is_not_forgotten_for_a_smaller_wish() {
         assert_eq!(s.rows().await[0].pending_expand, LARGE);
         unmount(&s.client, "a", "job").await.unwrap();
         s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await.unwrap();
+        eventually("it is expanded", async || s.rows().await[0].pending_expand == 0).await;
         assert_eq!(s.w.plugin("p").count("NodeExpandVolume", ""), 1);
-        let row = s.rows().await.pop().unwrap();
-        assert_eq!((row.capacity, row.pending_expand), (LARGE, 0));
+        assert_eq!(s.rows().await[0].capacity, LARGE);
         unmount(&s.client, "a", "job").await.unwrap();
         end(s).await;
     });
 }
 
 #[test]
-fn what_a_node_could_not_expand_is_expanded_when_it_comes_back_after_a_boot() {
+fn failed_node_expansion_is_done_after_a_reboot() {
     world(async |w| {
         let mut s = mounted(w, "ONLINE", &["EXPAND_VOLUME"]).await;
         s.rules([Rule::always("NodeExpandVolume", Act::Fail(9))]);
@@ -229,6 +229,35 @@ fn what_a_node_could_not_expand_is_expanded_when_it_comes_back_after_a_boot() {
         s.restart().await;
         eventually("it is expanded", async || s.rows().await[0].pending_expand == 0).await;
         assert_eq!(state(&s.client, "a", "job").await, "mounted");
+        unmount(&s.client, "a", "job").await.unwrap();
+        end(s).await;
+    });
+}
+
+/// The controller fails for longer than any mount waits; the mounts go on, and so does the expansion.
+#[test]
+fn expansion_that_fails_delays_no_mount() {
+    world(async |w| {
+        let mut s = mounted(w, "ONLINE", &["EXPAND_VOLUME"]).await;
+        s.rules([Rule::always("ControllerExpandVolume", Act::FailAfter(13))]);
+        let kind = refusal(expand(&s, LARGE).await.unwrap()).0;
+        assert!(matches!(kind, Kind::Uncertain | Kind::TimedOut), "{kind:?}");
+        for _ in 0..3 {
+            unmount(&s.client, "a", "job").await.unwrap();
+            let options = MountOptions { deadline_usec: Some(600_000_000), ..MountOptions::default() };
+            let asked = s.w.plugin("p").count("ControllerExpandVolume", "");
+            let mount = s.client.mount(NAMESPACE, "a", "job", options);
+            // Until the operation's own end, which is two minutes, without it.
+            let mounted = tokio::time::timeout(Duration::from_secs(60), mount).await;
+            mounted.expect("it does not wait for the expansion").unwrap();
+            eventually("it is tried again", async || {
+                s.w.plugin("p").count("ControllerExpandVolume", "") > asked
+            })
+            .await;
+        }
+        assert_eq!(s.rows().await[0].pending_expand, LARGE);
+        s.w.plugin("p").honest();
+        eventually("it is expanded", async || s.rows().await[0].pending_expand == 0).await;
         unmount(&s.client, "a", "job").await.unwrap();
         end(s).await;
     });

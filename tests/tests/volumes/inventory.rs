@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use csid_client::{
-    AccessMode, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimOptions, Error, Kind,
-    ReleaseOptions, SnapshotFilter, SnapshotOptions,
+    AccessMode, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimOptions, CreateVolume, Error,
+    ExpandOptions, Kind, ReleaseOptions, SnapshotFilter, SnapshotOptions, ValidateOptions,
 };
 use csid_tests::ask::{NAMESPACE, secrets};
 use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::world::{count, refusal, world};
 
-use crate::site::{PASSWORD, Site, options, spec, with_secrets};
+use crate::site::{PASSWORD, Site, options, spec, uses, with_secrets};
 
 impl Site<'_> {
     /// A snapshot of `volume`; the plugin's id for it.
@@ -39,7 +39,7 @@ impl Site<'_> {
 }
 
 #[test]
-fn co_rule_40_lists_come_in_pages_and_begin_anew_when_a_token_is_stale() {
+fn co_rule_40_stale_token_restarts_the_list() {
     world(async |w| {
         let s = Site::new(w).await;
         let mut made = BTreeSet::new();
@@ -87,7 +87,7 @@ fn co_rule_40_lists_come_in_pages_and_begin_anew_when_a_token_is_stale() {
 }
 
 #[test]
-fn capacity_is_asked_for_the_use_and_the_parameters_and_the_place() {
+fn capacity_query_has_use_parameters_and_topology() {
     world(async |w| {
         let s = Site::new(w).await;
         let all = s.client.capacity("p", CapacityOptions::default()).await.unwrap();
@@ -101,7 +101,7 @@ fn capacity_is_asked_for_the_use_and_the_parameters_and_the_place() {
             topology: Some(BTreeMap::from([("zone".to_owned(), "elsewhere".to_owned())])),
             ..CapacityOptions::default()
         };
-        // The plugin has no topologies: it is not told of any, and answers for where it is.
+        // The plugin has no topologies: it is given none, and answers for its own place.
         assert_eq!(s.client.capacity("p", less).await.unwrap(), all - (1 << 20));
         let asked = s.w.plugin("p").calls().into_iter().rfind(|call| call.call.rpc == "GetCapacity");
         assert_eq!(asked.unwrap().call.parameters, [("tier".to_owned(), "1".to_owned())]);
@@ -111,7 +111,7 @@ fn capacity_is_asked_for_the_use_and_the_parameters_and_the_place() {
 }
 
 #[test]
-fn what_a_plugin_does_not_offer_is_not_asked() {
+fn missing_capability_is_not_asked() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.w.plugin("p").set(|script| script.control(&CONTROLLER[..1]));
@@ -137,7 +137,7 @@ fn what_a_plugin_does_not_offer_is_not_asked() {
 
 /// They are of no volume in particular: the plugin may repeat any secret that it had.
 #[test]
-fn what_is_said_of_a_list_repeats_no_secret_of_another_call() {
+fn list_error_repeats_no_secret_of_another_call() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.create("a", spec()).await.unwrap();
@@ -172,7 +172,7 @@ fn what_is_said_of_a_list_repeats_no_secret_of_another_call() {
 }
 
 #[test]
-fn a_snapshots_end_is_asked_for_until_it_is_answered_and_with_its_secrets() {
+fn unready_snapshot_is_asked_for_with_its_secrets() {
     world(async |w| {
         let s = Site::new(w).await;
         s.create("a", spec()).await.unwrap();
@@ -214,7 +214,7 @@ fn a_snapshots_end_is_asked_for_until_it_is_answered_and_with_its_secrets() {
         let again = CallOptions { secrets: with(), ..CallOptions::default() };
         s.client.delete_snapshot("p", &snapshot, again).await.expect("one that is not there is deleted");
 
-        // A caller's deadline ends his waiting, and a deletion that has begun goes on.
+        // A caller's deadline ends the wait, and a deletion that has begun goes on.
         s.w.plugin("p").set(|script| script.secret = None);
         let snapshot = s.snapshot("a", "two").await;
         s.w.plugin("p").rules([
@@ -228,6 +228,82 @@ fn a_snapshots_end_is_asked_for_until_it_is_answered_and_with_its_secrets() {
         s.w.plugin("p").rules([]);
         csid_tests::world::eventually("it is deleted", async || s.snapshots(9, None).await.0.is_empty())
             .await;
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn snapshot_without_wait_returns_before_ready() {
+    world(async |w| {
+        let s = Site::new(w).await;
+        s.create("a", spec()).await.unwrap();
+        s.w.plugin("p").set(|script| script.snapshot_ready_at = 3);
+        let mut answers = Vec::new();
+        for asked in 1..=3 {
+            let options = SnapshotOptions { wait: Some(false), ..SnapshotOptions::default() };
+            answers.push(s.client.create_snapshot(NAMESPACE, "a", "one", options).await.unwrap());
+            assert_eq!(s.w.plugin("p").count("CreateSnapshot", ""), asked, "one call each");
+        }
+        assert_eq!([&answers[0], &answers[1], &answers[2]].map(|row| row.ready), [false, false, true]);
+        assert!(answers.iter().all(|row| row.id == answers[0].id && !row.id.is_empty()), "{answers:?}");
+        // With wait, the default, it is answered once it can be used.
+        s.w.plugin("p").set(|script| script.snapshot_ready_at = 2);
+        let ready = s.snapshot("a", "two").await;
+        for id in [&answers[0].id, &ready] {
+            s.client.delete_snapshot("p", id, CallOptions::default()).await.unwrap();
+        }
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn validation_asks_for_each_of_several_capabilities() {
+    use AccessMode::{MultiNodeMultiWriter, SingleNodeReaderOnly, SingleNodeWriter};
+    world(async |w| {
+        let s = Site::new(w).await;
+        let can =
+            CreateVolume { capabilities: Some(uses(&[SingleNodeWriter, SingleNodeReaderOnly])), ..spec() };
+        s.create("a", can).await.unwrap();
+        for (asked, confirmed) in [
+            (vec![SingleNodeWriter, SingleNodeReaderOnly], true),
+            (vec![SingleNodeReaderOnly], true),
+            (vec![SingleNodeWriter, MultiNodeMultiWriter], false),
+            (vec![MultiNodeMultiWriter, SingleNodeWriter], false),
+        ] {
+            let options = ValidateOptions { capabilities: Some(uses(&asked)), ..ValidateOptions::default() };
+            let answer = s.client.validate_volume(NAMESPACE, "a", options).await.unwrap();
+            assert_eq!(answer.confirmed, confirmed, "{asked:?}: {}", answer.message);
+            assert_eq!(answer.message.is_empty(), confirmed, "{asked:?}: {}", answer.message);
+        }
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn expansion_by_a_plugin_that_cannot_is_not_supported() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        let able: Vec<&str> = CONTROLLER.into_iter().filter(|can| *can != "EXPAND_VOLUME").collect();
+        s.w.plugin("p").set(|script| script.control(&able));
+        s.w.plugin("p").kill();
+        s.w.plugin("p").start().await;
+        s.restart().await;
+        s.is_ready().await;
+        let before = s.create("a", spec()).await.unwrap().capacity;
+        let expand = async |s: &Site<'_>| {
+            s.client.expand_volume(NAMESPACE, "a", 8 << 20, 0, ExpandOptions::default()).await
+        };
+        assert_eq!(refusal(expand(&s).await).0, Kind::NotSupported);
+        let mounted = s.client.mount(NAMESPACE, "a", "job", csid_client::MountOptions::default()).await;
+        mounted.unwrap();
+        assert_eq!(refusal(expand(&s).await).0, Kind::NotSupported, "also where it is mounted");
+        let row = s.client.volume(NAMESPACE, "a").await.unwrap();
+        assert_eq!((row.capacity, row.pending_expand), (before, 0));
+        csid_tests::ask::unmount(&s.client, "a", "job").await.unwrap();
+        assert_eq!(s.w.plugin("p").count("ControllerExpandVolume", ""), 0);
         s.delete("a", options()).await.unwrap();
         s.nothing_left().await;
     });

@@ -4,6 +4,7 @@
 mod creating;
 mod declared;
 mod expanding;
+mod given_up;
 mod inventory;
 mod local;
 mod rules;

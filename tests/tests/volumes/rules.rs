@@ -16,7 +16,7 @@ use crate::site::{PASSWORD, Site, options, spec, uses, with_secrets};
 const RULES: [u8; 9] = [20, 23, 26, 27, 31, 32, 33, 35, 39];
 
 #[test]
-fn the_witness_looks_at_every_rule_on_volumes() {
+fn witness_checks_every_rule_on_volumes() {
     world(async |w| {
         let mut s = Site::new(w).await;
         s.w.plugin("p").set(|script| script.capabilities.push("GET_VOLUME_STATS".to_owned()));

@@ -1,4 +1,4 @@
-//! csi-witness stands between a CO and a plugin: it forwards every call, writes it into a log, breaks what a script tells it
+//! csi-witness stands between a CO and a plugin: it forwards every call, writes it into a log, breaks what a script asks it
 //! to break, and finds in the log which rules for COs were broken. It owns its socket and the log. What always holds: a
 //! record of a call's end is written before the CO gets the answer, so the log's order is one that the CO can have seen;
 //! no secret, context value or mount flag is in the log.

@@ -30,7 +30,7 @@ enum Command {
         /// The plugin's socket; the plugin may come later, go, and come back
         #[arg(long, value_name = "SOCKET", required = true)]
         plugin: Vec<PathBuf>,
-        /// Made anew: one JSON record a line, secrets masked
+        /// Replaced: one JSON record a line, secrets masked
         #[arg(long, value_name = "FILE")]
         log: PathBuf,
         /// Faults to inject, as in README.md
@@ -55,7 +55,7 @@ enum Command {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum What {
-    /// The node booted anew: nothing is staged or published any more
+    /// The node rebooted: nothing is staged or published any more
     Reboot,
     /// The CO is done with every volume: what is still there was forgotten
     Rest,

@@ -132,7 +132,7 @@ impl Mask {
     }
 }
 
-/// Rounded up, so that CSI's limit can be checked and no secret's length is told.
+/// Rounded up, so that CSI's limit can be checked and no secret's length is shown.
 fn coarse(bytes: usize) -> usize {
     bytes.next_multiple_of(64)
 }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugins_words_are_not_shown() {
+    fn plugin_messages_are_not_shown() {
         let condition = VolumeCondition { abnormal: true, message: "no login with hunter2".into() };
         let answer = NodeGetVolumeStatsResponse { volume_condition: Some(condition), ..Default::default() };
         let output = method("/csi.v1.Node/NodeGetVolumeStats").unwrap().output.clone();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_values_look_alike_in_one_field_of_one_run_only() {
+    fn equal_values_match_within_one_field_of_a_run() {
         let map = || [("k".to_owned(), "value".to_owned())].into();
         let request =
             ControllerPublishVolumeRequest { secrets: map(), volume_context: map(), ..Default::default() };

@@ -46,7 +46,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Value::is_null")]
         request: Value,
     },
-    /// `code` is what the CO was told, absent where it was told nothing: it gave up, or a connection broke.
+    /// `code` is the CO's answer, absent where it had none: it gave up, or a connection broke.
     Ended {
         call: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,11 +62,11 @@ pub enum Event {
     },
 }
 
-/// What the witness cannot see, and is told.
+/// What the witness cannot see, and a caller adds.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mark {
-    /// The node booted anew: nothing is staged or published any more; what is attached still is.
+    /// The node rebooted: nothing is staged or published any more; what is attached still is.
     Reboot,
     /// The CO has nothing left to do and wants no volume on this node: what is there now was forgotten.
     Rest,

@@ -41,7 +41,7 @@ pub struct Exchange {
     pub call: u64,
     pub rpc: String,
     pub request: Value,
-    /// Absent where the CO was told nothing.
+    /// Absent where the CO had no answer.
     pub code: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! A witness that runs: in a program of its own, or in a test beside the CO that it watches.
+//! A witness that runs: in a program of its own, or in a test next to the CO that it watches.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -21,7 +21,7 @@ use crate::script::Script;
 pub struct Setup {
     /// More than one where a plugin's node half and its controllers are processes of their own.
     pub sockets: Vec<Sockets>,
-    /// Made anew.
+    /// Replaced.
     pub log: PathBuf,
     pub script: Script,
 }

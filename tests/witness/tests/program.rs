@@ -55,7 +55,7 @@ const BREACH: &str = r#"{"time":1,"event":"connected","connection":1,"co":7,"plu
 "#;
 
 #[test]
-fn a_log_is_judged_by_exit_code_table_and_json() {
+fn log_is_judged_by_exit_code_table_and_json() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log.jsonl");
     let lines: Vec<&str> = BREACH.lines().collect();
@@ -87,7 +87,7 @@ fn a_log_is_judged_by_exit_code_table_and_json() {
 }
 
 #[test]
-fn it_stands_until_it_is_told_to_go() {
+fn witness_runs_until_it_is_stopped() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let (socket, log) = (at("co.sock"), at("log.jsonl"));
@@ -121,7 +121,7 @@ fn it_stands_until_it_is_told_to_go() {
 }
 
 #[test]
-fn what_a_killed_witness_left_is_no_obstacle() {
+fn socket_of_a_killed_witness_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let socket = at("co.sock");

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use csi_proto::csi::v1::{VolumeUsage, volume_usage::Unit};
 use csid_tests::backend::{Backend, Server, Volume};
+use csid_tests::hung;
 use csid_tests::script::{Call, Lie, Script, has};
 use rustix::fs::{CWD, Mode, OFlags, openat, statvfs};
-use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
 use tonic::Status;
 
 use crate::fuse::{self, Life};
@@ -44,7 +45,12 @@ pub fn internal(error: io::Error) -> Status {
     Status::internal(error.to_string())
 }
 
-pub fn stage(backend: &Backend, call: &Call, lie: Option<Lie>) -> Result<(), Status> {
+fn mount_hung(script: &Script, call: &Call, at: &Path) -> Result<(), Status> {
+    let mount = hung::Ask::Mount { name: call.volume.clone(), at: at.to_owned() };
+    hung::ask(&script.hung, &mount).map(drop).map_err(internal)
+}
+
+pub fn stage(backend: &Backend, script: &Script, call: &Call, lie: Option<Lie>) -> Result<(), Status> {
     let staging = Path::new(&call.staging);
     if !staging.is_dir() {
         return Err(Status::failed_precondition("the staging path is no directory (CO rule 28)"));
@@ -52,6 +58,11 @@ pub fn stage(backend: &Backend, call: &Call, lie: Option<Lie>) -> Result<(), Sta
     // A block volume is only noted: nothing is mounted at its staging path.
     if call.block || lie == Some(Lie::Nothing) || mounted(staging)? {
         return Ok(());
+    }
+    let disk = script.devices.iter().find(|d| d.volume == call.volume && !d.file_system.is_empty());
+    if let Some(disk) = disk {
+        let mounted = mount(&disk.writable, staging, disk.file_system.as_str(), MountFlags::empty(), None);
+        return mounted.map_err(|error| internal(error.into()));
     }
     let data = data(backend, &call.volume)?;
     if let Some(lie @ (Lie::Served | Lie::Left)) = lie {
@@ -66,11 +77,19 @@ pub fn stage(backend: &Backend, call: &Call, lie: Option<Lie>) -> Result<(), Sta
         let _lock = backend.lock().map_err(internal)?;
         return backend.put(&Server { volume: call.volume.clone(), pid }).map_err(internal);
     }
+    if lie == Some(Lie::Hung) {
+        return mount_hung(script, call, staging);
+    }
     mount_bind(&data, staging).map_err(|error| internal(error.into()))
 }
 
 pub fn unstage(call: &Call) -> Result<(), Status> {
     unmount_all(Path::new(&call.staging))
+}
+
+/// Whether the target of a publish is mounted.
+pub fn is_there(call: &Call) -> Result<bool, Status> {
+    mounted(Path::new(&call.target))
 }
 
 pub fn publish(backend: &Backend, script: &Script, call: &Call, lie: Option<Lie>) -> Result<(), Status> {
@@ -108,11 +127,15 @@ pub fn publish(backend: &Backend, script: &Script, call: &Call, lie: Option<Lie>
     };
     let life = match lie {
         Some(Lie::Fuse) => Some(Life::Alive),
-        Some(Lie::Hung) => Some(Life::Hung),
         Some(Lie::Dead) => Some(Life::Dead),
         _ => None,
     };
-    let directory = if lie == Some(Lie::Empty) { !call.block } else { source.is_dir() };
+    // Not asked of what is staged: it may hang.
+    let directory = match lie {
+        Some(Lie::File | Lie::Character) => false,
+        Some(Lie::Directory) => true,
+        _ => !call.block,
+    };
     let made = if directory {
         fs::create_dir(target)
     } else {
@@ -125,6 +148,9 @@ pub fn publish(backend: &Backend, script: &Script, call: &Call, lie: Option<Lie>
     }
     if lie == Some(Lie::Empty) {
         return Ok(());
+    }
+    if lie == Some(Lie::Hung) {
+        return mount_hung(script, call, target);
     }
     if let Some(life) = life {
         return fuse::mount_at(target, life).map_err(internal);

@@ -1,4 +1,4 @@
-//! File systems in user space: one with nothing but a root directory, enough to be alive, to hang and to die with the plugin; and
+//! File systems in user space: one with nothing but a root directory, enough to be alive and to die with the plugin; and
 //! bindfs, with files in it and a process of its own.
 
 use std::collections::HashMap;
@@ -17,8 +17,6 @@ static OPEN: LazyLock<Mutex<HashMap<PathBuf, File>>> = LazyLock::new(Mutex::defa
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Life {
     Alive,
-    /// Nobody ever answers.
-    Hung,
     Dead,
 }
 
@@ -49,11 +47,11 @@ pub fn serve_by_bindfs(source: &Path, target: &Path, stays: bool) -> io::Result<
         command.args(["--pdeathsig", "KILL"]);
     }
     command.args(["bindfs", "-f", "-o", "allow_other"]).args([source, target]);
-    let (told, pid) = std::sync::mpsc::channel();
+    let (reply, pid) = std::sync::mpsc::channel();
     // The kernel takes the end of the thread that started it for the plugin's.
     std::thread::spawn(move || {
         let child = command.spawn();
-        drop(told.send(child.as_ref().map(Child::id).map_err(|error| io::Error::from(error.kind()))));
+        drop(reply.send(child.as_ref().map(Child::id).map_err(|error| io::Error::from(error.kind()))));
         child.and_then(|mut child| child.wait())
     });
     let pid = pid.recv().map_err(io::Error::other)??;

@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
     let directory = arguments.next().ok_or("usage: test-plugin DIRECTORY [BACKEND [REGISTRATION]]")?;
     let backend = Backend::new(&arguments.next().unwrap_or_else(|| directory.clone()));
-    // A managed one is told by csid where to listen.
+    // csid sets the socket of a managed plugin.
     let socket = match std::env::var("CSI_ENDPOINT") {
         Ok(endpoint) => PathBuf::from(endpoint.strip_prefix("unix://").ok_or("CSI_ENDPOINT is no unix://")?),
         Err(_) => directory.join("csi.sock"),

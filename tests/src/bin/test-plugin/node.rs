@@ -52,7 +52,7 @@ impl node_server::Node for Plugin {
         let backend = self.backend.clone();
         self.run(with_capability(call, r.volume_capability), move |script, call, lie| {
             usable(&backend, script, call)?;
-            effects::stage(&backend, call, lie).map(|()| NodeStageVolumeResponse {})
+            effects::stage(&backend, script, call, lie).map(|()| NodeStageVolumeResponse {})
         })
         .await
     }
@@ -63,8 +63,14 @@ impl node_server::Node for Plugin {
     ) -> Answer<NodeUnstageVolumeResponse> {
         let r = request.into_inner();
         let call = Call { staging: r.staging_target_path, ..call("NodeUnstageVolume", r.volume_id) };
-        self.run(call, |_, call, lie| match lie {
+        let backend = self.backend.clone();
+        self.run(call, move |script, call, lie| match lie {
             Some(_) => Ok(NodeUnstageVolumeResponse {}),
+            None if script.counts_publishes
+                && backend.count_published(&call.volume, 0).map_err(internal)? > 0 =>
+            {
+                Err(Status::failed_precondition("the volume is still published (CO rule 22)"))
+            }
             None => effects::unstage(call).map(|()| NodeUnstageVolumeResponse {}),
         })
         .await
@@ -87,7 +93,12 @@ impl node_server::Node for Plugin {
         let backend = self.backend.clone();
         self.run(with_capability(call, r.volume_capability), move |script, call, lie| {
             usable(&backend, script, call)?;
-            effects::publish(&backend, script, call, lie).map(|()| NodePublishVolumeResponse {})
+            let was_there = effects::is_there(call)?;
+            effects::publish(&backend, script, call, lie)?;
+            if script.counts_publishes && !was_there {
+                backend.count_published(&call.volume, 1).map_err(internal)?;
+            }
+            Ok(NodePublishVolumeResponse {})
         })
         .await
     }
@@ -98,9 +109,15 @@ impl node_server::Node for Plugin {
     ) -> Answer<NodeUnpublishVolumeResponse> {
         let r = request.into_inner();
         let call = Call { target: r.target_path, ..call("NodeUnpublishVolume", r.volume_id) };
-        self.run(call, |_, call, lie| match lie {
-            Some(_) => Ok(NodeUnpublishVolumeResponse {}),
-            None => effects::unpublish(call).map(|()| NodeUnpublishVolumeResponse {}),
+        let backend = self.backend.clone();
+        self.run(call, move |script, call, lie| {
+            if script.counts_publishes {
+                backend.count_published(&call.volume, -1).map_err(internal)?;
+            }
+            match lie {
+                Some(_) => Ok(NodeUnpublishVolumeResponse {}),
+                None => effects::unpublish(call).map(|()| NodeUnpublishVolumeResponse {}),
+            }
         })
         .await
     }

@@ -1,4 +1,4 @@
-//! The plugin registers itself, as drivers do that need no registrar beside them.
+//! The plugin registers itself, as drivers without a registrar do.
 
 use std::io;
 use std::path::Path;

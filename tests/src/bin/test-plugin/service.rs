@@ -1,6 +1,6 @@
 //! What all services have in common: each call is recorded, held against the script and then done. And Identity.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,6 +11,7 @@ use csi_proto::csi::v1::volume_capability::access_mode::Mode;
 use csi_proto::csi::v1::*;
 use csid_tests::backend::Backend;
 use csid_tests::script::{self, Act, Call, DIES, End, Half, Lie, Line, Probe, Script};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status, async_trait};
 
 pub type Answer<T> = Result<Response<T>, Status>;
@@ -26,8 +27,12 @@ struct Shared {
     record: File,
     started: Instant,
     counts: Mutex<Counts>,
-    /// Volumes whose stubborn call is still at work: others get ABORTED, as the specification asks.
-    busy: Mutex<HashSet<String>>,
+    /// Volumes with calls at work that no caller ends: other calls get ABORTED, as the specification asks.
+    busy: Mutex<HashMap<String, AtWork>>,
+    /// The ends of what was begun in the background.
+    ends: Mutex<HashMap<String, watch::Receiver<bool>>>,
+    /// Whose turn it is of those that are served one at a time.
+    serial: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -36,6 +41,14 @@ struct Counts {
     next_id: u64,
     /// By rule.
     seen: HashMap<usize, u64>,
+}
+
+/// What is at work for a volume.
+struct AtWork {
+    rpc: String,
+    calls: usize,
+    /// The same call may come once more.
+    repeatable: bool,
 }
 
 /// Records that the caller went away, unless the call was ended.
@@ -50,8 +63,34 @@ impl Shared {
         self.counts.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn busy(&self) -> MutexGuard<'_, HashSet<String>> {
+    fn busy(&self) -> MutexGuard<'_, HashMap<String, AtWork>> {
         self.busy.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn ends(&self) -> MutexGuard<'_, HashMap<String, watch::Receiver<bool>>> {
+        self.ends.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn refuses(&self, call: &Call) -> bool {
+        let busy = self.busy();
+        let at_work = busy.get(&call.volume);
+        at_work.is_some_and(|at_work| !at_work.repeatable || at_work.rpc != call.rpc)
+    }
+
+    fn begin_work(&self, call: &Call, repeatable: bool) {
+        let mut busy = self.busy();
+        let new = || AtWork { rpc: call.rpc.clone(), calls: 0, repeatable };
+        busy.entry(call.volume.clone()).or_insert_with(new).calls += 1;
+    }
+
+    fn end_work(&self, call: &Call) {
+        let mut busy = self.busy();
+        if let Some(at_work) = busy.get_mut(&call.volume) {
+            at_work.calls -= 1;
+            if at_work.calls == 0 {
+                busy.remove(&call.volume);
+            }
+        }
     }
 
     fn now(&self) -> u64 {
@@ -96,6 +135,8 @@ impl Plugin {
             started: Instant::now(),
             counts: Mutex::new(Counts { next_id, ..Counts::default() }),
             busy: Mutex::default(),
+            ends: Mutex::default(),
+            serial: tokio::sync::Mutex::new(()),
         };
         script::append(&shared.record, &Line::Started)?;
         Ok(Plugin { directory, backend, shared: Arc::new(shared) })
@@ -109,6 +150,7 @@ impl Plugin {
         if counts.generation != script.generation {
             counts.generation = script.generation;
             counts.seen.clear();
+            self.shared.ends().clear();
         }
         call.id = counts.next_id;
         counts.next_id += 1;
@@ -132,6 +174,7 @@ impl Plugin {
         effect: impl FnOnce(&Script, &Call, Option<Lie>) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
         let (script, act) = self.plan(&mut call)?;
+        let generation = script.generation;
         let effect = move |call: &Call, lie| {
             gate(&script, call)?;
             effect(&script, call, lie)
@@ -140,7 +183,7 @@ impl Plugin {
         self.shared.write(&Line::Start(Box::new(call.clone())));
         let mut open = Open { shared: Arc::clone(&self.shared), id: call.id, ended: false };
         let shared = Arc::clone(&self.shared);
-        if !call.volume.is_empty() && shared.busy().contains(&call.volume) {
+        if !call.volume.is_empty() && shared.refuses(&call) {
             let status = Status::aborted("another call for this volume is at work");
             open.end(status.code() as i32);
             return Err(status);
@@ -163,12 +206,54 @@ impl Plugin {
                 sleep(milliseconds).await;
                 result
             }
+            Some(Act::Hold) => {
+                while Script::read(&self.directory).is_ok_and(|script| script.generation == generation) {
+                    sleep(10).await;
+                }
+                effect(&call, None)
+            }
             Some(Act::Stubborn(milliseconds)) => {
-                shared.busy().insert(call.volume.clone());
+                shared.begin_work(&call, false);
                 let work = tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
                     let result = effect(&call, None);
-                    shared.busy().remove(&call.volume);
+                    shared.end_work(&call);
+                    result
+                });
+                work.await.map_err(|error| Status::internal(error.to_string()))?
+            }
+            Some(Act::Background(milliseconds)) => {
+                let what = format!("{} {} {} {}", call.rpc, call.volume, call.target, call.node);
+                let begun = shared.ends().get(&what).cloned();
+                match begun {
+                    Some(mut end) => {
+                        // Its sender is dropped when it ends.
+                        let _ = end.wait_for(|ended| *ended).await;
+                        effect(&call, None)
+                    }
+                    None => {
+                        let (end, ended) = watch::channel(false);
+                        shared.ends().insert(what, ended);
+                        shared.begin_work(&call, true);
+                        let work = tokio::spawn(async move {
+                            tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+                            let result = effect(&call, None);
+                            shared.end_work(&call);
+                            end.send_replace(true);
+                            result
+                        });
+                        work.await.map_err(|error| Status::internal(error.to_string()))?
+                    }
+                }
+            }
+            Some(Act::Serial(milliseconds)) => {
+                shared.begin_work(&call, true);
+                let work = tokio::spawn(async move {
+                    let turn = shared.serial.lock().await;
+                    tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+                    let result = effect(&call, None);
+                    drop(turn);
+                    shared.end_work(&call);
                     result
                 });
                 work.await.map_err(|error| Status::internal(error.to_string()))?

@@ -66,6 +66,10 @@ pub fn create(backend: &Backend, script: &Script, r: &CreateVolumeRequest) -> Re
         return Err(Status::invalid_argument("a volume has capabilities"));
     }
     let source = r.volume_content_source.as_ref().and_then(|source| source.r#type.as_ref());
+    let wanted = r.accessibility_requirements.as_ref().map_or(&[] as &[Topology], |wanted| &wanted.requisite);
+    if script.wants_places && wanted.is_empty() {
+        return Err(Status::failed_precondition("no place is required, and volumes are in places"));
+    }
     let order = Order {
         uses: r.volume_capabilities.iter().map(usage).collect(),
         parameters: r.parameters.clone(),
@@ -73,6 +77,7 @@ pub fn create(backend: &Backend, script: &Script, r: &CreateVolumeRequest) -> Re
             Type::Snapshot(snapshot) => snapshot.snapshot_id.clone(),
             Type::Volume(volume) => volume.volume_id.clone(),
         }),
+        places: wanted.iter().map(|place| place.segments.clone()).collect(),
     };
     let (least, most) = bounds(r.capacity_range)?;
     let id = id_of("id", &r.name);
@@ -104,7 +109,6 @@ pub fn create(backend: &Backend, script: &Script, r: &CreateVolumeRequest) -> Re
         true => script.topology.clone(),
         false => Default::default(),
     };
-    let wanted = r.accessibility_requirements.as_ref().map_or(&[] as &[Topology], |wanted| &wanted.requisite);
     if !wanted.is_empty() && !wanted.iter().any(|place| place.segments == topology) {
         return Err(Status::resource_exhausted("there is no room at that place"));
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use csid_client::{
     AccessMode, CallOptions, ClaimFilter, ClaimRow, MountFilter, MountRow, VolumeFilter, VolumeRow,
 };
-use csid_tests::ask::NAMESPACE;
+use csid_tests::ask::{NAMESPACE, private};
 use csid_tests::backend;
 use csid_tests::kernel;
 
@@ -38,8 +38,8 @@ impl Pool<'_> {
         let volumes = client.list_volumes(VolumeFilter::default()).await.expect("the volumes");
         let mut attached = BTreeSet::new();
         for volume in self.volumes.iter().filter(|volume| volumes.iter().any(|row| row.id == volume.name)) {
-            let told = client.explain(NAMESPACE, &volume.name, CallOptions::default()).await;
-            let is_attached = told.expect("why").steps.contains(&format!("node {HERE}: attached"));
+            let answer = client.explain(NAMESPACE, &volume.name, CallOptions::default()).await;
+            let is_attached = answer.expect("why").steps.contains(&format!("node {HERE}: attached"));
             attached.extend(is_attached.then(|| attachment(volume, HERE)));
         }
         let seen = Seen {
@@ -67,8 +67,8 @@ impl Pool<'_> {
             eprintln!("{wrong:?}: {what}");
         }
         for (number, item) in self.items.iter().enumerate().filter(|(_, item)| !item.history.is_empty()) {
-            let told = model::told(&item.history);
-            eprintln!("{}, since it was looked at:{told}", self.say(number));
+            let answer = model::written(&item.history);
+            eprintln!("{}, since it was looked at:{answer}", self.say(number));
         }
         panic!("what csid shows is not what the answers allow");
     }
@@ -213,7 +213,7 @@ impl Pool<'_> {
         let (mut points, mut paths) = (BTreeSet::new(), BTreeSet::new());
         for row in &seen.mounts {
             let (source, staging) = (Path::new(&row.source), PathBuf::from(&row.staging));
-            points.extend([source.to_owned(), staging.clone()]);
+            points.extend([source.to_owned(), private(source), staging.clone()]);
             paths.extend(own_paths(source));
             paths.insert(staging);
             let shows: String = row.external_id.bytes().map(|byte| format!("{byte:02x}")).collect();

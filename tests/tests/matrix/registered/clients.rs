@@ -64,7 +64,7 @@ impl Pool<'_> {
             let item = &mut self.items[number];
             item.history = of_item.map(|(.., entry)| entry.clone()).collect();
             item.allowed =
-                after_all(item.state(), &item.history, |state, (ask, told)| after(state, *ask, told));
+                after_all(item.state(), &item.history, |state, (ask, answer)| after(state, *ask, answer));
         }
         for (item, got, Entry { what: (ask, _), .. }) in &answers {
             self.got(*item, *ask, got);
@@ -135,12 +135,12 @@ impl Desk<'_> {
                 },
             };
             let begun = Instant::now();
-            let (told, got): Answer = item::ask(client, &self.volumes[volume], thing, ask, manner).await;
-            if told == Told::CutOff {
+            let (answer, got): Answer = item::ask(client, &self.volumes[volume], thing, ask, manner).await;
+            if answer == Told::CutOff {
                 connection = None;
             }
-            self.report.count(format!("calls about registered volumes: {ask:?} {told:?}"));
-            let entry = Entry { what: (ask, told), begun, ended: Instant::now() };
+            self.report.count(format!("calls about registered volumes: {ask:?} {answer:?}"));
+            let entry = Entry { what: (ask, answer), begun, ended: Instant::now() };
             self.answers.borrow_mut().push((number, got, entry));
             tokio::time::sleep(rest).await;
         }

@@ -27,7 +27,7 @@ pub struct Item {
     pub asked: Option<Ask>,
     /// The mounts that it may not lose: their paths and the kernel's numbers.
     pub holds: Vec<(PathBuf, u64)>,
-    /// What several clients asked of it and were told, since it was looked at.
+    /// The clients' calls and their answers since the last check.
     pub history: Vec<Entry<(Ask, Told)>>,
 }
 
@@ -91,7 +91,7 @@ pub struct Manner {
     pub number: u64,
 }
 
-/// What a caller was told, and what he got.
+/// A caller's answer, and what it got.
 pub type Answer = (Told, Got);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ pub enum Got {
 }
 
 /// What may be true once that has come to its end and nothing is under way any more.
-pub fn after(before: State, ask: Ask, told: &Told) -> BTreeSet<State> {
+pub fn after(before: State, ask: Ask, answer: &Told) -> BTreeSet<State> {
     use State::*;
     let done = match (ask, before) {
         (Ask::Register | Ask::Create | Ask::Claim | Ask::Attach, Absent) | (Ask::Unmount, KeptMounted) => {
@@ -114,7 +114,7 @@ pub fn after(before: State, ask: Ask, told: &Told) -> BTreeSet<State> {
         (Ask::Unmount, Mounted) | (Ask::Bound, _) | (Ask::Release | Ask::Detach | Ask::Delete, _) => Absent,
         _ => before,
     };
-    let states: &[State] = match told {
+    let states: &[State] = match answer {
         Told::Done => &[done],
         Told::CutOff | Told::Refused(Kind::ShuttingDown, _) => &[before, done],
         Told::Refused(Kind::Busy | Kind::ClaimConflict, _) => &[before],
@@ -291,7 +291,7 @@ fn usec(duration: Duration) -> u64 {
 }
 
 #[test]
-fn an_answer_holds_until_it_is_asked_away() {
+fn answer_holds_until_it_is_asked_away() {
     use State::*;
     let done = |state, ask| after(state, ask, &Told::Done).into_iter().collect::<Vec<_>>();
     assert_eq!(done(Absent, Ask::Mount), [Mounted]);

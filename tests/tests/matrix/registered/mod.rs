@@ -222,9 +222,9 @@ impl<'w> Pool<'w> {
 
     /// This was asked of an item and answered, and nothing else meanwhile.
     fn note(&mut self, item: usize, ask: Ask, answer: &Answer) {
-        let (told, got) = answer;
+        let (reply, got) = answer;
         let states = &self.items[item].allowed;
-        self.items[item].allowed = states.iter().flat_map(|state| after(*state, ask, told)).collect();
+        self.items[item].allowed = states.iter().flat_map(|state| after(*state, ask, reply)).collect();
         self.items[item].asked = Some(ask);
         self.got(item, ask, got);
     }
@@ -250,7 +250,7 @@ impl<'w> Pool<'w> {
             self.note(item, ask, &answer);
             match answer.0 {
                 Told::Done => return,
-                told => assert!(told.is_held_up(), "{ask:?} of {}: {told:?}", self.say(item)),
+                reply => assert!(reply.is_held_up(), "{ask:?} of {}: {reply:?}", self.say(item)),
             }
         }
         panic!("{ask:?} of {} was held up thrice", self.say(item));
@@ -289,7 +289,7 @@ impl<'w> Pool<'w> {
         for number in 0..self.items.len() {
             let item = &self.items[number];
             let claimed = claims.iter().any(|row| row.volume == self.volumes[item.volume].name);
-            // No row tells which it is.
+            // No row shows which it is.
             if !matches!(item.thing, Thing::Use { .. }) && item.allowed.len() > 1 && !claimed {
                 let birth = self.volumes[item.volume].birth();
                 let again = birth == Ask::Create && item.asked == Some(birth) && self.dice.once_in(2);
@@ -300,7 +300,7 @@ impl<'w> Pool<'w> {
         killed
     }
 
-    /// The host boots anew, csid is not started yet. What is mounted is to be mounted again by csid itself.
+    /// The host boots again, csid is not started yet. What is mounted is to be mounted again by csid itself.
     async fn reboot(&mut self) {
         self.report.count("reboots with registered volumes".to_owned());
         self.w.reboot().await;

@@ -1,4 +1,4 @@
-//! The whole way of a volume, killed at each edge of it: one volume beside one that somebody has, or all at once.
+//! The whole way of a volume, killed at each edge of it: one volume while another is in use, or all at once.
 
 use csid_tests::script::{Act, Rule};
 use futures_util::future::join_all;
@@ -173,8 +173,8 @@ impl Pool<'_> {
     }
 }
 
-/// The codes after which it is open whether a volume was made. Whoever answers another one has none of that name (CSI rule 36),
-/// and csid forgets it.
+/// The codes after which it is open whether a volume was made. A plugin that answers with another code has none of that name (CSI
+/// rule 36), and csid forgets it.
 const OPEN: [i32; 7] = [1, 2, 4, 10, 13, 14, 15];
 
 /// What a plugin may say of a volume that it does not make, and may be asked again after it: the next round asks for the same.

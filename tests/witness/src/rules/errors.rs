@@ -1,5 +1,6 @@
-//! Rule 36: what is not sent again. A person may ask for the same once more, so only a call that follows its own refusal
-//! with nothing for the volume in between counts, and only of the same process of the CO.
+//! Rule 36: what is not sent again. A person may undo a refused call and ask for the same once more, so a negation for the volume
+//! ends a refusal. INVALID_ARGUMENT does not depend on the plugin's state: no other call ends it. ALREADY_EXISTS and OUT_OF_RANGE
+//! do, so any call that may change that state ends them. Only calls of the same process of the CO count.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +8,9 @@ use super::{Call, Kind, Outcome, Peers, Verdict, kind};
 
 #[derive(Default)]
 pub(super) struct Errors {
-    /// The last call about a volume (or by a name), when it was refused for what it says.
-    refused: BTreeMap<String, (Call, String)>,
-    /// What the plugin does not have: by who asked whom, the RPC, the volume.
+    /// By volume (or name): the calls that were refused for what they say, and with which code.
+    refused: BTreeMap<String, Vec<(Call, String)>>,
+    /// What the plugin does not have: by caller, plugin, RPC and volume.
     unimplemented: BTreeMap<(Peers, String, String), u64>,
 }
 
@@ -27,14 +28,32 @@ impl Errors {
         if kind(&call.rpc) == Kind::Read {
             return;
         }
-        if let Some((earlier, code)) = self.refused.remove(&subject)
-            && earlier.peers.co == call.peers.co
-        {
-            let is_same = earlier.rpc == call.rpc && earlier.request == call.request;
-            verdict.check(36, !is_same, &[earlier.id, call.id], || {
-                format!("{} again as it was, which the plugin answered with {code}", call.rpc)
-            });
+        if let Some(refused) = self.refused.get_mut(&subject) {
+            refused.retain(|(earlier, _)| earlier.peers.co == call.peers.co);
+            let is_same = |earlier: &Call| earlier.rpc == call.rpc && earlier.request == call.request;
+            if let Some(at) = refused.iter().position(|(earlier, _)| is_same(earlier)) {
+                let (earlier, code) = refused.remove(at);
+                verdict.check(36, false, &[earlier.id, call.id], || {
+                    format!("{} again as it was, which the plugin answered with {code}", call.rpc)
+                });
+            } else if !refused.is_empty() {
+                verdict.looked(36);
+            }
         }
+        self.change(&subject, call);
+    }
+
+    /// Drops the refusals that `call` may end.
+    fn change(&mut self, subject: &str, call: &Call) {
+        let is_negation = kind(&call.rpc) == Kind::Negate;
+        // A delete names an id: which name was created is not known.
+        let ends = |key: &str| key == subject || call.rpc.starts_with("Delete");
+        self.refused.retain(|key, refused| {
+            if ends(key) {
+                refused.retain(|(_, code)| code == "INVALID_ARGUMENT" && !(is_negation && key == subject));
+            }
+            !refused.is_empty()
+        });
     }
 
     pub(super) fn end(&mut self, call: &Call, outcome: &Outcome) {
@@ -43,9 +62,13 @@ impl Errors {
         }
         let subject = subject(call).to_owned();
         match outcome {
-            // What the plugin has is read anew.
+            // What the plugin has is read again.
             Outcome::Ok(_) if asks_who(&call.rpc) => {
                 self.unimplemented.retain(|(peers, ..), _| *peers != call.peers);
+            }
+            // Whatever the volume: the plugin has this RPC.
+            Outcome::Ok(_) => {
+                self.unimplemented.retain(|(peers, rpc, _), _| *peers != call.peers || *rpc != call.rpc);
             }
             Outcome::Refused("UNIMPLEMENTED") if !asks_who(&call.rpc) => {
                 self.unimplemented.insert((call.peers, call.rpc.clone(), subject), call.id);
@@ -54,7 +77,7 @@ impl Errors {
             Outcome::Refused(code @ ("INVALID_ARGUMENT" | "ALREADY_EXISTS" | "OUT_OF_RANGE"))
                 if kind(&call.rpc) == Kind::Make =>
             {
-                self.refused.insert(subject, (call.clone(), (*code).to_owned()));
+                self.refused.entry(subject).or_default().push((call.clone(), (*code).to_owned()));
             }
             _ => {}
         }

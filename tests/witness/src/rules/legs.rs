@@ -29,7 +29,7 @@ pub(super) struct Leg {
     pub(super) contexts: Vec<Value>,
 }
 
-/// Legs of one kind of one volume, by what tells them apart: node id, path.
+/// Legs of one kind of one volume, by what distinguishes them: node id, path.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Legs {
     legs: BTreeMap<String, Leg>,

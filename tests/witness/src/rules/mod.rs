@@ -245,7 +245,7 @@ impl Checker {
         lost.into_iter().for_each(|call| self.end(call, &Outcome::Unknown));
     }
 
-    /// A call that a reboot or a broken connection ended may be told to end once more.
+    /// A call that a reboot or a broken connection ended may be reported as ended once more.
     fn end(&mut self, call: u64, outcome: &Outcome) {
         let Some(call) = self.calls.remove(&call) else { return };
         self.flight.end(&call, outcome);

@@ -1,5 +1,5 @@
 //! Rule 39: after a CreateVolume whose outcome is not known there is a volume, or there is none, or there will be one; only the
-//! same call again tells, and gives its id.
+//! same call again shows, and gives its id.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,9 @@ use super::{Call, Outcome, Verdict};
 pub(super) struct Names {
     /// By name, the first call of which nobody knows what it made.
     open: BTreeMap<String, Call>,
-    /// Ids that the plugin has told, or said yes to.
+    /// Ids that the plugin has returned, or confirmed.
     told: BTreeSet<String>,
-    /// Meanwhile, the last delete of an id that was not told.
+    /// Meanwhile, the last delete of an id that was not returned.
     guessed: BTreeMap<String, u64>,
 }
 

@@ -14,6 +14,8 @@ pub(super) struct Volumes {
     volumes: BTreeMap<String, Volume>,
     /// Whose staging or target path it is, or was.
     owners: BTreeMap<String, String>,
+    /// By volume: the last call that staged or unstaged it, whatever became of it.
+    staged: BTreeMap<String, u64>,
 }
 
 #[derive(Default)]
@@ -38,6 +40,7 @@ impl Volumes {
         if matches!(call.rpc.as_str(), "NodeStageVolume" | "NodePublishVolume") {
             self.check_paths(id, call, verdict);
         }
+        let last_staged = self.staged.get(id).copied();
         let volume = self.volumes.entry(id.to_owned()).or_default();
         match call.rpc.as_str() {
             "ControllerPublishVolume" => {
@@ -57,17 +60,19 @@ impl Volumes {
                 volume.check_staging_path(path, call, verdict);
                 volume.check_again(&volume.staging, path, call, verdict);
                 volume.staging.make(path, call);
+                self.staged.insert(id.to_owned(), call.id);
             }
             "NodeUnstageVolume" => {
                 let path = call.text("staging_target_path");
                 volume.check_staging_path(path, call, verdict);
                 must_be_gone(verdict, 22, volume.targets.iter(), call);
                 volume.staging.negate(|name| name == path, call);
+                self.staged.insert(id.to_owned(), call.id);
             }
             "NodePublishVolume" => {
                 volume.check_use(call, verdict);
                 volume.check_attached(call, known, verdict);
-                volume.check_staged(call, known, verdict);
+                volume.check_staged(call, known, last_staged, verdict);
                 let target = call.text("target_path");
                 volume.check_again(&volume.targets, target, call, verdict);
                 volume.check_second_target(call, verdict);
@@ -78,16 +83,16 @@ impl Volumes {
                 volume.targets.negate(|name| name == target, call);
             }
             "NodeGetVolumeStats" | "NodeGetVolumeHealth" => {
-                volume.check_told_staging_path(call, known, verdict);
+                volume.check_given_staging_path(call, known, verdict);
             }
             "NodeExpandVolume" => {
-                volume.check_told_staging_path(call, known, verdict);
-                let (what, legs) = match known.stages() {
-                    true => ("staged", &volume.staging),
-                    false => ("published", &volume.targets),
+                volume.check_given_staging_path(call, known, verdict);
+                let (what, legs, last) = match known.stages() {
+                    true => ("staged", &volume.staging, last_staged),
+                    false => ("published", &volume.targets, None),
                 };
                 let leg = legs.iter().map(|(_, leg)| leg).max_by_key(|leg| leg.state == State::Present);
-                must_be_up(verdict, 26, what, leg, call);
+                must_be_up(verdict, 26, what, leg, last, call);
             }
             "ControllerExpandVolume" if known.expands_offline_only() => {
                 must_be_gone(verdict, 26, volume.legs(), call);
@@ -287,12 +292,12 @@ impl Volume {
     }
 
     /// CO rule 21.
-    fn check_staged(&self, call: &Call, known: &Capabilities, verdict: &mut Verdict) {
+    fn check_staged(&self, call: &Call, known: &Capabilities, last: Option<u64>, verdict: &mut Verdict) {
         let path = call.text("staging_target_path");
         if !known.stages() || !self.check_staging_path(path, call, verdict) {
             return;
         }
-        must_be_up(verdict, 21, "staged", self.staging.get(path), call);
+        must_be_up(verdict, 21, "staged", self.staging.get(path), last, call);
     }
 
     /// CO rule 34.
@@ -332,11 +337,11 @@ impl Volume {
     }
 
     /// CO rule 33.
-    fn check_told_staging_path(&self, call: &Call, known: &Capabilities, verdict: &mut Verdict) {
-        let told = call.text("staging_target_path");
+    fn check_given_staging_path(&self, call: &Call, known: &Capabilities, verdict: &mut Verdict) {
+        let path = call.text("staging_target_path");
         for (name, leg) in self.staging.iter().filter(|(_, leg)| leg.state == State::Present) {
-            verdict.check(33, known.stages() && name == told, &[leg.made, call.id], || {
-                format!("{} with the staging path {told:?}; the volume is staged at {name}", call.rpc)
+            verdict.check(33, known.stages() && name == path, &[leg.made, call.id], || {
+                format!("{} with the staging path {path:?}; the volume is staged at {name}", call.rpc)
             });
         }
     }
@@ -352,7 +357,7 @@ impl Volume {
     }
 }
 
-/// Told as `rule`, or as 25 where no answer says whether it is.
+/// Reported as `rule`, or as 25 where no answer says whether it is.
 fn must_be_there(verdict: &mut Verdict, rule: u8, what: &str, leg: &Leg, call: &Call) {
     let evidence = [leg.made, leg.last, call.id];
     let is_known = leg.state != State::Making;
@@ -366,12 +371,20 @@ fn must_be_there(verdict: &mut Verdict, rule: u8, what: &str, leg: &Leg, call: &
     }
 }
 
-fn must_be_up(verdict: &mut Verdict, rule: u8, what: &str, leg: Option<&Leg>, call: &Call) {
+/// `last` is the call that left it down, where one is known.
+fn must_be_up(
+    verdict: &mut Verdict,
+    rule: u8,
+    what: &str,
+    leg: Option<&Leg>,
+    last: Option<u64>,
+    call: &Call,
+) {
     match leg {
         Some(leg) => must_be_there(verdict, rule, what, leg, call),
-        None => {
-            verdict.check(rule, false, &[call.id], || format!("{} of a volume that is not {what}", call.rpc))
-        }
+        None => verdict.check(rule, false, &[last.unwrap_or(call.id), call.id], || {
+            format!("{} of a volume that is not {what}", call.rpc)
+        }),
     }
 }
 

@@ -3,7 +3,77 @@
 use serde_json::json;
 
 use crate::Case;
-use crate::history::{capability, create, publish, stage, staging, unstage, with};
+use crate::history::{History, attach, capability, create, publish, stage, staging, unstage, with};
+
+/// The calls of each breach of rule 36.
+fn refused_again(co: &History) -> Vec<&[u64]> {
+    let breaches = co.verdict().breaches.iter();
+    breaches.filter(|breach| breach.rule == 36).map(|breach| breach.calls.as_slice()).collect()
+}
+
+#[test]
+fn ok_takes_an_unimplemented_back() {
+    let expand = |volume| json!({"volume_id": volume, "staging_target_path": staging(volume)});
+    let mut co = History::new();
+    co.up("v");
+    co.up("w");
+    co.fails("NodeExpandVolume", expand("v"), "UNIMPLEMENTED");
+    let first = co.last;
+    co.ok("NodeExpandVolume", expand("v"));
+    co.ok("NodeExpandVolume", expand("v"));
+    assert_eq!(refused_again(&co), [[first, first + 1]]);
+
+    // The plugin has the RPC, as it shows for another volume.
+    let mut co = History::new();
+    co.up("v");
+    co.up("w");
+    co.fails("NodeExpandVolume", expand("v"), "UNIMPLEMENTED");
+    co.ok("NodeExpandVolume", expand("w"));
+    co.ok("NodeExpandVolume", expand("v"));
+    assert_eq!(refused_again(&co), [[0; 0]; 0]);
+}
+
+#[test]
+fn invalid_argument_is_seen_behind_another_call() {
+    let mut co = History::new();
+    co.attach("v");
+    co.fails("NodeStageVolume", stage("v"), "INVALID_ARGUMENT");
+    let first = co.last;
+    co.attach("v");
+    co.stage("v");
+    assert_eq!(refused_again(&co), [[first, co.last]]);
+
+    let mut co = History::new();
+    co.up("v");
+    co.fails("NodePublishVolume", publish("v", "/t"), "INVALID_ARGUMENT");
+    let first = co.last;
+    co.fails("NodePublishVolume", publish("v", "/u"), "INVALID_ARGUMENT");
+    co.fails("NodePublishVolume", publish("v", "/t"), "INVALID_ARGUMENT");
+    co.fails("NodePublishVolume", publish("v", "/u"), "INVALID_ARGUMENT");
+    assert_eq!(refused_again(&co), [[first, first + 2], [first + 1, first + 3]]);
+}
+
+#[test]
+fn refusal_by_the_state_ends_with_the_state() {
+    // Whether it exists already, or is out of range, may be another matter after another call.
+    for code in ["ALREADY_EXISTS", "OUT_OF_RANGE"] {
+        let mut co = History::new();
+        co.fails("ControllerPublishVolume", attach("v"), code);
+        co.ok("ControllerExpandVolume", json!({"volume_id": "v"}));
+        co.attach("v");
+        co.fails("CreateVolume", create("n"), code);
+        co.ok("DeleteVolume", json!({"volume_id": "w"}));
+        co.ok("CreateVolume", create("n"));
+        assert_eq!(refused_again(&co), [[0; 0]; 0], "{code}");
+    }
+    // The same call was answered with OK in between.
+    let mut co = History::new();
+    co.fails("ControllerPublishVolume", attach("v"), "INVALID_ARGUMENT");
+    let first = co.last;
+    co.attach("v");
+    co.attach("v");
+    assert_eq!(refused_again(&co), [[first, first + 1]]);
+}
 
 pub fn cases() -> Vec<Case> {
     vec![

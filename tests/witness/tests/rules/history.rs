@@ -1,4 +1,4 @@
-//! What a CO did, told to the checker event by event.
+//! What a CO did, given to the checker event by event.
 
 use csi_witness::rules::{Checker, Verdict};
 use csi_witness::{Event, Mark};

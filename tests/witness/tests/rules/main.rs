@@ -21,7 +21,7 @@ pub struct Case {
 }
 
 #[test]
-fn a_bad_co_is_caught_and_a_good_one_is_not() {
+fn bad_co_is_caught_and_a_good_one_is_not() {
     let all = [
         alone::cases(),
         order::cases(),

@@ -3,7 +3,43 @@
 use serde_json::json;
 
 use crate::Case;
-use crate::history::{attach, create, detach, publish, stage, staging, unpublish, unstage, with};
+use crate::history::{History, attach, create, detach, publish, stage, staging, unpublish, unstage, with};
+
+/// The proof is the stage or unstage that left the volume unstaged, and the call that needs it.
+#[test]
+fn rule_21_names_the_call_that_left_it_unstaged() {
+    let ways: [fn(&mut History); 4] = [
+        |co| co.fails("NodeStageVolume", stage("v"), "NOT_FOUND"),
+        |co| {
+            co.stage("v");
+            co.unstage("v");
+        },
+        |co| {
+            co.stage("v");
+            co.reboot();
+        },
+        // Nothing else is known of the volume by then.
+        |co| {
+            co.detach("v");
+            co.controller_can(&[]);
+            co.fails("NodeStageVolume", with(stage("v"), json!({"publish_context": null})), "NOT_FOUND");
+        },
+    ];
+    for (number, way) in ways.into_iter().enumerate() {
+        let mut co = History::new();
+        co.attach("v");
+        way(&mut co);
+        let rests_on = co.last;
+        let mut request = publish("v", "/t");
+        if number == 3 {
+            request = with(request, json!({"publish_context": null}));
+        }
+        co.ok("NodePublishVolume", request);
+        let breaches = &co.verdict().breaches;
+        let proofs: Vec<_> = breaches.iter().map(|breach| (breach.rule, breach.calls.clone())).collect();
+        assert_eq!(proofs, [(21, vec![rests_on, co.last])], "way {number}");
+    }
+}
 
 pub fn cases() -> Vec<Case> {
     vec![
@@ -202,7 +238,7 @@ pub fn cases() -> Vec<Case> {
                 co.up("v");
                 co.detach("v");
             },
-            // Another node may let go meanwhile.
+            // Another node may release it meanwhile.
             good: |co| {
                 co.up("v");
                 co.ok("ControllerPublishVolume", with(attach("v"), json!({"node_id": "n2"})));

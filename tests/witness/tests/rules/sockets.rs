@@ -144,7 +144,7 @@ pub fn cases() -> Vec<Case> {
                 co.detach("v");
             },
         },
-        // One did not answer: the other may be told the same.
+        // One did not answer: the other may be asked the same.
         Case {
             rule: 25,
             bad: |co| {

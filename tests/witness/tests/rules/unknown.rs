@@ -158,7 +158,7 @@ pub fn cases() -> Vec<Case> {
                 co.fails("CreateVolume", create("n"), "DEADLINE_EXCEEDED");
                 co.answered("CreateVolume", create("n"), volume("id-n"));
             },
-            // An id that the plugin told is no guess: it lists the volume, or there was one of that name before.
+            // An id that the plugin returned is no guess: it lists the volume, or there was one of that name before.
             good: |co| {
                 co.controller_can(&["CREATE_DELETE_VOLUME", "LIST_VOLUMES"]);
                 co.begins("CreateVolume", create("n"));
@@ -174,7 +174,7 @@ pub fn cases() -> Vec<Case> {
                 co.answered("CreateVolume", create("n"), volume("id-n"));
             },
         },
-        // ABORTED tells nothing of the call before; a refusal of the same call does.
+        // ABORTED shows nothing of the call before; a refusal of the same call does.
         Case {
             rule: 39,
             bad: |co| {

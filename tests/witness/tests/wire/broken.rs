@@ -17,7 +17,7 @@ fn endless() -> NodeStageVolumeRequest {
 }
 
 #[tokio::test]
-async fn a_plugin_that_dies_ends_its_calls_as_it_would_without_a_witness() {
+async fn dying_plugin_ends_its_calls_as_without_a_witness() {
     let mut world = World::new("");
     let (through, past) = (world.co().await, world.direct().await);
     let calls = [through, past].map(|channel| {
@@ -51,7 +51,7 @@ async fn without_a_plugin_a_connection_ends() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_starts_again_is_waited_for() {
+async fn plugin_that_starts_again_is_waited_for() {
     let mut world = World::new("");
     // Where the machine stands still for a second it is not; then once more.
     for _ in 0..20 {
@@ -69,7 +69,7 @@ async fn a_plugin_that_starts_again_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_co_that_gives_up_cancels_its_call_at_the_plugin() {
+async fn co_that_gives_up_cancels_its_call_at_the_plugin() {
     let world = World::new("");
     let co = world.co().await;
     let mut node = NodeClient::new(co.clone());
@@ -85,7 +85,7 @@ async fn a_co_that_gives_up_cancels_its_call_at_the_plugin() {
 
 /// The log has the calls in the order in which the CO gave up one and sent the other.
 #[tokio::test]
-async fn a_call_that_was_given_up_is_not_in_flight_when_the_next_comes() {
+async fn abandoned_call_is_not_in_flight_at_the_next() {
     let world = World::new("");
     let mut node = NodeClient::new(world.co().await);
     for round in 1..=100 {
@@ -102,7 +102,7 @@ async fn a_call_that_was_given_up_is_not_in_flight_when_the_next_comes() {
 }
 
 #[tokio::test]
-async fn a_deadline_of_the_co_is_its_own() {
+async fn deadline_of_the_co_is_its_own() {
     let world = World::new("");
     let mut request = tonic::Request::new(endless());
     request.set_timeout(Duration::from_millis(20));
@@ -113,7 +113,7 @@ async fn a_deadline_of_the_co_is_its_own() {
 
 /// What the witness costs a call, printed. The bound only says that nothing waits for a timer.
 #[tokio::test]
-async fn a_call_is_delayed_by_a_fraction_of_a_millisecond() {
+async fn call_is_delayed_by_a_fraction_of_a_millisecond() {
     let world = World::new("");
     let (through, past) = (world.co().await, world.direct().await);
     let mut times = [Vec::new(), Vec::new()];

@@ -26,7 +26,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn the_nth_call_gets_a_code_and_the_plugin_no_call() {
+async fn nth_call_gets_a_code_and_the_plugin_no_call() {
     let world = World::new(
         r#"
         [[fault]]
@@ -45,7 +45,7 @@ async fn the_nth_call_gets_a_code_and_the_plugin_no_call() {
 }
 
 #[tokio::test]
-async fn a_code_after_the_real_call_hides_that_it_was_done() {
+async fn code_after_the_real_call_hides_that_it_was_done() {
     let world = World::new(
         r#"
         [[fault]]
@@ -59,7 +59,7 @@ async fn a_code_after_the_real_call_hides_that_it_was_done() {
 }
 
 #[tokio::test]
-async fn a_delay_is_only_a_delay() {
+async fn delay_is_only_a_delay() {
     let world = World::new(
         r#"
         [[fault]]
@@ -73,7 +73,7 @@ async fn a_delay_is_only_a_delay() {
 }
 
 #[tokio::test]
-async fn a_hang_holds_one_call_and_no_other() {
+async fn hang_holds_one_call_and_no_other() {
     let world = World::new(
         r#"
         [[fault]]
@@ -96,7 +96,7 @@ async fn a_hang_holds_one_call_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_dropped_connection_breaks_its_calls_and_the_next_one_works() {
+async fn dropped_connection_breaks_only_its_own_calls() {
     let world = World::new(
         r#"
         [[fault]]
@@ -154,7 +154,7 @@ async fn answers_are_altered() {
 }
 
 #[test]
-fn a_script_that_cannot_be_played_is_refused() {
+fn invalid_script_is_refused() {
     let script = |rpc: &str, act: &str| Script::parse(&format!("[[fault]]\nrpc = {rpc:?}\ndo = {act}"));
     assert!(script("Probe", r#""hang""#).is_ok());
     assert!(matches!(script("Prob", r#""hang""#), Err(ScriptError::UnknownRpc(_))));

@@ -11,7 +11,7 @@ use crate::plugin::REFUSED;
 use crate::world::{AGES, World, connect, probe};
 
 #[tokio::test]
-async fn metadata_goes_both_ways_and_a_refusal_keeps_its_details() {
+async fn metadata_passes_and_errors_keep_their_details() {
     let world = World::new("");
     let co = world.co().await;
     let mut request = Request::new(csi_proto::csi::v1::ProbeRequest {});
@@ -31,7 +31,7 @@ async fn metadata_goes_both_ways_and_a_refusal_keeps_its_details() {
 }
 
 #[tokio::test]
-async fn a_request_arrives_whole_and_its_secrets_are_not_in_the_log() {
+async fn request_arrives_whole_and_secrets_are_not_logged() {
     let world = World::new("");
     let co = world.co().await;
     probe(&co).await.unwrap();

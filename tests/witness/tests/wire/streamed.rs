@@ -44,7 +44,7 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 #[tokio::test]
-async fn what_is_unknown_or_streams_goes_through_as_it_comes() {
+async fn unknown_and_streaming_calls_pass_through() {
     let mut world = World::new("");
     world.kill_plugin();
     let listener = UnixListener::bind(world.at("csi.sock")).unwrap();

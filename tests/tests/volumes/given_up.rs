@@ -1,0 +1,299 @@
+//! A creation or deletion that does not end: it is gone at once where the plugin was never asked, DeleteVolume takes it over where
+//! it was, and what is given up does not come back.
+
+use std::time::Duration;
+
+use csid_client::{CallOptions, CreateVolume, DeregisterOptions, Kind, VolumeOptions, VolumeRow};
+use csid_tests::ask::NAMESPACE;
+use csid_tests::script::{Act, Rule};
+use csid_tests::world::{count, eventually, refusal, world};
+use tokio::task::JoinHandle;
+
+use crate::site::{Site, options, spec, within};
+
+const SHORT: Duration = Duration::from_millis(300);
+
+/// CreateVolume of `volume`, in a task of its own, named like the volume.
+fn create(s: &Site<'_>, volume: &'static str) -> JoinHandle<csid_client::Result<VolumeRow>> {
+    let client = s.client.clone();
+    let spec = CreateVolume { operation_id: Some(volume.to_owned()), ..spec() };
+    tokio::spawn(async move { client.create_volume(NAMESPACE, volume, spec).await })
+}
+
+async fn deregister(s: &Site<'_>, volume: &str, options: DeregisterOptions) -> csid_client::Result<()> {
+    s.client.deregister_volume(NAMESPACE, volume, options).await
+}
+
+fn by_force() -> DeregisterOptions {
+    DeregisterOptions { force: Some(true), ..DeregisterOptions::default() }
+}
+
+fn forget() -> DeregisterOptions {
+    DeregisterOptions { forget: Some(true), ..DeregisterOptions::default() }
+}
+
+/// The plugin is away, and csid has not seen it since its start.
+async fn away(s: &mut Site<'_>) {
+    s.w.plugin("p").kill();
+    s.restart().await;
+}
+
+async fn back(s: &mut Site<'_>) {
+    s.w.plugin("p").honest();
+    s.w.plugin("p").start().await;
+    s.is_ready().await;
+}
+
+async fn no_row(s: &Site<'_>) {
+    eventually("no row", async || s.rows().await.is_empty()).await;
+}
+
+/// Nothing that csid does is left under way.
+async fn quiet(s: &Site<'_>) {
+    eventually("no operation", async || s.client.list_operations().await.unwrap().is_empty()).await;
+}
+
+#[test]
+fn create_never_sent_ends_with_its_caller() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        away(&mut s).await;
+        let cancelled = create(&s, "a");
+        eventually("it is entered", async || s.rows().await.len() == 1).await;
+        s.client.cancel_operation("a").await.unwrap();
+        assert_eq!(refusal(cancelled.await.unwrap()).0, Kind::Cancelled);
+        no_row(&s).await;
+        assert_eq!(s.refused("b", within(SHORT, spec())).await.0, Kind::TimedOut);
+        no_row(&s).await;
+        quiet(&s).await;
+        back(&mut s).await;
+        assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 0);
+        s.create("a", spec()).await.expect("the name is free");
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn create_never_sent_ends_by_delete_or_deregister() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        away(&mut s).await;
+        for round in 0..3 {
+            let waits = create(&s, "a");
+            eventually("it is entered", async || s.rows().await.len() == 1).await;
+            let ends = async {
+                match round {
+                    0 => s.delete("a", options()).await,
+                    1 => deregister(&s, "a", DeregisterOptions::default()).await,
+                    _ => deregister(&s, "a", forget()).await,
+                }
+            };
+            let ended = tokio::time::timeout(Duration::from_secs(10), ends).await;
+            ended.expect("at once").unwrap();
+            assert!(s.rows().await.is_empty(), "{round}");
+            assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled, "{round}");
+        }
+        quiet(&s).await;
+        back(&mut s).await;
+        assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 0);
+        s.nothing_left().await;
+    });
+}
+
+/// csid is killed while it waits for the plugin. Nobody repeats the call.
+#[test]
+fn create_never_sent_does_not_outlive_csid() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        away(&mut s).await;
+        let waits = create(&s, "a");
+        eventually("it is entered", async || s.rows().await.len() == 1).await;
+        waits.abort();
+        s.restart().await;
+        no_row(&s).await;
+        back(&mut s).await;
+        quiet(&s).await;
+        assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 0);
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn delete_takes_over_a_create_that_is_waited_for() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
+        let waits = create(&s, "a");
+        eventually("p has answered", async || {
+            let answer = s.client.explain(NAMESPACE, "a", CallOptions::default()).await;
+            answer.is_ok_and(|answer| answer.last_error.contains("INTERNAL"))
+        })
+        .await;
+        let soon = VolumeOptions { deadline_usec: Some(2_000_000), ..options() };
+        assert_eq!(refusal(s.delete("a", soon).await).0, Kind::TimedOut);
+        let stopped = tokio::time::timeout(Duration::from_secs(10), waits).await.expect("at once");
+        assert_eq!(refusal(stopped.unwrap()).0, Kind::Cancelled);
+        // What was asked to go is not given to who asks for it meanwhile.
+        assert_eq!(s.refused("a", spec()).await.0, Kind::Busy);
+        // Nobody asks again, and csid is another one.
+        s.restart().await;
+        s.w.plugin("p").honest();
+        no_row(&s).await;
+        quiet(&s).await;
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn volume_found_by_a_refused_delete_is_registered() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
+        assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
+        let soon = VolumeOptions { deadline_usec: Some(300_000), ..options() };
+        assert_eq!(refusal(s.delete("a", soon).await).0, Kind::TimedOut);
+        s.rules([Rule::always("DeleteVolume", Act::Fail(9))]);
+        assert_eq!(refusal(s.delete("a", options()).await).0, Kind::PluginError);
+        let row = s.rows().await.pop().expect("the row");
+        assert!(row.external_id.starts_with("id-"), "{row:?}");
+        s.w.plugin("p").honest();
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+/// UNKNOWN, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE; nothing was made.
+#[test]
+fn create_that_was_given_up_does_not_come_back() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        for (round, code) in [2, 8, 13, 14].into_iter().enumerate() {
+            s.rules([Rule::always("CreateVolume", Act::Fail(code))]);
+            let asked = s.w.plugin("p").count("CreateVolume", "");
+            let waits = create(&s, "a");
+            eventually("p is asked", async || s.w.plugin("p").count("CreateVolume", "") > asked).await;
+            if round % 2 == 0 {
+                s.w.plugin("p").kill();
+            }
+            let options = if round < 2 { by_force() } else { forget() };
+            let given_up = tokio::time::timeout(Duration::from_secs(10), deregister(&s, "a", options)).await;
+            given_up.expect("at once").unwrap();
+            assert!(s.rows().await.is_empty(), "{code}");
+            assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled, "{code}");
+            quiet(&s).await;
+            let asked = s.w.plugin("p").count("CreateVolume", "");
+            match round % 2 {
+                0 => back(&mut s).await,
+                _ => s.w.plugin("p").honest(),
+            }
+            s.restart().await;
+            s.is_ready().await;
+            quiet(&s).await;
+            assert_eq!(s.w.plugin("p").count("CreateVolume", ""), asked, "{code}: since it was given up");
+            assert!(s.rows().await.is_empty(), "{code}");
+        }
+        s.nothing_left().await;
+    });
+}
+
+/// The plugin hangs with the call, and makes the volume after all.
+#[test]
+fn late_answer_of_a_forgotten_create_is_ignored() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.rules([Rule::always("CreateVolume", Act::Stubborn(2_000))]);
+        let waits = create(&s, "a");
+        eventually("p is asked", async || s.w.plugin("p").count("CreateVolume", "") > 0).await;
+        deregister(&s, "a", forget()).await.unwrap();
+        assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled);
+        eventually("p makes it", async || !s.w.plugin("p").backend().made().unwrap().is_empty()).await;
+        quiet(&s).await;
+        assert!(s.rows().await.is_empty());
+        s.restart().await;
+        s.is_ready().await;
+        assert!(s.rows().await.is_empty());
+        let made = s.w.plugin("p").backend().made().unwrap().pop().unwrap().replace("volume ", "");
+        let inline = VolumeOptions { plugin: Some("p".to_owned()), external_id: Some(made), ..options() };
+        s.w.plugin("p").honest();
+        s.delete("x", inline).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn deletion_that_was_given_up_does_not_come_back() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        for options_of in [by_force, forget] {
+            let row = s.create("a", spec()).await.unwrap();
+            s.rules([Rule::always("DeleteVolume", Act::Fail(13))]);
+            let asked = s.w.plugin("p").count("DeleteVolume", "");
+            let waits = {
+                let client = s.client.clone();
+                tokio::spawn(async move { client.delete_volume(NAMESPACE, "a", options()).await })
+            };
+            eventually("p is asked", async || s.w.plugin("p").count("DeleteVolume", "") > asked).await;
+            assert_eq!(
+                refusal(deregister(&s, "a", DeregisterOptions::default()).await).0,
+                Kind::Busy,
+                "not without a word"
+            );
+            let given_up =
+                tokio::time::timeout(Duration::from_secs(10), deregister(&s, "a", options_of())).await;
+            given_up.expect("at once").unwrap();
+            assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled);
+            quiet(&s).await;
+            let asked = s.w.plugin("p").count("DeleteVolume", "");
+            s.w.plugin("p").honest();
+            s.restart().await;
+            s.is_ready().await;
+            quiet(&s).await;
+            assert_eq!(s.w.plugin("p").count("DeleteVolume", ""), asked, "since it was given up");
+            let inline = VolumeOptions {
+                plugin: Some("p".to_owned()),
+                external_id: Some(row.external_id),
+                ..options()
+            };
+            s.delete("x", inline).await.unwrap();
+        }
+        s.nothing_left().await;
+    });
+}
+
+/// csid is killed at each edge that giving a creation up passes.
+#[test]
+fn killed_while_it_gives_up_csid_brings_nothing_back() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        let mut kills = 0;
+        for edge in 1.. {
+            s.rules([Rule::always("CreateVolume", Act::Fail(13))]);
+            assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
+            s.w.plugin("p").kill();
+            s.restart().await;
+            eventually("it is known", async || s.rows().await.len() == 1).await;
+            s.arm(&format!("any:{edge}"));
+            let given_up = deregister(&s, "a", forget()).await.is_ok();
+            if !given_up {
+                s.died().await;
+                s.restart().await;
+                deregister(&s, "a", forget()).await.unwrap();
+                kills += 1;
+            }
+            s.arm("");
+            assert!(s.rows().await.is_empty());
+            let asked = s.w.plugin("p").count("CreateVolume", "");
+            back(&mut s).await;
+            quiet(&s).await;
+            assert_eq!(s.w.plugin("p").count("CreateVolume", ""), asked, "since it was given up");
+            assert!(s.rows().await.is_empty());
+            if given_up {
+                break;
+            }
+        }
+        count("kills around what is given up", kills);
+        assert!(kills >= 2, "{kills}");
+        s.nothing_left().await;
+    });
+}
