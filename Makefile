@@ -5,7 +5,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .ONESHELL:
-.PHONY: help demo test soak check bench count count-renew deb libcsi cfgd-csi debian-packages go
+# One recipe after the other: `make test` measures at its end, and a recipe without $(MAKE) in it is not run by `make -n`.
+.NOTPARALLEL:
+.PHONY: help demo test run-tests soak check advisory-db advisories bench count count-renew deb libcsi cfgd-csi debian-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
@@ -14,21 +16,22 @@ CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 # What is built once for a machine, not once for a target directory.
 KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
 CFGD_CSI := $(KEPT)/cfgd-csi-0.4.0/bin/cfgd-csi
-DEBIAN_PACKAGES := bindfs build-essential dbus e2fsprogs libprotobuf-dev pkgconf polkitd procps protobuf-compiler systemd-container \
-	util-linux valgrind xfsprogs
+DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs libprotobuf-dev pkgconf podman polkitd procps \
+	protobuf-compiler systemd-container util-linux valgrind xfsprogs
 PROFILE ?= release
+# The packages that a test installs.
+demo run-tests: PROFILE := dev
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: debian-packages ## a volume mounted, csid killed, a machine rebooted, the file still there (root)
-	$(MAKE) --no-print-directory deb PROFILE=dev
+demo: debian-packages deb ## a volume mounted, csid killed, a machine rebooted, the file still there (root)
 	tests/demo.sh target/csid.deb
 
-test: debian-packages go $(CARGO_FUZZ) cfgd-csi ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
-	$(MAKE) --no-print-directory deb PROFILE=dev
+test: run-tests count ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
+
+run-tests: debian-packages go $(CARGO_FUZZ) cfgd-csi deb
 	PATH=$(dir $(CARGO_FUZZ)):$$PATH tests/run
-	$(MAKE) --no-print-directory count
 
 soak: debian-packages ## csid killed 10,000 times, and more that takes long (root)
 	tests/soak
@@ -45,6 +48,25 @@ check: $(CARGO_DENY) go ## format, clippy, go vet, dependencies
 		go -C $$module mod tidy -diff
 	done
 	CGO_ENABLED=0 go -C examples/go/scheduler vet ./...
+	# csid runs on Linux alone; a program that uses the package builds for others, too.
+	for system in windows darwin freebsd; do
+		GOOS=$$system CGO_ENABLED=0 go -C go build ./...
+	done
+
+# cargo-deny looks for a database by this name, which has a hash of RustSec's address in it, and never fetches here. It refuses one
+# that was not fetched for 90 days.
+ADVISORIES := target/advisories/advisory-db-3157b0e258782691
+advisory-db:
+	@if [[ ! -d "$(DB)/.git" || ! -d "$(DB)/crates" ]]; then
+		echo "no advisory database at '$(DB)', so nothing was checked: make advisories DB=PATH, a git clone of RustSec's advisory-db" >&2
+		exit 1
+	fi
+
+advisories: advisory-db $(CARGO_DENY) ## Cargo.lock against RustSec's advisories: make advisories DB=PATH, a git clone of advisory-db, which is not fetched
+	mkdir -p $(dir $(ADVISORIES))
+	ln -sfn "$$(realpath "$(DB)")" $(ADVISORIES)
+	cargo fetch --locked --quiet
+	CSID_ADVISORIES=$(CURDIR)/$(dir $(ADVISORIES)) $(CARGO_DENY) --offline check advisories
 
 bench: debian-packages go ## what a durable mount costs against the bare RPCs, and the targets: one table (root)
 	cargo build --locked --release -p csid -p csid-bench
@@ -69,6 +91,7 @@ deb: $(CARGO_DEB) libcsi ## target/csid.deb, libcsi1.deb, libcsi-dev.deb (PROFIL
 	csictl=target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/csictl
 	mkdir -p target/man target/completions
 	$$csictl gen-man target/man
+	awk -f packaging/man/org.csid1.5.awk proto/dbus/org.csid1.xml >target/man/org.csid1.5
 	$$csictl completions bash >target/completions/csictl.bash
 	$$csictl completions zsh >target/completions/_csictl
 	$$csictl completions fish >target/completions/csictl.fish

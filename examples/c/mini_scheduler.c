@@ -5,7 +5,7 @@
  *     for v in a b c; do csi-local create $v --size 16M; done    # for PLUGIN local
  *     mini_scheduler PLUGIN VOLUME VOLUME VOLUME
  *
- * It keeps no state: started again after it was killed it finds its mounts, for to mount what is mounted is to find it. */
+ * It keeps no state. Started again after a kill it finds its mounts: mounting again finds the existing mount. */
 #include <csi.h>
 #include <poll.h>
 #include <stdio.h>
@@ -23,28 +23,28 @@ static void check(csi_code code, csi_error *error)
     exit(1);
 }
 
-/* The volume inline: csid need not know it before. A registered one would have ns and id alone. */
+/* The volume is inline: csid need not know it before. A registered volume needs only ns and id. */
 static csi_volume volume_of(const char *plugin, const char *id)
 {
     csi_volume volume = {.struct_size = sizeof volume, .ns = "mini", .id = id, .plugin = plugin, .external_id = id};
     return volume;
 }
 
-/* Wait for all of them, and for csid's events meanwhile: one poll for everything. */
+/* Wait for all operations, and for csid's events meanwhile, with one poll. */
 static void await(csi_op *ops[VOLUMES], csi_events *events)
 {
     csi_error *error = NULL;
     for (int left = VOLUMES; left > 0;) {
         struct pollfd wait[VOLUMES + 1];
         for (int i = 0; i < VOLUMES; i++)
-            /* A negative descriptor is none. */
+            /* poll ignores a negative descriptor. */
             wait[i] = (struct pollfd){ops[i] ? csi_op_fd(ops[i]) : -1, POLLIN, 0};
         wait[VOLUMES] = (struct pollfd){csi_events_fd(events), POLLIN, 0};
         if (poll(wait, VOLUMES + 1, -1) < 0)
             continue;
         for (int i = 0; i < VOLUMES; i++)
             if (wait[i].revents) {
-                /* It has ended: this does not wait. A call that csid's death interrupted was asked again by the library. */
+                /* It has ended: this does not wait. The library repeated a call that csid's death interrupted. */
                 csi_code code = csi_op_wait(ops[i], 0, &error);
                 check(code, error);
                 const char *source = csi_row_text(csi_op_row(ops[i], 0), "source");
@@ -56,7 +56,7 @@ static void await(csi_op *ops[VOLUMES], csi_events *events)
         csi_event *event = NULL;
         csi_code code;
         while ((code = csi_events_next(events, &event, &error)) == CSI_OK) {
-            /* After a gap a scheduler would look at everything anew, with csi_list. */
+            /* After a gap a scheduler would read all lists again, with csi_list. */
             const char *type = csi_event_gap(event) ? "gap" : csi_row_text(csi_event_row(event), "type");
             fprintf(stderr, "event: %s\n", type);
             csi_event_free(event);
@@ -83,7 +83,7 @@ int main(int argc, char **argv)
     code = csi_events_open(client, NULL, 0, &events, &error);
     check(code, error);
 
-    /* The plugin may come up after us; for a minute it is waited for. */
+    /* The plugin may start after us: wait for a minute. */
     csi_call minute = {.struct_size = sizeof minute, .deadline_usec = 60 * 1000000};
     code = csi_wait_for_plugin(client, argv[1], "node", &minute, &ops[0], &error);
     check(code, error);
@@ -91,7 +91,7 @@ int main(int argc, char **argv)
     check(code, error);
     csi_op_unref(ops[0]);
 
-    /* All at once; none holds a thread. */
+    /* Start all mounts at once; none holds a thread. */
     for (int i = 0; i < VOLUMES; i++) {
         csi_volume volume = volume_of(argv[1], argv[i + 2]);
         code = csi_mount_volume(client, &volume, "mini", NULL, &minute, &ops[i], &error);
@@ -104,7 +104,7 @@ int main(int argc, char **argv)
         ;
 
     for (int i = 0; i < VOLUMES; i++) {
-        /* The name is enough; nothing of how it was mounted is needed. */
+        /* The name is enough; the mount's options are not needed. */
         csi_volume volume = volume_of(argv[1], argv[i + 2]);
         code = csi_unmount_volume(client, &volume, "mini", NULL, 0, &minute, &ops[i], &error);
         check(code, error);

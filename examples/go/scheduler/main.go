@@ -5,7 +5,7 @@
 //	go build && ./scheduler PLUGIN                  # over libcsi, with libcsi-dev installed
 //	CGO_ENABLED=0 go build && ./scheduler PLUGIN    # in pure Go
 //
-// It keeps no state of its own: started again after it was killed it finds its mounts, for csid keeps them.
+// It keeps no state of its own. Started again after a kill it finds its mounts, because csid keeps them.
 package main
 
 import (
@@ -23,12 +23,12 @@ import (
 )
 
 const (
-	// Volumes of different namespaces may have one name: a scheduler has its tenants', or one of its own.
+	// Volumes of different namespaces may share a name: a scheduler uses its tenants' namespaces, or its own.
 	namespace = "scheduler"
 	jobs      = 50
 )
 
-// Every mount of an allocation has a usage. Another one would be another mount, by its ToFS.
+// Every mount of an allocation has a usage. Another usage would be another mount, by its ToFS.
 var usage = &csi.UsageOptions{AccessMode: csi.SingleNodeWriter, AttachmentMode: csi.FileSystem}
 
 func main() {
@@ -36,7 +36,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "scheduler PLUGIN")
 		os.Exit(2)
 	}
-	// What is cancelled ends in csid too: nothing is left half mounted by an interrupted start.
+	// A cancelled call ends in csid too: an interrupted start leaves nothing half mounted.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Args[1]); err != nil {
@@ -52,11 +52,11 @@ func run(ctx context.Context, plugin string) error {
 	if err != nil {
 		return err
 	}
-	// This is all that replaces a volume manager of the scheduler's own. Shutdown unmounts nothing.
+	// This replaces the scheduler's own volume manager. Shutdown unmounts nothing.
 	manager := csi.NewManager(client)
 	defer manager.Shutdown()
 
-	// The plugin may come up after us. A deadline goes to csid, whose answer then says what it waited for.
+	// The plugin may start after us. The deadline goes to csid, whose answer then names the step that it waited for.
 	minute, enough := context.WithTimeout(ctx, time.Minute)
 	defer enough()
 	if err := manager.WaitForPlugin(minute, "csi-node", plugin); err != nil {
@@ -67,14 +67,14 @@ func run(ctx context.Context, plugin string) error {
 		return err
 	}
 
-	// What an earlier process mounted is still there. A real scheduler would stop here what no job wants any more.
+	// Mounts of an earlier process are still there. A real scheduler would unmount here those that no job needs.
 	mounts, err := client.ListMounts(ctx, csi.MountFilter{Namespace: namespace, Plugin: plugin})
 	if err != nil {
 		return err
 	}
 	fmt.Printf("node %s has %d mounts\n", mounter.ExternalID(), len(mounts))
 
-	// Events say what happens without being asked for. The last cursor, kept somewhere, lets the next process read on from here.
+	// Events report every change. A stored cursor lets the next process continue from here.
 	events, err := client.Events(ctx, csi.FromNow)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func run(ctx context.Context, plugin string) error {
 	defer events.Close()
 	go watch(ctx, events)
 
-	// All at once: a call that waits holds a goroutine, and no thread. To mount what is mounted is to find it.
+	// All at once: a call that waits holds a goroutine, and no thread. Mounting again finds the existing mount.
 	if err := each(func(job string) error {
 		volume := &csi.Volume{Namespace: namespace, ID: job, Plugin: plugin, ExternalID: job}
 		info, err := mounter.MountVolume(ctx, volume, job, usage, nil)
@@ -104,11 +104,11 @@ func run(ctx context.Context, plugin string) error {
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		// Jobs outlive a scheduler that is told to leave: what they have stays mounted.
+		// Jobs outlive a scheduler that is stopped: their volumes stay mounted.
 		return nil
 	}
 
-	// The names are enough. It answers when the mount is gone; one that is not there is gone already.
+	// The names are enough. It returns when the mount is gone; a missing mount is no error.
 	return each(func(job string) error {
 		if err := mounter.UnmountVolume(ctx, namespace, job, job, job, usage); err != nil {
 			return explained(job, err)
@@ -118,7 +118,7 @@ func run(ctx context.Context, plugin string) error {
 	})
 }
 
-// each does it for all jobs at once, and gives all that went wrong.
+// each calls do for all jobs at once, and returns all errors.
 func each(do func(job string) error) error {
 	failed := make([]error, jobs)
 	var all sync.WaitGroup
@@ -129,16 +129,16 @@ func each(do func(job string) error) error {
 	return errors.Join(failed...)
 }
 
-// explained says what a scheduler would do with an error.
+// explained shows how a scheduler would handle an error.
 func explained(job string, err error) error {
 	var said *csi.Error
 	switch {
 	case errors.Is(err, csi.ErrClaimConflict), errors.Is(err, csi.ErrBusy):
-		// Somebody has the volume: place the job where they are, or wait until they left.
+		// Other consumers have the volume: place the job on their node, or wait for their end.
 		errors.As(err, &said)
 		return fmt.Errorf("%s: in the way is %v: %w", job, said.Holders, err)
 	case errors.Is(err, csi.ErrPlugin):
-		// The storage said no, in words of its own.
+		// The storage refused, with a message of its own.
 		errors.As(err, &said)
 		return fmt.Errorf("%s: %s of the plugin: %s: %w", job, said.RPC, said.PluginMessage, err)
 	case errors.As(err, &said) && said.Retryable:
@@ -147,7 +147,7 @@ func explained(job string, err error) error {
 	return fmt.Errorf("%s: %w", job, err)
 }
 
-// watch tells of plugins that fail and mounts that die.
+// watch prints failing plugins and dead mounts.
 func watch(ctx context.Context, events csi.Events) {
 	for {
 		event, err := events.Next(ctx)
@@ -155,7 +155,7 @@ func watch(ctx context.Context, events csi.Events) {
 		case err != nil:
 			return
 		case event.Gap:
-			// csid no longer has some of them: look at everything anew, with the lists.
+			// csid no longer has some of them: read all lists again.
 			fmt.Fprintln(os.Stderr, "events are lost")
 		default:
 			fmt.Fprintln(os.Stderr, event.Type, event.Subject, event.Consumer)
