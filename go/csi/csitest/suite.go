@@ -46,9 +46,6 @@ type Way struct {
 	Open func(context.Context) (csi.Client, error)
 	// OnBus says that the clients use the system bus, which is there without csid too.
 	OnBus bool
-	// Threads is the most that the process may have during many calls. A thread for each call would make 112 or more, one for each
-	// call that csid has passed to the plugin about 50.
-	Threads int
 }
 
 // Run tests the clients of a way.

@@ -311,7 +311,8 @@ func many(f *fixture) {
 	f.plugin.Rules()
 	mounting.Wait()
 	most = max(most, threads(f))
-	f.that(most <= f.way.Threads, "%d threads", most)
+	// Go adds threads on a machine with many processors, or with little time for this process, and never ends one.
+	f.that(most < atOnce, "%d threads for %d calls", most, atOnce)
 	f.each(volumes, func(id string) error {
 		return f.client.Unmount(f.Context(), csi.Volume{Namespace: namespace, ID: id}, "job", csi.UnmountOptions{})
 	}).Wait()

@@ -19,8 +19,8 @@ func open(address string) func(context.Context) (csi.Client, error) {
 	}
 }
 
-func TestOverTheSocket(t *testing.T) { csitest.Run(t, csitest.Way{Open: open(""), Threads: 40}) }
+func TestOverTheSocket(t *testing.T) { csitest.Run(t, csitest.Way{Open: open("")}) }
 
 func TestOverTheBus(t *testing.T) {
-	csitest.Run(t, csitest.Way{Open: open("system-bus"), OnBus: true, Threads: 40})
+	csitest.Run(t, csitest.Way{Open: open("system-bus"), OnBus: true})
 }
