@@ -22,7 +22,7 @@ const FILLERS: usize = 32;
 /// Calls that wait on one connection.
 const OF_CONNECTION: usize = 16;
 /// Volumes in the list that is measured.
-const PAGE: usize = 100;
+const PAGE: usize = 1_000;
 const NAMESPACE: &str = "curves";
 /// The volume that is measured.
 const MEASURED: &str = "measured";
