@@ -15,8 +15,8 @@ pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
 };
 pub use volume::{
-    Amount, Bind, Claim, Claims, Confirm, Create, OneVolume, Register as RegisterVolume, Release, Secrets,
-    Spec, Topology, Volume, Volumes,
+    Amount, Bind, Claim, Claims, Confirm, Create, OneVolume, RegisterVolume, Release, Secrets, Spec,
+    Topology, Volume, Volumes,
 };
 
 use common::{span, words};

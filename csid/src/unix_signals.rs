@@ -12,7 +12,7 @@ pub(crate) struct UnixSignals {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum SignalOrder {
     Stop,
     Reload,
 }
@@ -26,11 +26,11 @@ impl UnixSignals {
     }
 
     /// The next order; dropping the future loses none.
-    pub async fn next(&mut self) -> Order {
+    pub async fn next(&mut self) -> SignalOrder {
         tokio::select! {
-            _ = self.terminate.recv() => Order::Stop,
-            _ = self.interrupt.recv() => Order::Stop,
-            _ = self.hangup.recv() => Order::Reload,
+            _ = self.terminate.recv() => SignalOrder::Stop,
+            _ = self.interrupt.recv() => SignalOrder::Stop,
+            _ = self.hangup.recv() => SignalOrder::Reload,
         }
     }
 }
@@ -46,9 +46,11 @@ mod tests {
 
     #[test]
     fn signal_without_listener_reaches_the_next() {
-        for (signal, order) in
-            [(Signal::TERM, Order::Stop), (Signal::INT, Order::Stop), (Signal::HUP, Order::Reload)]
-        {
+        for (signal, order) in [
+            (Signal::TERM, SignalOrder::Stop),
+            (Signal::INT, SignalOrder::Stop),
+            (Signal::HUP, SignalOrder::Reload),
+        ] {
             let before = Runtime::new().unwrap();
             let mut signals = before.block_on(async { UnixSignals::listen() }).unwrap();
             before

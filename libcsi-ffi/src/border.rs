@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use csid_client::{SealedSecrets, Secrets};
 use zeroize::Zeroizing;
 
+use crate::arguments::{csi_map, csi_strings};
 use crate::error::{CSI_E_INTERNAL, CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_OK, csi_code, csi_error};
-use crate::given::{csi_map, csi_strings};
 
 /// Of all arguments of a call. csid ends the connection of one that is much larger.
 const MOST: usize = 64 * 1024;

@@ -4,10 +4,10 @@ use std::ffi::c_char;
 
 use csid_client::{ClaimOptions, Client, ReleaseOptions};
 
+use crate::arguments::{Volume, csi_call, csi_volume};
 use crate::border::{Extensible, extensible, flag, known_flags, optional_text, text, word};
 use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
-use crate::given::{Volume, csi_call, csi_volume};
 use crate::mounts::{CSI_FORCE, CSI_FORGET};
 use crate::op::{csi_op, nothing, one, start};
 

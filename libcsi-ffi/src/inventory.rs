@@ -5,10 +5,10 @@ use std::ffi::c_char;
 use csid_client::{CapacityOptions, Client, SnapshotFilter};
 use serde_json::json;
 
+use crate::arguments::{capabilities as read_capabilities, csi_call, csi_capabilities, csi_map};
 use crate::border::{map, optional_text, text};
 use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
-use crate::given::{capabilities as read_capabilities, csi_call, csi_capabilities, csi_map};
 use crate::op::{csi_op, nothing, one, start};
 
 /// Asks a plugin for the capacity available to new volumes with the given capabilities, parameters and

@@ -11,12 +11,12 @@
 // C's names, as C sees them. What a caller owes every entry is said once, at the head of csi.h.
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
+mod arguments;
 mod border;
 mod claims;
 mod client;
 mod error;
 mod events;
-mod given;
 mod inventory;
 mod lists;
 mod mounts;

@@ -5,10 +5,10 @@ use std::ffi::c_char;
 
 use csid_client::{ClaimFilter, Client, MountFilter, VolumeFilter};
 
+use crate::arguments::{csi_call, csi_map};
 use crate::border::{Result, invalid, map, text};
 use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
-use crate::given::{csi_call, csi_map};
 use crate::op::{csi_op, many, one, start};
 
 /// What a list is of, and its filter.

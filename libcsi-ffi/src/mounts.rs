@@ -4,10 +4,10 @@ use std::ffi::c_char;
 
 use csid_client::{MountOptions, OpenOptions, UnmountOptions};
 
+use crate::arguments::{Volume, csi_call, csi_map, csi_volume, with_inline};
 use crate::border::{Extensible, Result, extensible, flag, known_flags, map, optional_text, text, word};
 use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
-use crate::given::{Volume, csi_call, csi_map, csi_volume, with_inline};
 use crate::op::{csi_op, handed_out, nothing, one, start};
 use crate::row::csi_row;
 
@@ -65,7 +65,7 @@ type Given = (String, String, String, MountOptions);
 /// # Safety
 ///
 /// As csi.h says of every argument.
-unsafe fn given_mount(
+unsafe fn mount_request(
     volume: *const csi_volume,
     consumer: *const c_char,
     options: *const csi_mount_options,
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn csi_mount_volume(
     // SAFETY: as csi.h says of every argument.
     unsafe {
         start("csi_mount_volume", (client, call), (op, error), || {
-            let (namespace, id, consumer, options) = given_mount(volume, consumer, options)?;
+            let (namespace, id, consumer, options) = mount_request(volume, consumer, options)?;
             Ok(move |client: csid_client::Client, common| {
                 let (namespace, id, consumer) = (namespace.clone(), id.clone(), consumer.clone());
                 let options = options.clone().with(common);
@@ -350,7 +350,7 @@ pub unsafe extern "C" fn csi_adopt_mount(
     // SAFETY: as csi.h says of every argument.
     unsafe {
         start("csi_adopt_mount", (client, call), (op, error), || {
-            let (namespace, id, consumer, options) = given_mount(volume, consumer, options)?;
+            let (namespace, id, consumer, options) = mount_request(volume, consumer, options)?;
             let staging_path = optional_text("staging_path", staging_path)?;
             let published_path = Some(text("published_path", published_path)?);
             let options = MountOptions { staging_path, published_path, ..options };

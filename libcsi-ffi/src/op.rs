@@ -17,10 +17,10 @@ use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, RwLock};
 
+use crate::arguments::{Call, csi_call};
 use crate::border::{Result, entry, invalid, object, out, plain};
 use crate::client::{csi_client, same_process};
 use crate::error::{CSI_E_INTERNAL, CSI_E_PENDING, csi_code, csi_error};
-use crate::given::{Call, csi_call};
 use crate::row::{csi_row, cstring};
 
 /// The interval at which a cancellation is sent again, for the call itself may not have reached csid yet.

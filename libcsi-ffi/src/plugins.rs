@@ -5,12 +5,12 @@ use std::mem::offset_of;
 
 use csid_client::{Client, PluginSpec, UnregisterOptions};
 
+use crate::arguments::{csi_call, csi_map, csi_strings};
 use crate::border::{
     Extensible, extensible, flag, known_flags, map, object, optional_text, text, texts, word,
 };
 use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
-use crate::given::{csi_call, csi_map, csi_strings};
 use crate::mounts::CSI_FORCE;
 use crate::op::{csi_op, nothing, one, start};
 

@@ -7,8 +7,8 @@ use std::ptr;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::arguments::{csi_map, csi_pair};
 use crate::border::plain;
-use crate::given::{csi_map, csi_pair};
 
 /// A record of names and values: a result, a line of a list, an event. The names are those of org.csid1.xml,
 /// and more may come. A name that is absent or has another type reads as NULL, 0 or false. Borrowed: a row

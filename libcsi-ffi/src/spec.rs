@@ -5,12 +5,12 @@ use std::ffi::c_char;
 
 use csid_client::{Client, CreateVolume, RegisterVolume};
 
+use crate::arguments::{Volume, csi_call, csi_map, csi_volume};
 use crate::border::{
     Extensible, Result, extensible, flag, invalid, items, known_flags, map, optional_text, word,
 };
 use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
-use crate::given::{Volume, csi_call, csi_map, csi_volume};
 use crate::mounts::{CSI_DEV, CSI_SUID};
 use crate::op::{csi_op, one, start};
 

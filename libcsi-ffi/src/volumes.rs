@@ -6,10 +6,10 @@ use std::pin::Pin;
 
 use csid_client::{CallOptions, Client, DeregisterOptions};
 
+use crate::arguments::{Volume, csi_call, csi_map, csi_volume, with_inline};
 use crate::border::{Extensible, Result, extensible, flag, known_flags, map, text, word};
 use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
-use crate::given::{Volume, csi_call, csi_map, csi_volume, with_inline};
 use crate::mounts::{CSI_FORCE, CSI_FORGET, CSI_READ_ONLY};
 use crate::op::{Answer, csi_op, nothing, one, start};
 

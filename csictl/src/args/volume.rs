@@ -19,7 +19,7 @@ pub enum Volume {
     /// Register an existing volume of a plugin, or change a registered one
     ///
     /// Everything can be in a file too, with the keys of the D-Bus contract. The command line takes precedence.
-    Register(Register),
+    Register(RegisterVolume),
     /// Have the plugin make a volume, and register it
     ///
     /// Repeating the command is safe: it makes no second volume. Everything can be given in a file too, with the keys of
@@ -159,7 +159,7 @@ pub struct Spec {
 }
 
 #[derive(Args)]
-pub struct Register {
+pub struct RegisterVolume {
     #[command(flatten)]
     pub spec: Spec,
     /// The plugin's ID of the volume

@@ -200,7 +200,7 @@ mod tests {
     use zbus::Variant;
 
     use super::*;
-    use crate::bus::authorise::{Action, Authoriser};
+    use crate::bus::authorise::{Authoriser, PolkitAction};
     use crate::bus::caller::Caller;
     use crate::bus::socket::Credentials;
     use crate::store::rows::{AccessMode, AttachmentMode};
@@ -276,7 +276,7 @@ mod tests {
             (1000, None, true),
         ] {
             let caller = Arc::new(Caller::on_socket(&Credentials { uid, groups: vec![990] }, Some(990)));
-            let permit = Authoriser::for_socket().permit(&caller, Action::Read).await.unwrap();
+            let permit = Authoriser::for_socket().permit(&caller, PolkitAction::Read).await.unwrap();
             let entries = name.map(|name| ("credential", Variant::from(name)));
             let named = credential_without_namespace(&mut options(entries.into_iter().collect()), &permit);
             let refused = named.as_ref().err().map(|error| error.kind);
@@ -297,7 +297,8 @@ mod tests {
             (on_bus(0), Some("/srv/pg"), Some(Kind::NotSupported)),
             (on_bus(1000), Some("/srv/pg"), Some(Kind::NotAuthorized)),
         ] {
-            let permit = Authoriser::for_socket().permit(&Arc::new(caller), Action::Read).await.unwrap();
+            let permit =
+                Authoriser::for_socket().permit(&Arc::new(caller), PolkitAction::Read).await.unwrap();
             let fd = Variant::Fd(zbus::Fd::from(OwnedFd::from(std::io::pipe().unwrap().0)));
             let map = HashMap::from([("target-fd".to_owned(), OwnedVariant::try_from(fd).unwrap())]);
             let mut given = Options::check(map, &[("target-fd", "h")]).unwrap();

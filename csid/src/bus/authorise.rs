@@ -6,13 +6,13 @@ use std::sync::Arc;
 use tracing::info;
 
 use super::caller::{Caller, Way};
-use super::facts::Facts;
+use super::facts::CallFacts;
 use super::polkit::Polkit;
 use crate::error::{Error, Kind, Result};
 
 /// polkit's actions, `org.csid1.NAME`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum PolkitAction {
     Read,
     Mount,
     Unmount,
@@ -25,32 +25,32 @@ pub(super) enum Action {
     Manage,
 }
 
-impl Action {
+impl PolkitAction {
     pub fn id(self) -> &'static str {
         match self {
-            Action::Read => "org.csid1.read",
-            Action::Mount => "org.csid1.mount",
-            Action::Unmount => "org.csid1.unmount",
-            Action::UnmountOthers => "org.csid1.unmount-others",
-            Action::Inline => "org.csid1.inline",
-            Action::ManageVolumes => "org.csid1.manage-volumes",
-            Action::ManagePlugins => "org.csid1.manage-plugins",
-            Action::PluginExec => "org.csid1.plugin-exec",
-            Action::PluginLog => "org.csid1.plugin-log",
-            Action::Manage => "org.csid1.manage",
+            PolkitAction::Read => "org.csid1.read",
+            PolkitAction::Mount => "org.csid1.mount",
+            PolkitAction::Unmount => "org.csid1.unmount",
+            PolkitAction::UnmountOthers => "org.csid1.unmount-others",
+            PolkitAction::Inline => "org.csid1.inline",
+            PolkitAction::ManageVolumes => "org.csid1.manage-volumes",
+            PolkitAction::ManagePlugins => "org.csid1.manage-plugins",
+            PolkitAction::PluginExec => "org.csid1.plugin-exec",
+            PolkitAction::PluginLog => "org.csid1.plugin-log",
+            PolkitAction::Manage => "org.csid1.manage",
         }
     }
 
     /// Returns whether members of group csid have the action where polkit is not asked.
     fn members_may(self) -> bool {
-        matches!(self, Action::Read | Action::Mount | Action::Unmount)
+        matches!(self, PolkitAction::Read | PolkitAction::Mount | PolkitAction::Unmount)
     }
 }
 
 /// Proof that a caller may do something. Only the authoriser makes one.
 pub(super) struct Permit {
     caller: Arc<Caller>,
-    facts: Facts,
+    facts: CallFacts,
 }
 
 impl Permit {
@@ -83,12 +83,17 @@ impl Authoriser {
         self.polkit.is_some() && !caller.is_root()
     }
 
-    pub async fn permit(&self, caller: &Arc<Caller>, action: Action) -> Result<Permit> {
-        self.permit_with(caller, action, Facts::new()).await
+    pub async fn permit(&self, caller: &Arc<Caller>, action: PolkitAction) -> Result<Permit> {
+        self.permit_with(caller, action, CallFacts::new()).await
     }
 
     /// Returns a permit for the caller. `facts`: details of the call, for polkit's rules.
-    pub async fn permit_with(&self, caller: &Arc<Caller>, action: Action, facts: Facts) -> Result<Permit> {
+    pub async fn permit_with(
+        &self,
+        caller: &Arc<Caller>,
+        action: PolkitAction,
+        facts: CallFacts,
+    ) -> Result<Permit> {
         match self.allowed(caller, action, &facts).await {
             Ok(true) => Ok(Permit { caller: caller.clone(), facts }),
             Ok(false) => Err(refusal(caller, action, "")),
@@ -97,18 +102,23 @@ impl Authoriser {
     }
 
     /// Returns a second permit for the same caller, for arguments that need another action too.
-    pub async fn also(&self, permit: &Permit, action: Action) -> Result<Permit> {
+    pub async fn also(&self, permit: &Permit, action: PolkitAction) -> Result<Permit> {
         self.permit_with(&permit.caller, action, permit.facts.clone()).await
     }
 
     /// Returns a second permit for something of another uid. `owner`: that uid, `None` if it is not known.
-    pub async fn also_of(&self, permit: &Permit, action: Action, owner: Option<u32>) -> Result<Permit> {
+    pub async fn also_of(&self, permit: &Permit, action: PolkitAction, owner: Option<u32>) -> Result<Permit> {
         let mut facts = permit.facts.clone();
         facts.extend(owner.map(|uid| ("uid", uid.to_string())));
         self.permit_with(&permit.caller, action, facts).await
     }
 
-    async fn allowed(&self, caller: &Caller, action: Action, facts: &Facts) -> Result<bool, String> {
+    async fn allowed(
+        &self,
+        caller: &Caller,
+        action: PolkitAction,
+        facts: &CallFacts,
+    ) -> Result<bool, String> {
         if caller.is_root() {
             return Ok(true);
         }
@@ -121,7 +131,7 @@ impl Authoriser {
     }
 }
 
-fn refusal(caller: &Caller, action: Action, why: &str) -> Error {
+fn refusal(caller: &Caller, action: PolkitAction, why: &str) -> Error {
     info!(uid = caller.uid, action = action.id(), why, "refused");
     let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
     let required = match (&caller.way, action.members_may()) {
@@ -141,21 +151,21 @@ mod tests {
     #[tokio::test]
     async fn group_has_three_actions_on_the_socket() {
         let all = [
-            Action::Read,
-            Action::Mount,
-            Action::Unmount,
-            Action::UnmountOthers,
-            Action::Inline,
-            Action::ManageVolumes,
-            Action::ManagePlugins,
-            Action::PluginExec,
-            Action::PluginLog,
-            Action::Manage,
+            PolkitAction::Read,
+            PolkitAction::Mount,
+            PolkitAction::Unmount,
+            PolkitAction::UnmountOthers,
+            PolkitAction::Inline,
+            PolkitAction::ManageVolumes,
+            PolkitAction::ManagePlugins,
+            PolkitAction::PluginExec,
+            PolkitAction::PluginLog,
+            PolkitAction::Manage,
         ];
         let authoriser = Authoriser::for_socket();
         for (uid, groups, may) in [
             (0, vec![], &all[..]),
-            (1000, vec![100, 990], &[Action::Read, Action::Mount, Action::Unmount]),
+            (1000, vec![100, 990], &[PolkitAction::Read, PolkitAction::Mount, PolkitAction::Unmount]),
             (1000, vec![100], &[]),
             (65534, vec![], &[]),
         ] {

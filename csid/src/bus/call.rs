@@ -33,15 +33,15 @@ pub(super) struct Call {
     pub arrived: Instant,
     /// Held by work that continues after the answer.
     pub slot: Slot,
-    pub held: Held,
+    pub held: HeldTree,
 }
 
 /// A mount whose descriptor is in the answer, kept until the answer is sent or dropped. Otherwise the answer would close the last
 /// descriptor in csid's own process, which may wait for the file system's server.
 #[derive(Clone, Default)]
-pub(super) struct Held(Arc<Mutex<Option<Tree>>>);
+pub(super) struct HeldTree(Arc<Mutex<Option<Tree>>>);
 
-impl Held {
+impl HeldTree {
     pub fn keep(&self, tree: Tree) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tree);
     }
@@ -51,7 +51,7 @@ impl Held {
 #[derive(Default)]
 pub(super) struct UntilSent {
     pub slot: Option<Slot>,
-    pub held: Held,
+    pub held: HeldTree,
 }
 
 pub(super) type Answer = Result<Message, Failure>;
@@ -141,14 +141,14 @@ mod tests {
 
     use super::*;
     use crate::bus::caller::Caller;
-    use crate::bus::limits::{Class, Limits};
+    use crate::bus::limits::{CallClass, Limits};
     use crate::bus::socket::Credentials;
 
     #[tokio::test]
     async fn work_counts_after_its_caller_timed_out() {
         let limits = Limits::default();
         let caller = Caller::on_socket(&Credentials { uid: 1000, groups: Vec::new() }, None);
-        let slot = limits.enter(&caller, Class::Operation, 1).ok().unwrap();
+        let slot = limits.enter(&caller, CallClass::Operation, 1).ok().unwrap();
         let (finish, finished) = oneshot::channel();
         let soon = Instant::now() + Duration::from_millis(5);
         let timed_out =
@@ -160,11 +160,11 @@ mod tests {
             );
         assert_eq!(timed_out.await.unwrap_err().kind, Kind::TimedOut);
         drop(slot);
-        let refused = limits.enter(&caller, Class::Operation, 1).err().expect("the work is under way");
+        let refused = limits.enter(&caller, CallClass::Operation, 1).err().expect("the work is under way");
         assert_eq!(refused.kind, Kind::RateLimited);
         finish.send(()).unwrap();
         for _ in 0..500 {
-            if limits.enter(&caller, Class::Operation, 1).is_ok() {
+            if limits.enter(&caller, CallClass::Operation, 1).is_ok() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;

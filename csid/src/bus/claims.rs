@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use zbus::OwnedVariant;
 
-use super::authorise::Action;
+use super::authorise::PolkitAction;
 use super::call::{Answer, Call, within};
 use super::contract::Map;
 use super::options::{Keys, Options};
@@ -77,7 +77,7 @@ pub(super) async fn release(call: Call) -> Answer {
     let credential = arguments::credential(&mut options, &call.permit, &name.namespace)?;
     let volumes = &call.server.rooms.volumes;
     if forget {
-        call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+        call.server.authoriser.also(&call.permit, PolkitAction::UnmountOthers).await?;
         let key = name.key(&consumer);
         let request = ForgetRequest { key, node, all_tags: true, claim: true, must_exist: false, wait };
         volumes.forget(request).await?;
@@ -89,7 +89,7 @@ pub(super) async fn release(call: Call) -> Answer {
     let more = force || is_root || owner.is_some_and(|owner| owner != uid);
     let authority = match more {
         true => {
-            call.server.authoriser.also_of(&call.permit, Action::UnmountOthers, owner).await?;
+            call.server.authoriser.also_of(&call.permit, PolkitAction::UnmountOthers, owner).await?;
             Authority::Any(uid)
         }
         // The change of the record compares again, because the claim may have another owner by then.

@@ -8,14 +8,14 @@ use futures_util::future::BoxFuture;
 use zbus::Message;
 use zbus::message::Flags;
 
-use super::authorise::{Action, Permit};
+use super::authorise::{Permit, PolkitAction};
 use super::call::{Answer, Call, Server, UntilSent};
 use super::caller::{Caller, CallerSource};
 use super::contract::{INTROSPECTABLE, MANAGER, Method, OBJECT_MANAGER, Object, PEER, PLUGIN, PROPERTIES};
-use super::facts::{self, Facts};
+use super::facts::{self, CallFacts};
 use super::failure::{Failure, encode_failure, shortened};
 use super::introspect::Interfaces;
-use super::limits::{Class, Slot};
+use super::limits::{CallClass, Slot};
 use super::{claims, exec, inventory, manager, mounts, oversize, plugin, standard, upgrade, volumes};
 use crate::error::Error;
 
@@ -25,8 +25,8 @@ const MAX_BYTES: usize = 64 * 1024;
 /// A member that is served, with the action that every call of it needs. Arguments may need further actions.
 pub(super) struct Member {
     pub method: Method,
-    action: Action,
-    class: Class,
+    action: PolkitAction,
+    class: CallClass,
     handler: fn(Call) -> BoxFuture<'static, Answer>,
 }
 
@@ -34,8 +34,8 @@ macro_rules! members {
     ($($interface:ident.$name:ident($takes:literal): $action:ident, $class:ident => $handler:path;)*) => {
         &[$(Member {
             method: Method { interface: $interface, name: stringify!($name), takes: $takes },
-            action: Action::$action,
-            class: Class::$class,
+            action: PolkitAction::$action,
+            class: CallClass::$class,
             handler: |call| Box::pin($handler(call)),
         }),*]
     };
@@ -217,7 +217,7 @@ async fn permit(
     let given = message.body().signature().to_string_no_parens();
     let facts = match given == member.method.takes && server.authoriser.asks_about(caller) {
         true => facts::of(&member.method, object, message, &server.rooms),
-        false => Facts::new(),
+        false => CallFacts::new(),
     };
     let permit = server.authoriser.permit_with(caller, member.action, facts).await?;
     if given != member.method.takes {

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use zbus::{Fd, OwnedVariant};
 
-use super::authorise::Action;
+use super::authorise::PolkitAction;
 use super::call::{Answer, Call, until, within};
 use super::contract::Map;
 use super::options::Options;
@@ -99,7 +99,7 @@ pub(super) async fn cancel(call: &Call, operation: &str) -> Result<bool> {
     let plugins = call.server.rooms.plugins.clone();
     let Some(owner) = plugins.exec_owner(operation) else { return Ok(false) };
     if owner != call.permit.uid() {
-        call.server.authoriser.also_of(&call.permit, Action::Manage, Some(owner)).await?;
+        call.server.authoriser.also_of(&call.permit, PolkitAction::Manage, Some(owner)).await?;
     }
     let operation = operation.to_owned();
     within(&call.slot, None, "ending the command", async move { plugins.stop_exec(&operation).await })

@@ -9,7 +9,7 @@ use zbus::{Message, OwnedVariant, Type};
 use super::contract::{MANAGER, Method, Object};
 use super::rooms::Rooms;
 
-pub(super) type Facts = BTreeMap<&'static str, String>;
+pub(super) type CallFacts = BTreeMap<&'static str, String>;
 
 type Options = HashMap<String, OwnedVariant>;
 
@@ -17,8 +17,8 @@ type Options = HashMap<String, OwnedVariant>;
 const LONGEST: usize = 1024;
 
 /// Returns the details of a call. `message` has the method's signature.
-pub(super) fn of(method: &Method, object: &Object, message: &Message, rooms: &Rooms) -> Facts {
-    let mut facts = Facts::new();
+pub(super) fn of(method: &Method, object: &Object, message: &Message, rooms: &Rooms) -> CallFacts {
+    let mut facts = CallFacts::new();
     if let Object::Plugin(id) = object {
         add(&mut facts, "plugin", id);
         if let Some(view) = rooms.plugins.view(id) {
@@ -43,7 +43,7 @@ pub(super) fn of(method: &Method, object: &Object, message: &Message, rooms: &Ro
     facts
 }
 
-fn add(facts: &mut Facts, key: &'static str, text: &str) {
+fn add(facts: &mut CallFacts, key: &'static str, text: &str) {
     if !text.is_empty() && text.len() <= LONGEST {
         facts.insert(key, text.to_owned());
     }

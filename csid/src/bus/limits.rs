@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 /// The class of a call, each with its own count. So a uid can still list and cancel operations when it has as many as allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Class {
+pub(super) enum CallClass {
     Operation,
     Short,
     /// Reads of the whole journal, which delay all commits.
@@ -25,7 +25,7 @@ const OF_SENDER: usize = 256;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
-    Uid(u32, Class),
+    Uid(u32, CallClass),
     Sender(String),
 }
 
@@ -42,7 +42,7 @@ struct Count(Limits, Key);
 
 impl Limits {
     /// Counts a call of this class. `most`: operations-per-uid of csid.toml.
-    pub(super) fn enter(&self, caller: &Caller, class: Class, most: usize) -> Result<Slot> {
+    pub(super) fn enter(&self, caller: &Caller, class: CallClass, most: usize) -> Result<Slot> {
         let mut counts = Vec::new();
         if let Way::Bus { sender, .. } = &caller.way {
             let why = "calls in progress, the limit of one connection to the bus";
@@ -50,7 +50,7 @@ impl Limits {
         }
         if !caller.is_root() {
             let (most, why) = match class {
-                Class::Survey => (
+                CallClass::Survey => (
                     SURVEYS,
                     "lists (ListMounts, ListVolumes, ListClaims, GetEvents) and Reconcile calls in progress, the limit of one uid",
                 ),
@@ -98,17 +98,17 @@ mod tests {
     #[test]
     fn calls_are_limited_by_uid_and_class() {
         let limits = Limits::default();
-        let first = limits.enter(&uid(1000), Class::Operation, 2).ok();
-        let _second = limits.enter(&uid(1000), Class::Operation, 2).ok();
-        let refused = limits.enter(&uid(1000), Class::Operation, 2).err().unwrap();
+        let first = limits.enter(&uid(1000), CallClass::Operation, 2).ok();
+        let _second = limits.enter(&uid(1000), CallClass::Operation, 2).ok();
+        let refused = limits.enter(&uid(1000), CallClass::Operation, 2).err().unwrap();
         assert_eq!(refused.kind, Kind::RateLimited);
         assert!(refused.details.retryable);
-        assert!(limits.enter(&uid(1000), Class::Short, 2).is_ok(), "another class");
-        assert!(limits.enter(&uid(1001), Class::Operation, 2).is_ok(), "another uid");
+        assert!(limits.enter(&uid(1000), CallClass::Short, 2).is_ok(), "another class");
+        assert!(limits.enter(&uid(1001), CallClass::Operation, 2).is_ok(), "another uid");
         drop(first);
-        assert!(limits.enter(&uid(1000), Class::Operation, 2).is_ok(), "one has ended");
+        assert!(limits.enter(&uid(1000), CallClass::Operation, 2).is_ok(), "one has ended");
         for _ in 0..10 {
-            std::mem::forget(limits.enter(&uid(0), Class::Operation, 2).ok().unwrap());
+            std::mem::forget(limits.enter(&uid(0), CallClass::Operation, 2).ok().unwrap());
         }
     }
 
@@ -116,15 +116,15 @@ mod tests {
     fn each_clone_holds_the_slot_of_a_survey() {
         let limits = Limits::default();
         let slots: Vec<Slot> =
-            (0..SURVEYS).map(|_| limits.enter(&uid(1000), Class::Survey, 256).ok().unwrap()).collect();
+            (0..SURVEYS).map(|_| limits.enter(&uid(1000), CallClass::Survey, 256).ok().unwrap()).collect();
         let clone = slots[0].clone();
-        assert!(limits.enter(&uid(1000), Class::Survey, 256).is_err());
+        assert!(limits.enter(&uid(1000), CallClass::Survey, 256).is_err());
         drop(slots);
         let _three: Vec<Slot> =
-            (1..SURVEYS).map(|_| limits.enter(&uid(1000), Class::Survey, 256).ok().unwrap()).collect();
-        assert!(limits.enter(&uid(1000), Class::Survey, 256).is_err(), "the clone holds the fourth");
+            (1..SURVEYS).map(|_| limits.enter(&uid(1000), CallClass::Survey, 256).ok().unwrap()).collect();
+        assert!(limits.enter(&uid(1000), CallClass::Survey, 256).is_err(), "the clone holds the fourth");
         drop(clone);
-        assert!(limits.enter(&uid(1000), Class::Survey, 256).is_ok());
+        assert!(limits.enter(&uid(1000), CallClass::Survey, 256).is_ok());
     }
 
     #[test]
@@ -132,7 +132,7 @@ mod tests {
         let limits = Limits::default();
         let root = Credentials { uid: 0, groups: Vec::new() };
         let sender = |name: &str| Caller::on_bus(&root, None, name.to_owned(), false);
-        let enter = |name: &str| limits.enter(&sender(name), Class::Operation, 1);
+        let enter = |name: &str| limits.enter(&sender(name), CallClass::Operation, 1);
         let slots: Vec<Slot> = (0..OF_SENDER).map(|_| enter(":1.1").ok().unwrap()).collect();
         assert_eq!(enter(":1.1").err().unwrap().kind, Kind::RateLimited);
         assert!(enter(":1.2").is_ok());
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn counts_of_an_idle_uid_are_dropped() {
         let limits = Limits::default();
-        drop(limits.enter(&uid(1000), Class::Short, 1));
+        drop(limits.enter(&uid(1000), CallClass::Short, 1));
         assert!(limits.0.lock().unwrap().is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tokio::sync::oneshot;
 use zbus::{OwnedVariant, Variant};
 
-use super::authorise::Action;
+use super::authorise::PolkitAction;
 use super::call::{Answer, Call, within};
 use super::contract::{Map, plugin_path};
 use super::exec;
@@ -234,7 +234,7 @@ pub(super) async fn cancel_operation(call: Call) -> Answer {
         true => Authority::Own(uid),
         false => {
             let owner = uids.first().copied().filter(|_| uids.len() == 1);
-            call.server.authoriser.also_of(&call.permit, Action::Manage, owner).await?;
+            call.server.authoriser.also_of(&call.permit, PolkitAction::Manage, owner).await?;
             // Each uid chooses its operation ids. Taking another uid's id must not get that uid's operation cancelled.
             if uids.len() > 1 {
                 return Err(Failure::Ours(Error::invalid(format!(

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use zbus::OwnedVariant;
 
 use super::arguments::{self, INLINE};
-use super::authorise::{Action, Permit};
+use super::authorise::{Permit, PolkitAction};
 use super::call::{Answer, Call, within};
 use super::contract::Map;
 use super::cursor;
@@ -88,7 +88,7 @@ async fn mount_or_adopt(
     let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
     let inline = arguments::volume_key(&mut options)?;
     if inline.is_some() {
-        call.server.authoriser.also(&call.permit, Action::Inline).await?;
+        call.server.authoriser.also(&call.permit, PolkitAction::Inline).await?;
     } else {
         arguments::refuse_inline_keys(&options, &["volume-context", "publish-context", "capabilities"])?;
     }
@@ -201,7 +201,7 @@ pub(super) async fn unmount(call: Call) -> Answer {
     arguments::require_root(&call.permit, [(force_hung, "force-hung"), (forget, "forget")])?;
     if forget {
         let must_exist = options.flag("must-exist");
-        call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+        call.server.authoriser.also(&call.permit, PolkitAction::UnmountOthers).await?;
         let request = ForgetRequest { key, node: None, all_tags, claim: false, must_exist, wait };
         call.server.rooms.volumes.forget(request).await?;
         return call.reply(&());
@@ -225,7 +225,7 @@ pub(super) async fn unmount(call: Call) -> Answer {
     let more = is_forced || is_root || owner.is_some();
     let authority = match more {
         true => {
-            call.server.authoriser.also_of(&call.permit, Action::UnmountOthers, owner).await?;
+            call.server.authoriser.also_of(&call.permit, PolkitAction::UnmountOthers, owner).await?;
             Authority::Any(uid)
         }
         // The volume's actor compares again, because the mount may have another owner by then.
@@ -449,7 +449,7 @@ mod tests {
         let key = identity("ns".into(), "v".into(), "c".into(), None).unwrap();
         let permit = async |uid| {
             let caller = Arc::new(Caller::on_socket(&Credentials { uid, groups: vec![990] }, Some(990)));
-            Authoriser::for_socket().permit(&caller, Action::Read).await.unwrap()
+            Authoriser::for_socket().permit(&caller, PolkitAction::Read).await.unwrap()
         };
         for (name, text, may) in [
             ("credential", "csid.ns.disk", true),

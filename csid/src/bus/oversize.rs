@@ -45,9 +45,9 @@ impl Primary {
         Primary { big_endian, kind: bytes[1], flags: bytes[2], serial: number(8), fields, whole }
     }
 
-    pub fn too_large(&self) -> Option<Refusal> {
+    pub fn too_large(&self) -> Option<Discard> {
         let is = self.whole > MAX_MESSAGE || self.fields > MAX_FIELDS;
-        is.then_some(Refusal::TooLarge { bytes: self.whole as u64 })
+        is.then_some(Discard::TooLarge { bytes: self.whole as u64 })
     }
 
     pub fn is_absurd(&self) -> bool {
@@ -57,7 +57,7 @@ impl Primary {
 
 /// The reason to discard a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum Discard {
     TooLarge {
         bytes: u64,
     },
@@ -67,21 +67,21 @@ pub(super) enum Refusal {
     Busy,
 }
 
-impl Refusal {
+impl Discard {
     /// Returns the body of a stand-in.
     fn body(self) -> (u8, u64) {
         match self {
-            Refusal::TooLarge { bytes } => (0, bytes),
-            Refusal::Descriptor => (1, 0),
-            Refusal::Busy => (2, 0),
+            Discard::TooLarge { bytes } => (0, bytes),
+            Discard::Descriptor => (1, 0),
+            Discard::Busy => (2, 0),
         }
     }
 
     fn of_body(body: (u8, u64)) -> Self {
         match body {
-            (1, _) => Refusal::Descriptor,
-            (2, _) => Refusal::Busy,
-            (_, bytes) => Refusal::TooLarge { bytes },
+            (1, _) => Discard::Descriptor,
+            (2, _) => Discard::Busy,
+            (_, bytes) => Discard::TooLarge { bytes },
         }
     }
 }
@@ -212,7 +212,7 @@ pub(super) fn stand_in(
     primary: &Primary,
     sender: Option<&str>,
     on_bus: bool,
-    refusal: Refusal,
+    refusal: Discard,
 ) -> Option<Message> {
     if primary.kind != CALL || (on_bus && sender.is_none()) {
         return None;
@@ -230,23 +230,23 @@ pub(super) fn stand_in(
 }
 
 /// Returns why the message was discarded that this stand-in replaces. `None`: this message is not a stand-in.
-fn refusal(message: &Message) -> Option<Refusal> {
+fn refusal(message: &Message) -> Option<Discard> {
     let is = message.recv_position() == Sequence::default() && message.message_type() == Type::MethodCall;
-    is.then(|| Refusal::of_body(message.body().deserialize().unwrap_or_default()))
+    is.then(|| Discard::of_body(message.body().deserialize().unwrap_or_default()))
 }
 
 /// Refuses a stand-in.
 pub(super) fn refuse(message: &Message) -> Result<(), Error> {
     match refusal(message) {
         None => Ok(()),
-        Some(Refusal::TooLarge { bytes }) => Err(Error::invalid(format!(
+        Some(Discard::TooLarge { bytes }) => Err(Error::invalid(format!(
             "the message has {bytes} bytes; the limits are {MAX_MESSAGE} in all and {MAX_FIELDS} for its header"
         ))),
-        Some(Refusal::Descriptor) => Err(Error::invalid(
+        Some(Discard::Descriptor) => Err(Error::invalid(
             "a message may have one descriptor, of a memfd or an unnamed pipe; others require root and csid's private \
              socket",
         )),
-        Some(Refusal::Busy) => {
+        Some(Discard::Busy) => {
             Err(Error::new(Kind::RateLimited, "csid's helper is still closing earlier descriptors"))
         }
     }
@@ -288,7 +288,7 @@ mod tests {
             assert_eq!(message.header().sender().unwrap().as_str(), sender);
             assert_eq!(message.primary_header().serial_num().get(), 7);
             assert_eq!(refuse(&message).is_err(), large, "{sender}");
-            let is_that = |refusal| matches!(refusal, Refusal::TooLarge { bytes } if bytes > 3 << 20);
+            let is_that = |refusal| matches!(refusal, Discard::TooLarge { bytes } if bytes > 3 << 20);
             assert_eq!(refusal(&message).is_some_and(is_that), large);
         }
         writing.await.unwrap();

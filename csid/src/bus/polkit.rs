@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zbus::{Connection, Variant};
 
-use super::facts::Facts;
+use super::facts::CallFacts;
 
 const NAME: &str = "org.freedesktop.PolicyKit1";
 const PATH: &str = "/org/freedesktop/PolicyKit1/Authority";
@@ -54,7 +54,7 @@ impl Polkit {
         &self,
         sender: &str,
         action: &str,
-        facts: &Facts,
+        facts: &CallFacts,
         interactive: bool,
     ) -> Result<bool, String> {
         let subject = ("system-bus-name", HashMap::from([("name", Variant::from(sender))]));

@@ -24,7 +24,7 @@ use zbus::fdo::{RequestNameFlags, RequestNameReply};
 use zbus::message::Type;
 use zbus::{Address, Connection, Guid, Message, MessageStream, OwnedGuid};
 
-use super::authorise::{Action, Authoriser};
+use super::authorise::{Authoriser, PolkitAction};
 use super::call::Server;
 use super::caller::{Caller, CallerSource, Senders, csid_group};
 use super::dispatch::answer;
@@ -154,7 +154,7 @@ async fn serve_peer(
     signals: Signals,
     guid: OwnedGuid,
 ) {
-    let reads = server.authoriser.permit(&caller, Action::Read).await.is_ok();
+    let reads = server.authoriser.permit(&caller, PolkitAction::Read).await.is_ok();
     let Ok(socket) = stream.as_fd().try_clone_to_owned() else { return };
     let takes = match (caller.is_root(), reads) {
         (true, _) => Takes::All,

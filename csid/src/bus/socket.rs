@@ -18,7 +18,7 @@ use zbus::connection::socket::{ReadHalf, Socket, Split, WriteHalf};
 use zbus::export::async_trait::async_trait;
 use zbus::fdo::ConnectionCredentials;
 
-use super::oversize::{self, PRIMARY, Primary, Refusal};
+use super::oversize::{self, Discard, PRIMARY, Primary};
 use super::stream::{Stream, invalid};
 use crate::system_bus;
 use crate::volume::{Sifted, Volumes};
@@ -176,12 +176,12 @@ impl ReadHalf for Reader {
             let mut bytes = [0; PRIMARY];
             let (mut fds, refused) = match self.sift(&mut bytes[0]).await? {
                 None => (self.stream.fill(&mut bytes).await?, None),
-                Some(Sifted::Busy) => (self.stream.fill(&mut bytes).await?, Some(Refusal::Busy)),
+                Some(Sifted::Busy) => (self.stream.fill(&mut bytes).await?, Some(Discard::Busy)),
                 Some(sifted) => {
                     let others = self.stream.fill(&mut bytes[1..]).await?;
                     match sifted {
                         Sifted::Passed(fd) => (vec![fd], None),
-                        Sifted::Refused => (others, Some(Refusal::Descriptor)),
+                        Sifted::Refused => (others, Some(Discard::Descriptor)),
                         Sifted::Nothing | Sifted::Busy => (others, None),
                     }
                 }

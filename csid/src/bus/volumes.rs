@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use zbus::OwnedVariant;
 
 use super::arguments::{self, INLINE};
-use super::authorise::{Action, Permit};
+use super::authorise::{Permit, PolkitAction};
 use super::call::{Answer, Call, within};
 use super::contract::Map;
 use super::cursor;
@@ -196,10 +196,10 @@ pub(super) async fn deregister_volume(call: Call) -> Answer {
     let (force, forget) = (options.flag("force"), options.flag("forget"));
     let request = request(&call, namespace, volume, &mut options).await?;
     if force {
-        call.server.authoriser.also(&call.permit, Action::UnmountOthers).await?;
+        call.server.authoriser.also(&call.permit, PolkitAction::UnmountOthers).await?;
     }
     if forget {
-        call.server.authoriser.also(&call.permit, Action::Manage).await?;
+        call.server.authoriser.also(&call.permit, PolkitAction::Manage).await?;
     }
     call.server.rooms.volumes.deregister_volume(request, force, forget).await?;
     call.reply(&())
@@ -308,7 +308,7 @@ async fn request(
     let name = arguments::volume_name(namespace, volume)?;
     let inline = arguments::inline(options)?;
     if inline.is_some() {
-        call.server.authoriser.also(&call.permit, Action::Inline).await?;
+        call.server.authoriser.also(&call.permit, PolkitAction::Inline).await?;
     }
     let wait = call.wait(options)?;
     let credential = arguments::credential(options, &call.permit, &name.namespace)?;
@@ -433,7 +433,7 @@ mod tests {
             (("suid", true.into()), 0, true),
         ] {
             let caller = Arc::new(Caller::on_socket(&Credentials { uid, groups: vec![990] }, Some(990)));
-            let permit = Authoriser::for_socket().permit(&caller, Action::Read).await.unwrap();
+            let permit = Authoriser::for_socket().permit(&caller, PolkitAction::Read).await.unwrap();
             let what = format!("{} by {uid}", entry.0);
             let mut options = options(vec![capabilities(&["file-system"]), entry], &[SPEC]).unwrap();
             let read = spec(&permit, "ns", &mut options);

@@ -31,7 +31,7 @@ use crate::metrics;
 use crate::plugin::{Plugins, files};
 use crate::store::rows::Phase;
 use crate::store::{Health, Loaded, Store, StoreError};
-use crate::unix_signals::{Order, UnixSignals};
+use crate::unix_signals::{SignalOrder, UnixSignals};
 use crate::volume::model::volume::Action;
 use crate::volume::{Recovered, Volumes};
 use notify::notify;
@@ -307,8 +307,8 @@ impl Daemon {
         let ended = loop {
             tokio::select! {
                 order = signals.next() => match order {
-                    Order::Stop => break Ended::Stopped,
-                    Order::Reload => self.begin_reload(None),
+                    SignalOrder::Stop => break Ended::Stopped,
+                    SignalOrder::Reload => self.begin_reload(None),
                 },
                 Some(reply) = reloads.recv() => self.begin_reload(Some(reply)),
                 _ = watchdog.tick() => self.ping_watchdog().await,

@@ -8,12 +8,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::host::error::HostError;
 
 /// The side that a worker carries out a call for.
-pub(super) struct Caller<'a>(BorrowedFd<'a>);
+pub(super) struct WaitingCaller<'a>(BorrowedFd<'a>);
 
-impl<'a> Caller<'a> {
+impl<'a> WaitingCaller<'a> {
     /// `connection`: nothing can be read of it while the call is waited for.
     pub(super) fn new(connection: BorrowedFd<'a>) -> Self {
-        Caller(connection)
+        WaitingCaller(connection)
     }
 
     /// Returns [`HostError::Hung`] when nothing waits any more: what a hung call would have done next is not done.

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::host::bind::{Bind, Restrict, Unbind};
 use crate::host::deadline::DEADLINE;
 use crate::host::error::{self, HostError};
-use crate::host::helper::{self, Helper, Request, Sifted, Tree, Unanswered};
+use crate::host::helper::{self, Helper, HelperRequest, Sifted, Tree, Unanswered};
 use crate::host::look::Look;
 use crate::host::namespaces;
 use crate::host::path::{self, Access};
@@ -71,7 +71,7 @@ impl Host {
     /// Returns what is at `path`, by a look that is made now, also when an earlier one there has hung. `Hung`: this one has. An
     /// error: no look was made.
     pub async fn look_despite_hung(&self, plugin: &str, path: &Path) -> Result<Look, HostError> {
-        let request = Request::Look { path: path.to_owned(), despite_hung: true };
+        let request = HelperRequest::Look { path: path.to_owned(), despite_hung: true };
         match self.helper.call::<Result<Look, HostError>>(plugin, &request, None, Some(DEADLINE)).await {
             Ok((look, _)) => look,
             Err(Unanswered::Hung) => Ok(Look::Hung),
@@ -85,7 +85,7 @@ impl Host {
     }
 
     async fn ask_to_look(&self, plugin: &str, path: &Path, patience: Option<Duration>) -> Look {
-        let request = Request::Look { path: path.to_owned(), despite_hung: false };
+        let request = HelperRequest::Look { path: path.to_owned(), despite_hung: false };
         // A worker that ended has changed nothing: one more is asked.
         for _ in 0..2 {
             match self.helper.call::<Result<Look, HostError>>(plugin, &request, None, patience).await {
@@ -152,7 +152,7 @@ impl Host {
         how: Restrict,
     ) -> Result<Look, HostError> {
         let (published, source) = (published.to_owned(), source.to_owned());
-        self.within(plugin, Request::Deliver { published, source, how }).await
+        self.within(plugin, HelperRequest::Deliver { published, source, how }).await
     }
 
     /// Returns whether the block device refuses writes.
@@ -176,7 +176,7 @@ impl Host {
         how: Bind,
     ) -> Result<(), HostError> {
         let (source, root, target) = (source.to_owned(), root.to_owned(), target.to_owned());
-        self.within(plugin, Request::Bind { source, root, target, how }).await
+        self.within(plugin, HelperRequest::Bind { source, root, target, how }).await
     }
 
     /// Takes a descriptor of a target that came with a call.
@@ -201,7 +201,7 @@ impl Host {
     ) -> Result<(), HostError> {
         let copy =
             rustix::io::fcntl_dupfd_cloexec(&fd.fd, 0).map_err(error::at("copy the target-fd of", target))?;
-        let request = Request::BindAt { source: source.to_owned(), target: target.to_owned(), how };
+        let request = HelperRequest::BindAt { source: source.to_owned(), target: target.to_owned(), how };
         let ((), made) = self.with_descriptor(plugin, request, Some(copy)).await?;
         *fd.made() = made;
         Ok(())
@@ -217,7 +217,7 @@ impl Host {
         uid: u32,
     ) -> Result<(), HostError> {
         let (root, target) = (root.to_owned(), target.to_owned());
-        self.within(plugin, Request::CheckTarget { root, target, uid }).await
+        self.within(plugin, HelperRequest::CheckTarget { root, target, uid }).await
     }
 
     /// Undo `bind`, if what is mounted at `target` is what is at `source`; false: nothing is there. `were`: the numbers that were
@@ -246,14 +246,14 @@ impl Host {
     ) -> Result<bool, HostError> {
         let made = fd.and_then(|fd| fd.made().take()).and_then(Tree::into_fd);
         let (source, target) = (source.to_owned(), target.to_owned());
-        let request = Request::Unbind { source, target, were, how };
+        let request = HelperRequest::Unbind { source, target, were, how };
         self.with_descriptor(plugin, request, made).await.map(|(answer, _)| answer)
     }
 
     /// Returns whether `target` shows what is at `source` now.
     pub async fn is_bound(&self, plugin: &str, source: &Path, target: &Path) -> Result<bool, HostError> {
         let (source, target) = (source.to_owned(), target.to_owned());
-        self.within(plugin, Request::IsBound { source, target }).await
+        self.within(plugin, HelperRequest::IsBound { source, target }).await
     }
 
     /// Returns a detached, private mount of what is `shown` at `source`, or of `subpath` in it, with these flags besides its own.
@@ -267,14 +267,14 @@ impl Host {
         subpath: Option<PathBuf>,
         how: Restrict,
     ) -> Result<Option<(Tree, bool)>, HostError> {
-        let request = Request::OpenTree { source: source.to_owned(), shown, subpath, how };
+        let request = HelperRequest::OpenTree { source: source.to_owned(), shown, subpath, how };
         let (is_bound, tree) = self.with_descriptor::<Option<bool>>(plugin, request, None).await?;
         Ok(tree.zip(is_bound))
     }
 
     /// Returns the name of a directory without symbolic links, as [`resolve`] does, but asks for it in the helper.
     pub async fn resolve(&self, directory: &Path) -> Result<PathBuf, HostError> {
-        self.within(RESOLVING, Request::Resolve { directory: directory.to_owned() }).await
+        self.within(RESOLVING, HelperRequest::Resolve { directory: directory.to_owned() }).await
     }
 
     /// Returns users of the mount at `path`, as `PID COMMAND` or `mount PATH`; best effort, a few of them.
@@ -298,30 +298,33 @@ impl Host {
     /// Detaches the topmost mount at `path`, also one in use, for a forced removal. `despite_hung`: also when an earlier
     /// call there has hung.
     pub async fn detach(&self, plugin: &str, path: &Path, despite_hung: bool) -> Result<(), HostError> {
-        self.within(plugin, Request::Detach { path: path.to_owned(), despite_hung }).await
+        self.within(plugin, HelperRequest::Detach { path: path.to_owned(), despite_hung }).await
     }
 
     /// Returns whether the mount at `path` is in use. False: nothing is mounted there.
     pub async fn in_use(&self, plugin: &str, path: &Path) -> Result<bool, HostError> {
-        self.within(plugin, Request::InUse { path: path.to_owned() }).await
+        self.within(plugin, HelperRequest::InUse { path: path.to_owned() }).await
     }
 
     /// Unmounts what is at `path`, unless it is in use.
     pub async fn clear(&self, plugin: &str, path: &Path) -> Result<(), HostError> {
-        self.within(plugin, Request::Clear { path: path.to_owned() }).await
+        self.within(plugin, HelperRequest::Clear { path: path.to_owned() }).await
     }
 
     /// Removes a path that no row explains, as [`Self::remove`] does. If `ours`, a mount there is unmounted first, unless it is in use.
     pub async fn remove_orphan(&self, root: &Path, path: &Path, ours: bool) -> Result<bool, HostError> {
         let plugin = root.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        self.within(&plugin, Request::RemoveOrphan { root: root.to_owned(), path: path.to_owned(), ours })
-            .await
+        self.within(
+            &plugin,
+            HelperRequest::RemoveOrphan { root: root.to_owned(), path: path.to_owned(), ours },
+        )
+        .await
     }
 
     pub(super) async fn within<T: DeserializeOwned>(
         &self,
         plugin: &str,
-        request: Request,
+        request: HelperRequest,
     ) -> Result<T, HostError> {
         self.with_descriptor(plugin, request, None).await.map(|(answer, _)| answer)
     }
@@ -329,7 +332,7 @@ impl Host {
     async fn with_descriptor<T: DeserializeOwned>(
         &self,
         plugin: &str,
-        request: Request,
+        request: HelperRequest,
         fd: Option<OwnedFd>,
     ) -> Result<(T, Option<Tree>), HostError> {
         let path = || helper::hung_at(&request).to_owned();

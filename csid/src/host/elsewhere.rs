@@ -9,12 +9,12 @@ use tokio::sync::oneshot;
 use crate::host::calls::Host;
 use crate::host::device::BlockDevice;
 use crate::host::error::HostError;
-use crate::host::helper::Request;
+use crate::host::helper::HelperRequest;
 use crate::host::namespaces::{
     Backing, LOOKS, Looking, MountElsewhere, NAMED, PAUSE, Question, Shown, Sought, answer_all, described,
     ended,
 };
-use crate::host::table::{Entry, blocking};
+use crate::host::table::{MountEntry, blocking};
 
 impl Host {
     /// Returns what is mounted at these paths in csid's own namespace, and the block device below it. A path where nothing is
@@ -27,7 +27,7 @@ impl Host {
         had: Option<u64>,
     ) -> Result<Backing, HostError> {
         let entries = self.own_table.entries().await?;
-        let at = |entry: &&Entry| paths.iter().any(|path| path.as_os_str() == entry.path.as_os_str());
+        let at = |entry: &&MountEntry| paths.iter().any(|path| path.as_os_str() == entry.path.as_os_str());
         let mut shown: Vec<Shown> = Vec::new();
         for entry in entries.iter().filter(at) {
             let (device, fs_type, root) = (entry.device, entry.fs_type.clone(), entry.root.clone());
@@ -87,7 +87,7 @@ impl Host {
     /// Returns the mounts in csid's own namespace of what is `sought`, by the mount table alone.
     pub async fn still_mounted(&self, sought: Sought) -> Result<Vec<PathBuf>, HostError> {
         let own = self.own_table.entries().await?;
-        let is_of_it = |entry: &Entry| {
+        let is_of_it = |entry: &MountEntry| {
             let is_at = |path: &PathBuf| entry.path.starts_with(path);
             let shows = sought.shown.iter().any(|shown| shown.is_shown_by(entry));
             let is_its = shows || sought.device.is_none_or(|device| device == entry.device);
@@ -132,6 +132,6 @@ impl Host {
     pub async fn is_held(&self, plugin: &str, backing: &Backing) -> Result<Option<String>, HostError> {
         let Some(device) = backing.device.clone() else { return Ok(None) };
         let shows = backing.is_remembered || backing.shown.iter().any(|shown| shown.device == device.number);
-        self.within(plugin, Request::IsHeld { device, shows }).await
+        self.within(plugin, HelperRequest::IsHeld { device, shows }).await
     }
 }

@@ -27,7 +27,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::host::exec::{End, Record, Request};
+use crate::host::exec::{End, ExecRecord, ExecRequest};
 use crate::host::sealed;
 
 /// What a shell and a container's runtime answer for these.
@@ -123,13 +123,13 @@ fn hide() -> Result<(), EnterError> {
 struct Kept {
     directory: OwnedFd,
     name: String,
-    record: Record,
+    record: ExecRecord,
 }
 
 impl Kept {
     /// Take the request out of the file, so that it is carried out once, and its arguments are kept nowhere.
-    fn take(path: &Path) -> io::Result<(Kept, Request)> {
-        let mut record = Record::read(path)?;
+    fn take(path: &Path) -> io::Result<(Kept, ExecRequest)> {
+        let mut record = ExecRecord::read(path)?;
         let request = record.request.take();
         let request = request.ok_or_else(|| io::Error::other("the command was begun before"))?;
         let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
@@ -152,7 +152,7 @@ impl Kept {
     }
 }
 
-fn run(request: &Request) -> Result<End, EnterError> {
+fn run(request: &ExecRequest) -> Result<End, EnterError> {
     let place = Place::of(request)?;
     place.enter(request.directory.as_deref().unwrap_or("/"))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -216,7 +216,7 @@ struct Group {
 }
 
 impl Place {
-    fn of(request: &Request) -> Result<Place, EnterError> {
+    fn of(request: &ExecRequest) -> Result<Place, EnterError> {
         let pid = i32::try_from(request.pid).ok().and_then(Pid::from_raw).ok_or(EnterError::Ended)?;
         let process = match pidfd_open(pid, PidfdFlags::empty()) {
             Err(rustix::io::Errno::SRCH) => return Err(EnterError::Ended),
@@ -251,7 +251,7 @@ impl Place {
     }
 
     /// The command, to its end.
-    async fn run(self, request: &Request) -> Result<End, EnterError> {
+    async fn run(self, request: &ExecRequest) -> Result<End, EnterError> {
         let mut hang_up = signal(SignalKind::hangup()).map_err(os("SIGHUP"))?;
         let mut terminate = signal(SignalKind::terminate()).map_err(os("SIGTERM"))?;
         // A terminal's keys reach both; they are for the command.
@@ -299,7 +299,7 @@ impl Place {
 
 /// The inner error: the program cannot be run.
 fn spawn(
-    request: &Request,
+    request: &ExecRequest,
     own_group: bool,
     groups: &[Group],
     bounds: &Bounds,
@@ -357,7 +357,7 @@ fn namespaces(process: &Path) -> Result<ThreadNameSpaceType, EnterError> {
     Ok(differ)
 }
 
-fn groups(process: &Path, request: &Request) -> Result<Vec<Group>, EnterError> {
+fn groups(process: &Path, request: &ExecRequest) -> Result<Vec<Group>, EnterError> {
     let text = |process: &Path| {
         let path = process.join("cgroup");
         std::fs::read_to_string(&path).map_err(at(path))
@@ -480,11 +480,11 @@ mod tests {
     }
 
     fn request(directory: &Path) -> PathBuf {
-        let record = Record {
+        let record = ExecRecord {
             plugin: "p".into(),
             uid: 0,
             terminal: None,
-            request: Some(Request {
+            request: Some(ExecRequest {
                 unit: "no-such.service".into(),
                 group: "/system.slice/no-such.service".into(),
                 pid: std::process::id(),
@@ -509,7 +509,7 @@ mod tests {
         assert!(Kept::take(&path).is_err());
         kept.record.end = Some(End { exited: false, status: 9 });
         kept.write().unwrap();
-        assert_eq!(Record::read(&path).unwrap().end, Some(End { exited: false, status: 9 }));
+        assert_eq!(ExecRecord::read(&path).unwrap().end, Some(End { exited: false, status: 9 }));
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
     }
 

@@ -66,7 +66,7 @@ fn os<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> ExecError {
 
 /// The command that the helper runs, and where.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Request {
+pub struct ExecRequest {
     /// The unit, and its main process. A pid may be given again: the helper enters it only in the unit's control group.
     pub unit: String,
     #[serde(default)]
@@ -87,22 +87,22 @@ pub struct End {
 
 /// The record of a command.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Record {
+pub struct ExecRecord {
     pub plugin: String,
     pub uid: u32,
     /// The terminal it runs on, if it does.
     pub terminal: Option<PathBuf>,
     /// Until the helper has it.
-    pub(super) request: Option<Request>,
+    pub(super) request: Option<ExecRequest>,
     pub(super) end: Option<End>,
 }
 
-impl Record {
+impl ExecRecord {
     pub fn has_ended(&self) -> bool {
         self.end.is_some()
     }
 
-    pub(super) fn read(path: &Path) -> io::Result<Record> {
+    pub(super) fn read(path: &Path) -> io::Result<ExecRecord> {
         Ok(serde_json::from_slice(&std::fs::read(path)?)?)
     }
 }
@@ -170,7 +170,7 @@ pub struct Commands {
 pub struct Run {
     pub operation: String,
     pub since: SystemTime,
-    pub record: Record,
+    pub record: ExecRecord,
 }
 
 impl Commands {
@@ -189,14 +189,14 @@ impl Commands {
         &self,
         operation: &str,
         (plugin, uid): (&str, u32),
-        request: Request,
+        request: ExecRequest,
         terminal: Option<Size>,
     ) -> Result<Streams, ExecError> {
         let _starting = STARTING.lock().await;
         check_room(&self.forget_old().await?, uid)?;
         let ends = terminal.map_or_else(Ends::pipes, Ends::terminal).map_err(os("its streams"))?;
         let path = self.path(operation);
-        let record = Record {
+        let record = ExecRecord {
             plugin: plugin.to_owned(),
             uid,
             terminal: ends.terminal,
@@ -214,12 +214,12 @@ impl Commands {
     }
 
     /// `None`: there is none of that name, or none any more.
-    pub fn record(&self, operation: &str) -> Option<Record> {
+    pub fn record(&self, operation: &str) -> Option<ExecRecord> {
         let word = operation.strip_prefix(PREFIX)?;
         if word.is_empty() || !word.bytes().all(|b| b.is_ascii_hexdigit()) {
             return None;
         }
-        match Record::read(&self.path(operation)) {
+        match ExecRecord::read(&self.path(operation)) {
             Ok(record) => Some(record),
             Err(error) => {
                 if error.kind() != ErrorKind::NotFound {
@@ -342,7 +342,7 @@ impl Commands {
     }
 
     /// Whole, or not at all.
-    fn keep(&self, path: &Path, record: &Record) -> io::Result<()> {
+    fn keep(&self, path: &Path, record: &ExecRecord) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         let new = self.directory.join(NEW);
         let mut file: File =

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use crate::host::bind::{Bind, Restrict, Unbind};
-use crate::host::caller::Caller;
+use crate::host::caller::WaitingCaller;
 use crate::host::error::{HostError, at};
 use crate::host::look::Look;
 use crate::host::path::{self, Found, Sight};
@@ -82,7 +82,7 @@ pub(super) fn deliver(
     published: &Path,
     source: &Path,
     how: Restrict,
-    caller: &Caller<'_>,
+    caller: &WaitingCaller<'_>,
 ) -> Result<Look, HostError> {
     let from = match path::find(published) {
         Ok(from) => from,
@@ -189,7 +189,7 @@ pub(super) fn bind_at(
     target: &Path,
     to: &OwnedFd,
     how: &Bind,
-    caller: &Caller<'_>,
+    caller: &WaitingCaller<'_>,
 ) -> Result<Option<OwnedFd>, HostError> {
     let Source { from, shown, flags, peers } = Source::of(source, how)?;
     let is_free = target::prove(to.as_fd(), target)? == At::Free;
@@ -232,7 +232,7 @@ pub(super) fn bind(
     root: &Path,
     target: &Path,
     how: &Bind,
-    caller: &Caller<'_>,
+    caller: &WaitingCaller<'_>,
 ) -> Result<(), HostError> {
     let Source { from, shown, flags, peers } = Source::of(source, how)?;
     let found = || {
@@ -300,7 +300,7 @@ pub(super) fn bind(
 }
 
 /// Detaches the dead mount that is open as `mount`, also one in use.
-fn take_away(mount: &OwnedFd, path: &Path, caller: &Caller<'_>) -> Result<(), HostError> {
+fn take_away(mount: &OwnedFd, path: &Path, caller: &WaitingCaller<'_>) -> Result<(), HostError> {
     caller.check(path)?;
     rustix::mount::unmount(descriptor(mount, None), UnmountFlags::DETACH).map_err(at("unmount", path))
 }
@@ -380,7 +380,7 @@ impl<'a> Place<'a> {
     }
 
     /// Detaches the mount that was seen there, also one in use, and no other.
-    fn take_away(&self, there: &Sight, caller: &Caller<'_>) -> Result<bool, HostError> {
+    fn take_away(&self, there: &Sight, caller: &WaitingCaller<'_>) -> Result<bool, HostError> {
         let mount = match path::find_in(&self.directory, self.name) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
             found => found.map_err(at("open", self.path))?,
@@ -394,7 +394,7 @@ impl<'a> Place<'a> {
     }
 
     /// Whether something was there to unmount.
-    fn unmount(&self, how: UnmountFlags, caller: &Caller<'_>) -> Result<bool, HostError> {
+    fn unmount(&self, how: UnmountFlags, caller: &WaitingCaller<'_>) -> Result<bool, HostError> {
         caller.check(self.path)?;
         match patiently(|| self.umount2(how)) {
             Ok(()) => Ok(true),
@@ -468,7 +468,7 @@ pub(super) fn unbind(
     were: &[u64],
     how: Unbind,
     made: Option<OwnedFd>,
-    caller: &Caller<'_>,
+    caller: &WaitingCaller<'_>,
 ) -> Result<bool, HostError> {
     let Some(place) = Place::of(target)? else { return Ok(false) };
     let there = match (place.mounted(), made) {
@@ -497,7 +497,7 @@ pub(super) fn unbind(
     }
 }
 
-pub(super) fn detach(path: &Path, caller: &Caller<'_>) -> Result<(), HostError> {
+pub(super) fn detach(path: &Path, caller: &WaitingCaller<'_>) -> Result<(), HostError> {
     match Place::of(path)? {
         Some(place) => place.unmount(UnmountFlags::DETACH, caller).map(drop),
         None => Ok(()),
@@ -518,7 +518,7 @@ fn patiently(ask: impl Fn() -> rustix::io::Result<()>) -> rustix::io::Result<()>
 /// Whether somebody holds the mount at `path`: an open file, a working directory, a mount below. MNT_EXPIRE (umount(2)) asks just
 /// that: EBUSY for a mount in use, and EAGAIN, with a mark and nothing else, for one that is not. Two who ask
 /// at once of one mount could unmount it: its volume's task alone asks.
-pub(super) fn in_use(path: &Path, caller: &Caller<'_>) -> Result<bool, HostError> {
+pub(super) fn in_use(path: &Path, caller: &WaitingCaller<'_>) -> Result<bool, HostError> {
     let Some(place) = Place::of(path)? else { return Ok(false) };
     // The look also clears an earlier expiry mark, as the end of any use does: a marked mount would be unmounted.
     if !place.look()?.is_some_and(|sight| sight.is_mount) {
@@ -533,7 +533,7 @@ pub(super) fn in_use(path: &Path, caller: &Caller<'_>) -> Result<bool, HostError
 }
 
 /// Unmount what is at `path`, as often as something is, if nobody uses it.
-pub(super) fn clear(path: &Path, caller: &Caller<'_>) -> Result<(), HostError> {
+pub(super) fn clear(path: &Path, caller: &WaitingCaller<'_>) -> Result<(), HostError> {
     let Some(place) = Place::of(path)? else { return Ok(()) };
     for _ in 0..STACKED {
         // A dead one, which cannot be looked at, is there, too.

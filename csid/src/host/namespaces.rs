@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 
 use crate::host::device::BlockDevice;
 use crate::host::error::HostError;
-use crate::host::table::{self, Brief, Entry, Groups};
+use crate::host::table::{self, Brief, Groups, MountEntry};
 
 /// How often, and how long apart, it is looked again: a container's runtime copies all mounts for an instant.
 pub(super) const LOOKS: u32 = 3;
@@ -80,7 +80,7 @@ mod bytes {
 impl Shown {
     /// Whether this is a mount of it, or of something in it. A node under its own name in a `/dev` is none: a container that was
     /// given the device has not been given the volume.
-    pub(super) fn is_shown_by(&self, entry: &Entry) -> bool {
+    pub(super) fn is_shown_by(&self, entry: &MountEntry) -> bool {
         self.device == entry.device
             && (self.fs_type.is_empty() || self.fs_type == entry.fs_type)
             && entry.root.starts_with(&self.root)
@@ -169,10 +169,10 @@ pub(super) struct Lookout {
 #[derive(Default)]
 pub(super) struct Waiting {
     pub(super) is_looking: bool,
-    pub(super) questions: Vec<(Question, Answer)>,
+    pub(super) questions: Vec<(Question, ProbeReply)>,
 }
 
-pub(super) type Answer = oneshot::Sender<Result<Vec<MountElsewhere>, HostError>>;
+pub(super) type ProbeReply = oneshot::Sender<Result<Vec<MountElsewhere>, HostError>>;
 
 pub(super) struct Question {
     pub(super) shown: Vec<Shown>,
@@ -264,7 +264,7 @@ fn look(questions: &[Question]) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
     }
 
     let own = table::entries()?;
-    let own_ids: HashMap<u64, &Entry> = own.iter().map(|entry| (entry.id, entry)).collect();
+    let own_ids: HashMap<u64, &MountEntry> = own.iter().map(|entry| (entry.id, entry)).collect();
     let mut shown: HashMap<Place<'_>, Vec<(usize, &Shown)>> = HashMap::new();
     for (number, question) in questions.iter().enumerate() {
         for one in &question.shown {
@@ -272,7 +272,7 @@ fn look(questions: &[Question]) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
         }
     }
     let devices: HashSet<u64> = shown.keys().map(|(device, _)| *device).collect();
-    let asked = |entry: &Entry| -> BTreeSet<usize> {
+    let asked = |entry: &MountEntry| -> BTreeSet<usize> {
         if !devices.contains(&entry.device) {
             return BTreeSet::new();
         }
@@ -377,7 +377,7 @@ fn receives_from(groups: Groups, masters: &HashMap<u64, BTreeSet<u64>>) -> impl 
 }
 
 /// Returns the directory or file that `entry` is mounted on, as its path in the file system of the mount `on`.
-fn place_on(entry: &Entry, on: &Entry) -> Option<PathBuf> {
+fn place_on(entry: &MountEntry, on: &MountEntry) -> Option<PathBuf> {
     Some(on.root.join(entry.path.strip_prefix(&on.path).ok()?))
 }
 

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A mount in the table. `root` is what of its file system it shows.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct MountEntry {
     /// Of the mount, and of the one that it is mounted on. No two mounts of a kernel have the same one at a time.
     pub id: u64,
     pub parent: u64,
@@ -60,7 +60,7 @@ const SERVED: [&str; 10] =
 #[derive(Debug)]
 pub struct MountTable {
     /// By the number of the mount that each is on, and where.
-    mounts: HashMap<(u64, PathBuf), Entry>,
+    mounts: HashMap<(u64, PathBuf), MountEntry>,
     /// The number that the mount of `/` is on.
     bottom: u64,
 }
@@ -80,9 +80,9 @@ impl MountTable {
         Ok(MountTable::of(entries()?))
     }
 
-    fn of(entries: Vec<Entry>) -> MountTable {
+    fn of(entries: Vec<MountEntry>) -> MountTable {
         let ids: HashSet<u64> = entries.iter().map(|entry| entry.id).collect();
-        let is_bottom = |entry: &&Entry| !ids.contains(&entry.parent) && entry.path == Path::new("/");
+        let is_bottom = |entry: &&MountEntry| !ids.contains(&entry.parent) && entry.path == Path::new("/");
         let bottom = entries.iter().find(is_bottom).map_or(0, |entry| entry.parent);
         let mounts = entries.into_iter().map(|entry| ((entry.parent, entry.path.clone()), entry));
         MountTable { mounts: mounts.collect(), bottom }
@@ -91,7 +91,7 @@ impl MountTable {
     /// Returns the mount that a walk to `path`, which is absolute, ends on. `None`: nothing is mounted there, or another mount
     /// covers a directory above.
     pub fn at(&self, path: &Path) -> Option<TableMount<'_>> {
-        let Entry { device, root, fs_type, .. } = self.entry_at(path)?;
+        let MountEntry { device, root, fs_type, .. } = self.entry_at(path)?;
         let kind = fs_type.split('.').next().unwrap_or_default();
         Some(TableMount { device: *device, root, is_served: SERVED.contains(&kind) })
     }
@@ -102,8 +102,8 @@ impl MountTable {
     }
 
     /// Returns whether the automount `top` lies on a mount at the same path that is no automount.
-    pub(super) fn covers_a_mount(&self, top: &Entry) -> bool {
-        let on = |mount: &Entry| self.mounts.values().find(|other| other.id == mount.parent);
+    pub(super) fn covers_a_mount(&self, top: &MountEntry) -> bool {
+        let on = |mount: &MountEntry| self.mounts.values().find(|other| other.id == mount.parent);
         let mut under = on(top);
         while let Some(mount) = under.filter(|mount| mount.path == top.path && mount.id != mount.parent) {
             if !is_autofs(mount) {
@@ -114,14 +114,14 @@ impl MountTable {
         false
     }
 
-    pub(super) fn entry_at(&self, path: &Path) -> Option<&Entry> {
+    pub(super) fn entry_at(&self, path: &Path) -> Option<&MountEntry> {
         self.entry_around(path).filter(|mount| mount.path == path)
     }
 
     /// Returns the mount that what lies at `path` is on: the last one that a walk there enters.
-    pub(super) fn entry_around(&self, path: &Path) -> Option<&Entry> {
+    pub(super) fn entry_around(&self, path: &Path) -> Option<&MountEntry> {
         let mut way: Vec<&Path> = path.ancestors().collect();
-        let mut reached: Option<&Entry> = None;
+        let mut reached: Option<&MountEntry> = None;
         while let Some(next) = way.last() {
             let on = reached.map_or(self.bottom, |mount| mount.id);
             match self.mounts.get(&(on, next.to_path_buf())) {
@@ -149,7 +149,7 @@ pub(super) struct OwnTable {
 struct LastRead {
     /// The read began after this caller had asked, and after all callers before it.
     after: u64,
-    entries: Option<Arc<Vec<Entry>>>,
+    entries: Option<Arc<Vec<MountEntry>>>,
 }
 
 /// A caller without an answer.
@@ -163,7 +163,7 @@ impl Drop for Waiting<'_> {
 
 impl OwnTable {
     /// Returns the mounts of csid's own namespace, as they were at a moment after this call began.
-    pub async fn entries(&self) -> Result<Arc<Vec<Entry>>, HostError> {
+    pub async fn entries(&self) -> Result<Arc<Vec<MountEntry>>, HostError> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let waiting = Waiting(&self.waiting);
         let caller = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
@@ -197,7 +197,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 /// Returns the mounts of csid's own namespace.
-pub(super) fn entries() -> Result<Vec<Entry>, HostError> {
+pub(super) fn entries() -> Result<Vec<MountEntry>, HostError> {
     Ok(parsed(&text()?).collect())
 }
 
@@ -212,13 +212,14 @@ fn text() -> Result<Vec<u8>, HostError> {
 }
 
 /// Returns the mounts in the text of a `mountinfo`.
-pub(super) fn parsed(text: &[u8]) -> impl Iterator<Item = Entry> {
+pub(super) fn parsed(text: &[u8]) -> impl Iterator<Item = MountEntry> {
     text.split(|&byte| byte == b'\n').filter_map(entry)
 }
 
 pub(super) fn mounts_below(root: &Path) -> Result<Vec<MountPoint>, HostError> {
     let mut points: BTreeMap<PathBuf, MountPoint> = BTreeMap::new();
-    for Entry { device, path, .. } in entries()?.into_iter().filter(|entry| entry.path.starts_with(root)) {
+    for MountEntry { device, path, .. } in entries()?.into_iter().filter(|entry| entry.path.starts_with(root))
+    {
         let first = MountPoint { path: path.clone(), device, stacked: 0 };
         let point = points.entry(path).or_insert(first);
         point.device = device;
@@ -237,7 +238,7 @@ pub(super) fn copies(source: &Path) -> Result<Vec<PathBuf>, HostError> {
     let root: PathBuf =
         around.root.components().chain(source.components().skip(around.path.components().count())).collect();
     let is_copy =
-        |entry: &&Entry| entry.device == around.device && entry.root == root && entry.path != source;
+        |entry: &&MountEntry| entry.device == around.device && entry.root == root && entry.path != source;
     Ok(entries.iter().filter(is_copy).map(|entry| entry.path.clone()).collect())
 }
 
@@ -247,7 +248,7 @@ pub(super) fn is_automount(path: &Path) -> Result<bool, HostError> {
 }
 
 /// Whether the mount is an automount.
-pub(super) fn is_autofs(mount: &Entry) -> bool {
+pub(super) fn is_autofs(mount: &MountEntry) -> bool {
     mount.fs_type == "autofs"
 }
 
@@ -270,7 +271,7 @@ pub(super) fn automount_at(path: &Path) -> Result<Automount, HostError> {
     let below: HashSet<u64> = there.map(|entry| entry.parent).collect();
     let is_on_one = entries.iter().any(|entry| below.contains(&entry.id) && is_autofs(entry));
     let table = MountTable::of(entries);
-    let is_over_a_mount = |top: &Entry| top.path == path && table.covers_a_mount(top);
+    let is_over_a_mount = |top: &MountEntry| top.path == path && table.covers_a_mount(top);
     Ok(match table.entry_around(path) {
         Some(top) if is_autofs(top) && !is_over_a_mount(top) => Automount::Bare,
         _ if is_known || is_on_one => Automount::Covered,
@@ -294,7 +295,7 @@ pub(super) struct Brief<'a> {
 
 impl Brief<'_> {
     /// Returns the whole line.
-    pub fn entry(&self) -> Option<Entry> {
+    pub fn entry(&self) -> Option<MountEntry> {
         entry(self.line)
     }
 }
@@ -331,7 +332,7 @@ fn groups<'a>(fields: impl Iterator<Item = &'a [u8]>) -> Groups {
 }
 
 /// A line such as `36 35 98:0 /root /mnt\040point rw,noatime shared:2 master:1 - ext3 /dev/root rw`.
-fn entry(line: &[u8]) -> Option<Entry> {
+fn entry(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&byte| byte == b' ');
     let mut number = || number(fields.next()?);
     let (id, parent) = (number()?, number()?);
@@ -340,7 +341,7 @@ fn entry(line: &[u8]) -> Option<Entry> {
     let read_only = fields.next()?.split(|&byte| byte == b',').any(|option| option == b"ro");
     let groups = groups(fields.by_ref().take_while(|field| *field != b"-"));
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(Entry { id, parent, device, root, path, fs_type, read_only, groups })
+    Some(MountEntry { id, parent, device, root, path, fs_type, read_only, groups })
 }
 
 fn number(field: &[u8]) -> Option<u64> {
@@ -480,7 +481,7 @@ mod tests {
         let device = rustix::fs::makedev(98, 7);
         let groups = Groups { master: Some(1), ..Groups::default() };
         let fs_type = "ext3".to_owned();
-        let due = Entry { id: 36, parent: 35, device, root, path, fs_type, read_only: false, groups };
+        let due = MountEntry { id: 36, parent: 35, device, root, path, fs_type, read_only: false, groups };
         assert_eq!(entry(line), Some(due));
         assert_eq!(entry(b""), None);
         assert_eq!(unescape(br"/a\04"), PathBuf::from(r"/a\04"));

@@ -45,7 +45,7 @@ pub enum UnitsError {
 }
 
 /// A service that systemd runs for csid until the next boot.
-pub struct Service {
+pub struct TransientService {
     pub unit: String,
     pub description: String,
     pub argv: Vec<String>,
@@ -67,7 +67,7 @@ pub struct Service {
     pub settings: Vec<(&'static str, Variant<'static>)>,
 }
 
-impl Service {
+impl TransientService {
     fn environment(&self) -> Vec<String> {
         self.environment.iter().map(|(key, value)| format!("{key}={value}")).collect()
     }
@@ -92,7 +92,7 @@ pub struct UnitState {
 
 /// A service that somebody else defines.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ForeignUnit {
     /// Its own name, of which the one that was asked for may be an alias.
     pub name: String,
     /// `loaded`, `not-found`, `masked`, `bad-setting`, `error`
@@ -141,7 +141,7 @@ impl Default for Units {
 
 impl Units {
     /// Start a service; answered when systemd has taken it on, not when it runs.
-    pub async fn start_transient(&self, service: &Service) -> Result<(), UnitsError> {
+    pub async fn start_transient(&self, service: &TransientService) -> Result<(), UnitsError> {
         let texts = |texts: &[&str]| -> Vec<String> { texts.iter().map(|text| (*text).to_owned()).collect() };
         let mut properties: Vec<(&str, Variant<'_>)> = vec![
             ("Description", service.description.as_str().into()),
@@ -236,11 +236,11 @@ impl Units {
     }
 
     /// A service that somebody else defines, also one that is not there: systemd reads its definition if it has not.
-    pub async fn found(&self, service: &str) -> Result<Found, UnitsError> {
+    pub async fn found(&self, service: &str) -> Result<ForeignUnit, UnitsError> {
         let mut listed = self.listed(&[service]).await?;
         let (name, _, load, _, sub, _, path, job, ..) = listed.remove(0);
         let state = self.state_at(service, &path).await?;
-        Ok(Found { name, load, sub, has_job: job != 0, state })
+        Ok(ForeignUnit { name, load, sub, has_job: job != 0, state })
     }
 
     /// Returns whether the system goes down: it is halted, powered off or rebooted.
@@ -259,7 +259,7 @@ impl Units {
 
     /// Whether a loaded unit would start what `service` says; a drop-in may have added to it. What the settings were is read from
     /// the description, for drop-ins change them.
-    pub async fn is_defined_as(&self, service: &Service) -> Result<bool, UnitsError> {
+    pub async fn is_defined_as(&self, service: &TransientService) -> Result<bool, UnitsError> {
         type Command = (String, Vec<String>, bool, u64, u64, u64, u64, u32, i32, i32);
         let unit = service.unit.as_str();
         let Some(path) = self.path(unit).await? else { return Ok(false) };

@@ -27,7 +27,7 @@ pub(super) struct NotConnected {
 
 /// Who may listen at a plugin's socket.
 #[derive(Clone)]
-pub(super) enum Listener {
+pub(super) enum AllowedListener {
     /// Who may for a plugin that this uid owns.
     Owner(u32),
     /// A process of this unit. The plugin writes in the socket's directory, so the path may lead to another's socket.
@@ -59,7 +59,7 @@ impl Listeners {
 /// connection of it ends. Some drivers insist on the authority `localhost`.
 pub(super) fn open(
     socket: &Path,
-    listener: Listener,
+    listener: AllowedListener,
     ended: Arc<Notify>,
     listeners: Arc<Listeners>,
 ) -> Channel {
@@ -83,14 +83,16 @@ pub(super) fn open(
 
 /// Connects to the socket, and checks the listener by the peer's credentials before a byte is sent. Returns the listener's process ID
 /// too; 0: a process of another pid namespace.
-async fn connected(path: &Path, listener: &Listener) -> io::Result<(UnixStream, u32)> {
+async fn connected(path: &Path, listener: &AllowedListener) -> io::Result<(UnixStream, u32)> {
     let stream = UnixStream::connect(path).await?;
     let peer = stream.peer_cred()?;
     let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default();
     let distrusted = |distrust| io::Error::new(io::ErrorKind::PermissionDenied, distrust);
     match listener {
-        Listener::Owner(owner) => trust::check_listener(path, *owner, peer.uid()).map_err(distrusted)?,
-        Listener::Unit { units, unit } => {
+        AllowedListener::Owner(owner) => {
+            trust::check_listener(path, *owner, peer.uid()).map_err(distrusted)?
+        }
+        AllowedListener::Unit { units, unit } => {
             if !units.has_process(unit, pid).await.map_err(io::Error::other)? {
                 let (uid, unit) = (peer.uid(), unit.clone());
                 return Err(distrusted(trust::Distrust::Stranger { pid, uid, unit }));

@@ -25,7 +25,7 @@ pub struct Controller(pub(super) Arc<Instance>, Arc<[String]>, Option<Hand>);
 
 /// What every controller call has. Secrets live in the caller's frame.
 #[derive(Clone, Copy)]
-pub struct Request<'a> {
+pub struct CallContext<'a> {
     /// Whose call it is, and so whose secrets.
     pub uid: u32,
     pub secrets: Option<&'a Secrets>,
@@ -128,7 +128,7 @@ impl Controller {
         node_id: &str,
         usage: &Usage,
         read_only: bool,
-        request: Request<'_>,
+        request: CallContext<'_>,
     ) -> Result<BTreeMap<String, String>, RpcError> {
         const RPC: &str = "ControllerPublishVolume";
         self.allow(RPC, "PUBLISH_UNPUBLISH_VOLUME", request)?;
@@ -154,7 +154,7 @@ impl Controller {
         &self,
         external_id: &str,
         node_id: &str,
-        request: Request<'_>,
+        request: CallContext<'_>,
     ) -> Result<(), RpcError> {
         const RPC: &str = "ControllerUnpublishVolume";
         self.allow(RPC, "PUBLISH_UNPUBLISH_VOLUME", request)?;
@@ -170,7 +170,7 @@ impl Controller {
         gone(self.call(RPC, request, message, [], send).await)
     }
 
-    pub async fn create(&self, create: Create<'_>, request: Request<'_>) -> Result<Created, RpcError> {
+    pub async fn create(&self, create: Create<'_>, request: CallContext<'_>) -> Result<Created, RpcError> {
         const RPC: &str = "CreateVolume";
         self.allow(RPC, "CREATE_DELETE_VOLUME", request)?;
         let source = match create.source {
@@ -222,7 +222,7 @@ impl Controller {
     }
 
     /// NOT_FOUND is success.
-    pub async fn delete(&self, external_id: &str, request: Request<'_>) -> Result<(), RpcError> {
+    pub async fn delete(&self, external_id: &str, request: CallContext<'_>) -> Result<(), RpcError> {
         const RPC: &str = "DeleteVolume";
         self.allow(RPC, "CREATE_DELETE_VOLUME", request)?;
         let message =
@@ -238,7 +238,7 @@ impl Controller {
         required: u64,
         limit: u64,
         usage: &Usage,
-        request: Request<'_>,
+        request: CallContext<'_>,
     ) -> Result<(u64, bool), RpcError> {
         const RPC: &str = "ControllerExpandVolume";
         self.allow(RPC, "EXPAND_VOLUME", request)?;
@@ -264,7 +264,7 @@ impl Controller {
         external_id: &str,
         usages: &[Usage],
         parameters: &BTreeMap<String, String>,
-        request: Request<'_>,
+        request: CallContext<'_>,
     ) -> Result<Result<(), String>, RpcError> {
         const RPC: &str = "ValidateVolumeCapabilities";
         self.0.may_read_secrets(RPC, request.uid, request.secrets)?;
@@ -295,7 +295,7 @@ impl Controller {
         external_id: &str,
         name: &str,
         parameters: &BTreeMap<String, String>,
-        request: Request<'_>,
+        request: CallContext<'_>,
     ) -> Result<Snapshot, RpcError> {
         const RPC: &str = "CreateSnapshot";
         self.allow(RPC, "CREATE_DELETE_SNAPSHOT", request)?;
@@ -312,7 +312,7 @@ impl Controller {
     }
 
     /// NOT_FOUND is success.
-    pub async fn delete_snapshot(&self, id: &str, request: Request<'_>) -> Result<(), RpcError> {
+    pub async fn delete_snapshot(&self, id: &str, request: CallContext<'_>) -> Result<(), RpcError> {
         const RPC: &str = "DeleteSnapshot";
         self.allow(RPC, "CREATE_DELETE_SNAPSHOT", request)?;
         let message =
@@ -329,7 +329,7 @@ impl Controller {
         external_id: &str,
         token: &str,
         max: u32,
-        request: Request<'_>,
+        request: CallContext<'_>,
     ) -> Result<(Vec<Snapshot>, String), RpcError> {
         const RPC: &str = "ListSnapshots";
         self.allow(RPC, "LIST_SNAPSHOTS", request)?;
@@ -354,7 +354,7 @@ impl Controller {
         &self,
         token: &str,
         max: u32,
-        request: Request<'_>,
+        request: CallContext<'_>,
     ) -> Result<(Vec<External>, String), RpcError> {
         const RPC: &str = "ListVolumes";
         self.allow(RPC, "LIST_VOLUMES", request)?;
@@ -387,7 +387,7 @@ impl Controller {
         usages: &[Usage],
         parameters: &BTreeMap<String, String>,
         topology: &BTreeMap<String, String>,
-        request: Request<'_>,
+        request: CallContext<'_>,
     ) -> Result<u64, RpcError> {
         const RPC: &str = "GetCapacity";
         self.allow(RPC, "GET_CAPACITY", request)?;
@@ -408,7 +408,7 @@ impl Controller {
         &self,
         rpc: &'static str,
         capability: &'static str,
-        request: Request<'_>,
+        request: CallContext<'_>,
     ) -> Result<(), RpcError> {
         self.0.gate(rpc, capability, self.can(capability))?;
         self.0.may_read_secrets(rpc, request.uid, request.secrets)
@@ -417,7 +417,7 @@ impl Controller {
     async fn call<'w, Q, R, F>(
         &self,
         rpc: &'static str,
-        request: Request<'_>,
+        request: CallContext<'_>,
         message: Q,
         words: impl IntoIterator<Item = &'w String>,
         send: impl FnOnce(Channel, tonic::Request<Q>) -> F,
@@ -485,7 +485,7 @@ impl Controller {
     }
 }
 
-impl Request<'_> {
+impl CallContext<'_> {
     fn hidden<'w>(self, words: impl IntoIterator<Item = &'w String>) -> Hidden {
         Hidden::of(self.secrets, self.secrets_forgotten).and(words)
     }

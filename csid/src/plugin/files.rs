@@ -7,7 +7,7 @@ use crate::config::{FileError, read_each};
 use crate::plugin::spec::PluginSpec;
 
 /// A file's plugin: its id and its spec.
-pub type File = Result<(String, PluginSpec), FileError>;
+pub type PluginFile = Result<(String, PluginSpec), FileError>;
 
 /// Read and check every file of a directory, by id.
 pub fn load(directory: &Path) -> Result<Vec<(String, PluginSpec)>, FileError> {
@@ -15,7 +15,7 @@ pub fn load(directory: &Path) -> Result<Vec<(String, PluginSpec)>, FileError> {
 }
 
 /// As [`load`], each file for itself.
-pub fn load_each(directory: &Path) -> Result<Vec<File>, FileError> {
+pub fn load_each(directory: &Path) -> Result<Vec<PluginFile>, FileError> {
     read_each(directory, |_, id, text| {
         let spec: PluginSpec = toml::from_str(text).map_err(|error| error.to_string())?;
         spec.validate(id).and_then(|()| spec.check_program()).map_err(|error| error.message)?;

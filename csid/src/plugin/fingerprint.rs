@@ -42,7 +42,7 @@ pub(super) struct Fingerprint {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
+pub(super) enum FingerprintError {
     #[error(transparent)]
     Rpc(#[from] RpcError),
     #[error("GetPluginInfo: the plugin's name is empty; CSI asks for one")]
@@ -60,7 +60,7 @@ pub(super) async fn probe(peer: &Peer, deadline: Instant) -> Result<bool, RpcErr
 
 /// What a plugin has answered of a fingerprint that failed; `None`: it has not answered that.
 #[derive(Default)]
-pub(super) struct Facts {
+pub(super) struct PartialFingerprint {
     pub plugin: Option<Vec<&'static str>>,
     /// The service's capabilities; `Some(None)`: the plugin says that it has no such service.
     pub node: Option<Option<Vec<&'static str>>>,
@@ -74,8 +74,8 @@ pub(super) async fn take(
     peer: &Peer,
     known: Option<&Identity>,
     deadline: Instant,
-    facts: &mut Facts,
-) -> Result<Fingerprint, Failure> {
+    facts: &mut PartialFingerprint,
+) -> Result<Fingerprint, FingerprintError> {
     let mut print = Fingerprint::default();
     let name = match known {
         Some(_) => None,
@@ -85,7 +85,7 @@ pub(super) async fn take(
             let request = v1::GetPluginInfoRequest {};
             let info = peer.call("GetPluginInfo", deadline, request, || peer.hidden(), send).await?;
             if info.name.is_empty() {
-                return Err(Failure::NoName);
+                return Err(FingerprintError::NoName);
             }
             peer.warn_if_long("manifest", map_bytes(&info.manifest), MAP_BYTES);
             Some((info.name, info.vendor_version))
@@ -155,12 +155,12 @@ pub(super) async fn take(
 }
 
 /// NodeGetInfo is asked for only of plugins that attach; another may leave it out.
-async fn node_info(peer: &Peer, deadline: Instant, identity: &mut Identity) -> Result<(), Failure> {
+async fn node_info(peer: &Peer, deadline: Instant, identity: &mut Identity) -> Result<(), FingerprintError> {
     let send = async |channel: Channel, request| NodeClient::new(channel).node_get_info(request).await;
     let request = v1::NodeGetInfoRequest {};
     let answer = peer.call("NodeGetInfo", deadline, request, || peer.hidden(), send).await;
     let Some(info) = served(answer)? else { return Ok(()) };
-    answer::id(&info.node_id).map_err(Failure::NodeId)?;
+    answer::id(&info.node_id).map_err(FingerprintError::NodeId)?;
     identity.node_id = info.node_id;
     // CSI allows no negative one; no limit is what it can mean.
     identity.max_volumes = info.max_volumes_per_node.max(0);

@@ -16,16 +16,17 @@ use crate::error::{Error, Kind, Result};
 use crate::plugin::controller::Controller;
 use crate::plugin::errors;
 use crate::plugin::node::Ready;
-use crate::plugin::place::Place;
-use crate::plugin::registry::{Entry, Plugins, owner};
+use crate::plugin::place::Location;
+use crate::plugin::registry::{InstanceEntry, Plugins, owner};
 use crate::plugin::spec::validate_id;
-use crate::plugin::task::Snapshot;
+use crate::plugin::task::InstanceState;
 use crate::plugin::view::{ATTACHES, Can, PluginChange, PluginView, Service};
 
 impl Plugins {
     /// Returns the host directory of each plugin's volumes; more than one where its instances differ.
     pub fn roots(&self) -> Vec<(String, PathBuf)> {
-        let root = |id: &String, entry: &Entry| Place::of(&self.0.directories, id, &entry.spec).root;
+        let root =
+            |id: &String, entry: &InstanceEntry| Location::of(&self.0.directories, id, &entry.spec).root;
         let plugins = self.entries();
         let roots = plugins.iter().flat_map(|(id, entries)| {
             entries.iter().map(|entry| (id.clone(), root(id, entry))).collect::<BTreeSet<_>>()
@@ -61,15 +62,16 @@ impl Plugins {
     pub fn serves_without(&self, id: &str, instance: &str) -> bool {
         let attaches = self.can(id, ATTACHES) != Some(false);
         let plugins = self.entries();
-        let (own, others): (Vec<&Entry>, Vec<&Entry>) =
+        let (own, others): (Vec<&InstanceEntry>, Vec<&InstanceEntry>) =
             serving(plugins.get(id)).partition(|entry| entry.spec.instance() == instance);
-        let serves = |entry: &Entry, service| {
+        let serves = |entry: &InstanceEntry, service| {
             entry.state.borrow().ready.as_ref().is_some_and(|ready| ready.0.offers(service))
         };
-        let controls = |entry: &Entry| {
+        let controls = |entry: &InstanceEntry| {
             entry.state.borrow().view.services.iter().any(|offered| offered == Service::Controller.name())
         };
-        let beside = |other: &Entry| own.iter().all(|own| own.spec.plugin_root == other.spec.plugin_root);
+        let beside =
+            |other: &InstanceEntry| own.iter().all(|own| own.spec.plugin_root == other.spec.plugin_root);
         let needs_controller = attaches && own.iter().any(|own| controls(own));
         others.iter().any(|other| serves(other, Service::Node) && beside(other))
             && (!needs_controller || others.iter().any(|other| serves(other, Service::Controller)))
@@ -134,7 +136,7 @@ impl Plugins {
             Can::Node(_) => Service::Node,
             Can::Plugin(_) | Can::Controller(_) => Service::Controller,
         };
-        let views = |_: &Entry, state: &Snapshot| Some(state.view.clone());
+        let views = |_: &InstanceEntry, state: &InstanceState| Some(state.view.clone());
         let known = self.found(id, views, |views| known(views, what));
         by(Some(deadline), known).await.unwrap_or_else(|| Err(self.unavailable(id, service)))
     }
@@ -194,7 +196,7 @@ impl Plugins {
     async fn found<S, T>(
         &self,
         id: &str,
-        such: impl Fn(&Entry, &Snapshot) -> Option<S>,
+        such: impl Fn(&InstanceEntry, &InstanceState) -> Option<S>,
         pick: impl Fn(&[S]) -> Option<T>,
     ) -> Result<T> {
         let mut known = self.0.known.subscribe();
@@ -297,11 +299,11 @@ fn known(views: &[Arc<PluginView>], what: Can) -> Option<bool> {
 
 /// Those of a plugin's instances that are given calls, the newest first: neither one that is only tried nor one that was
 /// replaced.
-fn serving(entries: Option<&Vec<Entry>>) -> impl Iterator<Item = &Entry> {
+fn serving(entries: Option<&Vec<InstanceEntry>>) -> impl Iterator<Item = &InstanceEntry> {
     entries.into_iter().flatten().filter(|entry| entry.serves())
 }
 
-fn ready(entry: &Entry, state: &Snapshot) -> Option<Ready> {
+fn ready(entry: &InstanceEntry, state: &InstanceState) -> Option<Ready> {
     let Ready(instance, _) = state.ready.clone()?;
     Some(Ready(instance, Some(entry.hands.as_ref()?.give())))
 }
@@ -312,7 +314,7 @@ fn newest(service: Service) -> impl Fn(&[Ready]) -> Option<Ready> {
 
 /// The instance that node calls go to: the newest healthy one with a node service. Where there is none it is the one
 /// that they wait for, and of a plugin without a node service a healthy one.
-fn active(entries: &[Entry]) -> Option<&Entry> {
+fn active(entries: &[InstanceEntry]) -> Option<&InstanceEntry> {
     entries.iter().filter(|entry| entry.serves()).min_by_key(|entry| {
         let state = entry.state.borrow();
         let node = state.view.services.iter().any(|service| service == Service::Node.name());
@@ -327,7 +329,7 @@ fn active(entries: &[Entry]) -> Option<&Entry> {
 
 /// Merges a plugin's instances into one view. The active instance comes first and gives the state and the node's capabilities.
 /// The other capabilities are those of all instances, for controller calls go to all. Each call checks its own instance.
-fn merged(entries: &[Entry]) -> Option<PluginView> {
+fn merged(entries: &[InstanceEntry]) -> Option<PluginView> {
     let active = active(entries)?;
     let mut view = (*active.state.borrow().view).clone();
     view.owner = owner(entries)?;
@@ -355,7 +357,7 @@ fn add(names: &mut Vec<String>, more: &[String]) {
     }
 }
 
-async fn any_changed(states: Vec<watch::Receiver<Snapshot>>) {
+async fn any_changed(states: Vec<watch::Receiver<InstanceState>>) {
     let mut changes: FuturesUnordered<_> = states.into_iter().map(changed).collect();
     match changes.next().await {
         Some(()) => {}
@@ -363,7 +365,7 @@ async fn any_changed(states: Vec<watch::Receiver<Snapshot>>) {
     }
 }
 
-async fn changed(mut state: watch::Receiver<Snapshot>) {
+async fn changed(mut state: watch::Receiver<InstanceState>) {
     // The task of a removed instance has ended. The registry signals what came after it.
     if state.changed().await.is_err() {
         std::future::pending().await

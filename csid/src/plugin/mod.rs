@@ -48,11 +48,11 @@ mod visible;
 
 pub use crate::host::exec::{Run, Size};
 pub use crate::host::log::Lines;
-pub use controller::{Controller, Create, Created, External, Request, Snapshot, Source};
+pub use controller::{CallContext, Controller, Create, Created, External, Snapshot, Source};
 pub use network::Network;
-pub use node::{Call, Measure, Ready, Stats};
+pub use node::{Measure, NodeCall, Ready, Stats};
 pub use profile::Profile;
-pub use registry::{Applied, Exec, Plugins};
+pub use registry::{AppliedFiles, Exec, Plugins};
 pub use rpc::{Class, RpcError, code_name};
 pub use spec::{Log, PluginSpec, Supervision, validate_id};
 pub use stats::{InstanceStats, PluginStats};

@@ -46,14 +46,14 @@ fn unit_of(name: &str) -> String {
 
 /// The commands that make the namespace and take it away.
 #[derive(Clone, Debug)]
-pub(super) struct Commands(Oneshot);
+pub(super) struct NamespaceCommands(Oneshot);
 
-impl Commands {
+impl NamespaceCommands {
     pub fn of(id: &str, spec: &PluginSpec) -> Option<Self> {
         let (Network::Namespace(name), false) = (&spec.network, spec.network_prestart.is_empty()) else {
             return None;
         };
-        Some(Commands(Oneshot {
+        Some(NamespaceCommands(Oneshot {
             unit: unit_of(name),
             description: format!("Network namespace {name} of CSI plugins"),
             start: spec.network_prestart.clone(),
@@ -111,7 +111,7 @@ pub(super) async fn clear(units: &Units, network: &Network, all: &Namespaces) ->
 pub(super) async fn prepare(
     units: &Units,
     network: &Network,
-    commands: Option<&Commands>,
+    commands: Option<&NamespaceCommands>,
 ) -> Result<Option<String>, StartError> {
     let Some(path) = network.path() else { return Ok(None) };
     if let Some(commands) = commands {

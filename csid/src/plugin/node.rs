@@ -25,7 +25,7 @@ use crate::store::rows::Usage;
 pub struct Ready(pub(super) Arc<Instance>, pub(super) Option<Hand>);
 
 /// One node call: what the RPCs of a mount have in common. Secrets live in the caller's frame.
-pub struct Call<'a> {
+pub struct NodeCall<'a> {
     pub external_id: &'a str,
     /// The staging path on the host.
     pub staging: &'a str,
@@ -109,7 +109,7 @@ impl Ready {
         &self.0.root
     }
 
-    pub async fn stage(&self, call: Call<'_>) -> Result<(), RpcError> {
+    pub async fn stage(&self, call: NodeCall<'_>) -> Result<(), RpcError> {
         self.0.may_read_secrets("NodeStageVolume", call.uid, call.secrets)?;
         let request = v1::NodeStageVolumeRequest {
             volume_id: call.external_id.to_owned(),
@@ -123,7 +123,7 @@ impl Ready {
         self.call("NodeStageVolume", &call, request, send).await.map(drop)
     }
 
-    pub async fn publish(&self, call: Call<'_>) -> Result<(), RpcError> {
+    pub async fn publish(&self, call: NodeCall<'_>) -> Result<(), RpcError> {
         self.0.may_read_secrets("NodePublishVolume", call.uid, call.secrets)?;
         let request = v1::NodePublishVolumeRequest {
             volume_id: call.external_id.to_owned(),
@@ -140,7 +140,7 @@ impl Ready {
     }
 
     /// NOT_FOUND is success: there is nothing left to take away (CSI rule 36).
-    pub async fn unpublish(&self, call: Call<'_>) -> Result<(), RpcError> {
+    pub async fn unpublish(&self, call: NodeCall<'_>) -> Result<(), RpcError> {
         let request = v1::NodeUnpublishVolumeRequest {
             volume_id: call.external_id.to_owned(),
             target_path: self.seen(call.target),
@@ -150,7 +150,7 @@ impl Ready {
     }
 
     /// NOT_FOUND is success, as in [`unpublish`](Ready::unpublish).
-    pub async fn unstage(&self, call: Call<'_>) -> Result<(), RpcError> {
+    pub async fn unstage(&self, call: NodeCall<'_>) -> Result<(), RpcError> {
         let request = v1::NodeUnstageVolumeRequest {
             volume_id: call.external_id.to_owned(),
             staging_target_path: self.seen(call.staging),
@@ -161,7 +161,7 @@ impl Ready {
 
     /// The file-system of an expanded volume grows; its capacity now, 0: the plugin does not say. `call.target` may be the
     /// staging path of a volume that is not published.
-    pub async fn expand(&self, call: Call<'_>, required: u64, limit: u64) -> Result<u64, RpcError> {
+    pub async fn expand(&self, call: NodeCall<'_>, required: u64, limit: u64) -> Result<u64, RpcError> {
         const RPC: &str = "NodeExpandVolume";
         self.0.gate(RPC, "EXPAND_VOLUME", self.can("EXPAND_VOLUME"))?;
         self.0.may_read_secrets(RPC, call.uid, call.secrets)?;
@@ -179,7 +179,7 @@ impl Ready {
     }
 
     /// How full a published volume is, and how it is.
-    pub async fn stats(&self, call: Call<'_>) -> Result<Stats, RpcError> {
+    pub async fn stats(&self, call: NodeCall<'_>) -> Result<Stats, RpcError> {
         const RPC: &str = "NodeGetVolumeStats";
         self.0.gate(RPC, "GET_VOLUME_STATS", self.can("GET_VOLUME_STATS"))?;
         let request = v1::NodeGetVolumeStatsRequest {
@@ -209,7 +209,7 @@ impl Ready {
     async fn call<Q, R, F>(
         &self,
         rpc: &'static str,
-        call: &Call<'_>,
+        call: &NodeCall<'_>,
         request: Q,
         send: impl FnOnce(Channel, tonic::Request<Q>) -> F,
     ) -> Result<R, RpcError>
@@ -225,7 +225,7 @@ impl Ready {
     }
 
     /// The staging path as the plugin sees it, if it stages (CSI rule 33).
-    fn staged(&self, call: &Call<'_>) -> String {
+    fn staged(&self, call: &NodeCall<'_>) -> String {
         if self.stages() { self.seen(call.staging) } else { String::new() }
     }
 
@@ -239,6 +239,6 @@ impl Ready {
     }
 }
 
-fn hidden(call: &Call<'_>) -> Hidden {
+fn hidden(call: &NodeCall<'_>) -> Hidden {
     Hidden::of(call.secrets, call.secrets_forgotten).and(opaque(call.usage))
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use sha2::{Digest, Sha256};
 
 use crate::config::Directories;
-use crate::plugin::namespace::Commands;
+use crate::plugin::namespace::NamespaceCommands;
 use crate::plugin::profile::Profile;
 use crate::plugin::spec::{ENDPOINT, PluginSpec, SOCKET_BYTES, Supervision, unit_name};
 
@@ -16,11 +16,11 @@ pub(super) const HASH_BYTES: usize = 16;
 
 /// Where a plugin lives: derived from its id and spec alone.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct Location {
     /// Empty for an external plugin.
     pub unit: String,
     /// What makes its network namespace, where commands do.
-    pub network: Option<Commands>,
+    pub network: Option<NamespaceCommands>,
     pub socket: PathBuf,
     /// The directory of the socket, when it is csid's own (CSI rule 5).
     pub directory: Option<PathBuf>,
@@ -30,7 +30,7 @@ pub(super) struct Place {
     pub view: PathBuf,
 }
 
-impl Place {
+impl Location {
     pub fn of(directories: &Directories, id: &str, spec: &PluginSpec) -> Self {
         let root = spec.plugin_root.as_ref().map_or_else(|| directories.plugin(id), PathBuf::from);
         let view = spec.plugin_view.as_ref().map_or_else(|| root.clone(), PathBuf::from);
@@ -50,11 +50,11 @@ impl Place {
             }
             (Supervision::Managed, None) => (unit_name(id, spec.instance()), own.join(SOCKET), Some(own)),
         };
-        let network = Commands::of(id, spec);
+        let network = NamespaceCommands::of(id, spec);
         // In a directory that is not csid's own another user could not listen.
         let has_own = directory.is_some() && spec.profile == Some(Profile::Controller);
         let user = has_own.then(|| user_name(id));
-        Place { unit, network, socket, directory, user, root, view }
+        Location { unit, network, socket, directory, user, root, view }
     }
 
     /// What a managed plugin finds in its environment: its own, and the endpoint unless that names one (CSI

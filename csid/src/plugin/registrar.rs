@@ -126,7 +126,7 @@ impl Plugins {
         socket: &Path,
         gone: &mut oneshot::Receiver<()>,
     ) -> std::result::Result<(), RecvError> {
-        let listener = channel::Listener::Owner(0);
+        let listener = channel::AllowedListener::Owner(0);
         let mut registrar =
             RegistrationClient::new(channel::open(socket, listener, Arc::default(), Arc::default()));
         let (mut pause, mut said) = (FIRST_PAUSE, String::new());

@@ -1,7 +1,7 @@
 use super::*;
 use crate::Kind;
 use crate::config::Directories;
-use crate::plugin::place::{HASH_BYTES, Place};
+use crate::plugin::place::{HASH_BYTES, Location};
 
 fn external() -> PluginSpec {
     PluginSpec {
@@ -234,7 +234,7 @@ fn unset_keys_are_not_serialized() {
 fn co_rules_1_2_and_5_the_socket_and_its_endpoint() {
     let directories =
         Directories { state: "/var/lib/csid".into(), runtime: "/run/csid".into(), configuration: "/".into() };
-    let place = Place::of(&directories, "my-plugin.1", &managed());
+    let place = Location::of(&directories, "my-plugin.1", &managed());
     assert_eq!(place.unit, "csi-plugin-my\\x2dplugin.1-default.service");
     assert_eq!(place.socket, Path::new("/run/csid/plugins/my-plugin.1/default/csi.sock"));
     assert_eq!(place.directory.as_deref(), place.socket.parent());
@@ -244,14 +244,17 @@ fn co_rules_1_2_and_5_the_socket_and_its_endpoint() {
         place.environment(&managed()).get("CSI_ENDPOINT").map(String::as_str),
         Some("unix:///run/csid/plugins/my-plugin.1/default/csi.sock")
     );
-    let longest =
-        Place::of(&directories, &"x".repeat(63), &PluginSpec { instance: Some("y".repeat(16)), ..managed() });
+    let longest = Location::of(
+        &directories,
+        &"x".repeat(63),
+        &PluginSpec { instance: Some("y".repeat(16)), ..managed() },
+    );
     assert!(longest.socket.as_os_str().len() <= SOCKET_BYTES, "{}", longest.socket.display());
     assert!(longest.socket.ends_with(Path::new(&"y".repeat(16)).join("csi.sock")));
 
     let of = |instance: &str| {
         let spec = PluginSpec { instance: Some(instance.to_owned()), ..managed() };
-        Place::of(&directories, &"x".repeat(63), &spec)
+        Location::of(&directories, &"x".repeat(63), &spec)
     };
     let [one, other] = ["a", "b"].map(|letter| of(&letter.repeat(64)));
     for place in [&one, &other] {
@@ -264,7 +267,7 @@ fn co_rules_1_2_and_5_the_socket_and_its_endpoint() {
     assert_eq!(of("v1-2").unit, format!("csi-plugin-{}-v1\\x2d2.service", "x".repeat(63)));
 
     let own = environment("CSI_ENDPOINT", "unix:///srv/x.sock");
-    let place = Place::of(&directories, "a", &own);
+    let place = Location::of(&directories, "a", &own);
     assert_eq!((place.socket.to_str(), place.directory.as_deref()), (Some("/srv/x.sock"), None));
     assert_eq!(place.environment(&own), own.environment);
 }

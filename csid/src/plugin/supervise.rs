@@ -7,9 +7,9 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt}
 use std::path::Path;
 use std::time::Duration;
 
-use crate::host::units::{Found, MainProcess, Service, Units, UnitsError};
+use crate::host::units::{ForeignUnit, MainProcess, TransientService, Units, UnitsError};
 use crate::plugin::namespace;
-use crate::plugin::place::Place;
+use crate::plugin::place::Location;
 use crate::plugin::spec::{Log, PluginSpec, Supervision, split_credential};
 use crate::plugin::start_error::{StartError, how_it_ended};
 use crate::plugin::unit_settings;
@@ -42,7 +42,7 @@ pub(super) async fn ensure(
     units: &Units,
     id: &str,
     spec: &PluginSpec,
-    place: &Place,
+    place: &Location,
 ) -> Result<Running, StartError> {
     match spec.supervision {
         Supervision::Unit => adopt(units, &place.unit).await,
@@ -59,7 +59,7 @@ async fn adopt(units: &Units, unit: &str) -> Result<Running, StartError> {
     loop {
         let found = units.found(unit).await?;
         refuse_unloaded(unit, &found)?;
-        let Found { sub, has_job, state, .. } = found;
+        let ForeignUnit { sub, has_job, state, .. } = found;
         match state.active.as_str() {
             // Before it says that it is ready it is watched already.
             "activating" if state.main_pid != 0 => {
@@ -96,7 +96,7 @@ async fn adopt(units: &Units, unit: &str) -> Result<Running, StartError> {
     }
 }
 
-fn refuse_unloaded(unit: &str, found: &Found) -> Result<(), StartError> {
+fn refuse_unloaded(unit: &str, found: &ForeignUnit) -> Result<(), StartError> {
     let unit = unit.to_owned();
     match found.load.as_str() {
         "loaded" if found.name == unit => Ok(()),
@@ -122,7 +122,7 @@ pub(super) async fn started_by_others(units: &Units, unit: &str) {
 
 /// Stop a unit that somebody else has defined, and start it: answered when its process has ended; the next one is waited for by
 /// [`ensure`].
-pub(super) async fn restart(units: &Units, place: &Place) -> Result<(), UnitsError> {
+pub(super) async fn restart(units: &Units, place: &Location) -> Result<(), UnitsError> {
     let unit = &place.unit;
     let ends = units.found(unit).await?.state.main_pid;
     units.reset_failed(unit).await?;
@@ -140,7 +140,7 @@ pub(super) async fn restart(units: &Units, place: &Place) -> Result<(), UnitsErr
 }
 
 /// Make sure that the plugin's own unit runs. One that does is adopted as it is, whatever it was started with.
-async fn own(units: &Units, id: &str, spec: &PluginSpec, place: &Place) -> Result<Running, StartError> {
+async fn own(units: &Units, id: &str, spec: &PluginSpec, place: &Location) -> Result<Running, StartError> {
     let unit = &place.unit;
     let mut started = false;
     let mut pause = Duration::from_millis(5);
@@ -178,7 +178,7 @@ async fn start(
     units: &Units,
     id: &str,
     spec: &PluginSpec,
-    place: &Place,
+    place: &Location,
     loaded: bool,
 ) -> Result<(), StartError> {
     spec.check_program().map_err(|error| StartError::Program(error.message))?;
@@ -187,7 +187,7 @@ async fn start(
     if loaded {
         units.reset_failed(&place.unit).await?;
     }
-    let service = Service { requires, ..service(id, spec, place) };
+    let service = TransientService { requires, ..service(id, spec, place) };
     match units.start_transient(&service).await {
         // systemd forgets a unit that is at rest, but not while processes are left in it: they may be mounts.
         Err(UnitsError::Exists { unit }) => {
@@ -200,12 +200,12 @@ async fn start(
     }
 }
 
-fn service(id: &str, spec: &PluginSpec, place: &Place) -> Service {
+fn service(id: &str, spec: &PluginSpec, place: &Location) -> TransientService {
     let credential = |credential: &String| {
         let (name, path) = split_credential(credential);
         (name.to_owned(), path.unwrap_or(name).to_owned())
     };
-    Service {
+    TransientService {
         unit: place.unit.clone(),
         description: unit_settings::description(id, spec),
         argv: spec.argv.clone(),
@@ -223,7 +223,7 @@ fn service(id: &str, spec: &PluginSpec, place: &Place) -> Service {
 
 /// csid owns the socket's directory (CSI rule 5), and a socket nobody listens at is in the way of the
 /// plugin's bind.
-fn prepare_socket(place: &Place) -> io::Result<()> {
+fn prepare_socket(place: &Location) -> io::Result<()> {
     if let Some(directory) = &place.directory {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         // The uid of a user that systemd makes is not known before the start. That user, and nobody else, comes to the directory
@@ -246,7 +246,7 @@ fn prepare_socket(place: &Place) -> io::Result<()> {
 }
 
 /// Stop the unit, and forget its socket.
-pub(super) async fn stop(units: &Units, place: &Place) -> Result<(), UnitsError> {
+pub(super) async fn stop(units: &Units, place: &Location) -> Result<(), UnitsError> {
     units.stop(&place.unit).await?;
     units.reset_failed(&place.unit).await?;
     if let Some(directory) = &place.directory {

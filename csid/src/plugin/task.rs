@@ -28,12 +28,12 @@ use crate::plugin::channel;
 use crate::plugin::common::Common;
 use crate::plugin::errors::disputed;
 use crate::plugin::events;
-use crate::plugin::fingerprint::{self, Facts, Failure, Fingerprint, Identity};
+use crate::plugin::fingerprint::{self, Fingerprint, FingerprintError, Identity, PartialFingerprint};
 use crate::plugin::instance::{Instance, Load};
 use crate::plugin::namespace;
 use crate::plugin::node::Ready;
 use crate::plugin::node_ids::NodeIds;
-use crate::plugin::place::Place;
+use crate::plugin::place::Location;
 use crate::plugin::rpc::{Class, Limit, Peer, RpcError, Stops, presentable};
 use crate::plugin::spec::{Log, PluginSpec, Supervision};
 use crate::plugin::supervise;
@@ -82,7 +82,7 @@ pub(super) const AGAIN: &str = "; it is started again";
 
 /// The state of an instance at one moment.
 #[derive(Clone)]
-pub(super) struct Snapshot {
+pub(super) struct InstanceState {
     pub view: Arc<PluginView>,
     /// There exactly while the plugin is healthy.
     pub ready: Option<Ready>,
@@ -110,7 +110,7 @@ pub(super) enum How {
 
 /// Handles that all tasks share.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct TaskContext {
     pub store: Store,
     pub units: Units,
     pub changes: broadcast::Sender<PluginChange>,
@@ -122,13 +122,13 @@ pub(super) struct Shared {
 }
 
 pub(super) struct Task {
-    shared: Shared,
+    shared: TaskContext,
     spec: PluginSpec,
-    place: Place,
+    place: Location,
     peer: Peer,
     /// A connection of the channel has ended.
     ended: Arc<Notify>,
-    state: watch::Sender<Snapshot>,
+    state: watch::Sender<InstanceState>,
     probes: mpsc::Receiver<Asked>,
     /// Probes that the next look answers.
     asked: Vec<Asked>,
@@ -158,18 +158,20 @@ enum Look {
 
 impl Task {
     pub fn new(
-        shared: Shared,
+        shared: TaskContext,
         id: &str,
         spec: PluginSpec,
         owner: u32,
-        place: Place,
+        place: Location,
         probes: mpsc::Receiver<Asked>,
         common: Arc<Common>,
-    ) -> (Self, watch::Receiver<Snapshot>) {
+    ) -> (Self, watch::Receiver<InstanceState>) {
         let ended = Arc::new(Notify::new());
         let listener = match place.user {
-            Some(_) => channel::Listener::Unit { units: shared.units.clone(), unit: place.unit.clone() },
-            None => channel::Listener::Owner(owner),
+            Some(_) => {
+                channel::AllowedListener::Unit { units: shared.units.clone(), unit: place.unit.clone() }
+            }
+            None => channel::AllowedListener::Owner(owner),
         };
         common.bound_node_calls(spec.node_calls_at_once());
         let own = spec.rpc_deadline().ok().flatten().map(Limit::new);
@@ -198,7 +200,7 @@ impl Task {
             owner,
             ..PluginView::default()
         };
-        let (state, seen) = watch::channel(Snapshot { view: Arc::new(view.clone()), ready: None });
+        let (state, seen) = watch::channel(InstanceState { view: Arc::new(view.clone()), ready: None });
         let (asked, print, hidden, adopted, load) = (Vec::new(), None, None, None, Arc::default());
         let backoff = Backoff::between(shared.pace.restart, shared.pace.longest);
         let (ready_since, reported) = (None, Vec::new());
@@ -402,7 +404,7 @@ impl Task {
 
     async fn fingerprint(&mut self, whole: bool, deadline: Instant) -> Look {
         let known = self.print.as_ref().filter(|_| !whole).map(|print| &print.identity);
-        let mut facts = Facts::default();
+        let mut facts = PartialFingerprint::default();
         let taken = fingerprint::take(&self.peer, known, deadline, &mut facts).await;
         if taken.is_err() {
             self.keep(facts);
@@ -416,7 +418,7 @@ impl Task {
                 Ok(Some(why)) => Look::Hidden(why),
                 Err(error) => Look::Failed(error.to_string()),
             },
-            Err(Failure::Rpc(error)) => failed(error),
+            Err(FingerprintError::Rpc(error)) => failed(error),
             Err(error) => Look::Failed(error.to_string()),
         }
     }
@@ -436,9 +438,9 @@ impl Task {
 
     /// Shows what a plugin has answered of a fingerprint that failed. What it has not answered stays as it was; the provider's
     /// name is not shown before all is known (`lookup::known`).
-    fn keep(&mut self, facts: Facts) {
+    fn keep(&mut self, facts: PartialFingerprint) {
         let owned = |names: Vec<&'static str>| names.into_iter().map(str::to_owned).collect();
-        let Facts { plugin, node, controller, identity } = facts;
+        let PartialFingerprint { plugin, node, controller, identity } = facts;
         if let Some(plugin) = plugin {
             self.view.plugin_capabilities = owned(plugin);
         }

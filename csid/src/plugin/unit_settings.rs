@@ -5,7 +5,7 @@
 use zbus::Variant;
 
 use crate::plugin::network::Network;
-use crate::plugin::place::Place;
+use crate::plugin::place::Location;
 use crate::plugin::profile::Profile;
 use crate::plugin::spec::PluginSpec;
 use crate::store::rows::Propagation;
@@ -102,7 +102,7 @@ impl Profile {
         }
     }
 
-    fn settings(self, place: &Place) -> Vec<Setting> {
+    fn settings(self, place: &Location) -> Vec<Setting> {
         let table = self.table();
         let bits = |bits: &[u32]| bits.iter().fold(0_u64, |mask, bit| mask | 1 << bit);
         let devices = table.devices.iter().map(|class| ((*class).to_owned(), "rwm".to_owned()));
@@ -153,7 +153,7 @@ fn apart_from_others(user: &str, directory: &str) -> [Setting; 5] {
 }
 
 /// Of a plugin that does nothing on this host but listen and ask.
-fn sandbox(place: &Place) -> Vec<Setting> {
+fn sandbox(place: &Location) -> Vec<Setting> {
     let allowed = |what: &[&str]| -> Variant<'static> {
         (true, what.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>()).into()
     };
@@ -188,7 +188,7 @@ fn sandbox(place: &Place) -> Vec<Setting> {
 }
 
 /// What the plugin's unit is started with.
-pub(super) fn settings(spec: &PluginSpec, place: &Place) -> Vec<Setting> {
+pub(super) fn settings(spec: &PluginSpec, place: &Location) -> Vec<Setting> {
     let mut settings = spec.profile.map(|profile| profile.settings(place)).unwrap_or_default();
     settings.push(match spec.profile {
         Some(Profile::Controller) => ("KillMode", "control-group".into()),
@@ -257,7 +257,7 @@ mod tests {
         let directories = Directories { state: "/s".into(), runtime: "/r".into(), configuration: "/".into() };
         let spec =
             PluginSpec { supervision: Supervision::Managed, profile, network, ..PluginSpec::default() };
-        settings(&spec, &Place::of(&directories, "a", &spec))
+        settings(&spec, &Location::of(&directories, "a", &spec))
     }
 
     fn hiding(settings: Vec<Setting>) -> usize {
@@ -300,7 +300,7 @@ mod tests {
                 propagation: Some(propagation),
                 ..PluginSpec::default()
             };
-            let settings = settings(&spec, &Place::of(&directories, "a", &spec));
+            let settings = settings(&spec, &Location::of(&directories, "a", &spec));
             let flags = settings.iter().find(|(name, _)| *name == "MountFlags").map(|(_, flags)| flags);
             assert_eq!(flags, Some(&Variant::from(libc::MS_SLAVE)), "{propagation:?}");
         }

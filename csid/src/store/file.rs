@@ -10,18 +10,18 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::store::checksum;
 use crate::store::error::{StoreError, at};
-use crate::store::place::{LOG, NAME, Place};
+use crate::store::place::{JournalDirectory, LOG, NAME};
 use crate::store::schema;
 
 /// An open journal: the connection, and the lock that keeps a second csid out while it lives.
 pub(super) struct File {
     pub db: Connection,
-    pub place: Arc<Place>,
+    pub place: Arc<JournalDirectory>,
 }
 
 impl File {
     /// Open the journal for reading; nothing of it is changed before [`File::adopt`]. `known`: there has been one.
-    pub fn open(place: &Arc<Place>, known: bool) -> Result<File, StoreError> {
+    pub fn open(place: &Arc<JournalDirectory>, known: bool) -> Result<File, StoreError> {
         let path = place.path(NAME);
         let corrupt = |why: String| Err(StoreError::Corrupt { path: path.clone(), why });
         let log = place.length(LOG)?;

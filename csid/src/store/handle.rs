@@ -16,13 +16,13 @@ use crate::store::error::StoreError;
 use crate::store::held::HeldVolumes;
 use crate::store::journal::Journal;
 use crate::store::loaded::{Loaded, MountFilter};
-use crate::store::place::Place;
+use crate::store::place::JournalDirectory;
 use crate::store::record::{Record, VolumeName};
 use crate::store::records;
 use crate::store::registry::{ClaimFilter, Listed, ListedClaim, RecordFilter, Registry, Swap};
-use crate::store::request::{Answer, Ask, Commit, Request, Work};
+use crate::store::request::{Ask, Commit, StoreReply, StoreRequest, Work};
 use crate::store::rows::{Event, MountRow, Phase};
-use crate::store::shared::{Health, Shared};
+use crate::store::shared::{Health, Published};
 use crate::store::thread;
 
 /// Events that a listener may be behind before it gets `Lagged`.
@@ -31,8 +31,8 @@ const EVENTS_QUEUED: usize = 1024;
 #[derive(Clone)]
 pub struct Store {
     // Unbounded: each sender waits for its answer, so it holds no more than there are operations.
-    requests: mpsc::Sender<Request>,
-    shared: Arc<Shared>,
+    requests: mpsc::Sender<StoreRequest>,
+    shared: Arc<Published>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -41,7 +41,7 @@ impl Store {
     /// `runtime`, which a boot empties, is noted how far it came. A damaged journal is opened to be read. `node`: another
     /// name of this host in claims than the one of its first start.
     pub fn open(directory: &Path, runtime: &Path, node: Option<&str>) -> Result<(Store, Loaded), StoreError> {
-        let place = Arc::new(Place::take(directory, runtime)?);
+        let place = Arc::new(JournalDirectory::take(directory, runtime)?);
         if let Some(kept) = place.finish()? {
             tracing::warn!(kept = %kept.display(), "a new journal took the place of a damaged one");
         }
@@ -50,7 +50,7 @@ impl Store {
             opened => opened?,
         };
         let (registry, changes) = watch::channel(journal.counters.modify_index);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(Published {
             journal_id: journal.id.clone(),
             node: journal.node.name.clone(),
             modify_index: AtomicU64::new(journal.counters.modify_index),
@@ -79,7 +79,7 @@ impl Store {
     /// what was committed before is synced. A future that is dropped withdraws nothing.
     pub async fn commit(&self, changes: Vec<Change>, durability: Durability) -> Result<(), StoreError> {
         let work = Work::Changes(changes);
-        self.request(|answer| Request::Commit(Commit { work, durability, answer })).await.map(drop)
+        self.request(|answer| StoreRequest::Commit(Commit { work, durability, answer })).await.map(drop)
     }
 
     /// Returns the state of the journal's file, and its changes.
@@ -98,29 +98,29 @@ impl Store {
 
     /// Returns all rows.
     pub async fn rows(&self) -> Result<Loaded, StoreError> {
-        self.request(|answer| Request::Ask(Ask::Rows(answer))).await
+        self.request(|answer| StoreRequest::Ask(Ask::Rows(answer))).await
     }
 
     /// Adds these rows to what is read of a damaged journal. They are written nowhere.
     pub async fn show(&self, changes: Vec<Change>) -> Result<(), StoreError> {
-        self.request(|answer| Request::Ask(Ask::Show(changes, answer))).await
+        self.request(|answer| StoreRequest::Ask(Ask::Show(changes, answer))).await
     }
 
     /// Moves a damaged journal aside, begins a new one of these rows and of the plugins that could be read, and returns where
     /// the damaged one is. The new one is whole and synced before the other one's name changes. This store only reads
     /// from then on: csid starts again.
     pub async fn replace(&self, changes: Vec<Change>) -> Result<PathBuf, StoreError> {
-        self.request(|answer| Request::Ask(Ask::Replace(changes, answer))).await
+        self.request(|answer| StoreRequest::Ask(Ask::Replace(changes, answer))).await
     }
 
     /// Returns the mounts that match, each with its volume's staging path, ordered by key.
     pub async fn mounts(&self, filter: MountFilter) -> Result<Vec<(MountRow, String)>, StoreError> {
-        self.request(|answer| Request::Ask(Ask::Mounts(filter.into(), answer))).await
+        self.request(|answer| StoreRequest::Ask(Ask::Mounts(filter.into(), answer))).await
     }
 
     /// Returns the number of mounts in each phase.
     pub async fn phases(&self) -> Result<BTreeMap<Phase, u64>, StoreError> {
-        self.request(|answer| Request::Ask(Ask::Phases(answer))).await
+        self.request(|answer| StoreRequest::Ask(Ask::Phases(answer))).await
     }
 
     /// Returns the counts of commits since csid's start.
@@ -131,7 +131,7 @@ impl Store {
     /// Returns at most `max` events after `since`, and whether some between were dropped or `since` was never given
     /// out.
     pub async fn events(&self, since: u64, max: u32) -> Result<(Vec<Event>, bool), StoreError> {
-        self.request(|answer| Request::Ask(Ask::Events(since, max, answer))).await
+        self.request(|answer| StoreRequest::Ask(Ask::Events(since, max, answer))).await
     }
 
     /// Subscribes to events, in the order of their commits.
@@ -141,12 +141,12 @@ impl Store {
 
     /// Makes a round trip to the journal's thread and a read, for the watchdog.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        self.request(|answer| Request::Ask(Ask::Ping(answer))).await
+        self.request(|answer| StoreRequest::Ask(Ask::Ping(answer))).await
     }
 
     /// Syncs everything, moves the log into the file and ends the thread. Later requests get `Gone`.
     pub async fn close(&self) -> Result<(), StoreError> {
-        self.request(|answer| Request::Ask(Ask::Close(answer))).await?;
+        self.request(|answer| StoreRequest::Ask(Ask::Close(answer))).await?;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         // It has answered as its last act, so this does not block.
         thread.map_or(Ok(()), |thread| thread.join().map_err(|_| StoreError::Gone))
@@ -172,7 +172,7 @@ impl Store {
         self.shared.modify_index.load(Ordering::Acquire)
     }
 
-    async fn request<T>(&self, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, StoreError> {
+    async fn request<T>(&self, request: impl FnOnce(StoreReply<T>) -> StoreRequest) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
         self.requests.send(request(answer)).map_err(|_| StoreError::Gone)?;
         answered.await.map_err(|_| StoreError::Gone)?
@@ -185,30 +185,30 @@ impl Registry for Store {
     }
 
     fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, StoreError>> {
-        self.request(|answer| Request::Ask(Ask::Record(name, answer))).boxed()
+        self.request(|answer| StoreRequest::Ask(Ask::Record(name, answer))).boxed()
     }
 
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<u64, StoreError>> {
         let durability = swap.durability;
         let work = Work::Swap(Box::new(swap));
-        self.request(move |answer| Request::Commit(Commit { work, durability, answer })).boxed()
+        self.request(move |answer| StoreRequest::Commit(Commit { work, durability, answer })).boxed()
     }
 
     fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>> {
-        self.request(|answer| Request::Ask(Ask::Records(filter.into(), answer))).boxed()
+        self.request(|answer| StoreRequest::Ask(Ask::Records(filter.into(), answer))).boxed()
     }
 
     fn held(&self, plugin: &str, node: &str, most: usize) -> BoxFuture<'_, Result<HeldVolumes, StoreError>> {
         let (plugin, node) = (plugin.to_owned(), node.to_owned());
-        self.request(move |answer| Request::Ask(Ask::Held(plugin, node, most, answer))).boxed()
+        self.request(move |answer| StoreRequest::Ask(Ask::Held(plugin, node, most, answer))).boxed()
     }
 
     fn claims(&self, filter: ClaimFilter) -> BoxFuture<'_, Listed<ListedClaim>> {
-        self.request(|answer| Request::Ask(Ask::Claims(filter.into(), answer))).boxed()
+        self.request(|answer| StoreRequest::Ask(Ask::Claims(filter.into(), answer))).boxed()
     }
 
     fn claim_states(&self) -> BoxFuture<'_, Result<BTreeMap<String, u64>, StoreError>> {
-        self.request(|answer| Request::Ask(Ask::ClaimStates(answer))).boxed()
+        self.request(|answer| StoreRequest::Ask(Ask::ClaimStates(answer))).boxed()
     }
 
     fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, StoreError>> {

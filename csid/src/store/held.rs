@@ -17,16 +17,16 @@ pub struct HeldVolumes {
 
 /// Volumes by plugin and node.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Held(BTreeMap<(String, String), BTreeSet<VolumeName>>);
+pub(super) struct HeldIndex(BTreeMap<(String, String), BTreeSet<VolumeName>>);
 
-impl Held {
+impl HeldIndex {
     /// Reads what the journal holds.
     pub(super) fn read(db: &Connection) -> rusqlite::Result<Self> {
         let sql = "SELECT r.plugin, c.node, r.namespace, r.volume FROM registry r \
                    JOIN claims c ON c.namespace = r.namespace AND c.volume = r.volume \
                    UNION SELECT r.plugin, a.value ->> 'node', r.namespace, r.volume \
                    FROM registry r, json_each(r.attachments) a";
-        let mut held = Held::default();
+        let mut held = HeldIndex::default();
         let mut statement = db.prepare(sql)?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {

@@ -15,7 +15,7 @@ use crate::store::known_claims::KnownClaims;
 use crate::store::loaded::{Loaded, MountFilter};
 use crate::store::mark::{self, Mark};
 use crate::store::node::Node;
-use crate::store::place::Place;
+use crate::store::place::JournalDirectory;
 use crate::store::record::{Record, VolumeName};
 use crate::store::records;
 use crate::store::remains;
@@ -77,7 +77,7 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Open the journal and read all of it before a byte is written. `node`: this host's name in claims.
-    pub fn open(place: &Arc<Place>, node: Option<&str>) -> Result<(Journal, Loaded), StoreError> {
+    pub fn open(place: &Arc<JournalDirectory>, node: Option<&str>) -> Result<(Journal, Loaded), StoreError> {
         let boot = boot();
         let known = mark::known(&place.runtime, &boot);
         let mut file = File::open(place, known.is_some())?;
@@ -128,7 +128,7 @@ impl Journal {
 
     /// Returns a journal of the rows that can be read of a file that could not be opened, because of `why`.
     pub fn remains(
-        place: &Arc<Place>,
+        place: &Arc<JournalDirectory>,
         why: String,
         node: Option<&str>,
     ) -> Result<(Journal, Loaded), StoreError> {

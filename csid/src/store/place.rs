@@ -20,7 +20,7 @@ pub(super) const LOG: &str = "csid.db-wal";
 const BORN: &str = "csid.db.new";
 const NEXT: &str = "csid.db.next";
 
-pub(super) struct Place {
+pub(super) struct JournalDirectory {
     pub directory: PathBuf,
     /// csid's runtime directory, which a boot empties.
     pub runtime: PathBuf,
@@ -28,9 +28,9 @@ pub(super) struct Place {
     fd: OwnedFd,
 }
 
-impl Place {
+impl JournalDirectory {
     /// Make the directory 0700 if it is not there, and lock it.
-    pub fn take(directory: &Path, runtime: &Path) -> Result<Place, StoreError> {
+    pub fn take(directory: &Path, runtime: &Path) -> Result<JournalDirectory, StoreError> {
         match rustix::fs::mkdir(directory, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(file("create", directory)(error)),
@@ -45,7 +45,7 @@ impl Place {
         })?;
         private(&rustix::fs::fstat(&fd).map_err(file("look at", directory))?, directory)?;
         match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Place { directory: directory.into(), runtime: runtime.into(), fd }),
+            Ok(()) => Ok(JournalDirectory { directory: directory.into(), runtime: runtime.into(), fd }),
             Err(Errno::WOULDBLOCK) => Err(StoreError::Held { path: directory.into() }),
             Err(error) => Err(file("lock", directory)(error)),
         }

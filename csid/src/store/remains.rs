@@ -9,16 +9,16 @@ use rusqlite::{Connection, Row, params_from_iter};
 
 use crate::store::error::StoreError;
 use crate::store::file::{alone, in_memory};
-use crate::store::place::{LOG, NAME, Place};
+use crate::store::place::{JournalDirectory, LOG, NAME};
 use crate::store::records::{claim, record};
-use crate::store::schema::{self, Table};
+use crate::store::schema::{self, TableSchema};
 use crate::store::tables::{checked, event, mount, plugin, volume, whole};
 
 /// No journal has more rows of a kind; a damaged one may seem to have them without end.
 const MOST: u32 = 1_000_000;
 
 /// The rows of a file that could not be opened as a journal. A copy is read: to open a damaged file may change it.
-pub(super) fn of_file(place: &Place) -> Result<Connection, StoreError> {
+pub(super) fn of_file(place: &JournalDirectory) -> Result<Connection, StoreError> {
     // The runtime directory may be too small for it; then the journal's own disk has to hold it for the while.
     let copies = [&place.runtime, &place.directory].map(|base| base.join("journal-copy"));
     // What a csid that was killed over it left: a log of another moment, and space of the disk.
@@ -47,7 +47,7 @@ fn clear(copy: &Path) {
 }
 
 /// Into a directory that nobody else has made.
-fn copied(place: &Place, copy: &Path) -> Result<(), StoreError> {
+fn copied(place: &JournalDirectory, copy: &Path) -> Result<(), StoreError> {
     let failed = |source| StoreError::File { step: "copy the damaged journal to", path: copy.into(), source };
     std::fs::DirBuilder::new().mode(0o700).create(copy).map_err(failed)?;
     for name in [NAME, LOG] {
@@ -102,7 +102,7 @@ fn is_legible(table: &str, row: &Row<'_>) -> bool {
 
 /// The rows of every table of `to` that can be read and are wanted, from both ends towards what cannot be read.
 fn take(from: &Connection, to: &Connection, wanted: fn(&str, &Row<'_>) -> bool) -> Result<(), StoreError> {
-    for Table { name: table, columns, order } in schema::tables(to)? {
+    for TableSchema { name: table, columns, order } in schema::tables(to)? {
         let (marks, count) = (vec!["?"; columns.len()].join(", "), columns.len());
         let columns = columns.join(", ");
         let insert = format!("INSERT OR REPLACE INTO {table} ({columns}, sum) VALUES ({marks}, 0)");

@@ -13,9 +13,9 @@ use crate::store::record::{Record, VolumeName};
 use crate::store::registry::{ClaimFilter, ListedClaim, RecordFilter, Swap};
 use crate::store::rows::{Event, MountRow, Phase};
 
-pub(super) type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
+pub(super) type StoreReply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-pub(super) enum Request {
+pub(super) enum StoreRequest {
     Commit(Commit),
     Ask(Ask),
 }
@@ -24,7 +24,7 @@ pub(super) enum Request {
 pub(super) struct Commit {
     pub work: Work,
     pub durability: Durability,
-    pub answer: Answer<u64>,
+    pub answer: StoreReply<u64>,
 }
 
 /// A change that is done whole or not at all.
@@ -35,18 +35,18 @@ pub(super) enum Work {
 }
 
 pub(super) enum Ask {
-    Mounts(Box<MountFilter>, Answer<Vec<(MountRow, String)>>),
-    Phases(Answer<BTreeMap<Phase, u64>>),
-    ClaimStates(Answer<BTreeMap<String, u64>>),
-    Events(u64, u32, Answer<(Vec<Event>, bool)>),
-    Record(VolumeName, Answer<Record>),
-    Records(Box<RecordFilter>, Answer<(Vec<Record>, u64)>),
-    Claims(Box<ClaimFilter>, Answer<(Vec<ListedClaim>, u64)>),
+    Mounts(Box<MountFilter>, StoreReply<Vec<(MountRow, String)>>),
+    Phases(StoreReply<BTreeMap<Phase, u64>>),
+    ClaimStates(StoreReply<BTreeMap<String, u64>>),
+    Events(u64, u32, StoreReply<(Vec<Event>, bool)>),
+    Record(VolumeName, StoreReply<Record>),
+    Records(Box<RecordFilter>, StoreReply<(Vec<Record>, u64)>),
+    Claims(Box<ClaimFilter>, StoreReply<(Vec<ListedClaim>, u64)>),
     /// Plugin, node, and how many names are wanted.
-    Held(String, String, usize, Answer<HeldVolumes>),
-    Rows(Answer<Loaded>),
-    Show(Vec<Change>, Answer<()>),
-    Replace(Vec<Change>, Answer<PathBuf>),
-    Ping(Answer<()>),
-    Close(Answer<()>),
+    Held(String, String, usize, StoreReply<HeldVolumes>),
+    Rows(StoreReply<Loaded>),
+    Show(Vec<Change>, StoreReply<()>),
+    Replace(Vec<Change>, StoreReply<PathBuf>),
+    Ping(StoreReply<()>),
+    Close(StoreReply<()>),
 }

@@ -9,7 +9,7 @@ use crate::store::counts::Counts;
 use crate::store::rows::Event;
 
 /// State that the thread publishes without a request.
-pub(super) struct Shared {
+pub(super) struct Published {
     pub(super) journal_id: String,
     pub(super) node: String,
     pub(super) modify_index: AtomicU64,

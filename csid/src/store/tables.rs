@@ -10,7 +10,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Statement, ToSql, params, par
 use crate::store::error::{StoreError, at};
 use crate::store::loaded::{Loaded, MountFilter};
 use crate::store::rows::{Event, MountKey, MountRow, NewEvent, PluginRow, VolumeKey, VolumeRow};
-use crate::store::schema::{self, Table};
+use crate::store::schema::{self, TableSchema};
 use crate::store::words::{from_bits, from_json, from_word, json, word};
 
 /// A table's columns, but for their checksum.
@@ -100,7 +100,7 @@ pub(super) fn whole(row: &Row<'_>) -> rusqlite::Result<()> {
 
 /// Rows that are not read before the file is changed, or not as what they were written, are what was written.
 pub(super) fn as_written(db: &Connection, version: u32, path: &Path) -> Result<(), StoreError> {
-    for Table { name, columns, .. } in schema::tables(db)? {
+    for TableSchema { name, columns, .. } in schema::tables(db)? {
         if version == schema::KNOWN && !matches!(name.as_str(), "registry" | "claims") {
             continue;
         }

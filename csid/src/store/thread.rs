@@ -10,11 +10,11 @@ use tokio::sync::watch;
 
 use crate::store::change::Durability;
 use crate::store::error::StoreError;
-use crate::store::held::Held;
+use crate::store::held::HeldIndex;
 use crate::store::journal::{Done, Journal};
 use crate::store::records;
-use crate::store::request::{Answer, Ask, Commit, Request, Work};
-use crate::store::shared::{Health, Shared};
+use crate::store::request::{Ask, Commit, StoreReply, StoreRequest, Work};
+use crate::store::shared::{Health, Published};
 
 /// Commits in one transaction at most; a bound on how long the first of them waits.
 const GROUP: usize = 512;
@@ -23,19 +23,19 @@ const GROUP: usize = 512;
 /// dropped: the commit stands. `registry` is the index of the newest change of the registry; it ends with the thread.
 pub(super) fn run(
     mut journal: Journal,
-    requests: Receiver<Request>,
-    shared: &Shared,
+    requests: Receiver<StoreRequest>,
+    shared: &Published,
     registry: &watch::Sender<u64>,
 ) {
     // Read when it is first asked for, and kept from then on.
-    let mut held: Option<Held> = None;
+    let mut held: Option<HeldIndex> = None;
     while let Ok(first) = requests.recv() {
         let (mut group, mut asks) = (Vec::new(), Vec::new());
         let mut next = Some(first);
         while let Some(request) = next {
             match request {
-                Request::Commit(commit) => group.push(commit),
-                Request::Ask(ask) => asks.push(ask),
+                StoreRequest::Commit(commit) => group.push(commit),
+                StoreRequest::Ask(ask) => asks.push(ask),
             }
             next = if group.len() < GROUP { requests.try_recv().ok() } else { None };
         }
@@ -70,7 +70,7 @@ pub(super) fn run(
                     let of = |from: &Journal| match &held {
                         Some(held) => Ok(held.of(&plugin, &node, most)),
                         None => from
-                            .ask("count the volumes", Held::read)
+                            .ask("count the volumes", HeldIndex::read)
                             .map(|held| held.of(&plugin, &node, most)),
                     };
                     read(&mut journal, shared, answer, of);
@@ -101,8 +101,8 @@ pub(super) fn run(
 /// Read; where the file turns out to be damaged, of what is left of it.
 fn read<T>(
     journal: &mut Journal,
-    shared: &Shared,
-    answer: Answer<T>,
+    shared: &Published,
+    answer: StoreReply<T>,
     read: impl Fn(&Journal) -> Result<T, StoreError>,
 ) {
     let mut found = read(journal);
@@ -115,8 +115,8 @@ fn read<T>(
 }
 
 /// Reads the volumes that each node holds. `None`: the file is damaged.
-fn read_held(journal: &mut Journal, shared: &Shared) -> Option<Held> {
-    let found = journal.ask("count the volumes", Held::read);
+fn read_held(journal: &mut Journal, shared: &Published) -> Option<HeldIndex> {
+    let found = journal.ask("count the volumes", HeldIndex::read);
     if let Err(error) = &found {
         is_new_damage(journal, error, shared);
     }
@@ -124,7 +124,7 @@ fn read_held(journal: &mut Journal, shared: &Shared) -> Option<Held> {
 }
 
 /// Returns whether this error is the first to show damage of the file, which is then not used any more.
-fn is_new_damage(journal: &mut Journal, error: &StoreError, shared: &Shared) -> bool {
+fn is_new_damage(journal: &mut Journal, error: &StoreError, shared: &Published) -> bool {
     let StoreError::Corrupt { why, .. } = error else { return false };
     if journal.damage().is_some() {
         return false;
@@ -137,7 +137,7 @@ fn is_new_damage(journal: &mut Journal, error: &StoreError, shared: &Shared) -> 
     true
 }
 
-pub(super) fn tell_health(journal: &Journal, shared: &Shared) {
+pub(super) fn tell_health(journal: &Journal, shared: &Published) {
     if let Some(damage) = journal.damage() {
         tracing::error!("{damage}");
         shared.health.send_replace(Health::Damaged(damage.to_string()));
@@ -147,8 +147,8 @@ pub(super) fn tell_health(journal: &Journal, shared: &Shared) {
 fn settle(
     journal: &mut Journal,
     group: Vec<Commit>,
-    shared: &Shared,
-    (registry, held): (&watch::Sender<u64>, &mut Option<Held>),
+    shared: &Published,
+    (registry, held): (&watch::Sender<u64>, &mut Option<HeldIndex>),
 ) {
     let disk = group.iter().any(|commit| commit.durability == Durability::Disk);
     let durability = if disk { Durability::Disk } else { Durability::Process };

@@ -14,7 +14,7 @@ use crate::volume::model::paths;
 use crate::volume::operation::request::{OperationRequest, OperationResponse, Waiter};
 use crate::volume::operation::table::{Begin, Progress, TAKES};
 
-pub(in crate::volume) type Answer = oneshot::Receiver<Result<OperationResponse>>;
+pub(in crate::volume) type PendingResponse = oneshot::Receiver<Result<OperationResponse>>;
 
 impl Context {
     /// Queues a request at the actor of its volume.
@@ -24,7 +24,7 @@ impl Context {
         uid: u32,
         work: OperationRequest,
         wait: Wait,
-    ) -> Result<Answer> {
+    ) -> Result<PendingResponse> {
         if self.is_stopping() {
             return Err(shutting_down());
         }
@@ -53,7 +53,7 @@ impl Context {
     }
 
     /// Waits for the response of the actor. An actor ends without one if csid stops or the journal is damaged.
-    pub(in crate::volume) async fn answered(&self, answer: Answer) -> Result<OperationResponse> {
+    pub(in crate::volume) async fn answered(&self, answer: PendingResponse) -> Result<OperationResponse> {
         answer.await.unwrap_or_else(|_| Err(self.store.writable().err().unwrap_or_else(shutting_down)))
     }
 }

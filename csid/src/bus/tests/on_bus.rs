@@ -40,12 +40,12 @@ pub enum Script {
 type Question = (String, HashMap<String, OwnedVariant>, String, u32);
 
 /// What the call was about.
-type Facts = HashMap<String, String>;
+type CallFacts = HashMap<String, String>;
 
 pub struct Authority {
     pub asked: Arc<AtomicUsize>,
     last: Arc<Mutex<Option<Question>>>,
-    facts: Arc<Mutex<Vec<(String, Facts)>>>,
+    facts: Arc<Mutex<Vec<(String, CallFacts)>>>,
     connection: Connection,
 }
 
@@ -160,7 +160,7 @@ async fn a_rule_of_polkits_can_allow_one_namespace() {
     assert!(refused(manager(&client, "GetVolume", &(long.as_str(), "v")).await));
     assert!(refused(manager(&client, "ListMounts", &Options::new()).await));
     assert!(refused(manager(&client, "ListPlugins", &()).await));
-    let facts = |pairs: &[(&str, &str)]| -> Facts {
+    let facts = |pairs: &[(&str, &str)]| -> CallFacts {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     };
     let received = authority.facts.lock().unwrap().clone();

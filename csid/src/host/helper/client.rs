@@ -16,10 +16,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::host::deadline::DEADLINE;
 use crate::host::error::HostError;
-use crate::host::helper::places::Places;
+use crate::host::helper::places::SiftPlaces;
 use crate::host::helper::slots::{self, Slots};
-use crate::host::helper::turns::{Turn, Turns};
-use crate::host::helper::wire::{self, Request};
+use crate::host::helper::turns::{PathTurn, PathTurns};
+use crate::host::helper::wire::{self, HelperRequest};
 use crate::host::helper::worker;
 
 /// The helper's socket, in csid's runtime directory.
@@ -65,10 +65,10 @@ pub(super) struct Inner {
     /// How many calls have ended.
     ended: AtomicU64,
     aside: Arc<Semaphore>,
-    turns: Turns,
+    turns: PathTurns,
     /// How many of each plugin's calls are aside.
     aside_each: Mutex<BTreeMap<String, usize>>,
-    pub(super) sifting: Places,
+    pub(super) sifting: SiftPlaces,
 }
 
 impl Helper {
@@ -89,9 +89,9 @@ impl Helper {
             quick: Arc::new(Semaphore::new(QUICK)),
             ended: AtomicU64::new(0),
             aside: Arc::new(Semaphore::new(ASIDE)),
-            turns: Turns::default(),
+            turns: PathTurns::default(),
             aside_each: Mutex::default(),
-            sifting: Places::default(),
+            sifting: SiftPlaces::default(),
         }))
     }
 
@@ -100,7 +100,7 @@ impl Helper {
     pub(in crate::host) async fn call<T: DeserializeOwned>(
         &self,
         plugin: &str,
-        request: &Request,
+        request: &HelperRequest,
         fd: Option<OwnedFd>,
         patience: Option<Duration>,
     ) -> Result<(T, Option<Tree>), Unanswered> {
@@ -112,14 +112,14 @@ impl Helper {
     async fn call_with<T: DeserializeOwned>(
         &self,
         plugin: &str,
-        request: &Request,
+        request: &HelperRequest,
         fd: Unsent,
         patience: Option<Duration>,
     ) -> Result<(T, Option<Tree>), Unanswered> {
         let lost = |error: serde_json::Error| Unanswered::Lost(error.into());
         let packet = serde_json::to_vec(request).map_err(lost)?;
         let turn = match request.is_despite_hung() {
-            true => Turn::default(),
+            true => PathTurn::default(),
             false => self.0.turns.wait(&request.paths()).await.ok_or(Unanswered::Hung)?,
         };
         let mut quick = std::pin::pin!(Arc::clone(&self.0.quick).acquire_owned());
@@ -170,7 +170,7 @@ impl Helper {
             loop {
                 let closed = helper.call_with::<Result<(), HostError>>(
                     CLOSING,
-                    &Request::Close,
+                    &HelperRequest::Close,
                     Arc::clone(&fd),
                     None,
                 );
@@ -229,7 +229,7 @@ struct Call {
     packet: Vec<u8>,
     fd: Unsent,
     quick: Option<OwnedSemaphorePermit>,
-    turn: Turn,
+    turn: PathTurn,
 }
 
 type Packet = io::Result<(Vec<u8>, Option<Tree>)>;
@@ -407,7 +407,7 @@ impl Connection {
 }
 
 /// Which path an unanswered call is named by.
-pub(in crate::host) fn hung_at(request: &Request) -> &Path {
+pub(in crate::host) fn hung_at(request: &HelperRequest) -> &Path {
     request.paths().pop().unwrap_or(Path::new("/"))
 }
 
@@ -427,7 +427,7 @@ mod tests {
     }
 
     /// Accepts a connection and receives one request with its descriptor.
-    async fn received(listener: OwnedFd) -> (OwnedFd, Request, OwnedFd) {
+    async fn received(listener: OwnedFd) -> (OwnedFd, HelperRequest, OwnedFd) {
         let received = tokio::task::spawn_blocking(move || {
             let connection = rustix::net::accept(&listener).unwrap();
             let mut buffer = Vec::new();
@@ -451,7 +451,7 @@ mod tests {
         let (mut reader, writer) = pipe().unwrap();
         drop(Tree { fd: Some(writer.into()), helper: Helper::at(socket) });
         let (_connection, request, fd) = received(listener).await;
-        assert!(matches!(request, Request::Close), "{request:?}");
+        assert!(matches!(request, HelperRequest::Close), "{request:?}");
         assert!(is_open(&reader));
         drop(fd);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0, "the worker has the only descriptor");
@@ -464,7 +464,8 @@ mod tests {
         let (mut reader, writer) = pipe().unwrap();
         let helper = Helper::at(socket.clone());
         let tree = Arc::new(Mutex::new(Some(OwnedFd::from(writer))));
-        let closed = helper.call_with::<Result<(), HostError>>("", &Request::Close, Arc::clone(&tree), None);
+        let closed =
+            helper.call_with::<Result<(), HostError>>("", &HelperRequest::Close, Arc::clone(&tree), None);
         assert!(matches!(closed.await, Err(Unanswered::Lost(_))), "nothing listens");
         let unsent = tree.lock().unwrap().take().expect("the descriptor is given back");
         drop(Tree { fd: Some(unsent), helper });
@@ -482,7 +483,7 @@ mod tests {
         let again = listener.try_clone().unwrap();
         let (mut reader, writer) = pipe().unwrap();
         let helper = Helper::at(socket);
-        let request = Request::OpenTree {
+        let request = HelperRequest::OpenTree {
             source: "/".into(),
             shown: crate::host::Look::Missing,
             subpath: None,
@@ -502,7 +503,7 @@ mod tests {
         let answer = serde_json::to_vec(&Ok::<_, HostError>(Some(false))).unwrap();
         wire::send(&connection, &answer, Some(&writer.into())).unwrap();
         let (_connection, request, fd) = received(again).await;
-        assert!(matches!(request, Request::Close), "{request:?}");
+        assert!(matches!(request, HelperRequest::Close), "{request:?}");
         assert!(is_open(&reader));
         drop(fd);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);

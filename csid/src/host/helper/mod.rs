@@ -16,4 +16,4 @@ pub mod worker;
 pub(super) use client::{Helper, Unanswered, hung_at};
 pub use client::{SOCKET, Tree};
 pub use sift::Sifted;
-pub(super) use wire::Request;
+pub(super) use wire::HelperRequest;

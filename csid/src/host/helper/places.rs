@@ -12,7 +12,7 @@ const AT_ONCE: usize = 8;
 /// Of these, one sender's.
 const EACH: usize = 2;
 /// The places of the workers that sift, by the sender's uid; `None`: it is not known.
-pub(super) struct Places {
+pub(super) struct SiftPlaces {
     all: Arc<Room>,
     each: Mutex<BTreeMap<Option<u32>, Arc<Room>>>,
 }
@@ -35,14 +35,14 @@ impl Room {
     }
 }
 
-impl Default for Places {
+impl Default for SiftPlaces {
     fn default() -> Self {
-        Places { all: Room::new(AT_ONCE), each: Mutex::default() }
+        SiftPlaces { all: Room::new(AT_ONCE), each: Mutex::default() }
     }
 }
 
 /// A worker's place among its sender's, and among all.
-pub(super) struct Place {
+pub(super) struct SiftPlace {
     rooms: [Arc<Room>; 2],
     _held: [OwnedSemaphorePermit; 2],
 }
@@ -50,7 +50,7 @@ pub(super) struct Place {
 /// A place whose worker closes.
 pub(super) struct Closing([Arc<Room>; 2]);
 
-impl Place {
+impl SiftPlace {
     pub(super) fn closes(&self) -> Closing {
         for room in &self.rooms {
             room.closing.fetch_add(1, Ordering::Relaxed);
@@ -67,9 +67,9 @@ impl Drop for Closing {
     }
 }
 
-impl Places {
+impl SiftPlaces {
     /// Waits for a place, `patience` at most. It waits for none while every place has a worker that only closes.
-    pub(super) async fn enter(&self, uid: Option<u32>, patience: Duration) -> Option<Place> {
+    pub(super) async fn enter(&self, uid: Option<u32>, patience: Duration) -> Option<SiftPlace> {
         let each = {
             let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(each.entry(uid).or_insert_with(|| Room::new(EACH)))
@@ -79,7 +79,7 @@ impl Places {
         let [each, all] = rooms.each_ref().map(|room| Arc::clone(&room.places).acquire_owned());
         let held = async { Some([each.await.ok()?, all.await.ok()?]) };
         let held = tokio::time::timeout(patience, held).await.ok().flatten()?;
-        Some(Place { rooms, _held: held })
+        Some(SiftPlace { rooms, _held: held })
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_sender_has_few_workers_at_once() {
-        let places = Places::default();
+        let places = SiftPlaces::default();
         let enter = async |uid| places.enter(Some(uid), Duration::ZERO).await;
         let mut held = Vec::new();
         for uid in 0..4 {
@@ -108,10 +108,10 @@ mod tests {
 
     #[tokio::test]
     async fn places_of_closing_workers_are_not_waited_for() {
-        let places = Places::default();
+        let places = SiftPlaces::default();
         let enter = async |patience| places.enter(None, patience).await;
         let held = [enter(PATIENCE).await.expect("a place"), enter(PATIENCE).await.expect("a place")];
-        let closing = held.each_ref().map(Place::closes);
+        let closing = held.each_ref().map(SiftPlace::closes);
         let refused = enter(Duration::from_secs(3600));
         let refused = tokio::time::timeout(Duration::from_secs(60), refused).await.expect("at once");
         assert!(refused.is_none());

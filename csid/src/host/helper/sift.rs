@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::host::deadline::DEADLINE;
 use crate::host::helper::client::Helper;
-use crate::host::helper::wire::{Request, Sifted as Answer};
+use crate::host::helper::wire::{HelperRequest, SiftAnswer};
 
 /// How long a place is waited for; nothing more is read of the connection meanwhile. A worker that does not hang takes milliseconds.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -31,7 +31,7 @@ impl Helper {
     /// taken.
     pub(in crate::host) async fn sift(&self, uid: Option<u32>, stream: OwnedFd) -> io::Result<Sifted> {
         let Some(place) = self.0.sifting.enter(uid, PATIENCE).await else { return Ok(Sifted::Busy) };
-        let packet = serde_json::to_vec(&Request::Sift)?;
+        let packet = serde_json::to_vec(&HelperRequest::Sift)?;
         let asked = async {
             let connection = self.0.connect().await?;
             connection.send(&packet, Some(&stream)).await?;
@@ -62,9 +62,9 @@ impl Helper {
         let (packet, fd) = tokio::time::timeout(DEADLINE, answered).await?.map_err(lost)??;
         let answer = serde_json::from_slice(&packet)?;
         match (answer, fd) {
-            (Answer::Nothing, None) => Ok(Sifted::Nothing),
-            (Answer::Passed, Some(fd)) => Ok(Sifted::Passed(fd)),
-            (Answer::Refused, None) => Ok(Sifted::Refused),
+            (SiftAnswer::Nothing, None) => Ok(Sifted::Nothing),
+            (SiftAnswer::Passed, Some(fd)) => Ok(Sifted::Passed(fd)),
+            (SiftAnswer::Refused, None) => Ok(Sifted::Refused),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }

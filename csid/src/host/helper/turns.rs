@@ -13,7 +13,7 @@ use crate::host::deadline::DEADLINE;
 const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Default)]
-pub(super) struct Turns(Arc<Inner>);
+pub(super) struct PathTurns(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -24,18 +24,18 @@ struct Inner {
 
 /// The turn of one call; dropping it ends that.
 #[derive(Default)]
-pub(super) struct Turn {
-    turns: Turns,
+pub(super) struct PathTurn {
+    turns: PathTurns,
     paths: Vec<PathBuf>,
 }
 
-impl Turns {
+impl PathTurns {
     fn begun(&self) -> MutexGuard<'_, HashMap<PathBuf, Instant>> {
         self.0.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the turn of a call at `paths`. `None`: another call there has hung.
-    pub(super) async fn wait(&self, paths: &[&Path]) -> Option<Turn> {
+    pub(super) async fn wait(&self, paths: &[&Path]) -> Option<PathTurn> {
         let patience = Instant::now() + GRACE;
         loop {
             let mut ended = std::pin::pin!(self.0.ended.notified());
@@ -46,7 +46,7 @@ impl Turns {
                 if oldest.is_none() {
                     let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
                     begun.extend(paths.iter().map(|path| (path.clone(), Instant::now())));
-                    return Some(Turn { turns: self.clone(), paths });
+                    return Some(PathTurn { turns: self.clone(), paths });
                 }
                 oldest
             };
@@ -56,7 +56,7 @@ impl Turns {
     }
 }
 
-impl Drop for Turn {
+impl Drop for PathTurn {
     fn drop(&mut self) {
         if !self.paths.is_empty() {
             let mut begun = self.turns.begun();

@@ -20,7 +20,7 @@ const PACKET: usize = 64 << 10;
 
 /// One call that a file system's server can hold up.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::host) enum Request {
+pub(in crate::host) enum HelperRequest {
     Look {
         path: PathBuf,
         /// Ask also when an earlier call at this path has hung.
@@ -96,9 +96,9 @@ pub(in crate::host) enum Request {
     Sift,
 }
 
-/// The answer to [`Request::Sift`].
+/// The answer to [`HelperRequest::Sift`].
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Sifted {
+pub(super) enum SiftAnswer {
     /// No descriptor came.
     Nothing,
     /// The one that came is with this answer.
@@ -107,30 +107,33 @@ pub(super) enum Sifted {
     Refused,
 }
 
-impl Request {
+impl HelperRequest {
     /// The paths that it may hang at; the last one is named in errors.
     pub(super) fn paths(&self) -> Vec<&Path> {
         match self {
-            Request::Deliver { published, source, .. } => vec![source, published],
-            Request::Bind { source, target, .. }
-            | Request::Unbind { source, target, .. }
-            | Request::IsBound { source, target } => vec![source, target],
-            Request::Look { path, .. }
-            | Request::BindAt { source: path, .. }
-            | Request::OpenTree { source: path, .. }
-            | Request::Detach { path, .. }
-            | Request::Clear { path }
-            | Request::InUse { path }
-            | Request::CheckTarget { target: path, .. }
-            | Request::Resolve { directory: path }
-            | Request::RemoveOrphan { path, .. } => vec![path],
-            Request::IsHeld { .. } | Request::Close | Request::Sift => Vec::new(),
+            HelperRequest::Deliver { published, source, .. } => vec![source, published],
+            HelperRequest::Bind { source, target, .. }
+            | HelperRequest::Unbind { source, target, .. }
+            | HelperRequest::IsBound { source, target } => vec![source, target],
+            HelperRequest::Look { path, .. }
+            | HelperRequest::BindAt { source: path, .. }
+            | HelperRequest::OpenTree { source: path, .. }
+            | HelperRequest::Detach { path, .. }
+            | HelperRequest::Clear { path }
+            | HelperRequest::InUse { path }
+            | HelperRequest::CheckTarget { target: path, .. }
+            | HelperRequest::Resolve { directory: path }
+            | HelperRequest::RemoveOrphan { path, .. } => vec![path],
+            HelperRequest::IsHeld { .. } | HelperRequest::Close | HelperRequest::Sift => Vec::new(),
         }
     }
 
     /// Whether it is made even when an earlier call at its path has hung.
     pub(super) fn is_despite_hung(&self) -> bool {
-        matches!(self, Request::Look { despite_hung: true, .. } | Request::Detach { despite_hung: true, .. })
+        matches!(
+            self,
+            HelperRequest::Look { despite_hung: true, .. } | HelperRequest::Detach { despite_hung: true, .. }
+        )
     }
 }
 

@@ -21,11 +21,11 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use serde::Serialize;
 
-use crate::host::caller::Caller;
+use crate::host::caller::WaitingCaller;
 use crate::host::device;
 use crate::host::error::HostError;
 use crate::host::helper::slots::{Slots, WORKERS};
-use crate::host::helper::wire::{self, Request, Sifted};
+use crate::host::helper::wire::{self, HelperRequest, SiftAnswer};
 use crate::host::look::Look;
 use crate::host::mount;
 use crate::host::path;
@@ -119,8 +119,8 @@ pub(super) fn serve(connection: OwnedFd, slots: &Slots, slot: usize) {
             Err(rustix::io::Errno::INTR) => continue,
             Ok(None) | Err(_) => return,
         };
-        let Ok(request) = serde_json::from_slice::<Request>(&buffer) else { return };
-        if matches!(request, Request::Sift) {
+        let Ok(request) = serde_json::from_slice::<HelperRequest>(&buffer) else { return };
+        if matches!(request, HelperRequest::Sift) {
             // An error is the end of the connection, for the answer did not come.
             let _ = fd.map_or(Ok(()), |stream| sift(&connection, stream));
             return;
@@ -130,7 +130,7 @@ pub(super) fn serve(connection: OwnedFd, slots: &Slots, slot: usize) {
         let hung_at = paths.last().map(|path| path.to_path_buf()).unwrap_or_default();
         drop(paths);
         let answer = match turn {
-            true => answer(request, fd, Caller::new(connection.as_fd())),
+            true => answer(request, fd, WaitingCaller::new(connection.as_fd())),
             false => hung(&request, hung_at),
         };
         slots.end(slot);
@@ -149,7 +149,7 @@ const LARGEST: i64 = 1 << 20;
 /// Descriptors that one message may have (the kernel's SCM_MAX_FD).
 const MAX_FDS: usize = 253;
 
-/// Answers [`Request::Sift`]. It returns when the descriptors are closed that it does not pass on, which may take until a file
+/// Answers [`HelperRequest::Sift`]. It returns when the descriptors are closed that it does not pass on, which may take until a file
 /// system's server answers.
 fn sift(connection: &OwnedFd, stream: OwnedFd) -> io::Result<()> {
     // Room for all that a message may have. The kernel closes what does not fit before this call returns, and so before the answer.
@@ -173,9 +173,9 @@ fn sift(connection: &OwnedFd, stream: OwnedFd) -> io::Result<()> {
     }
     let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
     let (sifted, passed) = match fds.as_slice() {
-        [] if !is_cut => (Sifted::Nothing, None),
-        [fd] if !is_cut && closes_at_once(fd) => (Sifted::Passed, Some(fd)),
-        _ => (Sifted::Refused, None),
+        [] if !is_cut => (SiftAnswer::Nothing, None),
+        [fd] if !is_cut && closes_at_once(fd) => (SiftAnswer::Passed, Some(fd)),
+        _ => (SiftAnswer::Refused, None),
     };
     wire::send(connection, &serde_json::to_vec(&sifted)?, passed)
 }
@@ -198,23 +198,23 @@ fn plain(answer: &impl Serialize) -> Answer {
 }
 
 /// The answer where an earlier call at the path has hung.
-fn hung(request: &Request, path: PathBuf) -> Answer {
+fn hung(request: &HelperRequest, path: PathBuf) -> Answer {
     match request {
-        Request::Look { .. } => plain(&Ok::<_, HostError>(Look::Hung)),
+        HelperRequest::Look { .. } => plain(&Ok::<_, HostError>(Look::Hung)),
         _ => plain(&Err::<(), _>(HostError::Hung(path))),
     }
 }
 
-fn answer(request: Request, fd: Option<OwnedFd>, caller: Caller<'_>) -> Answer {
+fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>) -> Answer {
     match request {
-        Request::Look { path, .. } => plain(&Ok::<_, HostError>(mount::look(&path))),
-        Request::Deliver { published, source, how } => {
+        HelperRequest::Look { path, .. } => plain(&Ok::<_, HostError>(mount::look(&path))),
+        HelperRequest::Deliver { published, source, how } => {
             plain(&mount::deliver(&published, &source, how, &caller))
         }
-        Request::Bind { source, root, target, how } => {
+        HelperRequest::Bind { source, root, target, how } => {
             plain(&mount::bind(&source, &root, &target, &how, &caller))
         }
-        Request::BindAt { source, target, how } => {
+        HelperRequest::BindAt { source, target, how } => {
             let bound = match &fd {
                 Some(fd) => mount::bind_at(&source, &target, fd, &how, &caller),
                 None => Err(HostError::NotTarget { path: target, why: "it did not come".into() }),
@@ -224,11 +224,11 @@ fn answer(request: Request, fd: Option<OwnedFd>, caller: Caller<'_>) -> Answer {
                 Ok(made) => Ok((serde_json::to_vec(&Ok::<_, HostError>(()))?, made)),
             }
         }
-        Request::Unbind { source, target, were, how } => {
+        HelperRequest::Unbind { source, target, were, how } => {
             plain(&mount::unbind(&source, &target, &were, how, fd, &caller))
         }
-        Request::IsBound { source, target } => plain(&mount::is_bound(&source, &target)),
-        Request::OpenTree { source, shown, subpath, how } => {
+        HelperRequest::IsBound { source, target } => plain(&mount::is_bound(&source, &target)),
+        HelperRequest::OpenTree { source, shown, subpath, how } => {
             let opened = mount::open_tree(&source, shown, subpath.as_deref(), how);
             let (tree, is_bound) = match opened {
                 Err(error) => return plain(&Err::<(), _>(error)),
@@ -236,25 +236,32 @@ fn answer(request: Request, fd: Option<OwnedFd>, caller: Caller<'_>) -> Answer {
             };
             Ok((serde_json::to_vec(&Ok::<_, HostError>(is_bound))?, tree))
         }
-        Request::Detach { path, .. } => plain(&mount::detach(&path, &caller)),
-        Request::Clear { path } => plain(&mount::clear(&path, &caller)),
-        Request::CheckTarget { root, target, uid } => {
+        HelperRequest::Detach { path, .. } => plain(&mount::detach(&path, &caller)),
+        HelperRequest::Clear { path } => plain(&mount::clear(&path, &caller)),
+        HelperRequest::CheckTarget { root, target, uid } => {
             plain(&path::find_target(&root, &target, uid).map(drop))
         }
-        Request::Resolve { directory } => plain(&path::resolve_root(&directory)),
-        Request::IsHeld { device, shows } => plain(&device::held(&device, shows)),
-        Request::InUse { path } => plain(&mount::in_use(&path, &caller)),
-        Request::RemoveOrphan { root, path, ours } => plain(&remove_orphan(&root, &path, ours, &caller)),
-        Request::Close => {
+        HelperRequest::Resolve { directory } => plain(&path::resolve_root(&directory)),
+        HelperRequest::IsHeld { device, shows } => plain(&device::held(&device, shows)),
+        HelperRequest::InUse { path } => plain(&mount::in_use(&path, &caller)),
+        HelperRequest::RemoveOrphan { root, path, ours } => {
+            plain(&remove_orphan(&root, &path, ours, &caller))
+        }
+        HelperRequest::Close => {
             drop(fd);
             plain(&Ok::<_, HostError>(()))
         }
         // Never comes here: it ends its worker.
-        Request::Sift => plain(&Sifted::Refused),
+        HelperRequest::Sift => plain(&SiftAnswer::Refused),
     }
 }
 
-fn remove_orphan(root: &Path, orphan: &Path, ours: bool, caller: &Caller<'_>) -> Result<bool, HostError> {
+fn remove_orphan(
+    root: &Path,
+    orphan: &Path,
+    ours: bool,
+    caller: &WaitingCaller<'_>,
+) -> Result<bool, HostError> {
     if ours {
         mount::clear(orphan, caller)?;
     }

@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::error::Result;
 use crate::plugin::events;
 use crate::plugin::network::Network;
-use crate::plugin::registry::facts::Facts;
+use crate::plugin::registry::facts::InstanceFacts;
 use crate::plugin::registry::kept::Kept;
-use crate::plugin::registry::plugins::{Entry, Origin, Outcome, Plugins, stop, to_the_end};
+use crate::plugin::registry::plugins::{
+    InstanceEntry, Plugins, SpecOrigin, UpgradeOutcome, stop, to_the_end,
+};
 use crate::plugin::spec::{PluginSpec, Supervision, unit_name};
 use crate::plugin::task::How;
 use crate::store::Change;
@@ -15,7 +17,7 @@ use crate::store::rows::PluginRow;
 
 /// What [`Plugins::apply_files`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedFiles {
     pub added: Vec<String>,
     pub changed: Vec<String>,
     pub removed: Vec<String>,
@@ -27,12 +29,12 @@ pub struct Applied {
 
 /// What of it was done at once, and the upgrades that go on side by side. They keep no other change of the registry waiting.
 pub struct Applying {
-    applied: Applied,
-    upgrades: Vec<(String, Outcome)>,
+    applied: AppliedFiles,
+    upgrades: Vec<(String, UpgradeOutcome)>,
 }
 
 impl Applying {
-    pub async fn ended(self) -> Applied {
+    pub async fn ended(self) -> AppliedFiles {
         let Applying { mut applied, upgrades } = self;
         for (id, upgrade) in upgrades {
             match upgrade.await {
@@ -63,7 +65,7 @@ impl Plugins {
             (Some(runs), None) => self.add_filed(id, runs.spec.instance(), &spec, Kept::default()),
             // csid ended meanwhile.
             (Some(runs), Some(tried)) => {
-                let before = Origin::File(runs.filed.unwrap_or_default());
+                let before = SpecOrigin::File(runs.filed.unwrap_or_default());
                 self.add(id, runs.spec, 0, before, 0);
                 let name = tried.spec.instance().to_owned();
                 self.add_filed(id, &name, &spec, tried);
@@ -73,7 +75,7 @@ impl Plugins {
 
     /// An instance as its file defines it, by the name that it runs by; the rest is as in `kept`.
     fn add_filed(&self, id: &str, name: &str, spec: &PluginSpec, kept: Kept) {
-        let origin = Origin::File(spec.instance().to_owned());
+        let origin = SpecOrigin::File(spec.instance().to_owned());
         let spec = PluginSpec { instance: Some(name.to_owned()), ..spec.clone() };
         self.add_kept(id, Kept { spec, ..kept }, 0, origin, 0);
     }
@@ -93,7 +95,7 @@ impl Plugins {
         let _changing = self.0.changing.lock().await;
         self.open()?;
         self.0.shared.store.writable()?;
-        let mut applied = Applied::default();
+        let mut applied = AppliedFiles::default();
         let (mut changes, mut upgrades) = (Vec::new(), Vec::new());
         let defined = self.defined();
         for (id, Defined { runs, .. }) in &defined {
@@ -166,7 +168,7 @@ impl Plugins {
     }
 
     /// Returns whether the plugin is being upgraded, so that it is not changed.
-    fn is_left_alone(&self, id: &str, applied: &mut Applied) -> bool {
+    fn is_left_alone(&self, id: &str, applied: &mut AppliedFiles) -> bool {
         let refused = self.refuse_upgrading(id).err();
         applied.failed.extend(refused.iter().map(|error| format!("{id}: {}", error.message)));
         refused.is_some()
@@ -178,7 +180,7 @@ impl Plugins {
         let all = plugins.iter().flat_map(|(id, entries)| entries.iter().map(move |entry| (id, entry)));
         all.filter(|(_, entry)| entry.serves())
             .filter_map(|(id, entry)| {
-                let Origin::File(name) = &entry.origin else { return None };
+                let SpecOrigin::File(name) = &entry.origin else { return None };
                 let filed = PluginSpec { instance: Some(name.clone()), ..entry.spec.clone() };
                 Some((id.clone(), Defined { filed, runs: entry.spec.clone() }))
             })
@@ -192,7 +194,7 @@ impl Plugins {
         filed: &PluginSpec,
         runs: &PluginSpec,
         spec: &PluginSpec,
-    ) -> Result<Option<Outcome>> {
+    ) -> Result<Option<UpgradeOutcome>> {
         // What its unit is run with may be what it cannot be ready with, and may not be there twice, as a network.
         if runs.supervision != Supervision::Managed || !runs.same_settings(spec) {
             return Ok(None);
@@ -210,7 +212,8 @@ impl Plugins {
         }
         let named = |spec: &PluginSpec| Some(spec.instance().to_owned());
         let before = Kept { filed: named(filed), ..Kept::new(runs) };
-        let seen = self.entry(id, runs.instance(), |entry| Facts::of(&entry.state.borrow().view)).flatten();
+        let seen =
+            self.entry(id, runs.instance(), |entry| InstanceFacts::of(&entry.state.borrow().view)).flatten();
         let tried = Kept { filed: named(spec), replaces: named(runs), before: seen, ..Kept::new(&new) };
         let rows = vec![Change::PutPlugin(before.row(id, 0, 0)?), Change::PutPlugin(tried.row(id, 0, 0)?)];
         self.commit(rows).await?;
@@ -229,7 +232,7 @@ impl Plugins {
     }
 
     /// End an instance's task and forget it; `false`: its unit could not be stopped, so it goes on.
-    async fn retire(&self, id: &str, spec: &PluginSpec, how: How, applied: &mut Applied) -> bool {
+    async fn retire(&self, id: &str, spec: &PluginSpec, how: How, applied: &mut AppliedFiles) -> bool {
         let Some(stops) = self.entry(id, spec.instance(), |entry| entry.stops.clone()) else { return true };
         match stop(&stops, how).await {
             Ok(()) => {
@@ -245,10 +248,13 @@ impl Plugins {
 
     /// Whether what is registered otherwise keeps a file from defining this instance.
     fn is_taken(&self, id: &str, instance: &str) -> bool {
-        let is_in_the_way = |entry: &Entry| entry.owner != 0 || entry.spec.instance() == instance;
+        let is_in_the_way = |entry: &InstanceEntry| entry.owner != 0 || entry.spec.instance() == instance;
         let plugins = self.entries();
-        let mut registered =
-            plugins.get(id).into_iter().flatten().filter(|entry| !matches!(entry.origin, Origin::File(_)));
+        let mut registered = plugins
+            .get(id)
+            .into_iter()
+            .flatten()
+            .filter(|entry| !matches!(entry.origin, SpecOrigin::File(_)));
         registered.any(is_in_the_way)
     }
 }

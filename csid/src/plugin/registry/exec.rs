@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
-use crate::host::exec::{Commands, End, ExecError, Record, Request, Run, Size, Streams};
+use crate::host::exec::{Commands, End, ExecError, ExecRecord, ExecRequest, Run, Size, Streams};
 use crate::host::units::UnitsError;
 use crate::plugin::errors;
 use crate::plugin::events;
-use crate::plugin::place::Place;
+use crate::plugin::place::Location;
 use crate::plugin::registry::plugins::Plugins;
 use crate::plugin::spec::Supervision;
 use crate::store::{Change, Durability};
@@ -56,7 +56,7 @@ impl Plugins {
         started.await.map_err(|error| failed(id, error))
     }
 
-    async fn request(&self, id: &str, argv: Vec<String>, directory: Option<String>) -> Result<Request> {
+    async fn request(&self, id: &str, argv: Vec<String>, directory: Option<String>) -> Result<ExecRequest> {
         let view = self.view(id).ok_or_else(|| errors::unknown(id))?;
         if view.unit.is_empty() {
             let text = format!("csid does not run the plugin {id}; run the command where the plugin is run");
@@ -64,7 +64,7 @@ impl Plugins {
         }
         let instance = view.instances.first().map_or("", String::as_str);
         let spec = self.entry(id, instance, |entry| entry.spec.clone()).ok_or_else(|| errors::unknown(id))?;
-        let environment = Place::of(&self.0.directories, id, &spec).environment(&spec);
+        let environment = Location::of(&self.0.directories, id, &spec).environment(&spec);
         let (units, unit) = (&self.0.shared.units, view.unit);
         let unanswered = |error: UnitsError| failed(id, error.into());
         if spec.supervision == Supervision::Unit && units.hiding(&unit).await.map_err(unanswered)?.is_empty()
@@ -76,7 +76,7 @@ impl Plugins {
             return Err(Error::new(Kind::NotSupported, text));
         }
         match units.control_group(&unit).await.map_err(unanswered)?.filter(|(_, pid)| *pid != 0) {
-            Some((group, pid)) => Ok(Request { unit, group, pid, argv, environment, directory }),
+            Some((group, pid)) => Ok(ExecRequest { unit, group, pid, argv, environment, directory }),
             None => {
                 let text = format!(
                     "the plugin {id} is {}, and no command can be run in it: {}",
@@ -151,7 +151,7 @@ impl Plugins {
     }
 
     /// What is known of a command in this plugin that is `uid`'s, or anybody's for root.
-    fn command(&self, id: &str, operation: &str, uid: u32) -> Result<Record> {
+    fn command(&self, id: &str, operation: &str, uid: u32) -> Result<ExecRecord> {
         let record = self.commands().record(operation).filter(|record| record.plugin == id);
         match record {
             None => Err(Error::not_found(format!(

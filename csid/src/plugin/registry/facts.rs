@@ -6,7 +6,7 @@ use crate::plugin::view::PluginView;
 
 /// What an instance is, by the words of its [`PluginView`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Facts {
+pub(super) struct InstanceFacts {
     provider: String,
     pub node_id: String,
     services: Vec<String>,
@@ -14,10 +14,10 @@ pub(super) struct Facts {
     controller_capabilities: Vec<String>,
 }
 
-impl Facts {
+impl InstanceFacts {
     /// `None`: it was never seen.
-    pub fn of(view: &PluginView) -> Option<Facts> {
-        (!view.provider.is_empty()).then(|| Facts {
+    pub fn of(view: &PluginView) -> Option<InstanceFacts> {
+        (!view.provider.is_empty()).then(|| InstanceFacts {
             provider: view.provider.clone(),
             node_id: view.node_id.clone(),
             services: view.services.clone(),

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::plugin::registry::facts::Facts;
+use crate::plugin::registry::facts::InstanceFacts;
 use crate::plugin::spec::PluginSpec;
 use crate::store::rows::PluginRow;
 
@@ -20,7 +20,7 @@ pub(super) struct Kept {
     /// The instance in whose place it is to be, as long as it is only tried.
     pub replaces: Option<String>,
     /// What that one was, when it had been seen.
-    pub before: Option<Facts>,
+    pub before: Option<InstanceFacts>,
     /// The instance whose place it took, by which its upgrade is known when it is asked for again.
     pub replaced: Option<String>,
     /// The instance's name in the file that defines it.

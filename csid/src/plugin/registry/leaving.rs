@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::plugin::events;
 use crate::plugin::registry::kept::Kept;
-use crate::plugin::registry::plugins::{Origin, Plugins, stop, to_the_end};
+use crate::plugin::registry::plugins::{Plugins, SpecOrigin, stop, to_the_end};
 use crate::plugin::spec::validate_id;
 use crate::plugin::task::How;
 use crate::store::Change;
@@ -41,13 +41,13 @@ impl Plugins {
                     let text = format!("plugin {id} was registered by another uid; root may unregister it");
                     return Err(Error::new(Kind::NotAuthorized, text));
                 }
-                if matches!(entry.origin, Origin::File(_)) {
+                if matches!(entry.origin, SpecOrigin::File(_)) {
                     let text = format!(
                         "the plugin {id} is defined by plugins.d/{id}.toml: remove the file and reload"
                     );
                     return Err(Error::new(Kind::NotSupported, text));
                 }
-                if entry.origin == Origin::Socket {
+                if entry.origin == SpecOrigin::Socket {
                     let instance = entry.spec.instance();
                     let text = format!(
                         "instance `{instance}` of the plugin {id} registered itself, and goes with its socket in {}",

@@ -10,7 +10,7 @@ mod node_id;
 mod plugins;
 mod upgrade;
 
-pub use defined::Applied;
+pub use defined::AppliedFiles;
 pub use exec::Exec;
 pub use plugins::Plugins;
-pub(super) use plugins::{Entry, owner};
+pub(super) use plugins::{InstanceEntry, owner};

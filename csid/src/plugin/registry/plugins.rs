@@ -19,13 +19,13 @@ use crate::plugin::events;
 use crate::plugin::instance::Hands;
 use crate::plugin::namespace::Namespaces;
 use crate::plugin::node_ids::NodeIds;
-use crate::plugin::place::Place;
-use crate::plugin::registry::facts::Facts;
+use crate::plugin::place::Location;
+use crate::plugin::registry::facts::InstanceFacts;
 use crate::plugin::registry::kept::Kept;
 use crate::plugin::rpc::Limit;
 use crate::plugin::self_registered;
 use crate::plugin::spec::PluginSpec;
-use crate::plugin::task::{Asked, How, Pace, Shared, Snapshot, Stop, Task};
+use crate::plugin::task::{Asked, How, InstanceState, Pace, Stop, Task, TaskContext};
 use crate::plugin::view::PluginChange;
 use crate::store::rows::PluginRow;
 use crate::store::{Change, Durability, Store};
@@ -37,12 +37,12 @@ const PROBES: usize = 64;
 
 /// The handle of all plugins.
 #[derive(Clone)]
-pub struct Plugins(pub(in crate::plugin) Arc<Registry>);
+pub struct Plugins(pub(in crate::plugin) Arc<PluginRegistry>);
 
-pub(in crate::plugin) struct Registry {
+pub(in crate::plugin) struct PluginRegistry {
     pub directories: Directories,
-    pub shared: Shared,
-    pub(super) plugins: Mutex<Table>,
+    pub shared: TaskContext,
+    pub(super) plugins: Mutex<InstanceTable>,
     /// Signalled when an instance comes or goes, and when csid stops.
     pub known: watch::Sender<()>,
     /// How often a controller was chosen.
@@ -54,17 +54,17 @@ pub(in crate::plugin) struct Registry {
 }
 
 /// Each plugin's instances, the newest first; there is no plugin without one.
-pub(in crate::plugin) type Table = BTreeMap<String, Vec<Entry>>;
+pub(in crate::plugin) type InstanceTable = BTreeMap<String, Vec<InstanceEntry>>;
 
 /// An instance.
-pub(in crate::plugin) struct Entry {
+pub(in crate::plugin) struct InstanceEntry {
     pub spec: PluginSpec,
     pub owner: u32,
-    pub(super) origin: Origin,
+    pub(super) origin: SpecOrigin,
     /// When it came among its plugin's: a newer one's is greater. 0: the file's, which is the oldest whenever it is read. One that
     /// takes another's place has the same.
     pub(super) number: u64,
-    pub state: watch::Receiver<Snapshot>,
+    pub state: watch::Receiver<InstanceState>,
     pub probes: mpsc::Sender<Asked>,
     /// All of the plugin's have the same one.
     pub common: Arc<Common>,
@@ -72,14 +72,14 @@ pub(in crate::plugin) struct Entry {
     /// The instance in whose place it is to be, as long as it is only tried.
     pub(super) replaces: Option<String>,
     /// What that one was, as the journal has it.
-    pub(super) before: Option<Facts>,
+    pub(super) before: Option<InstanceFacts>,
     /// The instance whose place it took.
     pub(super) replaced: Option<String>,
     /// Who has it in hand; absent: it was replaced, and nobody is given it any more.
     pub hands: Option<Hands>,
 }
 
-impl Entry {
+impl InstanceEntry {
     /// It is given calls, when it is healthy.
     pub fn serves(&self) -> bool {
         self.replaces.is_none() && self.hands.is_some()
@@ -92,14 +92,14 @@ pub(super) struct Upgrade {
     pub(super) old: String,
     /// The new instance's.
     pub(super) spec: PluginSpec,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: UpgradeOutcome,
 }
 
 /// The new instance's name, for everybody who waits for it.
-pub(super) type Outcome = SharedFuture<BoxFuture<'static, Result<String>>>;
+pub(super) type UpgradeOutcome = SharedFuture<BoxFuture<'static, Result<String>>>;
 
 #[derive(Clone, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum SpecOrigin {
     /// With the instance's name there; since a reload put it in another's place it may run by another.
     File(String),
     Bus,
@@ -138,7 +138,7 @@ impl Plugins {
         files: Vec<(String, PluginSpec)>,
         (mut rows, node_ids): (Vec<PluginRow>, BTreeMap<String, String>),
     ) -> Plugins {
-        let shared = Shared {
+        let shared = TaskContext {
             store,
             units: Units::default(),
             changes: broadcast::channel(CHANGES).0,
@@ -148,7 +148,7 @@ impl Plugins {
             namespaces: Namespaces::default(),
             pace,
         };
-        let plugins = Plugins(Arc::new(Registry {
+        let plugins = Plugins(Arc::new(PluginRegistry {
             directories: directories.clone(),
             shared,
             plugins: Mutex::default(),
@@ -184,7 +184,7 @@ impl Plugins {
         match allowed {
             true => {
                 let of_socket = self_registered::is_name(kept.spec.instance());
-                let origin = if of_socket { Origin::Socket } else { Origin::Bus };
+                let origin = if of_socket { SpecOrigin::Socket } else { SpecOrigin::Bus };
                 kept.replaces = kept.replaces.filter(|old| self.entry(&row.id, old, |_| ()).is_some());
                 self.add_kept(&row.id, kept, row.uid, origin, row.number);
             }
@@ -216,7 +216,7 @@ impl Plugins {
             return Err(Error::invalid(text));
         }
         let instance = spec.instance().to_owned();
-        self.enter(id, spec, uid, Origin::Bus).await?;
+        self.enter(id, spec, uid, SpecOrigin::Bus).await?;
         self.renew(id, &instance, uid).await
     }
 
@@ -226,11 +226,11 @@ impl Plugins {
         let (row, number) = {
             let plugins = self.entries();
             let entries = plugins.get(id).map(Vec::as_slice).unwrap_or_default();
-            let is_it = |entry: &&Entry| entry.spec.instance() == instance;
+            let is_it = |entry: &&InstanceEntry| entry.spec.instance() == instance;
             let newest = entries.iter().map(|entry| entry.number).max().unwrap_or(0);
             let others_oldest = entries.iter().rfind(|entry| !is_it(entry));
             let Some(entry) = entries.iter().find(is_it).filter(|entry| {
-                entry.origin == Origin::Bus
+                entry.origin == SpecOrigin::Bus
                     && entry.serves()
                     && entry.number < newest
                     && [0, entry.owner].contains(&uid)
@@ -256,7 +256,7 @@ impl Plugins {
         Ok(())
     }
 
-    async fn enter(&self, id: &str, spec: PluginSpec, uid: u32, origin: Origin) -> Result<()> {
+    async fn enter(&self, id: &str, spec: PluginSpec, uid: u32, origin: SpecOrigin) -> Result<()> {
         self.open()?;
         self.0.shared.store.writable()?;
         let Some((first, number)) = self.place_of(id, &spec, uid)? else { return Ok(()) };
@@ -286,7 +286,7 @@ impl Plugins {
                     plugins.leave(&other, before.instance()).await?;
                 }
             }
-            plugins.enter(&id, spec, 0, Origin::Socket).await
+            plugins.enter(&id, spec, 0, SpecOrigin::Socket).await
         })
         .await
     }
@@ -295,7 +295,7 @@ impl Plugins {
         let (plugins, of, named) = (self.clone(), id.to_owned(), instance.to_owned());
         let left = to_the_end(async move {
             let _changing = plugins.0.changing.lock().await;
-            let of_socket = plugins.entry(&of, &named, |entry| entry.origin == Origin::Socket);
+            let of_socket = plugins.entry(&of, &named, |entry| entry.origin == SpecOrigin::Socket);
             if of_socket == Some(true) { plugins.leave(&of, &named).await } else { Ok(()) }
         });
         if let Err(error) = left.await {
@@ -316,13 +316,13 @@ impl Plugins {
     }
 
     fn is_otherwise(&self, id: &str) -> bool {
-        self.entries().get(id).into_iter().flatten().any(|entry| entry.origin != Origin::Socket)
+        self.entries().get(id).into_iter().flatten().any(|entry| entry.origin != SpecOrigin::Socket)
     }
 
     fn of_sockets(&self) -> Vec<(String, PluginSpec)> {
         let entries = self.entries();
         let all = entries.iter().flat_map(|(id, entries)| entries.iter().map(move |entry| (id, entry)));
-        let of_sockets = all.filter(|(_, entry)| entry.origin == Origin::Socket);
+        let of_sockets = all.filter(|(_, entry)| entry.origin == SpecOrigin::Socket);
         of_sockets.map(|(id, entry)| (id.clone(), entry.spec.clone())).collect()
     }
 
@@ -336,7 +336,7 @@ impl Plugins {
     }
 
     /// Whether there is such an instance already; an error if there cannot be one.
-    fn is_there(&self, id: &str, entries: &[Entry], spec: &PluginSpec, uid: u32) -> Result<bool> {
+    fn is_there(&self, id: &str, entries: &[InstanceEntry], spec: &PluginSpec, uid: u32) -> Result<bool> {
         let exists = |text: String| Err(Error::new(Kind::AlreadyExists, text));
         // Another user's instance would receive the owner's secrets and make the owner's mounts.
         if let Some(owner) = owner(entries).filter(|owner| uid != 0 && uid != *owner) {
@@ -346,15 +346,15 @@ impl Plugins {
         let instance = spec.instance();
         if let Some(entry) = entries.iter().find(|entry| entry.spec.instance() == instance) {
             return match &entry.origin {
-                Origin::File(_) => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
-                Origin::Bus | Origin::Socket if entry.spec.same(spec) => Ok(true),
-                Origin::Bus | Origin::Socket => exists(format!(
+                SpecOrigin::File(_) => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
+                SpecOrigin::Bus | SpecOrigin::Socket if entry.spec.same(spec) => Ok(true),
+                SpecOrigin::Bus | SpecOrigin::Socket => exists(format!(
                     "instance `{instance}` of the plugin {id} is registered with another spec; `csictl plugin upgrade {id} \
                      --replace {instance}` gives it a new version, and another instance may be registered in addition"
                 )),
             };
         }
-        let socket = |spec| Place::of(&self.0.directories, id, spec).socket;
+        let socket = |spec| Location::of(&self.0.directories, id, spec).socket;
         match entries.iter().find(|entry| socket(&entry.spec) == socket(spec)) {
             Some(other) => exists(format!(
                 "instance `{}` of the plugin {id} has that socket; each instance has its own",
@@ -381,14 +381,14 @@ impl Plugins {
         self.0.known.send_replace(());
     }
 
-    pub(super) fn add(&self, id: &str, spec: PluginSpec, owner: u32, origin: Origin, number: u64) {
+    pub(super) fn add(&self, id: &str, spec: PluginSpec, owner: u32, origin: SpecOrigin, number: u64) {
         self.add_kept(id, Kept { spec, ..Kept::default() }, owner, origin, number);
     }
 
     /// The same; one that `replaces` another is only tried, until it has its place.
-    pub(super) fn add_kept(&self, id: &str, kept: Kept, owner: u32, origin: Origin, number: u64) {
+    pub(super) fn add_kept(&self, id: &str, kept: Kept, owner: u32, origin: SpecOrigin, number: u64) {
         let Kept { spec, replaces, before, replaced, .. } = kept;
-        let place = Place::of(&self.0.directories, id, &spec);
+        let place = Location::of(&self.0.directories, id, &spec);
         self.0.shared.namespaces.add(&spec.network);
         let (probes, asked) = mpsc::channel(PROBES);
         // One stop at a time; the next one waits.
@@ -403,7 +403,7 @@ impl Plugins {
             let entries = entries.entry(id.to_owned()).or_default();
             let at = entries.partition_point(|entry| entry.number > number);
             let hands = Some(Hands::default());
-            let entry = Entry {
+            let entry = InstanceEntry {
                 spec,
                 owner,
                 origin,
@@ -448,7 +448,12 @@ impl Plugins {
         let _ = self.0.shared.changes.send(change);
     }
 
-    pub(super) fn entry<T>(&self, id: &str, instance: &str, look: impl FnOnce(&Entry) -> T) -> Option<T> {
+    pub(super) fn entry<T>(
+        &self,
+        id: &str,
+        instance: &str,
+        look: impl FnOnce(&InstanceEntry) -> T,
+    ) -> Option<T> {
         self.entries().get(id)?.iter().find(|entry| entry.spec.instance() == instance).map(look)
     }
 
@@ -463,7 +468,7 @@ impl Plugins {
         Ok(())
     }
 
-    pub(in crate::plugin) fn entries(&self) -> MutexGuard<'_, Table> {
+    pub(in crate::plugin) fn entries(&self) -> MutexGuard<'_, InstanceTable> {
         self.0.plugins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -479,12 +484,12 @@ pub(super) async fn to_the_end<T: Send + 'static>(
 }
 
 /// Whose plugin it is: its oldest instance's uid.
-pub(in crate::plugin) fn owner(entries: &[Entry]) -> Option<u32> {
+pub(in crate::plugin) fn owner(entries: &[InstanceEntry]) -> Option<u32> {
     entries.last().map(|oldest| oldest.owner)
 }
 
 /// Returns whether a remembered instance of `uid` may join those that are there.
-fn joins(entries: &[Entry], instance: &str, uid: u32) -> bool {
+fn joins(entries: &[InstanceEntry], instance: &str, uid: u32) -> bool {
     entries.iter().all(|entry| entry.spec.instance() != instance)
         && (uid == 0 || owner(entries).is_none_or(|owner| owner == uid))
 }

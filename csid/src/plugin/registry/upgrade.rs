@@ -13,15 +13,15 @@ use futures_util::FutureExt;
 use crate::error::{Error, Kind, Result};
 use crate::plugin::errors;
 use crate::plugin::events;
-use crate::plugin::place::Place;
-use crate::plugin::registry::facts::{Facts, other_node_id};
+use crate::plugin::place::Location;
+use crate::plugin::registry::facts::{InstanceFacts, other_node_id};
 use crate::plugin::registry::kept::Kept;
 use crate::plugin::registry::plugins::{
-    Entry, Origin, Outcome, Plugins, ROOTS_KEYS, Upgrade, owner, stop, to_the_end,
+    InstanceEntry, Plugins, ROOTS_KEYS, SpecOrigin, Upgrade, UpgradeOutcome, owner, stop, to_the_end,
 };
 use crate::plugin::self_registered;
 use crate::plugin::spec::{PluginSpec, Supervision};
-use crate::plugin::task::{AGAIN, How, Snapshot};
+use crate::plugin::task::{AGAIN, How, InstanceState};
 use crate::plugin::view::PluginChange;
 use crate::store::Change;
 
@@ -31,7 +31,8 @@ impl Plugins {
     pub fn upgradable(&self, id: &str, instance: Option<&str>) -> Result<PluginSpec> {
         let plugins = self.entries();
         let entries = plugins.get(id).ok_or_else(|| errors::unknown(id))?;
-        let is_it = |entry: &&Entry| instance.is_none_or(|instance| instance == entry.spec.instance());
+        let is_it =
+            |entry: &&InstanceEntry| instance.is_none_or(|instance| instance == entry.spec.instance());
         let mut found = entries.iter().filter(|entry| entry.serves()).filter(is_it);
         match (found.next(), found.next()) {
             (Some(entry), None) => Ok(entry.spec.clone()),
@@ -61,11 +62,17 @@ impl Plugins {
         outcome.await?.await
     }
 
-    async fn begin_upgrade(&self, id: &str, old: &str, mut spec: PluginSpec, uid: u32) -> Result<Outcome> {
+    async fn begin_upgrade(
+        &self,
+        id: &str,
+        old: &str,
+        mut spec: PluginSpec,
+        uid: u32,
+    ) -> Result<UpgradeOutcome> {
         self.open()?;
         self.0.shared.store.writable()?;
-        let look = |entry: &Entry| {
-            let facts = Facts::of(&entry.state.borrow().view);
+        let look = |entry: &InstanceEntry| {
+            let facts = InstanceFacts::of(&entry.state.borrow().view);
             (entry.spec.clone(), entry.owner, entry.origin.clone(), entry.number, facts)
         };
         let (before, of, origin, number, facts) = self
@@ -100,13 +107,13 @@ impl Plugins {
     }
 
     /// The instance that has the place of one that is gone.
-    fn successor<T>(&self, id: &str, gone: &str, look: impl FnOnce(&Entry) -> T) -> Option<T> {
+    fn successor<T>(&self, id: &str, gone: &str, look: impl FnOnce(&InstanceEntry) -> T) -> Option<T> {
         let plugins = self.entries();
         plugins.get(id)?.iter().find(|entry| entry.replaced.as_deref() == Some(gone)).map(look)
     }
 
     /// The upgrade that is under way, if it is this one.
-    fn same_upgrade(&self, id: &str, old: &str, spec: &PluginSpec) -> Result<Option<Outcome>> {
+    fn same_upgrade(&self, id: &str, old: &str, spec: &PluginSpec) -> Result<Option<UpgradeOutcome>> {
         let upgrades = self.upgrades();
         let Some(upgrade) = upgrades.get(id) else { return Ok(None) };
         let instance = spec.instance.clone().or(upgrade.spec.instance.clone());
@@ -123,7 +130,7 @@ impl Plugins {
         &self,
         id: &str,
         (old, of): (&str, u32),
-        origin: &Origin,
+        origin: &SpecOrigin,
         spec: &PluginSpec,
         uid: u32,
     ) -> Result<()> {
@@ -140,11 +147,11 @@ impl Plugins {
             return Err(Error::new(Kind::NotAuthorized, text));
         }
         let text = match origin {
-            Origin::Bus => return Ok(()),
-            Origin::File(_) => {
+            SpecOrigin::Bus => return Ok(()),
+            SpecOrigin::File(_) => {
                 format!("the plugin {id} is defined by plugins.d/{id}.toml: change the file and reload")
             }
-            Origin::Socket => format!(
+            SpecOrigin::Socket => format!(
                 "instance `{old}` of the plugin {id} registered itself: have the new one register itself, too"
             ),
         };
@@ -157,7 +164,7 @@ impl Plugins {
             let plugins = self.entries();
             let of_name = |name: &str| name.strip_prefix('i')?.parse::<u32>().ok();
             let number =
-                |entry: &Entry| of_name(entry.spec.instance()).map_or(0, u64::from).max(entry.number);
+                |entry: &InstanceEntry| of_name(entry.spec.instance()).map_or(0, u64::from).max(entry.number);
             plugins.get(id).into_iter().flatten().map(number).max().unwrap_or(0)
         };
         spec.instance = spec.instance.take().or_else(|| Some(self.free_name(id, highest + 1)));
@@ -180,7 +187,7 @@ impl Plugins {
             let text = "supervision cannot change in an upgrade: unregister the plugin and register it again";
             return Err(Error::invalid(text));
         }
-        let place = |spec| Place::of(&self.0.directories, id, spec);
+        let place = |spec| Location::of(&self.0.directories, id, spec);
         let (old, new) = (place(before), place(spec));
         if old.root != new.root {
             let text = "plugin-root cannot change in an upgrade: unregister the plugin and register it again";
@@ -225,7 +232,7 @@ impl Plugins {
         let tried: Vec<(String, String, PluginSpec)> = {
             let plugins = self.entries();
             let all = plugins.iter().flat_map(|(id, entries)| entries.iter().map(move |entry| (id, entry)));
-            let tried = |(id, entry): (&String, &Entry)| {
+            let tried = |(id, entry): (&String, &InstanceEntry)| {
                 Some((id.clone(), entry.replaces.clone()?, entry.spec.clone()))
             };
             all.filter_map(tried).collect()
@@ -237,7 +244,7 @@ impl Plugins {
     }
 
     /// From here on it comes to its end by itself.
-    pub(super) fn under_way(&self, id: &str, old: String, spec: PluginSpec) -> Outcome {
+    pub(super) fn under_way(&self, id: &str, old: String, spec: PluginSpec) -> UpgradeOutcome {
         let mut upgrades = self.upgrades();
         let (plugins, of, new) = (self.clone(), id.to_owned(), spec.instance().to_owned());
         let from = old.clone();
@@ -295,12 +302,12 @@ impl Plugins {
             let state = self.entry(id, old, |entry| entry.state.clone()).ok_or_else(stopping)?;
             (state, self.entry(id, new, |entry| entry.before.clone()).flatten())
         };
-        let mut before = Facts::of(&state.borrow().view).or(journalled);
+        let mut before = InstanceFacts::of(&state.borrow().view).or(journalled);
         if before.is_none() {
             // After csid's start it may not have been seen yet.
-            let is_known = |seen: &Snapshot| Facts::of(&seen.view).is_some();
+            let is_known = |seen: &InstanceState| InstanceFacts::of(&seen.view).is_some();
             let _ = tokio::time::timeout(start, state.wait_for(is_known)).await;
-            before = Facts::of(&state.borrow().view);
+            before = InstanceFacts::of(&state.borrow().view);
         }
         // What was agreed to counts, also where the other one says something else by now.
         let agreed = self.0.shared.node_ids.agreed(id);
@@ -382,9 +389,9 @@ impl Plugins {
     fn settled(&self, id: &str, left: &str) -> Result<Change> {
         let row = self.entry(id, left, |entry| {
             let filed = match &entry.origin {
-                Origin::File(name) if name == left => return Ok(None),
-                Origin::File(name) => Some(name.clone()),
-                Origin::Bus | Origin::Socket => None,
+                SpecOrigin::File(name) if name == left => return Ok(None),
+                SpecOrigin::File(name) => Some(name.clone()),
+                SpecOrigin::Bus | SpecOrigin::Socket => None,
             };
             let kept = Kept { filed, replaced: entry.replaced.clone(), ..Kept::new(&entry.spec) };
             kept.row(id, entry.number, entry.owner).map(Some)

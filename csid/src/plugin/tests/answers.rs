@@ -7,7 +7,7 @@ use super::calls::usage;
 use super::controller::{ALL, create, made, map, request, secrets, services, snapshot, with};
 use super::*;
 use crate::Kind;
-use crate::plugin::{ATTACHES, Class, Create, Request};
+use crate::plugin::{ATTACHES, CallContext, Class, Create};
 
 /// What may have had an effect is not called a failure.
 #[tokio::test]
@@ -161,7 +161,7 @@ async fn controller_messages_hide_secrets() {
         let message = &error.message;
         assert!(hidden.iter().all(|word| !message.contains(word)) && message.contains("tier"), "{error}");
     }
-    let forgotten = Request { secrets_forgotten: true, ..request(None) };
+    let forgotten = CallContext { secrets_forgotten: true, ..request(None) };
     let error = controller.delete("v", forgotten).await.unwrap_err();
     assert!(error.message.starts_with("[the plugin's words may repeat"), "{error}");
 
@@ -189,10 +189,10 @@ async fn controller_messages_hide_secrets() {
     }
     // Those of a credential are root's, also where its user calls.
     let credential = crate::secret::Secrets::of_credential(br#"{"key":"hunter2"}"#).unwrap();
-    let named = Request { uid: OTHER, ..request(Some(&credential)) };
+    let named = CallContext { uid: OTHER, ..request(Some(&credential)) };
     assert_eq!(controller.delete("v", named).await.unwrap_err().class, Class::Forbidden);
     assert_eq!(fake.script().calls[before..], [] as [&str; 0]);
-    controller.delete("v", Request { uid: OTHER, ..r }).await.unwrap();
+    controller.delete("v", CallContext { uid: OTHER, ..r }).await.unwrap();
     controller.delete("v", request(None)).await.unwrap();
 }
 

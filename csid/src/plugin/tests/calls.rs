@@ -6,7 +6,7 @@ use v1::volume_capability::{AccessType, access_mode::Mode};
 
 use super::*;
 use crate::Kind;
-use crate::plugin::{Call, Class};
+use crate::plugin::{Class, NodeCall};
 use crate::secret::Secrets;
 use crate::store::rows::{AccessMode, AttachmentMode, Usage};
 
@@ -22,8 +22,8 @@ pub fn usage() -> Usage {
     }
 }
 
-pub fn call(usage: &Usage, deadline: Instant) -> Call<'_> {
-    Call {
+pub fn call(usage: &Usage, deadline: Instant) -> NodeCall<'_> {
+    NodeCall {
         external_id: "vol-1",
         staging: "/srv/root/staging/x",
         target: "/srv/root/publish/x/y",
@@ -59,7 +59,7 @@ async fn mount_is_two_calls_with_all_required_fields() {
     let before = fake.script().calls.len();
     let usage = usage();
     let secrets = Secrets::from_json(br#"{"key":"hunter2"}"#).unwrap();
-    let with = || Call { secrets: Some(&secrets), ..call(&usage, soon(LONG)) };
+    let with = || NodeCall { secrets: Some(&secrets), ..call(&usage, soon(LONG)) };
     ready.stage(with()).await.unwrap();
     ready.publish(with()).await.unwrap();
     assert_eq!(fake.script().calls[before..], ["NodeStageVolume", "NodePublishVolume"]);
@@ -162,7 +162,7 @@ async fn co_rule_17_a_plugins_message_repeats_nothing_hidden() {
     let usage = usage();
     let secrets = Secrets::from_json(br#"{"key":"hunter2"}"#).unwrap();
     let error =
-        ready.publish(Call { secrets: Some(&secrets), ..call(&usage, soon(LONG)) }).await.unwrap_err();
+        ready.publish(NodeCall { secrets: Some(&secrets), ..call(&usage, soon(LONG)) }).await.unwrap_err();
     let hidden = "[redacted]";
     assert_eq!(
         error.message,
@@ -175,7 +175,7 @@ async fn co_rule_17_a_plugins_message_repeats_nothing_hidden() {
     }
     // Of a mount whose secrets are not at hand nothing is repeated.
     let error =
-        ready.unstage(Call { secrets_forgotten: true, ..call(&usage, soon(LONG)) }).await.unwrap_err();
+        ready.unstage(NodeCall { secrets_forgotten: true, ..call(&usage, soon(LONG)) }).await.unwrap_err();
     assert!(error.message.starts_with("[the plugin's words may repeat"), "{error}");
     fake.script().answer = Some(Err((Code::Internal, "x".repeat(6000))));
     assert!(ready.stage(call(&usage, soon(LONG))).await.unwrap_err().message.len() < 2100);
@@ -193,7 +193,7 @@ async fn secrets_go_to_plugins_of_root_or_of_the_user() {
         host.plugins.register("p", external(&fake.socket), owner).await.unwrap();
         let ready = host.ready().await;
         assert_eq!(ready.owner(), owner);
-        let with = || Call { uid, secrets: Some(&secrets), ..call(&usage, soon(LONG)) };
+        let with = || NodeCall { uid, secrets: Some(&secrets), ..call(&usage, soon(LONG)) };
         for (rpc, sent) in [
             ("NodeStageVolume", ready.stage(with()).await),
             ("NodePublishVolume", ready.publish(with()).await),
@@ -204,7 +204,7 @@ async fn secrets_go_to_plugins_of_root_or_of_the_user() {
                 assert_eq!(error.into_error().kind, Kind::NotAuthorized);
             }
         }
-        ready.stage(Call { uid, ..call(&usage, soon(LONG)) }).await.expect("without secrets it may");
+        ready.stage(NodeCall { uid, ..call(&usage, soon(LONG)) }).await.expect("without secrets it may");
         ready.unstage(with()).await.expect("which are not sent here");
     }
 }

@@ -9,7 +9,7 @@ use v1::volume_capability::{AccessType, access_mode::Mode};
 use super::calls::{call, usage};
 use super::*;
 use crate::Kind;
-use crate::plugin::{Call, Class, Controller, Create, Measure, Request, Snapshot, Source};
+use crate::plugin::{CallContext, Class, Controller, Create, Measure, NodeCall, Snapshot, Source};
 use crate::secret::Secrets;
 use crate::store::rows::{AccessMode, Usage};
 
@@ -39,8 +39,8 @@ pub fn secrets() -> Secrets {
     Secrets::from_json(br#"{"key":"hunter2"}"#).unwrap()
 }
 
-pub fn request(secrets: Option<&Secrets>) -> Request<'_> {
-    Request { uid: 0, secrets, secrets_forgotten: false, patience: LONG }
+pub fn request(secrets: Option<&Secrets>) -> CallContext<'_> {
+    CallContext { uid: 0, secrets, secrets_forgotten: false, patience: LONG }
 }
 
 pub fn map(key: &str, value: &str) -> BTreeMap<String, String> {
@@ -282,7 +282,7 @@ async fn an_expansion_is_two_calls() {
     host.plugins.probe("p", None).await.unwrap();
     let ready = host.ready().await;
     fake.says(v1::NodeExpandVolumeResponse { capacity_bytes: 8 });
-    let node = || Call { secrets: Some(&secrets), ..call(&usage, soon(LONG)) };
+    let node = || NodeCall { secrets: Some(&secrets), ..call(&usage, soon(LONG)) };
     assert_eq!(ready.expand(node(), 8, 0).await.unwrap(), 8);
     let sent: v1::NodeExpandVolumeRequest = fake.got();
     assert_eq!((sent.volume_id.as_str(), sent.volume_path.as_str()), ("vol-1", "/srv/root/publish/x/y"));
@@ -405,7 +405,7 @@ async fn earlier_secrets_withhold_messages() {
     controller.delete("v", request(Some(&secrets))).await.unwrap();
     assert!(had(&host.plugins.controller("p", soon(LONG)).await.unwrap(), false).await);
 
-    let forgotten = Request { secrets_forgotten: true, ..request(None) };
+    let forgotten = CallContext { secrets_forgotten: true, ..request(None) };
     fake.says(v1::ListVolumesResponse {
         entries: vec![v1::list_volumes_response::Entry {
             volume: Some(v1::Volume { volume_id: "v".into(), ..v1::Volume::default() }),

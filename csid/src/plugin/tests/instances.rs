@@ -5,7 +5,7 @@ use super::controller::request;
 use super::*;
 use crate::Kind;
 use crate::plugin::common::{CALLS, LOOKS};
-use crate::plugin::{ATTACHES, Can, Class, Controller, Request};
+use crate::plugin::{ATTACHES, CallContext, Can, Class, Controller};
 
 fn instance(name: &str, socket: &str) -> PluginSpec {
     PluginSpec { instance: Some(name.into()), ..external(Path::new(socket)) }
@@ -198,7 +198,7 @@ async fn controller_calls_in_flight_are_bounded() {
     until(|| came() >= CALLS).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!((a.calls("DeleteVolume"), b.calls("DeleteVolume")), (CALLS / 2, CALLS / 2));
-    let late = Request { patience: Duration::from_millis(20), ..request(None) };
+    let late = CallContext { patience: Duration::from_millis(20), ..request(None) };
     let error = chosen(&host).await.delete("late", late).await.unwrap_err();
     assert!(
         error.class == Class::NotSent && error.to_string().contains("has not answered 64 calls"),
@@ -221,7 +221,7 @@ async fn controller_calls_in_flight_are_bounded() {
     const WAIT: Duration = Duration::from_millis(500);
     let patient = chosen(&host).await;
     let patient = tokio::spawn(async move {
-        patient.delete("patient", Request { patience: PATIENCE, ..request(None) }).await
+        patient.delete("patient", CallContext { patience: PATIENCE, ..request(None) }).await
     });
     tokio::time::sleep(WAIT).await;
     for fake in [&a, &b] {

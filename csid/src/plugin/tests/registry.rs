@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Kind;
-use crate::plugin::{Applied, PluginChange};
+use crate::plugin::{AppliedFiles, PluginChange};
 
 #[tokio::test]
 async fn registering_again_changes_nothing_or_is_refused() {
@@ -143,9 +143,9 @@ async fn reload_keeps_plugins_in_use() {
 
     let again =
         host.plugins.apply_files(files[..2].to_vec(), ["a".to_owned()].into()).await.unwrap().ended().await;
-    assert_eq!(again, Applied { kept: names(&["a"]), ..Applied::default() });
+    assert_eq!(again, AppliedFiles { kept: names(&["a"]), ..AppliedFiles::default() });
     let gone = host.plugins.apply_files(files[..2].to_vec(), Default::default()).await.unwrap().ended().await;
-    assert_eq!(gone, Applied { removed: names(&["a"]), ..Applied::default() });
+    assert_eq!(gone, AppliedFiles { removed: names(&["a"]), ..AppliedFiles::default() });
     let ids: Vec<_> = host.plugins.list().into_iter().map(|view| view.id).collect();
     assert_eq!(ids, ["b", "c", "r"]);
 }

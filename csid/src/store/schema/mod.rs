@@ -52,7 +52,7 @@ pub(super) fn migrate(db: &mut Connection, version: u32) -> Result<(), StoreErro
 }
 
 /// A table of a file that has checksums.
-pub(super) struct Table {
+pub(super) struct TableSchema {
     pub name: String,
     /// But for the checksum.
     pub columns: Vec<String>,
@@ -61,19 +61,19 @@ pub(super) struct Table {
 }
 
 /// The tables, as this file's version has them.
-pub(super) fn tables(db: &Connection) -> Result<Vec<Table>, StoreError> {
+pub(super) fn tables(db: &Connection) -> Result<Vec<TableSchema>, StoreError> {
     let read = || {
         let sql = "SELECT t.name, t.wr, c.name, c.pk FROM pragma_table_list t, pragma_table_info(t.name) c \
                    WHERE t.schema = 'main' AND t.name NOT LIKE 'sqlite_%' AND c.name <> 'sum' \
                    ORDER BY t.name, c.cid";
         let mut statement = db.prepare(sql)?;
         let mut rows = statement.query([])?;
-        let mut tables: Vec<Table> = Vec::new();
+        let mut tables: Vec<TableSchema> = Vec::new();
         while let Some(row) = rows.next()? {
             let (name, by_key, column): (String, bool, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
             if tables.last().is_none_or(|table| table.name != name) {
                 let order = Vec::from_iter((!by_key).then(|| "rowid".to_owned()));
-                tables.push(Table { name, columns: Vec::new(), order });
+                tables.push(TableSchema { name, columns: Vec::new(), order });
             }
             if let Some(table) = tables.last_mut() {
                 // A key's columns stand in the table as they do in the key.

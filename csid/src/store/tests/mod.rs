@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use tokio::sync::broadcast;
 
 use super::journal::{Done, Journal};
-use super::place::Place;
+use super::place::JournalDirectory;
 use super::registry::Registry;
 use super::request::Work;
 use super::rows::*;
@@ -65,7 +65,7 @@ fn opened(directory: &Path) -> Result<(Store, Loaded), StoreError> {
 }
 
 fn open_journal(directory: &Path) -> Result<(Journal, Loaded), StoreError> {
-    Journal::open(&Arc::new(Place::take(directory, directory.parent().unwrap())?), None)
+    Journal::open(&Arc::new(JournalDirectory::take(directory, directory.parent().unwrap())?), None)
 }
 
 fn commit(journal: &mut Journal, changes: Vec<Change>, durability: Durability) -> Result<Done, StoreError> {

@@ -8,7 +8,7 @@ use tonic::Code;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::plugin::{Class, Controller, Request, RpcError};
+use crate::plugin::{CallContext, Class, Controller, RpcError};
 use crate::secret::Secrets;
 use crate::store::registry::{Attachment, Claim, Record, Registration};
 use crate::store::rows::Leg;
@@ -46,10 +46,10 @@ struct ControllerCall<'a> {
 }
 
 impl ControllerCall<'_> {
-    fn request(&self) -> Request<'_> {
+    fn request(&self) -> CallContext<'_> {
         let ControllerCall { claim, secrets, secrets_forgotten, patience, .. } = self;
         let (uid, secrets) = (claim.uid, secrets.as_ref());
-        Request { uid, secrets, secrets_forgotten: *secrets_forgotten, patience: *patience }
+        CallContext { uid, secrets, secrets_forgotten: *secrets_forgotten, patience: *patience }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::plugin::{Call as NodeCall, Class, Controller, Request, RpcError, Snapshot, Stats};
+use crate::plugin::{CallContext, Class, Controller, NodeCall, RpcError, Snapshot, Stats};
 use crate::secret::Secrets;
 use crate::store::registry::Attachment;
 use crate::store::registry::{Capability, Origin, Standing, VolumeName};
@@ -251,7 +251,7 @@ impl Executor<'_> {
         rpc: &'static str,
         target: &CallTarget,
         secrets: Option<&'a Secrets>,
-        call: impl Fn(Controller, Request<'a>) -> F,
+        call: impl Fn(Controller, CallContext<'a>) -> F,
     ) -> Result<T, RpcFailure>
     where
         F: Future<Output = Result<T, RpcError>>,
@@ -272,7 +272,7 @@ impl Executor<'_> {
             };
             let patience = self.shared.config.borrow().deadlines.operation;
             let secrets_forgotten = self.others_secrets(&record, None, credential, secrets.is_some());
-            let request = Request { uid: target.uid, secrets, secrets_forgotten, patience };
+            let request = CallContext { uid: target.uid, secrets, secrets_forgotten, patience };
             self.tried.begin();
             let error = match fault::around(rpc, call(controller.hiding(given.clone()), request)).await {
                 Ok(done) => return Ok(done),
@@ -303,7 +303,7 @@ impl Executor<'_> {
         rpc: &'static str,
         target: &CallTarget,
         secrets: Option<&'a Secrets>,
-        call: impl Fn(Controller, Request<'a>) -> F,
+        call: impl Fn(Controller, CallContext<'a>) -> F,
     ) -> Result<T, RpcFailure>
     where
         F: Future<Output = Result<T, RpcError>>,

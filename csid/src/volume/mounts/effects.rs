@@ -12,7 +12,7 @@ use crate::error::{Error, Kind};
 use crate::fault;
 use crate::host::TargetFd;
 use crate::host::{Access, Backing, Bind, Host, HostError, Look, Restrict, Unbind};
-use crate::plugin::{Call, Class, Ready, RpcError};
+use crate::plugin::{Class, NodeCall, Ready, RpcError};
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
 use crate::volume::api::requests::Force;
@@ -213,9 +213,9 @@ impl EffectContext<'_> {
         Path::new(self.mount.published())
     }
 
-    fn call(&self) -> Call<'_> {
+    fn call(&self) -> NodeCall<'_> {
         let spec = &self.mount.spec;
-        Call {
+        NodeCall {
             external_id: &self.volume.row.key.external_id,
             staging: &self.volume.row.staging,
             target: self.mount.published(),

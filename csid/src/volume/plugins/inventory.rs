@@ -9,7 +9,7 @@ use tonic::Code;
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::plugin::{Class, Controller, External, Request, RpcError, Snapshot};
+use crate::plugin::{CallContext, Class, Controller, External, RpcError, Snapshot};
 use crate::secret::Secrets;
 use crate::store::registry::{Capability, Origin, RecordFilter, VolumeSpec};
 use crate::store::rows::Usage;
@@ -87,7 +87,7 @@ impl Context {
         uid: u32,
         secrets: Option<&'a Secrets>,
         deadline: Option<Instant>,
-    ) -> Result<(Controller, Request<'a>)> {
+    ) -> Result<(Controller, CallContext<'a>)> {
         if self.plugins.view(plugin).is_none() {
             return Err(mount_errors::unknown_plugin(plugin));
         }
@@ -98,7 +98,7 @@ impl Context {
         let secrets_forgotten = controller.had_secrets(|| self.rows_tell_of_secrets(plugin)).await?;
         let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).min(operation);
         let patience = deadline.map_or(operation, left);
-        Ok((controller, Request { uid, secrets, secrets_forgotten, patience }))
+        Ok((controller, CallContext { uid, secrets, secrets_forgotten, patience }))
     }
 
     /// Returns whether the snapshot exists. Fails if it belongs to another uid: the owner of its registered volume owns it

@@ -1,0 +1,75 @@
+//! One name for one thing: a search for a public type's name in its crate finds one definition.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Directories of crates, from the repository's root.
+const CRATES: [&str; 4] = ["csid", "csictl", "client", "libcsi-ffi"];
+
+/// Names that the claims' step function and the mounts' still share.
+const TWICE: [&str; 6] = ["Action", "Effect", "Event", "Next", "Outcome", "Refusal"];
+
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        match (path.is_dir(), name.as_str()) {
+            // Tests may have helpers of the same names.
+            (_, "tests") => {}
+            (true, _) => sources(&path, found),
+            (false, _) if path.extension().is_some_and(|extension| extension == "rs") => found.push(path),
+            _ => {}
+        }
+    }
+}
+
+/// Returns the name of the public type that a line defines. `None`: it defines none, or a macro names it.
+fn defined(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix("pub")?;
+    let rest = match rest.strip_prefix('(') {
+        Some(visibility) => visibility.split_once(')')?.1,
+        None => rest,
+    };
+    let (kind, rest) = rest.trim_start().split_once(' ')?;
+    let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+    ["struct", "enum", "trait", "type", "union"]
+        .contains(&kind)
+        .then_some(&rest[..end])
+        .filter(|name| !name.is_empty())
+}
+
+#[test]
+fn public_type_name_is_defined_once() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    for name in CRATES {
+        let mut files = Vec::new();
+        sources(&repository.join(name).join("src"), &mut files);
+        let mut defining: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+        for path in files {
+            let text = std::fs::read_to_string(&path).unwrap();
+            for found in text.lines().filter_map(defined) {
+                defining.entry(found.to_owned()).or_default().push(path.clone());
+            }
+        }
+        assert!(defining.len() > 5, "{name}: only {} types were read", defining.len());
+        let twice: Vec<_> = defining
+            .into_iter()
+            .filter(|(found, paths)| paths.len() > 1 && !(name == "csid" && TWICE.contains(&found.as_str())))
+            .collect();
+        assert!(twice.is_empty(), "{name}: {twice:#?}");
+    }
+}
+
+#[test]
+fn definition_is_read_with_any_visibility() {
+    for (line, name) in [
+        ("pub struct A;", Some("A")),
+        ("    pub(super) enum Bc<T> {", Some("Bc")),
+        ("pub(in crate::volume) type D = E;", Some("D")),
+        ("pub fn f() {}", None),
+        ("struct G;", None),
+        ("pub struct $name {", None),
+    ] {
+        assert_eq!(defined(line), name, "{line}");
+    }
+}
