@@ -11,6 +11,7 @@ use crate::config::{Config, Directories};
 use crate::error::{Error, Result};
 use crate::host::{Host, Look, TargetFd};
 use crate::plugin::Plugins;
+use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, MountRow, Phase};
 use crate::store::{MountFilter, Store};
 use crate::volume::actor::VolumeActor;
@@ -20,7 +21,7 @@ use crate::volume::context::Context;
 use crate::volume::errors::mount as mount_errors;
 use crate::volume::model::volume::{DesiredMount, Observed};
 use crate::volume::operation::message::Message;
-use crate::volume::operation::request::{MountOf, OperationRequest, OperationResponse};
+use crate::volume::operation::request::{OperationRequest, OperationResponse};
 use crate::volume::operation::table::OfPlugin;
 use crate::volume::probe::{healthy, why};
 
@@ -62,11 +63,16 @@ impl Volumes {
         if let (Some(fd), Some(target)) = (&target_fd, &options.target) {
             self.shared.host.is_free(fd, Path::new(target))?;
         }
-        let MountOf { volume, mut spec, claim } = match inline {
-            Some(volume) => self.shared.mount_inline(&key, volume, options).await?,
+        let (volume, mut spec, claim) = match inline {
+            Some(volume) => {
+                self.shared.refuse_registered(&VolumeName::of(&key), &volume).await?;
+                (volume, options.spec(None)?, None)
+            }
             None => {
                 let given = secrets.is_some();
-                self.shared.mount_registered(&key, uid, options, given, wait.deadline).await?
+                let (volume, spec, claim) =
+                    self.shared.mount_registered(&key, uid, options, given, wait.deadline).await?;
+                (volume, spec, Some(claim))
             }
         };
         spec.secrets_given = secrets.is_some();

@@ -362,7 +362,7 @@ impl VolumeActor {
         let shared = self.shared.clone();
         let new = Executor::new(&shared, rows, orders, current.step.clone(), Arc::clone(&self.orders));
         let executor = Executor { expands_first, ..new };
-        let mut running: Running<'_> = Box::pin(current.job(names).run(executor, &ahead));
+        let mut running: Running<'_> = Box::pin(executor.run(current.request(), names, &ahead));
         let result = loop {
             // After the commit point an expired caller stays. Its deadline is handled once, when it sets `abandon`.
             let is_over = current.step.is_decided() && control.borrow().abandon.is_some();

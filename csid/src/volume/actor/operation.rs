@@ -8,7 +8,6 @@ use crate::store::registry::VolumeName;
 use crate::store::rows::VolumeKey;
 use crate::volume::context::Context;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::executor::run::Job;
 use crate::volume::model::volume::Volume;
 use crate::volume::operation::request::{
     ANOTHER_VOLUME, ControllerRequest, NOBODY_HAS_IT, OperationRequest, OperationResponse, Waiter,
@@ -42,48 +41,11 @@ impl Operation {
         }
     }
 
-    /// Makes the job of the operation. The request stays here for comparison. Secrets move to the job, unless they may be needed
-    /// again.
-    pub(in crate::volume) fn job(&mut self, names: Vec<String>) -> Job {
-        match &mut self.work {
-            OperationRequest::Mount { wanted, claim, adopted: Some(paths), .. } => {
-                Job::Adopt(wanted.clone(), paths.clone(), claim.clone())
-            }
-            OperationRequest::Mount { wanted, claim, target_fd, wait_until, secrets, .. } => {
-                wanted.operations = names;
-                // A Mount that waits may have to be retried.
-                let secrets = if wait_until.is_some() { secrets.clone() } else { secrets.take() };
-                Job::Mount {
-                    wanted: wanted.clone(),
-                    claim: claim.clone(),
-                    target_fd: target_fd.clone(),
-                    secrets,
-                }
-            }
-            OperationRequest::Restore { wanted } => Job::Restore(wanted.clone()),
-            OperationRequest::Unmount { key, authority, how, uncovered } => {
-                let (key, uncovered) = (key.clone(), uncovered.clone());
-                Job::Unmount { key, authority: *authority, how: *how, uncovered, names }
-            }
-            OperationRequest::Settle { key } => Job::Settle(key.clone()),
-            OperationRequest::Heal { key, .. } => Job::Heal(key.clone()),
-            OperationRequest::Claim { key, claim, secrets, .. } => {
-                // The claim may have to be retried.
-                Job::Claim { key: key.clone(), claim: claim.clone(), secrets: secrets.clone() }
-            }
-            OperationRequest::Release { key, authority, force, secrets } => {
-                let (key, authority, force) = (key.clone(), *authority, *force);
-                Job::Release { key, authority, force, secrets: secrets.take() }
-            }
-            OperationRequest::Call { target, call, secrets } => {
-                Job::Call { target: target.clone(), call: call.clone(), secrets: secrets.clone() }
-            }
-            OperationRequest::Unbind { key, bound, .. } => {
-                Job::Unbind { key: key.clone(), bound: bound.clone() }
-            }
-            OperationRequest::Enlarge { key, secrets, .. } => Job::Enlarge(key.clone(), secrets.take()),
-            OperationRequest::Continue { key, .. } => Job::Continue(key.clone()),
-        }
+    /// Returns a copy of the request for the executor. Secrets that are not needed again move to the copy.
+    pub(in crate::volume) fn request(&mut self) -> OperationRequest {
+        let request = self.work.clone();
+        self.work.drop_used_secrets();
+        request
     }
 
     /// Returns whether the operation ends when its last caller leaves. A creation does as long as the plugin was not asked.

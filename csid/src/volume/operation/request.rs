@@ -13,7 +13,7 @@ use crate::secret::Secrets;
 use crate::store::registry::{
     AttachCall, Bound, Capability, Claim, Record, Registration, Standing, VolumeName,
 };
-use crate::store::rows::{MountKey, MountSpec, VolumeKey};
+use crate::store::rows::MountKey;
 use crate::volume::api::requests::{Authority, Part, Uncovered, Unmounting};
 use crate::volume::api::views::Mounted;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
@@ -22,6 +22,7 @@ use crate::volume::model::volume::{DesiredMount, Paths};
 use crate::volume::operation::orders::Order;
 use crate::volume::operation::table::Ticket;
 
+#[derive(Clone)]
 pub(in crate::volume) enum OperationRequest {
     Mount {
         wanted: DesiredMount,
@@ -351,6 +352,17 @@ impl OperationRequest {
         }
     }
 
+    /// Drops secrets that the running operation has and that no later try needs. A try of a Mount that waits, of a Claim or of a
+    /// Call may be repeated.
+    pub(in crate::volume) fn drop_used_secrets(&mut self) {
+        match self {
+            OperationRequest::Mount { wait_until: None, secrets, .. }
+            | OperationRequest::Release { secrets, .. }
+            | OperationRequest::Enlarge { secrets, .. } => *secrets = None,
+            _ => {}
+        }
+    }
+
     /// Returns whether the operation has the plugin create a volume.
     pub(in crate::volume) fn creates(&self) -> bool {
         matches!(self, OperationRequest::Call { call: ControllerRequest::Create { .. }, .. })
@@ -493,12 +505,4 @@ impl OperationRequest {
             _ => false,
         }
     }
-}
-
-/// The volume of a Mount, and the spec of the mount.
-pub(in crate::volume) struct MountOf {
-    pub(in crate::volume) volume: VolumeKey,
-    pub(in crate::volume) spec: MountSpec,
-    /// The claim to take for a registered volume. `None`: the volume is inline.
-    pub(in crate::volume) claim: Option<Box<Claim>>,
 }

@@ -11,7 +11,7 @@ use crate::store::registry::{
     AttachCall, Capability, Claim, ClaimFilter, ClaimMode, ClaimState, ListedClaim, Origin, Record,
     RecordFilter, Standing, Use, VolumeName,
 };
-use crate::store::rows::{AccessMode, AttachmentMode, MountKey, Phase, VolumeKey};
+use crate::store::rows::{AccessMode, AttachmentMode, MountKey, MountSpec, Phase, VolumeKey};
 use crate::volume::api::mount_options::MountOptions;
 use crate::volume::api::requests::{
     Authority, ClaimRequest, Inline, Part, ReleaseRequest, VolumeRequest, Wait,
@@ -22,9 +22,7 @@ use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::lifecycle::{ModeFilter, is_being_deleted, new_claim, new_registration, unregistered};
 use crate::volume::manager::Volumes;
 use crate::volume::model::claim;
-use crate::volume::operation::request::{
-    CallTarget, ControllerRequest, MountOf, OperationRequest, OperationResponse,
-};
+use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationRequest, OperationResponse};
 
 fn unanswered() -> Error {
     Error::internal("a call was answered with another's answer")
@@ -147,16 +145,7 @@ impl Context {
         }
     }
 
-    pub(in crate::volume) async fn mount_inline(
-        &self,
-        key: &MountKey,
-        volume: VolumeKey,
-        options: MountOptions,
-    ) -> Result<MountOf> {
-        self.refuse_registered(&VolumeName::of(key), &volume).await?;
-        Ok(MountOf { volume, spec: options.spec(None)?, claim: None })
-    }
-
+    /// Returns the volume of a Mount of a registered volume, the spec of the mount, and the claim to take if the consumer has none.
     pub(in crate::volume) async fn mount_registered(
         self: &Arc<Self>,
         key: &MountKey,
@@ -164,7 +153,7 @@ impl Context {
         options: MountOptions,
         secrets_given: bool,
         deadline: Option<Instant>,
-    ) -> Result<MountOf> {
+    ) -> Result<(VolumeKey, MountSpec, Box<Claim>)> {
         let record = self.to_be_used(key, deadline).await?;
         let wanted =
             ModeFilter { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
@@ -200,7 +189,7 @@ impl Context {
         if spec.credential.is_none() && !secrets_given {
             spec.credential.clone_from(&registration.spec.credential);
         }
-        Ok(MountOf { volume: record.volume, spec, claim: Some(Box::new(claim)) })
+        Ok((record.volume, spec, Box::new(claim)))
     }
 
     pub(in crate::volume) fn view(&self, record: Record, past: Vec<String>) -> VolumeView {
