@@ -222,7 +222,7 @@ impl Executor<'_> {
                     let lasting = matches!(outcome, Outcome::Hopeless(_) | Outcome::NotSent(Some(_)));
                     let facts = Facts { error: error.message.clone(), ..Facts::default() };
                     let next = self.advance(record, Event::Ended { effect, outcome }, facts).await?;
-                    let again = next == Next::Rest && !lasting && self.pause(&mut delay, makes).await;
+                    let again = next == Next::Rest && !lasting && self.pause(&mut delay).await;
                     if self.forgot(record, consumer).await? {
                         return Err(mount_errors::ended_by("forget"));
                     }

@@ -290,7 +290,7 @@ impl Executor<'_> {
                 said = Some(error.clone());
                 self.step.note(&Error::from(error.clone()));
             }
-            if lasting || !self.pause(&mut delay, false).await {
+            if lasting || !self.pause(&mut delay).await {
                 return Err(self.tried.unanswered(said.unwrap_or(error).into()));
             }
         }

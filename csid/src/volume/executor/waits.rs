@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::plugin::{Can, Controller, Ready, Service};
 use crate::volume::errors::mount as mount_errors;
 use crate::volume::executor::Executor;
-use crate::volume::operation::orders::{abandoned, preempted};
+use crate::volume::operation::orders::preempted;
 
 impl Executor<'_> {
     /// Waits for the plugin's node service until the operation is given up, and returns it.
@@ -67,24 +67,20 @@ impl Executor<'_> {
 
     /// Waits before the next try, and carries out orders meanwhile. Returns `false` if there is no next try: the time is over, or
     /// the operation is preempted or abandoned.
-    pub(in crate::volume) async fn pause(&mut self, delay: &mut Backoff, makes: bool) -> bool {
-        if !self.orders.is_empty() {
-            Box::pin(self.carry_out()).await;
-            return true;
-        }
-        let wait = delay.next();
-        let orders = Arc::clone(&self.orders);
-        let mut control = self.control.clone();
-        if Instant::now() + wait >= control.borrow().give_up {
-            return false;
-        }
-        let mut other = control.clone();
-        tokio::select! {
-            biased;
-            _ = abandoned(&mut control), if makes => return false,
-            () = preempted(&mut other) => return false,
-            () = orders.came() => {}
-            () = tokio::time::sleep(wait) => return true,
+    pub(in crate::volume) async fn pause(&mut self, delay: &mut Backoff) -> bool {
+        if self.orders.is_empty() {
+            let wait = delay.next();
+            let orders = Arc::clone(&self.orders);
+            let mut control = self.control.clone();
+            if Instant::now() + wait >= control.borrow().give_up {
+                return false;
+            }
+            tokio::select! {
+                biased;
+                () = preempted(&mut control) => return false,
+                () = orders.came() => {}
+                () = tokio::time::sleep(wait) => return true,
+            }
         }
         Box::pin(self.carry_out()).await;
         true

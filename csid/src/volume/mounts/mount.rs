@@ -92,7 +92,7 @@ impl Executor<'_> {
             };
             match self.until_done(next, key, Purpose::Mount).await {
                 Ok(()) => return self.answer(key),
-                Err(failure) if failure.broken && self.pause(&mut delay, true).await => {}
+                Err(failure) if failure.broken && self.pause(&mut delay).await => {}
                 Err(failure) => return Err(failure.error),
             }
         }
@@ -375,7 +375,7 @@ impl Executor<'_> {
                             let (outcome, error) = (failure.outcome, failure.error.message.clone());
                             self.event(Event::Ended { effect, outcome, error })?;
                             let lasting = failure.definite || (makes && outcome == Outcome::Failed);
-                            let again = !lasting && self.pause(&mut delay, makes).await;
+                            let again = !lasting && self.pause(&mut delay).await;
                             if self.row(key).is_none() {
                                 return Err(mount_errors::ended_by("forget").into());
                             } else if again {
