@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryFutureExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
@@ -51,7 +52,9 @@ impl Sources {
     }
 
     async fn seen(&self) -> Seen {
-        let journal = async { tokio::try_join!(self.store.phases(), self.claims.claim_states()) };
+        let mounts = self.store.phases().map_err(crate::Error::from);
+        let claims = self.claims.claim_states().map_err(crate::Error::from);
+        let journal = async { tokio::try_join!(mounts, claims) };
         let journal = match tokio::time::timeout(PATIENCE, journal).await {
             Ok(Ok(counted)) => Some(counted),
             Ok(Err(error)) => {

@@ -29,8 +29,9 @@ use crate::host::{self, Host, boot};
 use crate::log;
 use crate::metrics;
 use crate::plugin::{Plugins, files};
+use crate::store::registry::RegistryError;
 use crate::store::rows::Phase;
-use crate::store::{Health, Loaded, Store, StoreError};
+use crate::store::{Health, Loaded, Store};
 use crate::unix_signals::{SignalOrder, UnixSignals};
 use crate::volume::model::volume::Action;
 use crate::volume::{Recovered, Volumes};
@@ -210,9 +211,9 @@ impl Daemon {
             Err(_) => Ok(Recovered::default()),
         };
         let taken = match taken {
-            Err(StoreError::Full) => None,
+            Err(RegistryError::Full(_)) => None,
             // Of what cannot be believed nothing is restored, settled or undone.
-            Err(StoreError::Corrupt { .. }) => Some(Recovered::default()),
+            Err(RegistryError::Damaged(_)) => Some(Recovered::default()),
             taken => Some(taken?),
         };
         let untaken = taken.is_none().then_some(Untaken { boot, same_boot });
@@ -351,9 +352,9 @@ impl Daemon {
         let Some(Untaken { boot, same_boot }) = &self.untaken else { return Ok(()) };
         let Loaded { volumes, mounts, .. } = self.handles.store.rows().await?;
         match self.handles.volumes.recover(volumes, mounts, boot.clone(), *same_boot).await {
-            Err(StoreError::Full) => {}
+            Err(RegistryError::Full(_)) => {}
             // Nothing is taken over from it any more.
-            Err(StoreError::Corrupt { .. }) => self.untaken = None,
+            Err(RegistryError::Damaged(_)) => self.untaken = None,
             taken => {
                 tracing::info!(taken = ?taken?, "there is room again, the journal's mounts were taken over");
                 self.untaken = None;

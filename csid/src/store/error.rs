@@ -2,8 +2,6 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-use crate::store::record::VolumeName;
-
 /// Why the journal did not do what was asked. Whatever it says, nothing of the request is kept.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -30,12 +28,6 @@ pub enum StoreError {
         "no space is left on the disk of csid's journal; nothing was changed. Make room there, then ask again"
     )]
     Full,
-    /// The record has changed since it was read.
-    #[error("the volume's record has changed meanwhile; ask again")]
-    Stale,
-    /// The plugin's volume is known under this name, and has no second one.
-    #[error("the plugin's volume is known as {}/{} already", .0.namespace, .0.volume)]
-    Taken(VolumeName),
     #[error("cannot {step} {}", path.display())]
     File { step: &'static str, path: PathBuf, source: std::io::Error },
     #[error("the journal could not {step}")]
@@ -45,12 +37,7 @@ pub enum StoreError {
 impl StoreError {
     /// The same request may succeed later without a change by the caller.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, StoreError::Full | StoreError::Stale)
-    }
-
-    /// Returns whether the journal refused before it wrote anything, so that the other requests of the group go on.
-    pub(super) fn is_refusal(&self) -> bool {
-        matches!(self, StoreError::Stale | StoreError::Taken(_))
+        matches!(self, StoreError::Full)
     }
 
     /// Name the file in an error that only the file's owner can tell apart: SQLite's codes for a damaged
@@ -119,17 +106,9 @@ impl From<StoreError> for crate::Error {
         let kind = match error {
             StoreError::Corrupt { .. } => Kind::StateCorrupt,
             StoreError::Gone => Kind::ShuttingDown,
-            StoreError::Taken(_) => Kind::AlreadyExists,
             _ => Kind::Internal,
         };
         let retryable = error.is_retryable();
-        let other = match &error {
-            StoreError::Taken(name) => Some((name.namespace.clone(), name.volume.clone())),
-            _ => None,
-        };
-        Error::new(kind, error.to_string()).with(|details| {
-            details.retryable |= retryable;
-            (details.namespace, details.volume) = other.unzip();
-        })
+        Error::new(kind, error.to_string()).with(|details| details.retryable |= retryable)
     }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, TryFutureExt};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::store::change::{Change, Durability};
@@ -19,9 +19,9 @@ use crate::store::loaded::{Loaded, MountFilter};
 use crate::store::place::JournalDirectory;
 use crate::store::record::{Record, VolumeName};
 use crate::store::records;
-use crate::store::registry::{ClaimFilter, Listed, ListedClaim, RecordFilter, Registry, Swap};
+use crate::store::registry::{ClaimFilter, Listed, ListedClaim, RecordFilter, Registry, RegistryError, Swap};
 use crate::store::request::{Ask, Commit, StoreReply, StoreRequest, Work};
-use crate::store::rows::{Event, MountRow, Phase};
+use crate::store::rows::{Event, MountRow, NewEvent, Phase};
 use crate::store::shared::{Health, Published};
 use crate::store::thread;
 
@@ -79,6 +79,7 @@ impl Store {
     /// what was committed before is synced. A future that is dropped withdraws nothing.
     pub async fn commit(&self, changes: Vec<Change>, durability: Durability) -> Result<(), StoreError> {
         let work = Work::Changes(changes);
+        // Only a swap has conflicts.
         self.request(|answer| StoreRequest::Commit(Commit { work, durability, answer })).await.map(drop)
     }
 
@@ -177,6 +178,14 @@ impl Store {
         self.requests.send(request(answer)).map_err(|_| StoreError::Gone)?;
         answered.await.map_err(|_| StoreError::Gone)?
     }
+
+    /// Reads the registry.
+    fn ask<'a, T: Send + 'a>(
+        &'a self,
+        ask: impl FnOnce(StoreReply<T>) -> Ask + Send + 'a,
+    ) -> BoxFuture<'a, Result<T, RegistryError>> {
+        self.request(|answer| StoreRequest::Ask(ask(answer))).map_err(RegistryError::from).boxed()
+    }
 }
 
 impl Registry for Store {
@@ -184,41 +193,47 @@ impl Registry for Store {
         !self.shared.has_records.load(Ordering::Acquire)
     }
 
-    fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, StoreError>> {
-        self.request(|answer| StoreRequest::Ask(Ask::Record(name, answer))).boxed()
+    fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, RegistryError>> {
+        self.ask(|answer| Ask::Record(name, answer))
     }
 
-    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn swap(&self, swap: Swap, events: Vec<NewEvent>) -> BoxFuture<'_, Result<u64, RegistryError>> {
         let durability = swap.durability;
-        let work = Work::Swap(Box::new(swap));
-        self.request(move |answer| StoreRequest::Commit(Commit { work, durability, answer })).boxed()
+        let work = Work::Swap(Box::new(swap), events);
+        let done = self.request(move |answer| StoreRequest::Commit(Commit { work, durability, answer }));
+        async move { Ok(done.await??) }.boxed()
     }
 
     fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>> {
-        self.request(|answer| StoreRequest::Ask(Ask::Records(filter.into(), answer))).boxed()
+        self.ask(|answer| Ask::Records(filter.into(), answer))
     }
 
-    fn held(&self, plugin: &str, node: &str, most: usize) -> BoxFuture<'_, Result<HeldVolumes, StoreError>> {
+    fn held(
+        &self,
+        plugin: &str,
+        node: &str,
+        most: usize,
+    ) -> BoxFuture<'_, Result<HeldVolumes, RegistryError>> {
         let (plugin, node) = (plugin.to_owned(), node.to_owned());
-        self.request(move |answer| StoreRequest::Ask(Ask::Held(plugin, node, most, answer))).boxed()
+        self.ask(move |answer| Ask::Held(plugin, node, most, answer))
     }
 
     fn claims(&self, filter: ClaimFilter) -> BoxFuture<'_, Listed<ListedClaim>> {
-        self.request(|answer| StoreRequest::Ask(Ask::Claims(filter.into(), answer))).boxed()
+        self.ask(|answer| Ask::Claims(filter.into(), answer))
     }
 
-    fn claim_states(&self) -> BoxFuture<'_, Result<BTreeMap<String, u64>, StoreError>> {
-        self.request(|answer| StoreRequest::Ask(Ask::ClaimStates(answer))).boxed()
+    fn claim_states(&self) -> BoxFuture<'_, Result<BTreeMap<String, u64>, RegistryError>> {
+        self.ask(Ask::ClaimStates)
     }
 
-    fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, StoreError>> {
+    fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, RegistryError>> {
         let mut newest = self.shared.registry.clone();
         async move {
             newest
                 .wait_for(|newest| *newest > index)
                 .await
                 .map(|newest| *newest)
-                .map_err(|_| StoreError::Gone)
+                .map_err(|_| StoreError::Gone.into())
         }
         .boxed()
     }

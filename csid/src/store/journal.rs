@@ -18,6 +18,7 @@ use crate::store::node::Node;
 use crate::store::place::JournalDirectory;
 use crate::store::record::{Record, VolumeName};
 use crate::store::records;
+use crate::store::registry::Conflict;
 use crate::store::remains;
 use crate::store::request::Work;
 use crate::store::rows::{Event, MountRow, NewEvent, Phase};
@@ -55,8 +56,8 @@ pub(super) struct Counters {
 pub(super) struct Done {
     /// The events it holds, as they were numbered.
     pub events: Vec<Arc<Event>>,
-    /// Of each request: it is done, or refused and nothing of it is.
-    pub answers: Vec<Result<(), StoreError>>,
+    /// For each request whether it is done, or why nothing of it is.
+    pub answers: Vec<Result<(), Conflict>>,
 }
 
 pub(super) struct Journal {
@@ -197,7 +198,7 @@ impl Journal {
         changes.extend(node_ids.into_iter().map(|(plugin, node_id)| Change::PutNodeId(plugin, node_id)));
         let registry = self.ask("read the registry", records::copied)?;
         let work: Vec<Work> = std::iter::once(Work::Changes(changes))
-            .chain(registry.into_iter().map(|swap| Work::Swap(Box::new(swap))))
+            .chain(registry.into_iter().map(|swap| Work::Swap(Box::new(swap), Vec::new())))
             .collect();
         let place = Arc::clone(&self.file.place);
         let kept = place.replace(|born| {
@@ -261,7 +262,7 @@ impl Journal {
         match &done {
             Ok(done) => {
                 for (work, answer) in requests.iter().zip(&done.answers) {
-                    if let (Work::Swap(swap), Ok(())) = (work, answer) {
+                    if let (Work::Swap(swap, _), Ok(())) = (work, answer) {
                         known.change(&swap.before, &swap.after, self.counters.modify_index);
                     }
                 }
@@ -297,11 +298,7 @@ impl Journal {
         }
         let mut done = Done { events: Vec::with_capacity(new as usize), answers: Vec::new() };
         for work in requests {
-            let answer = match apply(&tx, work, &mut counters, &mut done.events) {
-                Err(error) if !error.is_refusal() => return Err(error),
-                answer => answer,
-            };
-            done.answers.push(answer);
+            done.answers.push(apply(&tx, work, &mut counters, &mut done.events)?);
         }
         if !requests.is_empty() && done.answers.iter().all(Result::is_err) {
             return Ok(done);
@@ -448,7 +445,7 @@ fn is_said(requests: &[&Work]) -> bool {
     let changes = || {
         requests.iter().flat_map(|work| match work {
             Work::Changes(changes) => changes.as_slice(),
-            Work::Swap(_) => &[],
+            Work::Swap(..) => &[],
         })
     };
     changes().any(|change| matches!(change, Change::PutMount(_)))
@@ -458,7 +455,7 @@ fn is_said(requests: &[&Work]) -> bool {
 fn events_of(work: &Work) -> u64 {
     let events = match work {
         Work::Changes(changes) => changes.iter().filter(|change| matches!(change, Change::Event(_))).count(),
-        Work::Swap(swap) => swap.events.len(),
+        Work::Swap(_, events) => events.len(),
     };
     events as u64
 }
@@ -468,16 +465,19 @@ fn apply(
     work: &Work,
     counters: &mut Counters,
     events: &mut Vec<Arc<Event>>,
-) -> Result<(), StoreError> {
+) -> Result<Result<(), Conflict>, StoreError> {
     match work {
         Work::Changes(changes) => {
-            changes.iter().try_for_each(|change| apply_change(db, change, counters, events))
+            changes.iter().try_for_each(|change| apply_change(db, change, counters, events))?;
         }
-        Work::Swap(swap) => {
-            records::swap(db, swap, counters.modify_index)?;
-            swap.events.iter().try_for_each(|event| append(db, event, counters, events))
+        Work::Swap(swap, new) => {
+            if let Err(conflict) = records::swap(db, swap, counters.modify_index)? {
+                return Ok(Err(conflict));
+            }
+            new.iter().try_for_each(|event| append(db, event, counters, events))?;
         }
     }
+    Ok(Ok(()))
 }
 
 fn append(

@@ -12,7 +12,9 @@ use crate::store::claim_set::ClaimSet;
 use crate::store::error::{StoreError, at};
 use crate::store::known_claims::{self, KnownClaims};
 use crate::store::record::{Record, VolumeName};
-use crate::store::registry::{ClaimFilter, ClaimPlace, ListedClaim, OfVolume, RecordFilter, Swap};
+use crate::store::registry::{
+    ClaimFilter, ClaimPlace, Conflict, ListedClaim, OfVolume, RecordFilter, RegistryError, Swap,
+};
 use crate::store::rows::VolumeKey;
 use crate::store::tables::{checked, whole};
 use crate::store::words::{from_bits, from_json, json};
@@ -215,26 +217,42 @@ fn begins_with(prefix: &str) -> String {
     prefix.chars().map(letter).chain(["*".to_owned()]).collect()
 }
 
-/// Do what is asked, if the record is still the one that it was asked of. [`StoreError::Stale`] and
-/// [`StoreError::Taken`] refuse it, with nothing written.
-pub(super) fn swap(db: &Connection, swap: &Swap, modify_index: u64) -> Result<(), StoreError> {
+impl From<StoreError> for RegistryError {
+    fn from(error: StoreError) -> Self {
+        let variant = match error {
+            StoreError::Full => RegistryError::Full,
+            StoreError::Corrupt { .. } => RegistryError::Damaged,
+            StoreError::Gone => RegistryError::Ended,
+            _ => RegistryError::Failed,
+        };
+        variant(error.into())
+    }
+}
+
+/// Does what is asked, if the record is still the one that it was asked of. After a conflict nothing is written.
+pub(super) fn swap(
+    db: &Connection,
+    swap: &Swap,
+    modify_index: u64,
+) -> Result<Result<(), Conflict>, StoreError> {
     let Swap { before, after, past, .. } = swap;
     debug_assert_eq!(before.name, after.name);
     let found = revision(db, &before.name).map_err(at("read a volume's record"))?;
     if found != before.revision {
-        return Err(StoreError::Stale);
+        return Ok(Err(Conflict::Stale));
     }
     if after.is_empty() {
-        return forget(db, &before.name).map_err(at("delete a volume's record"));
+        return forget(db, &before.name).map(Ok).map_err(at("delete a volume's record"));
     }
     if (found == 0 || after.volume != before.volume)
         && let Some(name) = other_name(db, after).map_err(at("look for a volume's other name"))?
     {
-        return Err(StoreError::Taken(name));
+        return Ok(Err(Conflict::Taken(name)));
     }
     put_record(db, after, modify_index)
         .and_then(|()| put_claims(db, before, after, modify_index))
         .and_then(|()| put_past(db, &after.name, past, modify_index))
+        .map(Ok)
         .map_err(at("keep a volume's record"))
 }
 
@@ -358,7 +376,6 @@ pub(super) fn copied(db: &Connection) -> rusqlite::Result<Vec<Swap>> {
         before: Record::none(after.name.clone()),
         after,
         past: Vec::new(),
-        events: Vec::new(),
         durability: Durability::Disk,
     };
     for record in read_records(db, &RecordFilter::default())? {

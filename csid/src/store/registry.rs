@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use futures_util::future::BoxFuture;
 
 use crate::store::change::Durability;
-use crate::store::error::StoreError;
 use crate::store::held::HeldVolumes;
 use crate::store::rows::NewEvent;
 
@@ -16,14 +15,64 @@ pub use crate::store::record::{
     VolumeName, VolumeSpec,
 };
 
-/// A change of one record: done as a whole if the record is still `before`, else not at all ([`StoreError::Stale`]).
+/// The reason why a registry did not do a request. Nothing of the request is kept.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    #[error(transparent)]
+    Conflict(#[from] Conflict),
+    /// The registry has no space for the change. The same request may succeed later.
+    #[error(transparent)]
+    Full(RegistrySource),
+    /// The registry is damaged, and takes no change until it is repaired.
+    #[error(transparent)]
+    Damaged(RegistrySource),
+    /// The registry has ended, because csid does.
+    #[error(transparent)]
+    Ended(RegistrySource),
+    #[error(transparent)]
+    Failed(RegistrySource),
+}
+
+/// The error of the database that keeps the registry.
+pub type RegistrySource = Box<dyn std::error::Error + Send + Sync>;
+
+/// The reason why the present records do not allow a [`Swap`].
+#[derive(Debug, thiserror::Error)]
+pub enum Conflict {
+    /// The record has changed since it was read.
+    #[error("the volume's record has changed meanwhile; ask again")]
+    Stale,
+    /// The plugin's volume is known under this name, and has no second one.
+    #[error("the plugin's volume is known as {0} already")]
+    Taken(VolumeName),
+}
+
+impl From<RegistryError> for crate::Error {
+    fn from(error: RegistryError) -> Self {
+        use crate::{Error, Kind};
+        let (kind, retryable, other) = match &error {
+            RegistryError::Conflict(Conflict::Stale) | RegistryError::Full(_) => (Kind::Internal, true, None),
+            RegistryError::Conflict(Conflict::Taken(name)) => {
+                (Kind::AlreadyExists, false, Some((name.namespace.clone(), name.volume.clone())))
+            }
+            RegistryError::Damaged(_) => (Kind::StateCorrupt, false, None),
+            RegistryError::Ended(_) => (Kind::ShuttingDown, false, None),
+            RegistryError::Failed(_) => (Kind::Internal, false, None),
+        };
+        Error::new(kind, error.to_string()).with(|details| {
+            details.retryable |= retryable;
+            (details.namespace, details.volume) = other.unzip();
+        })
+    }
+}
+
+/// A change of one record: done as a whole if the record is still `before`, else not at all ([`Conflict::Stale`]).
 pub struct Swap {
     pub before: Record,
     /// Empty: the record is deleted. Its revision does not matter.
     pub after: Record,
     /// Claims that are past with it.
     pub past: Vec<Claim>,
-    pub events: Vec<NewEvent>,
     pub durability: Durability,
 }
 
@@ -87,7 +136,7 @@ pub struct ListedClaim {
 }
 
 /// The answer of a list: the rows, and the index they were read at.
-pub type Listed<T> = Result<(Vec<T>, u64), StoreError>;
+pub type Listed<T> = Result<(Vec<T>, u64), RegistryError>;
 
 /// Volumes, their claims and attachments. Every change is a compare-and-swap on a record's revision; what is read comes with
 /// the index it was read at, and what changes after an index can be waited for.
@@ -96,24 +145,30 @@ pub trait Registry: Send + Sync {
     fn is_empty(&self) -> bool;
 
     /// A volume's record; [`Record::none`] when there is none.
-    fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, StoreError>>;
+    fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, RegistryError>>;
 
-    /// The record's new revision, when the change is as durable as was asked.
-    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<u64, StoreError>>;
+    /// Changes a record. Returns its new revision, when the change is as durable as was asked. `events` are for this node's
+    /// journal: a registry that is in the journal commits them with the change, another one after it.
+    fn swap(&self, swap: Swap, events: Vec<NewEvent>) -> BoxFuture<'_, Result<u64, RegistryError>>;
 
     /// By name.
     fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>>;
 
     /// The volumes of a plugin that have a claim or an attachment of this node: their count, and at most `most` names. The
     /// cost does not grow with their number.
-    fn held(&self, plugin: &str, node: &str, most: usize) -> BoxFuture<'_, Result<HeldVolumes, StoreError>>;
+    fn held(
+        &self,
+        plugin: &str,
+        node: &str,
+        most: usize,
+    ) -> BoxFuture<'_, Result<HeldVolumes, RegistryError>>;
 
     /// By volume and consumer. Past ones in the order of their end; in parts, by volume first.
     fn claims(&self, filter: ClaimFilter) -> BoxFuture<'_, Listed<ListedClaim>>;
 
     /// The number of claims in each state, in the contract's words.
-    fn claim_states(&self) -> BoxFuture<'_, Result<BTreeMap<String, u64>, StoreError>>;
+    fn claim_states(&self) -> BoxFuture<'_, Result<BTreeMap<String, u64>, RegistryError>>;
 
     /// The index of a change after `index`, as soon as there is one.
-    fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, StoreError>>;
+    fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, RegistryError>>;
 }

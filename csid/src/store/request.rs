@@ -10,8 +10,8 @@ use crate::store::error::StoreError;
 use crate::store::held::HeldVolumes;
 use crate::store::loaded::{Loaded, MountFilter};
 use crate::store::record::{Record, VolumeName};
-use crate::store::registry::{ClaimFilter, ListedClaim, RecordFilter, Swap};
-use crate::store::rows::{Event, MountRow, Phase};
+use crate::store::registry::{ClaimFilter, Conflict, ListedClaim, RecordFilter, Swap};
+use crate::store::rows::{Event, MountRow, NewEvent, Phase};
 
 pub(super) type StoreReply<T> = oneshot::Sender<Result<T, StoreError>>;
 
@@ -24,14 +24,14 @@ pub(super) enum StoreRequest {
 pub(super) struct Commit {
     pub work: Work,
     pub durability: Durability,
-    pub answer: StoreReply<u64>,
+    pub answer: StoreReply<Result<u64, Conflict>>,
 }
 
 /// A change that is done whole or not at all.
 pub(super) enum Work {
     Changes(Vec<Change>),
-    /// Refused if it is asked of what is not so any more.
-    Swap(Box<Swap>),
+    /// A change of a record that only a [`Conflict`] refuses, with its events.
+    Swap(Box<Swap>, Vec<NewEvent>),
 }
 
 pub(super) enum Ask {

@@ -162,14 +162,14 @@ fn settle(
             shared.sequence.store(journal.counters.sequence, Ordering::Release);
             let mut swapped = false;
             for (commit, done) in group.into_iter().zip(answers) {
-                if let (Ok(()), Work::Swap(swap)) = (&done, &commit.work) {
+                if let (Ok(()), Work::Swap(swap, _)) = (&done, &commit.work) {
                     swapped = true;
                     if let Some(held) = held {
                         held.change(&swap.before, &swap.after);
                     }
                 }
                 shared.has_records.fetch_or(swapped, Ordering::AcqRel);
-                drop(commit.answer.send(done.map(|()| index)));
+                drop(commit.answer.send(Ok(done.map(|()| index))));
             }
             if swapped {
                 registry.send_replace(index);

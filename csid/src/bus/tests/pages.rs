@@ -34,7 +34,7 @@ fn keys(rows: &[Row], key: &[&str]) -> Vec<Vec<String>> {
 /// with characters that a cursor escapes.
 async fn filled(world: &World) {
     let store = &world.rooms.store;
-    let swaps = (0..ROWS).map(|n| store.swap(of(n)));
+    let swaps = (0..ROWS).map(|n| samples::swap_in(store, of(n)));
     futures_util::future::try_join_all(swaps).await.unwrap();
     let mounts = (0..ROWS).map(put).collect();
     store.commit(mounts, Durability::Process).await.unwrap();
@@ -97,7 +97,7 @@ async fn pages_have_each_row_once() {
             if page < 4 {
                 let n = ROWS + page;
                 come.insert(name(n));
-                world.rooms.store.swap(of(n)).await.unwrap();
+                samples::swap_in(&world.rooms.store, of(n)).await.unwrap();
                 world.rooms.store.commit(vec![put(n)], Durability::Process).await.unwrap();
             }
         }
@@ -115,7 +115,7 @@ async fn pages_have_each_row_once() {
 async fn remove(world: &World, n: usize) {
     let store = &world.rooms.store;
     let before = store.record(samples::name(&name(n))).await.unwrap();
-    store.swap(samples::swap(&before, Record::none(before.name.clone()))).await.unwrap();
+    samples::swap_in(store, samples::swap(&before, Record::none(before.name.clone()))).await.unwrap();
     let key = mount(&name(n), "job/1").key;
     store.commit(vec![Change::DeleteMount(key)], Durability::Process).await.unwrap();
 }
@@ -129,7 +129,7 @@ async fn pages_need_the_rights_of_the_list() {
     let world = World::new();
     let (path, _serving) = world.listen();
     for n in 0..7 {
-        world.rooms.store.swap(of(n)).await.unwrap();
+        samples::swap_in(&world.rooms.store, of(n)).await.unwrap();
         world.rooms.store.commit(vec![put(n)], Durability::Process).await.unwrap();
     }
     let (member, stranger) = (connect_as(&path, MEMBER).await, connect_as(&path, NOBODY).await);

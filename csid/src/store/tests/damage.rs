@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 
 use super::super::place::{LOG, NAME};
-use super::super::registry::{ClaimFilter, Record, RecordFilter, Registry};
+use super::super::registry::{ClaimFilter, Record, RecordFilter, Registry, RegistryError};
 use super::super::rows::PluginRow;
 use super::super::*;
-use super::samples::{name, new, record, representative_swaps, swap};
+use super::samples::{name, new, record, representative_swaps, swap, swap_in};
 use super::{database, event, mount, of_schema, opened, plugin, representative, temporary, volume};
 
 async fn filled(directory: &Path) -> Store {
     let (store, _) = opened(directory).unwrap();
     store.commit(representative(), Durability::Disk).await.unwrap();
     for swap in representative_swaps() {
-        store.swap(swap).await.unwrap();
+        swap_in(&store, swap).await.unwrap();
     }
     store
 }
@@ -63,8 +63,8 @@ async fn a_row_that_is_not_what_was_written_is_damage() {
         assert!(is_damaged(&store, "checksum"), "{table}.{column}");
         let refused = store.commit(vec![event("x")], Durability::Disk).await;
         assert!(matches!(refused, Err(StoreError::Corrupt { .. })), "{refused:?}");
-        let refused = store.swap(new(record("x", &[]))).await;
-        assert!(matches!(refused, Err(StoreError::Corrupt { .. })), "{refused:?}");
+        let refused = swap_in(&store, new(record("x", &[]))).await;
+        assert!(matches!(refused, Err(RegistryError::Damaged(_))), "{refused:?}");
         store.close().await.unwrap();
         assert!(std::fs::read(database(&directory)).unwrap() == bytes, "{table}.{column}: it was written");
         std::fs::write(database(&directory), &good).unwrap();
@@ -163,7 +163,7 @@ async fn the_registry_outlives_a_damaged_row() {
         assert_eq!(found.claims.len(), claims.len());
         assert_eq!(found.registration.is_some(), table != "registry");
         let registered = Record { claims: found.claims.clone(), ..record("data", &[]) };
-        let revision = store.swap(swap(&found, registered)).await.unwrap();
+        let revision = swap_in(&store, swap(&found, registered)).await.unwrap();
         assert!(revision > found.revision && found.revision > 0);
         store.close().await.unwrap();
     }
@@ -175,7 +175,7 @@ async fn the_registry_outlives_damaged_pages() {
     const VOLUMES: usize = 300;
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
-    let swaps = (0..VOLUMES).map(|n| store.swap(new(record(&format!("v{n}"), &["job/1", "job/2"]))));
+    let swaps = (0..VOLUMES).map(|n| swap_in(&store, new(record(&format!("v{n}"), &["job/1", "job/2"]))));
     futures_util::future::try_join_all(swaps).await.unwrap();
     store.close().await.unwrap();
     let good = std::fs::read(database(&directory)).unwrap();

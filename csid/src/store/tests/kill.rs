@@ -72,7 +72,7 @@ async fn swap_for_ever() {
         let mut after = samples::record("data", &consumers);
         after.registration.as_mut().unwrap().capacity = n as u64 + 1;
         let durability = if n % 3 == 0 { Durability::Disk } else { Durability::Process };
-        store.swap(Swap { durability, ..samples::swap(&before, after) }).await.unwrap();
+        samples::swap_in(&store, Swap { durability, ..samples::swap(&before, after) }).await.unwrap();
         println!("\nanswered {n} {}", store.event_sequence());
     }
 }

@@ -9,6 +9,7 @@ mod file;
 mod kill;
 mod node;
 mod records;
+mod registry;
 pub(crate) mod samples;
 
 use std::collections::BTreeMap;
@@ -216,7 +217,7 @@ async fn make_fixture() {
     let (store, _) = opened(&directory).unwrap();
     store.commit(representative(), Durability::Disk).await.unwrap();
     for swap in samples::representative_swaps() {
-        store.swap(swap).await.unwrap();
+        samples::swap_in(&store, swap).await.unwrap();
     }
     store.close().await.unwrap();
     std::fs::copy(database(&directory), fixture(schema::KNOWN)).unwrap();
@@ -306,7 +307,9 @@ async fn no_index_is_given_twice_whichever_row_said_it() {
     ] {
         match changes {
             Some(changes) => store.commit(changes, Durability::Disk).await.unwrap(),
-            None => drop(store.swap(samples::new(samples::record("data", &["job"]))).await.unwrap()),
+            None => {
+                samples::swap_in(&store, samples::new(samples::record("data", &["job"]))).await.unwrap();
+            }
         }
         let index = store.modify_index();
         let copy = directory.parent().unwrap().join(format!("copy-{index}/journal"));

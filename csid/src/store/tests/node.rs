@@ -1,5 +1,4 @@
 use super::*;
-use crate::store::registry::Registry;
 
 fn named(directory: &Path, node: Option<&str>) -> Store {
     Store::open(directory, directory.parent().unwrap(), node).unwrap().0
@@ -27,7 +26,7 @@ async fn renamed_host_keeps_its_name_in_claims() {
     store.close().await.unwrap();
     assert_eq!(kept(&directory), None);
     let store = named(&directory, None);
-    store.swap(samples::new(samples::record("data", &[]))).await.unwrap();
+    samples::swap_in(&store, samples::new(samples::record("data", &[]))).await.unwrap();
     store.close().await.unwrap();
     assert_eq!(kept(&directory), Some(host.clone()));
 

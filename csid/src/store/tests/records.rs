@@ -12,84 +12,36 @@ use crate::store::registry::*;
 async fn swapped_record_survives_restart() {
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
-    assert!(store.record(name("data")).await.unwrap() == Record::none(name("data")));
     for swap in representative_swaps() {
-        let (due, revision) = (swap.after.clone(), store.swap(swap).await.unwrap());
+        let revision = swap_in(&store, swap).await.unwrap();
         assert_eq!(revision, store.modify_index());
-        let found = store.record(due.name.clone()).await.unwrap();
-        assert_eq!(found.revision, revision);
-        assert!(found.claims.iter().all(|claim| claim.modify_index == revision));
-        assert!(bare(found) == due);
     }
     assert_eq!(store.event_sequence(), 3);
-
-    // Only the claim that changed gets the new index.
-    let before = store.record(name("data")).await.unwrap();
-    let mut after = before.clone();
-    after.claims[1].releasing = true;
-    let revision = store.swap(swap(&before, after.clone())).await.unwrap();
-    let found = store.record(name("data")).await.unwrap();
-    assert_eq!(
-        found.claims.iter().map(|claim| claim.modify_index).collect::<Vec<_>>(),
-        [before.revision, revision]
-    );
-    assert!(bare(found.clone()) == bare(after));
-    store.swap(swap(&found, before)).await.unwrap();
-
     store.close().await.unwrap();
     let (store, _) = opened(&directory).unwrap();
     assert_representative_swaps(&store).await;
+    let registry = store.clone();
+    let waiting = tokio::spawn(async move { registry.changed(registry.modify_index()).await });
     store.close().await.unwrap();
-    assert!(matches!(store.record(name("data")).await, Err(StoreError::Gone)));
-    assert!(matches!(store.swap(new(record("x", &[]))).await, Err(StoreError::Gone)));
+    assert!(matches!(store.record(name("data")).await, Err(RegistryError::Ended(_))));
+    assert!(matches!(swap_in(&store, new(record("x", &[]))).await, Err(RegistryError::Ended(_))));
+    assert!(matches!(waiting.await.unwrap(), Err(RegistryError::Ended(_))));
 }
 
-#[tokio::test]
-async fn refused_swap_does_not_affect_its_group() {
+#[test]
+fn refused_swap_does_not_affect_its_group() {
     let (_root, directory) = temporary();
-    let (store, _) = opened(&directory).unwrap();
-    store.swap(new(record("data", &["job"]))).await.unwrap();
-    let current = store.record(name("data")).await.unwrap();
+    let (mut journal, _) = open_journal(&directory).unwrap();
+    swapped(&mut journal, new(record("data", &["job"]))).unwrap();
+    let current = journal.record(&name("data")).unwrap();
     let older = Record { revision: current.revision - 1, ..current.clone() };
     let claimed = record("data", &["job", "thief"]);
-    let past = |swap: Swap| Swap { past: vec![claim("job", "n1")], ..swap };
-    let mut second_name = record("other", &["job"]);
-    second_name.volume = current.volume.clone();
-    let mut renamed = record("data", &[]);
-    renamed.volume.external_id = "ext-neighbour".into();
-    store.swap(new(record("neighbour", &[]))).await.unwrap();
-    let taken_by = |volume| Some(name(volume));
-    let refused = [
-        (past(swap(&older, claimed.clone())), None),
-        (past(new(claimed.clone())), None),
-        (swap(&Record { revision: 9, ..Record::none(name("nowhere")) }, record("nowhere", &[])), None),
-        (swap(&older, Record::none(name("data"))), None),
-        (past(new(second_name)), taken_by("data")),
-        (swap(&current, renamed), taken_by("neighbour")),
-    ];
-    let (index, sequence) = (store.modify_index(), store.event_sequence());
-    for (swap, holder) in refused {
-        match (store.swap(swap).await, holder) {
-            (Err(StoreError::Stale), None) => {}
-            (Err(StoreError::Taken(found)), Some(holder)) => assert_eq!(found, holder),
-            (other, _) => panic!("{other:?}"),
-        }
-    }
-    assert_eq!((store.modify_index(), store.event_sequence()), (index, sequence));
-    assert!(store.record(name("data")).await.unwrap() == current);
-    let all_claims = store.claims(ClaimFilter::default()).await.unwrap().0;
-    let past_claims = store.claims(ClaimFilter { past: true, ..ClaimFilter::default() }).await.unwrap().0;
-    assert!(all_claims.len() == 1 && past_claims.is_empty());
-
-    // In one transaction with others: those are done, and it is not tried again alone.
-    store.close().await.unwrap();
-    let (mut journal, _) = open_journal(&directory).unwrap();
-    let index = journal.counters.modify_index;
+    let (index, sequence) = (journal.counters.modify_index, journal.counters.sequence);
     let group = [
         Work::Changes(vec![event("a")]),
-        Work::Swap(swap(&older, claimed.clone()).into()),
-        Work::Swap(swap(&current, claimed.clone()).into()),
-        Work::Swap(swap(&current, claimed).into()),
+        work(swap(&older, claimed.clone())),
+        work(swap(&current, claimed.clone())),
+        work(swap(&current, claimed)),
         Work::Changes(vec![event("b")]),
     ];
     let done = journal.commit(&group.iter().collect::<Vec<_>>(), Durability::Disk).unwrap();
@@ -101,164 +53,26 @@ async fn refused_swap_does_not_affect_its_group() {
     assert_eq!(journal.synchronous_now(), 2);
 }
 
-/// Each takes the record as it finds it and adds one, again until it is still so.
-#[tokio::test(flavor = "multi_thread")]
-async fn writers_that_race_for_a_record_lose_nothing() {
-    let (_root, directory) = temporary();
-    let (store, _) = opened(&directory).unwrap();
-    store.swap(new(record("data", &[]))).await.unwrap();
-    let writers = (0..64).map(|writer| {
-        let store = store.clone();
-        tokio::spawn(async move {
-            let mut stale = 0;
-            for n in 0..4 {
-                loop {
-                    let before = store.record(name("data")).await.unwrap();
-                    let mut after = before.clone();
-                    after.registration.as_mut().unwrap().capacity += 1;
-                    after.claims = vec![claim(&format!("{writer} {n}"), "n1")].into();
-                    match store.swap(swap(&before, after)).await {
-                        Ok(_) => break,
-                        Err(StoreError::Stale) => stale += 1,
-                        Err(error) => panic!("{error}"),
-                    }
-                }
-                store.commit(vec![event("other")], Durability::Process).await.unwrap();
-            }
-            stale
-        })
-    });
-    let mut stale = 0;
-    for writer in futures_util::future::join_all(writers).await {
-        stale += writer.unwrap();
-    }
-    assert!(stale > 0, "nobody raced");
-    store.close().await.unwrap();
-    let (store, _) = opened(&directory).unwrap();
-    let found = store.record(name("data")).await.unwrap();
-    assert_eq!((found.registration.unwrap().capacity, found.claims.len()), (256, 1));
-    assert_eq!(store.event_sequence(), 1 + 2 * 256);
-}
-
 #[tokio::test]
-async fn lists_are_filtered() {
+async fn other_commit_is_no_change_of_the_registry() {
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
-    let mut rows = vec![
-        record("a*b", &["job", "other"]),
-        record("a*c", &["job"]),
-        record("axb", &[]),
-        record("b", &[]),
-        Record { name: VolumeName { namespace: "prod".into(), ..name("b") }, ..record("c", &["job"]) },
-    ];
-    rows[1].claims[0].node = "n2".into();
-    rows[1].claims[0].releasing = true;
-    rows[2].volume.plugin = "nfs".into();
-    rows[3].attachments = vec![Attachment::new("n2", Leg::Removing)];
-    rows[4].attachments.clear();
-    for row in rows {
-        store.swap(Swap { past: row.claims.iter().cloned().collect(), ..new(row) }).await.unwrap();
-    }
-    let text = |text: &str| Some(text.to_owned());
-    type Found<'a> = &'a [&'a str];
-    let by = RecordFilter::default;
-    let records: [(RecordFilter, Found<'_>); 10] = [
-        (by(), &["default/a*b", "default/a*c", "default/axb", "default/b", "prod/b"]),
-        (RecordFilter { namespace: text("prod"), ..by() }, &["prod/b"]),
-        (RecordFilter { volume: text("b"), ..by() }, &["default/b", "prod/b"]),
-        (RecordFilter { plugin: text("nfs"), ..by() }, &["default/axb"]),
-        (RecordFilter { plugin: text("local"), external_id: text("ext-c"), ..by() }, &["prod/b"]),
-        (RecordFilter { node: text("n2"), ..by() }, &["default/a*c", "default/b"]),
-        (RecordFilter { prefix: text("a*"), ..by() }, &["default/a*b", "default/a*c"]),
-        (RecordFilter { restless: true, ..by() }, &["default/a*c", "default/b"]),
-        (RecordFilter { restless: true, prefix: text("b"), node: text("n2"), ..by() }, &["default/b"]),
-        (RecordFilter { namespace: text("' OR 1 --"), ..by() }, &[]),
-    ];
-    for (filter, due) in records {
-        let (found, index) = store.records(filter.clone()).await.unwrap();
-        assert_eq!(index, store.modify_index());
-        let names: Vec<_> =
-            found.iter().map(|row| format!("{}/{}", row.name.namespace, row.name.volume)).collect();
-        assert_eq!(names, due, "{filter:?}");
-        for row in found {
-            assert!(store.record(row.name.clone()).await.unwrap() == row, "with its claims");
-        }
-    }
-    let by = ClaimFilter::default;
-    let claims: [(ClaimFilter, Found<'_>); 5] = [
-        (by(), &["default/a*b/job", "default/a*b/other", "default/a*c/job", "prod/b/job"]),
-        (ClaimFilter { namespace: text("default"), volume: text("a*c"), ..by() }, &["default/a*c/job"]),
-        (ClaimFilter { consumer: text("other"), ..by() }, &["default/a*b/other"]),
-        (ClaimFilter { node: text("n2"), ..by() }, &["default/a*c/job"]),
-        (ClaimFilter { consumer: text("other"), node: text("n2"), ..by() }, &[]),
-    ];
-    for (filter, due) in claims {
-        for past in [false, true] {
-            let (found, index) = store.claims(ClaimFilter { past, ..filter.clone() }).await.unwrap();
-            assert_eq!(index, store.modify_index());
-            let names = found.iter().map(|ListedClaim { name, claim, .. }| {
-                assert!(claim.modify_index > 0);
-                format!("{}/{}/{}", name.namespace, name.volume, claim.consumer)
-            });
-            assert_eq!(names.collect::<Vec<_>>(), due, "{filter:?}, past: {past}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn past_claims_are_few_and_go_with_the_record() {
-    let (_root, directory) = temporary();
-    let (store, _) = opened(&directory).unwrap();
-    for volume in ["data", "other"] {
-        store.swap(new(record(volume, &[]))).await.unwrap();
-        for n in 0..10 {
-            let before = store.record(name(volume)).await.unwrap();
-            let past = ["a", "b"].map(|half| claim(&format!("{n}{half}"), "n1")).into();
-            store.swap(Swap { past, ..swap(&before, before.clone()) }).await.unwrap();
-        }
-    }
-    let past = async |volume: &str| {
-        let filter = ClaimFilter { volume: Some(volume.into()), past: true, ..ClaimFilter::default() };
-        let (found, _) = store.claims(filter).await.unwrap();
-        found.into_iter().map(|found| found.claim.consumer).collect::<Vec<_>>()
-    };
-    let due: Vec<_> = (2..10).flat_map(|n| ["a", "b"].map(|half| format!("{n}{half}"))).collect();
-    assert_eq!(past("data").await, due);
-    let before = store.record(name("data")).await.unwrap();
-    let gone = Swap { past: vec![claim("last", "n1")], ..swap(&before, Record::none(name("data"))) };
-    store.swap(gone).await.unwrap();
-    assert!(store.record(name("data")).await.unwrap() == Record::none(name("data")));
-    assert!(past("data").await.is_empty());
-    assert_eq!(past("other").await, due);
-}
-
-#[tokio::test]
-async fn a_change_is_waited_for() {
-    let (_root, directory) = temporary();
-    let (store, _) = opened(&directory).unwrap();
-    let (_, index) = store.records(RecordFilter::default()).await.unwrap();
-    let waits = |index, bound| {
-        let store = store.clone();
-        tokio::spawn(async move { tokio::time::timeout(bound, store.changed(index)).await })
-    };
-    let (long, short) = (std::time::Duration::from_secs(20), std::time::Duration::from_millis(50));
-    let waiting = waits(index, long);
+    let registry = store.clone();
+    let waiting = tokio::spawn(async move { registry.changed(registry.modify_index()).await });
     store.commit(representative(), Durability::Disk).await.unwrap();
-    let stale = Record { revision: 1, ..record("data", &[]) };
-    assert!(store.swap(swap(&stale, stale.clone())).await.is_err());
-    assert!(
-        waits(index, short).await.unwrap().is_err() && !waiting.is_finished(),
-        "the registry has not changed"
-    );
-    let revision = store.swap(new(record("data", &[]))).await.unwrap();
-    assert_eq!(waiting.await.unwrap().expect("a change").unwrap(), revision);
-    let before = waits(index, long).await.unwrap().expect("a change that was before");
-    assert_eq!(before.unwrap(), revision);
+    let revision = swap_in(&store, new(record("data", &[]))).await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), revision);
+}
 
-    let waiting = waits(revision, long);
-    assert!(waits(revision, short).await.unwrap().is_err());
+#[tokio::test]
+async fn held_volumes_are_counted_after_a_restart() {
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    swap_in(&store, new(record("a", &["job/1"]))).await.unwrap();
     store.close().await.unwrap();
-    assert!(matches!(waiting.await.unwrap().expect("the end"), Err(StoreError::Gone)));
+    let (store, _) = opened(&directory).unwrap();
+    let held = store.held("local", "n1", 1).await.unwrap();
+    assert_eq!(held, HeldVolumes { count: 1, names: vec![name("a")] });
 }
 
 /// As another request's: not one of them is given again after a power cut.
@@ -267,7 +81,7 @@ fn the_number_of_a_swaps_event_is_reserved() {
     let (_root, directory) = temporary();
     let (mut journal, _) = open_journal(&directory).unwrap();
     for (volume, synchronous) in [("reserves", 2), ("within the block", 1)] {
-        let work = Work::Swap(new(record(volume, &[])).into());
+        let work = work(new(record(volume, &[])));
         journal.commit(&[&work], Durability::Process).unwrap();
         assert_eq!(journal.synchronous_now(), synchronous, "{volume}");
     }
@@ -301,7 +115,7 @@ fn listing_one_volume_does_not_read_all() {
         let (_root, directory) = temporary();
         let (mut journal, _) = open_journal(&directory).unwrap();
         let swap = Swap { past: vec![claim("job/0", "n1")], ..new(record("v7", &["job/1", "job/2"])) };
-        journal.commit(&[&Work::Swap(swap.into())], Durability::Process).unwrap();
+        journal.commit(&[&work(swap)], Durability::Process).unwrap();
         for (table, columns) in [("claims", "modify_index"), ("past_claims", "modify_index, number")] {
             let sql = format!(
                 "WITH RECURSIVE n (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < {volumes} - 1) \
@@ -392,7 +206,7 @@ proptest! {
                 None => Record::none(name.clone()),
             };
             let swap = Swap { past: past.clone(), ..swap(&before, after.clone()) };
-            journal.commit(&[&Work::Swap(swap.into())], Durability::Process).unwrap();
+            journal.commit(&[&work(swap)], Durability::Process).unwrap();
             let found = read(&journal, &name);
             let index = journal.counters.modify_index;
             for claim in &found.claims {
@@ -451,45 +265,6 @@ fn an_attachments_debug_has_no_value_of_its_context() {
     assert!(said.contains("n1") && said.contains("token") && !said.contains("hunter2"), "{said}");
 }
 
-/// What is kept in memory of a plugin's volumes is what the tables say, whatever changes.
-#[tokio::test]
-async fn held_volumes_are_counted_as_the_tables_say() {
-    let (_root, directory) = temporary();
-    let (store, _) = opened(&directory).unwrap();
-    let held = async |store: &Store, node: &str| {
-        let held = store.held("local", node, 1).await.unwrap();
-        (held.count, held.names)
-    };
-    store.swap(new(record("before", &["job"]))).await.unwrap();
-    assert_eq!(held(&store, "n1").await, (1, vec![name("before")]), "read when it is first asked for");
-    store.swap(new(record("a", &["job/1", "job/2"]))).await.unwrap();
-    assert_eq!(held(&store, "n1").await, (2, vec![name("a")]), "no more names than are wanted");
-    assert_eq!(held(&store, "n2").await, (0, Vec::new()));
-    assert_eq!(store.held("other", "n1", 9).await.unwrap(), HeldVolumes::default());
-
-    // A claim of another node, then without the attachment, which keeps it for the first.
-    let before = store.record(name("a")).await.unwrap();
-    let mut after = before.clone();
-    after.claims[0].node = "n2".into();
-    after.claims.remove("job/2");
-    store.swap(swap(&before, after)).await.unwrap();
-    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await.0), (2, 1));
-    let before = store.record(name("a")).await.unwrap();
-    let after = Record { attachments: Vec::new(), ..before.clone() };
-    store.swap(swap(&before, after)).await.unwrap();
-    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await.0), (1, 1));
-
-    // One that is refused changes nothing.
-    assert!(store.swap(swap(&before, record("a", &["job/9"]))).await.is_err());
-    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await.0), (1, 1));
-    let before = store.record(name("before")).await.unwrap();
-    store.swap(swap(&before, Record::none(name("before")))).await.unwrap();
-    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await.0), (0, 1));
-    store.close().await.unwrap();
-    let (store, _) = opened(&directory).unwrap();
-    assert_eq!((held(&store, "n1").await.0, held(&store, "n2").await), (0, (1, vec![name("a")])));
-}
-
 /// A registered volume with this many claims.
 fn crowded(volume: &str, claims: usize) -> Record {
     let claims: Vec<Claim> = (0..claims).map(|n| claim(&format!("c{n:04}"), "n1")).collect();
@@ -497,7 +272,7 @@ fn crowded(volume: &str, claims: usize) -> Record {
 }
 
 fn swapped(journal: &mut Journal, swap: Swap) -> Result<Done, StoreError> {
-    journal.commit(&[&Work::Swap(swap.into())], Durability::Process)
+    journal.commit(&[&work(swap)], Durability::Process)
 }
 
 /// Returns the work of one claim that is taken with `others` there, read as a volume's task reads it: rows that were read, rows that were written.

@@ -64,15 +64,24 @@ pub(crate) fn record(volume: &str, consumers: &[&str]) -> Record {
 }
 
 pub(crate) fn swap(before: &Record, after: Record) -> Swap {
+    Swap { before: before.clone(), after, past: Vec::new(), durability: Durability::Disk }
+}
+
+/// Makes a swap together with an event of its volume.
+pub(crate) async fn swap_in(registry: &impl Registry, swap: Swap) -> Result<u64, RegistryError> {
+    let event = event_of(&swap);
+    registry.swap(swap, vec![event]).await
+}
+
+/// Returns the work of the journal's thread for a swap with an event of its volume.
+pub(super) fn work(swap: Swap) -> Work {
+    let event = event_of(&swap);
+    Work::Swap(swap.into(), vec![event])
+}
+
+fn event_of(swap: &Swap) -> NewEvent {
     let details = EventDetails::from([("success", json!(true))]);
-    let event = NewEvent { kind: "volume-changed", subject: after.name.volume.clone(), details };
-    Swap {
-        before: before.clone(),
-        after,
-        past: Vec::new(),
-        events: vec![event],
-        durability: Durability::Disk,
-    }
+    NewEvent { kind: "volume-changed", subject: swap.after.name.volume.clone(), details }
 }
 
 /// One of a volume that was not there.

@@ -14,8 +14,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::store::StoreError;
-use crate::store::registry::Claim;
+use crate::store::registry::{Claim, RegistryError};
 use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
 use crate::volume::actor::operation::Operation;
 use crate::volume::context::Context;
@@ -508,7 +507,7 @@ impl VolumeActor {
 type Running<'a> = Pin<Box<dyn Future<Output = Result<OperationResponse>> + Send + 'a>>;
 
 /// Waits for a change of the registry after `seen`, once `place` is the first of its queue. Without a place it never returns.
-async fn changed(place: Option<&Place>, shared: &Context, seen: u64) -> Result<u64, StoreError> {
+async fn changed(place: Option<&Place>, shared: &Context, seen: u64) -> Result<u64, RegistryError> {
     let Some(place) = place else { return std::future::pending().await };
     place.becomes_first().await;
     shared.registry.changed(seen).await

@@ -12,8 +12,9 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::plugin::ATTACHES;
 use crate::store::Durability;
-use crate::store::StoreError;
-use crate::store::registry::{AttachSecrets, Bound, Claim, ClaimState, Record, Swap, VolumeName};
+use crate::store::registry::{
+    AttachSecrets, Bound, Claim, ClaimState, Conflict, Record, RegistryError, Swap, VolumeName,
+};
 use crate::store::rows::{MountKey, Phase};
 use crate::volume::api::requests::Authority;
 use crate::volume::context::Context;
@@ -269,12 +270,12 @@ impl Executor<'_> {
             }
             let swap = Swap {
                 past: claim_errors::past(record, &after),
-                events: claim_errors::events(record, &after, &event),
                 before: record.clone(),
                 after: after.clone(),
                 durability,
             };
-            match fault::around("claim", self.shared.registry.swap(swap)).await {
+            let events = claim_errors::events(&swap.before, &swap.after, &event);
+            match fault::around("claim", self.shared.registry.swap(swap, events)).await {
                 Ok(revision) => {
                     after.revision = revision;
                     *record = after;
@@ -282,10 +283,12 @@ impl Executor<'_> {
                     self.shared.bound.note(record, &self.shared.node);
                     return Ok(next);
                 }
-                Err(StoreError::Stale) if matches!(event, Event::Claim(_)) => {
+                Err(RegistryError::Conflict(Conflict::Stale)) if matches!(event, Event::Claim(_)) => {
                     *record = self.registered_as_mine(&key).await?;
                 }
-                Err(StoreError::Stale) => *record = self.shared.registry.record(record.name.clone()).await?,
+                Err(RegistryError::Conflict(Conflict::Stale)) => {
+                    *record = self.shared.registry.record(record.name.clone()).await?;
+                }
                 Err(error) => return Err(error.into()),
             }
         }

@@ -8,9 +8,11 @@ use std::sync::{Arc, PoisonError};
 
 use crate::fault;
 use crate::host::{Look, Restrict};
-use crate::store::registry::{Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, VolumeName};
+use crate::store::registry::{
+    Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, RegistryError, VolumeName,
+};
 use crate::store::rows::{Leg, MountKey, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
-use crate::store::{Change, Durability, StoreError};
+use crate::store::{Change, Durability};
 use crate::volume::api::views::Recovered;
 use crate::volume::events::{secret_required, watched};
 use crate::volume::lifecycle::{detach_key, is_being_deleted, is_unborn, queue_key};
@@ -38,7 +40,7 @@ impl Volumes {
         mounts: Vec<MountRow>,
         boot: String,
         same_boot: bool,
-    ) -> Result<Recovered, StoreError> {
+    ) -> Result<Recovered, RegistryError> {
         let shared = &self.shared;
         shared.untaken.store(true, Ordering::SeqCst);
         self.restrict_half_published(&mounts).await;
@@ -139,7 +141,7 @@ impl Volumes {
 
     /// Returns the work that an earlier csid left between two states, and this node's claims without the mount for which they
     /// were taken.
-    async fn left(&self, seen: &BTreeMap<VolumeKey, Seen>) -> Result<Vec<Left>, StoreError> {
+    async fn left(&self, seen: &BTreeMap<VolumeKey, Seen>) -> Result<Vec<Left>, RegistryError> {
         let shared = &self.shared;
         let mut left = self.unfinished().await?;
         let mounts = seen.values().flat_map(|seen| &seen.mounts);
@@ -158,7 +160,7 @@ impl Volumes {
         Ok(left)
     }
 
-    async fn unfinished(&self) -> Result<Vec<Left>, StoreError> {
+    async fn unfinished(&self) -> Result<Vec<Left>, RegistryError> {
         let filter = RecordFilter { restless: true, ..RecordFilter::default() };
         let (records, _) = self.shared.registry.records(filter).await?;
         Ok(records.iter().flat_map(|record| unfinished(record, &self.shared.node)).collect())

@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::plugin::Service;
-use crate::store::registry::{Origin, Record, RecordFilter, Registration, VolumeName};
-use crate::store::{Change, Durability, StoreError};
+use crate::store::registry::{Origin, Record, RecordFilter, Registration, RegistryError, VolumeName};
+use crate::store::{Change, Durability};
 use crate::volume::api::requests::{Declared, RegisterRequest, Wait};
 use crate::volume::api::views::{Applied, VolumeView};
 use crate::volume::context::{Context, SWEEP};
@@ -110,7 +110,7 @@ impl Volumes {
 }
 
 impl Context {
-    async fn records_by_name(&self) -> Result<BTreeMap<VolumeName, Record>, StoreError> {
+    async fn records_by_name(&self) -> Result<BTreeMap<VolumeName, Record>, RegistryError> {
         let (records, _) = self.registry.records(RecordFilter::default()).await?;
         Ok(records.into_iter().map(|record| (record.name.clone(), record)).collect())
     }

@@ -9,9 +9,11 @@ use crate::fault;
 use crate::plugin::{Can, Service};
 use crate::secret::Secrets;
 use crate::store::claim_set::ClaimSet;
-use crate::store::registry::{Origin, Record, Registration, Standing, Swap, VolumeName};
+use crate::store::registry::{
+    Conflict, Origin, Record, Registration, RegistryError, Standing, Swap, VolumeName,
+};
 use crate::store::rows::{NewEvent, VolumeKey};
-use crate::store::{Durability, MountFilter, StoreError};
+use crate::store::{Durability, MountFilter};
 use crate::volume::api::requests::{RegisterRequest, VolumeRequest, Wait};
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
@@ -184,10 +186,10 @@ impl Context {
             }
             let past = claim_errors::past(&before, &after);
             let events = event.into_iter().collect();
-            let swap = Swap { before, after: after.clone(), past, events, durability };
-            match fault::around("registration", self.registry.swap(swap)).await {
+            let swap = Swap { before, after: after.clone(), past, durability };
+            match fault::around("registration", self.registry.swap(swap, events)).await {
                 Ok(revision) => return Ok(Record { revision, ..after }),
-                Err(StoreError::Stale) => {}
+                Err(RegistryError::Conflict(Conflict::Stale)) => {}
                 Err(error) => return Err(error.into()),
             }
         }
