@@ -66,9 +66,15 @@ struct World {
     host: Host,
 }
 
-/// Measures each row of [`CURVES`]; each call for `time` in each round.
-pub async fn curves(host: &Host, report: &mut Report, rounds: usize, time: Duration) -> Result<()> {
-    for (name, of, sizes) in CURVES {
+/// Measures the rows of [`CURVES`] that are chosen by name; each call for `time` in each round.
+pub async fn curves(
+    host: &Host,
+    report: &mut Report,
+    rounds: usize,
+    time: Duration,
+    chosen: impl Fn(&str) -> bool,
+) -> Result<()> {
+    for (name, of, sizes) in CURVES.into_iter().filter(|(name, ..)| chosen(name)) {
         let mut worlds = Vec::new();
         for size in sizes {
             let begun = Instant::now();

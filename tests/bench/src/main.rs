@@ -38,6 +38,9 @@ struct Args {
     /// Of the cycles only these numbers of callers, in one list: 1, 16, 64.
     #[arg(long, value_delimiter = ',')]
     callers: Vec<u32>,
+    /// Of the curves only those whose names contain one of these, in one list: volumes, waiters, consumers, units.
+    #[arg(long, value_delimiter = ',')]
+    curves: Vec<String>,
     /// Interleaved rounds of each measurement.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -175,7 +178,12 @@ async fn measure(args: &Args, host: &Host) -> Result<()> {
             Part::Adopt => parts::adopt(host, &mut report, rounds).await,
             Part::Remount => parts::remount(host, &mut report, rounds).await,
             Part::Foreign => parts::foreign(host, &mut report, rounds, time).await,
-            Part::Curves => curves::curves(host, &mut report, rounds, time / 5).await,
+            Part::Curves => {
+                let chosen = |name: &str| {
+                    args.curves.is_empty() || args.curves.iter().any(|part| name.contains(part.as_str()))
+                };
+                curves::curves(host, &mut report, rounds, time / 5, chosen).await
+            }
             Part::Elsewhere => parts::elsewhere(host, &mut report, rounds).await,
             Part::Idle => parts::idle(host, &mut report).await,
         }?;
