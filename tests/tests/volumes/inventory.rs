@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use csid_client::{
     AccessMode, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimOptions, CreateVolume, Error,
-    ExpandOptions, Kind, ReleaseOptions, SnapshotFilter, SnapshotOptions, ValidateOptions,
+    ExpandOptions, Kind, PluginService, ReleaseOptions, SnapshotFilter, SnapshotOptions, ValidateOptions,
 };
 use csid_tests::ask::{NAMESPACE, secrets};
 use csid_tests::script::{Act, CONTROLLER, Rule};
@@ -132,6 +132,25 @@ fn missing_capability_is_not_asked() {
         let nobody = s.client.capacity("q", CapacityOptions::default()).await.unwrap_err();
         assert!(matches!(&nobody, Error::Csid(error) if error.kind == Kind::NotFound), "{nobody:?}");
         s.nothing_left().await;
+    });
+}
+
+#[test]
+fn plugin_without_controller_is_not_supported() {
+    world(async |w| {
+        w.add_plugin("p").await;
+        let client = w.start().await;
+        client.wait_for_plugin("p", PluginService::Node, CallOptions::default()).await.unwrap();
+        for answer in [
+            client.capacity("p", CapacityOptions::default()).await.map(drop),
+            client.list_external_volumes("p", "", 0).await.map(drop),
+            client.list_snapshots("p", SnapshotFilter::default()).await.map(drop),
+            client.delete_snapshot("p", "x", CallOptions::default()).await,
+        ] {
+            let (kind, error) = refusal(answer);
+            assert_eq!(kind, Kind::NotSupported, "{error}");
+            assert_eq!(error.message, "the plugin p does not offer CONTROLLER_SERVICE");
+        }
     });
 }
 

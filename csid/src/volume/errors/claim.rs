@@ -282,6 +282,11 @@ pub(in crate::volume) fn cannot_create(plugin: &str, capability: &str) -> Error 
     Error::new(Kind::NotSupported, text)
 }
 
+/// Makes the error for a controller call to a plugin without a controller.
+pub(in crate::volume) fn no_controller(plugin: &str) -> Error {
+    Error::new(Kind::NotSupported, format!("the plugin {plugin} does not offer CONTROLLER_SERVICE"))
+}
+
 /// Makes the error for a DeleteVolume of a volume in creation.
 pub(in crate::volume) fn being_created(name: &VolumeName, under_way: &OperationView) -> Error {
     let OperationView { id, uid, step, said, .. } = under_way;

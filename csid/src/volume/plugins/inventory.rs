@@ -9,7 +9,7 @@ use tonic::Code;
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::plugin::{CallContext, Class, Controller, External, RpcError, Snapshot};
+use crate::plugin::{CallContext, Can, Class, Controller, External, RpcError, Snapshot};
 use crate::secret::Secrets;
 use crate::store::registry::{Capability, Origin, RecordFilter, VolumeSpec};
 use crate::store::rows::Usage;
@@ -80,7 +80,8 @@ impl Volumes {
 }
 
 impl Context {
-    /// Waits for a controller of the plugin until `deadline`. Returns it with the arguments of the request.
+    /// Waits for a controller of the plugin until `deadline`. Returns it with the arguments of the request. Returns NotSupported
+    /// if no instance of the plugin offers a controller.
     async fn asked<'a>(
         &self,
         plugin: &str,
@@ -90,6 +91,9 @@ impl Context {
     ) -> Result<(Controller, CallContext<'a>)> {
         if self.plugins.view(plugin).is_none() {
             return Err(mount_errors::unknown_plugin(plugin));
+        }
+        if self.plugins.can(plugin, Can::Plugin("CONTROLLER_SERVICE")) == Some(false) {
+            return Err(claim_errors::no_controller(plugin));
         }
         let operation = self.config.borrow().deadlines.operation;
         let latest = Instant::now() + operation;
