@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// (room, what it may import of csid beside itself)
+/// (room, what it may import of csid besides itself)
 const ROOMS: [(&str, &[&str]); 6] = [
     ("bus", &["config", "error", "names", "plugin", "secret", "store", "system_bus", "volume"]),
     ("volume", &["backoff", "config", "error", "fault", "host", "names", "plugin", "secret", "store"]),

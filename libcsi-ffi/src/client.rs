@@ -147,7 +147,7 @@ pub fn same_process(process: u32) -> Result<()> {
         true => Ok(()),
         false => Err(csi_error::new(
             CSI_E_FORKED,
-            "this handle is of the process before fork(); open a client anew",
+            "this handle is of the process before fork(); open another client",
         )),
     }
 }

@@ -129,7 +129,7 @@ async fn nothing_happened(w: &mut World, client: &Client) {
 }
 
 #[test]
-fn nobody_on_the_private_socket() {
+fn nobody_cannot_use_the_private_socket() {
     world(async |w| {
         group_csid(w);
         let (client, served) = busy(w).await;
@@ -154,7 +154,10 @@ fn nobody_on_the_private_socket() {
         // And no signal either.
         let mut follower = client.follow(None).await.unwrap();
         unmount(&client, "in-use", "job").await.unwrap();
-        tokio::time::timeout(Duration::from_secs(5), follower.next()).await.unwrap().expect("root is told");
+        tokio::time::timeout(Duration::from_secs(5), follower.next())
+            .await
+            .unwrap()
+            .expect("an event for root");
         tokio::time::sleep(Duration::from_millis(300)).await;
         let mut signals = 0;
         while let Ok(Some(Ok(message))) = tokio::time::timeout(Duration::from_millis(50), stream.next()).await
@@ -208,7 +211,7 @@ async fn as_member(connection: &Connection) -> (usize, usize) {
 }
 
 #[test]
-fn group_csid_may_read_and_no_more_than_its_table_says() {
+fn group_csid_has_the_rights_of_its_table() {
     world(async |w| {
         group_csid(w);
         let bus = Bus::start(w, Policy::Shipped).await;
@@ -219,20 +222,20 @@ fn group_csid_may_read_and_no_more_than_its_table_says() {
         let peer = raw::peer(MEMBER, &w.socket()).await.unwrap();
         let (may, may_not) = as_member(&peer).await;
         count("calls a member may make on the private socket", may);
-        count("calls he may not", may_not);
+        count("calls a member may not make", may_not);
         let on_bus = bus.connect(MEMBER).await;
         assert_eq!(as_member(&on_bus).await, (may, may_not), "the same on the bus without polkit");
         assert_eq!(state(&client, "in-use", "job").await, "mounted");
-        // What he claimed twice is one claim, and his to release.
+        // Two equal claims of a member are one claim, which the member may release.
         assert_eq!(claims(&client).await, ["job taken", "x taken"]);
-        let his = || vec![text(NAMESPACE), text("kept"), text("x"), value("a{sv}")];
-        call(&peer, MANAGER_PATH, MANAGER, "Release", his()).await.expect("his own");
+        let own = || vec![text(NAMESPACE), text("kept"), text("x"), value("a{sv}")];
+        call(&peer, MANAGER_PATH, MANAGER, "Release", own()).await.expect("its own");
         assert_eq!(claims(&client).await, ["job taken"]);
     });
 }
 
 #[test]
-fn nobody_on_a_bus_without_polkit() {
+fn nobody_is_refused_on_a_bus_without_polkit() {
     world(async |w| {
         let bus = Bus::start(w, Policy::Everything).await;
         let (client, served) = busy(w).await;
@@ -248,7 +251,7 @@ fn nobody_on_a_bus_without_polkit() {
 }
 
 #[test]
-fn nobody_on_a_bus_with_a_polkit_that_does_not_say_yes() {
+fn nobody_is_refused_where_polkit_does_not_say_yes() {
     world(async |w| {
         let bus = Bus::start(w, Policy::Everything).await;
         let polkit = Polkit::start(&bus, Verdict::No).await;
@@ -265,7 +268,7 @@ fn nobody_on_a_bus_with_a_polkit_that_does_not_say_yes() {
             for question in &asked {
                 // Never a pid or a uid: the bus' own name for the caller.
                 assert_eq!((question.kind.as_str(), question.keys), ("system-bus-name", 1), "{question:?}");
-                assert_eq!(question.name, name, "the caller, not somebody he names");
+                assert_eq!(question.name, name, "the caller, not another name in the message");
                 assert!(question.action.starts_with("org.csid1."), "{question:?}");
                 assert_eq!(question.flags, 0, "nobody is asked in person unless the call allows it");
             }
@@ -337,7 +340,7 @@ fn polkit_is_asked_for_the_tables_action() {
 }
 
 #[test]
-fn polkits_yes_is_enough_and_anothers_mount_is_not_ones_own() {
+fn polkit_yes_gives_no_right_to_a_mount_of_another_uid() {
     world(async |w| {
         group_csid(w);
         let bus = Bus::start(w, Policy::Everything).await;
@@ -352,7 +355,7 @@ fn polkits_yes_is_enough_and_anothers_mount_is_not_ones_own() {
         let actions: Vec<_> = polkit.asked().into_iter().map(|a| a.action).collect();
         assert!(actions.contains(&"org.csid1.inline".to_owned()), "{actions:?}");
         assert_eq!(row(&client, "v", "theirs").await.unwrap().uid, OTHER.uid);
-        call(&other, MANAGER_PATH, MANAGER, "Mount", mount(options())).await.expect("his own, again");
+        call(&other, MANAGER_PATH, MANAGER, "Mount", mount(options())).await.expect("its own, again");
 
         // The same identity by another uid, root included, is not the same call.
         let third = bus.connect(NOBODY).await;
@@ -365,15 +368,15 @@ fn polkits_yes_is_enough_and_anothers_mount_is_not_ones_own() {
             let error = call(&other, MANAGER_PATH, MANAGER, "Mount", values).await.unwrap_err();
             assert_eq!(error.0, REFUSED, "{key}={word}: {error:?}");
         }
-        // Below target-roots he may name one.
-        let target = w.path("targets/his");
+        // Below target-roots the caller may name one.
+        let target = w.path("targets/own");
         fs::create_dir(&target).unwrap();
-        let his = text(target.to_str().unwrap());
-        let entries = vec![("plugin", text("p")), ("external-id", text("w")), ("target", his)];
+        let own = text(target.to_str().unwrap());
+        let entries = vec![("plugin", text("p")), ("external-id", text("w")), ("target", own)];
         let values = vec![text(NAMESPACE), text("w"), text("theirs"), dict(entries)];
         call(&other, MANAGER_PATH, MANAGER, "Mount", values).await.expect("a target below target-roots");
         assert_eq!(csid_tests::kernel::stacked(&target).unwrap(), 1);
-        // Another user's directory there is not his to cover, and nothing is staged for it.
+        // The caller may not cover another user's directory there, and nothing is staged for it.
         let anothers = w.path("targets/anothers");
         fs::create_dir(&anothers).unwrap();
         std::os::unix::fs::chown(&anothers, Some(NOBODY.uid), None).unwrap();
@@ -416,15 +419,15 @@ fn polkits_yes_is_enough_and_anothers_mount_is_not_ones_own() {
         assert!(claims(&client).await.is_empty());
         for volume in ["v", "w"] {
             let values = unmount("theirs", volume);
-            call(&other, MANAGER_PATH, MANAGER, "Unmount", values).await.expect("his own");
+            call(&other, MANAGER_PATH, MANAGER, "Unmount", values).await.expect("its own");
         }
         w.nothing_left(&client).await;
     });
 }
 
-/// Whoever answers for a plugin that is away would be asked to unmount what others have of it.
+/// A process that answered for a plugin that is away would be asked to unmount the mounts of others.
 #[test]
-fn a_plugin_that_others_use_is_not_a_users_to_register() {
+fn plugin_in_use_is_not_registered_by_another_uid() {
     world(async |w| {
         group_csid(w);
         let bus = Bus::start(w, Policy::Everything).await;
@@ -444,11 +447,11 @@ fn a_plugin_that_others_use_is_not_a_users_to_register() {
 
         let other = bus.connect(OTHER).await;
         let register = async |id: &str| {
-            let options = dict(vec![("supervision", text("external")), ("socket", text("/run/his.sock"))]);
+            let options = dict(vec![("supervision", text("external")), ("socket", text("/run/own.sock"))]);
             call(&other, MANAGER_PATH, MANAGER, "RegisterPlugin", vec![text(id), options]).await
         };
         assert_eq!(register("roots").await.unwrap_err().0, REFUSED);
-        register("his").await.expect("nobody uses it");
+        register("own").await.expect("nobody uses it");
         client.register_plugin("roots", spec(&socket)).await.expect("root may");
         unmount(&client, "v", "job").await.unwrap();
     });
@@ -484,7 +487,7 @@ fn operations_of_one_uid_are_bounded() {
             limited += 1;
         }
         count("calls refused above the bound", limited);
-        // Another uid's calls are not, and his own may be looked at and cancelled.
+        // Another uid's calls are not limited, and the limited uid may still list and cancel its own.
         call(&other, MANAGER_PATH, MANAGER, "ListOperations", Vec::new()).await.unwrap();
         for n in 0..4 {
             let values = vec![text(&format!("v{n}"))];
@@ -508,9 +511,9 @@ fn operations_of_one_uid_are_bounded() {
     });
 }
 
-/// A deadline ends the caller's waiting, not the work: who is told TimedOut has not made room for another call.
+/// A deadline ends the caller's waiting, not the work: a caller with TimedOut has not made room for another call.
 #[test]
-fn a_uids_place_is_taken_until_its_operation_has_ended() {
+fn place_of_a_uid_is_taken_until_its_operation_ends() {
     use csid_tests::script::{Act, Rule};
     world(async |w| {
         w.configure("operations-per-uid = 1");
@@ -530,7 +533,7 @@ fn a_uids_place_is_taken_until_its_operation_has_ended() {
             let values = vec![text(NAMESPACE), text(volume), text("job"), dict(entries)];
             call(&other, MANAGER_PATH, MANAGER, member, values).await.map(drop).map_err(|error| error.0)
         };
-        let told = |name: &str| Err(format!("org.csid1.Error.{name}"));
+        let failed = |name: &str| Err(format!("org.csid1.Error.{name}"));
         assert_eq!(ask("Mount", "kept", 60_000_000).await, Ok(()));
         let hang = |rpc| Rule::always(rpc, Act::Delay(3_600_000));
         let mut refused = 0;
@@ -539,7 +542,7 @@ fn a_uids_place_is_taken_until_its_operation_has_ended() {
             ("Unmount", "kept", vec!["NodeUnpublishVolume"]),
         ] {
             w.plugin("p").rules(rpcs.into_iter().map(hang));
-            assert_eq!(ask(member, volume, 300_000).await, told("TimedOut"), "{member}");
+            assert_eq!(ask(member, volume, 300_000).await, failed("TimedOut"), "{member}");
             let listed = client.list_operations().await.unwrap();
             assert!(
                 listed.iter().any(|operation| operation.subject == format!("{NAMESPACE}/{volume}")),
@@ -549,7 +552,7 @@ fn a_uids_place_is_taken_until_its_operation_has_ended() {
             for volume in ["v", "kept", "w"] {
                 assert_eq!(
                     ask("Mount", volume, 300_000).await,
-                    told("RateLimited"),
+                    failed("RateLimited"),
                     "{member}, then {volume}"
                 );
                 refused += 1;
@@ -558,7 +561,7 @@ fn a_uids_place_is_taken_until_its_operation_has_ended() {
             eventually("there is room again", async || match ask("Mount", "w", 60_000_000).await {
                 Ok(()) => true,
                 refused => {
-                    assert_eq!(refused, told("RateLimited"));
+                    assert_eq!(refused, failed("RateLimited"));
                     false
                 }
             })
@@ -573,7 +576,7 @@ fn a_uids_place_is_taken_until_its_operation_has_ended() {
 }
 
 #[test]
-fn anothers_operation_is_not_cancelled() {
+fn operation_of_another_uid_is_not_cancelled() {
     use csid_tests::script::{Act, Rule};
     world(async |w| {
         group_csid(w);
@@ -654,7 +657,7 @@ fn signals_reach_root_and_the_group_alone() {
 }
 
 #[test]
-fn the_bus_may_come_and_go() {
+fn calls_go_on_after_the_bus_returned() {
     world(async |w| {
         let bus = Bus::start(w, Policy::Everything).await;
         let client = running(w).await;

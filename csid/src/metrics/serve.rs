@@ -57,7 +57,7 @@ impl Listener {
     }
 }
 
-/// Answer whoever connects, until this is dropped.
+/// Answers each connection, until this is dropped.
 pub async fn serve(listener: Listener, sources: Sources) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
     loop {
@@ -66,7 +66,7 @@ pub async fn serve(listener: Listener, sources: Sources) {
             Ok(stream) => {
                 let sources = sources.clone();
                 tokio::spawn(async move {
-                    // Who goes away, or asks for too much, is nobody's business.
+                    // A peer that goes away, or asks for too much, is no error.
                     let _ = tokio::time::timeout(IN_ALL, connection(stream, sources)).await;
                     drop(place);
                 });

@@ -92,7 +92,7 @@ pub fn make<M: Serialize>(
 ) -> Result<M> {
     let new = parent.join(format!("{NEW}{id}"));
     match DirBuilder::new().mode(0o700).create(&new) {
-        // Swept just before, so it is somebody's who is at work.
+        // A sweep has just removed what is left over, so another process is making it now.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(Error::Busy(id.to_owned())),
         made => made.at("make", &new)?,
     }

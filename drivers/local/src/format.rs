@@ -1,9 +1,9 @@
 //! Makes a volume's file-system once, and grows it. Owns nothing.
 //!
 //! What always holds: mkfs runs only on a volume that was never mounted. The volume's metadata says `started` before
-//! mkfs begins and `done` after its work is on disk, and only `done` is mounted; so `started` is an interrupted mkfs
-//! and begins anew, and `done` is never formatted again, whatever the image looks like. A volume that says `none` and
-//! yet holds a byte that is not zero was written by somebody else, and is left alone.
+//! mkfs begins and `done` after its work is on disk, and only `done` is mounted. So `started` is an interrupted mkfs,
+//! which is repeated, and `done` is never formatted again, whatever the image looks like. An image that says `none` but
+//! holds a byte other than zero was written by another program, and stays as it is.
 
 use std::fs::{File, OpenOptions};
 use std::io;

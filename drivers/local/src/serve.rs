@@ -23,7 +23,7 @@ use crate::node::Host;
 use crate::store::Store;
 
 pub async fn serve(store: Store, endpoint: &str, node_id: String, attach: bool) -> anyhow::Result<()> {
-    // Before the socket: whoever sees that may end us.
+    // Before the socket: a supervisor that sees the socket may send a signal.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let listener = listen(&socket_path(endpoint)?)?;

@@ -1,10 +1,9 @@
 //! The volumes on disk. Owns the state directory: `volumes/ID/{image,meta.json}`, and `snapshots/ID` with the same files.
 //!
 //! What always holds: a directory of either is a whole volume or snapshot (see `dirs`). The image's length is the
-//! volume's capacity; nothing else records it. Whoever changes a volume or its mounts holds the lock on its directory,
-//! and whoever begins to make, removes or grows one the lock on `volumes` before it; both are flocks, so that the
-//! command line and the server exclude each other, and go with the process that held them. A copy that takes long
-//! holds only the locks of its two ends.
+//! volume's capacity; nothing else records it. A change of a volume or its mounts holds the lock on its directory.
+//! To begin one, to remove or to grow one, takes the lock on `volumes` before it. Both are flocks: the command line and
+//! the server exclude each other, and a lock ends with its process. A long copy holds only the locks of its two ends.
 
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};

@@ -121,7 +121,7 @@ func TestKilledItFindsItsMountsAgain(t *testing.T) {
 		}
 	}
 	if staged() != before {
-		t.Error("it was mounted anew")
+		t.Error("it was mounted again")
 	}
 	second.stdin.Close()
 	for job, what := range second.says(t, jobs) {

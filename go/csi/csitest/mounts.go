@@ -137,7 +137,7 @@ func theManager(f *fixture) {
 	f.ok(manager.WaitForPlugin(ctx, "csi-node", f.plugin.ID))
 	none, err := manager.MounterForPlugin(ctx, "no-such-plugin")
 	f.is(err, csi.ErrNotFound)
-	f.that(none == nil, "no mounter beside an error")
+	f.that(none == nil, "no mounter with an error")
 	mounter, err := manager.MounterForPlugin(ctx, f.plugin.ID)
 	f.ok(err)
 	f.that(mounter.ExternalID() == "node-1", "%s", mounter.ExternalID())

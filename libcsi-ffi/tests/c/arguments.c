@@ -1,4 +1,4 @@
-/* What a caller gets wrong is told, and nothing crashes. */
+/* A caller's mistake is an error, and nothing crashes. */
 #include "test.h"
 
 #define INVALID(call) FAILS(CSI_E_INVALID, call)

@@ -1,4 +1,4 @@
-/* Events: in order, from a cursor on, through csid's restart, with a gap told. */
+/* Events: in order, from a cursor on, through csid's restart, with a gap reported. */
 #include "test.h"
 
 /* The next event of that type, or a gap, which is NULL; its cursor is kept. */

@@ -69,7 +69,7 @@ void cancel(void)
     CHECK(now() - begun < AT_ONCE);
     pthread_join(other, NULL);
     csi_op_unref(op);
-    /* csid lets go of it as well, and undoes it. */
+    /* csid cancels it as well, and rolls it back. */
     EVENTUALLY(listed(client, "operations") + listed(client, "mounts") == 0);
     /* One cancelled before csid can have heard of it, by a client that is closed at once. */
     op = mount_of(client, "slow", "job", 0);

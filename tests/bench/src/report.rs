@@ -54,8 +54,8 @@ const WITHOUT_TARGET: [(&str, &str); 9] = [
     ("claimed_mount_cycles_ratio.1", "cycles with a claim against cycles without, 1 caller"),
     ("claimed_mount_cycles_ratio.64", "cycles with a claim against cycles without, 64 callers"),
     ("unmount_alone_ms", "an unmount, ms"),
-    ("unmount_600_processes_ms", "an unmount beside 600 processes, ms"),
-    ("unmount_50_namespaces_ms", "an unmount beside 50 namespaces of 3,000 mounts, ms"),
+    ("unmount_600_processes_ms", "an unmount among 600 processes, ms"),
+    ("unmount_50_namespaces_ms", "an unmount among 50 namespaces of 3,000 mounts, ms"),
 ];
 
 enum Bound {

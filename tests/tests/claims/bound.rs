@@ -162,7 +162,7 @@ fn mount_being_released_is_not_joined() {
         for options in [MountOptions::default(), bound_mount()] {
             let (kind, error) = refusal(client.mount(NAMESPACE, "v", "one", options).await);
             assert_eq!(kind, Kind::Uncertain, "{error}");
-            assert!(error.message.contains("is still being let go"), "{error}");
+            assert!(error.message.contains("is still being released"), "{error}");
         }
         user.kill().unwrap();
         user.wait().unwrap();

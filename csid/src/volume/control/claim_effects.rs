@@ -99,7 +99,7 @@ impl Executor<'_> {
     async fn node_detach(&mut self, record: &Record, effect: &Effect) -> Result<(), ClaimEffectFailure> {
         if effect.node != self.shared.node {
             let text = format!(
-                "{} has to let go itself; if it is gone for good: csictl release --force",
+                "{} has to release it itself; if that node is gone for good: csictl release --force",
                 effect.node
             );
             return Err(ClaimEffectFailure::new(Outcome::Again, Error::new(Kind::Busy, text)));
@@ -117,7 +117,7 @@ impl Executor<'_> {
         if is_here
             && (volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent))
         {
-            let error = Error::new(Kind::Busy, "this node has not let go of the volume yet");
+            let error = Error::new(Kind::Busy, "this node has not unmounted the volume yet");
             return Err(ClaimEffectFailure::new(Outcome::Again, error));
         }
         self.step.set("detach");

@@ -31,7 +31,7 @@ pub(in crate::volume) fn refusal(refusal: Refusal, key: &MountKey, wanted: &Clai
         ),
         Refusal::Releasing => Error::new(
             Kind::Uncertain,
-            format!("an earlier claim of {name} by {consumer} is still being let go; ask again"),
+            format!("an earlier claim of {name} by {consumer} is still being released; ask again"),
         ),
         Refusal::NoCapability => Error::invalid(format!(
             "{name} was not registered with that access mode and attachment mode; `csictl volume show` lists its \
@@ -145,7 +145,7 @@ pub(in crate::volume) fn attached_to(name: &VolumeName, nodes: Vec<String>) -> E
 
 /// Makes the error for a volume without users that is still staged on this host.
 pub(in crate::volume) fn still_staged(name: &VolumeName) -> Error {
-    let text = format!("{name} is still being taken off this host: `csictl explain` tells how far that is");
+    let text = format!("{name} is still being taken off this host: `csictl explain` shows how far that is");
     Error::new(Kind::Busy, text)
 }
 
@@ -244,7 +244,7 @@ pub(in crate::volume) fn of_call(name: &VolumeName) -> Error {
 /// Makes the error for a declared volume that is not registered yet. A call that uses the volume registers it first.
 pub(in crate::volume) fn not_yet(name: &VolumeName, file: &Path) -> Error {
     let text = format!(
-        "{name} is declared by {}, and not registered yet: `csictl explain` tells why",
+        "{name} is declared by {}, and not registered yet: `csictl explain` shows why",
         file.display()
     );
     Error::not_found(text).with(|details| details.retryable = true)
@@ -377,7 +377,7 @@ pub(in crate::volume) fn parked(record: &Record, why: &Error) -> NewEvent {
 }
 
 pub(in crate::volume) fn on_its_way(name: &VolumeName) -> Error {
-    let text = format!("{name} is being created or deleted; `csictl explain` tells how far that is");
+    let text = format!("{name} is being created or deleted; `csictl explain` shows how far that is");
     Error::new(Kind::Busy, text)
 }
 

@@ -184,7 +184,7 @@ pub(in crate::volume) fn busy_elsewhere(path: &Path, consumer: &str, holders: Ve
 /// Makes the same error for holders found after the unmount.
 pub(in crate::volume) fn still_elsewhere(consumer: &str, holders: Vec<String>) -> Error {
     let text = format!(
-        "the volume is unpublished, but another mount namespace still shows it, by {}; it is not let go until they have \
+        "the volume is unpublished, but another mount namespace still shows it, by {}; it is released when they have \
          ended",
         holders.join(", ")
     );
@@ -197,7 +197,7 @@ pub(in crate::volume) fn still_elsewhere(consumer: &str, holders: Vec<String>) -
 pub(in crate::volume) fn still_held(device: &str, consumer: &str) -> Error {
     let text = format!(
         "the volume is unmounted, but its block device {device} is still in use: by an overlay on it, a descriptor of a \
-         mount, or a namespace that csid does not see; it is not let go until that has ended"
+         mount, or a namespace that csid does not see; it is released when that has ended"
     );
     Error::new(Kind::Busy, text).with(|details| details.holders = vec![consumer.to_owned()])
 }
@@ -225,8 +225,8 @@ pub(in crate::volume) fn hung(row: &MountRow) -> Error {
 /// Makes the error for a volume whose external id was only in the damaged journal.
 pub(in crate::volume) fn unidentified(volume: &VolumeKey, key: &MountKey) -> Error {
     let text = format!(
-        "the external id of {} could not be read from the damaged journal, and without it the plugin cannot be told \
-         which volume to unpublish. Ask once for a Mount of it with plugin {} and its external-id: it is refused, \
+        "the external id of {} could not be read from the damaged journal, and without it csid cannot name \
+         the volume to unpublish. Ask once for a Mount of it with plugin {} and its external-id: it is refused, \
          for {} holds the volume, but csid knows the id by it. Then unmount again",
         name(key),
         volume.plugin,

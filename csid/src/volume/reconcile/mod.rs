@@ -99,7 +99,7 @@ impl Volumes {
         self.orphans(found, ReconcileOptions { dry_run: true, ..ReconcileOptions::default() }, &mut report)
             .await?;
         let events = report.orphans.into_iter().map(|path| {
-            tracing::warn!(path, "no row explains this; `csictl reconcile` tells more");
+            tracing::warn!(path, "no row explains this; `csictl reconcile` shows more");
             let details =
                 EventDetails::from([("success", Value::from(false)), ("error", Value::from(path.clone()))]);
             Change::Event(NewEvent { kind: "orphan", subject: path, details })

@@ -293,14 +293,14 @@ impl Context {
                 Some(before) => {
                     row.spec = MountSpec { restore: Restore::Hold, ..before.spec.clone() };
                     row.error =
-                        format!("recorded when the journal was begun anew; it was of {}", title(&before.key));
+                        format!("recorded when the journal was replaced; it was of {}", title(&before.key));
                 }
                 None => {
                     if matches!(look, Look::Device { .. }) {
                         row.spec = unread(AttachmentMode::BlockDevice);
                     }
                     row.error =
-                        "recorded when the journal was begun anew; its row could not be read".to_owned();
+                        "recorded when the journal was replaced; its row could not be read".to_owned();
                 }
             }
             if matches!(look, Look::Plain | Look::Missing) {
@@ -327,7 +327,7 @@ impl Context {
                 .join(paths::publish(&key, &row.key, row.spec.usage.access_mode))
                 .to_string_lossy()
                 .into_owned();
-            row.error = "recorded when the journal was begun anew; only its staging was there".to_owned();
+            row.error = "recorded when the journal was replaced; only its staging was there".to_owned();
             mounts.push(Arc::new(row));
         }
         Volume { row, mounts }

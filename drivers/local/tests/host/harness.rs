@@ -350,7 +350,7 @@ impl Host {
     pub fn unmount_state(&mut self) {
         self.assert_no_halves();
         self.kill();
-        // The kernel may let go of a detached image an instant later.
+        // The kernel may release a detached image an instant later.
         wait_for("umount", || self.command("umount").arg(self.path("state")).status().unwrap().success());
         assert_eq!(self.mounts(), Vec::<String>::new());
     }
