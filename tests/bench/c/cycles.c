@@ -1,4 +1,4 @@
-/* csid-bench-c SOCKET CALLERS MILLISECONDS: callers who mount and unmount through libcsi, each his own volume, in one event loop.
+/* csid-bench-c SOCKET CALLERS MILLISECONDS: callers mount and unmount through libcsi, each a volume of its own, in one event loop.
  * Prints p50 and p99 of a mount in microseconds, and cycles a second; a tenth of the time before does not count. */
 #define _GNU_SOURCE
 #include <csi.h>

@@ -27,7 +27,7 @@ var (
 // Why a test may be skipped, by the suite's own words. Another skip fails the run, and so does one that is listed here
 // and not seen: the list is what it says.
 var reasons = map[string]string{
-	"GetSnapshot not supported":                        "alpha; ListSnapshots tells the same",
+	"GetSnapshot not supported":                        "alpha; ListSnapshots reports the same",
 	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported": "alpha; there is one node",
 	"GroupControllerService not supported":             "no snapshots of several volumes at once",
 	"Modify volume not supported":                      parameters,
