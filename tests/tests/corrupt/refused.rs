@@ -9,6 +9,8 @@ use csid_tests::world::{refusal, world};
 use super::damage::SCHEMA_VERSION;
 use super::*;
 
+const DIRECTORY_GONE: &str = "gone with its directory";
+
 /// The ways a file can be damaged that need no chance.
 fn ways(good: &Files) -> Vec<(&'static str, Files)> {
     let with = |name: &str, bytes: Vec<u8>| {
@@ -28,6 +30,7 @@ fn ways(good: &Files) -> Vec<(&'static str, Files)> {
         ("empty", with("csid.db", Vec::new())),
         ("gone, with its log there", without("csid.db")),
         ("gone altogether", Files::new()),
+        (DIRECTORY_GONE, Files::new()),
         ("its log gone", without("csid.db-wal")),
         ("its log empty", with("csid.db-wal", Vec::new())),
         ("its log cut", with("csid.db-wal", log[..log.len() - 5000].to_vec())),
@@ -48,6 +51,9 @@ fn reads_work_and_every_change_is_refused() {
         for (what, damaged) in ways(&good) {
             eprintln!("-- {what}");
             put(&journal(w), &damaged);
+            if what == DIRECTORY_GONE {
+                fs::remove_dir(journal(w)).expect("an empty directory");
+            }
             let client = w.start().await;
             assert!(w.status().contains("csictl reconcile --new-journal"), "{what}: {}", w.status());
             assert_eq!(state_of(&client).await, "degraded", "{what}");
