@@ -1,7 +1,6 @@
 //! Reboots, as far as a process can have them: everything is killed, no mount is left, and `/run` or the boot id is new.
 
 use std::fs;
-use std::time::Duration;
 
 use csid_client::{Kind, MountOptions, Restore};
 use csid_tests::ask::*;
@@ -181,8 +180,10 @@ fn restore_that_fails_waits_and_is_no_loop() {
     world(async |w| {
         let client = running(w).await;
         mount(&client, "job", auto("v")).await.unwrap();
-        // INVALID_ARGUMENT: not retried as it is (CO rule 36).
-        w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Fail(3))]);
+        mount(&client, "job", auto("retried")).await.unwrap();
+        // INVALID_ARGUMENT: not retried as it is (CO rule 36). UNAVAILABLE is retried.
+        let fails = Rule { times: 4, ..Rule::always("NodeStageVolume", Act::Fail(14)) };
+        w.plugin("p").rules([Rule::always("NodeStageVolume", Act::Fail(3)).of("v"), fails.of("retried")]);
         w.reboot().await;
         let stages = w.plugin("p").count("NodeStageVolume", "v");
         let client = w.start().await;
@@ -190,9 +191,11 @@ fn restore_that_fails_waits_and_is_no_loop() {
         eventually("it waits", async || state(&client, "v", "job").await == "waiting").await;
         let row = row(&client, "v", "job").await.unwrap();
         assert!(row.error.contains("NodeStageVolume") && row.error.contains("INVALID_ARGUMENT"), "{row:?}");
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        eventually("a retried restore is done", async || state(&client, "retried", "job").await == "mounted")
+            .await;
         let tries = w.plugin("p").count("NodeStageVolume", "v") - stages;
-        assert!(tries <= 3, "{tries} tries in two seconds");
+        assert!(tries <= 3, "{tries} tries");
+        unmount(&client, "retried", "job").await.unwrap();
         assert_eq!(w.leftovers(), Vec::<String>::new(), "what was tried is undone");
         // The plugin heals; a caller asks.
         w.plugin("p").honest();

@@ -1,10 +1,10 @@
 //! Secrets: they reach the plugin, and nothing else. A mount that needs them after a reboot waits for them.
 
 use std::fs;
-use std::time::Duration;
 
 use csid_client::{Kind, MountOptions, Restore};
 use csid_tests::ask::*;
+use csid_tests::plugin::Recorded;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{eventually, refusal, world};
 
@@ -26,24 +26,33 @@ fn without_a_credential_a_reboot_leaves_it_waiting() {
         for call in w.plugin("p").volume_calls() {
             assert_eq!(call.call.secrets, [("password".to_owned(), CANARY.to_owned())], "co_rule_17");
         }
+        // csid retries the restore of this volume.
+        mount(&client, "job", MountOptions { restore: Some(Restore::Auto), ..inline("retried") })
+            .await
+            .unwrap();
+        let fails = Rule { times: 4, ..Rule::always("NodeStageVolume", Act::Fail(14)) };
+        w.plugin("p").rules([fails.of("retried")]);
+        let of_v = |calls: &[Recorded]| calls.iter().filter(|call| call.call.volume == "v").count();
         let before = cursor(&client).await;
-        let calls = w.plugin("p").volume_calls().len();
+        let calls = of_v(&w.plugin("p").volume_calls());
         w.reboot().await;
         let client = w.start().await;
         settled(&client).await;
         event(&client, before, &["secret-required"], "default/v").await;
         assert_eq!(state(&client, "v", "job").await, "waiting");
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        eventually("a retried restore is done", async || state(&client, "retried", "job").await == "mounted")
+            .await;
         let answer = events(&client, before).await;
         let asked = answer.iter().filter(|e| e.kind == "secret-required").count();
         assert_eq!(asked, 1, "no error loop: {answer:?}");
-        assert_eq!(w.plugin("p").volume_calls().len(), calls, "nothing was tried without the secrets");
+        assert_eq!(of_v(&w.plugin("p").volume_calls()), calls, "nothing was tried without the secrets");
 
         let without = MountOptions { restore: Some(Restore::Auto), ..inline("v") };
         assert_eq!(refusal(mount(&client, "job", without).await).0, Kind::SecretRequired);
         mount(&client, "job", with_secrets("v")).await.expect("with its secrets it comes back");
         assert_eq!(state(&client, "v", "job").await, "mounted");
         unmount(&client, "v", "job").await.expect("an unmount needs no secret");
+        unmount(&client, "retried", "job").await.unwrap();
         w.nothing_left(&client).await;
         w.plugin("p").assert_rules();
     });
