@@ -18,13 +18,28 @@ fn bound_mount() -> MountOptions {
     MountOptions { bind: Some("caller".to_owned()), ..MountOptions::default() }
 }
 
-/// The claims' events since, as (from, to, whether the end of what it was bound to is named).
+/// Loses a connection with a claim on the volume `later`, and waits until csid has released that claim. By then csid has acted
+/// on each earlier loss with this grace time. csid checks connections once a second, so the claim's own grace time is longer.
+async fn later_loss_ended(w: &mut World, client: &Client, grace: Duration) {
+    register(client, "later", &[AccessMode::SingleNodeWriter]).await;
+    let lost = w.client().await;
+    lost.claim(NAMESPACE, "later", "lost", bound(grace + Duration::from_secs(1))).await.expect("a claim");
+    drop(lost);
+    eventually("a later loss ends its claim", async || {
+        claims(client).await.iter().all(|claim| claim.volume != "later")
+    })
+    .await;
+}
+
+/// The events since of the claims on `v`, as (from, to, whether the end of what it was bound to is named).
 async fn changes(client: &Client, since: u64) -> Vec<(String, String, bool)> {
-    let changed = events(client, since).await.into_iter().filter(|event| event.kind == "claim-changed");
+    let mut changed = events(client, since).await;
+    changed.retain(|event| event.kind == "claim-changed" && event.subject == format!("{NAMESPACE}/v"));
     let text = |event: &csid_client::Event, key: &str| {
         event.details.get(key).map(|value| value.to_string().trim_matches('"').to_owned()).unwrap_or_default()
     };
     changed
+        .into_iter()
         .map(|event| (text(&event, "from"), text(&event, "to"), text(&event, "bound") == "caller"))
         .collect()
 }
@@ -33,13 +48,14 @@ async fn changes(client: &Client, since: u64) -> Vec<(String, String, bool)> {
 fn closed_connection_unmounts_and_releases() {
     world(async |w| {
         let client = attaching(w).await;
+        w.plugin("p").provision("later");
         register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let since = cursor(&client).await;
         let other = w.client().await;
         other.claim(NAMESPACE, "v", "one", bound(Duration::ZERO)).await.unwrap();
         mount_registered(&other, "v", "one").await.unwrap();
         assert_eq!(claims(&client).await[0].bind, "caller");
-        tokio::time::sleep(Duration::from_millis(2500)).await;
+        later_loss_ended(w, &client, Duration::ZERO).await;
         assert_eq!(claimed(&client).await, [pair("one", "taken")], "as long as it is there");
         assert!(changes(&client, since).await.iter().all(|(_, _, bound)| !bound));
 
@@ -79,7 +95,7 @@ fn return_within_grace_time_keeps_the_claim() {
             let refused = refusal(second.claim(NAMESPACE, "v", "one", other).await).0;
             assert_eq!(refused, Kind::AlreadyExists, "with other options it is another call");
         }
-        tokio::time::sleep(GRACE + GRACE / 2).await;
+        later_loss_ended(w, &client, GRACE).await;
         assert_eq!(claimed(&client).await, [pair("one", "taken")]);
         // The repeated Mount, too, binds it to its own connection.
         drop(mount_registered(&second, "v", "one").await.unwrap());
@@ -87,7 +103,7 @@ fn return_within_grace_time_keeps_the_claim() {
         let options = MountOptions { grace_usec: Some(GRACE.as_micros() as u64), ..bound_mount() };
         third.mount(NAMESPACE, "v", "one", options).await.unwrap();
         drop(second);
-        tokio::time::sleep(GRACE + GRACE / 2).await;
+        later_loss_ended(w, &client, GRACE).await;
         assert_eq!(claimed(&client).await, [pair("one", "taken")]);
         let begun = Instant::now();
         drop(third);
@@ -207,7 +223,7 @@ fn joining_caller_takes_over_claim_lifetime() {
         begins.abort();
         drop((begins.await, first));
         joins.await.unwrap().expect("a mount");
-        tokio::time::sleep(GRACE * 4).await;
+        later_loss_ended(w, &client, GRACE).await;
         assert_eq!(claimed(&client).await, [pair("one", "taken")], "its caller is there");
         assert_eq!(state(&client, "v", "one").await, "mounted");
         drop(second);
@@ -232,11 +248,9 @@ fn failed_call_leaves_claim_lifetime_unchanged() {
         let (kind, error) = refusal(second.mount(NAMESPACE, "v", "one", soon).await);
         assert!([Kind::TimedOut, Kind::PluginUnavailable].contains(&kind), "{error}");
         drop(second);
-        tokio::time::sleep(Duration::from_millis(2500)).await;
         w.plugin("p").start().await;
         healthy(&client, "p").await;
-        // By now it would have been released.
-        tokio::time::sleep(Duration::from_millis(1500)).await;
+        later_loss_ended(w, &client, Duration::ZERO).await;
         assert_eq!(claimed(&client).await, [pair("one", "taken")]);
         first.mount(NAMESPACE, "v", "one", bound_mount()).await.expect("the mount");
         drop(first);
