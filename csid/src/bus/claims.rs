@@ -141,12 +141,12 @@ fn row(ListedClaim { name, claim, of_volume }: ListedClaim, past: bool) -> Map {
         OfVolume::Consumer(consumer) => cursor::of(&[&name.namespace, &name.volume, consumer]),
         OfVolume::Number(number) => cursor::of(&[&name.namespace, &name.volume, &number.to_string()]),
     };
-    let state = match (past, claim.parked.is_empty()) {
+    let state = match (past, &claim.blocked) {
         (true, _) => "free",
-        (false, false) => "parked",
-        (false, true) => state_word(claim.state),
+        (false, Some(_)) => "parked",
+        (false, None) => state_word(claim.state),
     };
-    let error = if claim.parked.is_empty() { claim.error } else { claim.parked };
+    let error = claim.blocked.map(|blocked| blocked.reason).or(claim.error).unwrap_or_default();
     let capability = claim.usage.capability;
     Map::from([
         ("namespace", name.namespace.into()),
@@ -182,7 +182,7 @@ pub(super) mod tests {
     use zbus::Variant;
 
     use super::*;
-    use crate::store::registry::{Bound, BoundTo, Claim, ClaimMode, Use};
+    use crate::store::registry::{Blocked, Bound, BoundTo, Claim, ClaimMode, Use};
 
     pub fn claim() -> Claim {
         Claim {
@@ -192,13 +192,13 @@ pub(super) mod tests {
             usage: Use { mode: ClaimMode::Write, capability: names::capability(None, None) },
             state: ClaimState::NodeDetached,
             releasing: true,
-            parked: String::new(),
+            blocked: None,
             by_mount: false,
             kept: true,
             bound: None,
             credential: None,
             secrets_given: true,
-            error: "failed once".into(),
+            error: Some("failed once".into()),
             since_usec: 1,
             modify_index: 2,
         }
@@ -218,7 +218,7 @@ pub(super) mod tests {
         };
         let words = |state: &str, error: &str| (state.to_owned(), error.to_owned());
         assert_eq!(words_of(claim(), false), words("node-detached", "failed once"));
-        let parked = Claim { parked: "needs secrets".into(), ..claim() };
+        let parked = Claim { blocked: Some(Blocked { reason: "needs secrets".into() }), ..claim() };
         assert_eq!(words_of(parked.clone(), false), words("parked", "needs secrets"));
         assert_eq!(words_of(parked, true).0, "free");
         for (state, word) in [

@@ -72,7 +72,7 @@ pub(super) fn row(view: VolumeView) -> Map {
             ("fs-type", spec.fs_type.into()),
             ("mount-group", spec.mount_group.into()),
             ("heal", word(spec.heal).into()),
-            ("capacity", registration.capacity.into()),
+            ("capacity", registration.capacity.unwrap_or(0).into()),
             ("pending-expand", registration.pending_expansion.map_or(0, |pending| pending.required).into()),
         ]);
     }
@@ -121,10 +121,10 @@ mod tests {
             spec,
             standing: Standing::Registered,
             origin: Origin::Bus,
-            capacity: 7,
+            capacity: Some(7),
             pending_expansion: Some(Expansion { required: 9, limit: 0, by_controller: false }),
-            parked: String::new(),
-            error: String::new(),
+            blocked: None,
+            error: None,
         };
         let record = Record {
             name: VolumeName { namespace: "ns".into(), volume: "v".into() },

@@ -222,7 +222,7 @@ pub(super) async fn expand_volume(call: Call) -> Answer {
     let request = request(&call, namespace, volume, &mut options).await?;
     let (capacity, node_has_to) =
         call.server.rooms.volumes.expand_volume(request, required, limit, part).await?;
-    call.reply(&(capacity, node_has_to))
+    call.reply(&(capacity.unwrap_or(0), node_has_to))
 }
 
 pub(super) async fn create_snapshot(call: Call) -> Answer {

@@ -60,8 +60,8 @@ pub enum Source<'a> {
 pub struct Created {
     pub external_id: String,
     pub context: BTreeMap<String, String>,
-    /// 0: the plugin does not say.
-    pub capacity: u64,
+    /// Bytes. `None`: the plugin does not report it.
+    pub capacity: Option<u64>,
     pub topologies: Vec<BTreeMap<String, String>>,
     /// False where a source was asked for and the answer does not name it: the volume may be empty.
     pub from_source: bool,
@@ -210,12 +210,13 @@ impl Controller {
         let external_id = self.named(RPC, Class::Unknown, "volume_id", volume.volume_id)?;
         self.0.peer.warn_if_long("volume_context", map_bytes(&volume.volume_context), MAP_BYTES);
         self.0.taken(RPC, Class::Unknown, "volume_context", answer::maps([&volume.volume_context]))?;
+        let capacity = self.0.size(RPC, Class::Unknown, "capacity_bytes", volume.capacity_bytes)?;
         let topologies: Vec<_> = volume.accessible_topology.into_iter().map(|place| place.segments).collect();
         self.0.taken(RPC, Class::Unknown, "accessible_topology", answer::maps(&topologies))?;
         Ok(Created {
             external_id,
             context: volume.volume_context,
-            capacity: self.0.size(RPC, Class::Unknown, "capacity_bytes", volume.capacity_bytes)?,
+            capacity: Some(capacity).filter(|bytes| *bytes > 0),
             topologies,
             from_source: source.is_none() || volume.content_source.and_then(|it| it.r#type) == source,
         })
@@ -231,7 +232,7 @@ impl Controller {
         gone(self.call(RPC, request, message, [], send).await)
     }
 
-    /// The capacity now, and whether the node has to expand it too. At least one bound is not 0 (CSI rule 14).
+    /// Returns the present capacity, if the plugin reports it, and whether the node has to expand the volume too. At least one bound is not 0 (CSI rule 14).
     pub async fn expand(
         &self,
         external_id: &str,
@@ -239,7 +240,7 @@ impl Controller {
         limit: u64,
         usage: &Usage,
         request: CallContext<'_>,
-    ) -> Result<(u64, bool), RpcError> {
+    ) -> Result<(Option<u64>, bool), RpcError> {
         const RPC: &str = "ControllerExpandVolume";
         self.allow(RPC, "EXPAND_VOLUME", request)?;
         let Some(range) = self.0.range(RPC, required, limit)? else {
@@ -255,7 +256,7 @@ impl Controller {
             async |channel, message| ControllerClient::new(channel).controller_expand_volume(message).await;
         let answer = self.call(RPC, request, message, opaque(usage), send).await?;
         let capacity = self.0.size(RPC, Class::Unknown, "capacity_bytes", answer.capacity_bytes)?;
-        Ok((capacity, answer.node_expansion_required))
+        Ok((Some(capacity).filter(|bytes| *bytes > 0), answer.node_expansion_required))
     }
 
     /// Whether the plugin confirms that the volume can be used so; if not, its words.

@@ -159,9 +159,14 @@ impl Ready {
         gone(self.call("NodeUnstageVolume", &call, request, send).await)
     }
 
-    /// The file-system of an expanded volume grows; its capacity now, 0: the plugin does not say. `call.target` may be the
+    /// Grows the file system of an expanded volume. Returns its present capacity, if the plugin reports it. `call.target` may be the
     /// staging path of a volume that is not published.
-    pub async fn expand(&self, call: NodeCall<'_>, required: u64, limit: u64) -> Result<u64, RpcError> {
+    pub async fn expand(
+        &self,
+        call: NodeCall<'_>,
+        required: u64,
+        limit: u64,
+    ) -> Result<Option<u64>, RpcError> {
         const RPC: &str = "NodeExpandVolume";
         self.0.gate(RPC, "EXPAND_VOLUME", self.can("EXPAND_VOLUME"))?;
         self.0.may_read_secrets(RPC, call.uid, call.secrets)?;
@@ -175,7 +180,8 @@ impl Ready {
         };
         let send = async |channel, request| NodeClient::new(channel).node_expand_volume(request).await;
         let answer = self.call(RPC, &call, request, send).await?;
-        self.0.size(RPC, Class::Unknown, "capacity_bytes", answer.capacity_bytes)
+        let capacity = self.0.size(RPC, Class::Unknown, "capacity_bytes", answer.capacity_bytes)?;
+        Ok(Some(capacity).filter(|bytes| *bytes > 0))
     }
 
     /// How full a published volume is, and how it is.

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::store::rows::{AccessMode, AttachmentMode};
+use crate::store::words::or_default;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -86,6 +87,13 @@ pub enum BoundTo {
     Caller(String),
 }
 
+/// The reason why work is not retried until a caller repeats it, for a person; redacted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Blocked {
+    pub reason: String,
+}
+
 /// A claim of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -101,8 +109,9 @@ pub struct Claim {
     pub kept: bool,
     /// Whether it is being released. There is no way back.
     pub releasing: bool,
-    /// Why it does not go on, for a person. Empty: it goes on.
-    pub parked: String,
+    /// What keeps it from going on. `None`: it goes on.
+    #[serde(rename = "parked", with = "or_default")]
+    pub blocked: Option<Blocked>,
     /// A Mount took it, and the consumer's last Unmount gives it back.
     #[serde(default)]
     pub by_mount: bool,
@@ -114,9 +123,9 @@ pub struct Claim {
     /// Its call had secrets that csid does not keep.
     #[serde(default)]
     pub secrets_given: bool,
-    /// The last failure, for a person; redacted.
-    #[serde(default)]
-    pub error: String,
+    /// The last failure, for a person; redacted. `None`: nothing has failed.
+    #[serde(default, with = "or_default")]
+    pub error: Option<String>,
     #[serde(default)]
     pub since_usec: u64,
     /// Set by the store at commit.

@@ -5,9 +5,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::claim::{Capability, Claim, ClaimState};
+use crate::store::claim::{Blocked, Capability, Claim, ClaimState};
 use crate::store::claim_set::ClaimSet;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, Usage, VolumeKey};
+use crate::store::words::or_default;
 
 /// A volume's name in the contract.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -141,17 +142,17 @@ pub struct Registration {
     pub standing: Standing,
     #[serde(default)]
     pub origin: Origin,
-    /// Bytes; 0: not known.
-    #[serde(default)]
-    pub capacity: u64,
+    /// Bytes. `None`: not known.
+    #[serde(default, with = "or_default")]
+    pub capacity: Option<u64>,
     #[serde(default)]
     pub pending_expansion: Option<Expansion>,
-    /// Why a creation or deletion does not go on, for a person. Empty: it goes on.
-    #[serde(default)]
-    pub parked: String,
-    /// The last failure of one, for a person; redacted.
-    #[serde(default)]
-    pub error: String,
+    /// What keeps a creation or deletion from going on. `None`: it goes on.
+    #[serde(default, rename = "parked", with = "or_default")]
+    pub blocked: Option<Blocked>,
+    /// The last failure of one, for a person; redacted. `None`: nothing has failed.
+    #[serde(default, with = "or_default")]
+    pub error: Option<String>,
 }
 
 impl Registration {
@@ -184,9 +185,10 @@ pub struct Attachment {
     pub leg: Leg,
     #[serde(default)]
     pub publish_context: BTreeMap<String, String>,
-    /// The boot of the controller's last successful call. In another boot it is called again before a stage. Empty: no call has succeeded.
-    #[serde(default)]
-    pub boot: String,
+    /// The boot of the controller's last successful call. In another boot it is called again before a stage. `None`: no call
+    /// has succeeded.
+    #[serde(default, with = "or_default")]
+    pub boot: Option<String>,
     /// Of AttachVolume: whose, and what for.
     #[serde(default)]
     pub by_call: Option<AttachCall>,
@@ -245,7 +247,7 @@ impl Attachment {
             node_id: String::new(),
             leg,
             publish_context: BTreeMap::new(),
-            boot: String::new(),
+            boot: None,
             by_call: None,
             secrets: None,
         }

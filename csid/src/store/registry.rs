@@ -9,7 +9,7 @@ use crate::store::change::Durability;
 use crate::store::held::HeldVolumes;
 use crate::store::rows::NewEvent;
 
-pub use crate::store::claim::{Bound, BoundTo, Capability, Claim, ClaimMode, ClaimState, Use};
+pub use crate::store::claim::{Blocked, Bound, BoundTo, Capability, Claim, ClaimMode, ClaimState, Use};
 pub use crate::store::record::{
     AttachCall, AttachSecrets, Attachment, Creation, Expansion, Heal, Origin, Record, Registration, Standing,
     VolumeName, VolumeSpec,

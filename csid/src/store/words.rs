@@ -30,3 +30,28 @@ pub(super) fn from_word<'de, T: Deserialize<'de>>(row: &'de Row<'_>, column: usi
 pub(super) fn from_bits(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)? as u64)
 }
+
+/// An optional value in JSON: `None` is written as the type's default, that is "" or 0, as each csid has written it.
+pub(super) mod or_default {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<T, S>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        T: Default + Serialize,
+        S: Serializer,
+    {
+        match value {
+            Some(value) => value.serialize(serializer),
+            None => T::default().serialize(serializer),
+        }
+    }
+
+    pub fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+    where
+        T: Default + Deserialize<'de> + PartialEq,
+        D: Deserializer<'de>,
+    {
+        let value = T::deserialize(deserializer)?;
+        Ok((value != T::default()).then_some(value))
+    }
+}

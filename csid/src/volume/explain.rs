@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::error::Result;
 use crate::store::MountFilter;
-use crate::store::registry::{Claim, ClaimState, Record, Standing, VolumeName};
+use crate::store::registry::{Blocked, Claim, ClaimState, Record, Standing, VolumeName};
 use crate::store::rows::{Event, Leg, Phase};
 use crate::volume::api::views::{Explanation, MountView, OperationView};
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
@@ -171,7 +171,7 @@ fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -
             }
         };
         explanation.steps.push(step);
-        errors.push(registration.error.clone());
+        errors.extend(registration.error.clone());
         if let Some(expansion) = registration.pending_expansion {
             let who = if expansion.by_controller { "its next mount, or the node" } else { "the controller" };
             explanation.steps.push(format!("expansion to {} bytes: due by {who}", expansion.required));
@@ -181,7 +181,8 @@ fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -
         let state = claim_errors::state(Some(claim));
         explanation.holders.push(claim.consumer.clone());
         explanation.steps.push(format!("claim of {} on {}: {state}", claim.consumer, claim.node));
-        errors.extend([&claim.parked, &claim.error].map(String::clone));
+        errors.extend(claim.blocked.iter().map(|blocked| blocked.reason.clone()));
+        errors.extend(claim.error.clone());
         waits.extend(claim_waits(claim));
     }
     for at in &record.attachments {
@@ -239,11 +240,11 @@ fn phase(phase: Phase) -> &'static str {
 
 fn claim_waits(claim: &Claim) -> Option<String> {
     let consumer = &claim.consumer;
-    match (claim.parked.is_empty(), claim.state) {
-        (false, _) => Some(format!("a repeated Release of {consumer}: {}", claim.parked)),
-        (true, ClaimState::Taken) if !claim.releasing => None,
-        (true, ClaimState::Pending) if !claim.releasing => Some(format!("the claim of {consumer}")),
-        (true, _) => {
+    match (&claim.blocked, claim.state) {
+        (Some(Blocked { reason }), _) => Some(format!("a repeated Release of {consumer}: {reason}")),
+        (None, ClaimState::Taken) if !claim.releasing => None,
+        (None, ClaimState::Pending) if !claim.releasing => Some(format!("the claim of {consumer}")),
+        (None, _) => {
             Some(format!("the release of {consumer}, which is {}", claim_errors::state(Some(claim))))
         }
     }
@@ -323,7 +324,7 @@ mod tests {
         };
         let mut creating = record(Standing::Creating(creation));
         creating.volume.external_id.clear();
-        creating.registration.as_mut().unwrap().error = "CreateVolume: INTERNAL: no".into();
+        creating.registration.as_mut().unwrap().error = Some("CreateVolume: INTERNAL: no".into());
         let explanation = explain(&creating, &[], &[]);
         assert_eq!(explanation.waiting_for, "the plugin's answer to CreateVolume of disk");
         assert_eq!(explanation.last_error, "CreateVolume: INTERNAL: no");
@@ -345,7 +346,7 @@ mod tests {
         let mut claim = new_claim("job", "n1", 7, Use { mode: ClaimMode::Write, capability });
         claim.state = ClaimState::NodeDetached;
         claim.releasing = true;
-        claim.parked = "it needs its secrets".into();
+        claim.blocked = Some(Blocked { reason: "it needs its secrets".into() });
         used.claims.insert(claim);
         let explanation = explain(&used, &[], &[]);
         assert_eq!(explanation.waiting_for, "a repeated Release of job: it needs its secrets");

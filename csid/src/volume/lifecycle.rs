@@ -64,9 +64,9 @@ pub(in crate::volume) fn refuse_other(record: &Record, plugin: &str, wanted: &Re
             options(creation) == options(asked)
         }
         Standing::Registered => {
-            let has = present.capacity;
-            let fits = has >= asked.capacity_min && (asked.capacity_max == 0 || has <= asked.capacity_max);
-            asked.register && (has == 0 || fits)
+            let fits =
+                |has| has >= asked.capacity_min && (asked.capacity_max == 0 || has <= asked.capacity_max);
+            asked.register && present.capacity.is_none_or(fits)
         }
     };
     let mut spec = VolumeSpec {
@@ -101,10 +101,10 @@ pub(in crate::volume) fn new_registration(uid: u32, spec: VolumeSpec, origin: Or
         spec,
         standing: Standing::Registered,
         origin,
-        capacity: 0,
+        capacity: None,
         pending_expansion: None,
-        parked: String::new(),
-        error: String::new(),
+        blocked: None,
+        error: None,
     }
 }
 
@@ -184,12 +184,12 @@ pub(in crate::volume) fn new_claim(consumer: &str, node: &str, uid: u32, usage: 
         state: ClaimState::Pending,
         kept: false,
         releasing: false,
-        parked: String::new(),
+        blocked: None,
         by_mount: false,
         bound: None,
         credential: None,
         secrets_given: false,
-        error: String::new(),
+        error: None,
         since_usec: 0,
         modify_index: 0,
     }

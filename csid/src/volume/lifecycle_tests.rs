@@ -34,7 +34,7 @@ fn record(external_id: &str, registration: Registration) -> Record {
 
 /// Returns a record as the plugin's answer leaves it, with `change`.
 fn made(change: impl FnOnce(&mut Registration)) -> Record {
-    let mut registration = Registration { capacity: 15, standing: Standing::Registered, ..wanted() };
+    let mut registration = Registration { capacity: Some(15), standing: Standing::Registered, ..wanted() };
     registration.spec.context = [("born".to_owned(), "now".to_owned())].into();
     registration.spec.topologies = vec![[("zone".to_owned(), "b".to_owned())].into()];
     change(&mut registration);
@@ -47,7 +47,7 @@ fn the_same_create_volume_is_the_same_while_and_after_it_is_made() {
     assert_eq!(same(&record("", wanted())), Ok(()));
     assert_eq!(same(&made(|_| {})), Ok(()));
     assert_eq!(same(&made(|of| of.spec.credential = Some("csid.ns.key".into()))), Ok(()));
-    assert_eq!(same(&made(|of| of.capacity = 0)), Ok(()), "a plugin need not say");
+    assert_eq!(same(&made(|of| of.capacity = None)), Ok(()), "a plugin need not say");
     let unfetched = Creation { register: false, ..creation() };
     let asks = Registration { standing: Standing::Creating(unfetched.clone()), ..wanted() };
     let left = made(|of| of.standing = Standing::Creating(unfetched));

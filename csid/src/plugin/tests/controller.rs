@@ -128,7 +128,7 @@ async fn a_volume_is_made_as_it_was_asked_for() {
     let asked =
         Create { required: 5, limit: 9, parameters: &parameters, source, topologies, ..create(&usages) };
     let created = controller.create(asked, request(Some(&secrets))).await.unwrap();
-    assert_eq!((created.external_id.as_str(), created.capacity), ("vol-1", 7));
+    assert_eq!((created.external_id.as_str(), created.capacity), ("vol-1", Some(7)));
     assert_eq!((created.context, created.topologies), (map("share", "/x"), vec![map("zone", "a")]));
     assert!(created.from_source);
     let sent: v1::CreateVolumeRequest = fake.got();
@@ -267,7 +267,7 @@ async fn an_expansion_is_two_calls() {
     fake.says(v1::ControllerExpandVolumeResponse { capacity_bytes: 9, node_expansion_required: true });
     let (usage, secrets) = (usage(), secrets());
     let expanded = controller.expand("v", 8, 10, &usage, request(Some(&secrets))).await.unwrap();
-    assert_eq!(expanded, (9, true));
+    assert_eq!(expanded, (Some(9), true));
     let sent: v1::ControllerExpandVolumeRequest = fake.got();
     let range = sent.capacity_range.unwrap();
     assert_eq!((sent.volume_id.as_str(), range.required_bytes, range.limit_bytes), ("v", 8, 10));
@@ -283,7 +283,7 @@ async fn an_expansion_is_two_calls() {
     let ready = host.ready().await;
     fake.says(v1::NodeExpandVolumeResponse { capacity_bytes: 8 });
     let node = || NodeCall { secrets: Some(&secrets), ..call(&usage, soon(LONG)) };
-    assert_eq!(ready.expand(node(), 8, 0).await.unwrap(), 8);
+    assert_eq!(ready.expand(node(), 8, 0).await.unwrap(), Some(8));
     let sent: v1::NodeExpandVolumeRequest = fake.got();
     assert_eq!((sent.volume_id.as_str(), sent.volume_path.as_str()), ("vol-1", "/srv/root/publish/x/y"));
     assert_eq!(sent.staging_target_path, "/srv/root/staging/x", "rule 33");

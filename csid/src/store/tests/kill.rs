@@ -70,7 +70,7 @@ async fn swap_for_ever() {
         let consumers: Vec<_> = (0..=n).map(|n| format!("{n:06}")).collect();
         let consumers: Vec<_> = consumers.iter().map(String::as_str).collect();
         let mut after = samples::record("data", &consumers);
-        after.registration.as_mut().unwrap().capacity = n as u64 + 1;
+        after.registration.as_mut().unwrap().capacity = Some(n as u64 + 1);
         let durability = if n % 3 == 0 { Durability::Disk } else { Durability::Process };
         samples::swap_in(&store, Swap { durability, ..samples::swap(&before, after) }).await.unwrap();
         println!("\nanswered {n} {}", store.event_sequence());
@@ -86,7 +86,7 @@ async fn kill_leaves_no_half_of_a_swap() {
         let (found, _) = store.records(RecordFilter::default()).await.unwrap();
         let claims = found[0].claims.len();
         assert!((answered.0 + 1..=answered.0 + 2).contains(&claims));
-        assert_eq!(found[0].registration.as_ref().unwrap().capacity, claims as u64);
+        assert_eq!(found[0].registration.as_ref().unwrap().capacity, Some(claims as u64));
         assert_eq!(store.event_sequence(), claims as u64);
         store.close().await.unwrap();
     }

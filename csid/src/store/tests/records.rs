@@ -257,6 +257,37 @@ fn an_attachment_of_an_earlier_csid_has_its_claims_secrets() {
     assert_eq!(record.attach_secrets("n1"), found(Some("kept"), false), "not who came later");
 }
 
+/// Journals of earlier and later versions are read either way.
+#[test]
+fn absent_values_are_written_as_empty() {
+    let blocked = || Some(Blocked { reason: "no secrets".into() });
+    let free = Claim { error: None, ..claim("a", "n1") };
+    let parked = Claim { blocked: blocked(), ..claim("a", "n1") };
+    let idle = record("data", &[]).registration.unwrap();
+    let known =
+        Registration { capacity: Some(7), blocked: blocked(), error: Some("e".into()), ..idle.clone() };
+    let unknown = Attachment::new("n1", Leg::Present);
+    let called = Attachment { boot: Some("b".into()), ..unknown.clone() };
+    let texts = |value: serde_json::Value, due: serde_json::Value| {
+        for (key, due) in due.as_object().unwrap() {
+            assert_eq!(&value[key], due, "{key}");
+        }
+        value
+    };
+    let written = texts(json!(&free), json!({"parked": "", "error": ""}));
+    assert_eq!(serde_json::from_value::<Claim>(written).unwrap(), Claim { modify_index: 0, ..free });
+    let written = texts(json!(&parked), json!({"parked": "no secrets", "error": "\"quoted\""}));
+    assert_eq!(serde_json::from_value::<Claim>(written).unwrap(), parked);
+    let written = texts(json!(&idle), json!({"capacity": 0, "parked": "", "error": ""}));
+    assert!(serde_json::from_value::<Registration>(written).unwrap() == idle);
+    let written = texts(json!(&known), json!({"capacity": 7, "parked": "no secrets", "error": "e"}));
+    assert!(serde_json::from_value::<Registration>(written).unwrap() == known);
+    let written = texts(json!(&unknown), json!({"boot": ""}));
+    assert_eq!(serde_json::from_value::<Attachment>(written).unwrap(), unknown);
+    let written = texts(json!(&called), json!({"boot": "b"}));
+    assert_eq!(serde_json::from_value::<Attachment>(written).unwrap(), called);
+}
+
 #[test]
 fn an_attachments_debug_has_no_value_of_its_context() {
     let context = BTreeMap::from([("token".to_owned(), "hunter2".to_owned())]);
@@ -391,7 +422,7 @@ proptest! {
                 let consumer = format!("c{consumer:04}");
                 match (change, after.claims.get_mut(&consumer)) {
                     (0, _) => after.claims.remove(&consumer),
-                    (1, Some(claim)) => claim.error += "again",
+                    (1, Some(claim)) => claim.error.get_or_insert_default().push_str("again"),
                     _ => after.claims.insert(claim(&consumer, "n2")),
                 }
             }

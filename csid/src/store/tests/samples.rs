@@ -19,13 +19,13 @@ pub(crate) fn claim(consumer: &str, node: &str) -> Claim {
         usage: Use { mode: ClaimMode::Write, capability },
         state: ClaimState::Taken,
         releasing: false,
-        parked: String::new(),
+        blocked: None,
         by_mount: true,
         kept: true,
         bound: Some(Bound { to: BoundTo::Unit("db ä.service".into()), grace_usec: 5, ended: false }),
         credential: Some("csid.claim".into()),
         secrets_given: true,
-        error: "\"quoted\"".into(),
+        error: Some("\"quoted\"".into()),
         since_usec: 1_700_000_000_000_000,
         modify_index: 0,
     }
@@ -46,10 +46,10 @@ pub(crate) fn record(volume: &str, consumers: &[&str]) -> Record {
         spec,
         standing: Standing::Registered,
         origin: Origin::File,
-        capacity: 0,
+        capacity: None,
         pending_expansion: Some(Expansion { required: 1 << 40, limit: 0, by_controller: true }),
-        parked: String::new(),
-        error: String::new(),
+        blocked: None,
+        error: None,
     };
     let mut attachment = Attachment::new("n1", Leg::Present);
     attachment.publish_context.insert("device".into(), "/dev/x".into());

@@ -110,7 +110,7 @@ impl Executor<'_> {
         let present = |record: &mut Record| {
             for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {
                 at.leg = Leg::Present;
-                at.boot.clone_from(&boot);
+                at.boot = Some(boot.clone());
                 at.publish_context.clone_from(&context);
             }
             Ok(Some(claim_errors::attached("volume-attached", record, node_id)))

@@ -33,7 +33,7 @@ const HOLDERS: usize = 16;
 #[derive(Clone, Default)]
 struct Facts {
     publish_context: Option<BTreeMap<String, String>>,
-    error: String,
+    error: Option<String>,
 }
 
 impl Executor<'_> {
@@ -180,7 +180,7 @@ impl Executor<'_> {
     async fn leave(&mut self, record: &mut Record, consumer: &str) -> Result<()> {
         let consumer = consumer.to_owned();
         let Some(claim) = record.claim(&consumer) else { return Ok(()) };
-        if !claim.parked.is_empty() {
+        if claim.blocked.is_some() {
             self.advance(record, Event::Continue { consumer: consumer.clone() }, Facts::default()).await?;
         }
         let next =
@@ -221,7 +221,7 @@ impl Executor<'_> {
                         self.ask_what_it_can().await;
                     }
                     let lasting = matches!(outcome, Outcome::Hopeless(_) | Outcome::NotSent(Some(_)));
-                    let facts = Facts { error: error.message.clone(), ..Facts::default() };
+                    let facts = Facts { error: Some(error.message.clone()), ..Facts::default() };
                     let next = self.advance(record, Event::Ended { effect, outcome }, facts).await?;
                     let again = next == Next::Rest && !lasting && self.pause(&mut delay).await;
                     if self.forgot(record, consumer).await? {
@@ -326,7 +326,7 @@ impl Executor<'_> {
             self.rows.set_unfinished(key, None);
         }
         for claim in record.claims.iter().filter(|claim| claim.releasing && claim.node == self.shared.node) {
-            let parked = !claim.parked.is_empty();
+            let parked = claim.blocked.is_some();
             let unfinished = Unfinished { uid: claim.uid, parked };
             self.rows.set_unfinished(record.name.key(&claim.consumer), Some(unfinished));
         }

@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::plugin::{Controller, Create, Created, Service, Source};
 use crate::secret::Secrets;
 use crate::store::Durability;
-use crate::store::registry::{Creation, Record, Registration, Standing, VolumeName, VolumeSpec};
+use crate::store::registry::{Blocked, Creation, Record, Registration, Standing, VolumeName, VolumeSpec};
 use crate::store::rows::{Usage, VolumeKey};
 use crate::volume::context::Context;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
@@ -27,10 +27,10 @@ impl Context {
     pub(in crate::volume) async fn note_failure(&self, name: &VolumeName, error: &Error) -> Result<()> {
         let noted = |record: &mut Record| {
             let Some(registration) = &mut record.registration else { return Ok(None) };
-            let parked = if error.details.retryable { "" } else { error.message.as_str() };
-            let is_news = !parked.is_empty() && registration.parked != parked;
-            parked.clone_into(&mut registration.parked);
-            registration.error.clone_from(&error.message);
+            let blocked = (!error.details.retryable).then(|| Blocked { reason: error.message.clone() });
+            let is_news = blocked.is_some() && registration.blocked != blocked;
+            registration.blocked = blocked;
+            registration.error = Some(error.message.clone());
             Ok(is_news.then(|| claim_errors::parked(record, error)))
         };
         self.amend(name, Durability::Process, noted).await.map(drop)
@@ -104,11 +104,11 @@ impl Executor<'_> {
             }
             refuse_other(record, &plugin, wanted)?;
             if is_unborn(record)
-                && let Some(Registration { spec, standing: Standing::Creating(creation), parked, .. }) =
+                && let Some(Registration { spec, standing: Standing::Creating(creation), blocked, .. }) =
                     &mut record.registration
             {
                 creation.secrets_given |= given;
-                parked.clear();
+                *blocked = None;
                 if wanted.spec.credential.is_some() {
                     spec.credential.clone_from(&wanted.spec.credential);
                 }
@@ -283,8 +283,8 @@ impl Executor<'_> {
             registration.spec.context.clone_from(&created.context);
             registration.spec.topologies.clone_from(&created.topologies);
             registration.capacity = created.capacity;
-            registration.parked.clear();
-            registration.error.clear();
+            registration.blocked = None;
+            registration.error = None;
             record.volume = volume.clone();
             if to_delete {
                 creation.to_delete = false;
@@ -296,7 +296,7 @@ impl Executor<'_> {
             if !created.from_source {
                 // The volume may be empty, or may have existed before. csid neither uses nor deletes it without a request.
                 let doubt = claim_errors::not_from_source(&name, &volume.external_id);
-                registration.parked.clone_from(&doubt.message);
+                registration.blocked = Some(Blocked { reason: doubt.message.clone() });
                 return Ok(Some(claim_errors::parked(record, &doubt)));
             }
             if !register {

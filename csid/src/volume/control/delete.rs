@@ -100,8 +100,7 @@ impl Executor<'_> {
                     return Some(registration);
                 };
                 let standing = Standing::clone(back.as_deref()?);
-                let (parked, error) = (String::new(), String::new());
-                Some(Registration { standing, parked, error, ..registration })
+                Some(Registration { standing, blocked: None, error: None, ..registration })
             });
             Ok(None)
         };

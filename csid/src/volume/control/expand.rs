@@ -23,19 +23,17 @@ impl Executor<'_> {
         required: u64,
         limit: u64,
         part: Part,
-    ) -> Result<(u64, bool)> {
+    ) -> Result<(Option<u64>, bool)> {
         let (current, pending) = (target.registration.capacity, target.registration.pending_expansion);
         if (required, limit) == (0, 0) {
             return Ok((current, pending.is_some()));
         }
-        if limit > 0 && limit < required.max(current) {
-            let text = format!(
-                "limit {limit} is less than what the volume has or is to have ({})",
-                required.max(current)
-            );
+        let least = required.max(current.unwrap_or(0));
+        if limit > 0 && limit < least {
+            let text = format!("limit {limit} is less than what the volume has or is to have ({least})");
             return Err(Error::invalid(text));
         }
-        let falls_short = required > current || current == 0;
+        let falls_short = current.is_none_or(|has| required > has);
         if part == Part::Node && pending.is_none() && falls_short && !self.can(BY_NODE).await? {
             let plugin = self.plugin();
             let text = format!("plugin {plugin} does not expand volumes on a node: it lacks EXPAND_VOLUME");
@@ -50,7 +48,7 @@ impl Executor<'_> {
         let (capacity, due) = match part {
             Part::Node => (current, Some(asked)),
             // The part that an earlier call left stays due.
-            _ if current > 0 && required <= current => (current, pending),
+            _ if !falls_short => (current, pending),
             _ if self.expands_by_node_alone().await? => (current, Some(asked)),
             _ => self.expand_by_controller(target, required, limit).await?,
         };
@@ -92,7 +90,7 @@ impl Executor<'_> {
         target: &CallTarget,
         required: u64,
         limit: u64,
-    ) -> Result<(u64, Option<Expansion>)> {
+    ) -> Result<(Option<u64>, Option<Expansion>)> {
         if self.expands_offline().await? {
             self.refuse_while_used(target).await?;
         }
@@ -135,12 +133,12 @@ impl Executor<'_> {
         Ok(!self.can(Can::Controller("EXPAND_VOLUME")).await? && self.can(BY_NODE).await?)
     }
 
-    /// Expands the volume on this node, and returns its capacity. 0: the plugin does not report it, or has no such RPC and so
+    /// Expands the volume on this node, and returns its capacity. `None`: the plugin does not report it, or has no such RPC and so
     /// nothing to do.
-    async fn expand_on_node(&mut self, target: &CallTarget, expansion: Expansion) -> Result<u64> {
+    async fn expand_on_node(&mut self, target: &CallTarget, expansion: Expansion) -> Result<Option<u64>> {
         let ready = self.ready().await?;
         if !ready.can("EXPAND_VOLUME") {
-            return Ok(0);
+            return Ok(None);
         }
         let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.key))?;
         self.step.set("expand");
@@ -155,7 +153,7 @@ impl Executor<'_> {
         &mut self,
         target: &CallTarget,
         pending: Option<Expansion>,
-        capacity: u64,
+        capacity: Option<u64>,
     ) -> Result<()> {
         if !target.is_registered {
             return Ok(());

@@ -413,7 +413,7 @@ pub(in crate::volume) fn log(key: &MountKey, error: &Error) {
 pub(in crate::volume) fn state(claim: Option<&Claim>) -> &'static str {
     match claim {
         None => "free",
-        Some(claim) if !claim.parked.is_empty() => "parked",
+        Some(claim) if claim.blocked.is_some() => "parked",
         Some(claim) => match claim.state {
             ClaimState::Pending => "pending",
             ClaimState::Taken => "taken",
@@ -444,8 +444,8 @@ pub(in crate::volume) fn events(before: &Record, after: &Record, event: &Event) 
         }
         let mut details = EventDetails::new();
         details.insert("success", Value::from(to != "parked"));
-        if to == "parked" {
-            details.insert("error", Value::from(claim.parked.clone()));
+        if let Some(blocked) = has.and_then(|claim| claim.blocked.as_ref()) {
+            details.insert("error", Value::from(blocked.reason.clone()));
         }
         details.insert("consumer", Value::from(consumer.clone()));
         details.insert("uid", Value::from(claim.uid));

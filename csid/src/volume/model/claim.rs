@@ -15,7 +15,7 @@
 //!   ControllerUnpublish ends that (rule 25).
 
 use crate::store::claim_set::ClaimSet;
-use crate::store::registry::{Attachment, Bound, Capability, Claim, ClaimMode, ClaimState};
+use crate::store::registry::{Attachment, Blocked, Bound, Capability, Claim, ClaimMode, ClaimState};
 use crate::store::rows::{AccessMode, Leg};
 use crate::volume::model::admission::OF_UID;
 
@@ -219,7 +219,7 @@ impl Claims {
         }
         let boot = self.boot.clone();
         if let Some(at) = self.attachments.iter_mut().find(|at| at.node == node && leg == Leg::Present) {
-            at.boot = boot;
+            at.boot = Some(boot);
         }
     }
 
@@ -238,7 +238,9 @@ impl Claims {
     /// Returns whether the node has the volume attached, or needs no attachment. `None`: it is not known whether the plugin
     /// attaches.
     fn is_attached(&self, node: &str) -> Option<bool> {
-        let attached = |at: &Attachment| at.node == node && at.leg == Leg::Present && at.boot == self.boot;
+        let attached = |at: &Attachment| {
+            at.node == node && at.leg == Leg::Present && at.boot.as_ref() == Some(&self.boot)
+        };
         match self.attachments.iter().any(attached) {
             true => Some(true),
             false => self.attaches.map(|attaches| !attaches),
@@ -257,7 +259,7 @@ impl Claims {
     fn is_none(&self, node: &str) -> Option<bool> {
         match self.attachments.iter().find(|at| at.node == node) {
             None => Some(true),
-            Some(at) if at.leg == Leg::Present || !at.boot.is_empty() => Some(false),
+            Some(at) if at.leg == Leg::Present || at.boot.is_some() => Some(false),
             Some(_) => self.attaches.map(|attaches| !attaches),
         }
     }
@@ -290,7 +292,7 @@ pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
             advance(&mut volume, &consumer)
         }
         Event::Continue { consumer } => {
-            volume.claim_mut(&consumer)?.parked.clear();
+            volume.claim_mut(&consumer)?.blocked = None;
             advance(&mut volume, &consumer)
         }
         Event::Bind { consumer, bound } => {
@@ -353,7 +355,7 @@ fn ended(volume: &mut Claims, effect: &Effect, outcome: Outcome) -> Result<Next,
         }
         (Outcome::Hopeless(_) | Outcome::NotSent(Some(_)), Action::Attach) => return Ok(Next::Rest),
         (Outcome::Hopeless(why) | Outcome::NotSent(Some(why)), _) => {
-            claim.parked = why;
+            claim.blocked = Some(Blocked { reason: why });
             return Ok(Next::Rest);
         }
     }

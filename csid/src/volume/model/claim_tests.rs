@@ -42,12 +42,12 @@ fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -
         state: ClaimState::Pending,
         kept: false,
         releasing: false,
-        parked: String::new(),
+        blocked: None,
         by_mount: false,
         bound: None,
         credential: None,
         secrets_given: false,
-        error: String::new(),
+        error: None,
         since_usec: 0,
         modify_index: 0,
     }
@@ -438,11 +438,14 @@ fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
     let Next::Run(detach) = next else { panic!("{next:?}") };
     let hopeless = Outcome::Hopeless("SecretRequired".into());
     let (parked, next) = step(&held, Event::Ended { effect: detach.clone(), outcome: hopeless }).unwrap();
-    assert_eq!((next, parked.claims[0].parked.as_str()), (Next::Rest, "SecretRequired"));
+    assert_eq!(
+        (next, parked.claims[0].blocked.as_ref().map(|blocked| &*blocked.reason)),
+        (Next::Rest, Some("SecretRequired"))
+    );
     assert_eq!(parked.claims[0].state, ClaimState::NodeDetached);
     let (again, next) = step(&parked, Event::Continue { consumer: "a".into() }).unwrap();
     let detach = Effect { from: held.attachments.first().cloned(), ..detach };
-    assert_eq!((next, again.claims[0].parked.as_str()), (Next::Run(detach), ""));
+    assert_eq!((next, &again.claims[0].blocked), (Next::Run(detach), &None));
 }
 
 #[test]
@@ -464,7 +467,7 @@ fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
     let mut held =
         Claims { attaches: Some(true), boot: "now".into(), ..holding(std::slice::from_ref(&wanted)) };
     held.attachments.push(Attachment {
-        boot: "before".into(),
+        boot: Some("before".into()),
         node_id: held.node_id.clone(),
         ..Attachment::new("here", Leg::Present)
     });
@@ -489,7 +492,7 @@ fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
     assert!(still.claims[0].state == ClaimState::Taken && !still.claims[0].releasing);
 
     let (done, next) = step(&making, Event::Ended { effect: attach, outcome: Outcome::Done }).unwrap();
-    assert_eq!((next, done.attachments[0].boot.as_str()), (Next::Taken, "now"));
+    assert_eq!((next, done.attachments[0].boot.as_deref()), (Next::Taken, Some("now")));
     assert_eq!(step(&done, Event::Claim(wanted)).unwrap(), (done, Next::Taken), "the same claim again");
 }
 
@@ -530,7 +533,7 @@ fn what_does_not_attach_leaves_nothing_that_was_to_be_attached() {
         let (free, next) = step(&held, release()).unwrap();
         assert_eq!((next, free.claims.len(), free.attachments.len()), (Next::Free, 0, 0));
         // A volume that was attached once still is, though the controller is gone.
-        held.attachments[0].boot = "before".into();
+        held.attachments[0].boot = Some("before".into());
         assert!(matches!(step(&held, release()).unwrap().1, Next::Run(_)));
     }
 }

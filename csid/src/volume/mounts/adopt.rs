@@ -137,7 +137,7 @@ impl Executor<'_> {
             return Ok(());
         }
         let at = record.attachment(&self.shared.node);
-        if at.is_some_and(|at| at.leg == Leg::Present && at.boot == self.shared.boot()) {
+        if at.is_some_and(|at| at.leg == Leg::Present && at.boot.as_ref() == Some(&self.shared.boot())) {
             return Ok(());
         }
         let text = format!(

@@ -200,7 +200,7 @@ pub(in crate::volume) enum OperationResponse {
     Stats(Stats),
     Created(Box<Record>),
     /// The capacity, and whether a node still has to expand the volume.
-    Expanded(u64, bool),
+    Expanded(Option<u64>, bool),
     Snapshot(Snapshot),
     /// The publish context.
     Attached(BTreeMap<String, String>),

@@ -273,7 +273,7 @@ impl Volumes {
         required: u64,
         limit: u64,
         part: Part,
-    ) -> Result<(u64, bool)> {
+    ) -> Result<(Option<u64>, bool)> {
         match self.call(request, ControllerRequest::Expand { required, limit, part }).await? {
             OperationResponse::Expanded(capacity, node_is_due) => Ok((capacity, node_is_due)),
             _ => Err(unanswered()),
