@@ -22,7 +22,7 @@ use crate::volume::control::claim_effects::ClaimEffectFailure;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
 use crate::volume::model::claim;
-use crate::volume::model::claim::{Action, Claims, Effect, Event, Next, Outcome};
+use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
 use crate::volume::operation::journal::Unfinished;
 use crate::volume::operation::table::now_usec;
 
@@ -75,7 +75,7 @@ impl Executor<'_> {
         let wanted =
             Claim { secrets_given: self.secrets.is_some(), since_usec: now_usec(), ..wanted.clone() };
         let consumer = wanted.consumer.clone();
-        let next = self.advance(&mut record, Event::Claim(wanted), Facts::default()).await?;
+        let next = self.advance(&mut record, ClaimEvent::Claim(wanted), Facts::default()).await?;
         drop(counted);
         match self.walk(&mut record, &consumer, next).await {
             Ok(()) if record.claim(&consumer).is_some() => Ok(record),
@@ -99,7 +99,7 @@ impl Executor<'_> {
         if !self.step.is_decided() {
             self.decide()?;
         }
-        self.advance(record, Event::Bind { consumer, bound }, Facts::default()).await.map(drop)
+        self.advance(record, ClaimEvent::Bind { consumer, bound }, Facts::default()).await.map(drop)
     }
 
     /// Releases a claim whose unit or connection has ended, unless it was bound to another one since.
@@ -115,7 +115,7 @@ impl Executor<'_> {
             return Ok(());
         }
         tracing::info!(volume = %record.name, consumer, "{} has ended: its claim is released", bound.to);
-        let unbound = Event::Unbound { consumer: consumer.clone() };
+        let unbound = ClaimEvent::Unbound { consumer: consumer.clone() };
         let next = self.advance(&mut record, unbound, Facts::default()).await?;
         self.walk(&mut record, consumer, next).await
     }
@@ -134,7 +134,7 @@ impl Executor<'_> {
             return Err(mount_errors::not_claimant(key));
         }
         if force {
-            let forget = Event::Forget { consumer: claim.consumer };
+            let forget = ClaimEvent::Forget { consumer: claim.consumer };
             return self.advance(&mut record, forget, Facts::default()).await.map(drop);
         }
         // A release cannot be taken back, so the check for use comes first.
@@ -164,7 +164,7 @@ impl Executor<'_> {
     pub(in crate::volume) async fn continue_claim(&mut self, key: &MountKey) -> Result<()> {
         let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
         let node = self.shared.node.clone();
-        self.advance(&mut record, Event::Recovered { node }, Facts::default()).await?;
+        self.advance(&mut record, ClaimEvent::Recovered { node }, Facts::default()).await?;
         let Some(claim) = record.claim(&key.consumer) else {
             self.rows.set_unfinished(key.clone(), None);
             return Ok(());
@@ -181,54 +181,58 @@ impl Executor<'_> {
         let consumer = consumer.to_owned();
         let Some(claim) = record.claim(&consumer) else { return Ok(()) };
         if claim.blocked.is_some() {
-            self.advance(record, Event::Continue { consumer: consumer.clone() }, Facts::default()).await?;
+            self.advance(record, ClaimEvent::Continue { consumer: consumer.clone() }, Facts::default())
+                .await?;
         }
-        let next =
-            self.advance(record, Event::Release { consumer: consumer.clone() }, Facts::default()).await?;
+        let next = self
+            .advance(record, ClaimEvent::Release { consumer: consumer.clone() }, Facts::default())
+            .await?;
         self.walk(record, &consumer, next).await
     }
 
     /// Performs one effect after the other until the claim is taken or free. Returns an error if it stops before that.
-    async fn walk(&mut self, record: &mut Record, consumer: &str, mut next: Next) -> Result<()> {
+    async fn walk(&mut self, record: &mut Record, consumer: &str, mut next: ClaimNext) -> Result<()> {
         let mut delay = Backoff::new();
         let mut why: Option<Error> = None;
         loop {
             let effect = match next {
-                Next::Run(effect) => effect,
-                Next::Unseen => {
+                ClaimNext::Run(effect) => effect,
+                ClaimNext::Unseen => {
                     if let Err(error) = self.see(&record.volume.plugin).await {
                         return Err(why.unwrap_or(error));
                     }
-                    let seen = Event::Continue { consumer: consumer.to_owned() };
+                    let seen = ClaimEvent::Continue { consumer: consumer.to_owned() };
                     next = self.advance(record, seen, Facts::default()).await?;
                     continue;
                 }
-                Next::Taken => return Ok(()),
-                Next::Free => return why.map_or(Ok(()), Err),
-                Next::Rest => {
+                ClaimNext::Taken => return Ok(()),
+                ClaimNext::Free => return why.map_or(Ok(()), Err),
+                ClaimNext::Rest => {
                     return Err(why.unwrap_or_else(|| Error::internal("a claim rests without a reason")));
                 }
             };
-            let makes = effect.action == Action::Attach;
+            let makes = effect.action == ClaimAction::Attach;
             next = match self.perform_claim(record, &effect).await {
                 Ok(context) => {
                     delay = Backoff::new();
                     let facts = Facts { publish_context: context, ..Facts::default() };
-                    self.advance(record, Event::Ended { effect, outcome: Outcome::Done }, facts).await?
+                    self.advance(record, ClaimEvent::Ended { effect, outcome: ClaimOutcome::Done }, facts)
+                        .await?
                 }
                 Err(ClaimEffectFailure { outcome, error, unimplemented }) => {
                     if unimplemented {
                         self.ask_what_it_can().await;
                     }
-                    let lasting = matches!(outcome, Outcome::Hopeless(_) | Outcome::NotSent(Some(_)));
+                    let lasting =
+                        matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
                     let facts = Facts { error: Some(error.message.clone()), ..Facts::default() };
-                    let next = self.advance(record, Event::Ended { effect, outcome }, facts).await?;
-                    let again = next == Next::Rest && !lasting && self.pause(&mut delay).await;
+                    let next = self.advance(record, ClaimEvent::Ended { effect, outcome }, facts).await?;
+                    let again = next == ClaimNext::Rest && !lasting && self.pause(&mut delay).await;
                     if self.forgot(record, consumer).await? {
                         return Err(mount_errors::ended_by("forget"));
                     }
                     if again {
-                        let again = Event::Continue { consumer: consumer.to_owned() };
+                        let again = ClaimEvent::Continue { consumer: consumer.to_owned() };
                         self.advance(record, again, Facts::default()).await?
                     } else {
                         // The first error stays the reason, whatever the rollback returns.
@@ -242,13 +246,13 @@ impl Executor<'_> {
     }
 
     /// Takes one step of the record and persists it. Reads the record again if it was changed meanwhile.
-    async fn advance(&mut self, record: &mut Record, event: Event, facts: Facts) -> Result<Next> {
+    async fn advance(&mut self, record: &mut Record, event: ClaimEvent, facts: Facts) -> Result<ClaimNext> {
         let key = record.name.key("");
         loop {
             let stepped = claim::step(&self.claims(record), event.clone());
             let (stepped, next) = stepped.map_err(|refusal| match &event {
                 // The record has changed since the claim was admitted.
-                Event::Claim(wanted) => claim_errors::refusal(refusal, &key, wanted),
+                ClaimEvent::Claim(wanted) => claim_errors::refusal(refusal, &key, wanted),
                 _ => claim_errors::inner(refusal, &key),
             })?;
             let mut after =
@@ -260,9 +264,11 @@ impl Executor<'_> {
                 return Ok(next);
             }
             let durability = match (&next, &event) {
-                (Next::Run(effect), _) if effect.action != Action::NodeDetach => Durability::Disk,
+                (ClaimNext::Run(effect), _) if effect.action != ClaimAction::NodeDetach => Durability::Disk,
                 // A claim that a Mount took is as durable as the mount, whose commit syncs it.
-                (Next::Taken | Next::Free, event) if !is_by_mount(record, &after, event) => Durability::Disk,
+                (ClaimNext::Taken | ClaimNext::Free, event) if !is_by_mount(record, &after, event) => {
+                    Durability::Disk
+                }
                 _ => Durability::Process,
             };
             if takes(record, &after) {
@@ -283,7 +289,7 @@ impl Executor<'_> {
                     self.shared.bound.note(record, &self.shared.node);
                     return Ok(next);
                 }
-                Err(RegistryError::Conflict(Conflict::Stale)) if matches!(event, Event::Claim(_)) => {
+                Err(RegistryError::Conflict(Conflict::Stale)) if matches!(event, ClaimEvent::Claim(_)) => {
                     *record = self.registered_as_mine(&key).await?;
                 }
                 Err(RegistryError::Conflict(Conflict::Stale)) => {
@@ -398,8 +404,8 @@ impl Context {
 
 /// Enters into the record what no decision depends on: the data of the last effect, and the secrets of the next attach. `given`:
 /// the call has secrets.
-fn enter(record: &mut Record, event: &Event, next: &Next, facts: &Facts, given: bool) {
-    if let Event::Ended { effect, .. } = event {
+fn enter(record: &mut Record, event: &ClaimEvent, next: &ClaimNext, facts: &Facts, given: bool) {
+    if let ClaimEvent::Ended { effect, .. } = event {
         if record.claim(&effect.consumer).is_some_and(|claim| claim.error != facts.error)
             && let Some(claim) = record.claims.get_mut(&effect.consumer)
         {
@@ -411,7 +417,7 @@ fn enter(record: &mut Record, event: &Event, next: &Next, facts: &Facts, given: 
             at.publish_context.clone_from(context);
         }
     }
-    if let Next::Run(Effect { action: Action::Attach, consumer, node, from }) = next {
+    if let ClaimNext::Run(ClaimEffect { action: ClaimAction::Attach, consumer, node, from }) = next {
         // The detach also needs the secrets of an earlier attach.
         let had = match from {
             None => AttachSecrets::default(),
@@ -431,16 +437,16 @@ fn takes(before: &Record, after: &Record) -> bool {
     before.claims.differences(&after.claims).into_iter().any(|(had, has)| taken(has) && !taken(had))
 }
 
-fn is_by_mount(before: &Record, after: &Record, event: &Event) -> bool {
+fn is_by_mount(before: &Record, after: &Record, event: &ClaimEvent) -> bool {
     let consumer = match event {
-        Event::Claim(claim) => &claim.consumer,
-        Event::Release { consumer }
-        | Event::Continue { consumer }
-        | Event::Bind { consumer, .. }
-        | Event::Unbound { consumer }
-        | Event::Forget { consumer } => consumer,
-        Event::Ended { effect, .. } => &effect.consumer,
-        Event::Recovered { .. } => return false,
+        ClaimEvent::Claim(claim) => &claim.consumer,
+        ClaimEvent::Release { consumer }
+        | ClaimEvent::Continue { consumer }
+        | ClaimEvent::Bind { consumer, .. }
+        | ClaimEvent::Unbound { consumer }
+        | ClaimEvent::Forget { consumer } => consumer,
+        ClaimEvent::Ended { effect, .. } => &effect.consumer,
+        ClaimEvent::Recovered { .. } => return false,
     };
     after.claim(consumer).or(before.claim(consumer)).is_some_and(|claim| claim.by_mount)
 }

@@ -17,19 +17,19 @@ use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
 use crate::volume::executor::secrets::given_values;
 use crate::volume::model::claim;
-use crate::volume::model::claim::{Action, Effect, Outcome};
+use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimOutcome};
 use crate::volume::operation::orders::abandoned;
 
 /// A failed effect of a claim, with its outcome for the claim.
 pub(in crate::volume) struct ClaimEffectFailure {
-    pub(in crate::volume) outcome: Outcome,
+    pub(in crate::volume) outcome: ClaimOutcome,
     pub(in crate::volume) error: Error,
     /// Whether the plugin lacks the RPC or does not offer it. Its capabilities are then queried again.
     pub(in crate::volume) unimplemented: bool,
 }
 
 impl ClaimEffectFailure {
-    fn new(outcome: Outcome, error: Error) -> ClaimEffectFailure {
+    fn new(outcome: ClaimOutcome, error: Error) -> ClaimEffectFailure {
         ClaimEffectFailure { outcome, error, unimplemented: false }
     }
 }
@@ -57,22 +57,22 @@ impl Executor<'_> {
     pub(in crate::volume) async fn perform_claim(
         &mut self,
         record: &Record,
-        effect: &Effect,
+        effect: &ClaimEffect,
     ) -> Result<Option<BTreeMap<String, String>>, ClaimEffectFailure> {
         match effect.action {
-            Action::Attach => self.attach(record, effect).await.map(Some),
-            Action::NodeDetach => self.node_detach(record, effect).await.map(|()| None),
-            Action::Detach => self.detach(record, effect).await.map(|()| None),
+            ClaimAction::Attach => self.attach(record, effect).await.map(Some),
+            ClaimAction::NodeDetach => self.node_detach(record, effect).await.map(|()| None),
+            ClaimAction::Detach => self.detach(record, effect).await.map(|()| None),
         }
     }
 
     async fn attach(
         &mut self,
         record: &Record,
-        effect: &Effect,
+        effect: &ClaimEffect,
     ) -> Result<BTreeMap<String, String>, ClaimEffectFailure> {
         if let Some(kind) = self.control.borrow().abandon {
-            return Err(ClaimEffectFailure::new(Outcome::NotSent(None), mount_errors::stopped(kind)));
+            return Err(ClaimEffectFailure::new(ClaimOutcome::NotSent(None), mount_errors::stopped(kind)));
         }
         self.step.set("attach");
         let asking = self.asking(record, effect).await?;
@@ -90,19 +90,19 @@ impl Executor<'_> {
             biased;
             done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, true)),
             kind = abandoned(&mut control) => {
-                Err(ClaimEffectFailure::new(Outcome::Unknown, mount_errors::stopped(kind)))
+                Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::stopped(kind)))
             }
         }
     }
 
     /// Unmounts every mount of the consumer on this node.
-    async fn node_detach(&mut self, record: &Record, effect: &Effect) -> Result<(), ClaimEffectFailure> {
+    async fn node_detach(&mut self, record: &Record, effect: &ClaimEffect) -> Result<(), ClaimEffectFailure> {
         if effect.node != self.shared.node {
             let text = format!(
                 "{} has to release it itself; if that node is gone for good: csictl release --force",
                 effect.node
             );
-            return Err(ClaimEffectFailure::new(Outcome::Again, Error::new(Kind::Busy, text)));
+            return Err(ClaimEffectFailure::new(ClaimOutcome::Again, Error::new(Kind::Busy, text)));
         }
         let key = record.name.key(&effect.consumer);
         for mount in self.mounts_of(&key) {
@@ -111,14 +111,14 @@ impl Executor<'_> {
         Ok(())
     }
 
-    async fn detach(&mut self, record: &Record, effect: &Effect) -> Result<(), ClaimEffectFailure> {
+    async fn detach(&mut self, record: &Record, effect: &ClaimEffect) -> Result<(), ClaimEffectFailure> {
         let volume = self.rows.volume();
         let is_here = effect.node == self.shared.node;
         if is_here
             && (volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent))
         {
             let error = Error::new(Kind::Busy, "this node has not unmounted the volume yet");
-            return Err(ClaimEffectFailure::new(Outcome::Again, error));
+            return Err(ClaimEffectFailure::new(ClaimOutcome::Again, error));
         }
         self.step.set("detach");
         let asking = self.asking(record, effect).await?;
@@ -128,7 +128,7 @@ impl Executor<'_> {
             biased;
             done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, false)),
             // An order to forget ends the wait for a detach. The outcome is then unknown.
-            () = self.orders.came() => Err(ClaimEffectFailure::new(Outcome::Unknown, mount_errors::ended_by("forget"))),
+            () = self.orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::ended_by("forget"))),
         }
     }
 
@@ -136,7 +136,7 @@ impl Executor<'_> {
     async fn asking<'a>(
         &mut self,
         record: &'a Record,
-        effect: &Effect,
+        effect: &ClaimEffect,
     ) -> Result<ControllerCall<'a>, ClaimEffectFailure> {
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
@@ -144,7 +144,7 @@ impl Executor<'_> {
         let had = record.attach_secrets(&effect.node);
         let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
         let secrets = self.secrets_of(credential).await.map_err(unsent)?;
-        if effect.action == Action::Detach && secrets.is_none() && had.given {
+        if effect.action == ClaimAction::Detach && secrets.is_none() && had.given {
             return Err(unsent(claim_errors::secret_required(&record.name, &claim.consumer)));
         }
         let secrets_forgotten = (had.given && self.secrets.is_none())
@@ -171,16 +171,16 @@ fn no_row() -> ClaimEffectFailure {
 
 /// Makes the failure of a call that was not sent, and will not be sent by the next try either.
 fn unsent(error: Error) -> ClaimEffectFailure {
-    ClaimEffectFailure::new(Outcome::NotSent(Some(error.message.clone())), error)
+    ClaimEffectFailure::new(ClaimOutcome::NotSent(Some(error.message.clone())), error)
 }
 
 /// Makes the failure of a call that could not be sent.
 fn unreached(error: Error) -> ClaimEffectFailure {
-    ClaimEffectFailure::new(Outcome::NotSent(None), error)
+    ClaimEffectFailure::new(ClaimOutcome::NotSent(None), error)
 }
 
 fn again(error: Error) -> ClaimEffectFailure {
-    ClaimEffectFailure::new(Outcome::Again, error)
+    ClaimEffectFailure::new(ClaimOutcome::Again, error)
 }
 
 /// Classifies the error of an RPC (CSI rules 36 and 38). For an attach, RESOURCE_EXHAUSTED means that something has to be
@@ -190,14 +190,14 @@ fn failed(error: RpcError, attaching: bool) -> ClaimEffectFailure {
     let class = error.class;
     let error = Error::from(error);
     let outcome = match class {
-        _ if full => Outcome::Hopeless(error.message.clone()),
-        Class::NotSent | Class::Shutdown => Outcome::NotSent(None),
-        Class::Forbidden => Outcome::NotSent(Some(error.message.clone())),
-        Class::Transient => Outcome::Again,
-        Class::Refused | Class::Unimplemented => Outcome::Hopeless(error.message.clone()),
+        _ if full => ClaimOutcome::Hopeless(error.message.clone()),
+        Class::NotSent | Class::Shutdown => ClaimOutcome::NotSent(None),
+        Class::Forbidden => ClaimOutcome::NotSent(Some(error.message.clone())),
+        Class::Transient => ClaimOutcome::Again,
+        Class::Refused | Class::Unimplemented => ClaimOutcome::Hopeless(error.message.clone()),
         // An attach is retried while the claim is wanted, and only then detached.
-        Class::Unknown if attaching => Outcome::Again,
-        Class::Unknown => Outcome::Unknown,
+        Class::Unknown if attaching => ClaimOutcome::Again,
+        Class::Unknown => ClaimOutcome::Unknown,
     };
     ClaimEffectFailure {
         unimplemented: class == Class::Unimplemented,

@@ -10,7 +10,7 @@ use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
 use crate::store::rows::{EventDetails, MountKey, NewEvent};
 use crate::volume::api::views::OperationView;
 use crate::volume::model::admission::OF_UID;
-use crate::volume::model::claim::{Event, Refusal};
+use crate::volume::model::claim::{ClaimEvent, ClaimRefusal};
 
 /// The step of the refusal of a volume that this node cannot reach. `LIMIT`: of one volume more than its plugin takes.
 pub(in crate::volume) const REACH: &str = "look at the topology";
@@ -18,27 +18,27 @@ pub(in crate::volume) const LIMIT: &str = "count the plugin's volumes";
 /// The step of a refusal by the volume's other claims.
 pub(in crate::volume) const CLAIMS: &str = "claim";
 
-pub(in crate::volume) fn refusal(refusal: Refusal, key: &MountKey, wanted: &Claim) -> Error {
+pub(in crate::volume) fn refusal(refusal: ClaimRefusal, key: &MountKey, wanted: &Claim) -> Error {
     let (name, consumer) = (VolumeName::of(key), &wanted.consumer);
     match refusal {
-        Refusal::NotOwner => Error::new(
+        ClaimRefusal::NotOwner => Error::new(
             Kind::NotAuthorized,
             format!("the claim of {name} by {consumer} is another user's; choose another consumer"),
         ),
-        Refusal::OtherOptions => Error::new(
+        ClaimRefusal::OtherOptions => Error::new(
             Kind::AlreadyExists,
             format!("{consumer} has claimed {name} with other options; release that first"),
         ),
-        Refusal::Releasing => Error::new(
+        ClaimRefusal::Releasing => Error::new(
             Kind::Uncertain,
             format!("an earlier claim of {name} by {consumer} is still being released; ask again"),
         ),
-        Refusal::NoCapability => Error::invalid(format!(
+        ClaimRefusal::NoCapability => Error::invalid(format!(
             "{name} was not registered with that access mode and attachment mode; `csictl volume show` lists its \
              capabilities"
         )),
-        Refusal::ReaderOnly => Error::invalid("a reader-only access mode is claimed with mode read"),
-        Refusal::Conflict { what, holders } => {
+        ClaimRefusal::ReaderOnly => Error::invalid("a reader-only access mode is claimed with mode read"),
+        ClaimRefusal::Conflict { what, holders } => {
             let who = match holders.is_empty() {
                 true => "somebody else".to_owned(),
                 false => holders.join(", "),
@@ -52,16 +52,16 @@ pub(in crate::volume) fn refusal(refusal: Refusal, key: &MountKey, wanted: &Clai
                 details.step = Some(CLAIMS);
             })
         }
-        Refusal::TooMany => Error::new(
+        ClaimRefusal::TooMany => Error::new(
             Kind::RateLimited,
             format!("you have {OF_UID} claims of {name}, as many as one user may; release one of them first"),
         ),
-        Refusal::NoSuchClaim => Error::internal("the row of the claim is gone"),
+        ClaimRefusal::NoSuchClaim => Error::internal("the row of the claim is gone"),
     }
 }
 
 /// Makes the error for an event of csid itself that the state does not allow.
-pub(in crate::volume) fn inner(refusal: Refusal, key: &MountKey) -> Error {
+pub(in crate::volume) fn inner(refusal: ClaimRefusal, key: &MountKey) -> Error {
     Error::internal(format!("an inner event of {} was refused: {refusal:?}", VolumeName::of(key)))
 }
 
@@ -430,9 +430,9 @@ pub(in crate::volume) fn past(before: &Record, after: &Record) -> Vec<Claim> {
 }
 
 /// Returns an event for each claim whose state has changed.
-pub(in crate::volume) fn events(before: &Record, after: &Record, event: &Event) -> Vec<NewEvent> {
+pub(in crate::volume) fn events(before: &Record, after: &Record, event: &ClaimEvent) -> Vec<NewEvent> {
     let forced = match event {
-        Event::Forget { consumer } => Some(consumer),
+        ClaimEvent::Forget { consumer } => Some(consumer),
         _ => None,
     };
     let changed = before.claims.differences(&after.claims).into_iter().filter_map(|(had, has)| {

@@ -5,14 +5,14 @@ use crate::store::rows::{AccessMode, MountSpec, Restore};
 use crate::volume::model::step;
 use crate::volume::model::step::step;
 use crate::volume::model::step::tests::{ABLE, key, volume, wanted};
-use crate::volume::model::volume::{Action, Event, Next, Observed, Outcome};
+use crate::volume::model::volume::{Action, MountEvent, Next, Observed, Outcome};
 
 fn at(consumer: u8) -> Paths {
     Paths { staging: "/other/staging".into(), source: format!("/other/{consumer}") }
 }
 
-fn adopting(wanted: &DesiredMount, paths: Paths) -> Event {
-    Event::Adopt { wanted: wanted.clone(), paths, abilities: ABLE, device: 7 }
+fn adopting(wanted: &DesiredMount, paths: Paths) -> MountEvent {
+    MountEvent::Adopt { wanted: wanted.clone(), paths, abilities: ABLE, device: 7 }
 }
 
 fn adopted() -> Volume {
@@ -21,7 +21,7 @@ fn adopted() -> Volume {
     volume
 }
 
-fn refusal(volume: &Volume, event: Event) -> Refusal {
+fn refusal(volume: &Volume, event: MountEvent) -> Refusal {
     step(volume, event).err().expect("a refusal")
 }
 
@@ -72,7 +72,7 @@ fn second_consumer_shares_the_given_staging() {
     ));
 
     let own = Paths { staging: "/staging".into(), source: "/publish/3".into() };
-    let event = Event::Mount { wanted: wanted(3), paths: own, abilities: ABLE };
+    let event = MountEvent::Mount { wanted: wanted(3), paths: own, abilities: ABLE };
     let (mounting, next) = step(&volume, event).unwrap_or_else(|r| panic!("{r:?}"));
     let Next::Run(effect) = next else { panic!("{next:?}") };
     assert_eq!((effect.action, mounting.row.staging.as_str()), (Action::Publish, "/other/staging"));
@@ -96,13 +96,14 @@ fn access_modes_hold_for_adoption_too() {
 fn adopted_mount_is_unmounted_like_any_other() {
     let mut volume = adopted();
     let (unmounting, mut next) =
-        step(&volume, Event::Unmount { key: key(1) }).unwrap_or_else(|r| panic!("{r:?}"));
+        step(&volume, MountEvent::Unmount { key: key(1) }).unwrap_or_else(|r| panic!("{r:?}"));
     volume = unmounting;
     let mut done = Vec::new();
     while let Next::Run(effect) = next {
         done.push(effect.action);
         assert_eq!(volume.row.staging, "/other/staging");
-        let event = Event::Ended { effect, outcome: Outcome::Done { device: None }, error: String::new() };
+        let event =
+            MountEvent::Ended { effect, outcome: Outcome::Done { device: None }, error: String::new() };
         (volume, next) = step(&volume, event).unwrap_or_else(|r| panic!("{r:?}"));
     }
     assert_eq!((done.as_slice(), next), (&[Action::Unpublish, Action::Unstage][..], Next::Gone));
@@ -114,7 +115,7 @@ fn after_another_boot_it_may_be_adopted_again() {
         let mut wanted = wanted(1);
         wanted.spec.restore = restore;
         let (volume, _) = step(&volume(), adopting(&wanted, at(1))).unwrap_or_else(|r| panic!("{r:?}"));
-        let booted = Event::Recovered { same_boot: false, sights: vec![Observed::Gone] };
+        let booted = MountEvent::Recovered { same_boot: false, sights: vec![Observed::Gone] };
         let (volume, _) = step(&volume, booted).unwrap_or_else(|r| panic!("{r:?}"));
         let row = volume.mount(&key(1)).unwrap();
         assert!(volume.row.stage == Leg::Absent && row.publish == Leg::Absent && row.phase != Phase::Mounted);
@@ -128,6 +129,7 @@ fn after_another_boot_it_may_be_adopted_again() {
 
 #[test]
 fn what_is_being_taken_down_is_not_adopted() {
-    let (volume, _) = step(&adopted(), Event::Unmount { key: key(1) }).unwrap_or_else(|r| panic!("{r:?}"));
+    let (volume, _) =
+        step(&adopted(), MountEvent::Unmount { key: key(1) }).unwrap_or_else(|r| panic!("{r:?}"));
     assert_eq!(refusal(&volume, adopting(&wanted(1), at(1))), Refusal::Unsettled);
 }

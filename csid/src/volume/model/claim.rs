@@ -39,7 +39,7 @@ pub struct Claims {
 
 /// Reason why a claim is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ClaimRefusal {
     /// The claim belongs to another uid.
     NotOwner,
     /// The consumer has the volume with other options.
@@ -60,15 +60,15 @@ pub enum Refusal {
 
 /// Checks whether a claim is admitted along with the volume's others. The first claim sets the modes, until the last claim is
 /// free.
-pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
+pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), ClaimRefusal> {
     let (mode, capability) = (wanted.usage.mode, wanted.usage.capability);
     let access_mode = capability.access_mode;
     if let Some(present) = volume.claim(&wanted.consumer) {
         if present.uid != wanted.uid {
-            return Err(Refusal::NotOwner);
+            return Err(ClaimRefusal::NotOwner);
         }
         if present.releasing {
-            return Err(Refusal::Releasing);
+            return Err(ClaimRefusal::Releasing);
         }
         let same_bound = match (&present.bound, &wanted.bound) {
             (Some(present), Some(wanted)) => present.same_call(wanted),
@@ -77,25 +77,25 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
             (None, wanted) => wanted.is_none(),
         };
         let same = same_bound && (present.usage, &present.node) == (wanted.usage, &wanted.node);
-        return if same { Ok(()) } else { Err(Refusal::OtherOptions) };
+        return if same { Ok(()) } else { Err(ClaimRefusal::OtherOptions) };
     }
     let others = || volume.claims.iter().chain(&volume.ahead);
     if wanted.uid != 0 && others().filter(|claim| claim.uid == wanted.uid).count() >= OF_UID {
-        return Err(Refusal::TooMany);
+        return Err(ClaimRefusal::TooMany);
     }
     if !volume.capabilities.contains(&capability) {
-        return Err(Refusal::NoCapability);
+        return Err(ClaimRefusal::NoCapability);
     }
     if reader_only(access_mode) && mode == ClaimMode::Write {
-        return Err(Refusal::ReaderOnly);
+        return Err(ClaimRefusal::ReaderOnly);
     }
     let conflict = |what, held: fn(&Claim, &Claim) -> bool| {
         let holders = others().filter(|other| held(other, wanted));
         let holders: Vec<String> = holders.map(|other| other.consumer.clone()).collect();
-        if holders.is_empty() { Ok(()) } else { Err(Refusal::Conflict { what, holders }) }
+        if holders.is_empty() { Ok(()) } else { Err(ClaimRefusal::Conflict { what, holders }) }
     };
     if volume.attachments.iter().any(|at| at.by_call.is_some()) {
-        return Err(Refusal::Conflict { what: "an attachment by AttachVolume", holders: Vec::new() });
+        return Err(ClaimRefusal::Conflict { what: "an attachment by AttachVolume", holders: Vec::new() });
     }
     conflict("the attachment mode", |a, b| {
         a.usage.capability.attachment_mode != b.usage.capability.attachment_mode
@@ -120,7 +120,7 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), Refusal> {
 pub(in crate::volume) fn conflict(one: &Claim, other: &Claim) -> bool {
     let capabilities = vec![other.usage.capability];
     let held = Claims { capabilities, claims: ClaimSet::from_iter([one.clone()]), ..Claims::default() };
-    matches!(admit(&held, other), Err(Refusal::Conflict { .. }))
+    matches!(admit(&held, other), Err(ClaimRefusal::Conflict { .. }))
 }
 
 pub(in crate::volume) fn reader_only(mode: AccessMode) -> bool {
@@ -128,7 +128,7 @@ pub(in crate::volume) fn reader_only(mode: AccessMode) -> bool {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ClaimEvent {
     /// A consumer claims the volume. The claim is `Pending`, and nothing was done for it yet.
     Claim(Claim),
     /// The claim is released by its consumer, or because it could not be satisfied.
@@ -140,7 +140,7 @@ pub enum Event {
     /// The unit or connection that the claim is bound to has ended, and the claim ends with it.
     Unbound { consumer: String },
     /// Outcome of the effect.
-    Ended { effect: Effect, outcome: Outcome },
+    Ended { effect: ClaimEffect, outcome: ClaimOutcome },
     /// An operator states that the consumer is gone, with everything it had on its node. The claim is dropped as it is, and the
     /// node's attachment with the last claim there. Claims that only wait for its detach attach it again.
     Forget { consumer: String },
@@ -150,8 +150,8 @@ pub enum Event {
 
 /// One step outside csid, for `consumer`'s claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Effect {
-    pub action: Action,
+pub struct ClaimEffect {
+    pub action: ClaimAction,
     pub consumer: String,
     pub node: String,
     /// Attachment of the node before the effect. `None`: there was none.
@@ -159,7 +159,7 @@ pub struct Effect {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Action {
+pub enum ClaimAction {
     /// ControllerPublishVolume.
     Attach,
     /// Unmount of every mount that the consumer has on the node.
@@ -169,7 +169,7 @@ pub enum Action {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ClaimOutcome {
     Done,
     /// The call was never sent. `Some`: the reason why a repeated call will not be sent either. `None`: a repeated call may be
     /// sent.
@@ -183,9 +183,9 @@ pub enum Outcome {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum ClaimNext {
     /// Persist the state durably, then perform the effect.
-    Run(Effect),
+    Run(ClaimEffect),
     /// The consumer has the claim: persist durably, then answer.
     Taken,
     /// The claim's row is gone: persist durably, then answer.
@@ -201,8 +201,8 @@ impl Claims {
         self.claims.get(consumer)
     }
 
-    fn claim_mut(&mut self, consumer: &str) -> Result<&mut Claim, Refusal> {
-        self.claims.get_mut(consumer).ok_or(Refusal::NoSuchClaim)
+    fn claim_mut(&mut self, consumer: &str) -> Result<&mut Claim, ClaimRefusal> {
+        self.claims.get_mut(consumer).ok_or(ClaimRefusal::NoSuchClaim)
     }
 
     pub fn leg(&self, node: &str) -> Leg {
@@ -274,10 +274,10 @@ impl Claims {
 }
 
 /// Returns the next state and the next action, or the reason why nothing changes.
-pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
+pub fn step(volume: &Claims, event: ClaimEvent) -> Result<(Claims, ClaimNext), ClaimRefusal> {
     let mut volume = volume.clone();
     let next = match event {
-        Event::Claim(wanted) => {
+        ClaimEvent::Claim(wanted) => {
             admit(&volume, &wanted)?;
             let consumer = wanted.consumer.clone();
             match volume.claim_mut(&consumer) {
@@ -287,26 +287,26 @@ pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
             }
             advance(&mut volume, &consumer)
         }
-        Event::Release { consumer } => {
+        ClaimEvent::Release { consumer } => {
             volume.claim_mut(&consumer)?.releasing = true;
             advance(&mut volume, &consumer)
         }
-        Event::Continue { consumer } => {
+        ClaimEvent::Continue { consumer } => {
             volume.claim_mut(&consumer)?.blocked = None;
             advance(&mut volume, &consumer)
         }
-        Event::Bind { consumer, bound } => {
+        ClaimEvent::Bind { consumer, bound } => {
             volume.claim_mut(&consumer)?.bound = Some(bound);
-            Next::Rest
+            ClaimNext::Rest
         }
-        Event::Unbound { consumer } => {
+        ClaimEvent::Unbound { consumer } => {
             let claim = volume.claim_mut(&consumer)?;
             claim.releasing = true;
             claim.bound.iter_mut().for_each(|bound| bound.ended = true);
             advance(&mut volume, &consumer)
         }
-        Event::Ended { effect, outcome } => ended(&mut volume, &effect, outcome)?,
-        Event::Forget { consumer } => {
+        ClaimEvent::Ended { effect, outcome } => ended(&mut volume, &effect, outcome)?,
+        ClaimEvent::Forget { consumer } => {
             let node = volume.claim_mut(&consumer)?.node.clone();
             volume.claims.remove(&consumer);
             let is_detaching = volume.leg(&node) == Leg::Removing;
@@ -314,9 +314,9 @@ pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
             if volume.claims.iter().all(|claim| claim.node != node || waits(claim)) {
                 volume.set_leg(&node, Leg::Absent);
             }
-            Next::Free
+            ClaimNext::Free
         }
-        Event::Recovered { node } => {
+        ClaimEvent::Recovered { node } => {
             let pending = |claim: &&Claim| claim.state == ClaimState::Pending && claim.node == node;
             let pending: Vec<String> =
                 volume.claims.iter().filter(pending).map(|claim| claim.consumer.clone()).collect();
@@ -326,50 +326,58 @@ pub fn step(volume: &Claims, event: Event) -> Result<(Claims, Next), Refusal> {
             for at in volume.attachments.iter_mut().filter(|at| at.node == node && at.leg == Leg::Making) {
                 at.leg = Leg::Removing;
             }
-            Next::Rest
+            ClaimNext::Rest
         }
     };
     Ok((volume, next))
 }
 
-fn ended(volume: &mut Claims, effect: &Effect, outcome: Outcome) -> Result<Next, Refusal> {
-    let Effect { action, consumer, node, from } = effect;
+fn ended(
+    volume: &mut Claims,
+    effect: &ClaimEffect,
+    outcome: ClaimOutcome,
+) -> Result<ClaimNext, ClaimRefusal> {
+    let ClaimEffect { action, consumer, node, from } = effect;
     match (action, &outcome) {
-        (_, Outcome::Again) | (Action::NodeDetach, _) => {}
-        (Action::Attach, Outcome::NotSent(_)) => volume.put_back(node, from.clone()),
-        (Action::Attach, Outcome::Done) => volume.set_leg(node, Leg::Present),
-        (Action::Detach, Outcome::Done) => volume.set_leg(node, Leg::Absent),
+        (_, ClaimOutcome::Again) | (ClaimAction::NodeDetach, _) => {}
+        (ClaimAction::Attach, ClaimOutcome::NotSent(_)) => volume.put_back(node, from.clone()),
+        (ClaimAction::Attach, ClaimOutcome::Done) => volume.set_leg(node, Leg::Present),
+        (ClaimAction::Detach, ClaimOutcome::Done) => volume.set_leg(node, Leg::Absent),
         // A refused call may have been done in part, so it is negated before it is forgotten.
-        (Action::Attach | Action::Detach, _) => volume.set_leg(node, Leg::Removing),
+        (ClaimAction::Attach | ClaimAction::Detach, _) => volume.set_leg(node, Leg::Removing),
     }
     let claim = volume.claim_mut(consumer)?;
     match (outcome, action) {
-        (Outcome::Done, Action::NodeDetach) => claim.state = ClaimState::NodeDetached,
-        (Outcome::Done, _) => {}
-        (Outcome::Again | Outcome::Unknown | Outcome::NotSent(None), _) => return Ok(Next::Rest),
+        (ClaimOutcome::Done, ClaimAction::NodeDetach) => claim.state = ClaimState::NodeDetached,
+        (ClaimOutcome::Done, _) => {}
+        (ClaimOutcome::Again | ClaimOutcome::Unknown | ClaimOutcome::NotSent(None), _) => {
+            return Ok(ClaimNext::Rest);
+        }
         // No caller received an answer for a pending claim. An answered claim ends only by Release.
-        (Outcome::Hopeless(_) | Outcome::NotSent(Some(_)), Action::Attach)
+        (ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)), ClaimAction::Attach)
             if claim.state == ClaimState::Pending =>
         {
             claim.releasing = true
         }
-        (Outcome::Hopeless(_) | Outcome::NotSent(Some(_)), Action::Attach) => return Ok(Next::Rest),
-        (Outcome::Hopeless(why) | Outcome::NotSent(Some(why)), _) => {
+        (ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)), ClaimAction::Attach) => {
+            return Ok(ClaimNext::Rest);
+        }
+        (ClaimOutcome::Hopeless(why) | ClaimOutcome::NotSent(Some(why)), _) => {
             claim.blocked = Some(Blocked { reason: why });
-            return Ok(Next::Rest);
+            return Ok(ClaimNext::Rest);
         }
     }
     Ok(advance(volume, consumer))
 }
 
 /// Returns the one next effect of a claim. The state holds its intent when the effect is returned.
-fn advance(volume: &mut Claims, consumer: &str) -> Next {
+fn advance(volume: &mut Claims, consumer: &str) -> ClaimNext {
     loop {
-        let Some(claim) = volume.claim(consumer).cloned() else { return Next::Free };
+        let Some(claim) = volume.claim(consumer).cloned() else { return ClaimNext::Free };
         let leg = volume.leg(&claim.node);
         let from = volume.attachments.iter().find(|at| at.node == claim.node).cloned();
         let run = |action| {
-            Next::Run(Effect {
+            ClaimNext::Run(ClaimEffect {
                 action,
                 consumer: claim.consumer.clone(),
                 node: claim.node.clone(),
@@ -378,22 +386,22 @@ fn advance(volume: &mut Claims, consumer: &str) -> Next {
         };
         let state = match (claim.state, claim.releasing) {
             (ClaimState::Pending | ClaimState::Taken, false) => match volume.is_attached(&claim.node) {
-                Some(true) if claim.state == ClaimState::Taken => return Next::Taken,
+                Some(true) if claim.state == ClaimState::Taken => return ClaimNext::Taken,
                 Some(true) => ClaimState::Taken,
-                None => return Next::Unseen,
+                None => return ClaimNext::Unseen,
                 Some(false) if leg == Leg::Removing || volume.is_renamed(&claim.node) => {
                     volume.set_leg(&claim.node, Leg::Removing);
-                    return run(Action::Detach);
+                    return run(ClaimAction::Detach);
                 }
-                Some(false) if volume.node_id.is_empty() => return Next::Unseen,
+                Some(false) if volume.node_id.is_empty() => return ClaimNext::Unseen,
                 Some(false) => {
                     volume.make(&claim.node);
-                    return run(Action::Attach);
+                    return run(ClaimAction::Attach);
                 }
             },
             // No mount of the claim was ever on the node.
             (ClaimState::Pending, true) => ClaimState::NodeDetached,
-            (ClaimState::Taken, true) => return run(Action::NodeDetach),
+            (ClaimState::Taken, true) => return run(ClaimAction::NodeDetach),
             (ClaimState::NodeDetached, _) if volume.held_elsewhere(&claim) => ClaimState::ControllerDetached,
             (ClaimState::NodeDetached, _) => match volume.is_none(&claim.node) {
                 Some(true) => {
@@ -402,13 +410,13 @@ fn advance(volume: &mut Claims, consumer: &str) -> Next {
                 }
                 Some(false) => {
                     volume.set_leg(&claim.node, Leg::Removing);
-                    return run(Action::Detach);
+                    return run(ClaimAction::Detach);
                 }
-                None => return Next::Unseen,
+                None => return ClaimNext::Unseen,
             },
             (ClaimState::ControllerDetached, _) => {
                 volume.claims.remove(consumer);
-                return Next::Free;
+                return ClaimNext::Free;
             }
         };
         if let Ok(claim) = volume.claim_mut(consumer) {

@@ -85,7 +85,7 @@ fn a_second_claim_by_access_mode() {
                 allowed,
                 "{access_mode:?}: {first:?} here, then {mode:?} {node}: {answer:?}"
             );
-            if let Err(Refusal::Conflict { holders, .. }) = answer {
+            if let Err(ClaimRefusal::Conflict { holders, .. }) = answer {
                 assert_eq!(holders, ["a"], "the refusal names the holder");
             }
         }
@@ -96,7 +96,7 @@ fn a_second_claim_by_access_mode() {
 fn the_first_claim_sets_the_modes_and_the_last_one_clears_them() {
     let held = holding(&[claim("a", "here", Write, MultiNodeMultiWriter)]);
     let other = claim("b", "here", Read, MultiNodeReaderOnly);
-    let conflict = |what| Err(Refusal::Conflict { what, holders: vec!["a".to_owned()] });
+    let conflict = |what| Err(ClaimRefusal::Conflict { what, holders: vec!["a".to_owned()] });
     assert_eq!(admit(&held, &other), conflict("the access mode"));
     let mut block = claim("b", "here", Write, MultiNodeMultiWriter);
     block.usage.capability.attachment_mode = BlockDevice;
@@ -110,13 +110,16 @@ fn an_identity_is_its_owners_and_keeps_its_options() {
     let mine = claim("a", "here", Write, MultiNodeMultiWriter);
     let held = holding(std::slice::from_ref(&mine));
     assert_eq!(admit(&held, &mine), Ok(()), "the same claim again");
-    assert_eq!(admit(&held, &Claim { uid: 8, ..mine.clone() }), Err(Refusal::NotOwner));
-    assert_eq!(admit(&held, &Claim { node: "there".into(), ..mine.clone() }), Err(Refusal::OtherOptions));
+    assert_eq!(admit(&held, &Claim { uid: 8, ..mine.clone() }), Err(ClaimRefusal::NotOwner));
+    assert_eq!(
+        admit(&held, &Claim { node: "there".into(), ..mine.clone() }),
+        Err(ClaimRefusal::OtherOptions)
+    );
     let reader = Use { mode: Read, ..mine.usage };
-    assert_eq!(admit(&held, &Claim { usage: reader, ..mine.clone() }), Err(Refusal::OtherOptions));
+    assert_eq!(admit(&held, &Claim { usage: reader, ..mine.clone() }), Err(ClaimRefusal::OtherOptions));
     let mut leaving = held;
     leaving.claims[0].releasing = true;
-    assert_eq!(admit(&leaving, &mine), Err(Refusal::Releasing));
+    assert_eq!(admit(&leaving, &mine), Err(ClaimRefusal::Releasing));
 }
 
 #[test]
@@ -130,15 +133,15 @@ fn what_a_claim_is_bound_to_is_an_option_and_its_end_is_the_claims() {
     assert_eq!(admit(&held, &to(caller("2"), 5)), Ok(()), "the same call on another connection");
     let unbound = claim("a", "here", Write, MultiNodeMultiWriter);
     for other in [to(caller("1"), 6), to(BoundTo::Unit("a.service".into()), 5), unbound] {
-        assert_eq!(admit(&held, &other), Err(Refusal::OtherOptions));
+        assert_eq!(admit(&held, &other), Err(ClaimRefusal::OtherOptions));
     }
     let by_mount = Claim { by_mount: true, ..claim("a", "here", Write, MultiNodeMultiWriter) };
     assert_eq!(admit(&held, &by_mount), Ok(()), "a Mount goes with the claim that is there");
     let bound = Bound::new(caller("2"), 5);
-    let (held, next) = step(&held, Event::Bind { consumer: "a".into(), bound: bound.clone() }).unwrap();
-    assert_eq!((held.claims[0].bound.as_ref(), next), (Some(&bound), Next::Rest));
-    let (ended, next) = step(&held, Event::Unbound { consumer: "a".into() }).unwrap();
-    assert!(matches!(next, Next::Run(Effect { action: Action::NodeDetach, .. })));
+    let (held, next) = step(&held, ClaimEvent::Bind { consumer: "a".into(), bound: bound.clone() }).unwrap();
+    assert_eq!((held.claims[0].bound.as_ref(), next), (Some(&bound), ClaimNext::Rest));
+    let (ended, next) = step(&held, ClaimEvent::Unbound { consumer: "a".into() }).unwrap();
+    assert!(matches!(next, ClaimNext::Run(ClaimEffect { action: ClaimAction::NodeDetach, .. })));
     assert!(ended.claims[0].releasing && ended.claims[0].bound.as_ref().is_some_and(|bound| bound.ended));
 }
 
@@ -147,9 +150,9 @@ fn what_a_volume_was_not_registered_with_is_not_claimed() {
     let narrow = Claims { capabilities: vec![capability(SingleNodeWriter, FileSystem)], ..Claims::default() };
     assert_eq!(admit(&narrow, &claim("a", "here", Write, SingleNodeWriter)), Ok(()));
     let wide = claim("a", "here", Write, MultiNodeMultiWriter);
-    assert_eq!(admit(&narrow, &wide), Err(Refusal::NoCapability));
+    assert_eq!(admit(&narrow, &wide), Err(ClaimRefusal::NoCapability));
     let writer = claim("a", "here", Write, MultiNodeReaderOnly);
-    assert_eq!(admit(&volume(false), &writer), Err(Refusal::ReaderOnly));
+    assert_eq!(admit(&volume(false), &writer), Err(ClaimRefusal::ReaderOnly));
 }
 
 /// Actual state.
@@ -168,18 +171,18 @@ struct World {
 
 impl World {
     /// Applies the effect. `known`: its outcome is known. Fails if the specification forbids the effect.
-    fn does(&mut self, effect: &Effect, id: &str, known: bool) {
+    fn does(&mut self, effect: &ClaimEffect, id: &str, known: bool) {
         let node = effect.node.clone();
-        if effect.action != Action::NodeDetach && self.attached.contains(&node) {
+        if effect.action != ClaimAction::NodeDetach && self.attached.contains(&node) {
             assert_eq!(self.ids[&node], id, "by another name it is another node");
         }
         match effect.action {
-            Action::Attach => {
+            ClaimAction::Attach => {
                 self.ids.insert(node.clone(), id.to_owned());
                 self.attached.insert(node);
             }
-            Action::NodeDetach => drop(self.mounted.remove(&effect.consumer)),
-            Action::Detach => {
+            ClaimAction::NodeDetach => drop(self.mounted.remove(&effect.consumer)),
+            ClaimAction::Detach => {
                 let users: Vec<_> = self.mounted.iter().filter(|(_, at)| **at == node).collect();
                 assert!(users.is_empty(), "detached from {node} while {users:?} have it (CSI rule 23)");
                 assert!(!self.detached.contains(&node), "detached twice from {node}");
@@ -211,13 +214,13 @@ enum Turn {
 }
 
 /// Returns how an effect ends, and whether it happened.
-fn endings() -> impl Strategy<Value = (Outcome, bool)> {
+fn endings() -> impl Strategy<Value = (ClaimOutcome, bool)> {
     prop_oneof![
-        4 => Just((Outcome::Done, true)),
-        1 => Just((Outcome::Again, false)),
-        1 => any::<bool>().prop_map(|lasts| (Outcome::NotSent(lasts.then(|| "no".to_owned())), false)),
-        2 => any::<bool>().prop_map(|happened| (Outcome::Unknown, happened)),
-        1 => Just((Outcome::Hopeless("no".to_owned()), false)),
+        4 => Just((ClaimOutcome::Done, true)),
+        1 => Just((ClaimOutcome::Again, false)),
+        1 => any::<bool>().prop_map(|lasts| (ClaimOutcome::NotSent(lasts.then(|| "no".to_owned())), false)),
+        2 => any::<bool>().prop_map(|happened| (ClaimOutcome::Unknown, happened)),
+        1 => Just((ClaimOutcome::Hopeless("no".to_owned()), false)),
     ]
 }
 
@@ -248,7 +251,7 @@ struct Run {
     attaches: bool,
     node_id: String,
     world: World,
-    endings: std::vec::IntoIter<(Outcome, bool)>,
+    endings: std::vec::IntoIter<(ClaimOutcome, bool)>,
 }
 
 impl Run {
@@ -257,62 +260,62 @@ impl Run {
         self.volume.attaches = None;
         self.volume.node_id.clear();
         for node in ["n0", "n1"] {
-            self.turn(Event::Recovered { node: node.to_owned() }, false);
+            self.turn(ClaimEvent::Recovered { node: node.to_owned() }, false);
         }
     }
 
     /// Runs one event and its effects to their end. `die`: csid is killed at the first effect, whose intent is written.
-    fn turn(&mut self, event: Event, die: bool) {
+    fn turn(&mut self, event: ClaimEvent, die: bool) {
         let consumer = match &event {
-            Event::Claim(claim) => claim.consumer.clone(),
-            Event::Release { consumer } | Event::Continue { consumer } => consumer.clone(),
+            ClaimEvent::Claim(claim) => claim.consumer.clone(),
+            ClaimEvent::Release { consumer } | ClaimEvent::Continue { consumer } => consumer.clone(),
             _ => String::new(),
         };
         let Ok((volume, mut next)) = step(&self.volume, event) else { return };
         self.volume = volume;
         loop {
-            let (outcome, happened) = self.endings.next().unwrap_or((Outcome::Done, true));
+            let (outcome, happened) = self.endings.next().unwrap_or((ClaimOutcome::Done, true));
             let effect = match next {
-                Next::Run(effect) => effect,
+                ClaimNext::Run(effect) => effect,
                 // The plugin may be away for longer than any caller waits.
-                Next::Unseen if outcome == Outcome::Done => {
+                ClaimNext::Unseen if outcome == ClaimOutcome::Done => {
                     self.volume.attaches = Some(self.attaches);
                     self.volume.node_id.clone_from(&self.node_id);
-                    let seen = step(&self.volume, Event::Continue { consumer: consumer.clone() });
+                    let seen = step(&self.volume, ClaimEvent::Continue { consumer: consumer.clone() });
                     (self.volume, next) = seen.expect("a claim goes on");
                     continue;
                 }
                 _ => break,
             };
             assert!(
-                self.attaches || effect.action == Action::NodeDetach,
+                self.attaches || effect.action == ClaimAction::NodeDetach,
                 "it has no such call (CSI rule 19)"
             );
             // After the request the attachment may be there, whatever was answered.
-            let is_sent = die || !matches!(outcome, Outcome::NotSent(_));
-            if effect.action == Action::Attach && is_sent {
+            let is_sent = die || !matches!(outcome, ClaimOutcome::NotSent(_));
+            if effect.action == ClaimAction::Attach && is_sent {
                 self.world.detached.remove(&effect.node);
                 assert!(
                     !self.world.unknown.contains(&effect.node),
                     "attached what is not known (CSI rule 25)"
                 );
             }
-            if die || matches!(outcome, Outcome::Unknown | Outcome::Hopeless(_)) {
-                if effect.action != Action::NodeDetach {
+            if die || matches!(outcome, ClaimOutcome::Unknown | ClaimOutcome::Hopeless(_)) {
+                if effect.action != ClaimAction::NodeDetach {
                     self.world.unknown.insert(effect.node.clone());
                 }
-            } else if (effect.action, &outcome) == (Action::Detach, &Outcome::Done) {
+            } else if (effect.action, &outcome) == (ClaimAction::Detach, &ClaimOutcome::Done) {
                 self.world.unknown.remove(&effect.node);
             }
             if happened {
                 let at = self.volume.attachments.iter().find(|at| at.node == effect.node);
                 let id = at.map(|at| at.node_id.clone()).unwrap_or_default();
-                self.world.does(&effect, &id, outcome == Outcome::Done && !die);
+                self.world.does(&effect, &id, outcome == ClaimOutcome::Done && !die);
             }
             if die {
                 return;
             }
-            let claimed = step(&self.volume, Event::Ended { effect, outcome });
+            let claimed = step(&self.volume, ClaimEvent::Ended { effect, outcome });
             let Ok((volume, following)) = claimed else { panic!("an effect's outcome was refused") };
             self.volume = volume;
             next = following;
@@ -355,10 +358,10 @@ proptest! {
 
             let event = match turn {
                 Turn::Claim { consumer, node, mode, access_mode } => {
-                    Event::Claim(claim(&name(consumer), &format!("n{node}"), mode, access_mode))
+                    ClaimEvent::Claim(claim(&name(consumer), &format!("n{node}"), mode, access_mode))
                 }
-                Turn::Release(consumer) => Event::Release { consumer: name(consumer) },
-                Turn::Continue(consumer) => Event::Continue { consumer: name(consumer) },
+                Turn::Release(consumer) => ClaimEvent::Release { consumer: name(consumer) },
+                Turn::Continue(consumer) => ClaimEvent::Continue { consumer: name(consumer) },
                 Turn::Restart => {
                     run.restart();
                     continue;
@@ -379,7 +382,7 @@ proptest! {
         }
         run.endings = Vec::new().into_iter();
         for claim in &run.volume.claims.clone() {
-            run.turn(Event::Release { consumer: claim.consumer.clone() }, false);
+            run.turn(ClaimEvent::Release { consumer: claim.consumer.clone() }, false);
             run.check();
         }
         prop_assert!(run.volume.claims.is_empty() && run.volume.attachments.is_empty());
@@ -390,41 +393,43 @@ proptest! {
 #[test]
 fn a_claim_whose_attach_is_refused_for_good_is_let_go() {
     let wanted = claim("a", "here", Write, SingleNodeWriter);
-    let (volume, next) = step(&volume(true), Event::Claim(wanted)).unwrap();
-    let Next::Run(attach) = next else { panic!("{next:?}") };
-    assert_eq!((attach.action, volume.leg("here")), (Action::Attach, Leg::Making));
-    let refused = Event::Ended { effect: attach, outcome: Outcome::Hopeless("INVALID_ARGUMENT".into()) };
+    let (volume, next) = step(&volume(true), ClaimEvent::Claim(wanted)).unwrap();
+    let ClaimNext::Run(attach) = next else { panic!("{next:?}") };
+    assert_eq!((attach.action, volume.leg("here")), (ClaimAction::Attach, Leg::Making));
+    let refused =
+        ClaimEvent::Ended { effect: attach, outcome: ClaimOutcome::Hopeless("INVALID_ARGUMENT".into()) };
     let (volume, next) = step(&volume, refused).unwrap();
     // The attach may have been done in part.
-    let Next::Run(detach) = next else { panic!("{next:?}") };
-    assert_eq!((detach.action, volume.leg("here")), (Action::Detach, Leg::Removing));
-    let (volume, next) = step(&volume, Event::Ended { effect: detach, outcome: Outcome::Done }).unwrap();
-    assert_eq!((next, volume.claims.len(), volume.attachments.len()), (Next::Free, 0, 0));
+    let ClaimNext::Run(detach) = next else { panic!("{next:?}") };
+    assert_eq!((detach.action, volume.leg("here")), (ClaimAction::Detach, Leg::Removing));
+    let (volume, next) =
+        step(&volume, ClaimEvent::Ended { effect: detach, outcome: ClaimOutcome::Done }).unwrap();
+    assert_eq!((next, volume.claims.len(), volume.attachments.len()), (ClaimNext::Free, 0, 0));
 }
 
 #[test]
 fn an_attach_that_was_not_sent_is_not_undone() {
     let wanted = claim("a", "here", Write, SingleNodeWriter);
-    let not_sent = |volume: &Claims, effect: &Effect, why: Option<&str>| {
-        let outcome = Outcome::NotSent(why.map(str::to_owned));
-        step(volume, Event::Ended { effect: effect.clone(), outcome }).unwrap()
+    let not_sent = |volume: &Claims, effect: &ClaimEffect, why: Option<&str>| {
+        let outcome = ClaimOutcome::NotSent(why.map(str::to_owned));
+        step(volume, ClaimEvent::Ended { effect: effect.clone(), outcome }).unwrap()
     };
-    let (making, next) = step(&volume(true), Event::Claim(wanted.clone())).unwrap();
-    let Next::Run(attach) = next else { panic!("{next:?}") };
+    let (making, next) = step(&volume(true), ClaimEvent::Claim(wanted.clone())).unwrap();
+    let ClaimNext::Run(attach) = next else { panic!("{next:?}") };
     let (free, next) = not_sent(&making, &attach, Some("no such credential"));
-    assert_eq!((next, free.claims.len(), free.attachments.len()), (Next::Free, 0, 0));
+    assert_eq!((next, free.claims.len(), free.attachments.len()), (ClaimNext::Free, 0, 0));
     let (rests, next) = not_sent(&making, &attach, None);
-    assert_eq!((next, rests.leg("here")), (Next::Rest, Leg::Absent));
-    let (again, next) = step(&rests, Event::Continue { consumer: "a".into() }).unwrap();
-    assert_eq!((again, next), (making, Next::Run(attach)));
+    assert_eq!((next, rests.leg("here")), (ClaimNext::Rest, Leg::Absent));
+    let (again, next) = step(&rests, ClaimEvent::Continue { consumer: "a".into() }).unwrap();
+    assert_eq!((again, next), (making, ClaimNext::Run(attach)));
 
     // The possible effect of an earlier try has to be rolled back all the same.
-    let (tried, _) = step(&volume(true), Event::Claim(wanted)).unwrap();
-    let (tried, next) = step(&tried, Event::Continue { consumer: "a".into() }).unwrap();
-    let Next::Run(second) = next else { panic!("{next:?}") };
+    let (tried, _) = step(&volume(true), ClaimEvent::Claim(wanted)).unwrap();
+    let (tried, next) = step(&tried, ClaimEvent::Continue { consumer: "a".into() }).unwrap();
+    let ClaimNext::Run(second) = next else { panic!("{next:?}") };
     assert_eq!(second.from.as_ref().map(|at| at.leg), Some(Leg::Making));
     let (_, next) = not_sent(&tried, &second, Some("no"));
-    assert!(matches!(next, Next::Run(Effect { action: Action::Detach, .. })), "{next:?}");
+    assert!(matches!(next, ClaimNext::Run(ClaimEffect { action: ClaimAction::Detach, .. })), "{next:?}");
 }
 
 #[test]
@@ -432,20 +437,22 @@ fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
     let mut held = holding(&[claim("a", "here", Write, SingleNodeWriter)]);
     held.attaches = Some(true);
     held.attachments.push(Attachment::new("here", Leg::Present));
-    let (held, next) = step(&held, Event::Release { consumer: "a".into() }).unwrap();
-    let Next::Run(unmount) = next else { panic!("{next:?}") };
-    let (held, next) = step(&held, Event::Ended { effect: unmount, outcome: Outcome::Done }).unwrap();
-    let Next::Run(detach) = next else { panic!("{next:?}") };
-    let hopeless = Outcome::Hopeless("SecretRequired".into());
-    let (parked, next) = step(&held, Event::Ended { effect: detach.clone(), outcome: hopeless }).unwrap();
+    let (held, next) = step(&held, ClaimEvent::Release { consumer: "a".into() }).unwrap();
+    let ClaimNext::Run(unmount) = next else { panic!("{next:?}") };
+    let (held, next) =
+        step(&held, ClaimEvent::Ended { effect: unmount, outcome: ClaimOutcome::Done }).unwrap();
+    let ClaimNext::Run(detach) = next else { panic!("{next:?}") };
+    let hopeless = ClaimOutcome::Hopeless("SecretRequired".into());
+    let (parked, next) =
+        step(&held, ClaimEvent::Ended { effect: detach.clone(), outcome: hopeless }).unwrap();
     assert_eq!(
         (next, parked.claims[0].blocked.as_ref().map(|blocked| &*blocked.reason)),
-        (Next::Rest, Some("SecretRequired"))
+        (ClaimNext::Rest, Some("SecretRequired"))
     );
     assert_eq!(parked.claims[0].state, ClaimState::NodeDetached);
-    let (again, next) = step(&parked, Event::Continue { consumer: "a".into() }).unwrap();
-    let detach = Effect { from: held.attachments.first().cloned(), ..detach };
-    assert_eq!((next, &again.claims[0].blocked), (Next::Run(detach), &None));
+    let (again, next) = step(&parked, ClaimEvent::Continue { consumer: "a".into() }).unwrap();
+    let detach = ClaimEffect { from: held.attachments.first().cloned(), ..detach };
+    assert_eq!((next, &again.claims[0].blocked), (ClaimNext::Run(detach), &None));
 }
 
 #[test]
@@ -454,11 +461,11 @@ fn what_an_operator_knows_is_gone_is_forgotten_with_its_attachment() {
         [claim("a", "here", Write, MultiNodeMultiWriter), claim("b", "here", Write, MultiNodeMultiWriter)];
     let mut held = Claims { attaches: Some(true), ..holding(&two) };
     held.attachments.push(Attachment::new("here", Leg::Present));
-    let (held, next) = step(&held, Event::Forget { consumer: "a".into() }).unwrap();
-    assert_eq!((next, held.leg("here")), (Next::Free, Leg::Present), "the other one has it");
-    let (held, _) = step(&held, Event::Forget { consumer: "b".into() }).unwrap();
+    let (held, next) = step(&held, ClaimEvent::Forget { consumer: "a".into() }).unwrap();
+    assert_eq!((next, held.leg("here")), (ClaimNext::Free, Leg::Present), "the other one has it");
+    let (held, _) = step(&held, ClaimEvent::Forget { consumer: "b".into() }).unwrap();
     assert_eq!((held.leg("here"), held.claims.len()), (Leg::Absent, 0));
-    assert_eq!(step(&held, Event::Forget { consumer: "b".into() }), Err(Refusal::NoSuchClaim));
+    assert_eq!(step(&held, ClaimEvent::Forget { consumer: "b".into() }), Err(ClaimRefusal::NoSuchClaim));
 }
 
 #[test]
@@ -471,29 +478,39 @@ fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
         node_id: held.node_id.clone(),
         ..Attachment::new("here", Leg::Present)
     });
-    let attach = Effect {
-        action: Action::Attach,
+    let attach = ClaimEffect {
+        action: ClaimAction::Attach,
         consumer: "a".into(),
         node: "here".into(),
         from: held.attachments.first().cloned(),
     };
-    let (making, next) = step(&held, Event::Claim(wanted.clone())).unwrap();
-    assert_eq!((next, making.leg("here")), (Next::Run(attach.clone()), Leg::Making));
+    let (making, next) = step(&held, ClaimEvent::Claim(wanted.clone())).unwrap();
+    assert_eq!((next, making.leg("here")), (ClaimNext::Run(attach.clone()), Leg::Making));
 
-    let unsent = Outcome::NotSent(None);
+    let unsent = ClaimOutcome::NotSent(None);
     let mut with_others = making.clone();
     with_others.attachments[0].secrets = Some(AttachSecrets { credential: None, given: true });
-    let ended = Event::Ended { effect: attach.clone(), outcome: unsent };
+    let ended = ClaimEvent::Ended { effect: attach.clone(), outcome: unsent };
     let (still, next) = step(&with_others, ended).unwrap();
-    assert_eq!((next, &still.attachments), (Next::Rest, &held.attachments), "also its boot and its secrets");
-    let refused = Outcome::Hopeless("gone".into());
-    let (still, next) = step(&making, Event::Ended { effect: attach.clone(), outcome: refused }).unwrap();
-    assert_eq!(next, Next::Rest);
+    assert_eq!(
+        (next, &still.attachments),
+        (ClaimNext::Rest, &held.attachments),
+        "also its boot and its secrets"
+    );
+    let refused = ClaimOutcome::Hopeless("gone".into());
+    let (still, next) =
+        step(&making, ClaimEvent::Ended { effect: attach.clone(), outcome: refused }).unwrap();
+    assert_eq!(next, ClaimNext::Rest);
     assert!(still.claims[0].state == ClaimState::Taken && !still.claims[0].releasing);
 
-    let (done, next) = step(&making, Event::Ended { effect: attach, outcome: Outcome::Done }).unwrap();
-    assert_eq!((next, done.attachments[0].boot.as_deref()), (Next::Taken, Some("now")));
-    assert_eq!(step(&done, Event::Claim(wanted)).unwrap(), (done, Next::Taken), "the same claim again");
+    let (done, next) =
+        step(&making, ClaimEvent::Ended { effect: attach, outcome: ClaimOutcome::Done }).unwrap();
+    assert_eq!((next, done.attachments[0].boot.as_deref()), (ClaimNext::Taken, Some("now")));
+    assert_eq!(
+        step(&done, ClaimEvent::Claim(wanted)).unwrap(),
+        (done, ClaimNext::Taken),
+        "the same claim again"
+    );
 }
 
 #[test]
@@ -508,33 +525,33 @@ fn what_attach_volume_attached_is_not_claimed() {
     held.attachments
         .push(Attachment { by_call: Some(by_call), ..Attachment::new("elsewhere", Leg::Present) });
     let answer = admit(&held, &claim("a", "here", Write, MultiNodeMultiWriter));
-    assert!(matches!(answer, Err(Refusal::Conflict { .. })), "{answer:?}");
+    assert!(matches!(answer, Err(ClaimRefusal::Conflict { .. })), "{answer:?}");
 }
 
 #[test]
 fn what_does_not_attach_leaves_nothing_that_was_to_be_attached() {
     let one = claim("a", "here", Write, SingleNodeWriter);
     let unseen = Claims { attaches: None, ..volume(true) };
-    let (pending, next) = step(&unseen, Event::Claim(one.clone())).unwrap();
-    assert_eq!((next, pending.leg("here")), (Next::Unseen, Leg::Absent), "it is not decided");
+    let (pending, next) = step(&unseen, ClaimEvent::Claim(one.clone())).unwrap();
+    assert_eq!((next, pending.leg("here")), (ClaimNext::Unseen, Leg::Absent), "it is not decided");
     assert!(!pending.claims[0].kept);
     let seen = Claims { attaches: Some(false), ..pending };
-    let (taken, next) = step(&seen, Event::Continue { consumer: "a".into() }).unwrap();
-    assert_eq!((next, taken.attachments.len()), (Next::Taken, 0));
+    let (taken, next) = step(&seen, ClaimEvent::Continue { consumer: "a".into() }).unwrap();
+    assert_eq!((next, taken.attachments.len()), (ClaimNext::Taken, 0));
 
     // An earlier csid decided it without having probed the plugin.
     for leg in [Leg::Making, Leg::Removing] {
         let mut held = Claims { attaches: None, ..holding(std::slice::from_ref(&one)) };
         held.claims[0].state = ClaimState::NodeDetached;
         held.attachments.push(Attachment::new("here", leg));
-        let release = || Event::Release { consumer: "a".into() };
-        assert_eq!(step(&held, release()).unwrap().1, Next::Unseen);
+        let release = || ClaimEvent::Release { consumer: "a".into() };
+        assert_eq!(step(&held, release()).unwrap().1, ClaimNext::Unseen);
         held.attaches = Some(false);
         let (free, next) = step(&held, release()).unwrap();
-        assert_eq!((next, free.claims.len(), free.attachments.len()), (Next::Free, 0, 0));
+        assert_eq!((next, free.claims.len(), free.attachments.len()), (ClaimNext::Free, 0, 0));
         // A volume that was attached once still is, though the controller is gone.
         held.attachments[0].boot = Some("before".into());
-        assert!(matches!(step(&held, release()).unwrap().1, Next::Run(_)));
+        assert!(matches!(step(&held, release()).unwrap().1, ClaimNext::Run(_)));
     }
 }
 
@@ -543,7 +560,7 @@ fn a_uid_has_only_so_many_claims_of_a_volume() {
     let held: Vec<Claim> =
         (0..OF_UID).map(|n| claim(&format!("c{n}"), "n", Write, MultiNodeMultiWriter)).collect();
     let next = claim("one more", "n", Write, MultiNodeMultiWriter);
-    assert_eq!(admit(&holding(&held), &next), Err(Refusal::TooMany));
+    assert_eq!(admit(&holding(&held), &next), Err(ClaimRefusal::TooMany));
     assert_eq!(admit(&holding(&held), &held[0]), Ok(()), "what is there may be asked for again");
     assert_eq!(admit(&holding(&held[1..]), &next), Ok(()));
     for uid in [0, 8] {
@@ -559,19 +576,19 @@ fn a_step_copies_only_the_claim_it_changes() {
             (0..others).map(|n| claim(&format!("c{n:04}"), "here", Write, MultiNodeMultiWriter)).collect();
         let held = holding(&held);
         let wanted = Claim { uid: 8, ..claim("c0005+", "here", Write, MultiNodeMultiWriter) };
-        let (taken, next) = step(&held, Event::Claim(wanted)).unwrap();
-        assert_eq!((next, taken.claims.len()), (Next::Taken, others + 1));
+        let (taken, next) = step(&held, ClaimEvent::Claim(wanted)).unwrap();
+        assert_eq!((next, taken.claims.len()), (ClaimNext::Taken, others + 1));
         assert_eq!(taken.claims.shared_with(&held.claims), others);
         let changed = held.claims.differences(&taken.claims);
         assert_eq!(changed, [(None, taken.claim("c0005+"))]);
-        let (leaving, _) = step(&taken, Event::Release { consumer: "c0003".into() }).unwrap();
+        let (leaving, _) = step(&taken, ClaimEvent::Release { consumer: "c0003".into() }).unwrap();
         assert_eq!(leaving.claims.shared_with(&taken.claims), others);
         assert_eq!(
             taken.claims.differences(&leaving.claims),
             [(taken.claim("c0003"), leaving.claim("c0003"))]
         );
-        let (free, next) = step(&taken, Event::Forget { consumer: "c0005+".into() }).unwrap();
-        assert_eq!((next, free.claims.shared_with(&held.claims)), (Next::Free, others));
+        let (free, next) = step(&taken, ClaimEvent::Forget { consumer: "c0005+".into() }).unwrap();
+        assert_eq!((next, free.claims.shared_with(&held.claims)), (ClaimNext::Free, others));
     }
 }
 
@@ -585,12 +602,12 @@ fn a_forgotten_claim_frees_who_waits_for_its_detach() {
     held.claims[0].releasing = true;
     held.claims[0].state = ClaimState::NodeDetached;
     held.attachments.push(Attachment::new("here", Leg::Removing));
-    let (after, next) = step(&held, Event::Forget { consumer: "a".into() }).unwrap();
-    assert_eq!((next, after.leg("here")), (Next::Free, Leg::Absent));
-    let (_, next) = step(&after, Event::Continue { consumer: "b".into() }).unwrap();
-    assert!(matches!(next, Next::Run(Effect { action: Action::Attach, .. })), "{next:?}");
+    let (after, next) = step(&held, ClaimEvent::Forget { consumer: "a".into() }).unwrap();
+    assert_eq!((next, after.leg("here")), (ClaimNext::Free, Leg::Absent));
+    let (_, next) = step(&after, ClaimEvent::Continue { consumer: "b".into() }).unwrap();
+    assert!(matches!(next, ClaimNext::Run(ClaimEffect { action: ClaimAction::Attach, .. })), "{next:?}");
     // A claim that was answered keeps its attachment.
     held.claims[1].state = ClaimState::Taken;
-    let (after, _) = step(&held, Event::Forget { consumer: "a".into() }).unwrap();
+    let (after, _) = step(&held, ClaimEvent::Forget { consumer: "a".into() }).unwrap();
     assert_eq!(after.leg("here"), Leg::Removing);
 }

@@ -1,5 +1,5 @@
 //! The state machine of a volume, as a pure function without I/O and clock. The actor persists the state that [`step`] returns,
-//! runs the effect, and feeds its outcome back. A restart feeds [`Event::Recovered`] into the same function.
+//! runs the effect, and feeds its outcome back. A restart feeds [`MountEvent::Recovered`] into the same function.
 //!
 //! Each mount has legs (`Leg`). They are made in this order and taken down in the reverse order. All mounts of the volume share
 //! the staging (CSI rules 21-23):
@@ -29,43 +29,43 @@ use crate::volume::model::adopt::adopt;
 use crate::volume::model::observed::{gone, none_left, recovered};
 use crate::volume::model::paths;
 use crate::volume::model::volume::{
-    Abilities, Action, DesiredMount, Effect, Event, Next, Observed, Outcome, Paths, Volume, leg_mut, rest,
-    run, shows_it,
+    Abilities, Action, DesiredMount, Effect, MountEvent, Next, Observed, Outcome, Paths, Volume, leg_mut,
+    rest, run, shows_it,
 };
 
 /// Returns the next state and the next action, or the reason why nothing changes.
-pub fn step(volume: &Volume, event: Event) -> Result<(Volume, Next), Refusal> {
+pub fn step(volume: &Volume, event: MountEvent) -> Result<(Volume, Next), Refusal> {
     let mut volume = volume.clone();
     let next = match event {
-        Event::Mount { wanted, paths, abilities } => {
+        MountEvent::Mount { wanted, paths, abilities } => {
             admit(&volume, &wanted, Some(abilities))?;
             begin(&mut volume, &wanted, paths, abilities);
             advance(&mut volume, &wanted.key)
         }
-        Event::Adopt { wanted, paths, abilities, device } => {
+        MountEvent::Adopt { wanted, paths, abilities, device } => {
             admit(&volume, &wanted, Some(abilities))?;
             adopt(&mut volume, &wanted, &paths, device)?;
             Next::Mounted
         }
-        Event::Unmount { key } => {
+        MountEvent::Unmount { key } => {
             let mount = volume.mount_mut(&key).ok_or(Refusal::NoSuchMount)?;
             mount.phase = Phase::Unmounting;
             mount.kept = false;
             advance(&mut volume, &key)
         }
-        Event::Undo { key } => {
+        MountEvent::Undo { key } => {
             let mount = volume.mount_mut(&key).ok_or(Refusal::NoSuchMount)?;
             if mount.phase == Phase::Mounting {
                 mount.phase = Phase::Unmounting;
             }
             advance(&mut volume, &key)
         }
-        Event::Continue { key } => {
+        MountEvent::Continue { key } => {
             volume.mount(&key).ok_or(Refusal::NoSuchMount)?;
             advance(&mut volume, &key)
         }
-        Event::Ended { effect, outcome, error } => ended(&mut volume, effect, outcome, error),
-        Event::GaveUp { key } => {
+        MountEvent::Ended { effect, outcome, error } => ended(&mut volume, effect, outcome, error),
+        MountEvent::GaveUp { key } => {
             let staged = volume.row.stage;
             let mount = volume.mount_mut(&key).ok_or(Refusal::NoSuchMount)?;
             if mount.phase == Phase::Unmounting
@@ -75,7 +75,7 @@ pub fn step(volume: &Volume, event: Event) -> Result<(Volume, Next), Refusal> {
             }
             Next::Rest
         }
-        Event::Yield { key } => {
+        MountEvent::Yield { key } => {
             let mount = volume.mount_mut(&key).ok_or(Refusal::NoSuchMount)?;
             match mount.phase {
                 Phase::Mounting if mount.kept => {
@@ -87,7 +87,7 @@ pub fn step(volume: &Volume, event: Event) -> Result<(Volume, Next), Refusal> {
             }
             advance(&mut volume, &key)
         }
-        Event::Keep { key } => {
+        MountEvent::Keep { key } => {
             let mount = volume.mount_mut(&key).ok_or(Refusal::NoSuchMount)?;
             let wanted = matches!(mount.phase, Phase::Unmounting | Phase::Mounting);
             if wanted && mount.publish == Leg::Present {
@@ -97,7 +97,7 @@ pub fn step(volume: &Volume, event: Event) -> Result<(Volume, Next), Refusal> {
             }
             Next::Rest
         }
-        Event::Seen { key, sights } => {
+        MountEvent::Seen { key, sights } => {
             volume.mount(&key).ok_or(Refusal::NoSuchMount)?;
             let seen: Vec<(MountKey, Observed)> =
                 volume.mounts.iter().map(|mount| mount.key.clone()).zip(sights).collect();
@@ -118,7 +118,7 @@ pub fn step(volume: &Volume, event: Event) -> Result<(Volume, Next), Refusal> {
             none_left(&mut volume);
             advance(&mut volume, &key)
         }
-        Event::Forget { key } => {
+        MountEvent::Forget { key } => {
             volume.mount(&key).ok_or(Refusal::NoSuchMount)?;
             if volume.forgets_staging(&key) {
                 volume.row.stage = Leg::Absent;
@@ -126,7 +126,7 @@ pub fn step(volume: &Volume, event: Event) -> Result<(Volume, Next), Refusal> {
             volume.drop_row(&key);
             Next::Gone
         }
-        Event::Recovered { same_boot, sights } => {
+        MountEvent::Recovered { same_boot, sights } => {
             recovered(&mut volume, same_boot, &sights);
             Next::Rest
         }

@@ -64,7 +64,7 @@ pub fn volume() -> Volume {
 
 /// Returns a volume whose only mount is under way.
 pub fn begun() -> Volume {
-    let event = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    let event = MountEvent::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
     step(&volume(), event).unwrap_or_else(|refusal| panic!("{refusal:?}")).0
 }
 
@@ -200,7 +200,7 @@ struct Run {
 }
 
 impl Run {
-    fn step(&mut self, event: Event) -> Option<Next> {
+    fn step(&mut self, event: MountEvent) -> Option<Next> {
         let (volume, next) = step(&self.volume, event).ok()?;
         self.volume = volume;
         self.check();
@@ -219,7 +219,7 @@ impl Run {
             self.world = World::default();
         }
         let sights = self.volume.mounts.iter().map(|row| self.world.sight(row)).collect();
-        self.step(Event::Recovered { same_boot, sights });
+        self.step(MountEvent::Recovered { same_boot, sights });
     }
 
     /// Runs the effects as the actor does. Failures are rolled back or given up. At most `tries` effects are run.
@@ -272,7 +272,7 @@ impl Run {
                 self.world.happen(&effect, self.stages);
             }
             let makes = effect.action.makes();
-            let Some(after) = self.step(Event::Ended { effect, outcome, error: "failed".into() }) else {
+            let Some(after) = self.step(MountEvent::Ended { effect, outcome, error: "failed".into() }) else {
                 return false;
             };
             next = if done {
@@ -280,12 +280,12 @@ impl Run {
             } else {
                 let event = match (makes, end.happened) {
                     // The same call is repeated, whether it has had its effect or not.
-                    (true, _) if end.told == 8 => Event::Continue { key: key.clone() },
-                    (true, _) if end.told == 9 => Event::Yield { key: key.clone() },
-                    (true, true) => Event::Undo { key: key.clone() },
-                    (_, false) => Event::Continue { key: key.clone() },
+                    (true, _) if end.told == 8 => MountEvent::Continue { key: key.clone() },
+                    (true, _) if end.told == 9 => MountEvent::Yield { key: key.clone() },
+                    (true, true) => MountEvent::Undo { key: key.clone() },
+                    (_, false) => MountEvent::Continue { key: key.clone() },
                     (false, true) => {
-                        self.step(Event::GaveUp { key: key.clone() });
+                        self.step(MountEvent::GaveUp { key: key.clone() });
                         return false;
                     }
                 };
@@ -308,7 +308,7 @@ impl Run {
                     }
                     if row.shows() {
                         let sights = self.volume.mounts.iter().map(|row| self.world.sight(row)).collect();
-                        match self.step(Event::Seen { key: key.clone(), sights }) {
+                        match self.step(MountEvent::Seen { key: key.clone(), sights }) {
                             Some(Next::Rest) => {}
                             next => {
                                 next.map(|next| self.drive(&key, next, 40));
@@ -318,7 +318,7 @@ impl Run {
                     }
                 }
                 let abilities = Abilities { stages: self.stages, ..ABLE };
-                let event = Event::Mount { wanted: wanted(consumer), paths: paths(consumer), abilities };
+                let event = MountEvent::Mount { wanted: wanted(consumer), paths: paths(consumer), abilities };
                 if let Some(next) = self.step(event) {
                     self.drive(&key, next, 40);
                 }
@@ -326,7 +326,7 @@ impl Run {
             Act::Unmount(consumer) => {
                 let key = key(consumer);
                 self.answered.remove(&key);
-                if let Some(next) = self.step(Event::Unmount { key: key.clone() }) {
+                if let Some(next) = self.step(MountEvent::Unmount { key: key.clone() }) {
                     self.drive(&key, next, 40);
                 }
             }
@@ -335,7 +335,7 @@ impl Run {
                 let under_way = self.volume.mount(&key).is_some_and(|row| {
                     matches!(row.phase, Phase::Mounting | Phase::Unmounting | Phase::Uncertain)
                 });
-                if under_way && let Some(next) = self.step(Event::Undo { key: key.clone() }) {
+                if under_way && let Some(next) = self.step(MountEvent::Undo { key: key.clone() }) {
                     self.drive(&key, next, 40);
                 }
             }
@@ -397,8 +397,8 @@ fn co_rule_25_a_repeated_making_is_negated_when_given_up() {
     let mut volume = begun();
     let key = key(0);
     let stage = |from| Effect { action: Action::Stage, key: key.clone(), goal: key.clone(), from };
-    let ended = |from, outcome| Event::Ended { effect: stage(from), outcome, error: "timed out".into() };
-    let go_on = || Event::Continue { key: key.clone() };
+    let ended = |from, outcome| MountEvent::Ended { effect: stage(from), outcome, error: "timed out".into() };
+    let go_on = || MountEvent::Continue { key: key.clone() };
     for from in [Leg::Absent, Leg::Making, Leg::Making] {
         let (after, _) = step(&volume, ended(from, Outcome::Again)).ok().unwrap();
         let (after, next) = step(&after, go_on()).ok().unwrap();
@@ -408,22 +408,22 @@ fn co_rule_25_a_repeated_making_is_negated_when_given_up() {
     // A try that is not sent does not settle the earlier ones, nor does one that is refused.
     for outcome in [Outcome::NotSent, Outcome::Again, Outcome::Failed] {
         let (after, _) = step(&volume, ended(Leg::Making, outcome)).ok().unwrap();
-        let (_, next) = step(&after, Event::Undo { key: key.clone() }).ok().unwrap();
+        let (_, next) = step(&after, MountEvent::Undo { key: key.clone() }).ok().unwrap();
         assert!(matches!(next, Next::Run(Effect { action: Action::Unstage, .. })), "{outcome:?}: {next:?}");
     }
     // A kept row rests as it is, and its next try repeats the call. Unmount negates it.
     Arc::make_mut(&mut volume.mounts[0]).kept = true;
-    let (rests, next) = step(&volume, Event::Yield { key: key.clone() }).ok().unwrap();
+    let (rests, next) = step(&volume, MountEvent::Yield { key: key.clone() }).ok().unwrap();
     assert_eq!((next, rests.mounts[0].phase, rests.row.stage), (Next::Rest, Phase::Waiting, Leg::Making));
-    let again = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    let again = MountEvent::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
     assert_eq!(step(&rests, again).ok().unwrap().1, Next::Run(stage(Leg::Making)));
-    let (_, next) = step(&rests, Event::Unmount { key: key.clone() }).ok().unwrap();
+    let (_, next) = step(&rests, MountEvent::Unmount { key: key.clone() }).ok().unwrap();
     assert!(matches!(next, Next::Run(Effect { action: Action::Unstage, .. })), "{next:?}");
 }
 
 #[test]
 fn one_intent_serves_the_effects_of_a_mount_and_one_those_of_an_unmount() {
-    let commits = |mut volume: Volume, event: Event| {
+    let commits = |mut volume: Volume, event: MountEvent| {
         let (mut written, mut commits) = (volume.clone(), 0);
         let (after, mut next) = step(&volume, event).ok().unwrap();
         volume = after;
@@ -434,16 +434,17 @@ fn one_intent_serves_the_effects_of_a_mount_and_one_those_of_an_unmount() {
             }
             let outcome = Outcome::Done { device: Some(1) };
             (volume, next) =
-                step(&volume, Event::Ended { effect, outcome, error: String::new() }).ok().unwrap();
+                step(&volume, MountEvent::Ended { effect, outcome, error: String::new() }).ok().unwrap();
         }
         (volume, commits)
     };
     let mut wanted = wanted(0);
     wanted.spec.target = None;
     let key = wanted.key.clone();
-    let (mounted, commits_up) = commits(volume(), Event::Mount { wanted, paths: paths(0), abilities: ABLE });
+    let (mounted, commits_up) =
+        commits(volume(), MountEvent::Mount { wanted, paths: paths(0), abilities: ABLE });
     assert_eq!((mounted.mounts[0].phase, commits_up), (Phase::Mounted, 1));
-    let (gone, commits_down) = commits(mounted, Event::Unmount { key });
+    let (gone, commits_down) = commits(mounted, MountEvent::Unmount { key });
     assert_eq!((gone.mounts.len(), commits_down), (0, 1));
 }
 
@@ -496,17 +497,17 @@ fn what_died_is_remembered_while_its_target_is_to_give_way() {
                 break;
             }
             let device = (effect.action == Action::Publish).then_some(number);
-            let ended = Event::Ended { effect, outcome: Outcome::Done { device }, error: String::new() };
+            let ended = MountEvent::Ended { effect, outcome: Outcome::Done { device }, error: String::new() };
             (volume, next) = step(&volume, ended).ok().unwrap();
         }
         (volume, next)
     };
-    let event = Event::Mount { wanted, paths: paths(0), abilities: ABLE };
+    let event = MountEvent::Mount { wanted, paths: paths(0), abilities: ABLE };
     let (first, _) = made(step(&volume, event).ok().unwrap(), 1, None);
     assert_eq!((first.mounts[0].device, &first.mounts[0].spec.died[..]), (Some(1), &[][..]));
     // A server's file system may have the same number again.
     for again in [2, 1] {
-        let died = Event::Seen { key: key.clone(), sights: vec![Observed::Dead] };
+        let died = MountEvent::Seen { key: key.clone(), sights: vec![Observed::Dead] };
         let binding = made(step(&first, died).ok().unwrap(), again, Some(Action::Bind));
         let second = &binding.0;
         assert_eq!((second.mounts[0].device, &second.mounts[0].spec.died[..]), (Some(again), &[1][..]));
@@ -548,12 +549,12 @@ fn killed_while_a_target_is_bound_again_takes_nothing_down() {
         (row.kept, row.publish, row.target, row.spec.restore) = (true, Leg::Present, target, restore);
         (row.spec.secrets_given, row.spec.credential) = (true, None);
         let (again, _) =
-            step(&volume, Event::Recovered { same_boot: true, sights: vec![Observed::Gone] }).unwrap();
+            step(&volume, MountEvent::Recovered { same_boot: true, sights: vec![Observed::Gone] }).unwrap();
         let row = &again.mounts[0];
         assert_eq!((row.phase, row.publish, again.row.stage), (Phase::Waiting, Leg::Present, Leg::Present));
         assert!(!row.lacks_secrets(), "to bind it needs none");
         let (after, _) =
-            step(&volume, Event::Recovered { same_boot: false, sights: vec![Observed::Gone] }).unwrap();
+            step(&volume, MountEvent::Recovered { same_boot: false, sights: vec![Observed::Gone] }).unwrap();
         assert_eq!(after.mounts[0].publish, Leg::Absent, "no mount outlives a boot");
     }
 }
@@ -589,10 +590,10 @@ fn every_state_takes_every_event() {
             }));
             for event in events(&wanted) {
                 combinations += 1;
-                let reboot = matches!(event, Event::Recovered { same_boot: false, .. });
+                let reboot = matches!(event, MountEvent::Recovered { same_boot: false, .. });
                 let ended = match &event {
-                    Event::Ended { effect, outcome: Outcome::Done { .. }, .. } => Some(effect.action),
-                    Event::Ended { effect, outcome: Outcome::NotSent, .. } => Some(effect.action),
+                    MountEvent::Ended { effect, outcome: Outcome::Done { .. }, .. } => Some(effect.action),
+                    MountEvent::Ended { effect, outcome: Outcome::NotSent, .. } => Some(effect.action),
                     _ => None,
                 };
                 let Ok((after, next)) = step(&before, event) else { continue };
@@ -626,27 +627,27 @@ fn every_state_takes_every_event() {
     assert_eq!(combinations, 6 * 4 * 4 * 4 * 2 * events(&wanted(0)).len());
 }
 
-fn events(wanted: &DesiredMount) -> Vec<Event> {
+fn events(wanted: &DesiredMount) -> Vec<MountEvent> {
     let key = wanted.key.clone();
     let mut events = vec![
-        Event::Mount { wanted: wanted.clone(), paths: paths(0), abilities: ABLE },
-        Event::Unmount { key: key.clone() },
-        Event::Undo { key: key.clone() },
-        Event::Continue { key: key.clone() },
-        Event::GaveUp { key: key.clone() },
-        Event::Yield { key: key.clone() },
-        Event::Keep { key: key.clone() },
+        MountEvent::Mount { wanted: wanted.clone(), paths: paths(0), abilities: ABLE },
+        MountEvent::Unmount { key: key.clone() },
+        MountEvent::Undo { key: key.clone() },
+        MountEvent::Continue { key: key.clone() },
+        MountEvent::GaveUp { key: key.clone() },
+        MountEvent::Yield { key: key.clone() },
+        MountEvent::Keep { key: key.clone() },
     ];
     for sight in [Observed::There, Observed::Dead, Observed::Unbound, Observed::Gone] {
-        events.push(Event::Seen { key: key.clone(), sights: vec![sight] });
+        events.push(MountEvent::Seen { key: key.clone(), sights: vec![sight] });
         for same_boot in [false, true] {
-            events.push(Event::Recovered { same_boot, sights: vec![sight] });
+            events.push(MountEvent::Recovered { same_boot, sights: vec![sight] });
         }
     }
     for action in Action::ALL {
         for outcome in [Outcome::Done { device: None }, Outcome::NotSent, Outcome::Again, Outcome::Failed] {
             let effect = Effect { action, key: key.clone(), goal: key.clone(), from: Leg::Absent };
-            events.push(Event::Ended { effect, outcome, error: "why".into() });
+            events.push(MountEvent::Ended { effect, outcome, error: "why".into() });
         }
     }
     events
@@ -670,7 +671,7 @@ fn co_rule_34_a_second_consumer_needs_a_mode_for_it() {
             wanted.spec.usage.access_mode = mode;
             wanted.spec.read_only = reader;
         };
-        let event = Event::Mount { wanted: with(&wanted(0), set), paths: paths(0), abilities: ABLE };
+        let event = MountEvent::Mount { wanted: with(&wanted(0), set), paths: paths(0), abilities: ABLE };
         let (volume, _) = step(&volume(), event).ok().unwrap();
         let answer = admit(&volume, &with(&wanted(1), set), Some(ABLE));
         assert_eq!(answer.is_ok(), second, "{mode:?}: {answer:?}");
@@ -692,7 +693,7 @@ fn co_rule_34_a_second_consumer_needs_a_mode_for_it() {
 
 #[test]
 fn users_share_everything_but_read_only() {
-    let event = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    let event = MountEvent::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
     let (volume, _) = step(&volume(), event).ok().unwrap();
     type Edit = fn(&mut DesiredMount);
     let edits: [(&str, Edit); 6] = [
@@ -727,7 +728,7 @@ fn what_the_plugin_cannot_do_is_refused_before_it_is_asked() {
 
 #[test]
 fn an_identity_is_its_owners_and_its_options() {
-    let event = Event::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
+    let event = MountEvent::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
     let (volume, _) = step(&volume(), event).ok().unwrap();
     assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Ok(()));
     assert_eq!(admit(&volume, &with(&wanted(0), |w| w.uid = 7), Some(ABLE)), Err(Refusal::NotOwner));
@@ -740,14 +741,14 @@ fn an_identity_is_its_owners_and_its_options() {
 #[test]
 fn secrets_make_no_other_call_and_are_asked_for_again_at_rest() {
     let given = with(&wanted(0), |w| w.spec.secrets_given = true);
-    let event = Event::Mount { wanted: given.clone(), paths: paths(0), abilities: ABLE };
+    let event = MountEvent::Mount { wanted: given.clone(), paths: paths(0), abilities: ABLE };
     let (mut volume, _) = step(&volume(), event).ok().unwrap();
     assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Ok(()), "the same call, under way");
     Arc::make_mut(&mut volume.mounts[0]).phase = Phase::Waiting;
     assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Err(Refusal::SecretRequired));
     assert_eq!(admit(&volume, &given, Some(ABLE)), Ok(()));
     let named = with(&wanted(0), |w| w.spec.credential = Some("csid.ns.vol".into()));
-    let event = Event::Mount { wanted: named, paths: paths(0), abilities: ABLE };
+    let event = MountEvent::Mount { wanted: named, paths: paths(0), abilities: ABLE };
     let (volume, _) = step(&volume, event).ok().unwrap();
     assert!(!volume.mounts[0].spec.needs_secrets(), "it comes back with the credential from now on");
 }
@@ -760,7 +761,7 @@ fn a_uid_has_only_so_many_mounts_of_a_volume() {
             w.key.tag = tag.to_string();
         })
     };
-    let event = Event::Mount { wanted: mine(0), paths: paths(0), abilities: ABLE };
+    let event = MountEvent::Mount { wanted: mine(0), paths: paths(0), abilities: ABLE };
     let (mut volume, _) = step(&volume(), event).ok().unwrap();
     for tag in 1..OF_UID {
         let mut row = MountRow::clone(&volume.mounts[0]);
@@ -779,7 +780,7 @@ fn stuck(consumers: &[u8], published: &[u8]) -> Volume {
     volume.row.staging = "/staging".into();
     volume.row.stage = Leg::Removing;
     for consumer in consumers {
-        let event = Event::Mount { wanted: wanted(*consumer), paths: paths(*consumer), abilities: ABLE };
+        let event = MountEvent::Mount { wanted: wanted(*consumer), paths: paths(*consumer), abilities: ABLE };
         volume = step(&volume, event).unwrap().0;
     }
     for consumer in published {
@@ -791,16 +792,16 @@ fn stuck(consumers: &[u8], published: &[u8]) -> Volume {
 
 #[test]
 fn the_last_forgotten_mount_takes_the_staging_along() {
-    let (volume, next) = step(&stuck(&[1], &[]), Event::Forget { key: key(1) }).unwrap();
+    let (volume, next) = step(&stuck(&[1], &[]), MountEvent::Forget { key: key(1) }).unwrap();
     assert!(volume.mounts.is_empty() && volume.row.stage == Leg::Absent && next == Next::Gone);
-    assert!(matches!(step(&volume, Event::Forget { key: key(1) }), Err(Refusal::NoSuchMount)));
+    assert!(matches!(step(&volume, MountEvent::Forget { key: key(1) }), Err(Refusal::NoSuchMount)));
 }
 
 #[test]
 fn who_waited_behind_a_forgotten_mount_stages() {
-    let (volume, _) = step(&stuck(&[1, 3], &[]), Event::Forget { key: key(1) }).unwrap();
+    let (volume, _) = step(&stuck(&[1, 3], &[]), MountEvent::Forget { key: key(1) }).unwrap();
     assert_eq!(volume.row.stage, Leg::Absent);
-    let (_, next) = step(&volume, Event::Continue { key: key(3) }).unwrap();
+    let (_, next) = step(&volume, MountEvent::Continue { key: key(3) }).unwrap();
     assert!(matches!(next, Next::Run(Effect { action: Action::Stage, .. })), "{next:?}");
 }
 
@@ -808,19 +809,19 @@ fn who_waited_behind_a_forgotten_mount_stages() {
 fn a_forgotten_mount_leaves_another_its_unstage() {
     let mut volume = stuck(&[1, 3], &[]);
     volume.mount_mut(&key(3)).unwrap().phase = Phase::Unmounting;
-    let (volume, _) = step(&volume, Event::Forget { key: key(1) }).unwrap();
+    let (volume, _) = step(&volume, MountEvent::Forget { key: key(1) }).unwrap();
     assert_eq!(volume.row.stage, Leg::Removing);
-    let (_, next) = step(&volume, Event::Continue { key: key(3) }).unwrap();
+    let (_, next) = step(&volume, MountEvent::Continue { key: key(3) }).unwrap();
     assert!(matches!(next, Next::Run(Effect { action: Action::Unstage, .. })), "{next:?}");
 }
 
 #[test]
 fn a_forgotten_mount_leaves_others_their_staging() {
-    let (volume, _) = step(&stuck(&[1, 3], &[3]), Event::Forget { key: key(1) }).unwrap();
+    let (volume, _) = step(&stuck(&[1, 3], &[3]), MountEvent::Forget { key: key(1) }).unwrap();
     assert_eq!((volume.row.stage, volume.mounts.len()), (Leg::Removing, 1));
     // Another mount is about to be staged, so the staging belongs to that mount.
     let mut staging = stuck(&[1, 3], &[]);
     staging.row.stage = Leg::Making;
-    let (volume, _) = step(&staging, Event::Forget { key: key(1) }).unwrap();
+    let (volume, _) = step(&staging, MountEvent::Forget { key: key(1) }).unwrap();
     assert_eq!(volume.row.stage, Leg::Making);
 }

@@ -73,7 +73,7 @@ pub enum Observed {
 }
 
 #[derive(Clone)]
-pub enum Event {
+pub enum MountEvent {
     /// Mount, requested by a caller or by the restoration of a row at rest.
     Mount { wanted: DesiredMount, paths: Paths, abilities: Abilities },
     /// The kernel shows a mount of another manager at `paths`, and a caller hands it over. The staging path is empty if the

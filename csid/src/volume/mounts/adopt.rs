@@ -22,7 +22,7 @@ use crate::volume::api::views::Mounted;
 use crate::volume::context::Context;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
-use crate::volume::model::volume::{Action, DesiredMount, Effect, Event, Paths};
+use crate::volume::model::volume::{Action, DesiredMount, Effect, MountEvent, Paths};
 use crate::volume::model::{paths, step};
 use crate::volume::mounts::effects::clear_the_way;
 use crate::volume::mounts::mount::abilities;
@@ -53,7 +53,7 @@ impl Executor<'_> {
         }
         shared.refuse_others_paths(&self.rows.volume().row.key, &key, at).await?;
         let look = shared.prove(wanted, &self.rows.volume().row.key.plugin, at).await?;
-        let event = Event::Adopt {
+        let event = MountEvent::Adopt {
             wanted: wanted.clone(),
             paths: at.clone(),
             abilities: abilities(&ready),
@@ -91,7 +91,7 @@ impl Executor<'_> {
 
     async fn enter_adopted(
         &mut self,
-        event: Event,
+        event: MountEvent,
         wanted: &DesiredMount,
         ready: &Ready,
         at: &Paths,

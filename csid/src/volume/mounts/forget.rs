@@ -19,7 +19,7 @@ use crate::volume::errors::mount as mount_errors;
 use crate::volume::events::FORGOTTEN;
 use crate::volume::executor::{Executor, PATIENCE};
 use crate::volume::manager::Volumes;
-use crate::volume::model::volume::Event;
+use crate::volume::model::volume::MountEvent;
 use crate::volume::mounts::effects;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::orders::Order;
@@ -141,7 +141,7 @@ impl Executor<'_> {
         self.refuse_while_mounted(&row, with_staging).await?;
         let staging = self.rows.volume().row.staging.clone();
         let event = forgotten(&row, &staging, self.rows.volume().row.stage);
-        let forget = Event::Forget { key: key.clone() };
+        let forget = MountEvent::Forget { key: key.clone() };
         self.rows
             .step(forget)
             .map_err(|refusal| Error::internal(format!("a forget was refused: {refusal:?}")))?;

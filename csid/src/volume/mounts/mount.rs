@@ -17,7 +17,7 @@ use crate::volume::api::views::Mounted;
 use crate::volume::errors::mount as mount_errors;
 use crate::volume::executor::{Executor, PATIENCE};
 use crate::volume::model::volume::{
-    Abilities, Action, DesiredMount, Effect, Event, Next, Observed, Outcome, Paths,
+    Abilities, Action, DesiredMount, Effect, MountEvent, Next, Observed, Outcome, Paths,
 };
 use crate::volume::model::{admission, paths};
 use crate::volume::mounts::effects;
@@ -82,7 +82,7 @@ impl Executor<'_> {
                         continue;
                     }
                     self.rows.remark(key, |row| row.spec.remember_secrets(&wanted.spec));
-                    self.event(Event::Seen { key: key.clone(), sights })?
+                    self.event(MountEvent::Seen { key: key.clone(), sights })?
                 }
                 None => Next::Rest,
             };
@@ -139,7 +139,7 @@ impl Executor<'_> {
                 clear_the_way(&self.shared.host, ready.id(), base, &private).await?;
             }
         }
-        let event = Event::Mount { wanted: wanted.clone(), paths, abilities: abilities(&ready) };
+        let event = MountEvent::Mount { wanted: wanted.clone(), paths, abilities: abilities(&ready) };
         let node_id = self.staged_under(&ready, wanted);
         let next = self.rows.step(event).map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
         self.rows.remark(key, |row| row.spec.node_id = node_id);
@@ -174,7 +174,7 @@ impl Executor<'_> {
             self.refuse_while_in_use(row, "unmount").await?;
         }
         self.rows.remark(key, |row| row.operations = names);
-        let next = self.event(Event::Unmount { key: key.clone() })?;
+        let next = self.event(MountEvent::Unmount { key: key.clone() })?;
         self.until_done(next, key, Purpose::Unmount).await.map_err(|failure| failure.error)
     }
 
@@ -222,7 +222,7 @@ impl Executor<'_> {
 
     /// Finishes the work that an earlier operation or another csid left under way. The background's next try does the same.
     pub(in crate::volume) async fn settle(&mut self, key: &MountKey) -> Result<()> {
-        let next = self.event(Event::Undo { key: key.clone() })?;
+        let next = self.event(MountEvent::Undo { key: key.clone() })?;
         self.until_done(next, key, Purpose::Settle).await.map_err(|failure| failure.error)
     }
 
@@ -358,7 +358,7 @@ impl Executor<'_> {
                         Ok(device) => {
                             delay = Backoff::new();
                             tries = Tries::default();
-                            self.event(Event::Ended {
+                            self.event(MountEvent::Ended {
                                 effect,
                                 outcome: Outcome::Done { device },
                                 error: String::new(),
@@ -373,15 +373,15 @@ impl Executor<'_> {
                             }
                             let (effect_action, makes) = (effect.action, effect.action.makes());
                             let (outcome, error) = (failure.outcome, failure.error.message.clone());
-                            self.event(Event::Ended { effect, outcome, error })?;
+                            self.event(MountEvent::Ended { effect, outcome, error })?;
                             let lasting = failure.definite || (makes && outcome == Outcome::Failed);
                             let again = !lasting && self.pause(&mut delay).await;
                             if self.row(key).is_none() {
                                 return Err(mount_errors::ended_by("forget").into());
                             } else if again {
-                                self.event(Event::Continue { key: key.clone() })?
+                                self.event(MountEvent::Continue { key: key.clone() })?
                             } else if makes && is_there && effect_action == Action::Bind {
-                                self.event(Event::Keep { key: key.clone() })?;
+                                self.event(MountEvent::Keep { key: key.clone() })?;
                                 self.persist(Durability::Disk, None).await?;
                                 return Err(self.reason(failure));
                             } else if makes && !lasting && self.yields(&tries) {
@@ -390,7 +390,7 @@ impl Executor<'_> {
                                 delay = Backoff::new();
                                 tries = Tries::default();
                                 why = Some(self.reason(failure));
-                                self.event(Event::Undo { key: key.clone() })?
+                                self.event(MountEvent::Undo { key: key.clone() })?
                             } else {
                                 return Err(self.give_up(key, why, failure, purpose, is_there).await);
                             }
@@ -457,10 +457,10 @@ impl Executor<'_> {
             Purpose::Mount | Purpose::Settle => is_there,
         };
         let event = match keep {
-            true => Some(Event::Keep { key: key.clone() }),
+            true => Some(MountEvent::Keep { key: key.clone() }),
             // All work is done, and the end is waited for.
             false if failure.held => None,
-            false => Some(Event::GaveUp { key: key.clone() }),
+            false => Some(MountEvent::GaveUp { key: key.clone() }),
         };
         let orphan = self
             .rows
@@ -498,14 +498,14 @@ impl Executor<'_> {
     /// Puts the row to rest. The next try repeats the call.
     async fn put_off(&mut self, key: &MountKey, failure: EffectFailure) -> EffectFailure {
         mount_errors::log(key, self.rows.volume(), &failure.error);
-        let persisted = match self.event(Event::Yield { key: key.clone() }) {
+        let persisted = match self.event(MountEvent::Yield { key: key.clone() }) {
             Ok(_) => self.persist(Durability::Process, None).await,
             Err(error) => Err(error.into()),
         };
         persisted.err().unwrap_or(failure)
     }
 
-    fn event(&mut self, event: Event) -> Result<Next> {
+    fn event(&mut self, event: MountEvent) -> Result<Next> {
         self.rows
             .step(event)
             .map_err(|refusal| Error::internal(format!("an inner event was refused: {refusal:?}")))

@@ -9,7 +9,7 @@ use crate::store::rows::{MountKey, MountRow, NewEvent};
 use crate::store::{Change, Durability, Store};
 use crate::volume::model::admission::Refusal;
 use crate::volume::model::step;
-use crate::volume::model::volume::{Effect, Event, Next, Volume};
+use crate::volume::model::volume::{Effect, MountEvent, Next, Volume};
 use crate::volume::model::write_ahead::{cover, foreseen};
 use crate::volume::operation::table::now_usec;
 
@@ -71,7 +71,7 @@ impl JournaledVolume {
         self.written
     }
 
-    pub(in crate::volume) fn step(&mut self, event: Event) -> Result<Next, Refusal> {
+    pub(in crate::volume) fn step(&mut self, event: MountEvent) -> Result<Next, Refusal> {
         let (volume, next) = step::step(&self.now, event)?;
         self.now = volume;
         Ok(next)

@@ -18,7 +18,7 @@ use crate::volume::events::{secret_required, watched};
 use crate::volume::lifecycle::{detach_key, is_being_deleted, is_unborn, queue_key};
 use crate::volume::manager::Volumes;
 use crate::volume::model::paths;
-use crate::volume::model::volume::{Event, Observed, Volume};
+use crate::volume::model::volume::{MountEvent, Observed, Volume};
 use crate::volume::operation::journal::JournaledVolume;
 use crate::volume::probe::side_by_side;
 use crate::volume::tables::watched_volumes::WatchedVolumes;
@@ -80,7 +80,7 @@ impl Volumes {
                 }
             }
             let mut rows = JournaledVolume::new(Volume { row, mounts });
-            if let Err(refusal) = rows.step(Event::Recovered { same_boot, sights }) {
+            if let Err(refusal) = rows.step(MountEvent::Recovered { same_boot, sights }) {
                 tracing::error!(?refusal, "a row could not be recovered");
             }
             changes.extend(rows.changes());
