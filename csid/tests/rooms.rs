@@ -282,10 +282,13 @@ fn folders_of_volume_import_what_their_rows_say() {
         .collect();
     assert_eq!(found, rows, "what the folders of volume import, and what their rows say");
     assert_eq!(circle(rows), BTreeSet::new(), "folders of volume that import one another");
-    // The engine knows of the pure rules only those of claims, and the names of volumes.
+    // The engine knows of the pure rules only those of claims, and the names of volumes and subjects.
     let engine = files.iter().filter(|(name, _)| folder(name) == "control");
     for import in engine.flat_map(|(_, imports)| imports).filter(|import| folder(import) == "model") {
-        assert!(["model::claim", "model::paths"].contains(&import.as_str()), "control imports {import}");
+        assert!(
+            ["model::claim", "model::paths", "model::subject"].contains(&import.as_str()),
+            "control imports {import}"
+        );
     }
     for (of, allowed) in OF_CSID {
         let found = rooms_imported(&src, &format!("volume/{of}"));

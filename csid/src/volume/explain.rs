@@ -39,7 +39,7 @@ impl Volumes {
         let failure = self.last_failure(&subject).await?;
         if record.is_empty() && mounts.is_empty() && under_way.is_empty() && file.is_none() {
             // An inline volume that is no longer in use has left nothing but its events.
-            return failure.ok_or_else(|| mount_errors::not_registered(&name.key("")));
+            return failure.ok_or_else(|| mount_errors::not_registered(&name));
         }
         let waiting = shared.declarations.waiting(&name);
         let volume = match (mounts.first(), &waiting) {

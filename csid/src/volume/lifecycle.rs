@@ -7,7 +7,7 @@ use crate::store::registry::{
     Capability, Claim, ClaimState, Creation, Heal, Origin, Record, Registration, Standing, Use, VolumeName,
     VolumeSpec,
 };
-use crate::store::rows::{AccessMode, AttachmentMode, MountKey, VolumeKey};
+use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
 use crate::volume::errors::claim as claim_errors;
 use crate::volume::model::paths;
 
@@ -88,11 +88,6 @@ pub(in crate::volume) fn refuse_other(record: &Record, plugin: &str, wanted: &Re
 pub(in crate::volume) fn is_being_deleted(record: &Record) -> bool {
     let standing = record.registration.as_ref().map(|registration| &registration.standing);
     matches!(standing, Some(Standing::Deleting { .. }))
-}
-
-/// Returns the key of an attachment to a node id, in the list of unfinished work.
-pub(in crate::volume) fn detach_key(name: &VolumeName, node_id: &str) -> MountKey {
-    MountKey { tag: node_id.to_owned(), ..name.key("") }
 }
 
 pub(in crate::volume) fn new_registration(uid: u32, spec: VolumeSpec, origin: Origin) -> Registration {

@@ -30,12 +30,12 @@ impl Context {
         }
         self.changeable()?;
         if paths::lacks_id(volume) {
-            return Err(mount_errors::unidentified(volume, work.key()));
+            return Err(mount_errors::unidentified(volume, &work.subject()));
         }
-        let (kind, key) = (work.kind(), work.key());
+        let kind = work.kind();
         let begin = Begin {
             kind,
-            key,
+            subject: Some(work.subject()),
             volume,
             uid,
             id: wait.operation,

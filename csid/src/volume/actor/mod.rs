@@ -15,13 +15,14 @@ use tokio::sync::{mpsc, watch};
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::store::registry::{Claim, RegistryError};
-use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
+use crate::store::rows::{MountRow, Phase, VolumeKey};
 use crate::volume::actor::operation::Operation;
 use crate::volume::context::Context;
 use crate::volume::errors::mount as mount_errors;
 use crate::volume::errors::mount::shutting_down;
 use crate::volume::executor::Executor;
 use crate::volume::model::claim;
+use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::{DesiredMount, Volume};
 use crate::volume::operation::journal::JournaledVolume;
 use crate::volume::operation::message::Message;
@@ -53,7 +54,7 @@ pub(in crate::volume) struct VolumeActor {
     /// The last change of the registry that was handled while the place is first. 0: none yet.
     seen: u64,
     /// Rows to settle before the next pause.
-    round: VecDeque<MountKey>,
+    round: VecDeque<Subject>,
     settle_pause: Duration,
     settle_at: Instant,
     /// The marker of recovery, until the first operation is listed.
@@ -103,7 +104,7 @@ impl VolumeActor {
                 continue;
             }
             // Rows that a caller's operation has settled meanwhile are dropped.
-            self.round.retain(|key| next_of(&rows, key).is_some());
+            self.round.retain(|subject| next_of(&rows, subject).is_some());
             if self.round.is_empty() {
                 self.round = unsettled(&rows);
             }
@@ -212,7 +213,7 @@ impl VolumeActor {
 
     /// Tries the next row of the round. The pause is between rounds, so a row that cannot be settled does not delay the others.
     async fn settle_one(&mut self, rows: &mut JournaledVolume) {
-        let next = self.round.pop_front().and_then(|key| next_of(rows, &key));
+        let next = self.round.pop_front().and_then(|subject| next_of(rows, &subject));
         if self.round.is_empty() {
             self.settle_at = Instant::now() + self.settle_pause;
             self.settle_pause = (self.settle_pause * 2).min(SETTLE.1);
@@ -251,9 +252,9 @@ impl VolumeActor {
                 self.queue.clear();
                 self.waiting.clear();
             }
-            Message::GiveUp(key, by) => {
+            Message::GiveUp(name, by) => {
                 for operation in std::mem::take(&mut self.queue) {
-                    match operation.work.makes_or_deletes(&key) {
+                    match operation.work.makes_or_deletes(&name) {
                         true => operation.answer(&self.key, Err(mount_errors::ended_by(by))),
                         false => self.queue.push_back(operation),
                     }
@@ -268,7 +269,7 @@ impl VolumeActor {
                 self.settle_at = Instant::now();
             }
             Message::Recover(recovering) => self.recovering = Some(recovering),
-            Message::Continue(key, uid) => self.once(OperationRequest::Continue { key, uid }),
+            Message::Continue(subject, uid) => self.once(OperationRequest::Continue { subject, uid }),
             Message::Heal(key, uid) => self.once(OperationRequest::Heal { key, uid }),
             Message::Unbind(key, uid, bound) => self.once(OperationRequest::Unbind { key, uid, bound }),
             Message::Enlarge(key, uid, secrets) => self.once(OperationRequest::Enlarge { key, uid, secrets }),
@@ -277,7 +278,8 @@ impl VolumeActor {
 
     /// Queues a request without a caller, unless the same is queued already.
     fn once(&mut self, work: OperationRequest) {
-        let same = |queued: &Operation| queued.work.kind() == work.kind() && queued.work.key() == work.key();
+        let same =
+            |queued: &Operation| queued.work.kind() == work.kind() && queued.work.subject() == work.subject();
         if !self.queue.iter().any(same) {
             self.queue.push_back(Operation::new(work));
         }
@@ -427,10 +429,10 @@ impl VolumeActor {
                 current.fail(&self.key, &shutting_down());
                 self.take(message);
             }
-            Message::GiveUp(key, by) if current.work.makes_or_deletes(&key) => {
+            Message::GiveUp(name, by) if current.work.makes_or_deletes(&name) => {
                 control.send_modify(|control| control.abandon = Some(Kind::Cancelled));
                 current.fail(&self.key, &mount_errors::ended_by(by));
-                self.take(Message::GiveUp(key, by));
+                self.take(Message::GiveUp(name, by));
             }
             Message::Forget(order) => {
                 if current.work.is_given_up_by(&order) {
@@ -513,19 +515,21 @@ async fn changed(place: Option<&Place>, shared: &Context, seen: u64) -> Result<u
     shared.registry.changed(seen).await
 }
 
-/// Returns the rows and claims that need work without a caller.
-fn unsettled(rows: &JournaledVolume) -> VecDeque<MountKey> {
-    let mounts = rows.volume().mounts.iter().filter(|row| work_of(row).is_some()).map(|row| &row.key);
-    mounts.chain(rows.unfinished().filter(|(_, claim)| !claim.parked).map(|(key, _)| key)).cloned().collect()
+/// Returns the subjects that need work without a caller.
+fn unsettled(rows: &JournaledVolume) -> VecDeque<Subject> {
+    let mounts = rows.volume().mounts.iter().filter(|row| work_of(row).is_some());
+    let mounts = mounts.map(|row| Subject::Mount(row.key.clone()));
+    let others = rows.unfinished().filter(|(_, work)| !work.parked).map(|(subject, _)| subject.clone());
+    mounts.chain(others).collect()
 }
 
-/// Returns the request that a row or claim needs. `None`: it needs none.
-fn next_of(rows: &JournaledVolume, key: &MountKey) -> Option<OperationRequest> {
-    let claim = || {
-        let (_, claim) = rows.unfinished().find(|(of, claim)| *of == key && !claim.parked)?;
-        Some(OperationRequest::Continue { key: key.clone(), uid: claim.uid })
-    };
-    rows.volume().mount(key).and_then(work_of).or_else(claim)
+/// Returns the request that a subject needs. `None`: it needs none.
+fn next_of(rows: &JournaledVolume, subject: &Subject) -> Option<OperationRequest> {
+    if let Some(mount) = subject.mount() {
+        return rows.volume().mount(mount).and_then(work_of);
+    }
+    let (_, work) = rows.unfinished().find(|(of, work)| *of == subject && !work.parked)?;
+    Some(OperationRequest::Continue { subject: subject.clone(), uid: work.uid })
 }
 
 fn work_of(row: &MountRow) -> Option<OperationRequest> {
@@ -596,7 +600,7 @@ mod tests {
         };
         let begin = Begin {
             kind: work.kind(),
-            key: &key,
+            subject: Some(work.subject()),
             volume: &volume_key,
             uid: 0,
             id: None,

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
-use crate::store::registry::VolumeName;
 use crate::store::rows::VolumeKey;
 use crate::volume::context::Context;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
@@ -91,11 +90,14 @@ impl Operation {
             | OperationRequest::Continue { uid, .. }
             | OperationRequest::Unbind { uid, .. }
             | OperationRequest::Enlarge { uid, .. } => (*uid, None),
-            _ => rows.mount(self.work.key()).map(|row| (row.uid, row.operations.first().cloned()))?,
+            work => {
+                let row = rows.mount(work.subject().mount()?)?;
+                (row.uid, row.operations.first().cloned())
+            }
         };
         let begin = Begin {
             kind: self.work.kind(),
-            key: self.work.key(),
+            subject: Some(self.work.subject()),
             volume,
             uid,
             id,
@@ -184,11 +186,11 @@ impl Operation {
         volume: &VolumeKey,
         result: &Result<OperationResponse>,
     ) -> Option<Ticket> {
-        let mut last = None;
+        let (mut last, name) = (None, self.work.subject().volume());
         for Waiter { ticket, reply, .. } in waiters {
-            let result = result.clone().map_err(|error| {
-                mount_errors::located(error, self.work.key(), volume, &ticket.id, self.step.get())
-            });
+            let result = result
+                .clone()
+                .map_err(|error| mount_errors::located(error, &name, volume, &ticket.id, self.step.get()));
             // A caller that has gone is answered when it repeats the call.
             let _ = reply.send(result);
             last = Some(ticket);
@@ -211,19 +213,17 @@ impl Operation {
             return self.work.refuses(asked);
         };
         if self.waiters.is_empty()
-            || target.key != other.key
+            || target.name != other.name
             || to_delete == asked_to_delete
             || asked.ends(&self.work)
         {
             return None;
         }
-        let name = VolumeName::of(&target.key);
-        let under_way = shared.operations.creating(&name).filter(|_| *asked_to_delete);
+        let name = &target.name;
+        let under_way = shared.operations.creating(name).filter(|_| *asked_to_delete);
         Some(
-            under_way.map_or_else(
-                || claim_errors::on_its_way(&name),
-                |of| claim_errors::being_created(&name, &of),
-            ),
+            under_way
+                .map_or_else(|| claim_errors::on_its_way(name), |of| claim_errors::being_created(name, &of)),
         )
     }
 }

@@ -11,8 +11,8 @@ use crate::store::rows::Leg;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
 use crate::volume::executor::rpc_outcome::RpcFailure;
-use crate::volume::lifecycle::detach_key;
 use crate::volume::model::claim::reader_only;
+use crate::volume::model::subject::Subject;
 use crate::volume::operation::journal::Unfinished;
 use crate::volume::operation::request::CallTarget;
 
@@ -32,7 +32,7 @@ impl Executor<'_> {
         node_id: &str,
         call: &AttachCall,
     ) -> Result<BTreeMap<String, String>> {
-        let name = VolumeName::of(&target.key);
+        let name = target.name.clone();
         let record = self.shared.registry.record(name.clone()).await?;
         if let Some(at) = record.attachments.iter().find(|at| at.is_by_call(node_id)) {
             refuse_anothers(at, call.uid, &name)?;
@@ -45,7 +45,7 @@ impl Executor<'_> {
             }
             self.detach_call(target, node_id).await.map_err(mount_errors::unsettled)?;
         }
-        self.refuse_before_expansion(&target.key)?;
+        self.refuse_before_expansion(&target.name, false)?;
         // An attach that the controller would never receive is not begun, since it could not be rolled back either.
         if !self.can(ATTACHES).await? {
             return Err(claim_errors::does_not_attach(&self.plugin()));
@@ -115,7 +115,7 @@ impl Executor<'_> {
             }
             Ok(Some(claim_errors::attached("volume-attached", record, node_id)))
         };
-        let amended = self.shared.amend(&VolumeName::of(&target.key), Durability::Disk, present).await;
+        let amended = self.shared.amend(&target.name, Durability::Disk, present).await;
         amended.map_err(RpcFailure::after)?;
         Ok(context)
     }
@@ -124,12 +124,13 @@ impl Executor<'_> {
     /// nothing is left to do.
     fn note_detach(&mut self, name: &VolumeName, node_id: &str, uid: u32, error: Option<&Error>) {
         let left = error.map(|error| Unfinished { uid, parked: !error.details.retryable });
-        self.rows.set_unfinished(detach_key(name, node_id), left);
+        let subject = Subject::Attachment { volume: name.clone(), node_id: node_id.to_owned() };
+        self.rows.set_unfinished(subject, left);
     }
 
     /// Carries out DetachVolume, also of an attachment without a row if the call names its volume.
     pub(in crate::volume) async fn detach_call(&mut self, target: &CallTarget, node_id: &str) -> Result<()> {
-        let name = VolumeName::of(&target.key);
+        let name = target.name.clone();
         let record = self.shared.registry.record(name.clone()).await?;
         claim_errors::refuse_claimed(&record)?;
         let volume = self.rows.volume();
@@ -169,7 +170,7 @@ impl Executor<'_> {
     }
 
     async fn detach_for_call(&mut self, target: &CallTarget, node_id: &str) -> Result<()> {
-        let name = VolumeName::of(&target.key);
+        let name = target.name.clone();
         let removing = |record: &mut Record| {
             let of_call = record.attachments.iter_mut().filter(|at| at.is_by_call(node_id));
             of_call.for_each(|at| at.leg = Leg::Removing);

@@ -23,6 +23,7 @@ use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
+use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::journal::Unfinished;
 use crate::volume::operation::table::now_usec;
 
@@ -38,8 +39,8 @@ struct Facts {
 
 impl Executor<'_> {
     /// Returns the record of this actor's volume. Fails if the name has come to mean another volume since the request.
-    pub(in crate::volume) async fn registered_as_mine(&self, key: &MountKey) -> Result<Record> {
-        let record = self.shared.registered(key).await?;
+    pub(in crate::volume) async fn registered_as_mine(&self, name: &VolumeName) -> Result<Record> {
+        let record = self.shared.registered(name).await?;
         match record.volume == self.rows.volume().row.key {
             true => Ok(record),
             false => Err(claim_errors::changed_meanwhile(&record.name)),
@@ -49,12 +50,12 @@ impl Executor<'_> {
     /// Takes a claim, or finds it taken, and returns the record with it. `ahead` are the claims that wait before this one.
     pub(in crate::volume) async fn claim(
         &mut self,
-        key: &MountKey,
+        name: &VolumeName,
         wanted: &Claim,
         ahead: &[Claim],
     ) -> Result<Record> {
         self.step.set("claim");
-        let mut record = self.registered_as_mine(key).await?;
+        let mut record = self.registered_as_mine(name).await?;
         if let Some(present) = record.claim(&wanted.consumer)
             && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
         {
@@ -64,10 +65,11 @@ impl Executor<'_> {
         let is_new = beside.claim(&wanted.consumer).is_none();
         let before_me = ahead.iter().filter(|claim| claim.consumer != wanted.consumer);
         beside.ahead.extend(before_me.filter(|_| is_new).cloned());
-        claim::admit(&beside, wanted).map_err(|refusal| claim_errors::refusal(refusal, key, wanted))?;
+        claim::admit(&beside, wanted).map_err(|refusal| claim_errors::refusal(refusal, name, wanted))?;
         let counted = match is_new {
             true => {
-                self.refuse_before_expansion(key)?;
+                let is_used = !self.mounts_of(&ClaimKey::new(name, &wanted.consumer)).is_empty();
+                self.refuse_before_expansion(name, is_used)?;
                 self.refuse_what_cannot_be_here(&record, wanted).await?
             }
             false => None,
@@ -103,9 +105,9 @@ impl Executor<'_> {
     }
 
     /// Releases a claim whose unit or connection has ended, unless it was bound to another one since.
-    pub(in crate::volume) async fn unbind(&mut self, key: &MountKey, bound: &Bound) -> Result<()> {
+    pub(in crate::volume) async fn unbind(&mut self, key: &ClaimKey, bound: &Bound) -> Result<()> {
         self.step.set("release");
-        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        let mut record = self.shared.registry.record(key.volume.clone()).await?;
         let consumer = &key.consumer;
         let is_due = record
             .claim(consumer)
@@ -123,12 +125,12 @@ impl Executor<'_> {
     /// Releases a claim, for its owner or by authority. `force` drops the claim as it is.
     pub(in crate::volume) async fn release(
         &mut self,
-        key: &MountKey,
+        key: &ClaimKey,
         authority: Authority,
         force: bool,
     ) -> Result<()> {
         self.step.set("release");
-        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        let mut record = self.shared.registry.record(key.volume.clone()).await?;
         let Some(claim) = record.claim(&key.consumer).cloned() else { return self.shared.synced().await };
         if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
             return Err(mount_errors::not_claimant(key));
@@ -149,11 +151,11 @@ impl Executor<'_> {
     }
 
     /// Releases a claim that a Mount took, once the last mount of its consumer is gone. Does nothing for other claims.
-    pub(in crate::volume) async fn give_back(&mut self, key: &MountKey) -> Result<()> {
+    pub(in crate::volume) async fn give_back(&mut self, key: &ClaimKey) -> Result<()> {
         if self.shared.registry.is_empty() || !self.mounts_of(key).is_empty() {
             return Ok(());
         }
-        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+        let mut record = self.shared.registry.record(key.volume.clone()).await?;
         match record.claim(&key.consumer) {
             Some(claim) if claim.by_mount => self.leave(&mut record, &key.consumer).await,
             _ => Ok(()),
@@ -161,18 +163,18 @@ impl Executor<'_> {
     }
 
     /// Retries the release of a claim, or recovers a claim that an earlier csid left between two states.
-    pub(in crate::volume) async fn continue_claim(&mut self, key: &MountKey) -> Result<()> {
-        let mut record = self.shared.registry.record(VolumeName::of(key)).await?;
+    pub(in crate::volume) async fn continue_claim(&mut self, key: &ClaimKey) -> Result<()> {
+        let mut record = self.shared.registry.record(key.volume.clone()).await?;
         let node = self.shared.node.clone();
         self.advance(&mut record, ClaimEvent::Recovered { node }, Facts::default()).await?;
         let Some(claim) = record.claim(&key.consumer) else {
-            self.rows.set_unfinished(key.clone(), None);
+            self.rows.set_unfinished(Subject::Claim(key.clone()), None);
             return Ok(());
         };
         if claim.releasing || (claim.by_mount && self.mounts_of(key).is_empty()) {
             return self.leave(&mut record, &key.consumer).await;
         }
-        self.rows.set_unfinished(key.clone(), None);
+        self.rows.set_unfinished(Subject::Claim(key.clone()), None);
         Ok(())
     }
 
@@ -247,13 +249,13 @@ impl Executor<'_> {
 
     /// Takes one step of the record and persists it. Reads the record again if it was changed meanwhile.
     async fn advance(&mut self, record: &mut Record, event: ClaimEvent, facts: Facts) -> Result<ClaimNext> {
-        let key = record.name.key("");
+        let name = record.name.clone();
         loop {
             let stepped = claim::step(&self.claims(record), event.clone());
             let (stepped, next) = stepped.map_err(|refusal| match &event {
                 // The record has changed since the claim was admitted.
-                ClaimEvent::Claim(wanted) => claim_errors::refusal(refusal, &key, wanted),
-                _ => claim_errors::inner(refusal, &key),
+                ClaimEvent::Claim(wanted) => claim_errors::refusal(refusal, &name, wanted),
+                _ => claim_errors::inner(refusal, &name),
             })?;
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
@@ -290,7 +292,7 @@ impl Executor<'_> {
                     return Ok(next);
                 }
                 Err(RegistryError::Conflict(Conflict::Stale)) if matches!(event, ClaimEvent::Claim(_)) => {
-                    *record = self.registered_as_mine(&key).await?;
+                    *record = self.registered_as_mine(&name).await?;
                 }
                 Err(RegistryError::Conflict(Conflict::Stale)) => {
                     *record = self.shared.registry.record(record.name.clone()).await?;
@@ -324,17 +326,18 @@ impl Executor<'_> {
     }
 
     fn note_unfinished(&mut self, record: &Record) {
-        // The key of a call has no consumer.
-        let of_volume = |key: &MountKey| !key.consumer.is_empty() && VolumeName::of(key) == record.name;
-        let known: Vec<MountKey> =
-            self.rows.unfinished().map(|(key, _)| key.clone()).filter(of_volume).collect();
-        for key in known {
-            self.rows.set_unfinished(key, None);
+        let is_claim =
+            |subject: &Subject| matches!(subject, Subject::Claim(key) if key.volume == record.name);
+        let known: Vec<Subject> =
+            self.rows.unfinished().map(|(subject, _)| subject.clone()).filter(is_claim).collect();
+        for subject in known {
+            self.rows.set_unfinished(subject, None);
         }
         for claim in record.claims.iter().filter(|claim| claim.releasing && claim.node == self.shared.node) {
             let parked = claim.blocked.is_some();
             let unfinished = Unfinished { uid: claim.uid, parked };
-            self.rows.set_unfinished(record.name.key(&claim.consumer), Some(unfinished));
+            let subject = Subject::Claim(ClaimKey::new(&record.name, &claim.consumer));
+            self.rows.set_unfinished(subject, Some(unfinished));
         }
     }
 
@@ -352,10 +355,8 @@ impl Executor<'_> {
     }
 
     /// Returns the mounts of the consumer, whatever their tags.
-    pub(in crate::volume) fn mounts_of(&self, key: &MountKey) -> Vec<MountKey> {
-        let own = |mount: &&MountKey| {
-            (&mount.namespace, &mount.volume, &mount.consumer) == (&key.namespace, &key.volume, &key.consumer)
-        };
+    pub(in crate::volume) fn mounts_of(&self, key: &ClaimKey) -> Vec<MountKey> {
+        let own = |mount: &&MountKey| ClaimKey::of(mount) == *key;
         self.rows.volume().mounts.iter().map(|row| &row.key).filter(own).cloned().collect()
     }
 

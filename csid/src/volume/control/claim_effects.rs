@@ -18,6 +18,7 @@ use crate::volume::executor::Executor;
 use crate::volume::executor::secrets::given_values;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimOutcome};
+use crate::volume::model::subject::ClaimKey;
 use crate::volume::operation::orders::abandoned;
 
 /// A failed effect of a claim, with its outcome for the claim.
@@ -104,7 +105,7 @@ impl Executor<'_> {
             );
             return Err(ClaimEffectFailure::new(ClaimOutcome::Again, Error::new(Kind::Busy, text)));
         }
-        let key = record.name.key(&effect.consumer);
+        let key = ClaimKey::new(&record.name, &effect.consumer);
         for mount in self.mounts_of(&key) {
             self.unmount(&mount, Authority::Any(0), Force::No, Vec::new()).await.map_err(again)?;
         }

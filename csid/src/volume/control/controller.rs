@@ -11,12 +11,13 @@ use crate::plugin::{CallContext, Class, Controller, NodeCall, RpcError, Snapshot
 use crate::secret::Secrets;
 use crate::store::registry::Attachment;
 use crate::store::registry::{Capability, Origin, Standing, VolumeName};
-use crate::store::rows::{AccessMode, AttachmentMode, Leg, MountKey, MountRow, Phase, Usage};
+use crate::store::rows::{AccessMode, AttachmentMode, Leg, MountRow, Phase, Usage};
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
 use crate::volume::executor::rpc_outcome::{RpcFailure, RpcTries};
 use crate::volume::executor::secrets::given_values;
 use crate::volume::lifecycle::{queue_key, unregistered};
+use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
 
@@ -53,7 +54,7 @@ impl Executor<'_> {
             }
             ControllerRequest::Delete => self.delete(target).await.map(|()| OperationResponse::Gone),
             ControllerRequest::Forget => {
-                let (name, volume) = (VolumeName::of(&target.key), self.rows.volume().row.key.clone());
+                let (name, volume) = (target.name.clone(), self.rows.volume().row.key.clone());
                 let done = self.shared.deregister(&name, Some(&volume), target.uid, true, Origin::Bus).await;
                 done.map(|()| OperationResponse::Gone)
             }
@@ -64,7 +65,7 @@ impl Executor<'_> {
     /// and an inline volume may have been registered. A creation is checked where it is entered. A read of an inline volume needs
     /// no check.
     async fn as_it_is_now(&self, target: &CallTarget, call: &ControllerRequest) -> Result<CallTarget> {
-        let (name, volume) = (VolumeName::of(&target.key), &self.rows.volume().row.key);
+        let (name, volume) = (target.name.clone(), &self.rows.volume().row.key);
         let record = self.shared.registry.record(name.clone()).await?;
         if !target.is_registered {
             if !matches!(call, ControllerRequest::Create { .. }) && !call.only_looks() {
@@ -96,7 +97,7 @@ impl Executor<'_> {
 
     async fn stats(&mut self, target: &CallTarget) -> Result<Stats> {
         let ready = self.ready().await?;
-        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.key))?;
+        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.name))?;
         let call = self.node_call(&row, target, None);
         Ok(ready.stats(call).await?)
     }
@@ -128,34 +129,46 @@ impl Executor<'_> {
         }
     }
 
-    /// Finishes what AttachVolume or DetachVolume left between two states, or retries a creation or deletion.
-    pub(in crate::volume) async fn continue_call(&mut self, key: &MountKey) -> Result<()> {
-        let name = VolumeName::of(key);
+    /// Finishes what AttachVolume or DetachVolume left between two states.
+    pub(in crate::volume) async fn continue_detach(
+        &mut self,
+        name: &VolumeName,
+        node_id: &str,
+    ) -> Result<()> {
         let record = self.shared.registry.record(name.clone()).await?;
-        let node_id = &key.tag;
         let unsettled = |at: &&Attachment| at.is_by_call(node_id) && at.leg != Leg::Present;
-        self.rows.set_unfinished(key.clone(), None);
+        let subject = Subject::Attachment { volume: name.clone(), node_id: node_id.to_owned() };
+        self.rows.set_unfinished(subject, None);
         // The name may have come to mean another volume since then.
         if queue_key(&record) != self.rows.volume().row.key {
             return Ok(());
         }
-        if let Some(at) = record.attachments.iter().find(unsettled) {
-            let uid = at.by_call.as_ref().map_or(0, |call| call.uid);
-            let registration = record.registration.clone().unwrap_or_else(|| unregistered(uid));
-            let is_registered = record.registration.is_some();
-            let target = CallTarget { key: name.key(""), uid, registration, is_registered };
-            return self.detach_call(&target, node_id).await;
+        let Some(at) = record.attachments.iter().find(unsettled) else { return Ok(()) };
+        let uid = at.by_call.as_ref().map_or(0, |call| call.uid);
+        let is_registered = record.registration.is_some();
+        let registration = record.registration.unwrap_or_else(|| unregistered(uid));
+        let target = CallTarget { name: name.clone(), uid, registration, is_registered };
+        self.detach_call(&target, node_id).await
+    }
+
+    /// Retries a creation or deletion.
+    pub(in crate::volume) async fn continue_call(&mut self, name: &VolumeName) -> Result<()> {
+        let record = self.shared.registry.record(name.clone()).await?;
+        self.rows.set_unfinished(Subject::Volume(name.clone()), None);
+        // The name may have come to mean another volume since then.
+        if queue_key(&record) != self.rows.volume().row.key {
+            return Ok(());
         }
         let Some(registration) = record.registration.clone() else { return Ok(()) };
         match registration.standing {
             // The plugin was never asked, so the row is removed. A caller that still wants the volume repeats the call.
-            Standing::Creating(ref creation) if creation.unasked => self.not_born(&name).await,
+            Standing::Creating(ref creation) if creation.unasked => self.not_born(name).await,
             Standing::Creating(_) if record.volume.external_id.is_empty() => {
                 self.ask_for(record, false).await.map(drop)
             }
             Standing::Deleting { ref back, .. } => {
-                let (key, uid, is_registered) = (name.key(""), registration.uid, back.is_some());
-                self.delete(&CallTarget { key, uid, registration, is_registered }).await
+                let (name, uid, is_registered) = (name.clone(), registration.uid, back.is_some());
+                self.delete(&CallTarget { name, uid, registration, is_registered }).await
             }
             Standing::Creating(_) | Standing::Registered => Ok(()),
         }
@@ -164,7 +177,7 @@ impl Executor<'_> {
     /// Refuses while the volume is in use. A call that removes the volume, and an OFFLINE expansion (CSI rule 26), must wait
     /// until it has no users.
     pub(in crate::volume) async fn refuse_while_used(&self, target: &CallTarget) -> Result<()> {
-        let name = VolumeName::of(&target.key);
+        let name = target.name.clone();
         let volume = self.rows.volume();
         let holders: Vec<String> = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
         if !holders.is_empty() {
@@ -260,7 +273,7 @@ impl Executor<'_> {
         let mut said: Option<RpcError> = None;
         self.tried = RpcTries::default();
         self.step.set(step);
-        let record = self.shared.registry.record(VolumeName::of(&target.key)).await;
+        let record = self.shared.registry.record(target.name.clone()).await;
         let record = record.map_err(|error| RpcFailure::before(error.into()))?;
         let credential = target.registration.spec.credential.as_ref();
         let given = given_values(&target.registration, &record.attachments);

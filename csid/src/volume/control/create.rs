@@ -18,6 +18,7 @@ use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
 use crate::volume::executor::rpc_outcome::RpcFailure;
 use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, refuse_anothers, refuse_other};
+use crate::volume::model::subject::Subject;
 use crate::volume::operation::journal::Unfinished;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::CallTarget;
@@ -50,7 +51,7 @@ impl Context {
     ) -> Result<String> {
         if !spec.clone.is_empty() {
             let source = VolumeName { namespace: name.namespace.clone(), volume: spec.clone.clone() };
-            let source = self.registered(&source.key("")).await?;
+            let source = self.registered(&source).await?;
             if source.volume.plugin != plugin {
                 let text = format!(
                     "{} is of plugin {}, and {plugin} cannot clone it",
@@ -76,7 +77,7 @@ impl Executor<'_> {
     /// Enters the target's registration, or finds it, and has the plugin create the volume.
     pub(in crate::volume) async fn create(&mut self, target: &CallTarget) -> Result<Record> {
         let (plugin, given) = (self.plugin(), self.secrets.is_some());
-        let name = VolumeName::of(&target.key);
+        let name = target.name.clone();
         let wanted = &target.registration;
         // An existing record already has its source.
         let found = match self.shared.registry.record(name.clone()).await?.registration {
@@ -130,7 +131,7 @@ impl Executor<'_> {
 
     /// Returns the target's registration with its source, after a check that the source may be used.
     async fn with_source(&self, target: &CallTarget) -> Result<Registration> {
-        let (name, mut wanted) = (VolumeName::of(&target.key), target.registration.clone());
+        let (name, mut wanted) = (target.name.clone(), target.registration.clone());
         let (plugin, give_up) = (self.plugin(), self.control.borrow().give_up);
         let secrets = self.secrets.as_ref();
         let found =
@@ -145,13 +146,13 @@ impl Executor<'_> {
     pub(in crate::volume) async fn ask_for(&mut self, record: Record, is_new: bool) -> Result<Record> {
         let name = record.name.clone();
         let Some(registration) = record.registration else {
-            return Err(mount_errors::not_registered(&name.key("")));
+            return Err(mount_errors::not_registered(&name));
         };
         let Standing::Creating(mut creation) = registration.standing.clone() else {
             return Err(Error::internal("what is there was to be made"));
         };
-        let (key, uid) = (name.key(""), registration.uid);
-        let target = CallTarget { key, uid, registration, is_registered: false };
+        let uid = registration.uid;
+        let target = CallTarget { name: name.clone(), uid, registration, is_registered: false };
         let asked_before = !(is_new || creation.unasked);
         let begun = match creation.unasked {
             true => self.before_first_asking(&name, &target, &mut creation).await,
@@ -174,12 +175,12 @@ impl Executor<'_> {
         let error = match ended {
             Err(error) if there.as_ref().map_or(true, |there| is_asked_for_by(there, task)) => error,
             ended => {
-                self.rows.set_unfinished(target.key, None);
+                self.rows.set_unfinished(Subject::Volume(target.name), None);
                 return ended;
             }
         };
         let parked = !error.details.retryable;
-        self.rows.set_unfinished(target.key, Some(Unfinished { uid, parked }));
+        self.rows.set_unfinished(Subject::Volume(target.name), Some(Unfinished { uid, parked }));
         self.shared.note_failure(&name, &error).await?;
         Err(if parked { error } else { claim_errors::goes_on(error) })
     }
@@ -234,7 +235,7 @@ impl Executor<'_> {
         let spec = &target.registration.spec;
         let secrets = self.target_secrets(target).await.map_err(RpcFailure::before)?;
         if creation.secrets_given && secrets.is_none() {
-            let error = claim_errors::secrets_again(&VolumeName::of(&target.key), "CreateVolume");
+            let error = claim_errors::secrets_again(&target.name, "CreateVolume");
             return Err(RpcFailure::before(error));
         }
         let usages: Vec<Usage> =
@@ -263,7 +264,7 @@ impl Executor<'_> {
 
     /// Enters the volume that the plugin has created.
     async fn born(&mut self, target: &CallTarget, created: Created) -> Result<Record> {
-        let name = VolumeName::of(&target.key);
+        let name = target.name.clone();
         let volume = VolumeKey { plugin: self.plugin(), external_id: created.external_id.clone() };
         let task = self.rows.volume().row.key.clone();
         let entered = |record: &mut Record| {
@@ -308,14 +309,14 @@ impl Executor<'_> {
         match self.shared.amend(&name, Durability::Disk, entered).await {
             Ok(record) if is_being_deleted(&record) => {
                 // The caller may no longer wait.
-                self.shared.directory.go_on(&volume, name.key(""), target.uid);
+                self.shared.directory.go_on(&volume, Subject::Volume(name), target.uid);
                 Ok(record)
             }
             Ok(record) if created.from_source => Ok(record),
             Ok(_) => Err(claim_errors::not_from_source(&name, &volume.external_id)),
             // The plugin's volume of that name is already known under another name.
             Err(error) if error.kind == Kind::AlreadyExists => {
-                claim_errors::log(&target.key, &error);
+                claim_errors::log(&name, "", &error);
                 self.not_born(&name).await.and(Err(error))
             }
             Err(error) => Err(error),

@@ -8,13 +8,14 @@ use crate::volume::errors::claim as claim_errors;
 use crate::volume::executor::Executor;
 use crate::volume::executor::rpc_outcome::RpcFailure;
 use crate::volume::lifecycle::is_being_deleted;
+use crate::volume::model::subject::Subject;
 use crate::volume::operation::journal::Unfinished;
 use crate::volume::operation::request::CallTarget;
 
 impl Executor<'_> {
     /// Deletes a volume, registered or not.
     pub(in crate::volume) async fn delete(&mut self, target: &CallTarget) -> Result<()> {
-        let name = VolumeName::of(&target.key);
+        let name = target.name.clone();
         self.refuse_while_used(target).await?;
         let (volume, given) = (self.rows.volume().row.key.clone(), self.secrets.is_some());
         let mut asked_before = false;
@@ -78,7 +79,7 @@ impl Executor<'_> {
         let is_open = there.as_ref().map_or(true, is_being_deleted);
         let left = ended.as_ref().err().filter(|_| is_open);
         let left = left.map(|error| Unfinished { uid: target.uid, parked: !error.details.retryable });
-        self.rows.set_unfinished(target.key.clone(), left);
+        self.rows.set_unfinished(Subject::Volume(target.name.clone()), left);
         ended
     }
 

@@ -7,7 +7,6 @@ use crate::fault;
 use crate::plugin::{Can, Controller};
 use crate::store::Durability;
 use crate::store::registry::{Expansion, Record, Registration, VolumeName};
-use crate::store::rows::MountKey;
 use crate::volume::api::requests::Part;
 use crate::volume::errors::claim as claim_errors;
 use crate::volume::executor::Executor;
@@ -117,9 +116,9 @@ impl Executor<'_> {
     }
 
     /// Refuses new mounts while an expansion waits, since they could delay it for ever. Existing mounts may still be used.
-    pub(in crate::volume) fn refuse_before_expansion(&self, key: &MountKey) -> Result<()> {
-        match self.expands_first && self.rows.volume().mount(key).is_none() {
-            true => Err(claim_errors::expands_first(&VolumeName::of(key))),
+    pub(in crate::volume) fn refuse_before_expansion(&self, name: &VolumeName, is_used: bool) -> Result<()> {
+        match self.expands_first && !is_used {
+            true => Err(claim_errors::expands_first(name)),
             false => Ok(()),
         }
     }
@@ -140,7 +139,7 @@ impl Executor<'_> {
         if !ready.can("EXPAND_VOLUME") {
             return Ok(None);
         }
-        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.key))?;
+        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.name))?;
         self.step.set("expand");
         let secrets = self.target_secrets(target).await?;
         let call = self.node_call(&row, target, secrets.as_ref());
@@ -165,6 +164,6 @@ impl Executor<'_> {
             registration.capacity = capacity;
             Ok(expanded.then(|| claim_errors::registered("volume-expanded", record)))
         };
-        self.shared.amend(&VolumeName::of(&target.key), Durability::Disk, noted).await.map(drop)
+        self.shared.amend(&target.name, Durability::Disk, noted).await.map(drop)
     }
 }

@@ -7,10 +7,11 @@ use serde_json::Value;
 
 use crate::error::{Error, Kind};
 use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
-use crate::store::rows::{EventDetails, MountKey, NewEvent};
+use crate::store::rows::{EventDetails, NewEvent};
 use crate::volume::api::views::OperationView;
 use crate::volume::model::admission::OF_UID;
 use crate::volume::model::claim::{ClaimEvent, ClaimRefusal};
+use crate::volume::model::subject::ClaimKey;
 
 /// The step of the refusal of a volume that this node cannot reach. `LIMIT`: of one volume more than its plugin takes.
 pub(in crate::volume) const REACH: &str = "look at the topology";
@@ -18,8 +19,8 @@ pub(in crate::volume) const LIMIT: &str = "count the plugin's volumes";
 /// The step of a refusal by the volume's other claims.
 pub(in crate::volume) const CLAIMS: &str = "claim";
 
-pub(in crate::volume) fn refusal(refusal: ClaimRefusal, key: &MountKey, wanted: &Claim) -> Error {
-    let (name, consumer) = (VolumeName::of(key), &wanted.consumer);
+pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wanted: &Claim) -> Error {
+    let consumer = &wanted.consumer;
     match refusal {
         ClaimRefusal::NotOwner => Error::new(
             Kind::NotAuthorized,
@@ -61,12 +62,12 @@ pub(in crate::volume) fn refusal(refusal: ClaimRefusal, key: &MountKey, wanted: 
 }
 
 /// Makes the error for an event of csid itself that the state does not allow.
-pub(in crate::volume) fn inner(refusal: ClaimRefusal, key: &MountKey) -> Error {
-    Error::internal(format!("an inner event of {} was refused: {refusal:?}", VolumeName::of(key)))
+pub(in crate::volume) fn inner(refusal: ClaimRefusal, name: &VolumeName) -> Error {
+    Error::internal(format!("an inner event of {name} was refused: {refusal:?}"))
 }
 
-pub(in crate::volume) fn unclaimed(key: &MountKey) -> Error {
-    let text = format!("{} is not claimed by {} any more; mount it again", VolumeName::of(key), key.consumer);
+pub(in crate::volume) fn unclaimed(claim: &ClaimKey) -> Error {
+    let text = format!("{} is not claimed by {} any more; mount it again", claim.volume, claim.consumer);
     Error::new(Kind::ClaimConflict, text)
 }
 
@@ -162,8 +163,8 @@ pub(in crate::volume) fn not_confirmed(name: &VolumeName, why: &str) -> Error {
     Error::invalid(format!("the plugin does not confirm that {name} can be used so: {why}"))
 }
 
-pub(in crate::volume) fn not_mounted(key: &MountKey) -> Error {
-    let text = format!("{} is not mounted on this node; mount it first", VolumeName::of(key));
+pub(in crate::volume) fn not_mounted(name: &VolumeName) -> Error {
+    let text = format!("{name} is not mounted on this node; mount it first");
     Error::new(Kind::NotFound, text)
 }
 
@@ -393,8 +394,9 @@ pub(in crate::volume) fn registered(kind: &'static str, record: &Record) -> NewE
     NewEvent { kind, subject: record.name.to_string(), details }
 }
 
-pub(in crate::volume) fn log(key: &MountKey, error: &Error) {
-    let MountKey { namespace, volume, consumer, .. } = key;
+/// Logs a failure. An empty `consumer`: it concerns no claim.
+pub(in crate::volume) fn log(name: &VolumeName, consumer: &str, error: &Error) {
+    let VolumeName { namespace, volume } = name;
     let kind = error.kind.name();
     match error.details.plugin.as_deref() {
         Some(plugin) => tracing::warn!(

@@ -6,8 +6,10 @@ use serde_json::Value;
 
 use crate::error::{Details, Error, Kind};
 use crate::names::word;
+use crate::store::registry::VolumeName;
 use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase, VolumeKey};
 use crate::volume::model::admission::{OF_UID, Refusal};
+use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::{DesiredMount, Volume};
 
 pub(in crate::volume) fn name(key: &MountKey) -> String {
@@ -97,11 +99,10 @@ pub(in crate::volume) fn not_mounted(key: &MountKey, phase: Option<Phase>) -> Er
     Error::not_found(text)
 }
 
-pub(in crate::volume) fn not_claimant(key: &MountKey) -> Error {
+pub(in crate::volume) fn not_claimant(claim: &ClaimKey) -> Error {
     let text = format!(
         "the claim of {} by {} is another user's; it takes org.csid1.unmount-others",
-        name(key),
-        key.consumer
+        claim.volume, claim.consumer
     );
     Error::new(Kind::NotAuthorized, text)
 }
@@ -113,15 +114,15 @@ pub(in crate::volume) fn unknown_plugin(plugin: &str) -> Error {
     Error::not_found(text)
 }
 
-pub(in crate::volume) fn not_registered(key: &MountKey) -> Error {
+pub(in crate::volume) fn not_registered(name: &VolumeName) -> Error {
     let text = format!(
         "volume {:?} of namespace {:?} is not registered: register it (`csictl volume register`), or give the \
          options plugin and external-id",
-        key.volume, key.namespace
+        name.volume, name.namespace
     );
     Error::not_found(text).with(|details| {
-        details.namespace = Some(key.namespace.clone());
-        details.volume = Some(key.volume.clone());
+        details.namespace = Some(name.namespace.clone());
+        details.volume = Some(name.volume.clone());
     })
 }
 
@@ -223,14 +224,19 @@ pub(in crate::volume) fn hung(row: &MountRow) -> Error {
 }
 
 /// Makes the error for a volume whose external id was only in the damaged journal.
-pub(in crate::volume) fn unidentified(volume: &VolumeKey, key: &MountKey) -> Error {
+pub(in crate::volume) fn unidentified(volume: &VolumeKey, subject: &Subject) -> Error {
+    let holder = match subject {
+        Subject::Mount(key) => &key.consumer,
+        Subject::Claim(key) => &key.consumer,
+        Subject::Volume(_) | Subject::Attachment { .. } => "",
+    };
     let text = format!(
         "the external id of {} could not be read from the damaged journal, and without it csid cannot name \
          the volume to unpublish. Ask once for a Mount of it with plugin {} and its external-id: it is refused, \
          for {} holds the volume, but csid knows the id by it. Then unmount again",
-        name(key),
+        subject.volume(),
         volume.plugin,
-        key.consumer
+        holder
     );
     Error::new(Kind::Uncertain, text).with(|details| details.retryable = false)
 }
@@ -270,14 +276,14 @@ pub(in crate::volume) fn yielded() -> Error {
 /// Adds the volume, the plugin, the operation and the step to an error.
 pub(in crate::volume) fn located(
     error: Error,
-    key: &MountKey,
+    name: &VolumeName,
     volume: &VolumeKey,
     operation: &str,
     step: &'static str,
 ) -> Error {
     error.with(|details: &mut Details| {
-        details.namespace.get_or_insert_with(|| key.namespace.clone());
-        details.volume.get_or_insert_with(|| key.volume.clone());
+        details.namespace.get_or_insert_with(|| name.namespace.clone());
+        details.volume.get_or_insert_with(|| name.volume.clone());
         details.plugin.get_or_insert_with(|| volume.plugin.clone());
         details.operation.get_or_insert_with(|| operation.to_owned());
         details.step.get_or_insert(step);

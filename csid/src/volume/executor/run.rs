@@ -1,9 +1,10 @@
 //! Runs the part of `mounts` or `control` that an operation needs.
 
 use crate::error::Result;
-use crate::store::registry::Claim;
+use crate::store::registry::{Claim, VolumeName};
 use crate::volume::errors::mount as mount_errors;
 use crate::volume::executor::Executor;
+use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::request::{OperationRequest, OperationResponse};
 
 impl Executor<'_> {
@@ -26,7 +27,8 @@ impl Executor<'_> {
                 let mounted = match claim {
                     Some(claim) => self.mount_claimed(&mut wanted, &claim, ahead).await,
                     None => {
-                        self.refuse_before_expansion(&wanted.key)?;
+                        let is_used = self.row(&wanted.key).is_some();
+                        self.refuse_before_expansion(&VolumeName::of(&wanted.key), is_used)?;
                         self.mount(&wanted).await
                     }
                 };
@@ -45,20 +47,21 @@ impl Executor<'_> {
                     self.uncover(&key, uncovered)?;
                 }
                 self.unmount(&key, authority, how.force, names).await?;
-                self.give_back(&key).await?;
+                self.give_back(&ClaimKey::of(&key)).await?;
                 match missing && how.must_exist {
                     true => Err(mount_errors::no_mount(&key, self.tags(&key), self.foreign_mounts())),
                     false => Ok(OperationResponse::Gone),
                 }
             }
-            OperationRequest::Settle { key } => {
+            OperationRequest::Settle { key }
+            | OperationRequest::Continue { subject: Subject::Mount(key), .. } => {
                 self.settle(&key).await?;
-                self.give_back(&key).await.map(|()| OperationResponse::Gone)
+                self.give_back(&ClaimKey::of(&key)).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Heal { key, .. } => self.heal(&key).await.map(|()| OperationResponse::Gone),
             OperationRequest::Claim { key, claim, secrets, .. } => {
                 self.secrets = secrets;
-                let mut record = self.claim(&key, &claim, ahead).await?;
+                let mut record = self.claim(&key.volume, &claim, ahead).await?;
                 self.rebind(&mut record, &claim).await?;
                 Ok(OperationResponse::Claimed(Box::new(record)))
             }
@@ -77,10 +80,13 @@ impl Executor<'_> {
                 self.secrets = secrets;
                 self.enlarge(&key).await.map(|()| OperationResponse::Gone)
             }
-            OperationRequest::Continue { key, .. } if key.consumer.is_empty() => {
-                self.continue_call(&key).await.map(|()| OperationResponse::Gone)
+            OperationRequest::Continue { subject: Subject::Volume(name), .. } => {
+                self.continue_call(&name).await.map(|()| OperationResponse::Gone)
             }
-            OperationRequest::Continue { key, .. } => {
+            OperationRequest::Continue { subject: Subject::Attachment { volume, node_id }, .. } => {
+                self.continue_detach(&volume, &node_id).await.map(|()| OperationResponse::Gone)
+            }
+            OperationRequest::Continue { subject: Subject::Claim(key), .. } => {
                 self.continue_claim(&key).await.map(|()| OperationResponse::Gone)
             }
         }

@@ -7,5 +7,6 @@ pub mod claim;
 pub mod observed;
 pub mod paths;
 pub mod step;
+pub mod subject;
 pub mod volume;
 pub mod write_ahead;

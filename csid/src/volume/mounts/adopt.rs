@@ -15,13 +15,14 @@ use std::sync::Arc;
 use crate::error::{Error, Kind, Result};
 use crate::host::{Look, MountTable};
 use crate::plugin::{ATTACHES, Ready};
-use crate::store::registry::{Claim, Record};
+use crate::store::registry::{Claim, Record, VolumeName};
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, Phase};
 use crate::store::{Durability, MountFilter};
 use crate::volume::api::views::Mounted;
 use crate::volume::context::Context;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
+use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::{Action, DesiredMount, Effect, MountEvent, Paths};
 use crate::volume::model::{paths, step};
 use crate::volume::mounts::effects::clear_the_way;
@@ -39,13 +40,14 @@ impl Executor<'_> {
     ) -> Result<Mounted> {
         let key = wanted.key.clone();
         self.refuse_unknown_plugin(&key)?;
-        self.refuse_before_expansion(&key)?;
+        let name = VolumeName::of(&key);
+        self.refuse_before_expansion(&name, self.row(&key).is_some())?;
         let ready = self.ready().await?;
         refuse_other_staging(&ready, at)?;
         let shared = Arc::clone(self.shared);
         self.step.set("verify");
         if claim.is_some() {
-            let record = self.registered_as_mine(&key).await?;
+            let record = self.registered_as_mine(&name).await?;
             self.refuse_unattached(&record).await?;
             let attachment = record.attachment(&self.shared.node);
             wanted.spec.usage.publish_context =
@@ -63,7 +65,7 @@ impl Executor<'_> {
         step::step(self.rows.volume(), event.clone())
             .map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
         if let Some(claim) = claim {
-            let mut record = self.claim(&key, claim, ahead).await?;
+            let mut record = self.claim(&name, claim, ahead).await?;
             self.rebind(&mut record, claim).await?;
         }
         // Two adoptions of the same paths are of different volumes, so the actors of the volumes do not order them.
@@ -82,7 +84,8 @@ impl Executor<'_> {
                 }
             }
             (Err(_), Some(_)) => {
-                self.give_back(&key).await.unwrap_or_else(|error| claim_errors::log(&key, &error))
+                let returned = self.give_back(&ClaimKey::of(&key)).await;
+                returned.unwrap_or_else(|error| claim_errors::log(&name, &key.consumer, &error));
             }
             (Err(_), None) => {}
         }

@@ -11,6 +11,7 @@ use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
 use crate::volume::lifecycle::is_healed;
 use crate::volume::model::claim;
+use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::DesiredMount;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::CallTarget;
@@ -23,26 +24,26 @@ impl Executor<'_> {
         claim: &Claim,
         ahead: &[Claim],
     ) -> Result<Mounted> {
-        let key = wanted.key.clone();
+        let (key, name) = (wanted.key.clone(), VolumeName::of(&wanted.key));
         let mut registration = None;
         let mut record = match self.row(&key).filter(|row| row.phase == Phase::Mounted) {
             // A mount that is recorded and there needs no claim, even if every other component is away. A claim that exists has
             // to stay.
             Some(row) => {
                 wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone();
-                let record = self.shared.registry.record(VolumeName::of(&key)).await?;
+                let record = self.shared.registry.record(name.clone()).await?;
                 if record.claim(&key.consumer).is_some() {
                     claim::admit(&self.claims(&record), claim)
-                        .map_err(|refusal| claim_errors::refusal(refusal, &key, claim))?;
+                        .map_err(|refusal| claim_errors::refusal(refusal, &name, claim))?;
                 } else if claim.bound.is_some() {
-                    self.claim(&key, claim, ahead).await?;
+                    self.claim(&name, claim, ahead).await?;
                     // The mount is already there, so it does not sync the claim.
                     self.shared.synced().await?;
                 }
                 record
             }
             None => {
-                let record = self.claim(&key, claim, ahead).await?;
+                let record = self.claim(&name, claim, ahead).await?;
                 self.use_attachment(&record, wanted);
                 registration.clone_from(&record.registration);
                 record
@@ -56,7 +57,10 @@ impl Executor<'_> {
             mounted = Err(error);
         }
         match (&mounted, registration) {
-            (Err(_), _) => self.give_back(&key).await.unwrap_or_else(|error| claim_errors::log(&key, &error)),
+            (Err(_), _) => self
+                .give_back(&ClaimKey::of(&key))
+                .await
+                .unwrap_or_else(|error| claim_errors::log(&name, &key.consumer, &error)),
             (Ok(_), Some(registration)) => self.enlarge_later(wanted, &registration),
             (Ok(_), None) => {}
         }
@@ -76,9 +80,12 @@ impl Executor<'_> {
     pub(in crate::volume) async fn enlarge(&mut self, key: &MountKey) -> Result<()> {
         let Some(row) = self.row(key).filter(|row| row.phase == Phase::Mounted) else { return Ok(()) };
         let uid = row.uid;
-        let Some(registration) = self.registered_as_mine(key).await?.registration else { return Ok(()) };
-        let target = CallTarget { key: key.clone(), uid, registration, is_registered: true };
-        self.finish_expansion(&target).await.inspect_err(|error| claim_errors::log(key, error))
+        let name = VolumeName::of(key);
+        let Some(registration) = self.registered_as_mine(&name).await?.registration else { return Ok(()) };
+        let target = CallTarget { name, uid, registration, is_registered: true };
+        self.finish_expansion(&target)
+            .await
+            .inspect_err(|error| claim_errors::log(&target.name, &key.consumer, error))
     }
 
     /// Mounts a waiting row again.
@@ -86,12 +93,13 @@ impl Executor<'_> {
         let mut registration = None;
         if wanted.spec.registered {
             let key = wanted.key.clone();
-            let record = self.registered_as_mine(&key).await?;
+            let name = VolumeName::of(&key);
+            let record = self.registered_as_mine(&name).await?;
             let is_its = |claim: &&Claim| !claim.releasing && claim.uid == wanted.uid;
             let Some(claim) = record.claim(&key.consumer).filter(is_its).cloned() else {
-                return Err(claim_errors::unclaimed(&key));
+                return Err(claim_errors::unclaimed(&ClaimKey::of(&key)));
             };
-            let record = self.claim(&key, &claim, &[]).await?;
+            let record = self.claim(&name, &claim, &[]).await?;
             self.use_attachment(&record, wanted);
             self.heals = is_healed(&record);
             registration = record.registration;

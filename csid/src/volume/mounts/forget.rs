@@ -19,6 +19,7 @@ use crate::volume::errors::mount as mount_errors;
 use crate::volume::events::FORGOTTEN;
 use crate::volume::executor::{Executor, PATIENCE};
 use crate::volume::manager::Volumes;
+use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::MountEvent;
 use crate::volume::mounts::effects;
 use crate::volume::operation::message::Message;
@@ -57,7 +58,7 @@ impl Volumes {
         let volume = volume.ok_or_else(|| Error::internal("a mount's volume has no rows"))?;
         let (reply, answer) = tokio::sync::oneshot::channel();
         let order = Order { key: key.clone(), all_tags: all_tags || claim, claim, reply };
-        self.shared.directory.send(&volume, &key, Message::Forget(order));
+        self.shared.directory.send(&volume, VolumeName::of(&key), Message::Forget(order));
         let answered = async {
             answer.await.unwrap_or_else(|_| {
                 Err(self.shared.store.writable().err().unwrap_or_else(mount_errors::shutting_down))
@@ -112,22 +113,22 @@ impl Executor<'_> {
 
     async fn forget(&mut self, order: &Order) -> Result<()> {
         let Order { key, all_tags, claim, .. } = order;
+        let claim_key = ClaimKey::of(key);
         let keys = match all_tags {
-            true => self.mounts_of(key),
+            true => self.mounts_of(&claim_key),
             false => vec![key.clone()],
         };
         for key in &keys {
             self.forget_mount(key).await?;
         }
-        let claim_key = MountKey { tag: String::new(), ..key.clone() };
         if *claim {
             return self.release(&claim_key, crate::volume::api::requests::Authority::Any(0), true).await;
         }
         // Releases the claim that a Mount took implicitly, after its last mount.
-        if self.mounts_of(key).is_empty() && !self.shared.registry.is_empty() {
-            let record = self.shared.registry.record(VolumeName::of(key)).await?;
+        if self.mounts_of(&claim_key).is_empty() && !self.shared.registry.is_empty() {
+            let record = self.shared.registry.record(claim_key.volume.clone()).await?;
             if let Some(claim) = record.claim(&key.consumer).filter(|claim| claim.by_mount) {
-                let go_on = Message::Continue(claim_key, claim.uid);
+                let go_on = Message::Continue(Subject::Claim(claim_key), claim.uid);
                 self.shared.directory.tell(&self.rows.volume().row.key, go_on);
             }
         }

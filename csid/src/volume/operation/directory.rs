@@ -10,14 +10,12 @@ use crate::error::{Error, Kind, Result};
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::model::paths;
+use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::Volume;
 use crate::volume::operation::journal::JournaledVolume;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{OperationRequest, Waiter};
 use crate::volume::operation::table::Recovering;
-
-/// (namespace, volume)
-type Name = (String, String);
 
 enum Slot {
     Rest(Volume),
@@ -31,7 +29,7 @@ enum Slot {
 /// The names and targets of a volume; each can be taken once.
 #[derive(Default)]
 struct Taken {
-    names: Vec<Name>,
+    names: Vec<VolumeName>,
     targets: Vec<String>,
 }
 
@@ -39,7 +37,7 @@ impl Taken {
     fn by(volume: &Volume) -> Self {
         let mut taken = Taken::default();
         if !volume.mounts.is_empty() {
-            taken.names.push((volume.row.namespace.clone(), volume.row.volume.clone()));
+            taken.names.push(name_of(volume));
         }
         taken.targets = volume.mounts.iter().filter_map(|mount| mount.spec.target.clone()).collect();
         taken
@@ -49,7 +47,7 @@ impl Taken {
 #[derive(Default)]
 struct Table {
     slots: HashMap<VolumeKey, Slot>,
-    names: HashMap<Name, VolumeKey>,
+    names: HashMap<VolumeName, VolumeKey>,
     /// The mount of each target. A target has one mount.
     targets: HashMap<String, MountKey>,
 }
@@ -74,14 +72,13 @@ impl Directory {
 
     /// Returns the volume that has this (namespace, volume) now.
     pub(in crate::volume) fn find(&self, key: &MountKey) -> Option<VolumeKey> {
-        self.lock().names.get(&(key.namespace.clone(), key.volume.clone())).cloned()
+        self.lock().names.get(&VolumeName::of(key)).cloned()
     }
 
     /// Returns why this volume cannot have this name: the volume or the name is in use with another one. `None`: it can.
     pub(in crate::volume) fn in_use(&self, name: &VolumeName, key: &VolumeKey) -> Option<String> {
         let table = self.lock();
-        let own = (name.namespace.clone(), name.volume.clone());
-        match table.names.get(&own) {
+        match table.names.get(name) {
             Some(other) if other != key => {
                 return Some(format!(
                     "{name} is external id `{}` of plugin {}",
@@ -90,11 +87,8 @@ impl Directory {
             }
             _ => {}
         }
-        let other = table.names.iter().find(|(other, volume)| *volume == key && **other != own)?;
-        Some(format!(
-            "external id `{}` of plugin {} is {}/{}",
-            key.external_id, key.plugin, other.0.0, other.0.1
-        ))
+        let other = table.names.iter().find(|(other, volume)| *volume == key && *other != name)?;
+        Some(format!("external id `{}` of plugin {} is {}", key.external_id, key.plugin, other.0))
     }
 
     /// Sends a request to the actor of a volume, and starts the actor if there is none. A name means one volume while it is in
@@ -105,13 +99,14 @@ impl Directory {
         work: OperationRequest,
         waiter: Waiter,
     ) -> Result<()> {
-        let name = (work.key().namespace.clone(), work.key().volume.clone());
+        let subject = work.subject();
+        let name = subject.volume();
         let mut table = self.lock();
         match table.names.get(&name) {
             Some(other) if other != key && !paths::is_unborn(key) => {
                 let text = format!(
-                    "{}/{} is external id `{}` of plugin {} as long as it is in use",
-                    name.0, name.1, other.external_id, other.plugin
+                    "{name} is external id `{}` of plugin {} as long as it is in use",
+                    other.external_id, other.plugin
                 );
                 return Err(Error::new(Kind::AlreadyExists, text));
             }
@@ -119,14 +114,14 @@ impl Directory {
         }
         let target = work.target();
         if let Some(target) = target
-            && table.targets.get(target).is_some_and(|holder| holder != work.key())
+            && table.targets.get(target).is_some_and(|holder| Some(holder) != subject.mount())
         {
             let text =
                 format!("target {target} shows another mount; unmount that first, or choose another target");
             return Err(Error::new(Kind::ClaimConflict, text));
         }
-        if let Some(target) = target {
-            table.targets.insert(target.to_owned(), work.key().clone());
+        if let (Some(target), Some(mount)) = (target, subject.mount()) {
+            table.targets.insert(target.to_owned(), mount.clone());
         }
         table.name(&name, key);
         let (task, taken) = table.task(&self.spawn, key, &name);
@@ -137,15 +132,14 @@ impl Directory {
         Ok(())
     }
 
-    /// Has the actor of a volume continue a claim.
-    pub(in crate::volume) fn go_on(&self, key: &VolumeKey, claim: MountKey, uid: u32) {
-        self.send(key, &claim.clone(), Message::Continue(claim, uid));
+    /// Has the actor of a volume continue unfinished work.
+    pub(in crate::volume) fn go_on(&self, key: &VolumeKey, subject: Subject, uid: u32) {
+        self.send(key, subject.volume(), Message::Continue(subject, uid));
     }
 
-    /// Sends a message without a caller, about `claim`, to the actor of a volume. Starts the actor if there is none.
-    pub(in crate::volume) fn send(&self, key: &VolumeKey, claim: &MountKey, message: Message) {
+    /// Sends a message without a caller, about the volume `name`, to the actor of a volume. Starts the actor if there is none.
+    pub(in crate::volume) fn send(&self, key: &VolumeKey, name: VolumeName, message: Message) {
         let mut table = self.lock();
-        let name = (claim.namespace.clone(), claim.volume.clone());
         if !table.names.contains_key(&name) {
             table.name(&name, key);
         }
@@ -171,8 +165,7 @@ impl Directory {
     pub(in crate::volume) fn identify(&self, nameless: &VolumeKey, volume: Volume) {
         let mut table = self.lock();
         if table.slots.remove(nameless).is_some() {
-            let name = (volume.row.namespace.clone(), volume.row.volume.clone());
-            table.names.insert(name, volume.row.key.clone());
+            table.names.insert(name_of(&volume), volume.row.key.clone());
             table.slots.insert(volume.row.key.clone(), Slot::Rest(volume));
         }
     }
@@ -208,7 +201,7 @@ impl Directory {
     pub(in crate::volume) fn enter(&self, volume: Volume, recovering: Option<Recovering>) {
         let mut table = self.lock();
         let key = volume.row.key.clone();
-        let name = (volume.row.namespace.clone(), volume.row.volume.clone());
+        let name = name_of(&volume);
         table.names.insert(name.clone(), key.clone());
         for mount in &volume.mounts {
             table.targets.extend(mount.spec.target.clone().map(|target| (target, mount.key.clone())));
@@ -256,7 +249,7 @@ impl Directory {
 impl Table {
     /// Binds a name to a volume. A volume in creation gets no name: it cannot be used yet, and its actor is not the one of the
     /// created volume.
-    fn name(&mut self, name: &Name, key: &VolumeKey) {
+    fn name(&mut self, name: &VolumeName, key: &VolumeKey) {
         if !paths::is_unborn(key) {
             self.names.insert(name.clone(), key.clone());
         }
@@ -281,19 +274,23 @@ impl Table {
         &mut self,
         spawn: &Spawn,
         key: &VolumeKey,
-        name: &Name,
+        name: &VolumeName,
     ) -> (&mpsc::UnboundedSender<Message>, &mut Taken) {
         let slot = self.slots.remove(key);
         let slot = match slot {
             Some(running @ Slot::Running { .. }) => running,
             Some(Slot::Rest(volume)) => start(spawn, volume),
-            None => start(spawn, Volume::new(key.clone(), &name.0, &name.1)),
+            None => start(spawn, Volume::new(key.clone(), &name.namespace, &name.volume)),
         };
         match self.slots.entry(key.clone()).insert_entry(slot).into_mut() {
             Slot::Running { task, taken } => (task, taken),
             Slot::Rest(_) => unreachable!("the slot was made running just now"),
         }
     }
+}
+
+fn name_of(volume: &Volume) -> VolumeName {
+    VolumeName { namespace: volume.row.namespace.clone(), volume: volume.row.volume.clone() }
 }
 
 fn start(spawn: &Spawn, volume: Volume) -> Slot {

@@ -9,6 +9,7 @@ use crate::store::rows::{MountKey, MountRow, NewEvent};
 use crate::store::{Change, Durability, Store};
 use crate::volume::model::admission::Refusal;
 use crate::volume::model::step;
+use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::{Effect, MountEvent, Next, Volume};
 use crate::volume::model::write_ahead::{cover, foreseen};
 use crate::volume::operation::table::now_usec;
@@ -19,7 +20,7 @@ pub(in crate::volume) struct JournaledVolume {
     /// The rows that the commit under way writes. `None`: no commit is under way.
     writing: Option<Volume>,
     /// Unfinished releases of claims of this node, and unfinished controller calls. The registry has their records.
-    unfinished: BTreeMap<MountKey, Unfinished>,
+    unfinished: BTreeMap<Subject, Unfinished>,
 }
 
 pub(in crate::volume) struct Unfinished {
@@ -56,14 +57,14 @@ impl JournaledVolume {
         self.written.mount(key)
     }
 
-    pub(in crate::volume) fn unfinished(&self) -> impl Iterator<Item = (&MountKey, &Unfinished)> {
+    pub(in crate::volume) fn unfinished(&self) -> impl Iterator<Item = (&Subject, &Unfinished)> {
         self.unfinished.iter()
     }
 
-    pub(in crate::volume) fn set_unfinished(&mut self, key: MountKey, claim: Option<Unfinished>) {
-        match claim {
-            Some(claim) => drop(self.unfinished.insert(key, claim)),
-            None => drop(self.unfinished.remove(&key)),
+    pub(in crate::volume) fn set_unfinished(&mut self, subject: Subject, work: Option<Unfinished>) {
+        match work {
+            Some(work) => drop(self.unfinished.insert(subject, work)),
+            None => drop(self.unfinished.remove(&subject)),
         }
     }
 

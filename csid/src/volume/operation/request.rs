@@ -18,6 +18,7 @@ use crate::volume::api::requests::{Authority, Part, Uncovered, Unmounting};
 use crate::volume::api::views::Mounted;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::model::admission::Refusal;
+use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::{DesiredMount, Paths};
 use crate::volume::operation::orders::Order;
 use crate::volume::operation::table::Ticket;
@@ -55,15 +56,14 @@ pub(in crate::volume) enum OperationRequest {
         uid: u32,
     },
     Claim {
-        /// The key of the claim, which has no tag.
-        key: MountKey,
+        key: ClaimKey,
         claim: Claim,
         /// How long to wait for the claims that are in the way.
         wait_until: Option<Instant>,
         secrets: Option<Secrets>,
     },
     Release {
-        key: MountKey,
+        key: ClaimKey,
         authority: Authority,
         force: bool,
         secrets: Option<Secrets>,
@@ -76,7 +76,7 @@ pub(in crate::volume) enum OperationRequest {
     },
     /// Releases a claim of `uid` whose unit or connection has ended.
     Unbind {
-        key: MountKey,
+        key: ClaimKey,
         uid: u32,
         bound: Bound,
     },
@@ -88,7 +88,7 @@ pub(in crate::volume) enum OperationRequest {
     },
     /// Retries the release of a claim, or a call that has to be completed.
     Continue {
-        key: MountKey,
+        subject: Subject,
         uid: u32,
     },
 }
@@ -181,7 +181,7 @@ impl ControllerRequest {
 /// The volume of a [`ControllerRequest`], registered or inline.
 #[derive(Clone, PartialEq, Eq)]
 pub(in crate::volume) struct CallTarget {
-    pub(in crate::volume) key: MountKey,
+    pub(in crate::volume) name: VolumeName,
     pub(in crate::volume) uid: u32,
     pub(in crate::volume) registration: Registration,
     pub(in crate::volume) is_registered: bool,
@@ -214,18 +214,20 @@ pub(in crate::volume) struct Waiter {
 }
 
 impl OperationRequest {
-    pub(in crate::volume) fn key(&self) -> &MountKey {
+    pub(in crate::volume) fn subject(&self) -> Subject {
         match self {
-            OperationRequest::Mount { wanted, .. } | OperationRequest::Restore { wanted } => &wanted.key,
+            OperationRequest::Mount { wanted, .. } | OperationRequest::Restore { wanted } => {
+                Subject::Mount(wanted.key.clone())
+            }
             OperationRequest::Unmount { key, .. }
             | OperationRequest::Settle { key }
             | OperationRequest::Heal { key, .. }
-            | OperationRequest::Claim { key, .. }
+            | OperationRequest::Enlarge { key, .. } => Subject::Mount(key.clone()),
+            OperationRequest::Claim { key, .. }
             | OperationRequest::Release { key, .. }
-            | OperationRequest::Unbind { key, .. }
-            | OperationRequest::Enlarge { key, .. }
-            | OperationRequest::Continue { key, .. } => key,
-            OperationRequest::Call { target, .. } => &target.key,
+            | OperationRequest::Unbind { key, .. } => Subject::Claim(key.clone()),
+            OperationRequest::Continue { subject, .. } => subject.clone(),
+            OperationRequest::Call { target, .. } => Subject::Volume(target.name.clone()),
         }
     }
 
@@ -322,7 +324,7 @@ impl OperationRequest {
             return None;
         };
         match asked {
-            _ if *asked.key() != wanted.key => None,
+            _ if asked.subject().mount() != Some(&wanted.key) => None,
             OperationRequest::Mount { wanted: other, .. } if other.uid != wanted.uid => {
                 Some(mount_errors::refusal(Refusal::NotOwner, other))
             }
@@ -369,14 +371,14 @@ impl OperationRequest {
     }
 
     /// Returns whether the operation is the creation or deletion of this volume, also one without a caller.
-    pub(in crate::volume) fn makes_or_deletes(&self, key: &MountKey) -> bool {
+    pub(in crate::volume) fn makes_or_deletes(&self, name: &VolumeName) -> bool {
         match self {
             OperationRequest::Call {
                 target,
                 call: ControllerRequest::Create { .. } | ControllerRequest::Delete,
                 ..
-            } => target.key == *key,
-            OperationRequest::Continue { key: continued, .. } => continued == key,
+            } => target.name == *name,
+            OperationRequest::Continue { subject: Subject::Volume(continued), .. } => continued == name,
             _ => false,
         }
     }
@@ -475,7 +477,7 @@ impl OperationRequest {
             } => matches!(
                 other,
                 OperationRequest::Call { target: made, call: ControllerRequest::Create { to_delete: false }, .. }
-                    if made.key == target.key && (target.uid == 0 || target.uid == made.uid)
+                    if made.name == target.name && (target.uid == 0 || target.uid == made.uid)
             ),
             _ => false,
         }
@@ -483,26 +485,26 @@ impl OperationRequest {
 
     /// Returns whether the operation makes a mount or claim that the order forgets.
     pub(in crate::volume) fn is_given_up_by(&self, order: &Order) -> bool {
-        let key = &order.key;
-        match self {
-            OperationRequest::Mount { .. }
-            | OperationRequest::Restore { .. }
-            | OperationRequest::Heal { .. } => {
-                let is_one = order.all_tags || self.key().tag == key.tag;
-                is_one && MountKey { tag: key.tag.clone(), ..self.key().clone() } == *key
-            }
-            OperationRequest::Claim { key: claimed, .. } => order.claim && claimed.consumer == key.consumer,
-            _ => false,
+        match (self, self.makes_mount()) {
+            (_, Some(mount)) if order.all_tags => ClaimKey::of(mount) == ClaimKey::of(&order.key),
+            (_, Some(mount)) => *mount == order.key,
+            (OperationRequest::Claim { key, .. }, None) => order.claim && key.consumer == order.key.consumer,
+            (_, None) => false,
         }
     }
 
     pub(in crate::volume) fn mounts(&self, key: &MountKey) -> bool {
+        self.makes_mount() == Some(key)
+    }
+
+    /// Returns the mount that the operation makes. `None`: it makes none.
+    fn makes_mount(&self) -> Option<&MountKey> {
         match self {
             OperationRequest::Mount { wanted, .. } | OperationRequest::Restore { wanted } => {
-                wanted.key == *key
+                Some(&wanted.key)
             }
-            OperationRequest::Heal { key: healed, .. } => healed == key,
-            _ => false,
+            OperationRequest::Heal { key, .. } => Some(key),
+            _ => None,
         }
     }
 }

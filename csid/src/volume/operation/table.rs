@@ -13,6 +13,7 @@ use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::api::requests::{Authority, Wait};
 use crate::volume::api::views::OperationView;
+use crate::volume::model::subject::Subject;
 
 /// The kinds of operations that csid begins by itself.
 const OWN: [&str; 6] = ["settle", "restore", "heal", "continue", "unbind", "enlarge"];
@@ -108,7 +109,8 @@ impl Progress {
 struct Entry {
     id: String,
     kind: &'static str,
-    key: MountKey,
+    /// `None`: the operation is of the plugin.
+    subject: Option<Subject>,
     volume: VolumeKey,
     uid: u32,
     step: Progress,
@@ -118,19 +120,19 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns whether the entry is of a plugin. The namespace of a volume is never empty.
-    fn is_of_plugin(&self) -> bool {
-        self.key.namespace.is_empty()
+    /// Returns the subject's text in a listing: `NAMESPACE/VOLUME`, or the id of a plugin.
+    fn title(&self) -> String {
+        match &self.subject {
+            Some(subject) => subject.volume().to_string(),
+            None => self.volume.plugin.clone(),
+        }
     }
 
     fn view(&self) -> OperationView {
         OperationView {
             id: self.id.clone(),
             kind: self.kind,
-            subject: match self.is_of_plugin() {
-                true => self.key.volume.clone(),
-                false => format!("{}/{}", self.key.namespace, self.key.volume),
-            },
+            subject: self.title(),
             step: self.step.get(),
             said: self.step.said(),
             since_usec: self.since_usec,
@@ -196,7 +198,8 @@ impl Drop for Ticket {
 
 pub(in crate::volume) struct Begin<'a> {
     pub(in crate::volume) kind: &'static str,
-    pub(in crate::volume) key: &'a MountKey,
+    /// `None`: the operation is of the plugin.
+    pub(in crate::volume) subject: Option<Subject>,
     pub(in crate::volume) volume: &'a VolumeKey,
     pub(in crate::volume) uid: u32,
     pub(in crate::volume) id: Option<String>,
@@ -217,13 +220,16 @@ impl OperationTable {
             // An operation that csid begins for an earlier call of that name counts as the same call.
             let own = |kind| OWN.contains(&kind);
             let same = |entry: &Entry| {
-                entry.key == *begin.key && (entry.kind == begin.kind || own(entry.kind) || own(begin.kind))
+                entry.subject == begin.subject
+                    && entry.volume.plugin == begin.volume.plugin
+                    && (entry.kind == begin.kind || own(entry.kind) || own(begin.kind))
             };
             let other = |entry: &&Entry| entry.uid == begin.uid && entry.id == *id && !same(entry);
             if let Some(entry) = table.entries.values().find(other) {
                 let text = format!(
-                    "operation-id `{id}` names another call that is under way ({} of {}/{}); give this one another name",
-                    entry.kind, entry.key.namespace, entry.key.volume
+                    "operation-id `{id}` names another call that is under way ({} of {}); give this one another name",
+                    entry.kind,
+                    entry.title()
                 );
                 return Err(Error::new(Kind::AlreadyExists, text));
             }
@@ -236,7 +242,7 @@ impl OperationTable {
         let entry = Entry {
             id: id.clone(),
             kind: begin.kind,
-            key: begin.key.clone(),
+            subject: begin.subject,
             volume: begin.volume.clone(),
             uid: begin.uid,
             step: begin.step,
@@ -266,7 +272,7 @@ impl OperationTable {
             Authority::Any(_) => true,
         };
         let found = table.entries.iter();
-        let found = found.filter(|(_, entry)| entry.id == id && mine(entry) && !entry.is_of_plugin());
+        let found = found.filter(|(_, entry)| entry.id == id && mine(entry) && entry.subject.is_some());
         found.map(|(number, entry)| (entry.volume.clone(), *number)).collect()
     }
 
@@ -300,9 +306,9 @@ impl OperationTable {
 
     /// Returns the CreateVolume of this volume that a caller waits for.
     pub(in crate::volume) fn creating(&self, name: &VolumeName) -> Option<OperationView> {
-        let of_volume = |entry: &&Entry| {
-            entry.kind == "create" && entry.is_waited_for && VolumeName::of(&entry.key) == *name
-        };
+        let subject = Some(Subject::Volume(name.clone()));
+        let of_volume =
+            |entry: &&Entry| entry.kind == "create" && entry.is_waited_for && entry.subject == subject;
         self.lock().entries.values().find(of_volume).map(Entry::view)
     }
 
@@ -322,7 +328,7 @@ impl OperationTable {
             .entries
             .values()
             .filter(of_plugin)
-            .map(|entry| (entry.key.clone(), entry.volume.clone()))
+            .filter_map(|entry| Some((entry.subject.as_ref()?.mount()?.clone(), entry.volume.clone())))
             .collect()
     }
 
@@ -341,16 +347,11 @@ impl OperationTable {
         uid: u32,
         wait: &Wait,
     ) -> Result<OfPlugin> {
-        let (step, none) = (Progress::new(), String::new());
+        let step = Progress::new();
         let begin = Begin {
             kind,
-            key: &MountKey {
-                namespace: none.clone(),
-                volume: plugin.to_owned(),
-                consumer: none.clone(),
-                tag: none.clone(),
-            },
-            volume: &VolumeKey { plugin: plugin.to_owned(), external_id: none },
+            subject: None,
+            volume: &VolumeKey { plugin: plugin.to_owned(), external_id: String::new() },
             uid,
             id: wait.operation.clone(),
             deadline: wait.deadline,

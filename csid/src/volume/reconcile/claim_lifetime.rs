@@ -24,6 +24,7 @@ use crate::store::registry::{Bound, BoundTo};
 use crate::volume::context::Context;
 use crate::volume::errors::claim as claim_errors;
 use crate::volume::manager::Volumes;
+use crate::volume::model::subject::ClaimKey;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::orders::until;
 use crate::volume::tables::bound_claims::{Due, UNITS_OF_UID};
@@ -193,8 +194,8 @@ impl BoundUnits {
 impl Context {
     fn unbind(self: &Arc<Self>, due: Due) {
         let Due { name, consumer, volume, uid, bound } = due;
-        let key = name.key(&consumer);
-        self.directory.send(&volume, &key, Message::Unbind(key.clone(), uid, bound));
+        let key = ClaimKey::new(&name, &consumer);
+        self.directory.send(&volume, name, Message::Unbind(key, uid, bound));
     }
 
     async fn look_at_callers(&self) {

@@ -139,7 +139,7 @@ impl Volumes {
             for (row, _) in dead {
                 if self.shared.heals(row).await? {
                     let message = Message::Heal(row.key.clone(), row.uid);
-                    self.shared.directory.send(key, &row.key, message);
+                    self.shared.directory.send(key, VolumeName::of(&row.key), message);
                 }
             }
         }

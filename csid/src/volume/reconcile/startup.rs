@@ -9,15 +9,16 @@ use std::sync::{Arc, PoisonError};
 use crate::fault;
 use crate::host::{Look, Restrict};
 use crate::store::registry::{
-    Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, RegistryError, VolumeName,
+    Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, RegistryError,
 };
-use crate::store::rows::{Leg, MountKey, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
+use crate::store::rows::{Leg, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
 use crate::store::{Change, Durability};
 use crate::volume::api::views::Recovered;
 use crate::volume::events::{secret_required, watched};
-use crate::volume::lifecycle::{detach_key, is_being_deleted, is_unborn, queue_key};
+use crate::volume::lifecycle::{is_being_deleted, is_unborn, queue_key};
 use crate::volume::manager::Volumes;
 use crate::volume::model::paths;
+use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::{MountEvent, Observed, Volume};
 use crate::volume::operation::journal::JournaledVolume;
 use crate::volume::probe::side_by_side;
@@ -115,8 +116,8 @@ impl Volumes {
             let recovering = work.then(|| shared.operations.recovering());
             shared.directory.enter(volume, recovering);
         }
-        for Left { volume, key, uid } in left {
-            shared.directory.go_on(&volume, key, uid);
+        for Left { volume, subject, uid } in left {
+            shared.directory.go_on(&volume, subject, uid);
         }
         shared.untaken.store(false, Ordering::SeqCst);
         Ok(found)
@@ -145,16 +146,17 @@ impl Volumes {
         let shared = &self.shared;
         let mut left = self.unfinished().await?;
         let mounts = seen.values().flat_map(|seen| &seen.mounts);
-        let users: BTreeSet<_> = mounts.map(|row| VolumeName::of(&row.key).key(&row.key.consumer)).collect();
+        let users: BTreeSet<_> = mounts.map(|row| Subject::Claim(ClaimKey::of(&row.key))).collect();
         let filter = ClaimFilter { node: Some(shared.node.clone()), ..ClaimFilter::default() };
         for ListedClaim { name, claim, .. } in shared.registry.claims(filter).await?.0 {
-            let key = name.key(&claim.consumer);
+            let subject = Subject::Claim(ClaimKey::new(&name, &claim.consumer));
             if claim.bound.is_some() {
                 shared.bound.note(&shared.registry.record(name.clone()).await?, &shared.node);
             }
-            if claim.by_mount && !users.contains(&key) && !left.iter().any(|left| left.key == key) {
+            if claim.by_mount && !users.contains(&subject) && !left.iter().any(|left| left.subject == subject)
+            {
                 let volume = shared.registry.record(name).await?.volume;
-                left.push(Left { volume, key, uid: claim.uid });
+                left.push(Left { volume, subject, uid: claim.uid });
             }
         }
         Ok(left)
@@ -168,18 +170,18 @@ impl Volumes {
 
     /// Retries all unfinished work, including parked work.
     pub(in crate::volume) async fn sweep(&self) -> crate::Result<()> {
-        for Left { volume, key, uid } in self.unfinished().await? {
-            self.shared.directory.go_on(&volume, key, uid);
+        for Left { volume, subject, uid } in self.unfinished().await? {
+            self.shared.directory.go_on(&volume, subject, uid);
         }
         Ok(())
     }
 }
 
-/// Work to continue without a caller: its key, the volume whose actor does it, and its uid.
+/// Work to continue without a caller: its subject, the volume whose actor does it, and its uid.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     volume: VolumeKey,
-    key: MountKey,
+    subject: Subject,
     uid: u32,
 }
 
@@ -187,17 +189,20 @@ struct Left {
 /// creation, a deletion.
 fn unfinished(record: &Record, node: &str) -> Vec<Left> {
     let volume = queue_key(record);
-    let left = |key, uid| Left { volume: volume.clone(), key, uid };
+    let left = |subject, uid| Left { volume: volume.clone(), subject, uid };
     let is_open =
         |claim: &&Claim| claim.node == node && (claim.releasing || claim.state != ClaimState::Taken);
     let claims = record.claims.iter().filter(is_open);
-    let claims = claims.map(|claim| left(record.name.key(&claim.consumer), claim.uid));
+    let claims =
+        claims.map(|claim| left(Subject::Claim(ClaimKey::new(&record.name, &claim.consumer)), claim.uid));
     let attached = record.attachments.iter().filter(|at| at.leg != Leg::Present);
     let attached = attached.filter_map(|at| {
-        at.by_call.as_ref().map(|call| left(detach_key(&record.name, &at.node_id), call.uid))
+        let (volume, node_id) = (record.name.clone(), at.node_id.clone());
+        at.by_call.as_ref().map(|call| left(Subject::Attachment { volume, node_id }, call.uid))
     });
     let registration = record.registration.as_ref().filter(|_| is_unborn(record) || is_being_deleted(record));
-    let registration = registration.map(|registration| left(record.name.key(""), registration.uid));
+    let registration =
+        registration.map(|registration| left(Subject::Volume(record.name.clone()), registration.uid));
     claims.chain(attached).chain(registration).collect()
 }
 
@@ -218,7 +223,7 @@ mod tests {
     use crate::store::claim_set::ClaimSet;
     use crate::store::registry::{
         AttachCall, Attachment, Capability, ClaimMode, Creation, Origin, Registration, Standing, Use,
-        VolumeSpec,
+        VolumeName, VolumeSpec,
     };
     use crate::store::rows::{AccessMode, AttachmentMode};
     use crate::volume::lifecycle::{new_claim, new_registration};
@@ -232,12 +237,9 @@ mod tests {
         Record { volume, registration, ..Record::none(name) }
     }
 
-    fn keys(record: &Record) -> Vec<(String, String, u32)> {
+    fn left(record: &Record) -> Vec<(String, Subject, u32)> {
         let left = unfinished(record, "n1").into_iter();
-        left.map(|left| {
-            (left.volume.external_id, format!("{}@{}", left.key.consumer, left.key.tag), left.uid)
-        })
-        .collect()
+        left.map(|left| (left.volume.external_id, left.subject, left.uid)).collect()
     }
 
     #[test]
@@ -246,11 +248,12 @@ mod tests {
             access_mode: AccessMode::SingleNodeWriter,
             attachment_mode: AttachmentMode::FileSystem,
         };
-        assert_eq!(keys(&record(None)), []);
-        assert_eq!(keys(&record(Some(Standing::Registered))), []);
+        let volume = || Subject::Volume(record(None).name);
+        assert_eq!(left(&record(None)), []);
+        assert_eq!(left(&record(Some(Standing::Registered))), []);
 
         let deleting = record(Some(Standing::Deleting { secrets_given: true, back: None }));
-        assert_eq!(keys(&deleting), [("x".into(), "@".into(), 1000)]);
+        assert_eq!(left(&deleting), [("x".into(), volume(), 1000)]);
 
         let creation = Creation {
             capacity_min: 0,
@@ -262,9 +265,9 @@ mod tests {
             ..Creation::default()
         };
         let mut creating = record(Some(Standing::Creating(creation)));
-        assert_eq!(keys(&creating), [], "the plugin has answered; the answer waits for its caller");
+        assert_eq!(left(&creating), [], "the plugin has answered; the answer waits for its caller");
         creating.volume.external_id.clear();
-        assert_eq!(keys(&creating), [(paths::unborn("p", "disk").external_id, "@".into(), 1000)]);
+        assert_eq!(left(&creating), [(paths::unborn("p", "disk").external_id, volume(), 1000)]);
 
         let mut used = record(Some(Standing::Registered));
         let usage = Use { mode: ClaimMode::Write, capability };
@@ -286,6 +289,8 @@ mod tests {
             at("i-2", Leg::Present, by_call),
             at("i-3", Leg::Making, None),
         ];
-        assert_eq!(keys(&used), [("x".into(), "pending@".into(), 7), ("x".into(), "@i-1".into(), 8)]);
+        let pending = Subject::Claim(ClaimKey::new(&used.name, "pending"));
+        let detach = Subject::Attachment { volume: used.name.clone(), node_id: "i-1".into() };
+        assert_eq!(left(&used), [("x".into(), pending, 7), ("x".into(), detach, 8)]);
     }
 }

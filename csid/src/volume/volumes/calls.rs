@@ -22,6 +22,7 @@ use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::lifecycle::{ModeFilter, is_being_deleted, new_claim, new_registration, unregistered};
 use crate::volume::manager::Volumes;
 use crate::volume::model::claim;
+use crate::volume::model::subject::ClaimKey;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationRequest, OperationResponse};
 
 fn unanswered() -> Error {
@@ -30,8 +31,8 @@ fn unanswered() -> Error {
 
 impl Context {
     /// The record of a volume that can be used.
-    pub(in crate::volume) async fn registered(&self, key: &MountKey) -> Result<Record> {
-        let record = self.registry.record(VolumeName::of(key)).await?;
+    pub(in crate::volume) async fn registered(&self, name: &VolumeName) -> Result<Record> {
+        let record = self.registry.record(name.clone()).await?;
         match record.registration.as_ref().map(|registration| &registration.standing) {
             Some(Standing::Registered) => Ok(record),
             Some(Standing::Creating(_)) => {
@@ -45,20 +46,19 @@ impl Context {
     pub(in crate::volume) fn not_registered(&self, name: &VolumeName) -> Error {
         match self.declarations.file(name) {
             Some(file) => claim_errors::not_yet(name, &file),
-            None => mount_errors::not_registered(&name.key("")),
+            None => mount_errors::not_registered(name),
         }
     }
 
     /// Returns the record of a volume before its first use. A volume that a file declares and that is not registered yet is
     /// registered first, within the call's deadline.
-    async fn to_be_used(self: &Arc<Self>, key: &MountKey, deadline: Option<Instant>) -> Result<Record> {
-        let name = VolumeName::of(key);
-        let Some((declared, _)) = self.declarations.waiting(&name) else { return self.registered(key).await };
-        if self.registry.record(name).await?.registration.is_none() {
+    async fn to_be_used(self: &Arc<Self>, name: &VolumeName, deadline: Option<Instant>) -> Result<Record> {
+        let Some((declared, _)) = self.declarations.waiting(name) else { return self.registered(name).await };
+        if self.registry.record(name.clone()).await?.registration.is_none() {
             let wait = Wait { deadline, ..Wait::default() };
             self.register_declared(&declared, wait).await?;
         }
-        self.registered(key).await
+        self.registered(name).await
     }
 
     /// Returns the volume of a name that is in use, or that the consumer has claimed. `None`: neither holds.
@@ -154,7 +154,7 @@ impl Context {
         secrets_given: bool,
         deadline: Option<Instant>,
     ) -> Result<(VolumeKey, MountSpec, Box<Claim>)> {
-        let record = self.to_be_used(key, deadline).await?;
+        let record = self.to_be_used(&VolumeName::of(key), deadline).await?;
         let wanted =
             ModeFilter { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
         let mode = if options.read_only { ClaimMode::Read } else { ClaimMode::Write };
@@ -178,7 +178,8 @@ impl Context {
         let (credential, bound) = (options.credential.clone(), options.bound.clone());
         let claim =
             Claim { by_mount: true, bound, credential, ..new_claim(&key.consumer, &self.node, uid, usage) };
-        let registration = record.registration.as_ref().ok_or_else(|| mount_errors::not_registered(key))?;
+        let registration =
+            record.registration.as_ref().ok_or_else(|| mount_errors::not_registered(&record.name))?;
         if let Some(option) = options.other_than(&registration.spec)
             && uid != 0
             && uid != registration.uid
@@ -312,7 +313,7 @@ impl Volumes {
     ) -> Result<BTreeMap<String, String>> {
         let modes = ModeFilter { access_mode, attachment_mode };
         let record = match &request.inline {
-            None => self.shared.to_be_used(&request.name.key(""), request.wait.deadline).await?,
+            None => self.shared.to_be_used(&request.name, request.wait.deadline).await?,
             Some(inline) => Record {
                 registration: Some(new_registration(request.uid, inline.spec.clone(), Origin::Bus)),
                 ..Record::none(request.name.clone())
@@ -346,7 +347,7 @@ impl Volumes {
     ) -> Result<OperationResponse> {
         let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
         let record = self.shared.registry.record(name).await?;
-        let key = record.name.key("");
+        let name = record.name.clone();
         let (volume, registration, is_registered) = match inline {
             Some(Inline { volume, spec }) => {
                 self.shared.refuse_given(&record, &volume, &call).await?;
@@ -382,7 +383,7 @@ impl Volumes {
         // Stats never sends the credential, so no unit is started to read it.
         let credential = credential.filter(|_| !matches!(call, ControllerRequest::Stats));
         let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
-        let target = Box::new(CallTarget { key, uid, registration, is_registered });
+        let target = Box::new(CallTarget { name, uid, registration, is_registered });
         let answer = self.shared.ask(&volume, uid, OperationRequest::Call { target, call, secrets }, wait)?;
         self.shared.answered(answer).await
     }
@@ -394,8 +395,8 @@ impl Volumes {
             let text = format!("this csid claims for its own node only, {node}");
             return Err(Error::new(Kind::NotAuthorized, text));
         }
-        let key = name.key(&consumer);
-        let record = self.shared.to_be_used(&key, wait.deadline).await?;
+        let key = ClaimKey::new(&name, &consumer);
+        let record = self.shared.to_be_used(&name, wait.deadline).await?;
         let modes = ModeFilter { access_mode: request.access_mode, attachment_mode: request.attachment_mode };
         if let Some(bound) = &request.bound {
             self.shared.refuse_ended(bound, uid).await?;
@@ -434,7 +435,7 @@ impl Volumes {
     pub async fn release(&self, request: ReleaseRequest) -> Result<()> {
         let ReleaseRequest { name, consumer, authority, force, node, secrets, credential, wait } = request;
         self.shared.changeable()?;
-        let key = name.key(&consumer);
+        let key = ClaimKey::new(&name, &consumer);
         let record = self.shared.registry.record(name.clone()).await?;
         let claim = record.claim(&consumer);
         if claim.is_some_and(|claim| node.as_ref().is_some_and(|node| *node != claim.node)) {

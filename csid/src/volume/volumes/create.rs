@@ -76,7 +76,7 @@ impl Volumes {
     ) -> Result<Record> {
         let (uid, wait) = by;
         let task = paths::unborn(plugin, &registration.spec.name);
-        let target = Box::new(CallTarget { key: name.key(""), uid, registration, is_registered: false });
+        let target = Box::new(CallTarget { name: name.clone(), uid, registration, is_registered: false });
         let work = OperationRequest::Call { target, call, secrets };
         let answer = self.shared.ask(&task, uid, work, wait)?;
         match self.shared.answered(answer).await? {

@@ -69,7 +69,7 @@ impl Context {
         };
         self.amend(&record.name, Durability::Disk, gone).await?;
         if dropped {
-            self.directory.tell(&queue_key(record), Message::GiveUp(record.name.key(""), "delete"));
+            self.directory.tell(&queue_key(record), Message::GiveUp(record.name.clone(), "delete"));
         }
         Ok(dropped)
     }

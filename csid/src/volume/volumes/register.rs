@@ -42,7 +42,7 @@ impl Volumes {
             let (name, by) = (&record.name, Origin::Bus);
             self.shared.deregister(name, None, request.uid, force || forget, by).await?;
             // Nothing is left to create or delete, so operations that still ask the plugin are ended.
-            self.shared.directory.tell(&queue_key(&record), Message::GiveUp(name.key(""), "deregister"));
+            self.shared.directory.tell(&queue_key(&record), Message::GiveUp(name.clone(), "deregister"));
             return Ok(());
         }
         // Without `force` the volume must be unused, so its actor does not interfere.
@@ -217,7 +217,7 @@ impl Context {
         }
         let (uid, registration) = (registration.uid, registration.clone());
         let call = ControllerRequest::Validate { capabilities: registration.spec.capabilities.clone() };
-        let target = Box::new(CallTarget { key: name.key(""), uid, registration, is_registered: false });
+        let target = Box::new(CallTarget { name: name.clone(), uid, registration, is_registered: false });
         let answer = self.ask(volume, uid, OperationRequest::Call { target, call, secrets }, wait)?;
         match self.answered(answer).await {
             Ok(OperationResponse::Validated(Err(why))) => Err(claim_errors::not_confirmed(name, &why)),
