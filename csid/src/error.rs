@@ -52,6 +52,99 @@ impl Kind {
     }
 }
 
+/// A step of an operation, of the contract's detail `step` and of ListOperations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The operation has not begun.
+    Queued,
+    WaitingForPlugin,
+    WaitingForClaims,
+    /// The plugin takes no more volumes on this node.
+    WaitingForAnotherVolume,
+    /// An OFFLINE expansion waits until the volume is not in use.
+    WaitingUntilUnused,
+    WaitingForSnapshot,
+    /// The comparison of the volume's topologies with the node's.
+    Topology,
+    /// The count of the plugin's volumes on this node.
+    VolumeLimit,
+    /// The check whether csid.toml allows commands in plugins. csictl's hint depends on it.
+    Configuration,
+    Claim,
+    Release,
+    Verify,
+    Stage,
+    Publish,
+    Bind,
+    Unbind,
+    Unpublish,
+    Unstage,
+    Commit,
+    Attach,
+    Detach,
+    Create,
+    Delete,
+    Validate,
+    Snapshot,
+    Expand,
+    Forget,
+    /// The stop of a plugin's process.
+    Stop,
+}
+
+impl Step {
+    pub fn name(self) -> &'static str {
+        match self {
+            Step::Queued => "queued",
+            Step::WaitingForPlugin => "waiting for plugin",
+            Step::WaitingForClaims => "waiting for claims",
+            Step::WaitingForAnotherVolume => "waiting for another volume's claims",
+            Step::WaitingUntilUnused => "waiting until nobody has it",
+            Step::WaitingForSnapshot => "waiting for the snapshot",
+            Step::Topology => "look at the topology",
+            Step::VolumeLimit => "count the plugin's volumes",
+            Step::Configuration => "read the configuration",
+            Step::Claim => "claim",
+            Step::Release => "release",
+            Step::Verify => "verify",
+            Step::Stage => "stage",
+            Step::Publish => "publish",
+            Step::Bind => "bind",
+            Step::Unbind => "unbind",
+            Step::Unpublish => "unpublish",
+            Step::Unstage => "unstage",
+            Step::Commit => "commit",
+            Step::Attach => "attach",
+            Step::Detach => "detach",
+            Step::Create => "create",
+            Step::Delete => "delete",
+            Step::Validate => "validate",
+            Step::Snapshot => "snapshot",
+            Step::Expand => "expand",
+            Step::Forget => "forget",
+            Step::Stop => "stop",
+        }
+    }
+
+    /// Returns whether the operation waits for something other than its turn.
+    pub fn waits(self) -> bool {
+        matches!(
+            self,
+            Step::WaitingForPlugin
+                | Step::WaitingForClaims
+                | Step::WaitingForAnotherVolume
+                | Step::WaitingUntilUnused
+                | Step::WaitingForSnapshot
+        )
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// The contract's details map; a field that does not apply is absent from the map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
@@ -72,7 +165,7 @@ pub struct Details {
     /// Of the consumer's mounts that are there, where the one that was asked for is not.
     pub tags: Vec<String>,
     /// The step that failed, e.g. `stage`, `publish`, `waiting for plugin`.
-    pub step: Option<&'static str>,
+    pub step: Option<Step>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -64,11 +64,12 @@ impl Sources {
             Err(_) => None,
         };
         let (mounts, claims) = journal.unzip();
-        let begun = self.volumes.operations_begun();
+        let begun = self.volumes.operations_begun().into_iter();
+        let begun: BTreeMap<_, _> = begun.map(|(kind, count)| (kind.name(), count)).collect();
         // A kind that was begun once is reported as 0 when there is none.
         let mut operations: BTreeMap<_, _> = begun.keys().map(|kind| (*kind, 0)).collect();
         for operation in self.volumes.operations() {
-            *operations.entry(operation.kind).or_default() += 1;
+            *operations.entry(operation.kind.name()).or_default() += 1;
         }
         let counts = self.store.counts();
         Seen {

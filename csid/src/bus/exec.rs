@@ -10,7 +10,7 @@ use super::call::{Answer, Call, until, within};
 use super::contract::Map;
 use super::options::Options;
 use super::plugin::id;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::names;
 use crate::plugin::{Exec, Run, Size};
 
@@ -36,9 +36,6 @@ fn command(argv: Vec<String>, options: &mut Options) -> Result<Exec> {
     Ok(Exec { argv, directory, terminal })
 }
 
-/// The error detail `step` while the configuration allows no commands. csictl's hint depends on it.
-const DISABLED: &str = "read the configuration";
-
 pub(super) async fn exec(call: Call) -> Answer {
     let id = id(&call)?.to_owned();
     let (argv, options): (Vec<String>, HashMap<String, OwnedVariant>) = call.arguments()?;
@@ -49,7 +46,7 @@ pub(super) async fn exec(call: Call) -> Answer {
     if !call.server.rooms.config.borrow().exec {
         let text = "commands in plugins are disabled (`exec` in csid.toml)";
         let disabled = Error::new(Kind::NotSupported, text);
-        return Err(disabled.with(|details| details.step = Some(DISABLED)).into());
+        return Err(disabled.with(|details| details.step = Some(Step::Configuration)).into());
     }
     let (plugins, uid) = (call.server.rooms.plugins.clone(), call.permit.uid());
     let begun = within(&call.slot, wait.deadline, "starting the command", async move {

@@ -199,9 +199,9 @@ pub(super) async fn list_operations(call: Call) -> Answer {
         .map(|view| {
             let mut row = Map::from([
                 ("id", view.id.into()),
-                ("kind", view.kind.into()),
+                ("kind", view.kind.name().into()),
                 ("subject", view.subject.into()),
-                ("step", view.step.into()),
+                ("step", view.step.name().into()),
                 ("since", view.since_usec.into()),
                 ("uid", view.uid.into()),
             ]);

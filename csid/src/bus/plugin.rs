@@ -9,8 +9,10 @@ use super::call::{Answer, Call, within};
 use super::contract::{Map, Object};
 use super::failure::{Failure, shortened};
 use super::options::Options;
+use crate::error::Step;
 use crate::names;
 use crate::plugin::{InstanceStats, Lines, PluginView, RpcCount, code_name};
+use crate::volume::OperationKind;
 
 pub(super) fn view(call: &Call, id: &str) -> Result<PluginView, Failure> {
     let view = call.server.rooms.plugins.view(id);
@@ -64,8 +66,8 @@ pub(super) async fn restart(call: Call) -> Answer {
     let wait = options.wait(call.arrived)?;
     let plugins = call.server.rooms.plugins.clone();
     let volumes = &call.server.rooms.volumes;
-    let listed = Arc::new(volumes.list_of_plugin("restart", &id, call.permit.uid(), &wait)?);
-    listed.set("stop");
+    let listed = Arc::new(volumes.list_of_plugin(OperationKind::Restart, &id, call.permit.uid(), &wait)?);
+    listed.set(Step::Stop);
     let (stopping, of, held) = (plugins.clone(), id.clone(), listed.clone());
     within(&call.slot, wait.deadline, "restarting the plugin", async move {
         let stopped = stopping.restart(&of).await;
@@ -73,7 +75,7 @@ pub(super) async fn restart(call: Call) -> Answer {
         stopped
     })
     .await?;
-    listed.set("waiting for plugin");
+    listed.set(Step::WaitingForPlugin);
     let ready = plugins.ready_again(&id);
     match wait.deadline {
         None => ready.await?,

@@ -34,7 +34,7 @@ use crate::store::rows::Phase;
 use crate::store::{Health, Loaded, Store};
 use crate::unix_signals::{SignalOrder, UnixSignals};
 use crate::volume::model::volume::Action;
-use crate::volume::{Recovered, Volumes};
+use crate::volume::{OperationKind, Recovered, Volumes};
 use notify::notify;
 use reload::{Handles, load_config, read_configuration};
 use sockets::Sockets;
@@ -416,7 +416,12 @@ impl Daemon {
         let begins = first || self.handles.volumes.is_recovering();
         let restoring =
             (begins && waiting > 0 && self.untaken.is_none() && self.handles.store.writable().is_ok())
-                || self.handles.volumes.operations().iter().any(|operation| operation.kind == "restore");
+                || self
+                    .handles
+                    .volumes
+                    .operations()
+                    .iter()
+                    .any(|operation| operation.kind == OperationKind::Restore);
         let restored = self.restoration.tell(waiting, restoring);
         let plugins = plugins.len();
         let damaged = self.handles.store.writable().is_err();

@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{broadcast, oneshot, watch};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::plugin::controller::Controller;
 use crate::plugin::errors;
 use crate::plugin::node::Ready;
@@ -374,7 +374,7 @@ async fn changed(mut state: watch::Receiver<InstanceState>) {
 
 fn waiting(error: Error, id: &str) -> Error {
     error.with(|details| {
-        details.step = Some("waiting for plugin");
+        details.step = Some(Step::WaitingForPlugin);
         details.plugin = Some(id.to_owned());
     })
 }

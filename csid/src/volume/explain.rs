@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use crate::error::Result;
+use crate::error::{Result, Step};
 use crate::store::MountFilter;
 use crate::store::registry::{Blocked, Claim, ClaimState, Record, Standing, VolumeName};
 use crate::store::rows::{Event, Leg, Phase};
@@ -52,10 +52,10 @@ impl Volumes {
         let next = tokio::time::timeout(PATIENCE, answered).await;
         let next = next.ok().and_then(std::result::Result::ok).flatten().map(usec_of);
         let sweep = shared.next_sweep().filter(|_| record.is_restless()).map(usec_of);
-        let mut explanation = explain(&record, &mounts, &under_way);
+        let (mut explanation, mut cause) = explain(&record, &mounts, &under_way);
         explanation.next_try_usec = next.or(sweep).unwrap_or(0);
         if let Some((_, waits)) = waiting {
-            add_waits(&mut explanation, waits);
+            add_waits(&mut explanation, &mut cause, waits);
         }
         explanation.steps.extend(match file {
             Some(file) => Some(format!("declared by {}", file.display())),
@@ -70,17 +70,17 @@ impl Volumes {
         }
         match shared.plugins.view(&volume.plugin) {
             // The plugin is unknown, so the next request for the volume waits for it.
-            None if explanation.waiting_for.is_empty() => {
-                explanation.waiting_for = WAITING_FOR_PLUGIN.to_owned()
-            }
-            Some(view) if !view.healthy && explanation.waiting_for != WAITING_FOR_PLUGIN => {
+            None if cause == Cause::Nothing => cause = Cause::Plugin,
+            Some(view) if !view.healthy && cause != Cause::Plugin => {
                 explanation.steps.push(shared.plugins.awaited(&volume.plugin));
             }
             _ => {}
         }
-        if explanation.waiting_for == WAITING_FOR_PLUGIN {
-            explanation.waiting_for = shared.plugins.awaited(&volume.plugin);
-        }
+        explanation.waiting_for = match cause {
+            Cause::Nothing => String::new(),
+            Cause::Plugin => shared.plugins.awaited(&volume.plugin),
+            Cause::Other(text) => text,
+        };
         if let Some(failure) = failure {
             explanation.steps.extend(failure.steps);
             if explanation.last_error.is_empty() {
@@ -128,7 +128,13 @@ fn failed(event: &Event) -> Option<Explanation> {
     })
 }
 
-const WAITING_FOR_PLUGIN: &str = "waiting for plugin";
+/// The cause of a volume's wait.
+#[derive(Debug, PartialEq, Eq)]
+enum Cause {
+    Nothing,
+    Plugin,
+    Other(String),
+}
 
 fn usec_of(at: Instant) -> u64 {
     let left = at.saturating_duration_since(Instant::now()).as_micros();
@@ -136,12 +142,13 @@ fn usec_of(at: Instant) -> u64 {
 }
 
 /// Adds the wait of a volume that is not registered as a file declares it.
-fn add_waits(explanation: &mut Explanation, waits: Waits) {
+fn add_waits(explanation: &mut Explanation, cause: &mut Cause, waits: Waits) {
     let next = waits.next_try.map_or(0, usec_of);
-    if explanation.waiting_for.is_empty() {
-        let of_plugin = waits.error.is_empty();
-        explanation.waiting_for =
-            if of_plugin { WAITING_FOR_PLUGIN } else { "to be registered as declared" }.to_owned();
+    if *cause == Cause::Nothing {
+        *cause = match waits.error.is_empty() {
+            true => Cause::Plugin,
+            false => Cause::Other("to be registered as declared".to_owned()),
+        };
         explanation.next_try_usec = next;
     }
     if explanation.last_error.is_empty() {
@@ -149,8 +156,8 @@ fn add_waits(explanation: &mut Explanation, waits: Waits) {
     }
 }
 
-/// Returns the explanation without the time of the next retry.
-fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -> Explanation {
+/// Returns the explanation without the time of the next retry, and the cause of the wait.
+fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -> (Explanation, Cause) {
     let mut explanation = Explanation::default();
     let mut errors = Vec::new();
     let mut waits = Vec::new();
@@ -217,14 +224,17 @@ fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -
     for operation in under_way {
         errors.insert(0, operation.said.clone());
         explanation.steps.push(format!("{} by uid {}: {}", operation.kind, operation.uid, operation.step));
-        waits.extend(operation.step.starts_with("waiting").then(|| operation.step.to_owned()));
     }
     explanation.holders.sort();
     explanation.holders.dedup();
     explanation.last_error = errors.into_iter().find(|error| !error.is_empty()).unwrap_or_default();
     // The last reason is the most precise: operations under way come last.
-    explanation.waiting_for = waits.pop().unwrap_or_default();
-    explanation
+    let cause = match under_way.iter().rev().map(|operation| operation.step).find(|step| step.waits()) {
+        Some(Step::WaitingForPlugin) => Cause::Plugin,
+        Some(step) => Cause::Other(step.to_string()),
+        None => waits.pop().map_or(Cause::Nothing, Cause::Other),
+    };
+    (explanation, cause)
 }
 
 fn phase(phase: Phase) -> &'static str {
@@ -255,6 +265,7 @@ mod tests {
     use super::*;
     use crate::store::registry::{Capability, ClaimMode, Creation, Origin, Registration, Use, VolumeSpec};
     use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
+    use crate::volume::api::operation_kind::OperationKind;
     use crate::volume::lifecycle::{new_claim, new_registration};
 
     fn record(standing: Standing) -> Record {
@@ -265,7 +276,7 @@ mod tests {
         Record { volume, registration: Some(registration), ..Record::none(name) }
     }
 
-    fn operation(kind: &'static str, step: &'static str) -> OperationView {
+    fn operation(kind: OperationKind, step: Step) -> OperationView {
         let (id, subject) = ("o".to_owned(), "ns/v".to_owned());
         OperationView {
             id,
@@ -305,8 +316,8 @@ mod tests {
 
     #[test]
     fn what_is_as_it_is_wanted_waits_for_nothing() {
-        let explanation = explain(&record(Standing::Registered), &[], &[]);
-        assert_eq!((explanation.waiting_for.as_str(), explanation.last_error.as_str()), ("", ""));
+        let (explanation, cause) = explain(&record(Standing::Registered), &[], &[]);
+        assert_eq!((cause, explanation.last_error.as_str()), (Cause::Nothing, ""));
         assert_eq!(explanation.steps, ["registered"]);
         assert!(explanation.holders.is_empty());
     }
@@ -325,14 +336,15 @@ mod tests {
         let mut creating = record(Standing::Creating(creation));
         creating.volume.external_id.clear();
         creating.registration.as_mut().unwrap().error = Some("CreateVolume: INTERNAL: no".into());
-        let explanation = explain(&creating, &[], &[]);
-        assert_eq!(explanation.waiting_for, "the plugin's answer to CreateVolume of disk");
+        let (explanation, cause) = explain(&creating, &[], &[]);
+        assert_eq!(cause, Cause::Other("the plugin's answer to CreateVolume of disk".into()));
         assert_eq!(explanation.last_error, "CreateVolume: INTERNAL: no");
         let said = "CreateVolume: RESOURCE_EXHAUSTED: full".to_owned();
-        let again = OperationView { said: said.clone(), ..operation("create", "create") };
-        assert_eq!(explain(&creating, &[], &[again]).last_error, said, "the newest");
-        let explanation = explain(&creating, &[], &[operation("create", WAITING_FOR_PLUGIN)]);
-        assert_eq!(explanation.waiting_for, WAITING_FOR_PLUGIN);
+        let again = OperationView { said: said.clone(), ..operation(OperationKind::Create, Step::Create) };
+        assert_eq!(explain(&creating, &[], &[again]).0.last_error, said, "the newest");
+        let waiting = operation(OperationKind::Create, Step::WaitingForPlugin);
+        let (explanation, cause) = explain(&creating, &[], &[waiting]);
+        assert_eq!(cause, Cause::Plugin);
         assert_eq!(explanation.steps.last().unwrap(), "create by uid 7: waiting for plugin");
     }
 
@@ -348,8 +360,8 @@ mod tests {
         claim.releasing = true;
         claim.blocked = Some(Blocked { reason: "it needs its secrets".into() });
         used.claims.insert(claim);
-        let explanation = explain(&used, &[], &[]);
-        assert_eq!(explanation.waiting_for, "a repeated Release of job: it needs its secrets");
+        let (explanation, cause) = explain(&used, &[], &[]);
+        assert_eq!(cause, Cause::Other("a repeated Release of job: it needs its secrets".into()));
         assert_eq!(
             (explanation.holders, explanation.last_error),
             (vec!["job".to_owned()], "it needs its secrets".to_owned())

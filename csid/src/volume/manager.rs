@@ -15,6 +15,7 @@ use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, MountRow, Phase};
 use crate::store::{MountFilter, Store};
 use crate::volume::actor::VolumeActor;
+use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{Authority, MountRequest, Uncovered, UnmountRequest, Unmounting, Wait};
 use crate::volume::api::views::{MountView, Mounted, OperationView};
 use crate::volume::context::Context;
@@ -143,7 +144,7 @@ impl Volumes {
     /// Lists an operation on a plugin as `kind`; its subject is the plugin's id.
     pub fn list_of_plugin(
         &self,
-        kind: &'static str,
+        kind: OperationKind,
         plugin: &str,
         uid: u32,
         wait: &Wait,
@@ -152,7 +153,7 @@ impl Volumes {
     }
 
     /// Returns how many operations of each kind have begun since csid's start.
-    pub fn operations_begun(&self) -> BTreeMap<&'static str, u64> {
+    pub fn operations_begun(&self) -> BTreeMap<OperationKind, u64> {
         self.shared.operations.begun()
     }
 

@@ -30,6 +30,7 @@ mod volumes;
 
 pub use crate::host::{Sifted, TargetFd, Tree};
 pub use api::mount_options::MountOptions;
+pub use api::operation_kind::OperationKind;
 pub use api::requests::{
     Authority, Force, ForgetRequest, MountRequest, ReconcileOptions, Uncovered, UnmountRequest, Unmounting,
     Wait,

@@ -12,7 +12,7 @@ use crate::volume::errors::mount as mount_errors;
 use crate::volume::errors::mount::shutting_down;
 use crate::volume::model::paths;
 use crate::volume::operation::request::{OperationRequest, OperationResponse, Waiter};
-use crate::volume::operation::table::{Begin, Progress, TAKES};
+use crate::volume::operation::table::{Begin, Progress};
 
 pub(in crate::volume) type PendingResponse = oneshot::Receiver<Result<OperationResponse>>;
 
@@ -43,7 +43,7 @@ impl Context {
             step: Progress::new(),
         };
         let ticket = self.operations.begin(begin)?;
-        if TAKES.contains(&kind) {
+        if kind.takes() {
             self.leaving.refuse(&volume.plugin)?;
         }
         let (reply, answer) = oneshot::channel();

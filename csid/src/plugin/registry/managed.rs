@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::host::log::Lines;
 use crate::plugin::errors;
 use crate::plugin::registry::plugins::{Plugins, stop};
@@ -52,7 +52,7 @@ impl Plugins {
     pub fn not_back(&self, id: &str) -> Error {
         let text = format!("the plugin {id} was stopped, and is not ready since: {}", self.awaited(id));
         Error::new(Kind::TimedOut, text).with(|details| {
-            details.step = Some("waiting for plugin");
+            details.step = Some(Step::WaitingForPlugin);
             details.plugin = Some(id.to_owned());
         })
     }

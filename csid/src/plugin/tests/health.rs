@@ -201,7 +201,10 @@ async fn death_is_noticed_at_once_and_return_is_probed() {
     host.state(&["unhealthy"]).await;
     assert!(noticed.elapsed() < Duration::from_secs(5), "{:?}", noticed.elapsed());
     let error = host.plugins.ready("p", Service::Node, soon(Duration::from_millis(50))).await.err().unwrap();
-    assert_eq!((error.kind, error.details.step), (Kind::PluginUnavailable, Some("waiting for plugin")));
+    assert_eq!(
+        (error.kind, error.details.step),
+        (Kind::PluginUnavailable, Some(crate::error::Step::WaitingForPlugin))
+    );
     assert!(error.message.contains("start what listens at"), "{error}");
 
     fake.script().node_id = "node-2".into();

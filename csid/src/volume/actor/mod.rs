@@ -438,7 +438,7 @@ impl VolumeActor {
                 if current.work.is_given_up_by(&order) {
                     control.send_modify(|control| control.abandon = Some(Kind::Cancelled));
                     if !current.step.is_decided() {
-                        current.fail(&self.key, &mount_errors::ended_by("forget"));
+                        current.fail(&self.key, &mount_errors::ended_by_forget());
                     }
                 }
                 self.orders.push(order);
@@ -559,6 +559,7 @@ mod tests {
     use crate::host::Host;
     use crate::plugin::Plugins;
     use crate::store::Store;
+    use crate::volume::api::operation_kind::OperationKind;
     use crate::volume::api::requests::{Authority, Unmounting};
     use crate::volume::manager::Volumes;
     use crate::volume::model::step::tests::begun;
@@ -635,6 +636,9 @@ mod tests {
         while volumes.is_recovering() {
             tokio::task::yield_now().await;
         }
-        assert_eq!(volumes.operations().iter().map(|view| view.kind).collect::<Vec<_>>(), ["restore"]);
+        assert_eq!(
+            volumes.operations().iter().map(|view| view.kind).collect::<Vec<_>>(),
+            [OperationKind::Restore]
+        );
     }
 }

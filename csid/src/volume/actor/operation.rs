@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::store::rows::VolumeKey;
 use crate::volume::context::Context;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::model::volume::Volume;
-use crate::volume::operation::request::{
-    ANOTHER_VOLUME, ControllerRequest, NOBODY_HAS_IT, OperationRequest, OperationResponse, Waiter,
-};
-use crate::volume::operation::table::{Begin, Progress, QUEUED, Ticket};
+use crate::volume::operation::request::{ControllerRequest, OperationRequest, OperationResponse, Waiter};
+use crate::volume::operation::table::{Begin, Progress, Ticket};
 
 pub(in crate::volume) struct Operation {
     pub(in crate::volume) work: OperationRequest,
@@ -49,13 +47,13 @@ impl Operation {
 
     /// Returns whether the operation ends when its last caller leaves. A creation does as long as the plugin was not asked.
     pub(in crate::volume) fn ends_with_its_callers(&self) -> bool {
-        let has_not_begun = || self.work.creates() && self.step.get() == QUEUED;
+        let has_not_begun = || self.work.creates() && self.step.get() == Step::Queued;
         self.work.is_undone() || self.step.is_unasked() || has_not_begun()
     }
 
     /// Returns whether the end of a claim on any volume may let the operation continue.
     pub(in crate::volume) fn waits_for_another_volume(&self) -> bool {
-        self.step.get() == ANOTHER_VOLUME
+        self.step.get() == Step::WaitingForAnotherVolume
     }
 
     /// Returns the names that callers gave this operation.
@@ -119,7 +117,7 @@ impl Operation {
         let found = !late.is_empty();
         let step = self.step.get();
         let text = match &self.work {
-            work if self.ends_with_its_callers() && step == QUEUED => {
+            work if self.ends_with_its_callers() && step == Step::Queued => {
                 format!(
                     "the deadline passed while the {} waited for its turn; nothing was begun",
                     work.kind()
@@ -131,7 +129,7 @@ impl Operation {
                     "the deadline passed at `{step}`; the {kind} is rolled back unless another caller waits"
                 )
             }
-            _ if step == NOBODY_HAS_IT => {
+            _ if step == Step::WaitingUntilUnused => {
                 "the volume is in use, and is expanded only while it is not; the deadline passed".to_owned()
             }
             _ => {

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::error::Step;
 use crate::store::registry::{ClaimState, Record};
 use crate::store::rows::MountRow;
+use crate::volume::api::operation_kind::OperationKind;
 
 /// The answer to a Mount: the published path, and whether it is a block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,11 +29,10 @@ pub struct MountView {
 #[derive(Clone, Debug)]
 pub struct OperationView {
     pub id: String,
-    /// The kind, such as `mount`, `unmount`, `restore`, `heal`, `settle` or `enlarge`.
-    pub kind: &'static str,
+    pub kind: OperationKind,
     /// `NAMESPACE/VOLUME`, or the id of a plugin.
     pub subject: String,
-    pub step: &'static str,
+    pub step: Step,
     /// The plugin's last error, after which it is called again. Empty: there was none.
     pub said: String,
     pub since_usec: u64,

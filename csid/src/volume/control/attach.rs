@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Step};
 use crate::plugin::{ATTACHES, Controller};
 use crate::secret::Secrets;
 use crate::store::Durability;
@@ -104,7 +104,7 @@ impl Executor<'_> {
             controller.publish(id, node_id, usage, read_only, request).await
         };
         let context =
-            self.making("attach", "ControllerPublishVolume", target, secrets.as_ref(), publish).await?;
+            self.making(Step::Attach, "ControllerPublishVolume", target, secrets.as_ref(), publish).await?;
         self.decide().map_err(RpcFailure::after)?;
         let boot = self.shared.boot();
         let present = |record: &mut Record| {
@@ -180,7 +180,8 @@ impl Executor<'_> {
         let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
         let unpublish =
             |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
-        self.controlled("detach", "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish).await?;
+        self.controlled(Step::Detach, "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish)
+            .await?;
         let gone = |record: &mut Record| {
             record.attachments.retain(|at| !at.is_by_call(node_id));
             Ok(Some(claim_errors::attached("volume-detached", record, node_id)))

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::backoff::Backoff;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Step};
 use crate::fault;
 use crate::plugin::ATTACHES;
 use crate::store::Durability;
@@ -54,7 +54,7 @@ impl Executor<'_> {
         wanted: &Claim,
         ahead: &[Claim],
     ) -> Result<Record> {
-        self.step.set("claim");
+        self.step.set(Step::Claim);
         let mut record = self.registered_as_mine(name).await?;
         if let Some(present) = record.claim(&wanted.consumer)
             && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
@@ -106,7 +106,7 @@ impl Executor<'_> {
 
     /// Releases a claim whose unit or connection has ended, unless it was bound to another one since.
     pub(in crate::volume) async fn unbind(&mut self, key: &ClaimKey, bound: &Bound) -> Result<()> {
-        self.step.set("release");
+        self.step.set(Step::Release);
         let mut record = self.shared.registry.record(key.volume.clone()).await?;
         let consumer = &key.consumer;
         let is_due = record
@@ -129,7 +129,7 @@ impl Executor<'_> {
         authority: Authority,
         force: bool,
     ) -> Result<()> {
-        self.step.set("release");
+        self.step.set(Step::Release);
         let mut record = self.shared.registry.record(key.volume.clone()).await?;
         let Some(claim) = record.claim(&key.consumer).cloned() else { return self.shared.synced().await };
         if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
@@ -231,7 +231,7 @@ impl Executor<'_> {
                     let next = self.advance(record, ClaimEvent::Ended { effect, outcome }, facts).await?;
                     let again = next == ClaimNext::Rest && !lasting && self.pause(&mut delay).await;
                     if self.forgot(record, consumer).await? {
-                        return Err(mount_errors::ended_by("forget"));
+                        return Err(mount_errors::ended_by_forget());
                     }
                     if again {
                         let again = ClaimEvent::Continue { consumer: consumer.to_owned() };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tonic::Code;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
 use crate::plugin::{CallContext, Class, Controller, RpcError};
 use crate::secret::Secrets;
@@ -75,7 +75,7 @@ impl Executor<'_> {
         if let Some(kind) = self.control.borrow().abandon {
             return Err(ClaimEffectFailure::new(ClaimOutcome::NotSent(None), mount_errors::stopped(kind)));
         }
-        self.step.set("attach");
+        self.step.set(Step::Attach);
         let asking = self.asking(record, effect).await?;
         let usage = asking.registration.usage(asking.claim.usage.capability);
         let read_only = claim::reader_only(asking.claim.usage.capability.access_mode);
@@ -121,7 +121,7 @@ impl Executor<'_> {
             let error = Error::new(Kind::Busy, "this node has not unmounted the volume yet");
             return Err(ClaimEffectFailure::new(ClaimOutcome::Again, error));
         }
-        self.step.set("detach");
+        self.step.set(Step::Detach);
         let asking = self.asking(record, effect).await?;
         let unpublish =
             asking.controller.unpublish(&record.volume.external_id, &asking.at.node_id, asking.request());
@@ -129,7 +129,7 @@ impl Executor<'_> {
             biased;
             done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, false)),
             // An order to forget ends the wait for a detach. The outcome is then unknown.
-            () = self.orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::ended_by("forget"))),
+            () = self.orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::ended_by_forget())),
         }
     }
 

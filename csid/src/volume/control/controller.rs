@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::backoff::Backoff;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Step};
 use crate::fault;
 use crate::plugin::{CallContext, Class, Controller, NodeCall, RpcError, Snapshot, Stats};
 use crate::secret::Secrets;
@@ -92,7 +92,7 @@ impl Executor<'_> {
             controller.validate(id, usages, parameters, request).await
         };
         let rpc = "ValidateVolumeCapabilities";
-        Ok(self.controlled("validate", rpc, target, secrets.as_ref(), call).await?)
+        Ok(self.controlled(Step::Validate, rpc, target, secrets.as_ref(), call).await?)
     }
 
     async fn stats(&mut self, target: &CallTarget) -> Result<Stats> {
@@ -117,11 +117,11 @@ impl Executor<'_> {
                 controller.snapshot(id, name, parameters, request).await
             };
             let snapshot =
-                self.controlled("snapshot", "CreateSnapshot", target, secrets.as_ref(), call).await?;
+                self.controlled(Step::Snapshot, "CreateSnapshot", target, secrets.as_ref(), call).await?;
             if snapshot.ready || !waits {
                 return Ok(snapshot);
             }
-            self.step.set("waiting for the snapshot");
+            self.step.set(Step::WaitingForSnapshot);
             if Instant::now() + NOT_READY >= self.control.borrow().give_up {
                 return Err(claim_errors::not_ready(name, &snapshot.id));
             }
@@ -260,7 +260,7 @@ impl Executor<'_> {
     /// Makes a controller call, and retries it unchanged until it succeeds, fails for good, or its time is over.
     pub(in crate::volume) async fn controlled<'a, T, F>(
         &mut self,
-        step: &'static str,
+        step: Step,
         rpc: &'static str,
         target: &CallTarget,
         secrets: Option<&'a Secrets>,
@@ -312,7 +312,7 @@ impl Executor<'_> {
     /// Makes a controller call like `controlled`, but stops when the operation is abandoned.
     pub(in crate::volume) async fn making<'a, T, F>(
         &mut self,
-        step: &'static str,
+        step: Step,
         rpc: &'static str,
         target: &CallTarget,
         secrets: Option<&'a Secrets>,

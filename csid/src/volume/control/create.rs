@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::plugin::{Controller, Create, Created, Service, Source};
 use crate::secret::Secrets;
 use crate::store::Durability;
@@ -259,7 +259,7 @@ impl Executor<'_> {
             },
         };
         let call = |controller: Controller, request| async move { controller.create(create, request).await };
-        self.making("create", "CreateVolume", target, secrets.as_ref(), call).await
+        self.making(Step::Create, "CreateVolume", target, secrets.as_ref(), call).await
     }
 
     /// Enters the volume that the plugin has created.

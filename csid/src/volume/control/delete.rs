@@ -1,6 +1,6 @@
 //! DeleteVolume. A deletion that has begun continues until the plugin confirms or refuses it.
 
-use crate::error::Result;
+use crate::error::{Result, Step};
 use crate::plugin::Controller;
 use crate::store::Durability;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
@@ -61,7 +61,7 @@ impl Executor<'_> {
                 let id = &self.external_id();
                 let delete =
                     |controller: Controller, request| async move { controller.delete(id, request).await };
-                self.making("delete", "DeleteVolume", target, secrets.as_ref(), delete).await
+                self.making(Step::Delete, "DeleteVolume", target, secrets.as_ref(), delete).await
             }
         };
         let ended = match deleted {

@@ -2,7 +2,7 @@
 //! volume that is expanded OFFLINE waits until it is not in use. Until then new mounts and claims are refused; a call with `wait-usec`
 //! waits for its turn.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
 use crate::plugin::{Can, Controller};
 use crate::store::Durability;
@@ -102,7 +102,7 @@ impl Executor<'_> {
             controller.expand(id, required, limit, usage, request).await
         };
         let expanded =
-            self.controlled("expand", "ControllerExpandVolume", target, secrets.as_ref(), call).await;
+            self.controlled(Step::Expand, "ControllerExpandVolume", target, secrets.as_ref(), call).await;
         if expanded.as_ref().is_err_and(|unanswered| !unanswered.perhaps_done) {
             self.note_expansion(target, pending_expansion, capacity).await?;
         }
@@ -140,7 +140,7 @@ impl Executor<'_> {
             return Ok(None);
         }
         let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.name))?;
-        self.step.set("expand");
+        self.step.set(Step::Expand);
         let secrets = self.target_secrets(target).await?;
         let call = self.node_call(&row, target, secrets.as_ref());
         let expanded = ready.expand(call, expansion.required, expansion.limit);

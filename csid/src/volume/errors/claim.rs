@@ -5,19 +5,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Step};
 use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::volume::api::views::OperationView;
 use crate::volume::model::admission::OF_UID;
 use crate::volume::model::claim::{ClaimEvent, ClaimRefusal};
 use crate::volume::model::subject::ClaimKey;
-
-/// The step of the refusal of a volume that this node cannot reach. `LIMIT`: of one volume more than its plugin takes.
-pub(in crate::volume) const REACH: &str = "look at the topology";
-pub(in crate::volume) const LIMIT: &str = "count the plugin's volumes";
-/// The step of a refusal by the volume's other claims.
-pub(in crate::volume) const CLAIMS: &str = "claim";
 
 pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wanted: &Claim) -> Error {
     let consumer = &wanted.consumer;
@@ -50,7 +44,7 @@ pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wante
             );
             Error::new(Kind::ClaimConflict, text).with(|details| {
                 details.holders = holders;
-                details.step = Some(CLAIMS);
+                details.step = Some(Step::Claim);
             })
         }
         ClaimRefusal::TooMany => Error::new(
@@ -113,7 +107,7 @@ pub(in crate::volume) fn out_of_reach(name: &VolumeName, topology: &BTreeMap<Str
         format!("{name} is not reachable from this node ({here}); `csictl volume show` lists its topologies");
     // Waiting does not change the topology.
     Error::new(Kind::ClaimConflict, text).with(|details| {
-        details.step = Some(REACH);
+        details.step = Some(Step::Topology);
         details.retryable = false;
     })
 }
@@ -124,7 +118,7 @@ pub(in crate::volume) fn too_many(plugin: &str, most: i64, volumes: &[VolumeName
         format!("plugin {plugin} takes at most {most} volumes on this node; release one of them first");
     Error::new(Kind::ClaimConflict, text).with(|details| {
         details.holders = holders;
-        details.step = Some(LIMIT);
+        details.step = Some(Step::VolumeLimit);
     })
 }
 

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::error::{Details, Error, Kind};
+use crate::error::{Details, Error, Kind, Step};
 use crate::names::word;
 use crate::store::registry::VolumeName;
 use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase, VolumeKey};
+use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::model::admission::{OF_UID, Refusal};
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::{DesiredMount, Volume};
@@ -26,15 +27,19 @@ pub(in crate::volume) fn not_owner(key: &MountKey) -> Error {
 }
 
 /// Makes the error for an operation that another call has ended: `unmount` ends a Mount of the same key, `release` a Claim.
-pub(in crate::volume) fn ended_by(kind: &str) -> Error {
+pub(in crate::volume) fn ended_by(kind: OperationKind) -> Error {
     let text = match kind {
-        "forget" => "an order to forget it came in",
-        "release" => "a Release of the same claim came in",
-        "delete" => "a DeleteVolume of the same volume came in",
-        "deregister" => "a DeregisterVolume of the same volume came in",
+        OperationKind::Release => "a Release of the same claim came in",
+        OperationKind::Delete => "a DeleteVolume of the same volume came in",
+        OperationKind::Deregister => "a DeregisterVolume of the same volume came in",
         _ => "an Unmount of the same mount came in",
     };
     Error::new(Kind::Cancelled, text)
+}
+
+/// Makes the error for an operation that an order to forget its mount or claim has ended.
+pub(in crate::volume) fn ended_by_forget() -> Error {
+    Error::new(Kind::Cancelled, "an order to forget it came in")
 }
 
 pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Error {
@@ -208,7 +213,7 @@ pub(in crate::volume) fn dead(row: &MountRow) -> Error {
         "the file system at {} is dead or does not answer; unmount it, with `force` if need be, then mount it again",
         row.source
     );
-    Error::new(Kind::PluginError, text).with(|details| details.step = Some("verify"))
+    Error::new(Kind::PluginError, text).with(|details| details.step = Some(Step::Verify))
 }
 
 pub(in crate::volume) fn hung(row: &MountRow) -> Error {
@@ -217,7 +222,7 @@ pub(in crate::volume) fn hung(row: &MountRow) -> Error {
         row.source
     );
     Error::new(Kind::Busy, text).with(|details| {
-        details.step = Some("verify");
+        details.step = Some(Step::Verify);
         details.retryable = true;
         details.holders = vec![row.key.consumer.clone()];
     })
@@ -279,7 +284,7 @@ pub(in crate::volume) fn located(
     name: &VolumeName,
     volume: &VolumeKey,
     operation: &str,
-    step: &'static str,
+    step: Step,
 ) -> Error {
     error.with(|details: &mut Details| {
         details.namespace.get_or_insert_with(|| name.namespace.clone());

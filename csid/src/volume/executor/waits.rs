@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backoff::Backoff;
-use crate::error::Result;
+use crate::error::{Result, Step};
 use crate::plugin::{Can, Controller, Ready, Service};
 use crate::volume::errors::mount as mount_errors;
 use crate::volume::executor::Executor;
@@ -34,7 +34,7 @@ impl Executor<'_> {
         F: Future<Output = Result<T>>,
     {
         let step = self.step.get();
-        self.step.set("waiting for plugin");
+        self.step.set(Step::WaitingForPlugin);
         loop {
             let mut control = self.control.clone();
             let give_up = control.borrow().give_up;

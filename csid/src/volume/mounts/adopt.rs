@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::host::{Look, MountTable};
 use crate::plugin::{ATTACHES, Ready};
 use crate::store::registry::{Claim, Record, VolumeName};
@@ -45,7 +45,7 @@ impl Executor<'_> {
         let ready = self.ready().await?;
         refuse_other_staging(&ready, at)?;
         let shared = Arc::clone(self.shared);
-        self.step.set("verify");
+        self.step.set(Step::Verify);
         if claim.is_some() {
             let record = self.registered_as_mine(&name).await?;
             self.refuse_unattached(&record).await?;
@@ -147,7 +147,7 @@ impl Executor<'_> {
             "{} is registered, its plugin {} attaches volumes, and csid has not attached it to this node",
             record.name, record.volume.plugin
         );
-        Err(Error::new(Kind::NotSupported, text).with(|details| details.step = Some("verify")))
+        Err(Error::new(Kind::NotSupported, text).with(|details| details.step = Some(Step::Verify)))
     }
 
     /// Chooses csid's own paths for a volume or a mount that is about to be made. Another manager's paths remain in use until
@@ -310,7 +310,7 @@ impl Context {
             && !self.host.is_bound(plugin, source, Path::new(target)).await?
         {
             let text = format!("target {target} does not show what is at {}", source.display());
-            return Err(Error::invalid(text).with(|details| details.step = Some("verify")));
+            return Err(Error::invalid(text).with(|details| details.step = Some(Step::Verify)));
         }
         Ok((device, look))
     }
@@ -326,12 +326,12 @@ fn refuse_another_file_system(table: &MountTable, staging: &Path, source: &Path)
 
 fn another(staging: &Path, source: &Path) -> Error {
     let text = format!("{} does not show what is staged at {}", source.display(), staging.display());
-    Error::invalid(text).with(|details| details.step = Some("verify"))
+    Error::invalid(text).with(|details| details.step = Some(Step::Verify))
 }
 
 fn writable(source: &Path) -> Error {
     let text = format!("read-only is asked for, but {} can be written", source.display());
-    Error::invalid(text).with(|details| details.step = Some("verify"))
+    Error::invalid(text).with(|details| details.step = Some(Step::Verify))
 }
 
 fn not_shown(what: &str, path: &Path, wanted: &str, look: Look) -> Error {
@@ -346,5 +346,5 @@ fn not_shown(what: &str, path: &Path, wanted: &str, look: Look) -> Error {
         Look::Hung => (Kind::PluginError, "its file system does not answer".to_owned()),
     };
     let text = format!("the {what} path {} has to show {wanted}, but {is}", path.display());
-    Error::new(kind, text).with(|details| details.step = Some("verify"))
+    Error::new(kind, text).with(|details| details.step = Some(Step::Verify))
 }

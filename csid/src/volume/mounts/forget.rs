@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::host::{Backing, HostError, Sought};
 use crate::names::word;
 use crate::store::Durability;
@@ -76,7 +76,7 @@ impl Volumes {
                 details.namespace.get_or_insert_with(|| key.namespace.clone());
                 details.volume.get_or_insert_with(|| key.volume.clone());
                 details.plugin.get_or_insert_with(|| volume.plugin.clone());
-                details.step.get_or_insert("forget");
+                details.step.get_or_insert(Step::Forget);
             })
         })
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crate::backoff::Backoff;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
 use crate::host::{HostError, Look};
 use crate::plugin::Ready;
@@ -56,7 +56,7 @@ impl Executor<'_> {
                 .map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
             let seen = match self.row(key).filter(|row| row.shows()).cloned() {
                 Some(row) => {
-                    self.step.set("verify");
+                    self.step.set(Step::Verify);
                     let look = self.shared.look_surely(&row).await;
                     let is_healed = self.heals && look.has_lost_its_server();
                     if there(&row, &look) && !healthy(&row, &look) && !is_healed {
@@ -132,7 +132,7 @@ impl Executor<'_> {
             ));
         }
         if is_new {
-            self.step.set("verify");
+            self.step.set(Step::Verify);
             let base = self.shared.base(ready.host_root());
             clear_the_way(&self.shared.host, ready.id(), base, source).await?;
             if let Some(private) = paths::private(source) {
@@ -287,7 +287,7 @@ impl Executor<'_> {
 
     /// Returns Busy, before anything is touched, while processes use the mount.
     pub(in crate::volume) async fn refuse_while_in_use(&mut self, row: MountRow, call: &str) -> Result<()> {
-        self.step.set("verify");
+        self.step.set(Step::Verify);
         // The descriptor proves that nothing is mounted at the target.
         let target = row.spec.target.as_deref().filter(|_| self.target_fd.is_none());
         let paths = [Some(row.source.as_str()), target];
@@ -377,7 +377,7 @@ impl Executor<'_> {
                             let lasting = failure.definite || (makes && outcome == Outcome::Failed);
                             let again = !lasting && self.pause(&mut delay).await;
                             if self.row(key).is_none() {
-                                return Err(mount_errors::ended_by("forget").into());
+                                return Err(mount_errors::ended_by_forget().into());
                             } else if again {
                                 self.event(MountEvent::Continue { key: key.clone() })?
                             } else if makes && is_there && effect_action == Action::Bind {
@@ -569,8 +569,7 @@ impl Executor<'_> {
     /// be refused.
     fn interrupted(&self, effect: &Effect, outcome: Outcome) -> EffectFailure {
         let last = self.row(&effect.key).map(|row| row.error.clone()).filter(|last| !last.is_empty());
-        let error =
-            last.map_or_else(|| mount_errors::ended_by("forget"), |last| Error::new(Kind::Cancelled, last));
+        let error = last.map_or_else(mount_errors::ended_by_forget, |last| Error::new(Kind::Cancelled, last));
         EffectFailure::new(outcome, error)
     }
 
@@ -594,7 +593,7 @@ impl Executor<'_> {
             Action::Bind => self.shared.target_root(mount.uid, &mount.spec).await,
             _ => Ok(PathBuf::from("/")),
         };
-        self.step.set(effect.action.name());
+        self.step.set(step_of(effect.action));
         let config = self.shared.config.borrow().clone();
         let asked = AtomicBool::new(false);
         let surroundings = EffectContext {
@@ -700,6 +699,17 @@ impl Executor<'_> {
                 tracing::warn!(path = %path.display(), %error, "cannot remove a directory that is no longer used");
             }
         }
+    }
+}
+
+fn step_of(action: Action) -> Step {
+    match action {
+        Action::Stage => Step::Stage,
+        Action::Publish => Step::Publish,
+        Action::Bind => Step::Bind,
+        Action::Unbind => Step::Unbind,
+        Action::Unpublish => Step::Unpublish,
+        Action::Unstage => Step::Unstage,
     }
 }
 

@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 use crate::secret::Secrets;
 use crate::store::registry::{Bound, VolumeName};
 use crate::store::rows::MountKey;
+use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::orders::Order;
 use crate::volume::operation::request::{OperationRequest, Waiter};
@@ -32,7 +33,7 @@ pub(in crate::volume) enum Message {
     /// The Mount of this key, of this uid, is answered. The rest of an expansion is tried now.
     Enlarge(MountKey, u32, Option<Secrets>),
     /// A call of this kind has removed the row of this volume's creation or deletion.
-    GiveUp(VolumeName, &'static str),
+    GiveUp(VolumeName, OperationKind),
     /// Root orders rows to be forgotten.
     Forget(Order),
     /// csid stops: answer every caller.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, Step};
 use crate::host::TargetFd;
 use crate::plugin::{Snapshot, Stats};
 use crate::secret::Secrets;
@@ -14,6 +14,7 @@ use crate::store::registry::{
     AttachCall, Bound, Capability, Claim, Record, Registration, Standing, VolumeName,
 };
 use crate::store::rows::MountKey;
+use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{Authority, Part, Uncovered, Unmounting};
 use crate::volume::api::views::Mounted;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
@@ -93,10 +94,6 @@ pub(in crate::volume) enum OperationRequest {
     },
 }
 
-/// The progress of an operation that waits and has done nothing yet.
-pub(in crate::volume) const NOBODY_HAS_IT: &str = "waiting until nobody has it";
-pub(in crate::volume) const ANOTHER_VOLUME: &str = "waiting for another volume's claims";
-
 /// A call on a volume that is neither a mount nor a claim.
 #[derive(Clone, PartialEq, Eq)]
 pub(in crate::volume) enum ControllerRequest {
@@ -163,17 +160,19 @@ impl ControllerRequest {
         }
     }
 
-    pub(in crate::volume) fn kind(&self) -> &'static str {
+    pub(in crate::volume) fn kind(&self) -> OperationKind {
         match self {
-            ControllerRequest::Create { to_delete: false } => "create",
-            ControllerRequest::Validate { .. } => "validate",
-            ControllerRequest::Stats => "stats",
-            ControllerRequest::Expand { .. } => "expand",
-            ControllerRequest::Snapshot { .. } => "snapshot",
-            ControllerRequest::Attach { .. } => "attach",
-            ControllerRequest::Detach { .. } => "detach",
-            ControllerRequest::Create { to_delete: true } | ControllerRequest::Delete => "delete",
-            ControllerRequest::Forget => "deregister",
+            ControllerRequest::Create { to_delete: false } => OperationKind::Create,
+            ControllerRequest::Validate { .. } => OperationKind::Validate,
+            ControllerRequest::Stats => OperationKind::Stats,
+            ControllerRequest::Expand { .. } => OperationKind::Expand,
+            ControllerRequest::Snapshot { .. } => OperationKind::Snapshot,
+            ControllerRequest::Attach { .. } => OperationKind::Attach,
+            ControllerRequest::Detach { .. } => OperationKind::Detach,
+            ControllerRequest::Create { to_delete: true } | ControllerRequest::Delete => {
+                OperationKind::Delete
+            }
+            ControllerRequest::Forget => OperationKind::Deregister,
         }
     }
 }
@@ -240,19 +239,19 @@ impl OperationRequest {
         }
     }
 
-    pub(in crate::volume) fn kind(&self) -> &'static str {
+    pub(in crate::volume) fn kind(&self) -> OperationKind {
         match self {
-            OperationRequest::Mount { adopted: Some(_), .. } => "adopt",
-            OperationRequest::Mount { .. } => "mount",
-            OperationRequest::Unmount { .. } => "unmount",
-            OperationRequest::Settle { .. } => "settle",
-            OperationRequest::Restore { .. } => "restore",
-            OperationRequest::Heal { .. } => "heal",
-            OperationRequest::Claim { .. } => "claim",
-            OperationRequest::Release { .. } => "release",
-            OperationRequest::Unbind { .. } => "unbind",
-            OperationRequest::Enlarge { .. } => "enlarge",
-            OperationRequest::Continue { .. } => "continue",
+            OperationRequest::Mount { adopted: Some(_), .. } => OperationKind::Adopt,
+            OperationRequest::Mount { .. } => OperationKind::Mount,
+            OperationRequest::Unmount { .. } => OperationKind::Unmount,
+            OperationRequest::Settle { .. } => OperationKind::Settle,
+            OperationRequest::Restore { .. } => OperationKind::Restore,
+            OperationRequest::Heal { .. } => OperationKind::Heal,
+            OperationRequest::Claim { .. } => OperationKind::Claim,
+            OperationRequest::Release { .. } => OperationKind::Release,
+            OperationRequest::Unbind { .. } => OperationKind::Unbind,
+            OperationRequest::Enlarge { .. } => OperationKind::Enlarge,
+            OperationRequest::Continue { .. } => OperationKind::Continue,
             OperationRequest::Call { call, .. } => call.kind(),
         }
     }
@@ -395,16 +394,12 @@ impl OperationRequest {
     /// Returns whether claims or the volume limit refuse the operation, and not existing mounts.
     pub(in crate::volume) fn lacks_claim(&self, result: &Result<OperationResponse>) -> bool {
         let refused = result.as_ref().err().and_then(|error| error.details.step);
-        self.claim().is_some() && matches!(refused, Some(claim_errors::CLAIMS | claim_errors::LIMIT))
+        self.claim().is_some() && matches!(refused, Some(Step::Claim | Step::VolumeLimit))
     }
 
-    /// Returns the progress of an operation that waits after this result, instead of answering its callers. It waits for other
+    /// Returns the step of an operation that waits after this result, instead of answering its callers. It waits for other
     /// claims to end. An OFFLINE expansion waits until the volume is not in use (CSI rule 26). `None`: the callers are answered.
-    pub(in crate::volume) fn waits(
-        &self,
-        result: &Result<OperationResponse>,
-        now: Instant,
-    ) -> Option<&'static str> {
+    pub(in crate::volume) fn waits(&self, result: &Result<OperationResponse>, now: Instant) -> Option<Step> {
         let error = result.as_ref().err()?;
         match (self, error.kind) {
             (
@@ -414,13 +409,13 @@ impl OperationRequest {
                 wait_until.filter(|until| *until > now)?;
                 match error.details.step {
                     // Waiting does not change the topology.
-                    Some(claim_errors::REACH) => None,
-                    Some(claim_errors::LIMIT) => Some(ANOTHER_VOLUME),
-                    _ => Some("waiting for claims"),
+                    Some(Step::Topology) => None,
+                    Some(Step::VolumeLimit) => Some(Step::WaitingForAnotherVolume),
+                    _ => Some(Step::WaitingForClaims),
                 }
             }
             (OperationRequest::Call { call: ControllerRequest::Expand { .. }, .. }, Kind::Busy) => {
-                Some(NOBODY_HAS_IT)
+                Some(Step::WaitingUntilUnused)
             }
             _ => None,
         }

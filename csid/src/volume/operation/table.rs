@@ -8,26 +8,18 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::Notify;
 
-use crate::error::{Details, Error, Kind, Result};
+use crate::error::{Details, Error, Kind, Result, Step};
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
+use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{Authority, Wait};
 use crate::volume::api::views::OperationView;
 use crate::volume::model::subject::Subject;
 
-/// The kinds of operations that csid begins by itself.
-const OWN: [&str; 6] = ["settle", "restore", "heal", "continue", "unbind", "enlarge"];
-
-/// The kinds of operations that leave a volume in use.
-pub(in crate::volume) const TAKES: [&str; 4] = ["mount", "adopt", "claim", "attach"];
-
-/// The step of an operation that has not begun.
-pub(in crate::volume) const QUEUED: &str = "queued";
-
 /// The current step of an operation, written by its executor and read by listings.
 #[derive(Clone)]
 pub(in crate::volume) struct Progress {
-    name: Arc<Mutex<&'static str>>,
+    step: Arc<Mutex<Step>>,
     decided: Arc<AtomicBool>,
     unasked: Arc<AtomicBool>,
     said: Arc<Mutex<String>>,
@@ -38,7 +30,7 @@ pub(in crate::volume) struct Progress {
 impl Progress {
     pub(in crate::volume) fn new() -> Self {
         Progress {
-            name: Arc::new(Mutex::new(QUEUED)),
+            step: Arc::new(Mutex::new(Step::Queued)),
             decided: Arc::default(),
             unasked: Arc::default(),
             said: Arc::default(),
@@ -46,12 +38,12 @@ impl Progress {
         }
     }
 
-    pub(in crate::volume) fn set(&self, step: &'static str) {
-        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = step;
+    pub(in crate::volume) fn set(&self, step: Step) {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
     }
 
-    pub(in crate::volume) fn get(&self) -> &'static str {
-        *self.name.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(in crate::volume) fn get(&self) -> Step {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes the last error of the plugin, which is called again.
@@ -87,7 +79,7 @@ impl Progress {
     /// Marks the commit point. If csid dies after this, recovery may keep the mount. So a caller that times out or cancels still
     /// gets the real outcome.
     pub(in crate::volume) fn decide(&self) {
-        self.set("commit");
+        self.set(Step::Commit);
         self.decided.store(true, Ordering::Relaxed);
     }
 
@@ -108,7 +100,7 @@ impl Progress {
 
 struct Entry {
     id: String,
-    kind: &'static str,
+    kind: OperationKind,
     /// `None`: the operation is of the plugin.
     subject: Option<Subject>,
     volume: VolumeKey,
@@ -147,7 +139,7 @@ struct Table {
     last: u64,
     entries: BTreeMap<u64, Entry>,
     /// The number of operations begun of each kind.
-    begun: BTreeMap<&'static str, u64>,
+    begun: BTreeMap<OperationKind, u64>,
     news: Arc<Notify>,
     /// A counter, one more than there are [`Recovering`]s.
     recovering: Arc<()>,
@@ -197,7 +189,7 @@ impl Drop for Ticket {
 }
 
 pub(in crate::volume) struct Begin<'a> {
-    pub(in crate::volume) kind: &'static str,
+    pub(in crate::volume) kind: OperationKind,
     /// `None`: the operation is of the plugin.
     pub(in crate::volume) subject: Option<Subject>,
     pub(in crate::volume) volume: &'a VolumeKey,
@@ -218,11 +210,10 @@ impl OperationTable {
         let mut table = self.lock();
         if let Some(id) = &begin.id {
             // An operation that csid begins for an earlier call of that name counts as the same call.
-            let own = |kind| OWN.contains(&kind);
             let same = |entry: &Entry| {
                 entry.subject == begin.subject
                     && entry.volume.plugin == begin.volume.plugin
-                    && (entry.kind == begin.kind || own(entry.kind) || own(begin.kind))
+                    && (entry.kind == begin.kind || entry.kind.is_own() || begin.kind.is_own())
             };
             let other = |entry: &&Entry| entry.uid == begin.uid && entry.id == *id && !same(entry);
             if let Some(entry) = table.entries.values().find(other) {
@@ -280,7 +271,7 @@ impl OperationTable {
         self.lock().entries.values().map(Entry::view).collect()
     }
 
-    pub(in crate::volume) fn begun(&self) -> BTreeMap<&'static str, u64> {
+    pub(in crate::volume) fn begun(&self) -> BTreeMap<OperationKind, u64> {
         self.lock().begun.clone()
     }
 
@@ -307,23 +298,23 @@ impl OperationTable {
     /// Returns the CreateVolume of this volume that a caller waits for.
     pub(in crate::volume) fn creating(&self, name: &VolumeName) -> Option<OperationView> {
         let subject = Some(Subject::Volume(name.clone()));
-        let of_volume =
-            |entry: &&Entry| entry.kind == "create" && entry.is_waited_for && entry.subject == subject;
+        let of_volume = |entry: &&Entry| {
+            entry.kind == OperationKind::Create && entry.is_waited_for && entry.subject == subject
+        };
         self.lock().entries.values().find(of_volume).map(Entry::view)
     }
 
     /// Returns the plugins of the Mounts, Claims and AttachVolumes under way.
     pub(in crate::volume) fn taking(&self) -> BTreeSet<String> {
         let table = self.lock();
-        let taking = table.entries.values().filter(|entry| TAKES.contains(&entry.kind));
+        let taking = table.entries.values().filter(|entry| entry.kind.takes());
         taking.map(|entry| entry.volume.plugin.clone()).collect()
     }
 
     /// Returns the Mounts of a plugin's volumes that are under way.
     pub(in crate::volume) fn mounting(&self, plugin: &str) -> Vec<(MountKey, VolumeKey)> {
         let table = self.lock();
-        let of_plugin =
-            |entry: &&Entry| ["mount", "adopt"].contains(&entry.kind) && entry.volume.plugin == plugin;
+        let of_plugin = |entry: &&Entry| entry.kind.mounts() && entry.volume.plugin == plugin;
         table
             .entries
             .values()
@@ -335,14 +326,14 @@ impl OperationTable {
     /// Returns whether callers wait, other than csid itself.
     pub(in crate::volume) fn are_waited_for(&self) -> bool {
         let table = self.lock();
-        table.entries.values().any(|entry| entry.is_waited_for && !OWN.contains(&entry.kind))
+        table.entries.values().any(|entry| entry.is_waited_for && !entry.kind.is_own())
     }
 }
 
 impl OperationTable {
     pub(in crate::volume) fn of_plugin(
         &self,
-        kind: &'static str,
+        kind: OperationKind,
         plugin: &str,
         uid: u32,
         wait: &Wait,
@@ -370,7 +361,7 @@ pub struct OfPlugin {
 }
 
 impl OfPlugin {
-    pub fn set(&self, step: &'static str) {
+    pub fn set(&self, step: Step) {
         self.step.set(step);
     }
 }
@@ -388,14 +379,14 @@ mod tests {
     fn an_operation_on_a_plugin_is_listed_until_it_ends() {
         let operations = OperationTable::default();
         let wait = Wait { deadline: None, operation: Some("mine".to_owned()), hold: None };
-        let restart = operations.of_plugin("restart", "nfs", 7, &wait).unwrap();
-        restart.set("waiting for plugin");
+        let restart = operations.of_plugin(OperationKind::Restart, "nfs", 7, &wait).unwrap();
+        restart.set(Step::WaitingForPlugin);
         let listed = operations.list();
         assert_eq!(
             (listed[0].id.as_str(), listed[0].kind, listed[0].subject.as_str()),
-            ("mine", "restart", "nfs")
+            ("mine", OperationKind::Restart, "nfs")
         );
-        assert_eq!((listed[0].step, listed[0].uid), ("waiting for plugin", 7));
+        assert_eq!((listed[0].step, listed[0].uid), (Step::WaitingForPlugin, 7));
         assert!(operations.find("mine", Authority::Any(0)).is_empty(), "no volume's task is asked to end it");
         assert!(!operations.are_waited_for(), "csid's end does not wait for it");
         drop(restart);

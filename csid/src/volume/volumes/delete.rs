@@ -3,6 +3,7 @@
 use crate::error::{Kind, Result};
 use crate::store::Durability;
 use crate::store::registry::{Record, Registration, Standing};
+use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::VolumeRequest;
 use crate::volume::context::Context;
 use crate::volume::lifecycle::{is_unasked, is_unborn, queue_key, refuse_anothers};
@@ -69,7 +70,8 @@ impl Context {
         };
         self.amend(&record.name, Durability::Disk, gone).await?;
         if dropped {
-            self.directory.tell(&queue_key(record), Message::GiveUp(record.name.clone(), "delete"));
+            self.directory
+                .tell(&queue_key(record), Message::GiveUp(record.name.clone(), OperationKind::Delete));
         }
         Ok(dropped)
     }

@@ -14,6 +14,7 @@ use crate::store::registry::{
 };
 use crate::store::rows::{NewEvent, VolumeKey};
 use crate::store::{Durability, MountFilter};
+use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{RegisterRequest, VolumeRequest, Wait};
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
@@ -42,7 +43,9 @@ impl Volumes {
             let (name, by) = (&record.name, Origin::Bus);
             self.shared.deregister(name, None, request.uid, force || forget, by).await?;
             // Nothing is left to create or delete, so operations that still ask the plugin are ended.
-            self.shared.directory.tell(&queue_key(&record), Message::GiveUp(name.clone(), "deregister"));
+            self.shared
+                .directory
+                .tell(&queue_key(&record), Message::GiveUp(name.clone(), OperationKind::Deregister));
             return Ok(());
         }
         // Without `force` the volume must be unused, so its actor does not interfere.
