@@ -305,7 +305,7 @@ async fn other_failures_have_their_own_names() {
 }
 
 #[tokio::test]
-async fn a_lost_connection_is_told_as_such() {
+async fn lost_connection_has_an_error_of_its_own() {
     let f = fixture().await;
     let Fixture { server, client, connection, .. } = &f;
     let call = client.mount("default", "wait", "job", MountOptions::default());

@@ -264,7 +264,7 @@ async fn volume_commands_take_inline_volumes() {
 }
 
 #[tokio::test]
-async fn claims_are_had_let_go_and_explained() {
+async fn claims_are_taken_released_and_explained() {
     let f = Fixture::new().await;
     let options = ClaimOptions { mode: Some(ClaimMode::Read), wait_usec: Some(5), ..ClaimOptions::default() };
     let claimed = f.client.claim("ns", "v", "job", options).await.unwrap();

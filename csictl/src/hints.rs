@@ -758,7 +758,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_node_names_what_to_release() {
+    fn full_node_names_claims_to_release() {
         let tried = Tried { plugin: Some("p".into()), ..tried("mount") };
         let limit = Details { step: Some(LIMIT.into()), ..Details::default() };
         let hint = said(Kind::ClaimConflict, limit, &tried);

@@ -340,7 +340,7 @@ async fn interrupted_command_prints_how_to_cancel() {
 }
 
 #[tokio::test]
-async fn claims_are_told_with_their_provider() {
+async fn claims_show_their_provider() {
     let f = Fixture::new();
     let (code, out, err) = f.run("claim default v job").await;
     assert_eq!((code, err.as_str()), (0, ""));
@@ -441,7 +441,7 @@ async fn irreversible_commands_ask_for_the_name() {
 }
 
 #[tokio::test]
-async fn explain_names_the_tag_of_what_it_waits_for() {
+async fn explain_names_the_tag_of_the_awaited_mount() {
     let f = Fixture::new();
     let (code, out, _) = f.run("explain default tagged").await;
     assert_eq!(code, 0);

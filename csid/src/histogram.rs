@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_the_bucket_s_bound_and_at_most_the_longest() {
+    fn quantile_is_its_bucket_bound_or_the_maximum() {
         assert_eq!(of(&[]).quantile_usec(50), 0);
         assert_eq!(of(&[150]).quantile_usec(50), 150);
         let many = of(&[[150; 98].as_slice(), &[3_000, 200_000_000]].concat());

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_free_but_for_control_characters_and_length() {
+    fn name_is_any_text_of_128_bytes_without_controls() {
         for good in ["a", "vol[0]", "a/b", "../..", "Größe", &"x".repeat(128)] {
             assert!(name("it", good).is_ok(), "{good:?}");
         }
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn an_external_id_may_be_longer_than_a_name() {
+    fn external_id_is_longer_than_a_name() {
         for good in ["a", &"x".repeat(147), &"x".repeat(1024)] {
             assert!(external_id("it", good).is_ok(), "{} bytes", good.len());
         }
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_say_where_they_lead() {
+    fn target_path_is_absolute_and_normal() {
         for good in ["/a", "/srv/jobs/1 2/ü"] {
             assert!(path("target", good).is_ok(), "{good:?}");
         }
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_the_contracts() {
+    fn every_word_is_in_the_contract() {
         assert_eq!(
             AccessMode::read("it", "multi-node-multi-writer").ok(),
             Some(AccessMode::MultiNodeMultiWriter)

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_a_secret_is_left_behind_also_where_it_is_refused() {
+    fn refused_secret_leaves_no_copy() {
         assert_eq!(
             freed::with_the_secret(|| drop(black_box(SECRET.to_owned()))),
             1,

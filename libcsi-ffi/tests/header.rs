@@ -147,7 +147,7 @@ fn every_struct_member_and_constant_is_documented() {
 }
 
 #[test]
-fn the_header_is_what_the_sources_say() {
+fn header_matches_the_sources() {
     let ffi = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(ffi.join("cbindgen.toml")).unwrap();
     let mut made = Vec::new();

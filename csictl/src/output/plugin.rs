@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plugin_is_shown_with_who_uses_it() {
+    fn plugin_is_shown_with_its_users() {
         let of = |number: usize| Consumer::new("job", "prod", &format!("v{number}"));
         let shown = |most| plugin(&Plugin::default(), &(0..most).map(of).collect());
         assert!(!shown(0).contains("consumers"));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_has_is_a_table() {
+    fn plugin_inventory_is_a_table() {
         let volume = ExternalRow {
             external_id: "vol-1".into(),
             capacity: 1 << 30,

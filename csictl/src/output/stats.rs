@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_counted_is_not_shown() {
+    fn uncounted_figures_are_not_shown() {
         let expected = "       instance: default
            unit: csi-plugin-local-default.service
          memory: 3MiB

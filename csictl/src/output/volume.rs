@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_said_shortly() {
+    fn sizes_are_short() {
         for (bytes, said) in [
             (0, "0"),
             (1023, "1023"),
@@ -267,7 +267,7 @@ prod       db      pg        host  ebs     E         write  single-node-writer  
     }
 
     #[test]
-    fn stats_say_what_is_wrong() {
+    fn stats_show_the_abnormal_condition() {
         let usage = vec![
             Usage { unit: "BYTES".into(), available: 1 << 30, total: 3 << 30, used: 2 << 30 },
             Usage { unit: "INODES".into(), available: 5, total: 7, used: 2 },

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_encrypted_goes_by_its_own_name() {
+    fn only_encrypted_credentials_keep_their_name() {
         assert_eq!(Place::new(false, "csid.ns.$x", "csid.ns.$x").id, ID);
         assert_eq!(Place::new(true, "csid.ns.key", "/etc/key").id, "csid.ns.key");
     }

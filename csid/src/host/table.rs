@@ -430,7 +430,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn callers_of_one_moment_share_a_read() {
+    async fn simultaneous_callers_share_a_read() {
         let table = OwnTable::default();
         let held = table.last.lock().await;
         let callers = futures_util::future::join_all((0..10).map(|_| table.entries()));
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn caller_during_a_read_has_another_read() {
+    async fn caller_during_a_read_gets_a_later_read() {
         let table = OwnTable::default();
         let first = table.entries().await.unwrap();
         // As if the first read were still under way when the next caller asked.

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_file_refuses_all_and_is_named() {
+    fn wrong_file_is_named_and_no_file_applied() {
         let table = [
             ("x.toml", format!("{EXTERNAL}sokket = \"/run/b.sock\"\n"), vec!["line 3", "sokket"]),
             ("x.toml", "supervision = \"pod\"\n".into(), vec!["line 1", "pod"]),

@@ -542,14 +542,14 @@ mod tests {
     }
 
     #[test]
-    fn a_plugins_text_is_one_bounded_line() {
+    fn text_of_a_plugin_is_one_bounded_line() {
         assert_eq!(presentable("a\nb\0c\u{1b}[31m"), "a b c [31m");
         let long = presentable(&"ü".repeat(5000));
         assert!(long.len() < MESSAGE_LIMIT + 8 && long.ends_with('…'));
     }
 
     #[test]
-    fn co_rule_36_what_a_code_means() {
+    fn co_rule_36_each_code_has_its_class() {
         use Code::*;
         let table = [
             (Class::Transient, vec![Unavailable, Aborted, ResourceExhausted]),

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_has_one_word() {
+    fn profile_has_one_name() {
         for (word, profile) in Profile::WORDS {
             assert_eq!(serde_json::to_value(profile).unwrap(), word);
             let spec = PluginSpec { profile: Some(profile), ..PluginSpec::default() };

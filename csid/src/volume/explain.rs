@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_failure_is_told_of_an_event() {
+    fn only_failed_events_are_explained() {
         let event = |success: bool| Event {
             sequence: 1,
             realtime_usec: 1,
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_it_is_wanted_waits_for_nothing() {
+    fn settled_volume_waits_for_nothing() {
         let (explanation, cause) = explain(&record(Standing::Registered), &[], &[]);
         assert_eq!((cause, explanation.last_error.as_str()), (Cause::Nothing, ""));
         assert_eq!(explanation.steps, ["registered"]);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_creation_names_its_last_error_and_what_it_waits_for_now() {
+    fn creation_names_its_error_and_present_wait() {
         let creation = Creation {
             capacity_min: 0,
             capacity_max: 0,
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parked_release_says_what_is_to_be_done() {
+    fn blocked_release_names_its_remedy() {
         let capability = Capability {
             access_mode: AccessMode::SingleNodeWriter,
             attachment_mode: AttachmentMode::FileSystem,

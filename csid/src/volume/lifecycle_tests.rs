@@ -42,7 +42,7 @@ fn made(change: impl FnOnce(&mut Registration)) -> Record {
 }
 
 #[test]
-fn the_same_create_volume_is_the_same_while_and_after_it_is_made() {
+fn repeated_create_volume_matches_its_record() {
     let same = |record: &Record| refuse_other(record, "p", &wanted());
     assert_eq!(same(&record("", wanted())), Ok(()));
     assert_eq!(same(&made(|_| {})), Ok(()));
@@ -57,7 +57,7 @@ fn the_same_create_volume_is_the_same_while_and_after_it_is_made() {
 }
 
 #[test]
-fn another_create_volume_is_refused_while_and_after_it_is_made() {
+fn different_create_volume_is_refused() {
     let kind = |record: &Record, plugin: &str, wanted: &Registration| {
         refuse_other(record, plugin, wanted).unwrap_err().kind
     };
@@ -90,7 +90,7 @@ fn another_create_volume_is_refused_while_and_after_it_is_made() {
 }
 
 #[test]
-fn what_has_no_id_yet_queues_by_its_name_at_the_plugin() {
+fn volume_without_id_queues_by_its_name() {
     let unborn = record("", wanted());
     assert_eq!(queue_key(&unborn), paths::unborn("p", "disk"));
     assert_eq!(queue_key(&made(|_| {})).external_id, "x");
@@ -99,7 +99,7 @@ fn what_has_no_id_yet_queues_by_its_name_at_the_plugin() {
 }
 
 #[test]
-fn what_makes_a_volume_what_it_is_never_changes_and_is_its_owners() {
+fn identity_fields_are_immutable() {
     let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
     let volume = |plugin: &str, id: &str| VolumeKey { plugin: plugin.into(), external_id: id.into() };
     let present = new_registration(7, VolumeSpec::default(), Origin::Bus);

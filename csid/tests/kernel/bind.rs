@@ -226,11 +226,11 @@ fn target_and_its_parents_belong_to_caller_or_root() {
 }
 
 #[test]
-fn an_automount_that_waits_for_csid_is_refused_at_once() {
+fn automount_waiting_for_csid_is_refused() {
     use std::os::fd::AsRawFd;
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
-    apart_async("bind::an_automount_that_waits_for_csid_is_refused_at_once", |root| async move {
+    apart_async("bind::automount_waiting_for_csid_is_refused", |root| async move {
         let host = Host::of_threads();
         let (source, target) = (tmpfs(root.join("source")), directory(root.join("target")));
         // Its server is another process group, and never answers what it is asked by the pipe.
@@ -428,8 +428,8 @@ fn of_a_dead_server() {
 }
 
 #[test]
-fn a_dead_one_gives_way() {
-    apart_async("bind::a_dead_one_gives_way", |root| async move {
+fn dead_mount_is_replaced() {
+    apart_async("bind::dead_mount_is_replaced", |root| async move {
         let host = Host::of_threads();
         let (source, server) = fuse(root.join("source"));
         let (again, target) = (tmpfs(root.join("again")), directory(root.join("target")));

@@ -149,8 +149,8 @@ fn bind_survives_concurrent_rename() {
 /// Who owns a directory above the target puts another in its place, where somebody else's mount is dead, too, or a link to it: that
 /// one stays, for every request.
 #[test]
-fn the_dead_of_others_stay() {
-    apart_async("renames::the_dead_of_others_stay", |root| async move {
+fn dead_mount_of_others_stays() {
+    apart_async("renames::dead_mount_of_others_stays", |root| async move {
         let host = Host::of_threads();
         let (source, server) = fuse(root.join("source"));
         let again = tmpfs(root.join("again"));

@@ -254,7 +254,7 @@ fn attach_with_forbidden_secrets_leaves_nothing() {
 
 /// The last resort is root's, whatever polkit lets a member do.
 #[test]
-fn member_may_not_forget() {
+fn forget_by_a_member_is_denied() {
     world(async |w| {
         let (client, _bus, _polkit, [member]) = on_bus(w, [MEMBER]).await;
         for name in ["Unmount", "Release"] {

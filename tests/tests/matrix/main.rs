@@ -90,7 +90,7 @@ fn run(number: u64, life: Life, report: &Arc<Report>, seed: u64) {
 }
 
 #[test]
-fn killed_at_every_edge_nothing_is_lost_or_left() {
+fn kill_at_every_edge_loses_and_leaves_nothing() {
     let points = points();
     let seed = Dice::seed();
     let kills = number("CSID_KILLS").unwrap_or(1000);

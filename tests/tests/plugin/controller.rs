@@ -122,7 +122,7 @@ async fn everything(w: &mut World) -> Co {
 }
 
 #[test]
-fn volume_is_one_for_its_name() {
+fn create_by_name_is_idempotent() {
     world(async |w| {
         let mut co = everything(w).await;
         let ask =
@@ -383,7 +383,7 @@ fn list_has_pages() {
 }
 
 #[test]
-fn it_confirms_what_a_volume_was_made_for() {
+fn validate_confirms_the_created_capabilities() {
     world(async |w| {
         let mut co = everything(w).await;
         let volume = co.create(order("n")).await.unwrap();

@@ -30,7 +30,7 @@ async fn claims(client: &Client) -> Vec<String> {
 }
 
 #[test]
-fn drained_plugin_has_no_mounts_and_may_go() {
+fn drained_plugin_can_be_unregistered() {
     world(async |w| {
         let client = by_call(w).await;
         for consumer in ["one", "two"] {

@@ -132,7 +132,7 @@ fn reload_with_an_error_changes_nothing() {
 }
 
 #[test]
-fn reload_takes_what_is_new() {
+fn reload_adds_new_plugins() {
     world(async |w| {
         let client = running(w).await;
         let before = cursor(&client).await;

@@ -33,7 +33,7 @@ async fn leave(client: &Client, instance: Option<&str>) -> Result<()> {
 }
 
 #[test]
-fn instance_may_go_while_another_serves_its_mounts() {
+fn instance_leaves_while_another_serves_its_mounts() {
     world(async |w| {
         let client = two(w).await;
         let options = || of_plugin("two", "v");

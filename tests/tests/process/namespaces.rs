@@ -163,7 +163,7 @@ fn volumes_of_one_file_system_are_told_apart() {
 }
 
 #[test]
-fn one_of_several_consumers_may_leave() {
+fn one_of_several_consumers_unmounts() {
     world(async |w| {
         let client = running(w).await;
         let target = directory(w, "inside");

@@ -149,7 +149,7 @@ fn target_removed_behind_csids_back_is_bound_again() {
 }
 
 #[test]
-fn unmount_of_what_is_already_gone_succeeds() {
+fn unmount_of_a_gone_mount_succeeds() {
     world(async |w| {
         let client = running(w).await;
         let source = mounted(&client, "job", inline("v")).await;

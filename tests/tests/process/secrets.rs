@@ -59,7 +59,7 @@ fn without_a_credential_a_reboot_leaves_it_waiting() {
 }
 
 #[test]
-fn with_a_credential_it_comes_back() {
+fn mount_with_a_credential_is_restored() {
     world(async |w| {
         let path = w.path("credentials/csid.default.v");
         fs::write(&path, format!(r#"{{"password":"{CANARY}"}}"#)).unwrap();

@@ -70,7 +70,7 @@ fn refused_create_leaves_no_row() {
 
 /// Two names of csid's for one of the plugin's: the second is refused, and nothing is taken from the first.
 #[test]
-fn name_of_the_plugins_is_one_volume() {
+fn plugin_name_belongs_to_one_volume() {
     world(async |w| {
         let mut s = Site::new(w).await;
         let named = || CreateVolume { name: Some("disk".to_owned()), ..spec() };
@@ -371,7 +371,7 @@ async fn is_made(s: &Site<'_>, volume: &str) -> bool {
 
 /// A creation that was forgotten by force has no say in another plugin's volume that has its name since.
 #[test]
-fn forgotten_create_is_not_another_plugins_volume() {
+fn forgotten_create_is_not_a_volume_elsewhere() {
     world(async |w| {
         let mut s = Site::new(w).await;
         with_another(&mut s).await;

@@ -132,7 +132,7 @@ async fn largest_message_of_a_bus_gets_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rule_of_polkits_can_allow_one_namespace() {
+async fn polkit_rule_allows_one_namespace() {
     let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;
@@ -218,7 +218,7 @@ async fn only_polkits_yes_authorises() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn polkits_yes_is_for_one_action() {
+async fn polkit_yes_covers_one_action() {
     let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
     let world = World::new();
     let _serving = bus.serve(&world, QUICK).await;

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_closes_at_once_is_passed_on() {
+    async fn harmless_descriptor_is_passed_on() {
         let helper = Helper::of_threads();
         let memory = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         let (reader, mut writer) = pipe().unwrap();

@@ -197,7 +197,7 @@ async fn controller_messages_hide_secrets() {
 }
 
 #[tokio::test]
-async fn whether_volumes_are_attached_is_known_when_a_controller_was_seen() {
+async fn attaching_is_known_once_a_controller_was_seen() {
     for (serves, capabilities, says, expected) in [
         (true, vec![1, 2], true, Some(true)),
         (true, vec![1], true, Some(false)),

@@ -27,7 +27,7 @@ async fn says(host: &Host, state: &str, words: &str) {
 }
 
 #[tokio::test]
-async fn each_wrong_plugin_says_why_and_no_other_notices() {
+async fn wrong_plugin_has_its_error_and_affects_no_other() {
     type Wrong = fn(&mut fake::Script);
     let table: [(&str, &str, Wrong); 7] = [
         ("unhealthy", "GetPluginInfo: the plugin's name is empty", |script| script.name.clear()),
@@ -79,7 +79,7 @@ async fn each_wrong_plugin_says_why_and_no_other_notices() {
 
 /// CSI rule 11 binds the plugin; what it says too much of hurts nobody.
 #[tokio::test]
-async fn co_rule_11_over_long_words_and_unknown_numbers_are_taken_as_far_as_they_go() {
+async fn co_rule_11_oversized_and_unknown_values_are_kept() {
     let host = Host::new();
     let good = beside(&host).await;
     let mut fake = host.fake();

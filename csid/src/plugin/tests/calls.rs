@@ -95,7 +95,7 @@ async fn mount_is_two_calls_with_all_required_fields() {
 }
 
 #[tokio::test]
-async fn co_rule_19_what_the_plugin_cannot_do_is_not_sent() {
+async fn co_rule_19_unsupported_node_rpc_is_not_sent() {
     let (_host, fake, ready) = plugin(&[], |spec| spec).await;
     assert!(!ready.stages() && !ready.single_node_multi_writer() && !ready.mount_group());
     let usage = Usage { attachment_mode: AttachmentMode::FileSystem, ..usage() };
@@ -155,7 +155,7 @@ async fn co_rule_36_codes_classes_and_errors() {
 }
 
 #[tokio::test]
-async fn co_rule_17_a_plugins_message_repeats_nothing_hidden() {
+async fn co_rule_17_plugin_message_hides_secrets() {
     let (_host, fake, ready) = plugin(&[1], |spec| spec).await;
     let text = "mount -o noatime,pass=opensesame ctx-v4lue-1 pub-v4lue-1: hunter2\0 opensesame".to_owned();
     fake.script().answer = Some(Err((Code::Internal, text)));

@@ -48,7 +48,7 @@ pub fn map(key: &str, value: &str) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn an_attach_says_all_that_csi_asks_for_and_gives_the_publish_context() {
+async fn attach_sends_all_fields_and_returns_its_context() {
     let (_host, fake, controller) = with(&[2, 8, 13], &[]).await;
     assert!(
         controller.can("PUBLISH_READONLY") && controller.can("OFFLINE") && !controller.can("GET_CAPACITY")
@@ -76,7 +76,7 @@ async fn an_attach_says_all_that_csi_asks_for_and_gives_the_publish_context() {
 }
 
 #[tokio::test]
-async fn co_rule_32_read_only_is_said_only_to_who_knows_it() {
+async fn co_rule_32_read_only_needs_the_capability() {
     let (_host, fake, controller) = with(&[2], &[]).await;
     controller.publish("v", "n", &usage(), true, request(None)).await.unwrap();
     let sent: v1::ControllerPublishVolumeRequest = fake.got();
@@ -167,7 +167,7 @@ async fn co_rule_15_places_only_to_plugins_that_have_them() {
 }
 
 #[tokio::test]
-async fn co_rule_19_what_is_not_offered_is_not_asked() {
+async fn co_rule_19_unsupported_controller_rpc_is_not_sent() {
     // CLONE_VOLUME alone: no call has it to itself. And SINGLE_NODE_MULTI_WRITER to hold the place of others.
     let (host, fake, controller) = with(&[13], &[]).await;
     let ready = host.ready().await;
@@ -207,7 +207,7 @@ async fn co_rule_19_what_is_not_offered_is_not_asked() {
 }
 
 #[tokio::test]
-async fn co_rule_36_what_is_gone_was_taken_away() {
+async fn co_rule_36_not_found_ends_a_removal() {
     let (_host, fake, controller) = with(&ALL, &[]).await;
     fake.script().answer = Some(Err((Code::NotFound, "gone".into())));
     let r = request(None);
@@ -222,7 +222,7 @@ async fn co_rule_36_what_is_gone_was_taken_away() {
 }
 
 #[tokio::test]
-async fn co_rule_35_what_is_confirmed_is_compared() {
+async fn co_rule_35_confirmed_capabilities_are_compared() {
     let (_host, fake, controller) = with(&[], &[]).await;
     let usages = [usage(), Usage { access_mode: AccessMode::MultiNodeReaderOnly, ..usage() }];
     let (parameters, secrets) = (map("tier", "fast"), secrets());
@@ -372,7 +372,7 @@ async fn snapshots_are_made_once_a_call_and_listed_in_pages() {
 }
 
 #[tokio::test]
-async fn volumes_are_listed_with_what_the_plugin_offers_to_say() {
+async fn listed_volumes_have_the_offered_fields() {
     use v1::list_volumes_response::{Entry, VolumeStatus};
     let status = VolumeStatus {
         published_node_ids: vec!["n".into()],

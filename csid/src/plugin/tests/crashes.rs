@@ -22,7 +22,7 @@ fn descriptors() -> usize {
 }
 
 #[tokio::test]
-async fn after_a_thousand_crashes_there_is_one_supervisor_and_one_process() {
+async fn thousand_crashes_leave_one_process() {
     let millis = Duration::from_millis;
     let pace = Pace { restart: millis(1), longest: millis(1), start: millis(50), ..PACE };
     let host = Host::with(pace, Vec::new());
@@ -120,7 +120,7 @@ async fn an_adopted_plugin_that_is_slow_is_not_stopped() {
 }
 
 #[tokio::test]
-async fn failed_is_a_state_between_two_tries_that_a_probe_or_a_restart_brings_on() {
+async fn probe_or_restart_ends_the_pause_of_failed() {
     let pace = Pace { restart: Duration::from_millis(10), longest: LONG * 60, ..PACE };
     let host = Host::with(pace, Vec::new());
     let systemd = Systemd::behind(&host.plugins.units()).await;

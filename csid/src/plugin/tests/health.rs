@@ -71,7 +71,7 @@ async fn co_rule_10_a_plugin_without_a_node_service_is_fine() {
 }
 
 #[tokio::test]
-async fn co_rule_10_a_node_half_may_name_a_controller_that_it_does_not_serve() {
+async fn co_rule_10_node_half_names_an_unserved_controller() {
     let host = Host::new();
     let mut fake = host.fake().serving(true, false);
     fake.script().plugin_capabilities = vec![capability(Type::Service(PluginService { r#type: 1 }))];
@@ -116,7 +116,7 @@ async fn co_rule_37_false_waits_an_error_is_unhealthy() {
 }
 
 #[tokio::test]
-async fn an_empty_name_and_a_node_id_that_cannot_be_are_errors() {
+async fn empty_name_and_invalid_node_id_are_errors() {
     let host = Host::new();
     let mut fake = host.fake();
     fake.script().name = String::new();
@@ -144,7 +144,7 @@ async fn an_empty_name_and_a_node_id_that_cannot_be_are_errors() {
 }
 
 #[tokio::test]
-async fn a_failed_fingerprint_keeps_what_was_answered() {
+async fn failed_fingerprint_keeps_earlier_answers() {
     let host = Host::new();
     let mut fake = host.fake();
     fake.script().plugin_capabilities = controller::services(&[]);
@@ -257,7 +257,7 @@ async fn hung_plugin_is_unhealthy_and_blocks_no_other() {
 }
 
 #[tokio::test]
-async fn after_the_shutdown_nothing_is_healthy_and_nothing_is_sent() {
+async fn after_shutdown_no_plugin_is_healthy_or_called() {
     let host = Host::new();
     let mut fake = host.fake();
     fake.start();

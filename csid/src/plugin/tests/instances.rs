@@ -70,7 +70,7 @@ fn names(names: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn node_calls_go_to_the_newest_and_at_once_to_the_next_when_it_leaves() {
+async fn node_calls_go_to_the_newest_healthy_instance() {
     // The heartbeat is too slow to be what notices.
     let host = Host::with(Pace { heartbeat: LONG, ..PACE }, Vec::new());
     let old = host.instance("old", true, true).await;
@@ -261,7 +261,7 @@ async fn an_older_instance_is_waited_for_too() {
 
 /// The node half and the controllers of a plugin may be different processes (CSI rule 10).
 #[tokio::test]
-async fn a_plugin_may_be_split() {
+async fn split_plugin_serves_node_and_controller() {
     let host = Host::new();
     let mut node = host.instance("node", true, false).await;
     assert_eq!(host.plugins.can("p", ATTACHES), None);
@@ -336,7 +336,7 @@ async fn capability_unknown_until_every_instance_probed() {
 }
 
 #[tokio::test]
-async fn registering_an_older_instance_again_makes_it_active() {
+async fn reregistered_older_instance_becomes_active() {
     let host = Host::new();
     let register = async |name: &str, uid| {
         let spec = instance(name, &format!("/run/{name}.sock"));
@@ -396,7 +396,7 @@ async fn the_journal_remembers_which_is_the_newest() {
 }
 
 #[tokio::test]
-async fn a_file_defines_one_instance_and_is_the_oldest() {
+async fn file_defines_the_oldest_instance() {
     let file = |socket: &str| vec![("p".to_owned(), external(Path::new(socket)))];
     let host = Host::with(PACE, file("/run/file.sock"));
     let instances = || host.plugins.view("p").map(|view| view.instances).unwrap_or_default();

@@ -16,7 +16,7 @@ async fn again(host: Host) -> Host {
 }
 
 #[tokio::test]
-async fn another_name_of_the_node_is_refused_until_somebody_accepts_it() {
+async fn changed_node_id_is_refused_until_accepted() {
     let host = Host::new();
     let mut fake = host.fake();
     fake.start();

@@ -40,7 +40,7 @@ async fn kept(host: Host) -> (tempfile::TempDir, Vec<PluginRow>) {
 }
 
 #[tokio::test]
-async fn calls_go_over_and_those_under_way_come_to_their_end() {
+async fn upgrade_moves_new_calls_and_ends_old_ones() {
     let host = Host::new();
     let old = host.instance("old", true, true).await;
     old.script().answer = None;
@@ -160,7 +160,7 @@ async fn upgrade_to_another_plugin_is_refused() {
 
 /// csid ends while the new one is tried: the next csid goes on, and one of the two is left, whichever it is.
 #[tokio::test]
-async fn the_next_csid_ends_what_this_one_began() {
+async fn next_csid_ends_the_upgrade() {
     for comes in [true, false] {
         let host = Host::with(Pace { start: LONG, ..PACE }, Vec::new());
         let _old = host.instance("old", true, true).await;
@@ -300,7 +300,7 @@ async fn file_instance_keeps_its_running_name() {
 
 /// Which instance is asked is a matter of when it came, and an upgrade changes nothing of that; nor whose the plugin is.
 #[tokio::test]
-async fn a_new_version_is_as_old_as_the_one_before() {
+async fn upgraded_instance_keeps_its_age() {
     let host = Host::new();
     let old = host.instance("old", true, true).await;
     let _second = host.instance("second", true, true).await;

@@ -32,7 +32,7 @@ fn kept_aside(directory: &Path) -> Vec<PathBuf> {
 
 /// Each value in turn is another one than what was written.
 #[tokio::test]
-async fn a_row_that_is_not_what_was_written_is_damage() {
+async fn changed_row_is_damage() {
     let (_root, directory) = temporary();
     filled(&directory).await.close().await.unwrap();
     let good = std::fs::read(database(&directory)).unwrap();
@@ -319,7 +319,7 @@ async fn damage_that_comes_while_csid_runs() {
 }
 
 #[tokio::test]
-async fn another_journal_takes_its_place() {
+async fn another_journal_replaces_a_damaged_one() {
     let (_root, directory) = temporary();
     let store = filled(&directory).await;
     assert!(matches!(store.replace(Vec::new()).await, Err(StoreError::Gone)), "it is sound");

@@ -285,7 +285,7 @@ fn plugin_row_has_the_instance_of_its_spec() {
 }
 
 #[tokio::test]
-async fn no_index_is_given_twice_whichever_row_said_it() {
+async fn index_of_any_row_is_never_reused() {
     let (_root, directory) = temporary();
     let (store, _) = opened(&directory).unwrap();
     let rows = representative();

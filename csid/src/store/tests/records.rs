@@ -236,7 +236,7 @@ proptest! {
 }
 
 #[test]
-fn an_attachment_of_an_earlier_csid_has_its_claims_secrets() {
+fn attachment_of_older_csid_has_its_claim_secrets() {
     let mut json = serde_json::to_value(Attachment::new("n1", Leg::Present)).unwrap();
     json.as_object_mut().unwrap().remove("secrets").unwrap();
     let plain = |consumer, node| Claim { credential: None, secrets_given: false, ..claim(consumer, node) };
@@ -336,7 +336,7 @@ fn claim_work_does_not_grow_with_other_claims() {
 
 /// What SQLite says is true, whatever was known before: a transaction that is said to have failed may be there all the same.
 #[test]
-fn a_failed_transaction_ends_what_is_known() {
+fn failed_transaction_clears_known_claims() {
     type Fail = fn(&mut Journal, &Record) -> StoreError;
     let full: Fail = |journal, before| {
         journal.limit_pages(Some(1));
@@ -407,7 +407,7 @@ proptest! {
 
     /// With claims enough to be known: each change leaves known what is written.
     #[test]
-    fn known_claims_are_what_is_written(
+    fn known_claims_equal_written_ones(
         steps in prop::collection::vec((0..2_u8, prop::collection::vec((0..60_u8, 0..3_u8), 0..30)), 1..12),
     ) {
         let (_root, directory) = temporary();

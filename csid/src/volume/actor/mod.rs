@@ -567,7 +567,7 @@ mod tests {
 
     /// A request that came just before the damage is answered with it.
     #[tokio::test]
-    async fn a_task_that_a_damaged_journal_ended_is_not_called_a_stop() {
+    async fn actor_ended_by_a_damaged_journal_is_no_stop() {
         let root = tempfile::tempdir().unwrap();
         let journal = root.path().join("journal");
         Store::open(&journal, root.path(), None).unwrap().0.close().await.unwrap();

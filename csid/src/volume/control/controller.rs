@@ -339,7 +339,7 @@ mod tests {
     use crate::error::Kind;
 
     #[test]
-    fn what_is_anothers_is_looked_at_only() {
+    fn other_uid_only_reads_a_volume() {
         let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
         let refused = |call: &ControllerRequest, uid| {
             call.refuse(&name, &unregistered(7), uid).err().map(|error| error.kind)

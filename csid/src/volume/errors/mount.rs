@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_uses_a_mount_unseen_can_be_found() {
+    fn error_of_an_unseen_user_names_fuser() {
         let message = |processes, call| busy(Path::new("/srv/pg"), "job", processes, call);
         let unseen = message(Vec::new(), "release");
         assert!(unseen.message.contains("`fuser -vm /srv/pg`") && unseen.message.ends_with("release again"));

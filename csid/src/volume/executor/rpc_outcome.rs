@@ -91,7 +91,7 @@ mod tests {
 
     /// CSI rules 36 and 39.
     #[test]
-    fn only_a_word_on_the_volume_ends_what_may_have_been_done() {
+    fn only_an_error_about_the_volume_is_definite() {
         let error = |kind, code: Option<Code>, retryable| {
             Error::new(kind, "").with(|details| {
                 details.grpc_code = code.map(|code| code as u32);

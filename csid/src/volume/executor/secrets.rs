@@ -173,7 +173,7 @@ mod tests {
     use crate::secret::freed::{self, SECRET};
 
     #[test]
-    fn a_file_is_read_no_further_than_its_bound_and_leaves_nothing_behind() {
+    fn secret_file_is_read_to_its_bound_and_wiped() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(SECRET.as_bytes()).unwrap();
         file.set_len(10 * MAX_BYTES as u64).unwrap();

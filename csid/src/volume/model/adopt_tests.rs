@@ -110,7 +110,7 @@ fn adopted_mount_is_unmounted_like_any_other() {
 }
 
 #[test]
-fn after_another_boot_it_may_be_adopted_again() {
+fn adoption_is_repeated_after_another_boot() {
     for restore in [Restore::Hold, Restore::Auto] {
         let mut wanted = wanted(1);
         wanted.spec.restore = restore;
@@ -128,7 +128,7 @@ fn after_another_boot_it_may_be_adopted_again() {
 }
 
 #[test]
-fn what_is_being_taken_down_is_not_adopted() {
+fn mount_being_removed_is_not_adopted() {
     let (volume, _) =
         step(&adopted(), MountEvent::Unmount { key: key(1) }).unwrap_or_else(|r| panic!("{r:?}"));
     assert_eq!(refusal(&volume, adopting(&wanted(1), at(1))), Refusal::Unsettled);

@@ -93,7 +93,7 @@ fn a_second_claim_by_access_mode() {
 }
 
 #[test]
-fn the_first_claim_sets_the_modes_and_the_last_one_clears_them() {
+fn first_claim_sets_modes_and_last_clears_them() {
     let held = holding(&[claim("a", "here", Write, MultiNodeMultiWriter)]);
     let other = claim("b", "here", Read, MultiNodeReaderOnly);
     let conflict = |what| Err(ClaimRefusal::Conflict { what, holders: vec!["a".to_owned()] });
@@ -123,7 +123,7 @@ fn an_identity_is_its_owners_and_keeps_its_options() {
 }
 
 #[test]
-fn what_a_claim_is_bound_to_is_an_option_and_its_end_is_the_claims() {
+fn bound_unit_is_part_of_a_claim_and_ends_it() {
     let to = |to, grace_usec| Claim {
         bound: Some(Bound::new(to, grace_usec)),
         ..claim("a", "here", Write, MultiNodeMultiWriter)
@@ -146,7 +146,7 @@ fn what_a_claim_is_bound_to_is_an_option_and_its_end_is_the_claims() {
 }
 
 #[test]
-fn what_a_volume_was_not_registered_with_is_not_claimed() {
+fn unregistered_capability_is_not_claimed() {
     let narrow = Claims { capabilities: vec![capability(SingleNodeWriter, FileSystem)], ..Claims::default() };
     assert_eq!(admit(&narrow, &claim("a", "here", Write, SingleNodeWriter)), Ok(()));
     let wide = claim("a", "here", Write, MultiNodeMultiWriter);
@@ -345,7 +345,7 @@ impl Run {
 
 proptest! {
     #[test]
-    fn nothing_is_detached_too_early_or_twice_and_nothing_stays(
+    fn detach_comes_once_and_after_all_users(
         attaches: bool,
         turns in proptest::collection::vec((turns(), any::<bool>()), 1..24),
         endings in proptest::collection::vec(endings(), 0..48),
@@ -391,7 +391,7 @@ proptest! {
 }
 
 #[test]
-fn a_claim_whose_attach_is_refused_for_good_is_let_go() {
+fn claim_with_refused_attach_is_released() {
     let wanted = claim("a", "here", Write, SingleNodeWriter);
     let (volume, next) = step(&volume(true), ClaimEvent::Claim(wanted)).unwrap();
     let ClaimNext::Run(attach) = next else { panic!("{next:?}") };
@@ -433,7 +433,7 @@ fn an_attach_that_was_not_sent_is_not_undone() {
 }
 
 #[test]
-fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
+fn refused_detach_is_blocked_until_requested() {
     let mut held = holding(&[claim("a", "here", Write, SingleNodeWriter)]);
     held.attaches = Some(true);
     held.attachments.push(Attachment::new("here", Leg::Present));
@@ -456,7 +456,7 @@ fn a_detach_that_fails_for_good_is_parked_and_tried_again_when_asked() {
 }
 
 #[test]
-fn what_an_operator_knows_is_gone_is_forgotten_with_its_attachment() {
+fn forgotten_claim_takes_its_attachment() {
     let two =
         [claim("a", "here", Write, MultiNodeMultiWriter), claim("b", "here", Write, MultiNodeMultiWriter)];
     let mut held = Claims { attaches: Some(true), ..holding(&two) };
@@ -469,7 +469,7 @@ fn what_an_operator_knows_is_gone_is_forgotten_with_its_attachment() {
 }
 
 #[test]
-fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
+fn another_boot_attaches_again_and_keeps_claims() {
     let wanted = claim("a", "here", Write, SingleNodeWriter);
     let mut held =
         Claims { attaches: Some(true), boot: "now".into(), ..holding(std::slice::from_ref(&wanted)) };
@@ -514,7 +514,7 @@ fn what_another_boot_attached_is_attached_again_and_an_answered_claim_stays() {
 }
 
 #[test]
-fn what_attach_volume_attached_is_not_claimed() {
+fn volume_attached_by_call_is_not_claimed() {
     let mut held = volume(true);
     let by_call = AttachCall {
         uid: 7,
@@ -529,7 +529,7 @@ fn what_attach_volume_attached_is_not_claimed() {
 }
 
 #[test]
-fn what_does_not_attach_leaves_nothing_that_was_to_be_attached() {
+fn plugin_without_attach_leaves_no_attachment() {
     let one = claim("a", "here", Write, SingleNodeWriter);
     let unseen = Claims { attaches: None, ..volume(true) };
     let (pending, next) = step(&unseen, ClaimEvent::Claim(one.clone())).unwrap();
@@ -593,7 +593,7 @@ fn a_step_copies_only_the_claim_it_changes() {
 }
 
 #[test]
-fn a_forgotten_claim_frees_who_waits_for_its_detach() {
+fn forgotten_claim_ends_waits_for_its_detach() {
     let one = claim("a", "here", Write, SingleNodeMultiWriter);
     let two = claim("b", "here", Write, SingleNodeMultiWriter);
     let claims = holding(&[one, two]).claims;

@@ -364,7 +364,7 @@ impl Run {
 
 proptest! {
     #[test]
-    fn no_sequence_makes_a_mount_that_the_rows_do_not_explain(
+    fn every_mount_is_explained_by_its_rows(
         stages in any::<bool>(),
         acts in proptest::collection::vec(act(), 1..24),
         ends in proptest::collection::vec(end(), 0..64),
@@ -393,7 +393,7 @@ proptest! {
 }
 
 #[test]
-fn co_rule_25_a_repeated_making_is_negated_when_given_up() {
+fn co_rule_25_abandoned_making_is_negated() {
     let mut volume = begun();
     let key = key(0);
     let stage = |from| Effect { action: Action::Stage, key: key.clone(), goal: key.clone(), from };
@@ -422,7 +422,7 @@ fn co_rule_25_a_repeated_making_is_negated_when_given_up() {
 }
 
 #[test]
-fn one_intent_serves_the_effects_of_a_mount_and_one_those_of_an_unmount() {
+fn one_intent_covers_a_mount_or_an_unmount() {
     let commits = |mut volume: Volume, event: MountEvent| {
         let (mut written, mut commits) = (volume.clone(), 0);
         let (after, mut next) = step(&volume, event).ok().unwrap();
@@ -449,7 +449,7 @@ fn one_intent_serves_the_effects_of_a_mount_and_one_those_of_an_unmount() {
 }
 
 #[test]
-fn a_resting_mount_whose_publish_is_gone_is_published_again_before_it_is_bound() {
+fn lost_publish_is_repeated_before_the_bind() {
     let mut run = run(true);
     run.act(Act::Mount(0));
     run.act(Act::Remove(0, false, true));
@@ -467,7 +467,7 @@ fn run(stages: bool) -> Run {
 
 /// Consumer 1's mounts do not come back by themselves. Consumer 0 has a target.
 #[test]
-fn what_died_is_made_again_for_all_who_have_it() {
+fn dead_mount_is_made_again_for_all_consumers() {
     for stages in [false, true] {
         let mut run = run(stages);
         run.act(Act::Mount(0));
@@ -487,7 +487,7 @@ fn what_died_is_made_again_for_all_who_have_it() {
 
 /// The row keeps the device numbers that its target may still show, until the mount is healed.
 #[test]
-fn what_died_is_remembered_while_its_target_is_to_give_way() {
+fn dead_device_is_kept_until_its_target_is_replaced() {
     let Run { volume, .. } = run(true);
     let wanted = wanted(0);
     let key = wanted.key.clone();
@@ -517,7 +517,7 @@ fn what_died_is_remembered_while_its_target_is_to_give_way() {
 }
 
 #[test]
-fn another_boot_ends_a_healing_and_restore_decides() {
+fn another_boot_ends_healing_and_restore_decides() {
     let mut run = run(true);
     run.act(Act::Mount(0));
     run.act(Act::Mount(1));
@@ -538,7 +538,7 @@ const PHASES: [Phase; 6] =
 const LEGS: [Leg; 4] = [Leg::Absent, Leg::Making, Leg::Present, Leg::Removing];
 
 #[test]
-fn killed_while_a_target_is_bound_again_takes_nothing_down() {
+fn kill_during_a_rebind_removes_no_mount() {
     for (target, restore) in [Leg::Making, Leg::Removing]
         .into_iter()
         .flat_map(|leg| [Restore::Auto, Restore::Hold].map(|restore| (leg, restore)))
@@ -714,7 +714,7 @@ fn users_share_everything_but_read_only() {
 }
 
 #[test]
-fn what_the_plugin_cannot_do_is_refused_before_it_is_asked() {
+fn unsupported_mount_is_refused_before_its_rpc() {
     let poor = Abilities { stages: true, single_node_multi_writer: false, mount_group: false };
     let multi = with(&wanted(0), |w| w.spec.usage.access_mode = AccessMode::SingleNodeMultiWriter);
     let capability = "SINGLE_NODE_MULTI_WRITER";
@@ -739,7 +739,7 @@ fn an_identity_is_its_owners_and_its_options() {
 }
 
 #[test]
-fn secrets_make_no_other_call_and_are_asked_for_again_at_rest() {
+fn secrets_are_no_identity_and_are_needed_again() {
     let given = with(&wanted(0), |w| w.spec.secrets_given = true);
     let event = MountEvent::Mount { wanted: given.clone(), paths: paths(0), abilities: ABLE };
     let (mut volume, _) = step(&volume(), event).ok().unwrap();
@@ -798,7 +798,7 @@ fn the_last_forgotten_mount_takes_the_staging_along() {
 }
 
 #[test]
-fn who_waited_behind_a_forgotten_mount_stages() {
+fn mount_waiting_behind_a_forgotten_one_stages() {
     let (volume, _) = step(&stuck(&[1, 3], &[]), MountEvent::Forget { key: key(1) }).unwrap();
     assert_eq!(volume.row.stage, Leg::Absent);
     let (_, next) = step(&volume, MountEvent::Continue { key: key(3) }).unwrap();
@@ -806,7 +806,7 @@ fn who_waited_behind_a_forgotten_mount_stages() {
 }
 
 #[test]
-fn a_forgotten_mount_leaves_another_its_unstage() {
+fn forgotten_mount_leaves_the_unstage_to_others() {
     let mut volume = stuck(&[1, 3], &[]);
     volume.mount_mut(&key(3)).unwrap().phase = Phase::Unmounting;
     let (volume, _) = step(&volume, MountEvent::Forget { key: key(1) }).unwrap();
@@ -816,7 +816,7 @@ fn a_forgotten_mount_leaves_another_its_unstage() {
 }
 
 #[test]
-fn a_forgotten_mount_leaves_others_their_staging() {
+fn forgotten_mount_leaves_the_staging_to_others() {
     let (volume, _) = step(&stuck(&[1, 3], &[3]), MountEvent::Forget { key: key(1) }).unwrap();
     assert_eq!((volume.row.stage, volume.mounts.len()), (Leg::Removing, 1));
     // Another mount is about to be staged, so the staging belongs to that mount.

@@ -188,7 +188,7 @@ mod tests {
     use crate::volume::model::step::tests::begun;
 
     #[test]
-    fn what_is_stale_is_dead_at_the_second_look_and_what_is_not_connected_at_the_first() {
+    fn estale_needs_two_probes_enotconn_one() {
         const STALE: Look = Look::Dead(libc::ESTALE);
         const NOT_CONNECTED: Look = Look::Dead(libc::ENOTCONN);
         const HEALTHY: Look = Look::Mounted { device: 1, served: true };
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_dies_again_and_again_is_healed_ever_more_rarely() {
+    fn repeated_death_delays_healing() {
         let begin = Instant::now();
         let mut pace = Pace::new(begin);
         let tries: Vec<u64> =

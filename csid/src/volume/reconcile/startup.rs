@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_between_two_states_goes_on_where_its_volume_queues() {
+    fn unsettled_work_continues_in_its_queue() {
         let capability = Capability {
             access_mode: AccessMode::SingleNodeWriter,
             attachment_mode: AttachmentMode::FileSystem,

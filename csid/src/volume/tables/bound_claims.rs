@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_within_its_grace_time_is_kept() {
+    fn claim_returning_within_grace_time_is_kept() {
         let claims = BoundClaims::default();
         let to = unit("db.service");
         let bound = Bound::new(to.clone(), GRACE.as_micros() as u64);

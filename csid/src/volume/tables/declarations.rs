@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nothing_is_tried_any_more_also_while_a_registration_is_written() {
+    async fn withdrawn_declaration_is_not_retried() {
         let declarations = Declarations::default();
         let (tries, is_over) = tokio::sync::oneshot::channel::<()>();
         let trying = async move {

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_what_register_volume_takes() {
+    fn volume_file_has_every_register_field() {
         let whole = "namespace = \"prod\"\nid = \"pg/1\"\nplugin = \"p\"\nexternal-id = \"x\"\nname = \"disk\"\n\
             fs-type = \"xfs\"\nmount-flags = [\"noatime\"]\nmount-group = \"26\"\ncredential = \"csid.prod.pg\"\n\
             heal = \"remount\"\nsuid = true\ndev = true\ntopologies = [{ zone = \"a\" }]\n\
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_packages_example_is_one() {
+    fn packaged_example_is_a_valid_volume_file() {
         let example = include_str!("../../../../packaging/etc/volumes.d/pg.toml.example");
         let uncommented =
             example.replace("\n#fs", "\nfs").replace("\n#mount", "\nmount").replace("\n#cred", "\ncred");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_field_is_told_with_its_line() {
+    fn wrong_field_is_reported_with_its_line() {
         let long = "x".repeat(129);
         let large = format!("context = {{ k = \"{}\" }}", "v".repeat(4096));
         for (said, why) in [
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_secret_is_not_quoted() {
+    fn secret_in_a_file_is_not_quoted() {
         for said in [
             "mount-flags = \"password=hunter2\"",
             "mount-flags = [\"a\" \"password=hunter2\"]",

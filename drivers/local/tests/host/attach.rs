@@ -100,7 +100,7 @@ async fn a_volume_is_attached_before_it_is_staged() {
 }
 
 #[tokio::test]
-async fn there_is_one_node() {
+async fn invalid_attach_is_refused() {
     let mut host = attaching();
     host.create("v", "ext4", 16 * MIB).await.unwrap();
     for (volume, node, fs, expected) in [

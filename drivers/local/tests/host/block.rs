@@ -89,7 +89,7 @@ async fn a_read_only_block_publish_cannot_be_written() {
 }
 
 #[tokio::test]
-async fn one_writer_of_a_block_volume_is_one() {
+async fn block_volume_has_one_writer() {
     let host = Host::new();
     host.create("v", "block", 4 * MIB).await.unwrap();
     let wanted = capability("block", Mode::SingleNodeSingleWriter);
@@ -104,7 +104,7 @@ async fn one_writer_of_a_block_volume_is_one() {
 }
 
 #[tokio::test]
-async fn an_open_device_is_said_and_not_attached_twice() {
+async fn open_device_is_reported_and_attached_once() {
     let host = Host::new();
     host.create("v", "block", 4 * MIB).await.unwrap();
     let wanted = capability("block", Mode::SingleNodeWriter);

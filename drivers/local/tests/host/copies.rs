@@ -89,7 +89,7 @@ async fn an_original_and_its_copies_are_used_at_once() {
 }
 
 #[tokio::test]
-async fn a_name_is_one_snapshot_of_one_volume() {
+async fn snapshot_name_belongs_to_one_volume() {
     let host = Host::new();
     for volume in ["a", "b"] {
         host.create(volume, "block", 4 * MIB).await.unwrap();
@@ -216,7 +216,7 @@ async fn a_larger_copy_is_filled() {
 }
 
 #[tokio::test]
-async fn what_is_in_use_is_not_copied_piece_by_piece() {
+async fn volume_in_use_is_not_copied_without_reflinks() {
     for fs in ["ext4", "block"] {
         let mut host = Host::new();
         host.mount_state("mount -t tmpfs disk"); // has no reflinks

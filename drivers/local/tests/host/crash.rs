@@ -9,7 +9,7 @@ use tonic::Code;
 use crate::harness::*;
 
 #[tokio::test]
-async fn an_interrupted_mkfs_begins_anew_and_only_when_it_has_ended() {
+async fn interrupted_mkfs_is_repeated_after_its_end() {
     let mut host = Host::new();
     let wanted = capability("ext4", Mode::SingleNodeWriter);
     host.create("v", "ext4", 16 * MIB).await.unwrap();

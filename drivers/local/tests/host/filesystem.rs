@@ -111,7 +111,7 @@ async fn read_only_is_honoured() {
 }
 
 #[tokio::test]
-async fn one_writer_is_one_and_many_are_many() {
+async fn single_writer_is_limited_multi_writer_is_not() {
     let host = Host::new();
     host.create("v", "ext4", 16 * MIB).await.unwrap();
     for mode in [Mode::SingleNodeSingleWriter, Mode::SingleNodeMultiWriter] {
@@ -165,7 +165,7 @@ async fn volumes_grow_while_they_are_used() {
 }
 
 #[tokio::test]
-async fn what_is_not_the_volume_is_left_alone() {
+async fn foreign_files_are_left_alone() {
     let host = Host::new();
     let wanted = capability("ext4", Mode::SingleNodeWriter);
     host.create("v", "ext4", 16 * MIB).await.unwrap();
