@@ -1024,7 +1024,7 @@ void csi_event_free(struct csi_event *event);
  *   it was not.
  *
  * Errors of the operation, besides those of every operation and of every plugin call (top of this file):
- * CSI_E_NOT_FOUND if no such plugin is registered.
+ * CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_UNSUPPORTED if it has no controller.
  *
  * Threads: any thread; never blocks. The operation can be cancelled.
  */
@@ -1053,8 +1053,8 @@ csi_code csi_get_capacity(struct csi_client *client,
  *   it was not.
  *
  * Errors of the operation, besides those of every operation and of every plugin call (top of this file):
- * CSI_E_NOT_FOUND if no such plugin is registered. CSI_E_PLUGIN with gRPC code 10 (ABORTED): start again
- * without a token.
+ * CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_UNSUPPORTED if it has no controller. CSI_E_PLUGIN with
+ * gRPC code 10 (ABORTED): start again without a token.
  *
  * Threads: any thread; never blocks. The operation can be cancelled.
  */
@@ -1083,8 +1083,8 @@ csi_code csi_list_external_volumes(struct csi_client *client,
  *   it was not.
  *
  * Errors of the operation, besides those of every operation and of every plugin call (top of this file):
- * CSI_E_NOT_FOUND if no such plugin is registered. CSI_E_PLUGIN with gRPC code 10 (ABORTED): start again
- * without a token.
+ * CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_UNSUPPORTED if it has no controller. CSI_E_PLUGIN with
+ * gRPC code 10 (ABORTED): start again without a token.
  *
  * Threads: any thread; never blocks. The operation can be cancelled.
  */
@@ -1111,8 +1111,8 @@ csi_code csi_list_snapshots(struct csi_client *client,
  *   it was not.
  *
  * Errors of the operation, besides those of every operation and of every plugin call (top of this file):
- * CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_DENIED also if the snapshot is of no volume that the
- * caller registered.
+ * CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_UNSUPPORTED if it has no controller, CSI_E_DENIED also
+ * if the snapshot is of no volume that the caller registered.
  *
  * Threads: any thread; never blocks. After a cancellation csid goes on with it.
  */

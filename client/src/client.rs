@@ -812,7 +812,7 @@ impl Client {
     /// # Errors
     ///
     /// Those of every call and of every plugin call: see the [crate's errors](crate#errors). Also
-    /// [`Kind::NotFound`] if no such plugin is registered.
+    /// [`Kind::NotFound`] if no such plugin is registered; [`Kind::NotSupported`] if it has no controller.
     pub async fn capacity(&self, plugin: &str, options: CapacityOptions) -> Result<u64> {
         self.call(&plugin_path(plugin), PLUGIN, "GetCapacity", (options,)).await
     }
@@ -824,7 +824,8 @@ impl Client {
     /// # Errors
     ///
     /// Those of every call and of every plugin call: see the [crate's errors](crate#errors). Also
-    /// [`Kind::NotFound`] if no such plugin is registered. After gRPC's ABORTED, begin again without a token.
+    /// [`Kind::NotFound`] if no such plugin is registered; [`Kind::NotSupported`] if it has no controller. After
+    /// gRPC's ABORTED, begin again without a token.
     pub async fn list_external_volumes(
         &self,
         plugin: &str,
@@ -840,7 +841,8 @@ impl Client {
     /// # Errors
     ///
     /// Those of every call and of every plugin call: see the [crate's errors](crate#errors). Also
-    /// [`Kind::NotFound`] if no such plugin is registered. After gRPC's ABORTED, begin again without a token.
+    /// [`Kind::NotFound`] if no such plugin is registered; [`Kind::NotSupported`] if it has no controller. After
+    /// gRPC's ABORTED, begin again without a token.
     pub async fn list_snapshots(
         &self,
         plugin: &str,
@@ -854,8 +856,8 @@ impl Client {
     /// # Errors
     ///
     /// Those of every call and of every plugin call: see the [crate's errors](crate#errors). Also
-    /// [`Kind::NotFound`] if no such plugin is registered; [`Kind::NotAuthorized`] if the snapshot is of no
-    /// volume that the caller registered.
+    /// [`Kind::NotFound`] if no such plugin is registered; [`Kind::NotSupported`] if it has no controller;
+    /// [`Kind::NotAuthorized`] if the snapshot is of no volume that the caller registered.
     pub async fn delete_snapshot(&self, plugin: &str, snapshot: &str, options: CallOptions) -> Result<()> {
         self.call(&plugin_path(plugin), PLUGIN, "DeleteSnapshot", (snapshot.to_owned(), options)).await
     }

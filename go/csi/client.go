@@ -110,12 +110,13 @@ type Client interface {
 	BeginSnapshot(ctx context.Context, volume Volume, name string, parameters map[string]string) (*Snapshot, error)
 
 	// ListExternalVolumes returns a page of the volumes that a plugin has, registered with csid or not. The error is
-	// [ErrNotFound] if no such plugin is registered.
+	// [ErrNotFound] if no such plugin is registered, and [ErrNotSupported] if it has no controller.
 	ListExternalVolumes(ctx context.Context, plugin string, page Page) (*ExternalVolumes, error)
-	// ListSnapshots returns a page of the snapshots that a plugin has. The error is [ErrNotFound] if no such plugin is registered.
+	// ListSnapshots returns a page of the snapshots that a plugin has. The error is [ErrNotFound] if no such plugin is registered,
+	// and [ErrNotSupported] if it has no controller.
 	ListSnapshots(ctx context.Context, plugin string, filter SnapshotFilter, page Page) (*Snapshots, error)
 	// DeleteSnapshot has the plugin delete a snapshot, given by the plugin's ID of it. The error is [ErrNotFound] if no such
-	// plugin is registered.
+	// plugin is registered, and [ErrNotSupported] if it has no controller.
 	DeleteSnapshot(ctx context.Context, plugin, snapshot string, secrets Secrets) error
 
 	// Events opens a reader of csid's events in order, which continues through csid's restarts. cursor is the [Event.Cursor] of

@@ -27,7 +27,7 @@ use crate::op::{csi_op, nothing, one, start};
 ///   it was not.
 ///
 /// Errors of the operation, besides those of every operation and of every plugin call (top of this file):
-/// CSI_E_NOT_FOUND if no such plugin is registered.
+/// CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_UNSUPPORTED if it has no controller.
 ///
 /// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
@@ -77,8 +77,8 @@ pub unsafe extern "C" fn csi_get_capacity(
 ///   it was not.
 ///
 /// Errors of the operation, besides those of every operation and of every plugin call (top of this file):
-/// CSI_E_NOT_FOUND if no such plugin is registered. CSI_E_PLUGIN with gRPC code 10 (ABORTED): start again
-/// without a token.
+/// CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_UNSUPPORTED if it has no controller. CSI_E_PLUGIN with
+/// gRPC code 10 (ABORTED): start again without a token.
 ///
 /// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
@@ -123,8 +123,8 @@ pub unsafe extern "C" fn csi_list_external_volumes(
 ///   it was not.
 ///
 /// Errors of the operation, besides those of every operation and of every plugin call (top of this file):
-/// CSI_E_NOT_FOUND if no such plugin is registered. CSI_E_PLUGIN with gRPC code 10 (ABORTED): start again
-/// without a token.
+/// CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_UNSUPPORTED if it has no controller. CSI_E_PLUGIN with
+/// gRPC code 10 (ABORTED): start again without a token.
 ///
 /// Threads: any thread; never blocks. The operation can be cancelled.
 #[unsafe(no_mangle)]
@@ -173,8 +173,8 @@ pub unsafe extern "C" fn csi_list_snapshots(
 ///   it was not.
 ///
 /// Errors of the operation, besides those of every operation and of every plugin call (top of this file):
-/// CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_DENIED also if the snapshot is of no volume that the
-/// caller registered.
+/// CSI_E_NOT_FOUND if no such plugin is registered, CSI_E_UNSUPPORTED if it has no controller, CSI_E_DENIED also
+/// if the snapshot is of no volume that the caller registered.
 ///
 /// Threads: any thread; never blocks. After a cancellation csid goes on with it.
 #[unsafe(no_mangle)]
