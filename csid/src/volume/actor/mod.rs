@@ -26,10 +26,11 @@ use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::{DesiredMount, Volume};
 use crate::volume::operation::journal::JournaledVolume;
 use crate::volume::operation::message::Message;
-use crate::volume::operation::orders::{Control, Orders, until};
+use crate::volume::operation::orders::{Orders, Signals, until};
 use crate::volume::operation::places::Place;
 use crate::volume::operation::request::{OperationRequest, OperationResponse, Waiter};
 use crate::volume::operation::table::{Progress, Recovering};
+use crate::volume::operation::turn::Turn;
 
 /// The first and the longest pause between two tries of work without a caller.
 const SETTLE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -322,10 +323,10 @@ impl VolumeActor {
 
     /// Carries out the orders of root while no operation runs.
     async fn carry_out(&mut self, rows: &mut JournaledVolume) {
-        let control = Control { abandon: None, preempt: false, give_up: Instant::now() };
-        let (_control, control) = watch::channel(control);
-        let orders = Arc::clone(&self.orders);
-        Executor::new(&self.shared, rows, control, Progress::new(), orders).carry_out().await;
+        let signals = Signals { abandon: None, preempt: false, give_up: Instant::now() };
+        let (_sender, signals) = watch::channel(signals);
+        let turn = Turn::new(signals, Progress::new(), Arc::clone(&self.orders));
+        Executor::new(&self.shared, rows, turn).carry_out().await;
         self.retry_waiting();
     }
 
@@ -341,8 +342,8 @@ impl VolumeActor {
             // A caller's deadline ends only its own wait.
             _ => begun + patience,
         };
-        let (control, orders) =
-            watch::channel(Control { abandon: None, preempt: false, give_up: give_up(&current) });
+        let (signals, receiver) =
+            watch::channel(Signals { abandon: None, preempt: false, give_up: give_up(&current) });
         let anonymous = current.anonymous_ticket(&self.shared, &self.key, rows.volume());
         self.recovering = None;
         let names = current.names();
@@ -361,12 +362,12 @@ impl VolumeActor {
 
         // The operation has the rows; the actor handles messages meanwhile.
         let shared = self.shared.clone();
-        let new = Executor::new(&shared, rows, orders, current.step.clone(), Arc::clone(&self.orders));
-        let executor = Executor { expands_first, ..new };
+        let turn = Turn::new(receiver, current.step.clone(), Arc::clone(&self.orders));
+        let executor = Executor::new(&shared, rows, Turn { expands_first, ..turn });
         let mut running: Running<'_> = Box::pin(executor.run(current.request(), names, &ahead));
         let result = loop {
             // After the commit point an expired caller stays. Its deadline is handled once, when it sets `abandon`.
-            let is_over = current.step.is_decided() && control.borrow().abandon.is_some();
+            let is_over = current.step.is_decided() && signals.borrow().abandon.is_some();
             let own = current.waiters.iter().filter(|_| !is_over).filter_map(|waiter| waiter.deadline);
             // An operation whose wait is over gets its last try after this operation.
             let deadline = own.chain(self.next_deadline(Some(Instant::now()))).min();
@@ -374,22 +375,22 @@ impl VolumeActor {
                 biased;
                 done = &mut running => break done,
                 // The directory holds the sender as long as the actor runs.
-                Some(message) = self.inbox.recv() => self.while_running(message, &mut current, &control),
+                Some(message) = self.inbox.recv() => self.while_running(message, &mut current, &signals),
                 () = until(deadline) => {
                     if current.expire(Instant::now(), &self.key) {
-                        self.desert(&current, &control, Kind::TimedOut);
+                        self.desert(&current, &signals, Kind::TimedOut);
                     }
                     self.expire();
                 }
             }
-            control.send_if_modified(|control| {
+            signals.send_if_modified(|signals| {
                 let wanted = give_up(&current);
                 let others = !self.queue.is_empty() || self.retry.is_some();
                 let preempt = current.waiters.is_empty() && others;
-                let changed = control.give_up != wanted || control.preempt != preempt;
+                let changed = signals.give_up != wanted || signals.preempt != preempt;
                 // A caller that leaves does not shorten the operation under way.
-                control.give_up = control.give_up.max(wanted);
-                control.preempt = preempt;
+                signals.give_up = signals.give_up.max(wanted);
+                signals.preempt = preempt;
                 changed
             });
         };
@@ -419,24 +420,24 @@ impl VolumeActor {
         fault::around("answer", async { current.answer(&self.key, result) }).await;
     }
 
-    fn while_running(&mut self, message: Message, current: &mut Operation, control: &watch::Sender<Control>) {
+    fn while_running(&mut self, message: Message, current: &mut Operation, signals: &watch::Sender<Signals>) {
         match message {
-            Message::Ask(work, waiter) => self.ask_beside(work, waiter, current, control),
+            Message::Ask(work, waiter) => self.ask_beside(work, waiter, current, signals),
             Message::Withdraw(number) if current.withdraw(number, &self.key) => {
-                self.desert(current, control, Kind::Cancelled);
+                self.desert(current, signals, Kind::Cancelled);
             }
             Message::Stop => {
                 current.fail(&self.key, &shutting_down());
                 self.take(message);
             }
             Message::GiveUp(name, by) if current.work.makes_or_deletes(&name) => {
-                control.send_modify(|control| control.abandon = Some(Kind::Cancelled));
+                signals.send_modify(|signals| signals.abandon = Some(Kind::Cancelled));
                 current.fail(&self.key, &mount_errors::ended_by(by));
                 self.take(Message::GiveUp(name, by));
             }
             Message::Forget(order) => {
                 if current.work.is_given_up_by(&order) {
-                    control.send_modify(|control| control.abandon = Some(Kind::Cancelled));
+                    signals.send_modify(|signals| signals.abandon = Some(Kind::Cancelled));
                     if !current.step.is_decided() {
                         current.fail(&self.key, &mount_errors::ended_by_forget());
                     }
@@ -453,10 +454,10 @@ impl VolumeActor {
         work: OperationRequest,
         waiter: Waiter,
         current: &mut Operation,
-        control: &watch::Sender<Control>,
+        signals: &watch::Sender<Signals>,
     ) {
         // An abandoned operation is rolling back; new callers must not join it.
-        let is_wanted = control.borrow().abandon.is_none();
+        let is_wanted = signals.borrow().abandon.is_none();
         let refusal = is_wanted.then(|| current.refuses(&work, &self.shared)).flatten();
         if let Some(error) = refusal.or_else(|| self.refusal(&work)) {
             return refuse(work, waiter, &self.key, error);
@@ -467,7 +468,7 @@ impl VolumeActor {
         if ends {
             // A CreateVolume that was sent is not abandoned: its answer has the id that the deletion needs.
             if !current.work.creates() || current.step.is_unasked() {
-                control.send_modify(|control| control.abandon = Some(Kind::Cancelled));
+                signals.send_modify(|signals| signals.abandon = Some(Kind::Cancelled));
             }
             // After the commit point the callers receive the real outcome first.
             if !current.step.is_decided() {
@@ -493,12 +494,12 @@ impl VolumeActor {
 
     /// Abandons an operation whose last caller has left, if it ends with its callers, such as a Mount. Other operations continue.
     /// After the commit point nothing is rolled back, but the operation ends at once.
-    fn desert(&self, current: &Operation, control: &watch::Sender<Control>, why: Kind) {
+    fn desert(&self, current: &Operation, signals: &watch::Sender<Signals>, why: Kind) {
         let ends = current.work.is_undone() || current.step.is_unasked();
         if current.step.is_decided() || (current.waiters.is_empty() && ends) {
-            control.send_if_modified(|control| {
-                let first = control.abandon.is_none();
-                control.abandon.get_or_insert(why);
+            signals.send_if_modified(|signals| {
+                let first = signals.abandon.is_none();
+                signals.abandon.get_or_insert(why);
                 first
             });
         }

@@ -54,7 +54,7 @@ impl Executor<'_> {
         // Without its secrets the attach is not begun.
         let secrets = self.target_secrets(target).await?;
         let volume = self.rows.volume().row.key.clone();
-        let by_call = AttachCall { secrets_given: self.secrets.is_some(), ..call.clone() };
+        let by_call = AttachCall { secrets_given: self.turn.secrets.is_some(), ..call.clone() };
         let entered = |record: &mut Record| {
             claim_errors::refuse_claimed(record)?;
             record.volume = volume.clone();
@@ -105,7 +105,7 @@ impl Executor<'_> {
         };
         let context =
             self.making(Step::Attach, "ControllerPublishVolume", target, secrets.as_ref(), publish).await?;
-        self.decide().map_err(RpcFailure::after)?;
+        self.turn.decide().map_err(RpcFailure::after)?;
         let boot = self.shared.boot();
         let present = |record: &mut Record| {
             for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {
@@ -148,7 +148,7 @@ impl Executor<'_> {
         let by_call = at.and_then(|at| at.by_call.as_ref());
         let secrets_given = by_call.is_some_and(|call| call.secrets_given);
         let lacks_secrets =
-            secrets_given && self.secrets.is_none() && target.registration.spec.credential.is_none();
+            secrets_given && self.turn.secrets.is_none() && target.registration.spec.credential.is_none();
         let uid = by_call.map(|call| call.uid);
         let attaches = match at {
             Some(Attachment { leg: Leg::Making, .. }) => self.can(ATTACHES).await,

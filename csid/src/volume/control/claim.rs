@@ -54,7 +54,7 @@ impl Executor<'_> {
         wanted: &Claim,
         ahead: &[Claim],
     ) -> Result<Record> {
-        self.step.set(Step::Claim);
+        self.turn.step.set(Step::Claim);
         let mut record = self.registered_as_mine(name).await?;
         if let Some(present) = record.claim(&wanted.consumer)
             && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
@@ -75,7 +75,7 @@ impl Executor<'_> {
             false => None,
         };
         let wanted =
-            Claim { secrets_given: self.secrets.is_some(), since_usec: now_usec(), ..wanted.clone() };
+            Claim { secrets_given: self.turn.secrets.is_some(), since_usec: now_usec(), ..wanted.clone() };
         let consumer = wanted.consumer.clone();
         let next = self.advance(&mut record, ClaimEvent::Claim(wanted), Facts::default()).await?;
         drop(counted);
@@ -98,15 +98,15 @@ impl Executor<'_> {
         if record.claim(&consumer).is_none_or(|present| present.bound.as_ref() == Some(&bound)) {
             return Ok(());
         }
-        if !self.step.is_decided() {
-            self.decide()?;
+        if !self.turn.step.is_decided() {
+            self.turn.decide()?;
         }
         self.advance(record, ClaimEvent::Bind { consumer, bound }, Facts::default()).await.map(drop)
     }
 
     /// Releases a claim whose unit or connection has ended, unless it was bound to another one since.
     pub(in crate::volume) async fn unbind(&mut self, key: &ClaimKey, bound: &Bound) -> Result<()> {
-        self.step.set(Step::Release);
+        self.turn.step.set(Step::Release);
         let mut record = self.shared.registry.record(key.volume.clone()).await?;
         let consumer = &key.consumer;
         let is_due = record
@@ -129,7 +129,7 @@ impl Executor<'_> {
         authority: Authority,
         force: bool,
     ) -> Result<()> {
-        self.step.set(Step::Release);
+        self.turn.step.set(Step::Release);
         let mut record = self.shared.registry.record(key.volume.clone()).await?;
         let Some(claim) = record.claim(&key.consumer).cloned() else { return self.shared.synced().await };
         if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
@@ -238,7 +238,7 @@ impl Executor<'_> {
                         self.advance(record, again, Facts::default()).await?
                     } else {
                         // The first error stays the reason, whatever the rollback returns.
-                        let stopped = self.control.borrow().abandon.filter(|_| makes);
+                        let stopped = self.turn.signals.borrow().abandon.filter(|_| makes);
                         why.get_or_insert(stopped.map_or(error, mount_errors::stopped));
                         next
                     }
@@ -259,7 +259,7 @@ impl Executor<'_> {
             })?;
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
-            enter(&mut after, &event, &next, &facts, self.secrets.is_some());
+            enter(&mut after, &event, &next, &facts, self.turn.secrets.is_some());
             if after == *record {
                 // An earlier csid may have written this step, so its unfinished claims are noted here.
                 self.note_unfinished(record);
@@ -274,7 +274,7 @@ impl Executor<'_> {
                 _ => Durability::Process,
             };
             if takes(record, &after) {
-                self.decide()?;
+                self.turn.decide()?;
             }
             let swap = Swap {
                 past: claim_errors::past(record, &after),
@@ -298,17 +298,6 @@ impl Executor<'_> {
                     *record = self.shared.registry.record(record.name.clone()).await?;
                 }
                 Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    /// Marks the commit point (`Progress::decide`). Fails if the operation is abandoned.
-    pub(in crate::volume) fn decide(&self) -> Result<()> {
-        match self.control.borrow().abandon {
-            Some(kind) => Err(mount_errors::stopped(kind)),
-            None => {
-                self.step.decide();
-                Ok(())
             }
         }
     }

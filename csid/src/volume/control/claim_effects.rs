@@ -72,10 +72,10 @@ impl Executor<'_> {
         record: &Record,
         effect: &ClaimEffect,
     ) -> Result<BTreeMap<String, String>, ClaimEffectFailure> {
-        if let Some(kind) = self.control.borrow().abandon {
+        if let Some(kind) = self.turn.signals.borrow().abandon {
             return Err(ClaimEffectFailure::new(ClaimOutcome::NotSent(None), mount_errors::stopped(kind)));
         }
-        self.step.set(Step::Attach);
+        self.turn.step.set(Step::Attach);
         let asking = self.asking(record, effect).await?;
         let usage = asking.registration.usage(asking.claim.usage.capability);
         let read_only = claim::reader_only(asking.claim.usage.capability.access_mode);
@@ -86,11 +86,11 @@ impl Executor<'_> {
             read_only,
             asking.request(),
         );
-        let mut control = self.control.clone();
+        let mut signals = self.turn.signals.clone();
         tokio::select! {
             biased;
             done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, true)),
-            kind = abandoned(&mut control) => {
+            kind = abandoned(&mut signals) => {
                 Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::stopped(kind)))
             }
         }
@@ -121,7 +121,7 @@ impl Executor<'_> {
             let error = Error::new(Kind::Busy, "this node has not unmounted the volume yet");
             return Err(ClaimEffectFailure::new(ClaimOutcome::Again, error));
         }
-        self.step.set(Step::Detach);
+        self.turn.step.set(Step::Detach);
         let asking = self.asking(record, effect).await?;
         let unpublish =
             asking.controller.unpublish(&record.volume.external_id, &asking.at.node_id, asking.request());
@@ -129,7 +129,7 @@ impl Executor<'_> {
             biased;
             done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, false)),
             // An order to forget ends the wait for a detach. The outcome is then unknown.
-            () = self.orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::ended_by_forget())),
+            () = self.turn.orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::ended_by_forget())),
         }
     }
 
@@ -148,7 +148,7 @@ impl Executor<'_> {
         if effect.action == ClaimAction::Detach && secrets.is_none() && had.given {
             return Err(unsent(claim_errors::secret_required(&record.name, &claim.consumer)));
         }
-        let secrets_forgotten = (had.given && self.secrets.is_none())
+        let secrets_forgotten = (had.given && self.turn.secrets.is_none())
             || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some());
         let controller = self.controller().await.map_err(unreached)?;
         let controller = controller.hiding(given_values(registration, &record.attachments));
@@ -158,7 +158,7 @@ impl Executor<'_> {
 
     /// Returns the secrets of the call, or those of the credential. `None`: there are neither.
     async fn secrets_of(&self, credential: Option<&String>) -> Result<Option<Secrets>> {
-        match (&self.secrets, credential) {
+        match (&self.turn.secrets, credential) {
             (Some(given), _) => Ok(Some(given.clone())),
             (None, Some(name)) => self.shared.credential(name).await.map(Some),
             (None, None) => Ok(None),

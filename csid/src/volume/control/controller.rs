@@ -121,8 +121,8 @@ impl Executor<'_> {
             if snapshot.ready || !waits {
                 return Ok(snapshot);
             }
-            self.step.set(Step::WaitingForSnapshot);
-            if Instant::now() + NOT_READY >= self.control.borrow().give_up {
+            self.turn.step.set(Step::WaitingForSnapshot);
+            if Instant::now() + NOT_READY >= self.turn.signals.borrow().give_up {
                 return Err(claim_errors::not_ready(name, &snapshot.id));
             }
             tokio::time::sleep(NOT_READY).await;
@@ -199,7 +199,7 @@ impl Executor<'_> {
 
     /// Returns the secrets of the call, or those of the volume's credential. `None`: there are neither.
     pub(in crate::volume) async fn target_secrets(&self, target: &CallTarget) -> Result<Option<Secrets>> {
-        match (&self.secrets, &target.registration.spec.credential) {
+        match (&self.turn.secrets, &target.registration.spec.credential) {
             (Some(given), _) => Ok(Some(given.clone())),
             (None, Some(name)) => self.shared.credential(name).await.map(Some),
             (None, None) => Ok(None),
@@ -272,7 +272,7 @@ impl Executor<'_> {
         let mut delay = Backoff::new();
         let mut said: Option<RpcError> = None;
         self.tried = RpcTries::default();
-        self.step.set(step);
+        self.turn.step.set(step);
         let record = self.shared.registry.record(target.name.clone()).await;
         let record = record.map_err(|error| RpcFailure::before(error.into()))?;
         let credential = target.registration.spec.credential.as_ref();
@@ -301,7 +301,7 @@ impl Executor<'_> {
             }
             if error.class != Class::NotSent {
                 said = Some(error.clone());
-                self.step.note(&Error::from(error.clone()));
+                self.turn.step.note(&Error::from(error.clone()));
             }
             if lasting || !self.pause(&mut delay).await {
                 return Err(self.tried.unanswered(said.unwrap_or(error).into()));
@@ -321,14 +321,14 @@ impl Executor<'_> {
     where
         F: Future<Output = Result<T, RpcError>>,
     {
-        if let Some(kind) = self.control.borrow().abandon {
+        if let Some(kind) = self.turn.signals.borrow().abandon {
             return Err(RpcFailure::before(mount_errors::stopped(kind)));
         }
-        let mut control = self.control.clone();
+        let mut signals = self.turn.signals.clone();
         tokio::select! {
             biased;
             done = self.controlled(step, rpc, target, secrets, call) => done,
-            kind = abandoned(&mut control) => Err(self.tried.abandoned(mount_errors::stopped(kind))),
+            kind = abandoned(&mut signals) => Err(self.tried.abandoned(mount_errors::stopped(kind))),
         }
     }
 }

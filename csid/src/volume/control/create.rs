@@ -76,7 +76,7 @@ impl Context {
 impl Executor<'_> {
     /// Enters the target's registration, or finds it, and has the plugin create the volume.
     pub(in crate::volume) async fn create(&mut self, target: &CallTarget) -> Result<Record> {
-        let (plugin, given) = (self.plugin(), self.secrets.is_some());
+        let (plugin, given) = (self.plugin(), self.turn.secrets.is_some());
         let name = target.name.clone();
         let wanted = &target.registration;
         // An existing record already has its source.
@@ -132,8 +132,8 @@ impl Executor<'_> {
     /// Returns the target's registration with its source, after a check that the source may be used.
     async fn with_source(&self, target: &CallTarget) -> Result<Registration> {
         let (name, mut wanted) = (target.name.clone(), target.registration.clone());
-        let (plugin, give_up) = (self.plugin(), self.control.borrow().give_up);
-        let secrets = self.secrets.as_ref();
+        let (plugin, give_up) = (self.plugin(), self.turn.signals.borrow().give_up);
+        let secrets = self.turn.secrets.as_ref();
         let found =
             self.shared.find_source(&name, &plugin, &wanted.spec, target.uid, secrets, give_up).await?;
         if let Standing::Creating(creation) = &mut wanted.standing {
@@ -192,12 +192,12 @@ impl Executor<'_> {
         target: &CallTarget,
         creation: &mut Creation,
     ) -> Result<()> {
-        let mut control = self.control.clone();
-        let step = self.step.clone();
+        let mut signals = self.turn.signals.clone();
+        let step = self.turn.step.clone();
         step.set_unasked(true);
         let found = tokio::select! {
             biased;
-            kind = abandoned(&mut control) => Err(mount_errors::stopped(kind)),
+            kind = abandoned(&mut signals) => Err(mount_errors::stopped(kind)),
             found = self.controller() => found.map(drop),
         };
         step.set_unasked(false);

@@ -17,7 +17,7 @@ impl Executor<'_> {
     pub(in crate::volume) async fn delete(&mut self, target: &CallTarget) -> Result<()> {
         let name = target.name.clone();
         self.refuse_while_used(target).await?;
-        let (volume, given) = (self.rows.volume().row.key.clone(), self.secrets.is_some());
+        let (volume, given) = (self.rows.volume().row.key.clone(), self.turn.secrets.is_some());
         let mut asked_before = false;
         let deleting = |record: &mut Record| {
             if record.registration.is_none() && !target.is_registered {

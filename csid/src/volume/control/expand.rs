@@ -117,7 +117,7 @@ impl Executor<'_> {
 
     /// Refuses new mounts while an expansion waits, since they could delay it for ever. Existing mounts may still be used.
     pub(in crate::volume) fn refuse_before_expansion(&self, name: &VolumeName, is_used: bool) -> Result<()> {
-        match self.expands_first && !is_used {
+        match self.turn.expands_first && !is_used {
             true => Err(claim_errors::expands_first(name)),
             false => Ok(()),
         }
@@ -140,7 +140,7 @@ impl Executor<'_> {
             return Ok(None);
         }
         let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.name))?;
-        self.step.set(Step::Expand);
+        self.turn.step.set(Step::Expand);
         let secrets = self.target_secrets(target).await?;
         let call = self.node_call(&row, target, secrets.as_ref());
         let expanded = ready.expand(call, expansion.required, expansion.limit);

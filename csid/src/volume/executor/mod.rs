@@ -8,16 +8,12 @@ mod waits;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
-
 use crate::host::TargetFd;
-use crate::secret::Secrets;
 use crate::volume::api::requests::Force;
 use crate::volume::context::Context;
 use crate::volume::executor::rpc_outcome::RpcTries;
 use crate::volume::operation::journal::JournaledVolume;
-use crate::volume::operation::orders::{Control, Orders};
-use crate::volume::operation::table::Progress;
+use crate::volume::operation::turn::Turn;
 
 /// The time limit for finding the processes that hold a mount, and for querying the capabilities of a plugin.
 pub(in crate::volume) const PATIENCE: Duration = Duration::from_secs(5);
@@ -25,9 +21,7 @@ pub(in crate::volume) const PATIENCE: Duration = Duration::from_secs(5);
 pub(in crate::volume) struct Executor<'a> {
     pub(in crate::volume) shared: &'a Arc<Context>,
     pub(in crate::volume) rows: &'a mut JournaledVolume,
-    pub(in crate::volume) control: watch::Receiver<Control>,
-    pub(in crate::volume) step: Progress,
-    pub(in crate::volume) secrets: Option<Secrets>,
+    pub(in crate::volume) turn: Turn,
     /// The descriptor of the target that the caller gave. Retries without a caller have none and walk to the target. Either its
     /// automount has ended by then, or they are refused and retried.
     pub(in crate::volume) target_fd: Option<Arc<TargetFd>>,
@@ -36,41 +30,21 @@ pub(in crate::volume) struct Executor<'a> {
     pub(in crate::volume) heals: bool,
     /// Whether csid itself requested the mount. It requests it again if this operation fails.
     pub(in crate::volume) own: bool,
-    /// Whether an expansion waits until the volume is not in use. New claims and mounts are refused meanwhile.
-    pub(in crate::volume) expands_first: bool,
     /// The tries of the last controller call.
     pub(in crate::volume) tried: RpcTries,
-    /// Orders of root to forget rows, which come while this runs.
-    pub(in crate::volume) orders: Arc<Orders>,
     /// Whether an effect is under way: the rows have its intent.
     pub(in crate::volume) in_effect: bool,
 }
 
 impl<'a> Executor<'a> {
-    /// Makes an operation without secrets that forces nothing.
+    /// Makes an operation that forces nothing.
     pub(in crate::volume) fn new(
         shared: &'a Arc<Context>,
         rows: &'a mut JournaledVolume,
-        control: watch::Receiver<Control>,
-        step: Progress,
-        orders: Arc<Orders>,
+        turn: Turn,
     ) -> Self {
-        let (secrets, force, tried) = (None, Force::No, RpcTries::default());
-        let (heals, own, expands_first, in_effect) = (false, false, false, false);
-        Executor {
-            shared,
-            rows,
-            control,
-            step,
-            secrets,
-            target_fd: None,
-            force,
-            heals,
-            own,
-            expands_first,
-            tried,
-            orders,
-            in_effect,
-        }
+        let (target_fd, force, tried) = (None, Force::No, RpcTries::default());
+        let (heals, own, in_effect) = (false, false, false);
+        Executor { shared, rows, turn, target_fd, force, heals, own, tried, in_effect }
     }
 }

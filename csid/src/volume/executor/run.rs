@@ -22,7 +22,7 @@ impl Executor<'_> {
             }
             OperationRequest::Mount { mut wanted, claim, target_fd, secrets, .. } => {
                 wanted.operations = names;
-                self.secrets = secrets;
+                self.turn.secrets = secrets;
                 self.target_fd = target_fd;
                 let mounted = match claim {
                     Some(claim) => self.mount_claimed(&mut wanted, &claim, ahead).await,
@@ -60,24 +60,24 @@ impl Executor<'_> {
             }
             OperationRequest::Heal { key, .. } => self.heal(&key).await.map(|()| OperationResponse::Gone),
             OperationRequest::Claim { key, claim, secrets, .. } => {
-                self.secrets = secrets;
+                self.turn.secrets = secrets;
                 let mut record = self.claim(&key.volume, &claim, ahead).await?;
                 self.rebind(&mut record, &claim).await?;
                 Ok(OperationResponse::Claimed(Box::new(record)))
             }
             OperationRequest::Release { key, authority, force, secrets } => {
-                self.secrets = secrets;
+                self.turn.secrets = secrets;
                 self.release(&key, authority, force).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Call { target, call, secrets } => {
-                self.secrets = secrets;
+                self.turn.secrets = secrets;
                 self.call(&target, call).await
             }
             OperationRequest::Unbind { key, bound, .. } => {
                 self.unbind(&key, &bound).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Enlarge { key, secrets, .. } => {
-                self.secrets = secrets;
+                self.turn.secrets = secrets;
                 self.enlarge(&key).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Continue { subject: Subject::Volume(name), .. } => {

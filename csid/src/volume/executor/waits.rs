@@ -33,16 +33,16 @@ impl Executor<'_> {
     where
         F: Future<Output = Result<T>>,
     {
-        let step = self.step.get();
-        self.step.set(Step::WaitingForPlugin);
+        let step = self.turn.step.get();
+        self.turn.step.set(Step::WaitingForPlugin);
         loop {
-            let mut control = self.control.clone();
-            let give_up = control.borrow().give_up;
-            let orders = Arc::clone(&self.orders);
+            let mut signals = self.turn.signals.clone();
+            let give_up = signals.borrow().give_up;
+            let orders = Arc::clone(&self.turn.orders);
             let found = tokio::select! {
                 biased;
                 found = wanted(give_up) => Some(found),
-                () = preempted(&mut control) => return Err(mount_errors::yielded()),
+                () = preempted(&mut signals) => return Err(mount_errors::yielded()),
                 () = orders.came() => None,
             };
             let Some(found) = found else {
@@ -55,11 +55,11 @@ impl Executor<'_> {
             };
             match found {
                 Ok(found) => {
-                    self.step.set(step);
+                    self.turn.step.set(step);
                     return Ok(found);
                 }
                 // A caller with a later deadline has joined meanwhile.
-                Err(_) if self.control.borrow().give_up > give_up => {}
+                Err(_) if self.turn.signals.borrow().give_up > give_up => {}
                 Err(error) => return Err(error),
             }
         }
@@ -68,16 +68,16 @@ impl Executor<'_> {
     /// Waits before the next try, and carries out orders meanwhile. Returns `false` if there is no next try: the time is over, or
     /// the operation is preempted or abandoned.
     pub(in crate::volume) async fn pause(&mut self, delay: &mut Backoff) -> bool {
-        if self.orders.is_empty() {
+        if self.turn.orders.is_empty() {
             let wait = delay.next();
-            let orders = Arc::clone(&self.orders);
-            let mut control = self.control.clone();
-            if Instant::now() + wait >= control.borrow().give_up {
+            let orders = Arc::clone(&self.turn.orders);
+            let mut signals = self.turn.signals.clone();
+            if Instant::now() + wait >= signals.borrow().give_up {
                 return false;
             }
             tokio::select! {
                 biased;
-                () = preempted(&mut control) => return false,
+                () = preempted(&mut signals) => return false,
                 () = orders.came() => {}
                 () = tokio::time::sleep(wait) => return true,
             }

@@ -45,7 +45,7 @@ impl Executor<'_> {
         let ready = self.ready().await?;
         refuse_other_staging(&ready, at)?;
         let shared = Arc::clone(self.shared);
-        self.step.set(Step::Verify);
+        self.turn.step.set(Step::Verify);
         if claim.is_some() {
             let record = self.registered_as_mine(&name).await?;
             self.refuse_unattached(&record).await?;
@@ -99,7 +99,7 @@ impl Executor<'_> {
         ready: &Ready,
         at: &Paths,
     ) -> Result<Mounted> {
-        if let Some(kind) = self.control.borrow().abandon {
+        if let Some(kind) = self.turn.signals.borrow().abandon {
             return Err(mount_errors::stopped(kind));
         }
         let key = &wanted.key;
@@ -115,7 +115,7 @@ impl Executor<'_> {
             row.spec.node_id = node_id;
             row.published = published;
         });
-        self.step.decide();
+        self.turn.step.decide();
         let event = mount_errors::event("mount", self.row(key), None);
         self.persist(Durability::Disk, event).await.map_err(|failure| failure.error)?;
         self.answer(key)

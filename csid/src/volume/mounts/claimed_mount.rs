@@ -71,7 +71,7 @@ impl Executor<'_> {
     /// mount tries it.
     fn enlarge_later(&mut self, wanted: &DesiredMount, registration: &Registration) {
         if registration.pending_expansion.is_some() {
-            let message = Message::Enlarge(wanted.key.clone(), wanted.uid, self.secrets.take());
+            let message = Message::Enlarge(wanted.key.clone(), wanted.uid, self.turn.secrets.take());
             self.shared.directory.tell(&self.rows.volume().row.key, message);
         }
     }
@@ -117,7 +117,7 @@ impl Executor<'_> {
         let Some(row) = self.row(key).filter(|row| row.phase == Phase::Mounted) else { return Ok(()) };
         let mut wanted = DesiredMount::of(row);
         let healed = self.restore(&mut wanted).await;
-        let put_off = self.control.borrow().preempt;
+        let put_off = self.turn.signals.borrow().preempt;
         if let Err(error) = &healed
             && !put_off
             && self.row(key).is_some_and(|row| row.phase == Phase::Mounted)

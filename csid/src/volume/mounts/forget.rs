@@ -95,7 +95,7 @@ fn of_another_node(key: &MountKey, claim: &Claim) -> Error {
 impl Executor<'_> {
     /// Carries out root's orders to forget, between two effects.
     pub(in crate::volume) async fn carry_out(&mut self) {
-        let orders = std::sync::Arc::clone(&self.orders);
+        let orders = std::sync::Arc::clone(&self.turn.orders);
         while let Some(order) = orders.take() {
             let ended = self.forget(&order).await;
             // A caller that has gone gets the answer when it repeats the call.

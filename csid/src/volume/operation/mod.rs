@@ -7,3 +7,4 @@ pub(in crate::volume) mod orders;
 pub(in crate::volume) mod places;
 pub(in crate::volume) mod request;
 pub(in crate::volume) mod table;
+pub(in crate::volume) mod turn;

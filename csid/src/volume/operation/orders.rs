@@ -11,9 +11,9 @@ use tokio::sync::{Notify, oneshot, watch};
 use crate::error::{Kind, Result};
 use crate::store::rows::MountKey;
 
-/// The orders to an operation while it runs.
+/// What the actor tells an operation while it runs.
 #[derive(Clone, Debug)]
-pub(in crate::volume) struct Control {
+pub(in crate::volume) struct Signals {
     /// Why the operation is abandoned; `None`: it is not.
     pub(in crate::volume) abandon: Option<Kind>,
     /// Whether the operation has no caller and another one waits.
@@ -22,8 +22,8 @@ pub(in crate::volume) struct Control {
     pub(in crate::volume) give_up: Instant,
 }
 
-pub(in crate::volume) async fn abandoned(control: &mut watch::Receiver<Control>) -> Kind {
-    let kind = control.wait_for(|control| control.abandon.is_some()).await.map(|control| control.abandon);
+pub(in crate::volume) async fn abandoned(signals: &mut watch::Receiver<Signals>) -> Kind {
+    let kind = signals.wait_for(|signals| signals.abandon.is_some()).await.map(|signals| signals.abandon);
     match kind {
         Ok(kind) => kind.unwrap_or(Kind::Cancelled),
         // The actor that gives orders is gone, and with it the operation.
@@ -32,8 +32,8 @@ pub(in crate::volume) async fn abandoned(control: &mut watch::Receiver<Control>)
 }
 
 /// Resolves when the operation is preempted or abandoned.
-pub(in crate::volume) async fn preempted(control: &mut watch::Receiver<Control>) {
-    if control.wait_for(|control| control.preempt || control.abandon.is_some()).await.is_err() {
+pub(in crate::volume) async fn preempted(signals: &mut watch::Receiver<Signals>) {
+    if signals.wait_for(|signals| signals.preempt || signals.abandon.is_some()).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
