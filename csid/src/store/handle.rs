@@ -204,6 +204,10 @@ impl Registry for Store {
         async move { Ok(done.await??) }.boxed()
     }
 
+    fn sync(&self) -> BoxFuture<'_, Result<(), RegistryError>> {
+        self.commit(Vec::new(), Durability::Disk).map_err(RegistryError::from).boxed()
+    }
+
     fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>> {
         self.ask(|answer| Ask::Records(filter.into(), answer))
     }

@@ -151,6 +151,9 @@ pub trait Registry: Send + Sync {
     /// journal: a registry that is in the journal commits them with the change, another one after it.
     fn swap(&self, swap: Swap, events: Vec<NewEvent>) -> BoxFuture<'_, Result<u64, RegistryError>>;
 
+    /// Makes earlier changes as durable as [`Durability::Disk`]. An answer that repeats an earlier one needs that.
+    fn sync(&self) -> BoxFuture<'_, Result<(), RegistryError>>;
+
     /// By name.
     fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>>;
 

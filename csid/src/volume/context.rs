@@ -1,6 +1,5 @@
 //! The handles and tables that all volumes share.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,14 +10,13 @@ use crate::error::Result;
 use crate::host::Host;
 use crate::host::units::Units;
 use crate::plugin::Plugins;
-use crate::store::registry::Registry;
 use crate::store::{Durability, Store, StoreError};
 use crate::volume::operation::directory::{Directory, Spawn};
 use crate::volume::operation::places::Places;
 use crate::volume::operation::table::OperationTable;
 use crate::volume::tables::bound_claims::BoundClaims;
 use crate::volume::tables::connections::Connections;
-use crate::volume::tables::declarations::Declarations;
+use crate::volume::control::records::Records;
 use crate::volume::tables::leaving_plugins::LeavingPlugins;
 use crate::volume::tables::target_roots::TargetRoots;
 use crate::volume::tables::watched_volumes::WatchedVolumes;
@@ -36,21 +34,14 @@ pub(in crate::volume) struct Context {
     pub(in crate::volume) directories: Directories,
     pub(in crate::volume) directory: Directory,
     pub(in crate::volume) operations: OperationTable,
-    pub(in crate::volume) registry: Arc<dyn Registry>,
+    pub(in crate::volume) records: Records,
     pub(in crate::volume) bound: BoundClaims,
-    pub(in crate::volume) declarations: Declarations,
     /// The open connections on the private socket.
     pub(in crate::volume) connections: Connections,
-    /// The name of this host in claims.
-    pub(in crate::volume) node: String,
-    /// The id of this boot; empty until recovery has loaded the journal.
-    pub(in crate::volume) boot: Mutex<String>,
     pub(in crate::volume) stopping: AtomicBool,
     /// Set until recovery has loaded the journal. Requests are refused, otherwise callers would see no mounts.
     pub(in crate::volume) untaken: AtomicBool,
     pub(in crate::volume) leaving: LeavingPlugins,
-    /// Per-plugin lock for the volume limit, held until the new claim is recorded.
-    pub(in crate::volume) counting: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
     pub(in crate::volume) places: Places,
     pub(in crate::volume) roots: TargetRoots,
     pub(in crate::volume) served: WatchedVolumes,
@@ -70,12 +61,11 @@ impl Context {
         directories: Directories,
         spawn: Spawn,
     ) -> Self {
+        let (node, registry) = (store.node().to_owned(), Arc::new(store.clone()));
+        let records = Records::new(registry, plugins.clone(), config.clone(), node);
         Context {
-            registry: Arc::new(store.clone()),
-            node: store.node().to_owned(),
-            boot: Mutex::default(),
+            records,
             bound: BoundClaims::default(),
-            declarations: Declarations::default(),
             connections: Connections::default(),
             store,
             units: plugins.units(),
@@ -88,7 +78,6 @@ impl Context {
             stopping: AtomicBool::new(false),
             untaken: AtomicBool::new(false),
             leaving: LeavingPlugins::default(),
-            counting: Mutex::default(),
             places: Places::default(),
             roots: TargetRoots::default(),
             served: WatchedVolumes::default(),
@@ -112,10 +101,6 @@ impl Context {
 
     pub(in crate::volume) fn next_sweep(&self) -> MutexGuard<'_, Option<Instant>> {
         self.next_sweep.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(in crate::volume) fn boot(&self) -> String {
-        self.boot.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Syncs the journal. An answer that repeats an earlier one has to be as durable.

@@ -17,7 +17,7 @@ use crate::volume::lifecycle::{is_of_file, is_unborn, queue_key};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::table::now_usec;
-use crate::volume::tables::declarations::Waits;
+use crate::volume::control::declarations::Waits;
 
 /// The time limit for the answer of an actor, which answers between two steps of an operation.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 impl Volumes {
     pub async fn explain(&self, name: VolumeName) -> Result<Explanation> {
         let shared = &self.shared;
-        let record = shared.registry.record(name.clone()).await?;
+        let record = shared.records.registry.record(name.clone()).await?;
         let filter = MountFilter {
             namespace: Some(name.namespace.clone()),
             volume: Some(name.volume.clone()),
@@ -35,13 +35,13 @@ impl Volumes {
         let subject = name.to_string();
         let under_way: Vec<OperationView> =
             shared.operations.list().into_iter().filter(|of| of.subject == subject).collect();
-        let file = shared.declarations.file(&name);
+        let file = shared.records.declarations.file(&name);
         let failure = self.last_failure(&subject).await?;
         if record.is_empty() && mounts.is_empty() && under_way.is_empty() && file.is_none() {
             // An inline volume that is no longer in use has left nothing but its events.
             return failure.ok_or_else(|| mount_errors::not_registered(&name));
         }
-        let waiting = shared.declarations.waiting(&name);
+        let waiting = shared.records.declarations.waiting(&name);
         let volume = match (mounts.first(), &waiting) {
             (Some(mount), _) => mount.row.volume.clone(),
             (None, Some((declared, _))) if record.registration.is_none() => declared.volume.clone(),

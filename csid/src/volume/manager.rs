@@ -66,7 +66,7 @@ impl Volumes {
         }
         let (volume, mut spec, claim) = match inline {
             Some(volume) => {
-                self.shared.refuse_registered(&VolumeName::of(&key), &volume).await?;
+                self.shared.records.refuse_registered(&VolumeName::of(&key), &volume).await?;
                 (volume, options.spec(None)?, None)
             }
             None => {
@@ -230,7 +230,7 @@ impl Volumes {
     /// journal has the remaining work.
     pub async fn shutdown(&self, patience: Duration) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        self.shared.declarations.stop();
+        self.shared.records.declarations.stop();
         let end = Instant::now() + patience;
         while self.shared.operations.are_waited_for() && Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -513,7 +513,7 @@ type Running<'a> = Pin<Box<dyn Future<Output = Result<OperationResponse>> + Send
 async fn changed(place: Option<&Place>, shared: &Context, seen: u64) -> Result<u64, RegistryError> {
     let Some(place) = place else { return std::future::pending().await };
     place.becomes_first().await;
-    shared.registry.changed(seen).await
+    shared.records.registry.changed(seen).await
 }
 
 /// Returns the subjects that need work without a caller.

@@ -33,7 +33,7 @@ impl Executor<'_> {
         call: &AttachCall,
     ) -> Result<BTreeMap<String, String>> {
         let name = target.name.clone();
-        let record = self.shared.registry.record(name.clone()).await?;
+        let record = self.shared.records.registry.record(name.clone()).await?;
         if let Some(at) = record.attachments.iter().find(|at| at.is_by_call(node_id)) {
             refuse_anothers(at, call.uid, &name)?;
             let owner = at.by_call.as_ref();
@@ -64,7 +64,7 @@ impl Executor<'_> {
             record.attachments.push(Attachment { node_id, by_call, ..Attachment::new("", Leg::Making) });
             Ok(None)
         };
-        self.shared.amend(&name, Durability::Disk, entered).await?;
+        self.shared.records.amend(&name, Durability::Disk, entered).await?;
         let (error, undone) = match self.attach_for_call(target, node_id, call, secrets).await {
             Ok(context) => return Ok(context),
             Err(RpcFailure { error, is_sent: true, .. }) => (error, self.detach_call(target, node_id).await),
@@ -86,7 +86,7 @@ impl Executor<'_> {
             record.attachments.retain(|at| !at.is_by_call(node_id));
             Ok(None)
         };
-        self.shared.amend(name, Durability::Disk, gone).await.map(drop)
+        self.shared.records.amend(name, Durability::Disk, gone).await.map(drop)
     }
 
     /// Attaches the volume. The record already has the attachment.
@@ -106,7 +106,7 @@ impl Executor<'_> {
         let context =
             self.making(Step::Attach, "ControllerPublishVolume", target, secrets.as_ref(), publish).await?;
         self.turn.decide().map_err(RpcFailure::after)?;
-        let boot = self.shared.boot();
+        let boot = self.shared.records.boot();
         let present = |record: &mut Record| {
             for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {
                 at.leg = Leg::Present;
@@ -115,7 +115,7 @@ impl Executor<'_> {
             }
             Ok(Some(claim_errors::attached("volume-attached", record, node_id)))
         };
-        let amended = self.shared.amend(&target.name, Durability::Disk, present).await;
+        let amended = self.shared.records.amend(&target.name, Durability::Disk, present).await;
         amended.map_err(RpcFailure::after)?;
         Ok(context)
     }
@@ -131,7 +131,7 @@ impl Executor<'_> {
     /// Carries out DetachVolume, also of an attachment without a row if the call names its volume.
     pub(in crate::volume) async fn detach_call(&mut self, target: &CallTarget, node_id: &str) -> Result<()> {
         let name = target.name.clone();
-        let record = self.shared.registry.record(name.clone()).await?;
+        let record = self.shared.records.registry.record(name.clone()).await?;
         claim_errors::refuse_claimed(&record)?;
         let volume = self.rows.volume();
         let is_staged =
@@ -176,7 +176,7 @@ impl Executor<'_> {
             of_call.for_each(|at| at.leg = Leg::Removing);
             Ok(None)
         };
-        self.shared.amend(&name, Durability::Disk, removing).await?;
+        self.shared.records.amend(&name, Durability::Disk, removing).await?;
         let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
         let unpublish =
             |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
@@ -186,6 +186,6 @@ impl Executor<'_> {
             record.attachments.retain(|at| !at.is_by_call(node_id));
             Ok(Some(claim_errors::attached("volume-detached", record, node_id)))
         };
-        self.shared.amend(&name, Durability::Disk, gone).await.map(drop)
+        self.shared.records.amend(&name, Durability::Disk, gone).await.map(drop)
     }
 }

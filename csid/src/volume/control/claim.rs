@@ -3,7 +3,6 @@
 //! 18).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
 
 use tokio::sync::OwnedMutexGuard;
 
@@ -17,7 +16,6 @@ use crate::store::registry::{
 };
 use crate::store::rows::{MountKey, Phase};
 use crate::volume::api::requests::Authority;
-use crate::volume::context::Context;
 use crate::volume::control::claim_effects::ClaimEffectFailure;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
@@ -40,7 +38,7 @@ struct Facts {
 impl Executor<'_> {
     /// Returns the record of this actor's volume. Fails if the name has come to mean another volume since the request.
     pub(in crate::volume) async fn registered_as_mine(&self, name: &VolumeName) -> Result<Record> {
-        let record = self.shared.registered(name).await?;
+        let record = self.shared.records.registered(name).await?;
         match record.volume == self.rows.volume().row.key {
             true => Ok(record),
             false => Err(claim_errors::changed_meanwhile(&record.name)),
@@ -107,13 +105,13 @@ impl Executor<'_> {
     /// Releases a claim whose unit or connection has ended, unless it was bound to another one since.
     pub(in crate::volume) async fn unbind(&mut self, key: &ClaimKey, bound: &Bound) -> Result<()> {
         self.turn.step.set(Step::Release);
-        let mut record = self.shared.registry.record(key.volume.clone()).await?;
+        let mut record = self.shared.records.registry.record(key.volume.clone()).await?;
         let consumer = &key.consumer;
         let is_due = record
             .claim(consumer)
             .is_some_and(|claim| claim.bound.as_ref() == Some(bound) && !claim.releasing);
         if !is_due {
-            self.shared.bound.note(&record, &self.shared.node);
+            self.shared.bound.note(&record, &self.shared.records.node);
             return Ok(());
         }
         tracing::info!(volume = %record.name, consumer, "{} has ended: its claim is released", bound.to);
@@ -130,7 +128,7 @@ impl Executor<'_> {
         force: bool,
     ) -> Result<()> {
         self.turn.step.set(Step::Release);
-        let mut record = self.shared.registry.record(key.volume.clone()).await?;
+        let mut record = self.shared.records.registry.record(key.volume.clone()).await?;
         let Some(claim) = record.claim(&key.consumer).cloned() else { return self.shared.synced().await };
         if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
             return Err(mount_errors::not_claimant(key));
@@ -152,10 +150,10 @@ impl Executor<'_> {
 
     /// Releases a claim that a Mount took, once the last mount of its consumer is gone. Does nothing for other claims.
     pub(in crate::volume) async fn give_back(&mut self, key: &ClaimKey) -> Result<()> {
-        if self.shared.registry.is_empty() || !self.mounts_of(key).is_empty() {
+        if self.shared.records.registry.is_empty() || !self.mounts_of(key).is_empty() {
             return Ok(());
         }
-        let mut record = self.shared.registry.record(key.volume.clone()).await?;
+        let mut record = self.shared.records.registry.record(key.volume.clone()).await?;
         match record.claim(&key.consumer) {
             Some(claim) if claim.by_mount => self.leave(&mut record, &key.consumer).await,
             _ => Ok(()),
@@ -164,8 +162,8 @@ impl Executor<'_> {
 
     /// Retries the release of a claim, or recovers a claim that an earlier csid left between two states.
     pub(in crate::volume) async fn continue_claim(&mut self, key: &ClaimKey) -> Result<()> {
-        let mut record = self.shared.registry.record(key.volume.clone()).await?;
-        let node = self.shared.node.clone();
+        let mut record = self.shared.records.registry.record(key.volume.clone()).await?;
+        let node = self.shared.records.node.clone();
         self.advance(&mut record, ClaimEvent::Recovered { node }, Facts::default()).await?;
         let Some(claim) = record.claim(&key.consumer) else {
             self.rows.set_unfinished(Subject::Claim(key.clone()), None);
@@ -283,19 +281,19 @@ impl Executor<'_> {
                 durability,
             };
             let events = claim_errors::events(&swap.before, &swap.after, &event);
-            match fault::around("claim", self.shared.registry.swap(swap, events)).await {
+            match fault::around("claim", self.shared.records.registry.swap(swap, events)).await {
                 Ok(revision) => {
                     after.revision = revision;
                     *record = after;
                     self.note_unfinished(record);
-                    self.shared.bound.note(record, &self.shared.node);
+                    self.shared.bound.note(record, &self.shared.records.node);
                     return Ok(next);
                 }
                 Err(RegistryError::Conflict(Conflict::Stale)) if matches!(event, ClaimEvent::Claim(_)) => {
                     *record = self.registered_as_mine(&name).await?;
                 }
                 Err(RegistryError::Conflict(Conflict::Stale)) => {
-                    *record = self.shared.registry.record(record.name.clone()).await?;
+                    *record = self.shared.records.registry.record(record.name.clone()).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -322,7 +320,7 @@ impl Executor<'_> {
         for subject in known {
             self.rows.set_unfinished(subject, None);
         }
-        for claim in record.claims.iter().filter(|claim| claim.releasing && claim.node == self.shared.node) {
+        for claim in record.claims.iter().filter(|claim| claim.releasing && claim.node == self.shared.records.node) {
             let parked = claim.blocked.is_some();
             let unfinished = Unfinished { uid: claim.uid, parked };
             let subject = Subject::Claim(ClaimKey::new(&record.name, &claim.consumer));
@@ -339,7 +337,7 @@ impl Executor<'_> {
             claims: record.claims.clone(),
             ahead: Vec::new(),
             attachments: record.attachments.clone(),
-            boot: self.shared.boot(),
+            boot: self.shared.records.boot(),
         }
     }
 
@@ -376,19 +374,12 @@ impl Executor<'_> {
         if ready.max_volumes() <= 0 || record.claims.iter().any(is_here) {
             return Ok(None);
         }
-        let counted = self.shared.counting(plugin).lock_owned().await;
-        let held = self.shared.registry.held(plugin, &wanted.node, HOLDERS).await?;
+        let counted = self.shared.records.counting(plugin).lock_owned().await;
+        let held = self.shared.records.registry.held(plugin, &wanted.node, HOLDERS).await?;
         if held.count as i64 >= ready.max_volumes() {
             return Err(claim_errors::too_many(plugin, ready.max_volumes(), &held.names));
         }
         Ok(Some(counted))
-    }
-}
-
-impl Context {
-    fn counting(&self, plugin: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(counting.entry(plugin.to_owned()).or_default())
     }
 }
 

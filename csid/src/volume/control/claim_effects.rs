@@ -98,7 +98,7 @@ impl Executor<'_> {
 
     /// Unmounts every mount of the consumer on this node.
     async fn node_detach(&mut self, record: &Record, effect: &ClaimEffect) -> Result<(), ClaimEffectFailure> {
-        if effect.node != self.shared.node {
+        if effect.node != self.shared.records.node {
             let text = format!(
                 "{} has to release it itself; if that node is gone for good: csictl release --force",
                 effect.node
@@ -114,7 +114,7 @@ impl Executor<'_> {
 
     async fn detach(&mut self, record: &Record, effect: &ClaimEffect) -> Result<(), ClaimEffectFailure> {
         let volume = self.rows.volume();
-        let is_here = effect.node == self.shared.node;
+        let is_here = effect.node == self.shared.records.node;
         if is_here
             && (volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent))
         {

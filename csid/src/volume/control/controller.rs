@@ -55,7 +55,9 @@ impl Executor<'_> {
             ControllerRequest::Delete => self.delete(target).await.map(|()| OperationResponse::Gone),
             ControllerRequest::Forget => {
                 let (name, volume) = (target.name.clone(), self.rows.volume().row.key.clone());
-                let done = self.shared.deregister(&name, Some(&volume), target.uid, true, Origin::Bus).await;
+                self.shared.refuse_mounted(&name).await?;
+                let records = &self.shared.records;
+                let done = records.deregister(&name, Some(&volume), target.uid, true, Origin::Bus).await;
                 done.map(|()| OperationResponse::Gone)
             }
         }
@@ -66,10 +68,10 @@ impl Executor<'_> {
     /// no check.
     async fn as_it_is_now(&self, target: &CallTarget, call: &ControllerRequest) -> Result<CallTarget> {
         let (name, volume) = (target.name.clone(), &self.rows.volume().row.key);
-        let record = self.shared.registry.record(name.clone()).await?;
+        let record = self.shared.records.registry.record(name.clone()).await?;
         if !target.is_registered {
             if !matches!(call, ControllerRequest::Create { .. }) && !call.only_looks() {
-                self.shared.refuse_given(&record, volume, call).await?;
+                self.shared.records.refuse_given(&record, volume, call).await?;
             }
             return Ok(target.clone());
         }
@@ -135,7 +137,7 @@ impl Executor<'_> {
         name: &VolumeName,
         node_id: &str,
     ) -> Result<()> {
-        let record = self.shared.registry.record(name.clone()).await?;
+        let record = self.shared.records.registry.record(name.clone()).await?;
         let unsettled = |at: &&Attachment| at.is_by_call(node_id) && at.leg != Leg::Present;
         let subject = Subject::Attachment { volume: name.clone(), node_id: node_id.to_owned() };
         self.rows.set_unfinished(subject, None);
@@ -153,7 +155,7 @@ impl Executor<'_> {
 
     /// Retries a creation or deletion.
     pub(in crate::volume) async fn continue_call(&mut self, name: &VolumeName) -> Result<()> {
-        let record = self.shared.registry.record(name.clone()).await?;
+        let record = self.shared.records.registry.record(name.clone()).await?;
         self.rows.set_unfinished(Subject::Volume(name.clone()), None);
         // The name may have come to mean another volume since then.
         if queue_key(&record) != self.rows.volume().row.key {
@@ -183,7 +185,7 @@ impl Executor<'_> {
         if !holders.is_empty() {
             return Err(claim_errors::mounted(&name, holders));
         }
-        let record = self.shared.registry.record(name.clone()).await?;
+        let record = self.shared.records.registry.record(name.clone()).await?;
         if !record.claims.is_empty() {
             return Err(claim_errors::in_use(&record, "release it first"));
         }
@@ -273,7 +275,7 @@ impl Executor<'_> {
         let mut said: Option<RpcError> = None;
         self.tried = RpcTries::default();
         self.turn.step.set(step);
-        let record = self.shared.registry.record(target.name.clone()).await;
+        let record = self.shared.records.registry.record(target.name.clone()).await;
         let record = record.map_err(|error| RpcFailure::before(error.into()))?;
         let credential = target.registration.spec.credential.as_ref();
         let given = given_values(&target.registration, &record.attachments);

@@ -24,19 +24,6 @@ use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::CallTarget;
 
 impl Context {
-    /// Notes the error of a creation or deletion in the record, and whether the error blocks further retries.
-    pub(in crate::volume) async fn note_failure(&self, name: &VolumeName, error: &Error) -> Result<()> {
-        let noted = |record: &mut Record| {
-            let Some(registration) = &mut record.registration else { return Ok(None) };
-            let blocked = (!error.details.retryable).then(|| Blocked { reason: error.message.clone() });
-            let is_news = blocked.is_some() && registration.blocked != blocked;
-            registration.blocked = blocked;
-            registration.error = Some(error.message.clone());
-            Ok(is_news.then(|| claim_errors::parked(record, error)))
-        };
-        self.amend(name, Durability::Process, noted).await.map(drop)
-    }
-
     /// Returns the external id of the volume to clone. Empty: there is none. A source must belong to the caller and to the
     /// volume's namespace (CVE-2019-11255). The source of a clone must be registered there. A snapshot belongs to the owner of
     /// its volume, but root may name any.
@@ -51,7 +38,7 @@ impl Context {
     ) -> Result<String> {
         if !spec.clone.is_empty() {
             let source = VolumeName { namespace: name.namespace.clone(), volume: spec.clone.clone() };
-            let source = self.registered(&source).await?;
+            let source = self.records.registered(&source).await?;
             if source.volume.plugin != plugin {
                 let text = format!(
                     "{} is of plugin {}, and {plugin} cannot clone it",
@@ -80,7 +67,7 @@ impl Executor<'_> {
         let name = target.name.clone();
         let wanted = &target.registration;
         // An existing record already has its source.
-        let found = match self.shared.registry.record(name.clone()).await?.registration {
+        let found = match self.shared.records.registry.record(name.clone()).await?.registration {
             None => Some(self.with_source(target).await?),
             Some(_) => None,
         };
@@ -116,7 +103,7 @@ impl Executor<'_> {
             }
             Ok(None)
         };
-        let record = self.shared.amend(&name, Durability::Disk, entered).await?;
+        let record = self.shared.records.amend(&name, Durability::Disk, entered).await?;
         if is_unborn(&record) {
             return self.ask_for(record, is_new).await;
         }
@@ -170,7 +157,7 @@ impl Executor<'_> {
             Err(unanswered) => Err(unanswered.error),
         };
         // This includes an answer that the journal could not store. The retry finds the volume.
-        let there = self.shared.registry.record(name.clone()).await;
+        let there = self.shared.records.registry.record(name.clone()).await;
         let task = &self.rows.volume().row.key;
         let error = match ended {
             Err(error) if there.as_ref().map_or(true, |there| is_asked_for_by(there, task)) => error,
@@ -181,7 +168,7 @@ impl Executor<'_> {
         };
         let parked = !error.details.retryable;
         self.rows.set_unfinished(Subject::Volume(target.name), Some(Unfinished { uid, parked }));
-        self.shared.note_failure(&name, &error).await?;
+        self.shared.records.note_failure(&name, &error).await?;
         Err(if parked { error } else { claim_errors::goes_on(error) })
     }
 
@@ -215,7 +202,7 @@ impl Executor<'_> {
                 _ => Err(claim_errors::changed_meanwhile(&record.name)),
             }
         };
-        self.shared.amend(name, Durability::Disk, asked).await.map(drop)
+        self.shared.records.amend(name, Durability::Disk, asked).await.map(drop)
     }
 
     /// Returns the topology that the plugin reports for this node, for a volume whose caller requires none. Empty: the caller
@@ -306,7 +293,7 @@ impl Executor<'_> {
             registration.standing = Standing::Registered;
             Ok(Some(claim_errors::registered("volume-registered", record)))
         };
-        match self.shared.amend(&name, Durability::Disk, entered).await {
+        match self.shared.records.amend(&name, Durability::Disk, entered).await {
             Ok(record) if is_being_deleted(&record) => {
                 // The caller may no longer wait.
                 self.shared.directory.go_on(&volume, Subject::Volume(name), target.uid);
@@ -332,6 +319,6 @@ impl Executor<'_> {
             }
             Ok(None)
         };
-        self.shared.amend(name, Durability::Disk, gone).await.map(drop)
+        self.shared.records.amend(name, Durability::Disk, gone).await.map(drop)
     }
 }

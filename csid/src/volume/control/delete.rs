@@ -28,7 +28,7 @@ impl Executor<'_> {
                 });
                 return Ok(None);
             }
-            self.shared.refuse_other_origin(record, Origin::Bus)?;
+            self.shared.records.refuse_other_origin(record, Origin::Bus)?;
             // Another node may have claimed the volume since the check above, and nothing else prevents that.
             if !record.claims.is_empty() {
                 return Err(claim_errors::in_use(record, "release it first"));
@@ -50,7 +50,7 @@ impl Executor<'_> {
             }
             Ok(None)
         };
-        let record = self.shared.amend(&name, Durability::Disk, deleting).await?;
+        let record = self.shared.records.amend(&name, Durability::Disk, deleting).await?;
         // An earlier call has deleted it.
         let Some(registration) = &record.registration else { return self.shared.synced().await };
         let needs = matches!(registration.standing, Standing::Deleting { secrets_given: true, .. });
@@ -70,12 +70,12 @@ impl Executor<'_> {
                 self.not_deleted(&name).await.and(Err(unanswered.error))
             }
             Err(unanswered) => {
-                self.shared.note_failure(&name, &unanswered.error).await.and(Err(unanswered.error))
+                self.shared.records.note_failure(&name, &unanswered.error).await.and(Err(unanswered.error))
             }
         };
         // This includes a deletion whose end the journal could not store. The plugin is asked again, and reports that the volume
         // is gone.
-        let there = self.shared.registry.record(name).await;
+        let there = self.shared.records.registry.record(name).await;
         let is_open = there.as_ref().map_or(true, is_being_deleted);
         let left = ended.as_ref().err().filter(|_| is_open);
         let left = left.map(|error| Unfinished { uid: target.uid, parked: !error.details.retryable });
@@ -90,7 +90,7 @@ impl Executor<'_> {
             record.registration = record.registration.take().filter(|_| event.is_none());
             Ok(event)
         };
-        self.shared.amend(name, Durability::Disk, gone).await.map(drop)
+        self.shared.records.amend(name, Durability::Disk, gone).await.map(drop)
     }
 
     /// Restores the earlier state of a volume whose deletion the plugin refused.
@@ -105,6 +105,6 @@ impl Executor<'_> {
             });
             Ok(None)
         };
-        self.shared.amend(name, Durability::Disk, stays).await.map(drop)
+        self.shared.records.amend(name, Durability::Disk, stays).await.map(drop)
     }
 }

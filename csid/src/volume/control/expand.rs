@@ -164,6 +164,6 @@ impl Executor<'_> {
             registration.capacity = capacity;
             Ok(expanded.then(|| claim_errors::registered("volume-expanded", record)))
         };
-        self.shared.amend(&target.name, Durability::Disk, noted).await.map(drop)
+        self.shared.records.amend(&target.name, Durability::Disk, noted).await.map(drop)
     }
 }

@@ -5,5 +5,7 @@ pub(in crate::volume) mod claim;
 pub(in crate::volume) mod claim_effects;
 pub(in crate::volume) mod controller;
 pub(in crate::volume) mod create;
+pub(in crate::volume) mod declarations;
 pub(in crate::volume) mod delete;
 pub(in crate::volume) mod expand;
+pub(in crate::volume) mod records;

@@ -56,7 +56,7 @@ impl Context {
             return Ok(true);
         }
         let filter = RecordFilter { plugin, ..RecordFilter::default() };
-        Ok(self.registry.records(filter).await?.0.iter().any(tells_of_secrets))
+        Ok(self.records.registry.records(filter).await?.0.iter().any(tells_of_secrets))
     }
 
     /// Returns the secrets of a call, or those of the credential that it names, within the call's deadline. `None`: it has

@@ -49,7 +49,7 @@ impl Executor<'_> {
         if claim.is_some() {
             let record = self.registered_as_mine(&name).await?;
             self.refuse_unattached(&record).await?;
-            let attachment = record.attachment(&self.shared.node);
+            let attachment = record.attachment(&self.shared.records.node);
             wanted.spec.usage.publish_context =
                 attachment.map(|at| at.publish_context.clone()).unwrap_or_default();
         }
@@ -139,8 +139,8 @@ impl Executor<'_> {
         if !self.can(ATTACHES).await? {
             return Ok(());
         }
-        let at = record.attachment(&self.shared.node);
-        if at.is_some_and(|at| at.leg == Leg::Present && at.boot.as_ref() == Some(&self.shared.boot())) {
+        let at = record.attachment(&self.shared.records.node);
+        if at.is_some_and(|at| at.leg == Leg::Present && at.boot.as_ref() == Some(&self.shared.records.boot())) {
             return Ok(());
         }
         let text = format!(

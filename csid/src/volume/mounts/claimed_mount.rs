@@ -31,7 +31,7 @@ impl Executor<'_> {
             // to stay.
             Some(row) => {
                 wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone();
-                let record = self.shared.registry.record(name.clone()).await?;
+                let record = self.shared.records.registry.record(name.clone()).await?;
                 if record.claim(&key.consumer).is_some() {
                     claim::admit(&self.claims(&record), claim)
                         .map_err(|refusal| claim_errors::refusal(refusal, &name, claim))?;
@@ -147,7 +147,7 @@ impl Executor<'_> {
 
     /// Copies the attachment's present publish context into the request. After another boot the context may have changed.
     pub(in crate::volume) fn use_attachment(&mut self, record: &Record, wanted: &mut DesiredMount) {
-        let context = record.attachment(&self.shared.node).map(|at| at.publish_context.clone());
+        let context = record.attachment(&self.shared.records.node).map(|at| at.publish_context.clone());
         let context = context.unwrap_or_default();
         // A staged volume was staged with the context that its rows have.
         if self.rows.volume().row.stage == Leg::Absent {

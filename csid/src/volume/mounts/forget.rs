@@ -33,16 +33,16 @@ impl Volumes {
         self.shared.changeable()?;
         let missing = self.mounts_of(&key, all_tags || claim).await?.is_empty();
         let name = VolumeName::of(&key);
-        let record = match self.shared.registry.is_empty() {
+        let record = match self.shared.records.registry.is_empty() {
             true => None,
-            false => Some(self.shared.registry.record(name).await?),
+            false => Some(self.shared.records.registry.record(name).await?),
         };
         let claimed = record.as_ref().and_then(|record| record.claim(&key.consumer)).filter(|_| claim);
         if claimed.is_some_and(|claim| node.is_some_and(|node| node != claim.node)) {
             let text = format!("{} has claimed {} on another node", key.consumer, mount_errors::name(&key));
             return Err(Error::not_found(text));
         }
-        if let Some(claim) = claimed.filter(|claim| claim.node != self.shared.node) {
+        if let Some(claim) = claimed.filter(|claim| claim.node != self.shared.records.node) {
             return Err(of_another_node(&key, claim));
         }
         if missing && claimed.is_none() {
@@ -105,7 +105,7 @@ impl Executor<'_> {
 
     /// Returns whether the consumer's claim was forgotten since `record` was read. Reads `record` again.
     pub(in crate::volume) async fn forgot(&mut self, record: &mut Record, consumer: &str) -> Result<bool> {
-        let now = self.shared.registry.record(record.name.clone()).await?;
+        let now = self.shared.records.registry.record(record.name.clone()).await?;
         let forgot = record.claim(consumer).is_some() && now.claim(consumer).is_none();
         *record = now;
         Ok(forgot)
@@ -125,8 +125,8 @@ impl Executor<'_> {
             return self.release(&claim_key, crate::volume::api::requests::Authority::Any(0), true).await;
         }
         // Releases the claim that a Mount took implicitly, after its last mount.
-        if self.mounts_of(&claim_key).is_empty() && !self.shared.registry.is_empty() {
-            let record = self.shared.registry.record(claim_key.volume.clone()).await?;
+        if self.mounts_of(&claim_key).is_empty() && !self.shared.records.registry.is_empty() {
+            let record = self.shared.records.registry.record(claim_key.volume.clone()).await?;
             if let Some(claim) = record.claim(&key.consumer).filter(|claim| claim.by_mount) {
                 let go_on = Message::Continue(Subject::Claim(claim_key), claim.uid);
                 self.shared.directory.tell(&self.rows.volume().row.key, go_on);

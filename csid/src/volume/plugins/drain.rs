@@ -28,7 +28,7 @@ impl Volumes {
     pub async fn plugins_in_use(&self) -> Result<BTreeSet<String>> {
         let under_way = self.shared.operations.taking();
         let rows = self.shared.store.mounts(MountFilter::default()).await?;
-        let claimed = self.shared.claimed_here(None).await?.into_iter().map(|record| record.volume.plugin);
+        let claimed = self.shared.records.claimed_here(None).await?.into_iter().map(|record| record.volume.plugin);
         Ok(rows.into_iter().map(|(row, _)| row.volume.plugin).chain(under_way).chain(claimed).collect())
     }
 
@@ -39,7 +39,7 @@ impl Volumes {
             let filter = MountFilter { plugin: Some(id.to_owned()), ..MountFilter::default() };
             let mounts = self.shared.store.mounts(filter).await?;
             let filter = RecordFilter { plugin: Some(id.to_owned()), ..RecordFilter::default() };
-            let (records, _) = self.shared.registry.records(filter).await?;
+            let (records, _) = self.shared.records.registry.records(filter).await?;
             let others = mounts.iter().any(|(row, _)| row.uid != uid)
                 || records.iter().any(|record| {
                     let registration = record.registration.as_ref();
@@ -86,7 +86,7 @@ impl Volumes {
                     details.holders = holders;
                 }));
             }
-            let claimed = self.shared.claimed_here(Some(id)).await?;
+            let claimed = self.shared.records.claimed_here(Some(id)).await?;
             if !claimed.is_empty() {
                 let volumes: Vec<String> = claimed.iter().map(|record| record.name.to_string()).collect();
                 let text = format!(
@@ -182,8 +182,8 @@ impl Context {
     /// Returns the claims and attachments of a plugin on this host.
     async fn held_of_plugin(&self, plugin: &str) -> Result<Vec<String>> {
         let mut held = BTreeSet::new();
-        for record in self.claimed_here(Some(plugin)).await? {
-            let mut here = record.claims.iter().filter(|claim| claim.node == self.node).peekable();
+        for record in self.records.claimed_here(Some(plugin)).await? {
+            let mut here = record.claims.iter().filter(|claim| claim.node == self.records.node).peekable();
             match here.peek() {
                 None => held.extend([record.name.to_string()]),
                 Some(_) => held.extend(here.map(|claim| format!("{} {}", record.name, claim.consumer))),

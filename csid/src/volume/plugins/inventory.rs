@@ -128,7 +128,7 @@ impl Context {
             external_id: Some(found.external_id),
             ..RecordFilter::default()
         };
-        let (volumes, _) = self.registry.records(filter).await?;
+        let (volumes, _) = self.records.registry.records(filter).await?;
         match volumes.iter().flat_map(|record| &record.registration).any(|of| of.uid == uid) {
             true => Ok(true),
             false => Err(claim_errors::not_own_snapshot(snapshot)),

@@ -178,7 +178,7 @@ impl Context {
     /// Returns whether a mount that lost its server is made again.
     pub(in crate::volume) async fn heals(&self, row: &MountRow) -> Result<bool> {
         let is_registered = row.spec.registered;
-        Ok(is_registered && is_healed(&self.registry.record(VolumeName::of(&row.key)).await?))
+        Ok(is_registered && is_healed(&self.records.registry.record(VolumeName::of(&row.key)).await?))
     }
 }
 

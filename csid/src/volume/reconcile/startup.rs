@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crate::fault;
 use crate::host::{Look, Restrict};
@@ -62,7 +62,7 @@ impl Volumes {
             seen.looks.push((sight, look));
         }
 
-        *shared.boot.lock().unwrap_or_else(PoisonError::into_inner) = boot.clone();
+        shared.records.set_boot(boot.clone());
         let left = self.left(&seen).await?;
         let mut changes = vec![Change::Boot(boot)];
         let mut found = Recovered::default();
@@ -147,15 +147,15 @@ impl Volumes {
         let mut left = self.unfinished().await?;
         let mounts = seen.values().flat_map(|seen| &seen.mounts);
         let users: BTreeSet<_> = mounts.map(|row| Subject::Claim(ClaimKey::of(&row.key))).collect();
-        let filter = ClaimFilter { node: Some(shared.node.clone()), ..ClaimFilter::default() };
-        for ListedClaim { name, claim, .. } in shared.registry.claims(filter).await?.0 {
+        let filter = ClaimFilter { node: Some(shared.records.node.clone()), ..ClaimFilter::default() };
+        for ListedClaim { name, claim, .. } in shared.records.registry.claims(filter).await?.0 {
             let subject = Subject::Claim(ClaimKey::new(&name, &claim.consumer));
             if claim.bound.is_some() {
-                shared.bound.note(&shared.registry.record(name.clone()).await?, &shared.node);
+                shared.bound.note(&shared.records.registry.record(name.clone()).await?, &shared.records.node);
             }
             if claim.by_mount && !users.contains(&subject) && !left.iter().any(|left| left.subject == subject)
             {
-                let volume = shared.registry.record(name).await?.volume;
+                let volume = shared.records.registry.record(name).await?.volume;
                 left.push(Left { volume, subject, uid: claim.uid });
             }
         }
@@ -164,8 +164,8 @@ impl Volumes {
 
     async fn unfinished(&self) -> Result<Vec<Left>, RegistryError> {
         let filter = RecordFilter { restless: true, ..RecordFilter::default() };
-        let (records, _) = self.shared.registry.records(filter).await?;
-        Ok(records.iter().flat_map(|record| unfinished(record, &self.shared.node)).collect())
+        let (records, _) = self.shared.records.registry.records(filter).await?;
+        Ok(records.iter().flat_map(|record| unfinished(record, &self.shared.records.node)).collect())
     }
 
     /// Retries all unfinished work, including parked work.

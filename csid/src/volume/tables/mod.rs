@@ -2,7 +2,6 @@
 
 pub(in crate::volume) mod bound_claims;
 pub(in crate::volume) mod connections;
-pub(in crate::volume) mod declarations;
 pub(in crate::volume) mod leaving_plugins;
 pub(in crate::volume) mod target_roots;
 pub(in crate::volume) mod watched_volumes;

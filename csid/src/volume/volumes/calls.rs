@@ -9,7 +9,7 @@ use crate::plugin::{ATTACHES, Snapshot, Stats};
 use crate::store::MountFilter;
 use crate::store::registry::{
     AttachCall, Capability, Claim, ClaimFilter, ClaimMode, ClaimState, ListedClaim, Origin, Record,
-    RecordFilter, Standing, Use, VolumeName,
+    RecordFilter, Use, VolumeName,
 };
 use crate::store::rows::{AccessMode, AttachmentMode, MountKey, MountSpec, Phase, VolumeKey};
 use crate::volume::api::mount_options::MountOptions;
@@ -19,7 +19,7 @@ use crate::volume::api::requests::{
 use crate::volume::api::views::{Claimed, VolumeView};
 use crate::volume::context::Context;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::lifecycle::{ModeFilter, is_being_deleted, new_claim, new_registration, unregistered};
+use crate::volume::lifecycle::{ModeFilter, new_claim, new_registration, unregistered};
 use crate::volume::manager::Volumes;
 use crate::volume::model::claim;
 use crate::volume::model::subject::ClaimKey;
@@ -30,35 +30,15 @@ fn unanswered() -> Error {
 }
 
 impl Context {
-    /// The record of a volume that can be used.
-    pub(in crate::volume) async fn registered(&self, name: &VolumeName) -> Result<Record> {
-        let record = self.registry.record(name.clone()).await?;
-        match record.registration.as_ref().map(|registration| &registration.standing) {
-            Some(Standing::Registered) => Ok(record),
-            Some(Standing::Creating(_)) => {
-                Err(busy(&record.name, "is being created; ask again when it is there"))
-            }
-            Some(Standing::Deleting { .. }) => Err(busy(&record.name, "is being deleted")),
-            None => Err(self.not_registered(&record.name)),
-        }
-    }
-
-    pub(in crate::volume) fn not_registered(&self, name: &VolumeName) -> Error {
-        match self.declarations.file(name) {
-            Some(file) => claim_errors::not_yet(name, &file),
-            None => mount_errors::not_registered(name),
-        }
-    }
-
     /// Returns the record of a volume before its first use. A volume that a file declares and that is not registered yet is
     /// registered first, within the call's deadline.
     async fn to_be_used(self: &Arc<Self>, name: &VolumeName, deadline: Option<Instant>) -> Result<Record> {
-        let Some((declared, _)) = self.declarations.waiting(name) else { return self.registered(name).await };
-        if self.registry.record(name.clone()).await?.registration.is_none() {
+        let Some((declared, _)) = self.records.declarations.waiting(name) else { return self.records.registered(name).await };
+        if self.records.registry.record(name.clone()).await?.registration.is_none() {
             let wait = Wait { deadline, ..Wait::default() };
             self.register_declared(&declared, wait).await?;
         }
-        self.registered(name).await
+        self.records.registered(name).await
     }
 
     /// Returns the volume of a name that is in use, or that the consumer has claimed. `None`: neither holds.
@@ -66,10 +46,10 @@ impl Context {
         if let Some(volume) = self.directory.find(key) {
             return Ok(Some(volume));
         }
-        if self.registry.is_empty() {
+        if self.records.registry.is_empty() {
             return Ok(None);
         }
-        let record = self.registry.record(VolumeName::of(key)).await?;
+        let record = self.records.registry.record(VolumeName::of(key)).await?;
         Ok(record.claim(&key.consumer).is_some().then_some(record.volume))
     }
 
@@ -83,66 +63,6 @@ impl Context {
         };
         let rows = self.store.mounts(filter).await?;
         Ok(rows.into_iter().next().map(|(row, _)| row.volume))
-    }
-
-    /// Returns the volumes that this node has claimed, and those attached for a scheduler.
-    pub(in crate::volume) async fn claimed_here(&self, plugin: Option<&str>) -> Result<Vec<Record>> {
-        let mut found = Vec::new();
-        // Attachments by AttachVolume belong to no node of csid, so their node is empty.
-        for node in [self.node.clone(), String::new()] {
-            let (plugin, node) = (plugin.map(str::to_owned), Some(node));
-            let filter = RecordFilter { plugin, node, ..RecordFilter::default() };
-            found.extend(self.registry.records(filter).await?.0);
-        }
-        Ok(found)
-    }
-
-    /// Refuses an inline volume that is registered. An attachment of it under the same name is allowed.
-    pub(in crate::volume) async fn refuse_registered(
-        &self,
-        name: &VolumeName,
-        volume: &VolumeKey,
-    ) -> Result<()> {
-        if self.registry.is_empty() {
-            return Ok(());
-        }
-        let own = self.registry.record(name.clone()).await?;
-        if own.registration.is_some() {
-            let text = format!("{name} is registered: leave out plugin and external-id");
-            return Err(Error::new(Kind::AlreadyExists, text));
-        }
-        if own.volume != *volume {
-            claim_errors::refuse_attached(&own)?;
-        }
-        let filter = RecordFilter {
-            plugin: Some(volume.plugin.clone()),
-            external_id: Some(volume.external_id.clone()),
-            ..RecordFilter::default()
-        };
-        match self.registry.records(filter).await?.0.into_iter().find(|record| record.name != *name) {
-            Some(record) => {
-                let known = if record.registration.is_some() { "registered" } else { "attached" };
-                let text = format!(
-                    "external id `{}` of plugin {} is {known} as {}: ask for it by that name",
-                    volume.external_id, volume.plugin, record.name
-                );
-                Err(Error::new(Kind::AlreadyExists, text))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses likewise for a call. A Delete may continue the deletion of a volume that an earlier call gave inline.
-    pub(in crate::volume) async fn refuse_given(
-        &self,
-        own: &Record,
-        volume: &VolumeKey,
-        call: &ControllerRequest,
-    ) -> Result<()> {
-        match *call == ControllerRequest::Delete && own.volume == *volume && is_being_deleted(own) {
-            true => Ok(()),
-            false => self.refuse_registered(&own.name, volume).await,
-        }
     }
 
     /// Returns the volume of a Mount of a registered volume, the spec of the mount, and the claim to take if the consumer has none.
@@ -177,7 +97,7 @@ impl Context {
         // The request has a claim even if one exists, since that one may be gone when the request runs.
         let (credential, bound) = (options.credential.clone(), options.bound.clone());
         let claim =
-            Claim { by_mount: true, bound, credential, ..new_claim(&key.consumer, &self.node, uid, usage) };
+            Claim { by_mount: true, bound, credential, ..new_claim(&key.consumer, &self.records.node, uid, usage) };
         let registration =
             record.registration.as_ref().ok_or_else(|| mount_errors::not_registered(&record.name))?;
         if let Some(option) = options.other_than(&registration.spec)
@@ -211,14 +131,10 @@ impl Context {
     }
 }
 
-fn busy(name: &VolumeName, why: &str) -> Error {
-    Error::new(Kind::Busy, format!("{name} {why}"))
-}
-
 impl Volumes {
     pub async fn volumes(&self, filter: RecordFilter) -> Result<Vec<VolumeView>> {
         let (namespace, volume) = (filter.namespace.clone(), filter.volume.clone());
-        let (records, _) = self.shared.registry.records(RecordFilter { registered: true, ..filter }).await?;
+        let (records, _) = self.shared.records.registry.records(RecordFilter { registered: true, ..filter }).await?;
         let ends = records.first().zip(records.last()).map(|(first, last)| [&first.name, &last.name]);
         let mut past: BTreeMap<VolumeName, Vec<String>> = BTreeMap::new();
         if let Some(ends) = ends {
@@ -230,7 +146,7 @@ impl Volumes {
                 ..ClaimFilter::default()
             };
             for ListedClaim { name, claim, .. } in
-                self.shared.registry.claims(of_past).await?.0.into_iter().rev()
+                self.shared.records.registry.claims(of_past).await?.0.into_iter().rev()
             {
                 past.entry(name).or_default().push(claim.consumer);
             }
@@ -250,7 +166,7 @@ impl Volumes {
             ..RecordFilter::default()
         };
         let view = self.volumes(filter).await?.pop();
-        view.ok_or_else(|| self.shared.not_registered(&name))
+        view.ok_or_else(|| self.shared.records.not_registered(&name))
     }
 
     /// Returns whether the plugin confirms the capabilities, and its message if not. Empty `capabilities` stands for all of the
@@ -330,7 +246,7 @@ impl Volumes {
 
     pub async fn detach_volume(&self, request: VolumeRequest, node_id: String) -> Result<()> {
         if request.inline.is_none() {
-            let record = self.shared.registry.record(request.name.clone()).await?;
+            let record = self.shared.records.registry.record(request.name.clone()).await?;
             // The volume is neither registered nor attached: there is nothing to detach, and no plugin to call.
             if record.is_empty() {
                 return self.shared.synced().await;
@@ -346,11 +262,11 @@ impl Volumes {
         call: ControllerRequest,
     ) -> Result<OperationResponse> {
         let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
-        let record = self.shared.registry.record(name).await?;
+        let record = self.shared.records.registry.record(name).await?;
         let name = record.name.clone();
         let (volume, registration, is_registered) = match inline {
             Some(Inline { volume, spec }) => {
-                self.shared.refuse_given(&record, &volume, &call).await?;
+                self.shared.records.refuse_given(&record, &volume, &call).await?;
                 (volume, new_registration(uid, spec, Origin::Bus), false)
             }
             None => match &record.registration {
@@ -368,10 +284,10 @@ impl Volumes {
                 None if matches!(call, ControllerRequest::Stats) => {
                     match self.shared.mounted_inline(&record.name).await? {
                         Some(volume) => (volume, unregistered(uid), false),
-                        None => return Err(self.shared.not_registered(&record.name)),
+                        None => return Err(self.shared.records.not_registered(&record.name)),
                     }
                 }
-                None => return Err(self.shared.not_registered(&record.name)),
+                None => return Err(self.shared.records.not_registered(&record.name)),
             },
         };
         let call = match call {
@@ -390,7 +306,7 @@ impl Volumes {
 
     pub async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
         let ClaimRequest { name, consumer, uid, secrets, credential, wait, .. } = request;
-        let node = self.shared.node.clone();
+        let node = self.shared.records.node.clone();
         if request.node.is_some_and(|asked| asked != node) {
             let text = format!("this csid claims for its own node only, {node}");
             return Err(Error::new(Kind::NotAuthorized, text));
@@ -436,7 +352,7 @@ impl Volumes {
         let ReleaseRequest { name, consumer, authority, force, node, secrets, credential, wait } = request;
         self.shared.changeable()?;
         let key = ClaimKey::new(&name, &consumer);
-        let record = self.shared.registry.record(name.clone()).await?;
+        let record = self.shared.records.registry.record(name.clone()).await?;
         let claim = record.claim(&consumer);
         if claim.is_some_and(|claim| node.as_ref().is_some_and(|node| *node != claim.node)) {
             let text = format!("{consumer} has claimed {name} on another node");
@@ -456,12 +372,12 @@ impl Volumes {
     }
 
     pub async fn claims(&self, filter: ClaimFilter) -> Result<Vec<ListedClaim>> {
-        Ok(self.shared.registry.claims(filter).await?.0)
+        Ok(self.shared.records.registry.claims(filter).await?.0)
     }
 
     /// Returns the uid that owns a claim, to choose the action to authorise. `None`: there is no such claim.
     pub async fn claim_owner(&self, name: &VolumeName, consumer: &str) -> Result<Option<u32>> {
-        let record = self.shared.registry.record(name.clone()).await?;
+        let record = self.shared.records.registry.record(name.clone()).await?;
         Ok(record.claim(consumer).map(|claim| claim.uid))
     }
 }

@@ -32,7 +32,7 @@ impl Volumes {
         shared.changeable()?;
         refuse_nonsense(&spec)?;
         if spec.name.is_empty() {
-            spec.name = paths::name_at_plugin(&shared.node, &name);
+            spec.name = paths::name_at_plugin(&shared.records.node, &name);
         }
         let secrets_given = secrets.is_some();
         let creation = Creation {
@@ -44,8 +44,8 @@ impl Volumes {
             sourceless: false,
             ..Creation::default()
         };
-        let record = shared.registry.record(name.clone()).await?;
-        shared.refuse_other_origin(&record, Origin::Bus)?;
+        let record = shared.records.registry.record(name.clone()).await?;
+        shared.records.refuse_other_origin(&record, Origin::Bus)?;
         // A volume that exists can be returned without its plugin.
         if record.registration.is_none() {
             shared.refuse_if_it_cannot(&plugin)?;
@@ -96,7 +96,7 @@ impl Volumes {
             }
             Ok(None)
         };
-        self.shared.amend(name, Durability::Disk, forget).await.map(drop)
+        self.shared.records.amend(name, Durability::Disk, forget).await.map(drop)
     }
 }
 

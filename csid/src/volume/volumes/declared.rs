@@ -21,12 +21,12 @@ use crate::volume::context::{Context, SWEEP};
 use crate::volume::errors::claim as claim_errors;
 use crate::volume::lifecycle::{is_of_file, new_registration};
 use crate::volume::manager::Volumes;
-use crate::volume::tables::declarations::{Declaration, Waits};
+use crate::volume::control::declarations::{Declaration, Waits};
 
 impl Volumes {
     /// Returns how many volumes are not registered as files declare them.
     pub fn unregistered(&self) -> usize {
-        self.shared.declarations.lock().values().filter(|entry| entry.waits.is_some()).count()
+        self.shared.records.declarations.lock().values().filter(|entry| entry.waits.is_some()).count()
     }
 
     /// Returns the registered volumes, and those that files declare and that are not registered yet.
@@ -34,7 +34,7 @@ impl Volumes {
         let mut views = self.volumes(filter.clone()).await?;
         let registered: BTreeSet<VolumeName> = views.iter().map(|view| view.record.name.clone()).collect();
         let is = |wanted: &Option<String>, has: &str| wanted.as_ref().is_none_or(|wanted| wanted == has);
-        for Declaration { declared, waits } in self.shared.declarations.lock().values() {
+        for Declaration { declared, waits } in self.shared.records.declarations.lock().values() {
             let Declared { name, volume, .. } = declared;
             let is_wanted = filter.node.is_none()
                 && is(&filter.namespace, &name.namespace)
@@ -61,7 +61,7 @@ impl Volumes {
         let records = self.shared.records_by_name().await?;
         for declared in files {
             let mut record = record_of(&records, &declared.name);
-            let put = self.shared.put(&mut record, &declared.volume, &registration(declared));
+            let put = self.shared.records.put(&mut record, &declared.volume, &registration(declared));
             put.map_err(|error| claim_errors::declared(&declared.file, error))?;
         }
         Ok(())
@@ -71,9 +71,9 @@ impl Volumes {
     /// in use. `all`: no other file exists that could declare it.
     pub async fn declare(&self, files: Vec<Declared>, all: bool) -> Result<Applied> {
         let shared = &self.shared;
-        let _changing = shared.declarations.changing.write().await;
+        let _changing = shared.records.declarations.changing.write().await;
         // After this an earlier registration is in the registry, or never will be.
-        if let Some(before) = shared.declarations.take_over(None) {
+        if let Some(before) = shared.records.declarations.take_over(None) {
             before.abort();
             let _ = before.await;
         }
@@ -82,7 +82,7 @@ impl Volumes {
         let mut table = BTreeMap::new();
         for declared in files {
             let mut record = record_of(&records, &declared.name);
-            let there = shared.put(&mut record, &declared.volume, &registration(&declared));
+            let there = shared.records.put(&mut record, &declared.volume, &registration(&declared));
             let waits = (!matches!(there, Ok(None))).then(Waits::default);
             let count = if waits.is_some() { &mut applied.waiting } else { &mut applied.unchanged };
             *count += 1;
@@ -93,9 +93,9 @@ impl Volumes {
         let waiting = table.values().filter(|entry| entry.waits.is_some());
         let waiting = waiting.map(|entry| Arc::clone(shared).pursue(entry.declared.clone()));
         let mut waiting: FuturesUnordered<_> = waiting.collect();
-        *shared.declarations.lock() = table;
+        *shared.records.declarations.lock() = table;
         for name in gone {
-            match shared.deregister(&name, None, 0, false, Origin::File).await {
+            match shared.deregister(&name, 0, false, Origin::File).await {
                 Ok(()) => applied.removed.push(name.to_string()),
                 Err(error) => {
                     tracing::warn!(volume = %name, "the file of {name} is gone, but the volume cannot be forgotten, it stays: {error}");
@@ -104,14 +104,14 @@ impl Volumes {
             }
         }
         let trying = tokio::spawn(async move { while waiting.next().await.is_some() {} });
-        shared.declarations.take_over(Some(trying));
+        shared.records.declarations.take_over(Some(trying));
         Ok(applied)
     }
 }
 
 impl Context {
     async fn records_by_name(&self) -> Result<BTreeMap<VolumeName, Record>, RegistryError> {
-        let (records, _) = self.registry.records(RecordFilter::default()).await?;
+        let (records, _) = self.records.registry.records(RecordFilter::default()).await?;
         Ok(records.into_iter().map(|record| (record.name.clone(), record)).collect())
     }
 
@@ -125,7 +125,7 @@ impl Context {
             RegisterRequest { name, volume, spec, uid: 0, origin: Origin::File, secrets: None, wait };
         let registered =
             self.register(request).await.map_err(|error| claim_errors::declared(&file, error))?;
-        self.declarations.done(declared);
+        self.records.declarations.done(declared);
         self.operations.tell_news();
         Ok(registered)
     }
@@ -145,7 +145,7 @@ impl Context {
                 return;
             };
             let pause = if error.details.retryable { backoff.next() } else { SWEEP };
-            if self.declarations.failed(name, &error, Instant::now() + pause) {
+            if self.records.declarations.failed(name, &error, Instant::now() + pause) {
                 self.tell_failure(&declared, &error).await;
             }
             tokio::time::sleep(pause).await;

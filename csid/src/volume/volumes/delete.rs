@@ -19,7 +19,7 @@ impl Volumes {
             return self.call(request, ControllerRequest::Delete).await.map(drop);
         }
         self.shared.changeable()?;
-        let record = self.shared.registry.record(request.name.clone()).await?;
+        let record = self.shared.records.registry.record(request.name.clone()).await?;
         if record.registration.is_none() {
             return self.shared.synced().await;
         }
@@ -37,7 +37,7 @@ impl Volumes {
             let (plugin, create) = (&record.volume.plugin, ControllerRequest::Create { to_delete: true });
             let (secrets, by) = (secrets.clone(), (*uid, wait.clone()));
             let made = self.creation(name.clone(), plugin, create, registration, secrets, by).await;
-            let now = self.shared.registry.record(name.clone()).await?;
+            let now = self.shared.records.registry.record(name.clone()).await?;
             match made {
                 // The plugin has no volume of that name.
                 Err(_) if now.registration.is_none() => return Ok(()),
@@ -50,7 +50,7 @@ impl Volumes {
         match self.call(request, ControllerRequest::Delete).await {
             // An earlier call has completed the deletion meanwhile.
             Err(error) if error.kind == Kind::NotFound => {
-                let now = self.shared.registry.record(name).await?;
+                let now = self.shared.records.registry.record(name).await?;
                 if now.registration.is_none() { self.shared.synced().await } else { Err(error) }
             }
             done => done.map(drop),
@@ -68,7 +68,7 @@ impl Context {
             record.registration = record.registration.take().filter(|_| !dropped);
             Ok(None)
         };
-        self.amend(&record.name, Durability::Disk, gone).await?;
+        self.records.amend(&record.name, Durability::Disk, gone).await?;
         if dropped {
             self.directory
                 .tell(&queue_key(record), Message::GiveUp(record.name.clone(), OperationKind::Delete));
@@ -87,6 +87,6 @@ impl Context {
             }
             Ok(None)
         };
-        Ok(self.amend(&record.name, Durability::Disk, doomed).await?.registration)
+        Ok(self.records.amend(&record.name, Durability::Disk, doomed).await?.registration)
     }
 }

@@ -1,0 +1,259 @@
+//! The records of all volumes: their registrations, claims and attachments. Each change is one compare-and-swap of a record.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::fault;
+use crate::plugin::Plugins;
+use crate::store::Durability;
+use crate::store::claim_set::ClaimSet;
+use crate::store::registry::{
+    Blocked, Conflict, Origin, Record, RecordFilter, Registration, Registry, RegistryError, Standing, Swap,
+    VolumeName,
+};
+use crate::store::rows::{NewEvent, VolumeKey};
+use crate::volume::control::declarations::Declarations;
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::lifecycle::{is_being_deleted, is_unasked, may_change, refuse_anothers};
+use crate::volume::operation::request::ControllerRequest;
+
+/// The registry, and what changes of its records depend on. It has no mounts.
+pub(in crate::volume) struct Records {
+    pub(in crate::volume) registry: Arc<dyn Registry>,
+    pub(in crate::volume) plugins: Plugins,
+    pub(in crate::volume) config: tokio::sync::watch::Receiver<Arc<Config>>,
+    /// The name of this host in claims.
+    pub(in crate::volume) node: String,
+    pub(in crate::volume) declarations: Declarations,
+    /// The id of this boot; empty until recovery has loaded the journal.
+    boot: Mutex<String>,
+    /// Per-plugin lock for the volume limit, held until the new claim is recorded.
+    counting: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl Records {
+    pub(in crate::volume) fn new(
+        registry: Arc<dyn Registry>,
+        plugins: Plugins,
+        config: tokio::sync::watch::Receiver<Arc<Config>>,
+        node: String,
+    ) -> Self {
+        let (declarations, boot, counting) = Default::default();
+        Records { registry, plugins, config, node, declarations, boot, counting }
+    }
+
+    pub(in crate::volume) fn boot(&self) -> String {
+        self.boot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(in crate::volume) fn set_boot(&self, boot: String) {
+        *self.boot.lock().unwrap_or_else(PoisonError::into_inner) = boot;
+    }
+
+    /// Returns the lock of a plugin's volume limit.
+    pub(in crate::volume) fn counting(&self, plugin: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(counting.entry(plugin.to_owned()).or_default())
+    }
+
+    /// Returns the record of a volume that can be used.
+    pub(in crate::volume) async fn registered(&self, name: &VolumeName) -> Result<Record> {
+        let record = self.registry.record(name.clone()).await?;
+        match record.registration.as_ref().map(|registration| &registration.standing) {
+            Some(Standing::Registered) => Ok(record),
+            Some(Standing::Creating(_)) => {
+                Err(busy(&record.name, "is being created; ask again when it is there"))
+            }
+            Some(Standing::Deleting { .. }) => Err(busy(&record.name, "is being deleted")),
+            None => Err(self.not_registered(&record.name)),
+        }
+    }
+
+    pub(in crate::volume) fn not_registered(&self, name: &VolumeName) -> Error {
+        match self.declarations.file(name) {
+            Some(file) => claim_errors::not_yet(name, &file),
+            None => mount_errors::not_registered(name),
+        }
+    }
+
+    /// Returns the volumes that this node has claimed, and those attached for a scheduler.
+    pub(in crate::volume) async fn claimed_here(&self, plugin: Option<&str>) -> Result<Vec<Record>> {
+        let mut found = Vec::new();
+        // Attachments by AttachVolume belong to no node of csid, so their node is empty.
+        for node in [self.node.clone(), String::new()] {
+            let (plugin, node) = (plugin.map(str::to_owned), Some(node));
+            let filter = RecordFilter { plugin, node, ..RecordFilter::default() };
+            found.extend(self.registry.records(filter).await?.0);
+        }
+        Ok(found)
+    }
+
+    /// Refuses an inline volume that is registered. An attachment of it under the same name is allowed.
+    pub(in crate::volume) async fn refuse_registered(
+        &self,
+        name: &VolumeName,
+        volume: &VolumeKey,
+    ) -> Result<()> {
+        if self.registry.is_empty() {
+            return Ok(());
+        }
+        let own = self.registry.record(name.clone()).await?;
+        if own.registration.is_some() {
+            let text = format!("{name} is registered: leave out plugin and external-id");
+            return Err(Error::new(Kind::AlreadyExists, text));
+        }
+        if own.volume != *volume {
+            claim_errors::refuse_attached(&own)?;
+        }
+        let filter = RecordFilter {
+            plugin: Some(volume.plugin.clone()),
+            external_id: Some(volume.external_id.clone()),
+            ..RecordFilter::default()
+        };
+        match self.registry.records(filter).await?.0.into_iter().find(|record| record.name != *name) {
+            Some(record) => {
+                let known = if record.registration.is_some() { "registered" } else { "attached" };
+                let text = format!(
+                    "external id `{}` of plugin {} is {known} as {}: ask for it by that name",
+                    volume.external_id, volume.plugin, record.name
+                );
+                Err(Error::new(Kind::AlreadyExists, text))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses likewise for a call. A Delete may continue the deletion of a volume that an earlier call gave inline.
+    pub(in crate::volume) async fn refuse_given(
+        &self,
+        own: &Record,
+        volume: &VolumeKey,
+        call: &ControllerRequest,
+    ) -> Result<()> {
+        match *call == ControllerRequest::Delete && own.volume == *volume && is_being_deleted(own) {
+            true => Ok(()),
+            false => self.refuse_registered(&own.name, volume).await,
+        }
+    }
+
+    /// Changes a record to this registration, and returns the event. `None`: the record has it already. An error says why it
+    /// cannot be changed.
+    pub(in crate::volume) fn put(
+        &self,
+        record: &mut Record,
+        volume: &VolumeKey,
+        new: &Registration,
+    ) -> Result<Option<NewEvent>> {
+        self.refuse_other_origin(record, new.origin)?;
+        let Some(present) = &mut record.registration else {
+            if record.volume != *volume {
+                claim_errors::refuse_attached(record)?;
+            }
+            record.volume = volume.clone();
+            record.registration = Some(new.clone());
+            return Ok(Some(claim_errors::registered("volume-registered", record)));
+        };
+        may_change(&record.name, &record.volume, present, volume, new)?;
+        if present.spec == new.spec {
+            return Ok(None);
+        }
+        if !record.claims.is_empty() {
+            return Err(claim_errors::in_use(record, "its registration cannot change"));
+        }
+        present.spec = new.spec.clone();
+        Ok(Some(claim_errors::registered("volume-changed", record)))
+    }
+
+    /// Refuses a call that changes a volume of a file, and a file that changes a volume of a call.
+    pub(in crate::volume) fn refuse_other_origin(&self, record: &Record, by: Origin) -> Result<()> {
+        let (name, present) = (&record.name, record.registration.as_ref().map(|present| present.origin));
+        let file = self.declarations.file(name);
+        match (by, present) {
+            (Origin::Bus, Some(Origin::File)) => Err(claim_errors::of_file(name, file.as_deref())),
+            (Origin::Bus, None) if file.is_some() => Err(claim_errors::of_file(name, file.as_deref())),
+            (Origin::File, Some(Origin::Bus)) => Err(claim_errors::of_call(name)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes a record. Repeats `change` on the new record if another writer was faster. The event that `change` returns is
+    /// written with the record; `None`: there is no event. An error changes nothing.
+    pub(in crate::volume) async fn amend(
+        &self,
+        name: &VolumeName,
+        durability: Durability,
+        mut change: impl FnMut(&mut Record) -> Result<Option<NewEvent>>,
+    ) -> Result<Record> {
+        loop {
+            let before = self.registry.record(name.clone()).await?;
+            let mut after = before.clone();
+            let event = change(&mut after)?;
+            if after == before {
+                return Ok(after);
+            }
+            let past = claim_errors::past(&before, &after);
+            let events = event.into_iter().collect();
+            let swap = Swap { before, after: after.clone(), past, durability };
+            match fault::around("registration", self.registry.swap(swap, events)).await {
+                Ok(revision) => return Ok(Record { revision, ..after }),
+                Err(RegistryError::Conflict(Conflict::Stale)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Deregisters a volume without mounts. With `volume`, only while the name means that volume.
+    pub(in crate::volume) async fn deregister(
+        &self,
+        name: &VolumeName,
+        volume: Option<&VolumeKey>,
+        uid: u32,
+        force: bool,
+        by: Origin,
+    ) -> Result<()> {
+        let gone = |record: &mut Record| {
+            refuse_anothers(record, uid)?;
+            self.refuse_other_origin(record, by)?;
+            match &record.registration {
+                None => return Ok(None),
+                Some(_) if volume.is_some_and(|volume| record.volume != *volume) => {
+                    return Err(claim_errors::changed_meanwhile(&record.name));
+                }
+                Some(Registration {
+                    standing: Standing::Creating(_) | Standing::Deleting { .. }, ..
+                }) if !force && !is_unasked(record) => {
+                    return Err(claim_errors::on_its_way(&record.name));
+                }
+                Some(_) => {}
+            }
+            if !record.claims.is_empty() && !force {
+                return Err(claim_errors::in_use(record, "release it first, or use force"));
+            }
+            record.registration = None;
+            record.claims = ClaimSet::default();
+            record.attachments.retain(|at| at.by_call.is_some());
+            Ok(Some(claim_errors::registered("volume-deregistered", record)))
+        };
+        self.amend(name, Durability::Disk, gone).await?;
+        Ok(self.registry.sync().await?)
+    }
+
+    /// Notes the error of a creation or deletion in the record, and whether the error blocks further retries.
+    pub(in crate::volume) async fn note_failure(&self, name: &VolumeName, error: &Error) -> Result<()> {
+        let noted = |record: &mut Record| {
+            let Some(registration) = &mut record.registration else { return Ok(None) };
+            let blocked = (!error.details.retryable).then(|| Blocked { reason: error.message.clone() });
+            let is_news = blocked.is_some() && registration.blocked != blocked;
+            registration.blocked = blocked;
+            registration.error = Some(error.message.clone());
+            Ok(is_news.then(|| claim_errors::parked(record, error)))
+        };
+        self.amend(name, Durability::Process, noted).await.map(drop)
+    }
+}
+
+fn busy(name: &VolumeName, why: &str) -> Error {
+    Error::new(Kind::Busy, format!("{name} {why}"))
+}
