@@ -11,13 +11,13 @@ use crate::store::MountFilter;
 use crate::store::registry::{Blocked, Claim, ClaimState, Record, Standing, VolumeName};
 use crate::store::rows::{Event, Leg, Phase};
 use crate::volume::api::views::{Explanation, MountView, OperationView};
+use crate::volume::control::declarations::Waits;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::events::FORGOTTEN;
 use crate::volume::lifecycle::{is_of_file, is_unborn, queue_key};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::table::now_usec;
-use crate::volume::control::declarations::Waits;
 
 /// The time limit for the answer of an actor, which answers between two steps of an operation.
 const PATIENCE: Duration = Duration::from_secs(1);

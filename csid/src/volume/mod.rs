@@ -2,7 +2,7 @@
 //!
 //! `manager` and `volumes` accept requests, and `submit` puts each into the queue of its volume. The `actor` of the volume runs
 //! one operation at a time, by an `executor`. `mounts` has the operations of this node, `control` those of claims and
-//! controllers. `model` has the rules and is pure. `reconcile` repairs and monitors; `explain` returns why a volume is not in its
+//! controllers. They reach each other through the traits of `seam` only. `model` has the rules and is pure. `reconcile` repairs and monitors; `explain` returns why a volume is not in its
 //! desired state.
 //!
 //! An actor owns the rows of its volume while the volume has work. `operation::directory` keeps the rows of volumes without work.
@@ -24,9 +24,11 @@ mod operation;
 mod plugins;
 mod probe;
 mod reconcile;
+mod seam;
 mod submit;
 mod tables;
 mod volumes;
+mod waits;
 
 pub use crate::host::{Sifted, TargetFd, Tree};
 pub use api::mount_options::MountOptions;

@@ -26,11 +26,11 @@ use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::{DesiredMount, Volume};
 use crate::volume::operation::journal::JournaledVolume;
 use crate::volume::operation::message::Message;
-use crate::volume::operation::orders::{Orders, Signals, until};
+use crate::volume::operation::orders::{ActorSignals, Orders, until};
 use crate::volume::operation::places::Place;
 use crate::volume::operation::request::{OperationRequest, OperationResponse, Waiter};
+use crate::volume::operation::running::RunningOperation;
 use crate::volume::operation::table::{Progress, Recovering};
-use crate::volume::operation::turn::Turn;
 
 /// The first and the longest pause between two tries of work without a caller.
 const SETTLE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -323,10 +323,10 @@ impl VolumeActor {
 
     /// Carries out the orders of root while no operation runs.
     async fn carry_out(&mut self, rows: &mut JournaledVolume) {
-        let signals = Signals { abandon: None, preempt: false, give_up: Instant::now() };
+        let signals = ActorSignals { abandon: None, preempt: false, give_up: Instant::now() };
         let (_sender, signals) = watch::channel(signals);
-        let turn = Turn::new(signals, Progress::new(), Arc::clone(&self.orders));
-        Executor::new(&self.shared, rows, turn).carry_out().await;
+        let running = RunningOperation::new(signals, Progress::new(), Arc::clone(&self.orders));
+        Executor::new(&self.shared, rows, running).carry_out().await;
         self.retry_waiting();
     }
 
@@ -343,7 +343,7 @@ impl VolumeActor {
             _ => begun + patience,
         };
         let (signals, receiver) =
-            watch::channel(Signals { abandon: None, preempt: false, give_up: give_up(&current) });
+            watch::channel(ActorSignals { abandon: None, preempt: false, give_up: give_up(&current) });
         let anonymous = current.anonymous_ticket(&self.shared, &self.key, rows.volume());
         self.recovering = None;
         let names = current.names();
@@ -362,8 +362,8 @@ impl VolumeActor {
 
         // The operation has the rows; the actor handles messages meanwhile.
         let shared = self.shared.clone();
-        let turn = Turn::new(receiver, current.step.clone(), Arc::clone(&self.orders));
-        let executor = Executor::new(&shared, rows, Turn { expands_first, ..turn });
+        let running = RunningOperation::new(receiver, current.step.clone(), Arc::clone(&self.orders));
+        let executor = Executor::new(&shared, rows, RunningOperation { expands_first, ..running });
         let mut running: Running<'_> = Box::pin(executor.run(current.request(), names, &ahead));
         let result = loop {
             // After the commit point an expired caller stays. Its deadline is handled once, when it sets `abandon`.
@@ -420,7 +420,12 @@ impl VolumeActor {
         fault::around("answer", async { current.answer(&self.key, result) }).await;
     }
 
-    fn while_running(&mut self, message: Message, current: &mut Operation, signals: &watch::Sender<Signals>) {
+    fn while_running(
+        &mut self,
+        message: Message,
+        current: &mut Operation,
+        signals: &watch::Sender<ActorSignals>,
+    ) {
         match message {
             Message::Ask(work, waiter) => self.ask_beside(work, waiter, current, signals),
             Message::Withdraw(number) if current.withdraw(number, &self.key) => {
@@ -454,7 +459,7 @@ impl VolumeActor {
         work: OperationRequest,
         waiter: Waiter,
         current: &mut Operation,
-        signals: &watch::Sender<Signals>,
+        signals: &watch::Sender<ActorSignals>,
     ) {
         // An abandoned operation is rolling back; new callers must not join it.
         let is_wanted = signals.borrow().abandon.is_none();
@@ -494,7 +499,7 @@ impl VolumeActor {
 
     /// Abandons an operation whose last caller has left, if it ends with its callers, such as a Mount. Other operations continue.
     /// After the commit point nothing is rolled back, but the operation ends at once.
-    fn desert(&self, current: &Operation, signals: &watch::Sender<Signals>, why: Kind) {
+    fn desert(&self, current: &Operation, signals: &watch::Sender<ActorSignals>, why: Kind) {
         let ends = current.work.is_undone() || current.step.is_unasked();
         if current.step.is_decided() || (current.waiters.is_empty() && ends) {
             signals.send_if_modified(|signals| {

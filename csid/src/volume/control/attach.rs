@@ -8,13 +8,15 @@ use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
 use crate::store::rows::Leg;
+use crate::volume::control::engine::Engine;
+use crate::volume::control::rpc_outcome::RpcFailure;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::executor::Executor;
-use crate::volume::executor::rpc_outcome::RpcFailure;
 use crate::volume::model::claim::reader_only;
 use crate::volume::model::subject::Subject;
-use crate::volume::operation::journal::Unfinished;
 use crate::volume::operation::request::CallTarget;
+use crate::volume::operation::running::Unfinished;
+use crate::volume::seam::Site;
+use crate::volume::waits::PluginWaits;
 
 /// Refuses a uid that is neither root nor the one whose AttachVolume made the attachment.
 fn refuse_anothers(at: &Attachment, uid: u32, name: &VolumeName) -> Result<()> {
@@ -24,16 +26,16 @@ fn refuse_anothers(at: &Attachment, uid: u32, name: &VolumeName) -> Result<()> {
     }
 }
 
-impl Executor<'_> {
+impl<S: Site> Engine<'_, S> {
     /// Carries out AttachVolume, and returns the publish context.
-    pub(in crate::volume) async fn attach_call(
+    pub(in crate::volume::control) async fn attach_call(
         &mut self,
         target: &CallTarget,
         node_id: &str,
         call: &AttachCall,
     ) -> Result<BTreeMap<String, String>> {
         let name = target.name.clone();
-        let record = self.shared.records.registry.record(name.clone()).await?;
+        let record = self.records.registry.record(name.clone()).await?;
         if let Some(at) = record.attachments.iter().find(|at| at.is_by_call(node_id)) {
             refuse_anothers(at, call.uid, &name)?;
             let owner = at.by_call.as_ref();
@@ -45,16 +47,16 @@ impl Executor<'_> {
             }
             self.detach_call(target, node_id).await.map_err(mount_errors::unsettled)?;
         }
-        self.refuse_before_expansion(&target.name, false)?;
+        self.site.operation().refuse_before_expansion(&target.name, false)?;
         // An attach that the controller would never receive is not begun, since it could not be rolled back either.
-        if !self.can(ATTACHES).await? {
+        if !self.site.can(ATTACHES).await? {
             return Err(claim_errors::does_not_attach(&self.plugin()));
         }
-        self.shared.plugins.refuse_other_node_id_as(&self.plugin(), node_id)?;
+        self.records.plugins.refuse_other_node_id_as(&self.plugin(), node_id)?;
         // Without its secrets the attach is not begun.
         let secrets = self.target_secrets(target).await?;
-        let volume = self.rows.volume().row.key.clone();
-        let by_call = AttachCall { secrets_given: self.turn.secrets.is_some(), ..call.clone() };
+        let volume = self.site.volume().clone();
+        let by_call = AttachCall { secrets_given: self.site.operation().secrets.is_some(), ..call.clone() };
         let entered = |record: &mut Record| {
             claim_errors::refuse_claimed(record)?;
             record.volume = volume.clone();
@@ -64,7 +66,7 @@ impl Executor<'_> {
             record.attachments.push(Attachment { node_id, by_call, ..Attachment::new("", Leg::Making) });
             Ok(None)
         };
-        self.shared.records.amend(&name, Durability::Disk, entered).await?;
+        self.records.amend(&name, Durability::Disk, entered).await?;
         let (error, undone) = match self.attach_for_call(target, node_id, call, secrets).await {
             Ok(context) => return Ok(context),
             Err(RpcFailure { error, is_sent: true, .. }) => (error, self.detach_call(target, node_id).await),
@@ -86,7 +88,7 @@ impl Executor<'_> {
             record.attachments.retain(|at| !at.is_by_call(node_id));
             Ok(None)
         };
-        self.shared.records.amend(name, Durability::Disk, gone).await.map(drop)
+        self.records.amend(name, Durability::Disk, gone).await.map(drop)
     }
 
     /// Attaches the volume. The record already has the attachment.
@@ -105,8 +107,8 @@ impl Executor<'_> {
         };
         let context =
             self.making(Step::Attach, "ControllerPublishVolume", target, secrets.as_ref(), publish).await?;
-        self.turn.decide().map_err(RpcFailure::after)?;
-        let boot = self.shared.records.boot();
+        self.site.operation().decide().map_err(RpcFailure::after)?;
+        let boot = self.records.boot();
         let present = |record: &mut Record| {
             for at in record.attachments.iter_mut().filter(|at| at.is_by_call(node_id)) {
                 at.leg = Leg::Present;
@@ -115,7 +117,7 @@ impl Executor<'_> {
             }
             Ok(Some(claim_errors::attached("volume-attached", record, node_id)))
         };
-        let amended = self.shared.records.amend(&target.name, Durability::Disk, present).await;
+        let amended = self.records.amend(&target.name, Durability::Disk, present).await;
         amended.map_err(RpcFailure::after)?;
         Ok(context)
     }
@@ -125,33 +127,34 @@ impl Executor<'_> {
     fn note_detach(&mut self, name: &VolumeName, node_id: &str, uid: u32, error: Option<&Error>) {
         let left = error.map(|error| Unfinished { uid, parked: !error.details.retryable });
         let subject = Subject::Attachment { volume: name.clone(), node_id: node_id.to_owned() };
-        self.rows.set_unfinished(subject, left);
+        self.site.set_unfinished(subject, left);
     }
 
     /// Carries out DetachVolume, also of an attachment without a row if the call names its volume.
-    pub(in crate::volume) async fn detach_call(&mut self, target: &CallTarget, node_id: &str) -> Result<()> {
+    pub(in crate::volume::control) async fn detach_call(
+        &mut self,
+        target: &CallTarget,
+        node_id: &str,
+    ) -> Result<()> {
         let name = target.name.clone();
-        let record = self.shared.records.registry.record(name.clone()).await?;
+        let record = self.records.registry.record(name.clone()).await?;
         claim_errors::refuse_claimed(&record)?;
-        let volume = self.rows.volume();
-        let is_staged =
-            volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent);
-        let holders = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
         // While the node id is disputed, the row may have one of the two ids and the attachment the other.
-        let disputed = self.shared.plugins.refuse_other_node_id_as(&self.plugin(), node_id).err();
-        if is_staged && (disputed.is_some() || self.is_staged_under(node_id).await?) {
-            return Err(claim_errors::staged_here(&name, holders, disputed.as_ref()));
+        let disputed = self.records.plugins.refuse_other_node_id_as(&self.plugin(), node_id).err();
+        if self.site.is_staged() && (disputed.is_some() || self.site.is_staged_under(node_id).await?) {
+            return Err(claim_errors::staged_here(&name, self.site.consumers(), disputed.as_ref()));
         }
         let of_call = |at: &&Attachment| at.is_by_call(node_id);
         let at = record.attachments.iter().find(of_call);
         at.map_or(Ok(()), |at| refuse_anothers(at, target.uid, &name))?;
         let by_call = at.and_then(|at| at.by_call.as_ref());
         let secrets_given = by_call.is_some_and(|call| call.secrets_given);
-        let lacks_secrets =
-            secrets_given && self.turn.secrets.is_none() && target.registration.spec.credential.is_none();
+        let lacks_secrets = secrets_given
+            && self.site.operation().secrets.is_none()
+            && target.registration.spec.credential.is_none();
         let uid = by_call.map(|call| call.uid);
         let attaches = match at {
-            Some(Attachment { leg: Leg::Making, .. }) => self.can(ATTACHES).await,
+            Some(Attachment { leg: Leg::Making, .. }) => self.site.can(ATTACHES).await,
             // Any other attachment may exist, whatever capabilities the plugin has now.
             _ => Ok(true),
         };
@@ -166,7 +169,7 @@ impl Executor<'_> {
         };
         self.note_detach(&name, node_id, uid.unwrap_or_default(), uid.and(done.as_ref().err()));
         done?;
-        self.shared.synced().await
+        self.records.synced().await
     }
 
     async fn detach_for_call(&mut self, target: &CallTarget, node_id: &str) -> Result<()> {
@@ -176,7 +179,7 @@ impl Executor<'_> {
             of_call.for_each(|at| at.leg = Leg::Removing);
             Ok(None)
         };
-        self.shared.records.amend(&name, Durability::Disk, removing).await?;
+        self.records.amend(&name, Durability::Disk, removing).await?;
         let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
         let unpublish =
             |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
@@ -186,6 +189,6 @@ impl Executor<'_> {
             record.attachments.retain(|at| !at.is_by_call(node_id));
             Ok(Some(claim_errors::attached("volume-detached", record, node_id)))
         };
-        self.shared.records.amend(&name, Durability::Disk, gone).await.map(drop)
+        self.records.amend(&name, Durability::Disk, gone).await.map(drop)
     }
 }

@@ -14,16 +14,17 @@ use crate::store::Durability;
 use crate::store::registry::{
     AttachSecrets, Bound, Claim, ClaimState, Conflict, Record, RegistryError, Swap, VolumeName,
 };
-use crate::store::rows::{MountKey, Phase};
 use crate::volume::api::requests::Authority;
 use crate::volume::control::claim_effects::ClaimEffectFailure;
+use crate::volume::control::engine::Engine;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::executor::Executor;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
 use crate::volume::model::subject::{ClaimKey, Subject};
-use crate::volume::operation::journal::Unfinished;
+use crate::volume::operation::running::Unfinished;
 use crate::volume::operation::table::now_usec;
+use crate::volume::seam::Site;
+use crate::volume::waits::PluginWaits;
 
 /// The number of volumes that a refusal by the volume limit names.
 const HOLDERS: usize = 16;
@@ -35,24 +36,24 @@ struct Facts {
     error: Option<String>,
 }
 
-impl Executor<'_> {
+impl<S: Site> Engine<'_, S> {
     /// Returns the record of this actor's volume. Fails if the name has come to mean another volume since the request.
-    pub(in crate::volume) async fn registered_as_mine(&self, name: &VolumeName) -> Result<Record> {
-        let record = self.shared.records.registered(name).await?;
-        match record.volume == self.rows.volume().row.key {
+    pub(in crate::volume::control) async fn registered_as_mine(&self, name: &VolumeName) -> Result<Record> {
+        let record = self.records.registered(name).await?;
+        match record.volume == *self.site.volume() {
             true => Ok(record),
             false => Err(claim_errors::changed_meanwhile(&record.name)),
         }
     }
 
     /// Takes a claim, or finds it taken, and returns the record with it. `ahead` are the claims that wait before this one.
-    pub(in crate::volume) async fn claim(
+    pub(in crate::volume::control) async fn take_claim(
         &mut self,
         name: &VolumeName,
         wanted: &Claim,
         ahead: &[Claim],
     ) -> Result<Record> {
-        self.turn.step.set(Step::Claim);
+        self.site.operation().step.set(Step::Claim);
         let mut record = self.registered_as_mine(name).await?;
         if let Some(present) = record.claim(&wanted.consumer)
             && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
@@ -66,14 +67,17 @@ impl Executor<'_> {
         claim::admit(&beside, wanted).map_err(|refusal| claim_errors::refusal(refusal, name, wanted))?;
         let counted = match is_new {
             true => {
-                let is_used = !self.mounts_of(&ClaimKey::new(name, &wanted.consumer)).is_empty();
-                self.refuse_before_expansion(name, is_used)?;
+                let is_used = self.site.has_mounts_of(&ClaimKey::new(name, &wanted.consumer));
+                self.site.operation().refuse_before_expansion(name, is_used)?;
                 self.refuse_what_cannot_be_here(&record, wanted).await?
             }
             false => None,
         };
-        let wanted =
-            Claim { secrets_given: self.turn.secrets.is_some(), since_usec: now_usec(), ..wanted.clone() };
+        let wanted = Claim {
+            secrets_given: self.site.operation().secrets.is_some(),
+            since_usec: now_usec(),
+            ..wanted.clone()
+        };
         let consumer = wanted.consumer.clone();
         let next = self.advance(&mut record, ClaimEvent::Claim(wanted), Facts::default()).await?;
         drop(counted);
@@ -91,27 +95,35 @@ impl Executor<'_> {
 
     /// Binds an existing claim to the unit or connection of a repeated call, which is otherwise the same. This is the last step
     /// of the call, so a cancelled call has changed nothing.
-    pub(in crate::volume) async fn rebind(&mut self, record: &mut Record, wanted: &Claim) -> Result<()> {
+    pub(in crate::volume::control) async fn rebind_claim(
+        &mut self,
+        record: &mut Record,
+        wanted: &Claim,
+    ) -> Result<()> {
         let (consumer, Some(bound)) = (wanted.consumer.clone(), wanted.bound.clone()) else { return Ok(()) };
         if record.claim(&consumer).is_none_or(|present| present.bound.as_ref() == Some(&bound)) {
             return Ok(());
         }
-        if !self.turn.step.is_decided() {
-            self.turn.decide()?;
+        if !self.site.operation().step.is_decided() {
+            self.site.operation().decide()?;
         }
         self.advance(record, ClaimEvent::Bind { consumer, bound }, Facts::default()).await.map(drop)
     }
 
     /// Releases a claim whose unit or connection has ended, unless it was bound to another one since.
-    pub(in crate::volume) async fn unbind(&mut self, key: &ClaimKey, bound: &Bound) -> Result<()> {
-        self.turn.step.set(Step::Release);
-        let mut record = self.shared.records.registry.record(key.volume.clone()).await?;
+    pub(in crate::volume::control) async fn release_unbound(
+        &mut self,
+        key: &ClaimKey,
+        bound: &Bound,
+    ) -> Result<()> {
+        self.site.operation().step.set(Step::Release);
+        let mut record = self.records.registry.record(key.volume.clone()).await?;
         let consumer = &key.consumer;
         let is_due = record
             .claim(consumer)
             .is_some_and(|claim| claim.bound.as_ref() == Some(bound) && !claim.releasing);
         if !is_due {
-            self.shared.bound.note(&record, &self.shared.records.node);
+            self.site.note_bound(&record);
             return Ok(());
         }
         tracing::info!(volume = %record.name, consumer, "{} has ended: its claim is released", bound.to);
@@ -121,15 +133,15 @@ impl Executor<'_> {
     }
 
     /// Releases a claim, for its owner or by authority. `force` drops the claim as it is.
-    pub(in crate::volume) async fn release(
+    pub(in crate::volume::control) async fn release_claim(
         &mut self,
         key: &ClaimKey,
         authority: Authority,
         force: bool,
     ) -> Result<()> {
-        self.turn.step.set(Step::Release);
-        let mut record = self.shared.records.registry.record(key.volume.clone()).await?;
-        let Some(claim) = record.claim(&key.consumer).cloned() else { return self.shared.synced().await };
+        self.site.operation().step.set(Step::Release);
+        let mut record = self.records.registry.record(key.volume.clone()).await?;
+        let Some(claim) = record.claim(&key.consumer).cloned() else { return self.records.synced().await };
         if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
             return Err(mount_errors::not_claimant(key));
         }
@@ -139,21 +151,17 @@ impl Executor<'_> {
         }
         // A release cannot be taken back, so the check for use comes first.
         if !claim.releasing {
-            for mount in self.mounts_of(key) {
-                if let Some(row) = self.row(&mount).filter(|row| row.phase == Phase::Mounted).cloned() {
-                    self.refuse_while_in_use(row, "release").await?;
-                }
-            }
+            self.site.refuse_in_use(key, "release").await?;
         }
         self.leave(&mut record, &key.consumer).await
     }
 
     /// Releases a claim that a Mount took, once the last mount of its consumer is gone. Does nothing for other claims.
-    pub(in crate::volume) async fn give_back(&mut self, key: &ClaimKey) -> Result<()> {
-        if self.shared.records.registry.is_empty() || !self.mounts_of(key).is_empty() {
+    pub(in crate::volume::control) async fn release_implicit(&mut self, key: &ClaimKey) -> Result<()> {
+        if self.records.registry.is_empty() || self.site.has_mounts_of(key) {
             return Ok(());
         }
-        let mut record = self.shared.records.registry.record(key.volume.clone()).await?;
+        let mut record = self.records.registry.record(key.volume.clone()).await?;
         match record.claim(&key.consumer) {
             Some(claim) if claim.by_mount => self.leave(&mut record, &key.consumer).await,
             _ => Ok(()),
@@ -161,18 +169,18 @@ impl Executor<'_> {
     }
 
     /// Retries the release of a claim, or recovers a claim that an earlier csid left between two states.
-    pub(in crate::volume) async fn continue_claim(&mut self, key: &ClaimKey) -> Result<()> {
-        let mut record = self.shared.records.registry.record(key.volume.clone()).await?;
-        let node = self.shared.records.node.clone();
+    pub(in crate::volume::control) async fn retry_claim(&mut self, key: &ClaimKey) -> Result<()> {
+        let mut record = self.records.registry.record(key.volume.clone()).await?;
+        let node = self.records.node.clone();
         self.advance(&mut record, ClaimEvent::Recovered { node }, Facts::default()).await?;
         let Some(claim) = record.claim(&key.consumer) else {
-            self.rows.set_unfinished(Subject::Claim(key.clone()), None);
+            self.site.set_unfinished(Subject::Claim(key.clone()), None);
             return Ok(());
         };
-        if claim.releasing || (claim.by_mount && self.mounts_of(key).is_empty()) {
+        if claim.releasing || (claim.by_mount && !self.site.has_mounts_of(key)) {
             return self.leave(&mut record, &key.consumer).await;
         }
-        self.rows.set_unfinished(Subject::Claim(key.clone()), None);
+        self.site.set_unfinished(Subject::Claim(key.clone()), None);
         Ok(())
     }
 
@@ -221,13 +229,13 @@ impl Executor<'_> {
                 }
                 Err(ClaimEffectFailure { outcome, error, unimplemented }) => {
                     if unimplemented {
-                        self.ask_what_it_can().await;
+                        self.site.ask_what_it_can().await;
                     }
                     let lasting =
                         matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
                     let facts = Facts { error: Some(error.message.clone()), ..Facts::default() };
                     let next = self.advance(record, ClaimEvent::Ended { effect, outcome }, facts).await?;
-                    let again = next == ClaimNext::Rest && !lasting && self.pause(&mut delay).await;
+                    let again = next == ClaimNext::Rest && !lasting && self.site.pause(&mut delay).await;
                     if self.forgot(record, consumer).await? {
                         return Err(mount_errors::ended_by_forget());
                     }
@@ -236,13 +244,21 @@ impl Executor<'_> {
                         self.advance(record, again, Facts::default()).await?
                     } else {
                         // The first error stays the reason, whatever the rollback returns.
-                        let stopped = self.turn.signals.borrow().abandon.filter(|_| makes);
+                        let stopped = self.site.operation().signals.borrow().abandon.filter(|_| makes);
                         why.get_or_insert(stopped.map_or(error, mount_errors::stopped));
                         next
                     }
                 }
             };
         }
+    }
+
+    /// Returns whether the consumer's claim was forgotten since `record` was read. Reads `record` again.
+    async fn forgot(&mut self, record: &mut Record, consumer: &str) -> Result<bool> {
+        let now = self.records.registry.record(record.name.clone()).await?;
+        let forgot = record.claim(consumer).is_some() && now.claim(consumer).is_none();
+        *record = now;
+        Ok(forgot)
     }
 
     /// Takes one step of the record and persists it. Reads the record again if it was changed meanwhile.
@@ -257,7 +273,7 @@ impl Executor<'_> {
             })?;
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
-            enter(&mut after, &event, &next, &facts, self.turn.secrets.is_some());
+            enter(&mut after, &event, &next, &facts, self.site.operation().secrets.is_some());
             if after == *record {
                 // An earlier csid may have written this step, so its unfinished claims are noted here.
                 self.note_unfinished(record);
@@ -272,7 +288,7 @@ impl Executor<'_> {
                 _ => Durability::Process,
             };
             if takes(record, &after) {
-                self.turn.decide()?;
+                self.site.operation().decide()?;
             }
             let swap = Swap {
                 past: claim_errors::past(record, &after),
@@ -281,19 +297,19 @@ impl Executor<'_> {
                 durability,
             };
             let events = claim_errors::events(&swap.before, &swap.after, &event);
-            match fault::around("claim", self.shared.records.registry.swap(swap, events)).await {
+            match fault::around("claim", self.records.registry.swap(swap, events)).await {
                 Ok(revision) => {
                     after.revision = revision;
                     *record = after;
                     self.note_unfinished(record);
-                    self.shared.bound.note(record, &self.shared.records.node);
+                    self.site.note_bound(record);
                     return Ok(next);
                 }
                 Err(RegistryError::Conflict(Conflict::Stale)) if matches!(event, ClaimEvent::Claim(_)) => {
                     *record = self.registered_as_mine(&name).await?;
                 }
                 Err(RegistryError::Conflict(Conflict::Stale)) => {
-                    *record = self.shared.records.registry.record(record.name.clone()).await?;
+                    *record = self.records.registry.record(record.name.clone()).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -303,48 +319,40 @@ impl Executor<'_> {
     /// Waits until [`Executor::claims`] knows whether the plugin attaches, and if so the accepted node id of this node. Fails if
     /// there is no such node id.
     async fn see(&mut self, plugin: &str) -> Result<()> {
-        if !self.can(ATTACHES).await? {
+        if !self.site.can(ATTACHES).await? {
             return Ok(());
         }
-        match self.ready().await?.node_id().is_empty() {
+        match self.site.ready().await?.node_id().is_empty() {
             true => Err(claim_errors::no_node_id(plugin)),
-            false => self.shared.plugins.refuse_other_node_id(plugin),
+            false => self.records.plugins.refuse_other_node_id(plugin),
         }
     }
 
     fn note_unfinished(&mut self, record: &Record) {
         let is_claim =
             |subject: &Subject| matches!(subject, Subject::Claim(key) if key.volume == record.name);
-        let known: Vec<Subject> =
-            self.rows.unfinished().map(|(subject, _)| subject.clone()).filter(is_claim).collect();
-        for subject in known {
-            self.rows.set_unfinished(subject, None);
+        for subject in self.site.unfinished().into_iter().filter(is_claim) {
+            self.site.set_unfinished(subject, None);
         }
-        for claim in record.claims.iter().filter(|claim| claim.releasing && claim.node == self.shared.records.node) {
+        for claim in record.claims.iter().filter(|claim| claim.releasing && claim.node == self.records.node) {
             let parked = claim.blocked.is_some();
             let unfinished = Unfinished { uid: claim.uid, parked };
             let subject = Subject::Claim(ClaimKey::new(&record.name, &claim.consumer));
-            self.rows.set_unfinished(subject, Some(unfinished));
+            self.site.set_unfinished(subject, Some(unfinished));
         }
     }
 
-    pub(in crate::volume) fn claims(&self, record: &Record) -> Claims {
+    pub(in crate::volume::control) fn claims(&self, record: &Record) -> Claims {
         let registration = record.registration.as_ref();
         Claims {
-            attaches: self.shared.plugins.can(&record.volume.plugin, ATTACHES),
-            node_id: self.shared.plugins.node_id(&record.volume.plugin),
+            attaches: self.records.plugins.can(&record.volume.plugin, ATTACHES),
+            node_id: self.records.plugins.node_id(&record.volume.plugin),
             capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
             claims: record.claims.clone(),
             ahead: Vec::new(),
             attachments: record.attachments.clone(),
-            boot: self.shared.records.boot(),
+            boot: self.records.boot(),
         }
-    }
-
-    /// Returns the mounts of the consumer, whatever their tags.
-    pub(in crate::volume) fn mounts_of(&self, key: &ClaimKey) -> Vec<MountKey> {
-        let own = |mount: &&MountKey| ClaimKey::of(mount) == *key;
-        self.rows.volume().mounts.iter().map(|row| &row.key).filter(own).cloned().collect()
     }
 
     /// Refuses a volume that this node cannot reach, or one more than the plugin takes here. While the caller holds the returned
@@ -355,11 +363,11 @@ impl Executor<'_> {
         wanted: &Claim,
     ) -> Result<Option<OwnedMutexGuard<()>>> {
         let plugin = &record.volume.plugin;
-        if self.shared.plugins.view(plugin).is_none() {
+        if self.records.plugins.view(plugin).is_none() {
             return Err(mount_errors::unknown_plugin(plugin));
         }
         // The volume limit and the topology are unknown until the plugin was probed.
-        let ready = self.ready().await?;
+        let ready = self.site.ready().await?;
         let topologies =
             record.registration.as_ref().map(|of| of.spec.topologies.as_slice()).unwrap_or_default();
         let reaches = |segments: &BTreeMap<String, String>| {
@@ -374,8 +382,8 @@ impl Executor<'_> {
         if ready.max_volumes() <= 0 || record.claims.iter().any(is_here) {
             return Ok(None);
         }
-        let counted = self.shared.records.counting(plugin).lock_owned().await;
-        let held = self.shared.records.registry.held(plugin, &wanted.node, HOLDERS).await?;
+        let counted = self.records.counting(plugin).lock_owned().await;
+        let held = self.records.registry.held(plugin, &wanted.node, HOLDERS).await?;
         if held.count as i64 >= ready.max_volumes() {
             return Err(claim_errors::too_many(plugin, ready.max_volumes(), &held.names));
         }

@@ -11,15 +11,15 @@ use crate::fault;
 use crate::plugin::{CallContext, Class, Controller, RpcError};
 use crate::secret::Secrets;
 use crate::store::registry::{Attachment, Claim, Record, Registration};
-use crate::store::rows::Leg;
-use crate::volume::api::requests::{Authority, Force};
+use crate::volume::control::engine::Engine;
+use crate::volume::control::secrets::given_values;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::executor::Executor;
-use crate::volume::executor::secrets::given_values;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimOutcome};
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::operation::orders::abandoned;
+use crate::volume::seam::Site;
+use crate::volume::waits::PluginWaits;
 
 /// A failed effect of a claim, with its outcome for the claim.
 pub(in crate::volume) struct ClaimEffectFailure {
@@ -54,8 +54,8 @@ impl ControllerCall<'_> {
     }
 }
 
-impl Executor<'_> {
-    pub(in crate::volume) async fn perform_claim(
+impl<S: Site> Engine<'_, S> {
+    pub(in crate::volume::control) async fn perform_claim(
         &mut self,
         record: &Record,
         effect: &ClaimEffect,
@@ -72,10 +72,10 @@ impl Executor<'_> {
         record: &Record,
         effect: &ClaimEffect,
     ) -> Result<BTreeMap<String, String>, ClaimEffectFailure> {
-        if let Some(kind) = self.turn.signals.borrow().abandon {
+        if let Some(kind) = self.site.operation().signals.borrow().abandon {
             return Err(ClaimEffectFailure::new(ClaimOutcome::NotSent(None), mount_errors::stopped(kind)));
         }
-        self.turn.step.set(Step::Attach);
+        self.site.operation().step.set(Step::Attach);
         let asking = self.asking(record, effect).await?;
         let usage = asking.registration.usage(asking.claim.usage.capability);
         let read_only = claim::reader_only(asking.claim.usage.capability.access_mode);
@@ -86,7 +86,7 @@ impl Executor<'_> {
             read_only,
             asking.request(),
         );
-        let mut signals = self.turn.signals.clone();
+        let mut signals = self.site.operation().signals.clone();
         tokio::select! {
             biased;
             done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, true)),
@@ -98,7 +98,7 @@ impl Executor<'_> {
 
     /// Unmounts every mount of the consumer on this node.
     async fn node_detach(&mut self, record: &Record, effect: &ClaimEffect) -> Result<(), ClaimEffectFailure> {
-        if effect.node != self.shared.records.node {
+        if effect.node != self.records.node {
             let text = format!(
                 "{} has to release it itself; if that node is gone for good: csictl release --force",
                 effect.node
@@ -106,22 +106,15 @@ impl Executor<'_> {
             return Err(ClaimEffectFailure::new(ClaimOutcome::Again, Error::new(Kind::Busy, text)));
         }
         let key = ClaimKey::new(&record.name, &effect.consumer);
-        for mount in self.mounts_of(&key) {
-            self.unmount(&mount, Authority::Any(0), Force::No, Vec::new()).await.map_err(again)?;
-        }
-        Ok(())
+        self.site.unmount_all(&key).await.map_err(again)
     }
 
     async fn detach(&mut self, record: &Record, effect: &ClaimEffect) -> Result<(), ClaimEffectFailure> {
-        let volume = self.rows.volume();
-        let is_here = effect.node == self.shared.records.node;
-        if is_here
-            && (volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent))
-        {
+        if effect.node == self.records.node && self.site.is_staged() {
             let error = Error::new(Kind::Busy, "this node has not unmounted the volume yet");
             return Err(ClaimEffectFailure::new(ClaimOutcome::Again, error));
         }
-        self.turn.step.set(Step::Detach);
+        self.site.operation().step.set(Step::Detach);
         let asking = self.asking(record, effect).await?;
         let unpublish =
             asking.controller.unpublish(&record.volume.external_id, &asking.at.node_id, asking.request());
@@ -129,7 +122,7 @@ impl Executor<'_> {
             biased;
             done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, false)),
             // An order to forget ends the wait for a detach. The outcome is then unknown.
-            () = self.turn.orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::ended_by_forget())),
+            () = self.site.operation().orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::ended_by_forget())),
         }
     }
 
@@ -148,19 +141,19 @@ impl Executor<'_> {
         if effect.action == ClaimAction::Detach && secrets.is_none() && had.given {
             return Err(unsent(claim_errors::secret_required(&record.name, &claim.consumer)));
         }
-        let secrets_forgotten = (had.given && self.turn.secrets.is_none())
+        let secrets_forgotten = (had.given && self.site.operation().secrets.is_none())
             || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some());
-        let controller = self.controller().await.map_err(unreached)?;
+        let controller = self.site.controller().await.map_err(unreached)?;
         let controller = controller.hiding(given_values(registration, &record.attachments));
-        let patience = self.shared.config.borrow().deadlines.operation;
+        let patience = self.records.config.borrow().deadlines.operation;
         Ok(ControllerCall { controller, claim, registration, at, secrets, secrets_forgotten, patience })
     }
 
     /// Returns the secrets of the call, or those of the credential. `None`: there are neither.
     async fn secrets_of(&self, credential: Option<&String>) -> Result<Option<Secrets>> {
-        match (&self.turn.secrets, credential) {
+        match (&self.site.operation().secrets, credential) {
             (Some(given), _) => Ok(Some(given.clone())),
-            (None, Some(name)) => self.shared.credential(name).await.map(Some),
+            (None, Some(name)) => self.site.credential(name).await.map(Some),
             (None, None) => Ok(None),
         }
     }

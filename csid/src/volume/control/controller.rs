@@ -7,25 +7,27 @@ use std::time::{Duration, Instant};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, Step};
 use crate::fault;
-use crate::plugin::{CallContext, Class, Controller, NodeCall, RpcError, Snapshot, Stats};
+use crate::plugin::{CallContext, Class, Controller, RpcError, Snapshot};
 use crate::secret::Secrets;
 use crate::store::registry::Attachment;
 use crate::store::registry::{Capability, Origin, Standing, VolumeName};
-use crate::store::rows::{AccessMode, AttachmentMode, Leg, MountRow, Phase, Usage};
+use crate::store::rows::{AccessMode, AttachmentMode, Leg, Usage};
+use crate::volume::control::engine::Engine;
+use crate::volume::control::rpc_outcome::{RpcFailure, RpcTries};
+use crate::volume::control::secrets::given_values;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::executor::Executor;
-use crate::volume::executor::rpc_outcome::{RpcFailure, RpcTries};
-use crate::volume::executor::secrets::given_values;
 use crate::volume::lifecycle::{queue_key, unregistered};
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
+use crate::volume::seam::Site;
+use crate::volume::waits::PluginWaits;
 
 /// The pause between two calls for a snapshot that is not ready yet.
 const NOT_READY: Duration = Duration::from_secs(1);
 
-impl Executor<'_> {
-    pub(in crate::volume) async fn call(
+impl<S: Site> Engine<'_, S> {
+    pub(in crate::volume::control) async fn run_call(
         &mut self,
         target: &CallTarget,
         call: ControllerRequest,
@@ -38,7 +40,7 @@ impl Executor<'_> {
             ControllerRequest::Validate { capabilities } => {
                 self.validate(target, &capabilities).await.map(OperationResponse::Validated)
             }
-            ControllerRequest::Stats => self.stats(target).await.map(OperationResponse::Stats),
+            ControllerRequest::Stats => self.site.stats(target).await.map(OperationResponse::Stats),
             ControllerRequest::Expand { required, limit, part } => {
                 let (capacity, node_is_due) = self.expand(target, required, limit, part).await?;
                 Ok(OperationResponse::Expanded(capacity, node_is_due))
@@ -54,10 +56,9 @@ impl Executor<'_> {
             }
             ControllerRequest::Delete => self.delete(target).await.map(|()| OperationResponse::Gone),
             ControllerRequest::Forget => {
-                let (name, volume) = (target.name.clone(), self.rows.volume().row.key.clone());
-                self.shared.refuse_mounted(&name).await?;
-                let records = &self.shared.records;
-                let done = records.deregister(&name, Some(&volume), target.uid, true, Origin::Bus).await;
+                let (name, volume) = (target.name.clone(), self.site.volume().clone());
+                self.site.refuse_mounted(&name).await?;
+                let done = self.records.deregister(&name, Some(&volume), target.uid, true, Origin::Bus).await;
                 done.map(|()| OperationResponse::Gone)
             }
         }
@@ -67,11 +68,11 @@ impl Executor<'_> {
     /// and an inline volume may have been registered. A creation is checked where it is entered. A read of an inline volume needs
     /// no check.
     async fn as_it_is_now(&self, target: &CallTarget, call: &ControllerRequest) -> Result<CallTarget> {
-        let (name, volume) = (target.name.clone(), &self.rows.volume().row.key);
-        let record = self.shared.records.registry.record(name.clone()).await?;
+        let (name, volume) = (target.name.clone(), self.site.volume());
+        let record = self.records.registry.record(name.clone()).await?;
         if !target.is_registered {
             if !matches!(call, ControllerRequest::Create { .. }) && !call.only_looks() {
-                self.shared.records.refuse_given(&record, volume, call).await?;
+                self.records.refuse_given(&record, volume, call).await?;
             }
             return Ok(target.clone());
         }
@@ -97,13 +98,6 @@ impl Executor<'_> {
         Ok(self.controlled(Step::Validate, rpc, target, secrets.as_ref(), call).await?)
     }
 
-    async fn stats(&mut self, target: &CallTarget) -> Result<Stats> {
-        let ready = self.ready().await?;
-        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.name))?;
-        let call = self.node_call(&row, target, None);
-        Ok(ready.stats(call).await?)
-    }
-
     /// Creates a snapshot. The call is repeated until the snapshot is ready (CSI rule 42): by csid if `waits`, else by the
     /// caller.
     async fn snapshot(
@@ -123,8 +117,8 @@ impl Executor<'_> {
             if snapshot.ready || !waits {
                 return Ok(snapshot);
             }
-            self.turn.step.set(Step::WaitingForSnapshot);
-            if Instant::now() + NOT_READY >= self.turn.signals.borrow().give_up {
+            self.site.operation().step.set(Step::WaitingForSnapshot);
+            if Instant::now() + NOT_READY >= self.site.operation().signals.borrow().give_up {
                 return Err(claim_errors::not_ready(name, &snapshot.id));
             }
             tokio::time::sleep(NOT_READY).await;
@@ -132,17 +126,17 @@ impl Executor<'_> {
     }
 
     /// Finishes what AttachVolume or DetachVolume left between two states.
-    pub(in crate::volume) async fn continue_detach(
+    pub(in crate::volume::control) async fn retry_detach(
         &mut self,
         name: &VolumeName,
         node_id: &str,
     ) -> Result<()> {
-        let record = self.shared.records.registry.record(name.clone()).await?;
+        let record = self.records.registry.record(name.clone()).await?;
         let unsettled = |at: &&Attachment| at.is_by_call(node_id) && at.leg != Leg::Present;
         let subject = Subject::Attachment { volume: name.clone(), node_id: node_id.to_owned() };
-        self.rows.set_unfinished(subject, None);
+        self.site.set_unfinished(subject, None);
         // The name may have come to mean another volume since then.
-        if queue_key(&record) != self.rows.volume().row.key {
+        if queue_key(&record) != *self.site.volume() {
             return Ok(());
         }
         let Some(at) = record.attachments.iter().find(unsettled) else { return Ok(()) };
@@ -154,11 +148,11 @@ impl Executor<'_> {
     }
 
     /// Retries a creation or deletion.
-    pub(in crate::volume) async fn continue_call(&mut self, name: &VolumeName) -> Result<()> {
-        let record = self.shared.records.registry.record(name.clone()).await?;
-        self.rows.set_unfinished(Subject::Volume(name.clone()), None);
+    pub(in crate::volume::control) async fn retry_call(&mut self, name: &VolumeName) -> Result<()> {
+        let record = self.records.registry.record(name.clone()).await?;
+        self.site.set_unfinished(Subject::Volume(name.clone()), None);
         // The name may have come to mean another volume since then.
-        if queue_key(&record) != self.rows.volume().row.key {
+        if queue_key(&record) != *self.site.volume() {
             return Ok(());
         }
         let Some(registration) = record.registration.clone() else { return Ok(()) };
@@ -178,14 +172,13 @@ impl Executor<'_> {
 
     /// Refuses while the volume is in use. A call that removes the volume, and an OFFLINE expansion (CSI rule 26), must wait
     /// until it has no users.
-    pub(in crate::volume) async fn refuse_while_used(&self, target: &CallTarget) -> Result<()> {
+    pub(in crate::volume::control) async fn refuse_while_used(&self, target: &CallTarget) -> Result<()> {
         let name = target.name.clone();
-        let volume = self.rows.volume();
-        let holders: Vec<String> = volume.mounts.iter().map(|row| row.key.consumer.clone()).collect();
+        let holders = self.site.consumers();
         if !holders.is_empty() {
             return Err(claim_errors::mounted(&name, holders));
         }
-        let record = self.shared.records.registry.record(name.clone()).await?;
+        let record = self.records.registry.record(name.clone()).await?;
         if !record.claims.is_empty() {
             return Err(claim_errors::in_use(&record, "release it first"));
         }
@@ -193,74 +186,43 @@ impl Executor<'_> {
         if !nodes.is_empty() {
             return Err(claim_errors::attached_to(&name, nodes));
         }
-        match volume.row.stage {
-            Leg::Absent => Ok(()),
-            _ => Err(claim_errors::still_staged(&name)),
+        match self.site.is_staged() {
+            true => Err(claim_errors::still_staged(&name)),
+            false => Ok(()),
         }
     }
 
     /// Returns the secrets of the call, or those of the volume's credential. `None`: there are neither.
-    pub(in crate::volume) async fn target_secrets(&self, target: &CallTarget) -> Result<Option<Secrets>> {
-        match (&self.turn.secrets, &target.registration.spec.credential) {
+    pub(in crate::volume::control) async fn target_secrets(
+        &self,
+        target: &CallTarget,
+    ) -> Result<Option<Secrets>> {
+        match (&self.site.operation().secrets, &target.registration.spec.credential) {
             (Some(given), _) => Ok(Some(given.clone())),
-            (None, Some(name)) => self.shared.credential(name).await.map(Some),
+            (None, Some(name)) => self.site.credential(name).await.map(Some),
             (None, None) => Ok(None),
         }
     }
 
-    pub(in crate::volume) fn external_id(&self) -> String {
-        self.rows.volume().row.key.external_id.clone()
+    pub(in crate::volume::control) fn external_id(&self) -> String {
+        self.site.volume().external_id.clone()
     }
 
-    pub(in crate::volume) fn plugin(&self) -> String {
-        self.rows.volume().row.key.plugin.clone()
-    }
-
-    /// Returns any mounted row; it does not matter which.
-    pub(in crate::volume) fn mounted(&self) -> Option<MountRow> {
-        self.rows
-            .volume()
-            .mounts
-            .iter()
-            .find(|row| row.phase == Phase::Mounted)
-            .map(|row| MountRow::clone(row))
+    pub(in crate::volume::control) fn plugin(&self) -> String {
+        self.site.volume().plugin.clone()
     }
 
     /// Returns the capability of the first mount, else the first registered one.
-    pub(in crate::volume) fn capability(&self, target: &CallTarget) -> Capability {
-        let used = self.rows.volume().mounts.first().map(|row| Capability {
-            access_mode: row.spec.usage.access_mode,
-            attachment_mode: row.spec.usage.attachment_mode,
-        });
+    pub(in crate::volume::control) fn capability(&self, target: &CallTarget) -> Capability {
         let registered = target.registration.spec.capabilities.first().copied();
-        used.or(registered).unwrap_or(Capability {
+        self.site.used_capability().or(registered).unwrap_or(Capability {
             access_mode: AccessMode::SingleNodeWriter,
             attachment_mode: AttachmentMode::FileSystem,
         })
     }
 
-    pub(in crate::volume) fn node_call<'a>(
-        &'a self,
-        row: &'a MountRow,
-        target: &CallTarget,
-        secrets: Option<&'a Secrets>,
-    ) -> NodeCall<'a> {
-        NodeCall {
-            external_id: &row.volume.external_id,
-            staging: &self.rows.volume().row.staging,
-            target: row.published(),
-            usage: &row.spec.usage,
-            read_only: row.spec.read_only,
-            uid: target.uid,
-            secrets,
-            secrets_forgotten: self.rows.volume().has_forgotten_secrets(&row.key, secrets.is_some()),
-            patience: self.shared.config.borrow().deadlines.operation,
-            asked: None,
-        }
-    }
-
     /// Makes a controller call, and retries it unchanged until it succeeds, fails for good, or its time is over.
-    pub(in crate::volume) async fn controlled<'a, T, F>(
+    pub(in crate::volume::control) async fn controlled<'a, T, F>(
         &mut self,
         step: Step,
         rpc: &'static str,
@@ -274,18 +236,18 @@ impl Executor<'_> {
         let mut delay = Backoff::new();
         let mut said: Option<RpcError> = None;
         self.tried = RpcTries::default();
-        self.turn.step.set(step);
-        let record = self.shared.records.registry.record(target.name.clone()).await;
+        self.site.operation().step.set(step);
+        let record = self.records.registry.record(target.name.clone()).await;
         let record = record.map_err(|error| RpcFailure::before(error.into()))?;
         let credential = target.registration.spec.credential.as_ref();
         let given = given_values(&target.registration, &record.attachments);
         loop {
-            let controller = match self.controller().await {
+            let controller = match self.site.controller().await {
                 Ok(controller) => controller,
                 // The last error of the plugin is more precise than its absence.
                 Err(error) => return Err(self.tried.unanswered(said.map_or(error, Error::from))),
             };
-            let patience = self.shared.config.borrow().deadlines.operation;
+            let patience = self.records.config.borrow().deadlines.operation;
             let secrets_forgotten = self.others_secrets(&record, None, credential, secrets.is_some());
             let request = CallContext { uid: target.uid, secrets, secrets_forgotten, patience };
             self.tried.begin();
@@ -299,20 +261,20 @@ impl Executor<'_> {
                 Class::Refused | Class::Unimplemented | Class::Forbidden | Class::Shutdown
             );
             if error.class == Class::Unimplemented {
-                self.ask_what_it_can().await;
+                self.site.ask_what_it_can().await;
             }
             if error.class != Class::NotSent {
                 said = Some(error.clone());
-                self.turn.step.note(&Error::from(error.clone()));
+                self.site.operation().step.note(&Error::from(error.clone()));
             }
-            if lasting || !self.pause(&mut delay).await {
+            if lasting || !self.site.pause(&mut delay).await {
                 return Err(self.tried.unanswered(said.unwrap_or(error).into()));
             }
         }
     }
 
     /// Makes a controller call like `controlled`, but stops when the operation is abandoned.
-    pub(in crate::volume) async fn making<'a, T, F>(
+    pub(in crate::volume::control) async fn making<'a, T, F>(
         &mut self,
         step: Step,
         rpc: &'static str,
@@ -323,10 +285,10 @@ impl Executor<'_> {
     where
         F: Future<Output = Result<T, RpcError>>,
     {
-        if let Some(kind) = self.turn.signals.borrow().abandon {
+        if let Some(kind) = self.site.operation().signals.borrow().abandon {
             return Err(RpcFailure::before(mount_errors::stopped(kind)));
         }
-        let mut signals = self.turn.signals.clone();
+        let mut signals = self.site.operation().signals.clone();
         tokio::select! {
             biased;
             done = self.controlled(step, rpc, target, secrets, call) => done,

@@ -9,70 +9,33 @@ use std::time::Instant;
 
 use crate::error::{Error, Kind, Result, Step};
 use crate::plugin::{Controller, Create, Created, Service, Source};
-use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::registry::{Blocked, Creation, Record, Registration, Standing, VolumeName, VolumeSpec};
 use crate::store::rows::{Usage, VolumeKey};
-use crate::volume::context::Context;
+use crate::volume::control::engine::Engine;
+use crate::volume::control::rpc_outcome::RpcFailure;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::executor::Executor;
-use crate::volume::executor::rpc_outcome::RpcFailure;
 use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, refuse_anothers, refuse_other};
 use crate::volume::model::subject::Subject;
-use crate::volume::operation::journal::Unfinished;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::CallTarget;
+use crate::volume::operation::running::Unfinished;
+use crate::volume::seam::Site;
+use crate::volume::waits::PluginWaits;
 
-impl Context {
-    /// Returns the external id of the volume to clone. Empty: there is none. A source must belong to the caller and to the
-    /// volume's namespace (CVE-2019-11255). The source of a clone must be registered there. A snapshot belongs to the owner of
-    /// its volume, but root may name any.
-    async fn find_source(
-        &self,
-        name: &VolumeName,
-        plugin: &str,
-        spec: &VolumeSpec,
-        uid: u32,
-        secrets: Option<&Secrets>,
-        deadline: Instant,
-    ) -> Result<String> {
-        if !spec.clone.is_empty() {
-            let source = VolumeName { namespace: name.namespace.clone(), volume: spec.clone.clone() };
-            let source = self.records.registered(&source).await?;
-            if source.volume.plugin != plugin {
-                let text = format!(
-                    "{} is of plugin {}, and {plugin} cannot clone it",
-                    source.name, source.volume.plugin
-                );
-                return Err(Error::invalid(text));
-            }
-            refuse_anothers(&source, uid)?;
-            return Ok(source.volume.external_id);
-        }
-        if spec.snapshot.is_empty() {
-            return Ok(String::new());
-        }
-        let namespace = Some(name.namespace.as_str());
-        match self.is_own_snapshot(plugin, namespace, &spec.snapshot, uid, secrets, deadline).await? {
-            true => Ok(String::new()),
-            false => Err(claim_errors::not_own_snapshot(&spec.snapshot)),
-        }
-    }
-}
-
-impl Executor<'_> {
+impl<S: Site> Engine<'_, S> {
     /// Enters the target's registration, or finds it, and has the plugin create the volume.
-    pub(in crate::volume) async fn create(&mut self, target: &CallTarget) -> Result<Record> {
-        let (plugin, given) = (self.plugin(), self.turn.secrets.is_some());
+    pub(in crate::volume::control) async fn create(&mut self, target: &CallTarget) -> Result<Record> {
+        let (plugin, given) = (self.plugin(), self.site.operation().secrets.is_some());
         let name = target.name.clone();
         let wanted = &target.registration;
         // An existing record already has its source.
-        let found = match self.shared.records.registry.record(name.clone()).await?.registration {
+        let found = match self.records.registry.record(name.clone()).await?.registration {
             None => Some(self.with_source(target).await?),
             Some(_) => None,
         };
         // An absent plugin was not asked yet. A row that says so can be removed at once.
-        let ready = self.shared.plugins.ready(&plugin, Service::Controller, Instant::now());
+        let ready = self.records.plugins.ready(&plugin, Service::Controller, Instant::now());
         let unasked = ready.await.is_err();
         let place = self.place_of_node(&wanted.spec).await;
         let mut is_new = false;
@@ -103,11 +66,11 @@ impl Executor<'_> {
             }
             Ok(None)
         };
-        let record = self.shared.records.amend(&name, Durability::Disk, entered).await?;
+        let record = self.records.amend(&name, Durability::Disk, entered).await?;
         if is_unborn(&record) {
             return self.ask_for(record, is_new).await;
         }
-        self.shared.synced().await?;
+        self.records.synced().await?;
         match record.registration.as_ref().map(|registration| &registration.standing) {
             Some(Standing::Creating(creation)) if creation.sourceless => {
                 Err(claim_errors::not_from_source(&record.name, &record.volume.external_id))
@@ -119,18 +82,52 @@ impl Executor<'_> {
     /// Returns the target's registration with its source, after a check that the source may be used.
     async fn with_source(&self, target: &CallTarget) -> Result<Registration> {
         let (name, mut wanted) = (target.name.clone(), target.registration.clone());
-        let (plugin, give_up) = (self.plugin(), self.turn.signals.borrow().give_up);
-        let secrets = self.turn.secrets.as_ref();
-        let found =
-            self.shared.find_source(&name, &plugin, &wanted.spec, target.uid, secrets, give_up).await?;
+        let found = self.find_source(&name, &self.plugin(), &wanted.spec, target.uid).await?;
         if let Standing::Creating(creation) = &mut wanted.standing {
             creation.source = found;
         }
         Ok(wanted)
     }
 
+    /// Returns the external id of the volume to clone. Empty: there is none. A source must belong to the caller and to the
+    /// volume's namespace (CVE-2019-11255). The source of a clone must be registered there. A snapshot belongs to the owner of
+    /// its volume, but root may name any.
+    async fn find_source(
+        &self,
+        name: &VolumeName,
+        plugin: &str,
+        spec: &VolumeSpec,
+        uid: u32,
+    ) -> Result<String> {
+        if !spec.clone.is_empty() {
+            let source = VolumeName { namespace: name.namespace.clone(), volume: spec.clone.clone() };
+            let source = self.records.registered(&source).await?;
+            if source.volume.plugin != plugin {
+                let text = format!(
+                    "{} is of plugin {}, and {plugin} cannot clone it",
+                    source.name, source.volume.plugin
+                );
+                return Err(Error::invalid(text));
+            }
+            refuse_anothers(&source, uid)?;
+            return Ok(source.volume.external_id);
+        }
+        if spec.snapshot.is_empty() {
+            return Ok(String::new());
+        }
+        let deadline = self.site.operation().signals.borrow().give_up;
+        match self.site.is_own_snapshot(&name.namespace, &spec.snapshot, uid, deadline).await? {
+            true => Ok(String::new()),
+            false => Err(claim_errors::not_own_snapshot(&spec.snapshot)),
+        }
+    }
+
     /// Has the plugin create the volume of the record. `is_new`: the plugin was never asked for it.
-    pub(in crate::volume) async fn ask_for(&mut self, record: Record, is_new: bool) -> Result<Record> {
+    pub(in crate::volume::control) async fn ask_for(
+        &mut self,
+        record: Record,
+        is_new: bool,
+    ) -> Result<Record> {
         let name = record.name.clone();
         let Some(registration) = record.registration else {
             return Err(mount_errors::not_registered(&name));
@@ -157,18 +154,18 @@ impl Executor<'_> {
             Err(unanswered) => Err(unanswered.error),
         };
         // This includes an answer that the journal could not store. The retry finds the volume.
-        let there = self.shared.records.registry.record(name.clone()).await;
-        let task = &self.rows.volume().row.key;
+        let there = self.records.registry.record(name.clone()).await;
+        let task = &self.site.volume();
         let error = match ended {
             Err(error) if there.as_ref().map_or(true, |there| is_asked_for_by(there, task)) => error,
             ended => {
-                self.rows.set_unfinished(Subject::Volume(target.name), None);
+                self.site.set_unfinished(Subject::Volume(target.name), None);
                 return ended;
             }
         };
         let parked = !error.details.retryable;
-        self.rows.set_unfinished(Subject::Volume(target.name), Some(Unfinished { uid, parked }));
-        self.shared.records.note_failure(&name, &error).await?;
+        self.site.set_unfinished(Subject::Volume(target.name), Some(Unfinished { uid, parked }));
+        self.records.note_failure(&name, &error).await?;
         Err(if parked { error } else { claim_errors::goes_on(error) })
     }
 
@@ -179,18 +176,18 @@ impl Executor<'_> {
         target: &CallTarget,
         creation: &mut Creation,
     ) -> Result<()> {
-        let mut signals = self.turn.signals.clone();
-        let step = self.turn.step.clone();
+        let mut signals = self.site.operation().signals.clone();
+        let step = self.site.operation().step.clone();
         step.set_unasked(true);
         let found = tokio::select! {
             biased;
             kind = abandoned(&mut signals) => Err(mount_errors::stopped(kind)),
-            found = self.controller() => found.map(drop),
+            found = self.site.controller() => found.map(drop),
         };
         step.set_unasked(false);
         found?;
         creation.place = self.place_of_node(&target.registration.spec).await;
-        let task = self.rows.volume().row.key.clone();
+        let task = self.site.volume().clone();
         let asked = |record: &mut Record| {
             let is_mine = is_asked_for_by(record, &task);
             match &mut record.registration {
@@ -202,7 +199,7 @@ impl Executor<'_> {
                 _ => Err(claim_errors::changed_meanwhile(&record.name)),
             }
         };
-        self.shared.records.amend(name, Durability::Disk, asked).await.map(drop)
+        self.records.amend(name, Durability::Disk, asked).await.map(drop)
     }
 
     /// Returns the topology that the plugin reports for this node, for a volume whose caller requires none. Empty: the caller
@@ -211,7 +208,7 @@ impl Executor<'_> {
         if !spec.topologies.is_empty() {
             return BTreeMap::new();
         }
-        let node = self.shared.plugins.ready(&self.plugin(), Service::Node, Instant::now()).await;
+        let node = self.records.plugins.ready(&self.plugin(), Service::Node, Instant::now()).await;
         let place = node.map(|node| node.topology().clone()).unwrap_or_default();
         // As no volume can be in such a place: its row could not be sent.
         let is_carried = place.iter().all(|(key, value)| !key.contains('\0') && !value.contains('\0'));
@@ -253,7 +250,7 @@ impl Executor<'_> {
     async fn born(&mut self, target: &CallTarget, created: Created) -> Result<Record> {
         let name = target.name.clone();
         let volume = VolumeKey { plugin: self.plugin(), external_id: created.external_id.clone() };
-        let task = self.rows.volume().row.key.clone();
+        let task = self.site.volume().clone();
         let entered = |record: &mut Record| {
             let not_needed = || claim_errors::made_and_not_needed(&name, &volume.external_id);
             let is_anothers = record.registration.is_some() && !is_asked_for_by(record, &task);
@@ -293,10 +290,10 @@ impl Executor<'_> {
             registration.standing = Standing::Registered;
             Ok(Some(claim_errors::registered("volume-registered", record)))
         };
-        match self.shared.records.amend(&name, Durability::Disk, entered).await {
+        match self.records.amend(&name, Durability::Disk, entered).await {
             Ok(record) if is_being_deleted(&record) => {
                 // The caller may no longer wait.
-                self.shared.directory.go_on(&volume, Subject::Volume(name), target.uid);
+                self.site.go_on(&volume, Subject::Volume(name), target.uid);
                 Ok(record)
             }
             Ok(record) if created.from_source => Ok(record),
@@ -311,14 +308,14 @@ impl Executor<'_> {
     }
 
     /// Removes the row of a creation: the plugin has no such volume, or another row has it.
-    pub(in crate::volume) async fn not_born(&mut self, name: &VolumeName) -> Result<()> {
-        let task = self.rows.volume().row.key.clone();
+    pub(in crate::volume::control) async fn not_born(&mut self, name: &VolumeName) -> Result<()> {
+        let task = self.site.volume().clone();
         let gone = |record: &mut Record| {
             if is_asked_for_by(record, &task) {
                 record.registration = None;
             }
             Ok(None)
         };
-        self.shared.records.amend(name, Durability::Disk, gone).await.map(drop)
+        self.records.amend(name, Durability::Disk, gone).await.map(drop)
     }
 }

@@ -4,20 +4,21 @@ use crate::error::{Result, Step};
 use crate::plugin::Controller;
 use crate::store::Durability;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
+use crate::volume::control::engine::Engine;
+use crate::volume::control::rpc_outcome::RpcFailure;
 use crate::volume::errors::claim as claim_errors;
-use crate::volume::executor::Executor;
-use crate::volume::executor::rpc_outcome::RpcFailure;
 use crate::volume::lifecycle::is_being_deleted;
 use crate::volume::model::subject::Subject;
-use crate::volume::operation::journal::Unfinished;
 use crate::volume::operation::request::CallTarget;
+use crate::volume::operation::running::Unfinished;
+use crate::volume::seam::Site;
 
-impl Executor<'_> {
+impl<S: Site> Engine<'_, S> {
     /// Deletes a volume, registered or not.
-    pub(in crate::volume) async fn delete(&mut self, target: &CallTarget) -> Result<()> {
+    pub(in crate::volume::control) async fn delete(&mut self, target: &CallTarget) -> Result<()> {
         let name = target.name.clone();
         self.refuse_while_used(target).await?;
-        let (volume, given) = (self.rows.volume().row.key.clone(), self.turn.secrets.is_some());
+        let (volume, given) = (self.site.volume().clone(), self.site.operation().secrets.is_some());
         let mut asked_before = false;
         let deleting = |record: &mut Record| {
             if record.registration.is_none() && !target.is_registered {
@@ -28,7 +29,7 @@ impl Executor<'_> {
                 });
                 return Ok(None);
             }
-            self.shared.records.refuse_other_origin(record, Origin::Bus)?;
+            self.records.refuse_other_origin(record, Origin::Bus)?;
             // Another node may have claimed the volume since the check above, and nothing else prevents that.
             if !record.claims.is_empty() {
                 return Err(claim_errors::in_use(record, "release it first"));
@@ -50,9 +51,9 @@ impl Executor<'_> {
             }
             Ok(None)
         };
-        let record = self.shared.records.amend(&name, Durability::Disk, deleting).await?;
+        let record = self.records.amend(&name, Durability::Disk, deleting).await?;
         // An earlier call has deleted it.
-        let Some(registration) = &record.registration else { return self.shared.synced().await };
+        let Some(registration) = &record.registration else { return self.records.synced().await };
         let needs = matches!(registration.standing, Standing::Deleting { secrets_given: true, .. });
         let deleted = match self.target_secrets(target).await {
             Err(error) => Err(RpcFailure::before(error)),
@@ -70,16 +71,16 @@ impl Executor<'_> {
                 self.not_deleted(&name).await.and(Err(unanswered.error))
             }
             Err(unanswered) => {
-                self.shared.records.note_failure(&name, &unanswered.error).await.and(Err(unanswered.error))
+                self.records.note_failure(&name, &unanswered.error).await.and(Err(unanswered.error))
             }
         };
         // This includes a deletion whose end the journal could not store. The plugin is asked again, and reports that the volume
         // is gone.
-        let there = self.shared.records.registry.record(name).await;
+        let there = self.records.registry.record(name).await;
         let is_open = there.as_ref().map_or(true, is_being_deleted);
         let left = ended.as_ref().err().filter(|_| is_open);
         let left = left.map(|error| Unfinished { uid: target.uid, parked: !error.details.retryable });
-        self.rows.set_unfinished(Subject::Volume(target.name.clone()), left);
+        self.site.set_unfinished(Subject::Volume(target.name.clone()), left);
         ended
     }
 
@@ -90,7 +91,7 @@ impl Executor<'_> {
             record.registration = record.registration.take().filter(|_| event.is_none());
             Ok(event)
         };
-        self.shared.records.amend(name, Durability::Disk, gone).await.map(drop)
+        self.records.amend(name, Durability::Disk, gone).await.map(drop)
     }
 
     /// Restores the earlier state of a volume whose deletion the plugin refused.
@@ -105,6 +106,6 @@ impl Executor<'_> {
             });
             Ok(None)
         };
-        self.shared.records.amend(name, Durability::Disk, stays).await.map(drop)
+        self.records.amend(name, Durability::Disk, stays).await.map(drop)
     }
 }

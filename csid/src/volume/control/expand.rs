@@ -3,20 +3,21 @@
 //! waits for its turn.
 
 use crate::error::{Error, Kind, Result, Step};
-use crate::fault;
 use crate::plugin::{Can, Controller};
 use crate::store::Durability;
-use crate::store::registry::{Expansion, Record, Registration, VolumeName};
+use crate::store::registry::{Expansion, Record, Registration};
 use crate::volume::api::requests::Part;
+use crate::volume::control::engine::Engine;
 use crate::volume::errors::claim as claim_errors;
-use crate::volume::executor::Executor;
 use crate::volume::operation::request::CallTarget;
+use crate::volume::seam::Site;
+use crate::volume::waits::PluginWaits;
 
 const BY_NODE: Can = Can::Node("EXPAND_VOLUME");
 
-impl Executor<'_> {
+impl<S: Site> Engine<'_, S> {
     /// Expands the volume. Returns the capacity, and whether a node still has to expand it.
-    pub(in crate::volume) async fn expand(
+    pub(in crate::volume::control) async fn expand(
         &mut self,
         target: &CallTarget,
         required: u64,
@@ -33,7 +34,7 @@ impl Executor<'_> {
             return Err(Error::invalid(text));
         }
         let falls_short = current.is_none_or(|has| required > has);
-        if part == Part::Node && pending.is_none() && falls_short && !self.can(BY_NODE).await? {
+        if part == Part::Node && pending.is_none() && falls_short && !self.site.can(BY_NODE).await? {
             let plugin = self.plugin();
             let text = format!("plugin {plugin} does not expand volumes on a node: it lacks EXPAND_VOLUME");
             return Err(Error::new(Kind::NotSupported, text));
@@ -51,12 +52,11 @@ impl Executor<'_> {
             _ if self.expands_by_node_alone().await? => (current, Some(asked)),
             _ => self.expand_by_controller(target, required, limit).await?,
         };
-        let is_none = self.shared.plugins.can(&self.plugin(), BY_NODE) == Some(false);
+        let is_none = self.records.plugins.can(&self.plugin(), BY_NODE) == Some(false);
         // A part of the controller that has begun stays due, even if the node has no part.
         let due = due.filter(|of| !of.by_controller || !is_none);
         self.note_expansion(target, due, capacity).await?;
-        let is_now =
-            |of: &Expansion| of.by_controller && part != Part::Controller && self.mounted().is_some();
+        let is_now = |of: &Expansion| of.by_controller && part != Part::Controller && self.site.is_mounted();
         match due.filter(is_now) {
             Some(expansion) => {
                 let capacity = self.expand_on_node(target, expansion).await?.max(capacity);
@@ -68,7 +68,7 @@ impl Executor<'_> {
     }
 
     /// Finishes a pending expansion on this node, after the volume is published.
-    pub(in crate::volume) async fn finish_expansion(&mut self, target: &CallTarget) -> Result<()> {
+    pub(in crate::volume::control) async fn expand_the_rest(&mut self, target: &CallTarget) -> Result<()> {
         let Some(expansion) = target.registration.pending_expansion else { return Ok(()) };
         let (capacity, due) = match expansion.by_controller {
             true => (target.registration.capacity, Some(expansion)),
@@ -112,39 +112,30 @@ impl Executor<'_> {
 
     /// Returns whether the volume must not be in use during an expansion (CSI rule 26).
     async fn expands_offline(&mut self) -> Result<bool> {
-        Ok(!self.can(Can::Plugin("ONLINE")).await? && self.can(Can::Plugin("OFFLINE")).await?)
-    }
-
-    /// Refuses new mounts while an expansion waits, since they could delay it for ever. Existing mounts may still be used.
-    pub(in crate::volume) fn refuse_before_expansion(&self, name: &VolumeName, is_used: bool) -> Result<()> {
-        match self.turn.expands_first && !is_used {
-            true => Err(claim_errors::expands_first(name)),
-            false => Ok(()),
-        }
+        Ok(!self.site.can(Can::Plugin("ONLINE")).await? && self.site.can(Can::Plugin("OFFLINE")).await?)
     }
 
     /// Returns whether the plugin's controller or node expands volumes.
     async fn expands(&mut self) -> Result<bool> {
-        Ok(self.can(Can::Controller("EXPAND_VOLUME")).await? || self.can(BY_NODE).await?)
+        Ok(self.site.can(Can::Controller("EXPAND_VOLUME")).await? || self.site.can(BY_NODE).await?)
     }
 
     async fn expands_by_node_alone(&mut self) -> Result<bool> {
-        Ok(!self.can(Can::Controller("EXPAND_VOLUME")).await? && self.can(BY_NODE).await?)
+        Ok(!self.site.can(Can::Controller("EXPAND_VOLUME")).await? && self.site.can(BY_NODE).await?)
     }
 
     /// Expands the volume on this node, and returns its capacity. `None`: the plugin does not report it, or has no such RPC and so
     /// nothing to do.
     async fn expand_on_node(&mut self, target: &CallTarget, expansion: Expansion) -> Result<Option<u64>> {
-        let ready = self.ready().await?;
-        if !ready.can("EXPAND_VOLUME") {
+        if !self.site.ready().await?.can("EXPAND_VOLUME") {
             return Ok(None);
         }
-        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.name))?;
-        self.turn.step.set(Step::Expand);
+        if !self.site.is_mounted() {
+            return Err(claim_errors::not_mounted(&target.name));
+        }
+        self.site.operation().step.set(Step::Expand);
         let secrets = self.target_secrets(target).await?;
-        let call = self.node_call(&row, target, secrets.as_ref());
-        let expanded = ready.expand(call, expansion.required, expansion.limit);
-        Ok(fault::around("NodeExpandVolume", expanded).await?)
+        self.site.expand_here(target, expansion, secrets.as_ref()).await
     }
 
     /// Notes the capacity and the pending expansion. The next mount finishes a pending expansion, whatever happens to csid.
@@ -164,6 +155,6 @@ impl Executor<'_> {
             registration.capacity = capacity;
             Ok(expanded.then(|| claim_errors::registered("volume-expanded", record)))
         };
-        self.shared.records.amend(&target.name, Durability::Disk, noted).await.map(drop)
+        self.records.amend(&target.name, Durability::Disk, noted).await.map(drop)
     }
 }

@@ -1,11 +1,15 @@
-//! The claims and the controller calls of volumes. They do not depend on how a mount is made.
+//! The engine of claims and controller calls. It knows the registry and, through `seam::Site`, the host on which it runs. It does not
+//! depend on how a mount is made, so it can run where nothing is mounted.
 
-pub(in crate::volume) mod attach;
-pub(in crate::volume) mod claim;
-pub(in crate::volume) mod claim_effects;
-pub(in crate::volume) mod controller;
-pub(in crate::volume) mod create;
+mod attach;
+mod claim;
+mod claim_effects;
+mod controller;
+mod create;
 pub(in crate::volume) mod declarations;
-pub(in crate::volume) mod delete;
-pub(in crate::volume) mod expand;
+mod delete;
+pub(in crate::volume) mod engine;
+mod expand;
 pub(in crate::volume) mod records;
+mod rpc_outcome;
+mod secrets;

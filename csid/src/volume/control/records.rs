@@ -58,6 +58,11 @@ impl Records {
         Arc::clone(counting.entry(plugin.to_owned()).or_default())
     }
 
+    /// Makes earlier changes durable. An answer that repeats an earlier one has to be as durable.
+    pub(in crate::volume) async fn synced(&self) -> Result<()> {
+        Ok(self.registry.sync().await?)
+    }
+
     /// Returns the record of a volume that can be used.
     pub(in crate::volume) async fn registered(&self, name: &VolumeName) -> Result<Record> {
         let record = self.registry.record(name.clone()).await?;
@@ -237,7 +242,7 @@ impl Records {
             Ok(Some(claim_errors::registered("volume-deregistered", record)))
         };
         self.amend(name, Durability::Disk, gone).await?;
-        Ok(self.registry.sync().await?)
+        self.synced().await
     }
 
     /// Notes the error of a creation or deletion in the record, and whether the error blocks further retries.

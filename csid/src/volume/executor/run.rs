@@ -6,6 +6,7 @@ use crate::volume::errors::mount as mount_errors;
 use crate::volume::executor::Executor;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::request::{OperationRequest, OperationResponse};
+use crate::volume::seam::Control;
 
 impl Executor<'_> {
     /// Runs a request. `names` are those that callers gave the operation, `ahead` the claims that wait before it.
@@ -22,13 +23,13 @@ impl Executor<'_> {
             }
             OperationRequest::Mount { mut wanted, claim, target_fd, secrets, .. } => {
                 wanted.operations = names;
-                self.turn.secrets = secrets;
+                self.operation.secrets = secrets;
                 self.target_fd = target_fd;
                 let mounted = match claim {
                     Some(claim) => self.mount_claimed(&mut wanted, &claim, ahead).await,
                     None => {
                         let is_used = self.row(&wanted.key).is_some();
-                        self.refuse_before_expansion(&VolumeName::of(&wanted.key), is_used)?;
+                        self.operation.refuse_before_expansion(&VolumeName::of(&wanted.key), is_used)?;
                         self.mount(&wanted).await
                     }
                 };
@@ -47,7 +48,7 @@ impl Executor<'_> {
                     self.uncover(&key, uncovered)?;
                 }
                 self.unmount(&key, authority, how.force, names).await?;
-                self.give_back(&ClaimKey::of(&key)).await?;
+                self.control().give_back(&ClaimKey::of(&key)).await?;
                 match missing && how.must_exist {
                     true => Err(mount_errors::no_mount(&key, self.tags(&key), self.foreign_mounts())),
                     false => Ok(OperationResponse::Gone),
@@ -56,38 +57,38 @@ impl Executor<'_> {
             OperationRequest::Settle { key }
             | OperationRequest::Continue { subject: Subject::Mount(key), .. } => {
                 self.settle(&key).await?;
-                self.give_back(&ClaimKey::of(&key)).await.map(|()| OperationResponse::Gone)
+                self.control().give_back(&ClaimKey::of(&key)).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Heal { key, .. } => self.heal(&key).await.map(|()| OperationResponse::Gone),
             OperationRequest::Claim { key, claim, secrets, .. } => {
-                self.turn.secrets = secrets;
-                let mut record = self.claim(&key.volume, &claim, ahead).await?;
-                self.rebind(&mut record, &claim).await?;
+                self.operation.secrets = secrets;
+                let mut record = self.control().claim(&key.volume, &claim, ahead).await?;
+                self.control().rebind(&mut record, &claim).await?;
                 Ok(OperationResponse::Claimed(Box::new(record)))
             }
             OperationRequest::Release { key, authority, force, secrets } => {
-                self.turn.secrets = secrets;
-                self.release(&key, authority, force).await.map(|()| OperationResponse::Gone)
+                self.operation.secrets = secrets;
+                self.control().release(&key, authority, force).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Call { target, call, secrets } => {
-                self.turn.secrets = secrets;
-                self.call(&target, call).await
+                self.operation.secrets = secrets;
+                self.control().call(&target, call).await
             }
             OperationRequest::Unbind { key, bound, .. } => {
-                self.unbind(&key, &bound).await.map(|()| OperationResponse::Gone)
+                self.control().unbind(&key, &bound).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Enlarge { key, secrets, .. } => {
-                self.turn.secrets = secrets;
+                self.operation.secrets = secrets;
                 self.enlarge(&key).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Continue { subject: Subject::Volume(name), .. } => {
-                self.continue_call(&name).await.map(|()| OperationResponse::Gone)
+                self.control().continue_call(&name).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Continue { subject: Subject::Attachment { volume, node_id }, .. } => {
-                self.continue_detach(&volume, &node_id).await.map(|()| OperationResponse::Gone)
+                self.control().continue_detach(&volume, &node_id).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Continue { subject: Subject::Claim(key), .. } => {
-                self.continue_claim(&key).await.map(|()| OperationResponse::Gone)
+                self.control().continue_claim(&key).await.map(|()| OperationResponse::Gone)
             }
         }
     }

@@ -12,10 +12,9 @@ use crate::host::credential::CredentialError;
 use crate::host::units::UnitsError;
 use crate::secret::{MAX_BYTES, Secrets};
 use crate::store::MountFilter;
-use crate::store::registry::{Attachment, Creation, Record, RecordFilter, Registration, Standing};
-use crate::store::rows::{MountKey, MountSpec};
+use crate::store::registry::{Creation, Record, RecordFilter, Standing};
+use crate::store::rows::MountKey;
 use crate::volume::context::Context;
-use crate::volume::executor::Executor;
 use crate::volume::model::volume::{Volume, may_have_had_secrets};
 
 impl Context {
@@ -109,34 +108,6 @@ impl Volume {
     }
 }
 
-impl Executor<'_> {
-    /// Returns whether the plugin may know secrets of the volume that a controller call does not have. Its messages are then
-    /// withheld. With `given`, the call has those of the consumer `own`, or of the credential `at_hand`.
-    pub(in crate::volume) fn others_secrets(
-        &self,
-        record: &Record,
-        own: Option<&str>,
-        at_hand: Option<&String>,
-        given: bool,
-    ) -> bool {
-        let mounts = self.rows.volume().mounts.iter().any(|mount| {
-            let MountSpec { credential, secrets_given, secrets_beside, .. } = &mount.spec;
-            let is_own = given && own == Some(mount.key.consumer.as_str());
-            let is_at_hand = given && credential.as_ref() == at_hand;
-            *secrets_beside || (*secrets_given && !is_own) || (credential.is_some() && !is_own && !is_at_hand)
-        });
-        let claims = record.claims.iter().any(|claim| {
-            let is_own = given && own == Some(claim.consumer.as_str());
-            claim.secrets_given && !is_own
-        });
-        let attached = record.attachments.iter().any(|at| {
-            let by_claims = at.secrets.as_ref().is_some_and(|had| had.given);
-            by_claims || at.by_call.as_ref().is_some_and(|call| call.secrets_given)
-        });
-        mounts || claims || (attached && !given)
-    }
-}
-
 fn tells_of_secrets(record: &Record) -> bool {
     let registered = record.registration.iter().any(|of| {
         let given = match &of.standing {
@@ -153,16 +124,6 @@ fn tells_of_secrets(record: &Record) -> bool {
         .iter()
         .any(|at| at.secrets.is_some() || at.by_call.as_ref().is_some_and(|call| call.secrets_given));
     registered || claimed || attached
-}
-
-/// Returns the values other than secrets that a plugin got for a registered volume and may repeat. They may contain a secret.
-pub(in crate::volume) fn given_values(
-    registration: &Registration,
-    attachments: &[Attachment],
-) -> Vec<String> {
-    let spec = &registration.spec;
-    let of_volume = spec.context.values().chain(spec.parameters.values()).chain(&spec.mount_flags);
-    of_volume.chain(attachments.iter().flat_map(|at| at.publish_context.values())).cloned().collect()
 }
 
 #[cfg(test)]

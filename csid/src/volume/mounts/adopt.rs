@@ -27,7 +27,9 @@ use crate::volume::model::volume::{Action, DesiredMount, Effect, MountEvent, Pat
 use crate::volume::model::{paths, step};
 use crate::volume::mounts::effects::clear_the_way;
 use crate::volume::mounts::mount::abilities;
+use crate::volume::seam::Control;
 use crate::volume::tables::watched_volumes::WatchedVolumes;
+use crate::volume::waits::PluginWaits;
 
 impl Executor<'_> {
     /// Adopts the mount at these paths. After an error everything is as it was.
@@ -41,13 +43,13 @@ impl Executor<'_> {
         let key = wanted.key.clone();
         self.refuse_unknown_plugin(&key)?;
         let name = VolumeName::of(&key);
-        self.refuse_before_expansion(&name, self.row(&key).is_some())?;
+        self.operation.refuse_before_expansion(&name, self.row(&key).is_some())?;
         let ready = self.ready().await?;
         refuse_other_staging(&ready, at)?;
         let shared = Arc::clone(self.shared);
-        self.turn.step.set(Step::Verify);
+        self.operation.step.set(Step::Verify);
         if claim.is_some() {
-            let record = self.registered_as_mine(&name).await?;
+            let record = self.control().record(&name).await?;
             self.refuse_unattached(&record).await?;
             let attachment = record.attachment(&self.shared.records.node);
             wanted.spec.usage.publish_context =
@@ -65,8 +67,8 @@ impl Executor<'_> {
         step::step(self.rows.volume(), event.clone())
             .map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
         if let Some(claim) = claim {
-            let mut record = self.claim(&name, claim, ahead).await?;
-            self.rebind(&mut record, claim).await?;
+            let mut record = self.control().claim(&name, claim, ahead).await?;
+            self.control().rebind(&mut record, claim).await?;
         }
         // Two adoptions of the same paths are of different volumes, so the actors of the volumes do not order them.
         let alone = shared.adopting.lock().await;
@@ -84,7 +86,7 @@ impl Executor<'_> {
                 }
             }
             (Err(_), Some(_)) => {
-                let returned = self.give_back(&ClaimKey::of(&key)).await;
+                let returned = self.control().give_back(&ClaimKey::of(&key)).await;
                 returned.unwrap_or_else(|error| claim_errors::log(&name, &key.consumer, &error));
             }
             (Err(_), None) => {}
@@ -99,7 +101,7 @@ impl Executor<'_> {
         ready: &Ready,
         at: &Paths,
     ) -> Result<Mounted> {
-        if let Some(kind) = self.turn.signals.borrow().abandon {
+        if let Some(kind) = self.operation.signals.borrow().abandon {
             return Err(mount_errors::stopped(kind));
         }
         let key = &wanted.key;
@@ -115,7 +117,7 @@ impl Executor<'_> {
             row.spec.node_id = node_id;
             row.published = published;
         });
-        self.turn.step.decide();
+        self.operation.step.decide();
         let event = mount_errors::event("mount", self.row(key), None);
         self.persist(Durability::Disk, event).await.map_err(|failure| failure.error)?;
         self.answer(key)
@@ -140,7 +142,9 @@ impl Executor<'_> {
             return Ok(());
         }
         let at = record.attachment(&self.shared.records.node);
-        if at.is_some_and(|at| at.leg == Leg::Present && at.boot.as_ref() == Some(&self.shared.records.boot())) {
+        if at
+            .is_some_and(|at| at.leg == Leg::Present && at.boot.as_ref() == Some(&self.shared.records.boot()))
+        {
             return Ok(());
         }
         let text = format!(

@@ -10,11 +10,11 @@ use crate::volume::api::views::Mounted;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::executor::Executor;
 use crate::volume::lifecycle::is_healed;
-use crate::volume::model::claim;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::DesiredMount;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::CallTarget;
+use crate::volume::seam::Control;
 
 impl Executor<'_> {
     /// Mounts a registered volume with its consumer's claim. Takes the claim if there is none.
@@ -33,17 +33,16 @@ impl Executor<'_> {
                 wanted.spec.usage.publish_context = row.spec.usage.publish_context.clone();
                 let record = self.shared.records.registry.record(name.clone()).await?;
                 if record.claim(&key.consumer).is_some() {
-                    claim::admit(&self.claims(&record), claim)
-                        .map_err(|refusal| claim_errors::refusal(refusal, &name, claim))?;
+                    self.control().admit(&record, claim)?;
                 } else if claim.bound.is_some() {
-                    self.claim(&name, claim, ahead).await?;
+                    self.control().claim(&name, claim, ahead).await?;
                     // The mount is already there, so it does not sync the claim.
                     self.shared.synced().await?;
                 }
                 record
             }
             None => {
-                let record = self.claim(&name, claim, ahead).await?;
+                let record = self.control().claim(&name, claim, ahead).await?;
                 self.use_attachment(&record, wanted);
                 registration.clone_from(&record.registration);
                 record
@@ -52,12 +51,13 @@ impl Executor<'_> {
         self.heals = is_healed(&record);
         let mut mounted = self.mount(wanted).await;
         if mounted.is_ok()
-            && let Err(error) = self.rebind(&mut record, claim).await
+            && let Err(error) = self.control().rebind(&mut record, claim).await
         {
             mounted = Err(error);
         }
         match (&mounted, registration) {
             (Err(_), _) => self
+                .control()
                 .give_back(&ClaimKey::of(&key))
                 .await
                 .unwrap_or_else(|error| claim_errors::log(&name, &key.consumer, &error)),
@@ -71,7 +71,7 @@ impl Executor<'_> {
     /// mount tries it.
     fn enlarge_later(&mut self, wanted: &DesiredMount, registration: &Registration) {
         if registration.pending_expansion.is_some() {
-            let message = Message::Enlarge(wanted.key.clone(), wanted.uid, self.turn.secrets.take());
+            let message = Message::Enlarge(wanted.key.clone(), wanted.uid, self.operation.secrets.take());
             self.shared.directory.tell(&self.rows.volume().row.key, message);
         }
     }
@@ -81,9 +81,10 @@ impl Executor<'_> {
         let Some(row) = self.row(key).filter(|row| row.phase == Phase::Mounted) else { return Ok(()) };
         let uid = row.uid;
         let name = VolumeName::of(key);
-        let Some(registration) = self.registered_as_mine(&name).await?.registration else { return Ok(()) };
+        let Some(registration) = self.control().record(&name).await?.registration else { return Ok(()) };
         let target = CallTarget { name, uid, registration, is_registered: true };
-        self.finish_expansion(&target)
+        self.control()
+            .finish_expansion(&target)
             .await
             .inspect_err(|error| claim_errors::log(&target.name, &key.consumer, error))
     }
@@ -94,12 +95,12 @@ impl Executor<'_> {
         if wanted.spec.registered {
             let key = wanted.key.clone();
             let name = VolumeName::of(&key);
-            let record = self.registered_as_mine(&name).await?;
+            let record = self.control().record(&name).await?;
             let is_its = |claim: &&Claim| !claim.releasing && claim.uid == wanted.uid;
             let Some(claim) = record.claim(&key.consumer).filter(is_its).cloned() else {
                 return Err(claim_errors::unclaimed(&ClaimKey::of(&key)));
             };
-            let record = self.claim(&name, &claim, &[]).await?;
+            let record = self.control().claim(&name, &claim, &[]).await?;
             self.use_attachment(&record, wanted);
             self.heals = is_healed(&record);
             registration = record.registration;
@@ -117,7 +118,7 @@ impl Executor<'_> {
         let Some(row) = self.row(key).filter(|row| row.phase == Phase::Mounted) else { return Ok(()) };
         let mut wanted = DesiredMount::of(row);
         let healed = self.restore(&mut wanted).await;
-        let put_off = self.turn.signals.borrow().preempt;
+        let put_off = self.operation.signals.borrow().preempt;
         if let Err(error) = &healed
             && !put_off
             && self.row(key).is_some_and(|row| row.phase == Phase::Mounted)

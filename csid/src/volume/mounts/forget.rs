@@ -12,18 +12,20 @@ use crate::error::{Error, Kind, Result, Step};
 use crate::host::{Backing, HostError, Sought};
 use crate::names::word;
 use crate::store::Durability;
-use crate::store::registry::{Claim, Record, VolumeName};
+use crate::store::registry::{Claim, VolumeName};
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent};
-use crate::volume::api::requests::ForgetRequest;
+use crate::volume::api::requests::{Authority, ForgetRequest};
 use crate::volume::errors::mount as mount_errors;
 use crate::volume::events::FORGOTTEN;
-use crate::volume::executor::{Executor, PATIENCE};
+use crate::volume::executor::Executor;
 use crate::volume::manager::Volumes;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::MountEvent;
 use crate::volume::mounts::effects;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::orders::Order;
+use crate::volume::seam::Control;
+use crate::volume::waits::PATIENCE;
 
 impl Volumes {
     /// Drops a mount's row, or a claim's row with its mounts, as it is. Returns Busy while any mount namespace shows such a
@@ -95,20 +97,12 @@ fn of_another_node(key: &MountKey, claim: &Claim) -> Error {
 impl Executor<'_> {
     /// Carries out root's orders to forget, between two effects.
     pub(in crate::volume) async fn carry_out(&mut self) {
-        let orders = std::sync::Arc::clone(&self.turn.orders);
+        let orders = std::sync::Arc::clone(&self.operation.orders);
         while let Some(order) = orders.take() {
             let ended = self.forget(&order).await;
             // A caller that has gone gets the answer when it repeats the call.
             let _ = order.reply.send(ended);
         }
-    }
-
-    /// Returns whether the consumer's claim was forgotten since `record` was read. Reads `record` again.
-    pub(in crate::volume) async fn forgot(&mut self, record: &mut Record, consumer: &str) -> Result<bool> {
-        let now = self.shared.records.registry.record(record.name.clone()).await?;
-        let forgot = record.claim(consumer).is_some() && now.claim(consumer).is_none();
-        *record = now;
-        Ok(forgot)
     }
 
     async fn forget(&mut self, order: &Order) -> Result<()> {
@@ -122,7 +116,7 @@ impl Executor<'_> {
             self.forget_mount(key).await?;
         }
         if *claim {
-            return self.release(&claim_key, crate::volume::api::requests::Authority::Any(0), true).await;
+            return self.control().release(&claim_key, Authority::Any(0), true).await;
         }
         // Releases the claim that a Mount took implicitly, after its last mount.
         if self.mounts_of(&claim_key).is_empty() && !self.shared.records.registry.is_empty() {

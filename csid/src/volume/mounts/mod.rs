@@ -7,5 +7,6 @@ pub(in crate::volume) mod forget;
 pub(in crate::volume) mod mount;
 pub(in crate::volume) mod node_id;
 pub(in crate::volume) mod open_tree;
+mod site;
 pub(in crate::volume) mod system_stop;
 pub(in crate::volume) mod targets;

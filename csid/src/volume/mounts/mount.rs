@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result, Step};
@@ -15,7 +14,7 @@ use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phas
 use crate::volume::api::requests::{Authority, Force, Uncovered};
 use crate::volume::api::views::Mounted;
 use crate::volume::errors::mount as mount_errors;
-use crate::volume::executor::{Executor, PATIENCE};
+use crate::volume::executor::Executor;
 use crate::volume::model::volume::{
     Abilities, Action, DesiredMount, Effect, MountEvent, Next, Observed, Outcome, Paths,
 };
@@ -24,6 +23,7 @@ use crate::volume::mounts::effects;
 use crate::volume::mounts::effects::{EffectContext, EffectFailure, clear_the_way};
 use crate::volume::operation::orders::abandoned;
 use crate::volume::probe::{healthy, there};
+use crate::volume::waits::{PATIENCE, PluginWaits};
 
 /// Number of times that a plugin may answer a making with INTERNAL, UNKNOWN or the like before the caller gets that answer. The
 /// specification requires that the call is repeated. A plugin that answers so to a wrong mount option does it for ever, and its
@@ -48,15 +48,15 @@ impl Executor<'_> {
                 && matches!(row.phase, Phase::Mounting | Phase::Unmounting | Phase::Uncertain)
             {
                 // The mount was not made with these secrets.
-                let secrets = self.turn.secrets.take();
+                let secrets = self.operation.secrets.take();
                 self.settle(key).await.map_err(mount_errors::unsettled)?;
-                self.turn.secrets = secrets;
+                self.operation.secrets = secrets;
             }
             admission::admit(self.rows.volume(), wanted, None)
                 .map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
             let seen = match self.row(key).filter(|row| row.shows()).cloned() {
                 Some(row) => {
-                    self.turn.step.set(Step::Verify);
+                    self.operation.step.set(Step::Verify);
                     let look = self.shared.look_surely(&row).await;
                     let is_healed = self.heals && look.has_lost_its_server();
                     if there(&row, &look) && !healthy(&row, &look) && !is_healed {
@@ -132,7 +132,7 @@ impl Executor<'_> {
             ));
         }
         if is_new {
-            self.turn.step.set(Step::Verify);
+            self.operation.step.set(Step::Verify);
             let base = self.shared.base(ready.host_root());
             clear_the_way(&self.shared.host, ready.id(), base, source).await?;
             if let Some(private) = paths::private(source) {
@@ -249,13 +249,13 @@ impl Executor<'_> {
 
     /// Finds the secrets: those of the call, or of its credential, or of the credential that the row names.
     async fn find_secrets(&mut self, wanted: &DesiredMount) -> Result<()> {
-        if self.turn.secrets.is_some() {
+        if self.operation.secrets.is_some() {
             return Ok(());
         }
         let row = self.row(&wanted.key);
         let credential = wanted.spec.credential.as_ref().or(row.and_then(|row| row.spec.credential.as_ref()));
         match credential {
-            Some(name) => self.turn.secrets = Some(self.shared.credential(name).await?),
+            Some(name) => self.operation.secrets = Some(self.shared.credential(name).await?),
             None if row.is_some_and(|row| row.spec.needs_secrets()) => {
                 return Err(mount_errors::secret_required(&wanted.key));
             }
@@ -276,7 +276,7 @@ impl Executor<'_> {
 
     /// Writes into the row why it still waits, for ListMounts.
     pub(in crate::volume) async fn still_waiting(&mut self, key: &MountKey, error: &Error) {
-        if self.turn.signals.borrow().preempt {
+        if self.operation.signals.borrow().preempt {
             return;
         }
         self.rows.remark(key, |row| row.error.clone_from(&error.message));
@@ -287,7 +287,7 @@ impl Executor<'_> {
 
     /// Returns Busy, before anything is touched, while processes use the mount.
     pub(in crate::volume) async fn refuse_while_in_use(&mut self, row: MountRow, call: &str) -> Result<()> {
-        self.turn.step.set(Step::Verify);
+        self.operation.step.set(Step::Verify);
         // The descriptor proves that nothing is mounted at the target.
         let target = row.spec.target.as_deref().filter(|_| self.target_fd.is_none());
         let paths = [Some(row.source.as_str()), target];
@@ -400,7 +400,7 @@ impl Executor<'_> {
                 // The mount was there before and still is.
                 Next::Mounted if self.rows.is_written() => return Ok(()),
                 Next::Mounted => {
-                    self.turn.step.decide();
+                    self.operation.step.decide();
                     let is_healed = self.rows.written(key).is_some_and(|row| row.spec.healing);
                     let kind = if is_healed { "mount-healed" } else { "mount" };
                     let event = mount_errors::event(kind, self.row(key), None);
@@ -492,7 +492,7 @@ impl Executor<'_> {
     /// Returns whether a making that may have been tried rests as it is. That holds if only csid wants it and no caller has
     /// requested its end.
     fn yields(&self, tries: &Tries) -> bool {
-        self.own && tries.unknown && self.turn.signals.borrow().abandon.is_none()
+        self.own && tries.unknown && self.operation.signals.borrow().abandon.is_none()
     }
 
     /// Puts the row to rest. The next try repeats the call.
@@ -575,10 +575,10 @@ impl Executor<'_> {
 
     async fn perform(&mut self, effect: &Effect) -> Result<Option<u64>, EffectFailure> {
         let makes = effect.action.makes();
-        if let Some(kind) = self.turn.signals.borrow().abandon.filter(|_| makes) {
+        if let Some(kind) = self.operation.signals.borrow().abandon.filter(|_| makes) {
             return Err(EffectFailure::new(Outcome::NotSent, mount_errors::stopped(kind)));
         }
-        if !self.turn.orders.is_empty() {
+        if !self.operation.orders.is_empty() {
             return Err(self.interrupted(effect, Outcome::NotSent));
         }
         self.in_effect = true;
@@ -593,7 +593,7 @@ impl Executor<'_> {
             Action::Bind => self.shared.target_root(mount.uid, &mount.spec).await,
             _ => Ok(PathBuf::from("/")),
         };
-        self.turn.step.set(step_of(effect.action));
+        self.operation.step.set(step_of(effect.action));
         let config = self.shared.config.borrow().clone();
         let asked = AtomicBool::new(false);
         let surroundings = EffectContext {
@@ -602,7 +602,7 @@ impl Executor<'_> {
             ready: &ready,
             volume: self.rows.volume(),
             mount,
-            secrets: self.turn.secrets.as_ref(),
+            secrets: self.operation.secrets.as_ref(),
             // A caller's deadline ends only its waiting. The RPC has the deadline of the plugin.
             patience: config.deadlines.operation,
             asked: &asked,
@@ -613,7 +613,7 @@ impl Executor<'_> {
             from: effect.from,
             force: self.force,
         };
-        let mut signals = self.turn.signals.clone();
+        let mut signals = self.operation.signals.clone();
         let is_bind = effect.action == Action::Bind;
         let unwanted = |kind| {
             // A call that was still waiting for its turn had no effect.
@@ -632,29 +632,21 @@ impl Executor<'_> {
                 Err(unwanted(kind))
             }
             // A removal that an order to forget interrupts need not continue to its end.
-            () = self.turn.orders.came(), if !makes => Err(self.interrupted(effect, Outcome::Failed)),
+            () = self.operation.orders.came(), if !makes => Err(self.interrupted(effect, Outcome::Failed)),
         };
         if let Err(failure) = &ended {
-            self.turn.step.note(&failure.error);
+            self.operation.step.note(&failure.error);
         }
         // The effect ended just when no caller wanted it any more.
-        match self.turn.signals.borrow().abandon.filter(|_| makes && ended.is_ok()) {
+        match self.operation.signals.borrow().abandon.filter(|_| makes && ended.is_ok()) {
             Some(kind) => Err(unwanted(kind)),
             None => ended,
         }
     }
 
-    /// Reads the plugin's capabilities again. csid repeats a call that the plugin says it lacks only after that (CSI rule 36).
-    pub(in crate::volume) async fn ask_what_it_can(&self) {
-        let plugin = &self.rows.volume().row.key.plugin;
-        if let Err(error) = self.shared.plugins.probe(plugin, Some(Instant::now() + PATIENCE)).await {
-            tracing::warn!(plugin, %error, "the plugin does not say what it can do");
-        }
-    }
-
     /// Returns the error that ended a making: its failure, or that no caller wanted it.
     fn reason(&self, failure: EffectFailure) -> EffectFailure {
-        match self.turn.signals.borrow().abandon {
+        match self.operation.signals.borrow().abandon {
             Some(kind) => EffectFailure::new(failure.outcome, mount_errors::stopped(kind)),
             None => failure,
         }

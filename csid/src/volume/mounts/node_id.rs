@@ -7,6 +7,7 @@ use crate::plugin::{ATTACHES, Ready};
 use crate::store::rows::{Leg, MountRow, MountSpec};
 use crate::volume::executor::Executor;
 use crate::volume::model::volume::{Action, DesiredMount, Effect};
+use crate::volume::waits::PluginWaits;
 
 impl Executor<'_> {
     /// Returns the node id of the attachment that is staged, or is to be staged. Empty: it is not known or not needed.
@@ -48,7 +49,7 @@ impl Executor<'_> {
     }
 
     /// Returns whether a mount here is or may be staged under this node id. The plugin may have changed the id since.
-    pub(in crate::volume) async fn is_staged_under(&mut self, node_id: &str) -> Result<bool> {
+    pub(in crate::volume) async fn is_staged_as(&mut self, node_id: &str) -> Result<bool> {
         let volume = self.rows.volume();
         let is_staged = |row: &&Arc<MountRow>| volume.row.stage != Leg::Absent || row.publish != Leg::Absent;
         let staged: Vec<_> = volume.mounts.iter().filter(is_staged).collect();

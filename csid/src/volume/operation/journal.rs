@@ -12,6 +12,7 @@ use crate::volume::model::step;
 use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::{Effect, MountEvent, Next, Volume};
 use crate::volume::model::write_ahead::{cover, foreseen};
+use crate::volume::operation::running::Unfinished;
 use crate::volume::operation::table::now_usec;
 
 pub(in crate::volume) struct JournaledVolume {
@@ -21,12 +22,6 @@ pub(in crate::volume) struct JournaledVolume {
     writing: Option<Volume>,
     /// Unfinished releases of claims of this node, and unfinished controller calls. The registry has their records.
     unfinished: BTreeMap<Subject, Unfinished>,
-}
-
-pub(in crate::volume) struct Unfinished {
-    pub(in crate::volume) uid: u32,
-    /// Whether it is retried only by a caller or by the sweep.
-    pub(in crate::volume) parked: bool,
 }
 
 fn pointers(rows: &[Arc<MountRow>]) -> HashSet<*const MountRow> {

@@ -6,5 +6,5 @@ pub(in crate::volume) mod message;
 pub(in crate::volume) mod orders;
 pub(in crate::volume) mod places;
 pub(in crate::volume) mod request;
+pub(in crate::volume) mod running;
 pub(in crate::volume) mod table;
-pub(in crate::volume) mod turn;

@@ -13,7 +13,7 @@ use crate::store::rows::MountKey;
 
 /// What the actor tells an operation while it runs.
 #[derive(Clone, Debug)]
-pub(in crate::volume) struct Signals {
+pub(in crate::volume) struct ActorSignals {
     /// Why the operation is abandoned; `None`: it is not.
     pub(in crate::volume) abandon: Option<Kind>,
     /// Whether the operation has no caller and another one waits.
@@ -22,7 +22,7 @@ pub(in crate::volume) struct Signals {
     pub(in crate::volume) give_up: Instant,
 }
 
-pub(in crate::volume) async fn abandoned(signals: &mut watch::Receiver<Signals>) -> Kind {
+pub(in crate::volume) async fn abandoned(signals: &mut watch::Receiver<ActorSignals>) -> Kind {
     let kind = signals.wait_for(|signals| signals.abandon.is_some()).await.map(|signals| signals.abandon);
     match kind {
         Ok(kind) => kind.unwrap_or(Kind::Cancelled),
@@ -32,7 +32,7 @@ pub(in crate::volume) async fn abandoned(signals: &mut watch::Receiver<Signals>)
 }
 
 /// Resolves when the operation is preempted or abandoned.
-pub(in crate::volume) async fn preempted(signals: &mut watch::Receiver<Signals>) {
+pub(in crate::volume) async fn preempted(signals: &mut watch::Receiver<ActorSignals>) {
     if signals.wait_for(|signals| signals.preempt || signals.abandon.is_some()).await.is_err() {
         std::future::pending::<()>().await;
     }

@@ -28,7 +28,8 @@ impl Volumes {
     pub async fn plugins_in_use(&self) -> Result<BTreeSet<String>> {
         let under_way = self.shared.operations.taking();
         let rows = self.shared.store.mounts(MountFilter::default()).await?;
-        let claimed = self.shared.records.claimed_here(None).await?.into_iter().map(|record| record.volume.plugin);
+        let claimed =
+            self.shared.records.claimed_here(None).await?.into_iter().map(|record| record.volume.plugin);
         Ok(rows.into_iter().map(|(row, _)| row.volume.plugin).chain(under_way).chain(claimed).collect())
     }
 

@@ -33,7 +33,9 @@ impl Context {
     /// Returns the record of a volume before its first use. A volume that a file declares and that is not registered yet is
     /// registered first, within the call's deadline.
     async fn to_be_used(self: &Arc<Self>, name: &VolumeName, deadline: Option<Instant>) -> Result<Record> {
-        let Some((declared, _)) = self.records.declarations.waiting(name) else { return self.records.registered(name).await };
+        let Some((declared, _)) = self.records.declarations.waiting(name) else {
+            return self.records.registered(name).await;
+        };
         if self.records.registry.record(name.clone()).await?.registration.is_none() {
             let wait = Wait { deadline, ..Wait::default() };
             self.register_declared(&declared, wait).await?;
@@ -96,8 +98,12 @@ impl Context {
         };
         // The request has a claim even if one exists, since that one may be gone when the request runs.
         let (credential, bound) = (options.credential.clone(), options.bound.clone());
-        let claim =
-            Claim { by_mount: true, bound, credential, ..new_claim(&key.consumer, &self.records.node, uid, usage) };
+        let claim = Claim {
+            by_mount: true,
+            bound,
+            credential,
+            ..new_claim(&key.consumer, &self.records.node, uid, usage)
+        };
         let registration =
             record.registration.as_ref().ok_or_else(|| mount_errors::not_registered(&record.name))?;
         if let Some(option) = options.other_than(&registration.spec)
@@ -134,7 +140,8 @@ impl Context {
 impl Volumes {
     pub async fn volumes(&self, filter: RecordFilter) -> Result<Vec<VolumeView>> {
         let (namespace, volume) = (filter.namespace.clone(), filter.volume.clone());
-        let (records, _) = self.shared.records.registry.records(RecordFilter { registered: true, ..filter }).await?;
+        let (records, _) =
+            self.shared.records.registry.records(RecordFilter { registered: true, ..filter }).await?;
         let ends = records.first().zip(records.last()).map(|(first, last)| [&first.name, &last.name]);
         let mut past: BTreeMap<VolumeName, Vec<String>> = BTreeMap::new();
         if let Some(ends) = ends {

@@ -18,10 +18,10 @@ use crate::store::{Change, Durability};
 use crate::volume::api::requests::{Declared, RegisterRequest, Wait};
 use crate::volume::api::views::{Applied, VolumeView};
 use crate::volume::context::{Context, SWEEP};
+use crate::volume::control::declarations::{Declaration, Waits};
 use crate::volume::errors::claim as claim_errors;
 use crate::volume::lifecycle::{is_of_file, new_registration};
 use crate::volume::manager::Volumes;
-use crate::volume::control::declarations::{Declaration, Waits};
 
 impl Volumes {
     /// Returns how many volumes are not registered as files declare them.

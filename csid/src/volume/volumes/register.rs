@@ -7,9 +7,7 @@ use std::time::Instant;
 use crate::error::{Error, Kind, Result};
 use crate::plugin::{Can, Service};
 use crate::secret::Secrets;
-use crate::store::registry::{
-    Origin, Record, Registration, Standing, VolumeName,
-};
+use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
 use crate::store::rows::VolumeKey;
 use crate::store::{Durability, MountFilter};
 use crate::volume::api::operation_kind::OperationKind;
@@ -17,9 +15,7 @@ use crate::volume::api::requests::{RegisterRequest, VolumeRequest, Wait};
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::lifecycle::{
-    is_unasked, new_registration, queue_key, refuse_nonsense,
-};
+use crate::volume::lifecycle::{is_unasked, new_registration, queue_key, refuse_nonsense};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationRequest, OperationResponse};

@@ -1,0 +1,78 @@
+//! The engine of claims and controller calls, for one operation.
+
+use crate::error::Result;
+use crate::store::registry::{Bound, Claim, Record, VolumeName};
+use crate::volume::api::requests::Authority;
+use crate::volume::control::records::Records;
+use crate::volume::control::rpc_outcome::RpcTries;
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::model::claim;
+use crate::volume::model::subject::ClaimKey;
+use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
+use crate::volume::seam::{Control, Site};
+
+/// The engine during one operation of a volume. It runs in the actor of the volume, so no controller call overlaps a node call
+/// (CSI rule 18).
+pub(in crate::volume) struct Engine<'a, S> {
+    pub(in crate::volume) records: &'a Records,
+    pub(in crate::volume) site: &'a mut S,
+    /// The tries of the last controller call.
+    pub(in crate::volume) tried: RpcTries,
+}
+
+impl<'a, S: Site> Engine<'a, S> {
+    pub(in crate::volume) fn new(records: &'a Records, site: &'a mut S) -> Self {
+        Engine { records, site, tried: RpcTries::default() }
+    }
+}
+
+impl<S: Site> Control for Engine<'_, S> {
+    async fn record(&self, name: &VolumeName) -> Result<Record> {
+        self.registered_as_mine(name).await
+    }
+
+    fn admit(&self, record: &Record, claim: &Claim) -> Result<()> {
+        claim::admit(&self.claims(record), claim)
+            .map_err(|refusal| claim_errors::refusal(refusal, &record.name, claim))
+    }
+
+    async fn claim(&mut self, name: &VolumeName, wanted: &Claim, ahead: &[Claim]) -> Result<Record> {
+        self.take_claim(name, wanted, ahead).await
+    }
+
+    async fn rebind(&mut self, record: &mut Record, wanted: &Claim) -> Result<()> {
+        self.rebind_claim(record, wanted).await
+    }
+
+    async fn release(&mut self, key: &ClaimKey, authority: Authority, force: bool) -> Result<()> {
+        self.release_claim(key, authority, force).await
+    }
+
+    async fn unbind(&mut self, key: &ClaimKey, bound: &Bound) -> Result<()> {
+        self.release_unbound(key, bound).await
+    }
+
+    async fn give_back(&mut self, key: &ClaimKey) -> Result<()> {
+        self.release_implicit(key).await
+    }
+
+    async fn call(&mut self, target: &CallTarget, call: ControllerRequest) -> Result<OperationResponse> {
+        self.run_call(target, call).await
+    }
+
+    async fn finish_expansion(&mut self, target: &CallTarget) -> Result<()> {
+        self.expand_the_rest(target).await
+    }
+
+    async fn continue_claim(&mut self, key: &ClaimKey) -> Result<()> {
+        self.retry_claim(key).await
+    }
+
+    async fn continue_call(&mut self, name: &VolumeName) -> Result<()> {
+        self.retry_call(name).await
+    }
+
+    async fn continue_detach(&mut self, name: &VolumeName, node_id: &str) -> Result<()> {
+        self.retry_detach(name, node_id).await
+    }
+}

@@ -1,0 +1,61 @@
+//! The state of a running operation that the engine of claims and the mounts of this host share.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::error::Result;
+use crate::secret::Secrets;
+use crate::store::registry::VolumeName;
+use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::operation::orders::{ActorSignals, Orders};
+use crate::volume::operation::table::Progress;
+
+/// One operation of a volume while it runs.
+pub(in crate::volume) struct RunningOperation {
+    pub(in crate::volume) signals: watch::Receiver<ActorSignals>,
+    pub(in crate::volume) step: Progress,
+    /// The secrets that the caller gave. `None`: none, or they are used up.
+    pub(in crate::volume) secrets: Option<Secrets>,
+    /// Orders of root to forget rows, which come while this runs.
+    pub(in crate::volume) orders: Arc<Orders>,
+    /// Whether an expansion waits until the volume is not in use. New claims and mounts are refused meanwhile.
+    pub(in crate::volume) expands_first: bool,
+}
+
+impl RunningOperation {
+    /// Makes an operation without secrets.
+    pub(in crate::volume) fn new(
+        signals: watch::Receiver<ActorSignals>,
+        step: Progress,
+        orders: Arc<Orders>,
+    ) -> Self {
+        RunningOperation { signals, step, secrets: None, orders, expands_first: false }
+    }
+
+    /// Marks the commit point (`Progress::decide`). Fails if the operation is abandoned.
+    pub(in crate::volume) fn decide(&self) -> Result<()> {
+        match self.signals.borrow().abandon {
+            Some(kind) => Err(mount_errors::stopped(kind)),
+            None => {
+                self.step.decide();
+                Ok(())
+            }
+        }
+    }
+
+    /// Refuses new mounts while an expansion waits, since they could delay it for ever. Existing mounts may still be used.
+    pub(in crate::volume) fn refuse_before_expansion(&self, name: &VolumeName, is_used: bool) -> Result<()> {
+        match self.expands_first && !is_used {
+            true => Err(claim_errors::expands_first(name)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Work on a subject that is left to do: the release of a claim of this node, or a controller call.
+pub(in crate::volume) struct Unfinished {
+    pub(in crate::volume) uid: u32,
+    /// Whether it is retried only by a caller or by the sweep.
+    pub(in crate::volume) parked: bool,
+}
