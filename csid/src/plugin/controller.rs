@@ -15,7 +15,8 @@ use tonic::{Code, Response, Status};
 use crate::plugin::answer;
 use crate::plugin::instance::{Hand, Instance, capability, condition, gone, opaque};
 use crate::plugin::node::Ready;
-use crate::plugin::rpc::{Class, Hidden, MAP_BYTES, RpcError, STRING_BYTES, map_bytes, sent};
+use crate::plugin::rpc::{Hidden, MAP_BYTES, RpcError, STRING_BYTES, map_bytes, sent};
+use crate::plugin::rpc_outcome::Class;
 use crate::secret::Secrets;
 use crate::store::rows::Usage;
 

@@ -16,7 +16,8 @@ use v1::plugin_capability::{
 };
 
 use crate::plugin::answer;
-use crate::plugin::rpc::{Class, MAP_BYTES, Peer, RpcError, STRING_BYTES, map_bytes};
+use crate::plugin::rpc::{MAP_BYTES, Peer, RpcError, STRING_BYTES, map_bytes};
+use crate::plugin::rpc_outcome::Class;
 
 /// CSI rule 11.
 const NODE_ID_BYTES: usize = 256;

@@ -16,7 +16,8 @@ use tonic::Code;
 
 use crate::plugin::common::Turn;
 use crate::plugin::fingerprint::Fingerprint;
-use crate::plugin::rpc::{Class, Hidden, Peer, RpcError};
+use crate::plugin::rpc::{Hidden, Peer, RpcError};
+use crate::plugin::rpc_outcome::Class;
 use crate::plugin::view::Service;
 use crate::secret::Secrets;
 use crate::store::rows::{AccessMode, AttachmentMode, Usage};

@@ -14,7 +14,8 @@ use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use crate::plugin::instance::{Hand, Instance, capability, condition, gone, opaque};
-use crate::plugin::rpc::{Class, Hidden, RpcError, sent};
+use crate::plugin::rpc::{Hidden, RpcError, sent};
+use crate::plugin::rpc_outcome::Class;
 use crate::secret::Secrets;
 use crate::store::rows::Usage;
 

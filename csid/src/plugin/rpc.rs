@@ -16,6 +16,7 @@ use zeroize::Zeroizing;
 use crate::error::{Error, Kind};
 use crate::plugin::channel::NotConnected;
 use crate::plugin::common::Common;
+use crate::plugin::rpc_outcome::{Class, RpcKind, RpcOutcome, outcome};
 use crate::secret::{self, Secrets};
 
 /// The longest message of a plugin that csid passes on.
@@ -23,25 +24,6 @@ const MESSAGE_LIMIT: usize = 2048;
 /// CSI rule 11.
 pub(super) const STRING_BYTES: usize = 128;
 pub(super) const MAP_BYTES: usize = 4096;
-
-/// What a failed RPC says about its effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// It never reached the plugin.
-    NotSent,
-    /// The plugin says that it may go well later: UNAVAILABLE, ABORTED, RESOURCE_EXHAUSTED.
-    Transient,
-    /// The plugin's definite no.
-    Refused,
-    /// It may have had its effect, or have it yet: INTERNAL, UNKNOWN, a time-out, a broken connection.
-    Unknown,
-    /// The plugin does not have that RPC.
-    Unimplemented,
-    /// csid is stopping and sends nothing any more.
-    Shutdown,
-    /// csid does not send this plugin what the call holds.
-    Forbidden,
-}
 
 /// Why an RPC failed. `message` is scrubbed of the call's secrets, context values and mount flags, bounded,
 /// and without control characters.
@@ -79,14 +61,18 @@ impl From<RpcError> for Error {
             details.rpc = Some(error.rpc);
             details.grpc_code = Some(error.code as u32);
             details.plugin = Some(error.plugin.to_string());
-            details.retryable =
-                !matches!(error.class, Class::Refused | Class::Unimplemented | Class::Forbidden);
+            details.retryable = error.class.is_retryable();
             details.plugin_message = Some(error.message);
         })
     }
 }
 
 impl RpcError {
+    /// Returns what csid does after this error of an RPC of this kind.
+    pub fn outcome(&self, kind: RpcKind) -> RpcOutcome {
+        outcome(self.class, self.code, kind)
+    }
+
     pub fn into_error(self) -> Error {
         self.into()
     }
@@ -147,23 +133,7 @@ fn class(status: &Status) -> Class {
     if status.source().is_some() {
         return Class::Unknown;
     }
-    match status.code() {
-        Code::Unavailable | Code::Aborted | Code::ResourceExhausted => Class::Transient,
-        Code::Unimplemented => Class::Unimplemented,
-        Code::InvalidArgument
-        | Code::NotFound
-        | Code::AlreadyExists
-        | Code::PermissionDenied
-        | Code::FailedPrecondition
-        | Code::OutOfRange
-        | Code::Unauthenticated => Class::Refused,
-        Code::Ok
-        | Code::Cancelled
-        | Code::Unknown
-        | Code::DeadlineExceeded
-        | Code::Internal
-        | Code::DataLoss => Class::Unknown,
-    }
+    Class::of_answer(status.code())
 }
 
 /// What must not be repeated from a plugin's message: it may quote the request, or an earlier one.
@@ -549,31 +519,8 @@ mod tests {
     }
 
     #[test]
-    fn co_rule_36_each_code_has_its_class() {
-        use Code::*;
-        let table = [
-            (Class::Transient, vec![Unavailable, Aborted, ResourceExhausted]),
-            (
-                Class::Refused,
-                vec![
-                    InvalidArgument,
-                    NotFound,
-                    AlreadyExists,
-                    PermissionDenied,
-                    FailedPrecondition,
-                    OutOfRange,
-                    Unauthenticated,
-                ],
-            ),
-            (Class::Unknown, vec![Cancelled, Unknown, DeadlineExceeded, Internal, DataLoss]),
-            (Class::Unimplemented, vec![Unimplemented]),
-        ];
-        for (expected, codes) in table {
-            for code in codes {
-                assert_eq!(class(&Status::new(code, "")), expected, "{code:?}");
-            }
-        }
-        // The same code made on this side says nothing about the plugin.
+    fn broken_connection_leaves_the_outcome_unknown() {
+        assert_eq!(class(&Status::unavailable("")), Class::Transient, "the plugin has answered");
         assert_eq!(class(&Status::from_error(Box::new(io_error()))), Class::Unknown);
     }
 

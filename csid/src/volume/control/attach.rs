@@ -9,7 +9,7 @@ use crate::store::Durability;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
 use crate::store::rows::Leg;
 use crate::volume::control::engine::Engine;
-use crate::volume::control::rpc_outcome::RpcFailure;
+use crate::volume::control::tries::RpcFailure;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::model::claim::reader_only;
 use crate::volume::model::subject::Subject;

@@ -4,11 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tonic::Code;
-
 use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
-use crate::plugin::{CallContext, Class, Controller, RpcError};
+use crate::plugin::{CallContext, Controller, RpcError, RpcKind, RpcOutcome};
 use crate::secret::Secrets;
 use crate::store::registry::{Attachment, Claim, Record, Registration};
 use crate::volume::control::engine::Engine;
@@ -89,7 +87,7 @@ impl<S: Site> Engine<'_, S> {
         let mut signals = self.site.operation().signals.clone();
         tokio::select! {
             biased;
-            done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, true)),
+            done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, RpcKind::Attach)),
             kind = abandoned(&mut signals) => {
                 Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::stopped(kind)))
             }
@@ -120,7 +118,7 @@ impl<S: Site> Engine<'_, S> {
             asking.controller.unpublish(&record.volume.external_id, &asking.at.node_id, asking.request());
         tokio::select! {
             biased;
-            done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, false)),
+            done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, RpcKind::Detach)),
             // An order to forget ends the wait for a detach. The outcome is then unknown.
             () = self.site.operation().orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::ended_by_forget())),
         }
@@ -177,24 +175,17 @@ fn again(error: Error) -> ClaimEffectFailure {
     ClaimEffectFailure::new(ClaimOutcome::Again, error)
 }
 
-/// Classifies the error of an RPC (CSI rules 36 and 38). For an attach, RESOURCE_EXHAUSTED means that something has to be
-/// detached first.
-fn failed(error: RpcError, attaching: bool) -> ClaimEffectFailure {
-    let full = attaching && error.code == Code::ResourceExhausted;
-    let class = error.class;
+/// Returns the outcome of a call to the controller that failed.
+fn failed(error: RpcError, kind: RpcKind) -> ClaimEffectFailure {
+    let meaning = error.outcome(kind);
     let error = Error::from(error);
-    let outcome = match class {
-        _ if full => ClaimOutcome::Hopeless(error.message.clone()),
-        Class::NotSent | Class::Shutdown => ClaimOutcome::NotSent(None),
-        Class::Forbidden => ClaimOutcome::NotSent(Some(error.message.clone())),
-        Class::Transient => ClaimOutcome::Again,
-        Class::Refused | Class::Unimplemented => ClaimOutcome::Hopeless(error.message.clone()),
-        // An attach is retried while the claim is wanted, and only then detached.
-        Class::Unknown if attaching => ClaimOutcome::Again,
-        Class::Unknown => ClaimOutcome::Unknown,
+    let outcome = match meaning {
+        RpcOutcome::NotSent => ClaimOutcome::NotSent(None),
+        RpcOutcome::Withheld => ClaimOutcome::NotSent(Some(error.message.clone())),
+        RpcOutcome::Again { .. } => ClaimOutcome::Again,
+        RpcOutcome::Refused | RpcOutcome::Unimplemented => ClaimOutcome::Hopeless(error.message.clone()),
+        RpcOutcome::Unknown => ClaimOutcome::Unknown,
     };
-    ClaimEffectFailure {
-        unimplemented: class == Class::Unimplemented,
-        ..ClaimEffectFailure::new(outcome, error)
-    }
+    let unimplemented = meaning == RpcOutcome::Unimplemented;
+    ClaimEffectFailure { unimplemented, ..ClaimEffectFailure::new(outcome, error) }
 }

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, Step};
 use crate::fault;
-use crate::plugin::{CallContext, Class, Controller, RpcError, Snapshot};
+use crate::plugin::{CallContext, Controller, RpcError, RpcKind, RpcOutcome, Snapshot};
 use crate::secret::Secrets;
 use crate::store::registry::Attachment;
 use crate::store::registry::{Capability, Origin, Standing, VolumeName};
 use crate::store::rows::{AccessMode, AttachmentMode, Leg, Usage};
 use crate::volume::control::engine::Engine;
-use crate::volume::control::rpc_outcome::{RpcFailure, RpcTries};
 use crate::volume::control::secrets::given_values;
+use crate::volume::control::tries::{RpcFailure, RpcTries};
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::lifecycle::{queue_key, unregistered};
 use crate::volume::model::subject::Subject;
@@ -255,18 +255,17 @@ impl<S: Site> Engine<'_, S> {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
-            self.tried.note(&error);
-            let lasting = matches!(
-                error.class,
-                Class::Refused | Class::Unimplemented | Class::Forbidden | Class::Shutdown
-            );
-            if error.class == Class::Unimplemented {
+            let outcome = error.outcome(RpcKind::Controller);
+            self.tried.note(outcome);
+            if outcome == RpcOutcome::Unimplemented {
                 self.site.ask_what_it_can().await;
             }
-            if error.class != Class::NotSent {
+            if outcome != RpcOutcome::NotSent {
                 said = Some(error.clone());
                 self.site.operation().step.note(&Error::from(error.clone()));
             }
+            let lasting =
+                matches!(outcome, RpcOutcome::Refused | RpcOutcome::Unimplemented | RpcOutcome::Withheld);
             if lasting || !self.site.pause(&mut delay).await {
                 return Err(self.tried.unanswered(said.unwrap_or(error).into()));
             }

@@ -13,7 +13,7 @@ use crate::store::Durability;
 use crate::store::registry::{Blocked, Creation, Record, Registration, Standing, VolumeName, VolumeSpec};
 use crate::store::rows::{Usage, VolumeKey};
 use crate::volume::control::engine::Engine;
-use crate::volume::control::rpc_outcome::RpcFailure;
+use crate::volume::control::tries::RpcFailure;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, refuse_anothers, refuse_other};
 use crate::volume::model::subject::Subject;

@@ -5,7 +5,7 @@ use crate::plugin::Controller;
 use crate::store::Durability;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
 use crate::volume::control::engine::Engine;
-use crate::volume::control::rpc_outcome::RpcFailure;
+use crate::volume::control::tries::RpcFailure;
 use crate::volume::errors::claim as claim_errors;
 use crate::volume::lifecycle::is_being_deleted;
 use crate::volume::model::subject::Subject;

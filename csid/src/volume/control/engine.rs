@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::store::registry::{Bound, Claim, Record, VolumeName};
 use crate::volume::api::requests::Authority;
 use crate::volume::control::records::Records;
-use crate::volume::control::rpc_outcome::RpcTries;
+use crate::volume::control::tries::RpcTries;
 use crate::volume::errors::claim as claim_errors;
 use crate::volume::model::claim;
 use crate::volume::model::subject::ClaimKey;

@@ -11,5 +11,5 @@ mod delete;
 pub(in crate::volume) mod engine;
 mod expand;
 pub(in crate::volume) mod records;
-mod rpc_outcome;
 mod secrets;
+mod tries;

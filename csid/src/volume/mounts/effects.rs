@@ -12,7 +12,7 @@ use crate::error::{Error, Kind};
 use crate::fault;
 use crate::host::TargetFd;
 use crate::host::{Access, Backing, Bind, Host, HostError, Look, Restrict, Unbind};
-use crate::plugin::{Class, NodeCall, Ready, RpcError};
+use crate::plugin::{NodeCall, Ready, RpcError, RpcKind, RpcOutcome};
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
 use crate::volume::api::requests::Force;
@@ -78,17 +78,17 @@ impl From<Error> for EffectFailure {
 
 impl From<RpcError> for EffectFailure {
     fn from(error: RpcError) -> Self {
-        let (outcome, definite) = match error.class {
-            Class::NotSent => (Outcome::NotSent, false),
-            Class::Transient => (Outcome::Again, false),
-            // csid stops, and the next csid continues.
-            Class::Shutdown | Class::Forbidden => (Outcome::NotSent, true),
-            Class::Refused | Class::Unimplemented => (Outcome::Failed, true),
-            Class::Unknown => (Outcome::Failed, false),
+        let meaning = error.outcome(RpcKind::Mount);
+        let (outcome, definite) = match meaning {
+            RpcOutcome::NotSent => (Outcome::NotSent, false),
+            RpcOutcome::Withheld => (Outcome::NotSent, true),
+            RpcOutcome::Again { .. } => (Outcome::Again, false),
+            RpcOutcome::Refused | RpcOutcome::Unimplemented => (Outcome::Failed, true),
+            RpcOutcome::Unknown => (Outcome::Failed, false),
         };
-        let broken = error.class == Class::Unknown && error.code == Code::Unavailable;
-        let unimplemented = error.class == Class::Unimplemented;
-        let (unknown, answered) = (error.class == Class::Unknown, error.answered);
+        let (unknown, answered) = (meaning == RpcOutcome::Unknown, error.answered);
+        let broken = unknown && error.code == Code::Unavailable;
+        let unimplemented = meaning == RpcOutcome::Unimplemented;
         EffectFailure {
             definite,
             unknown,

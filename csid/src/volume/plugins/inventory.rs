@@ -9,7 +9,7 @@ use tonic::Code;
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::plugin::{CallContext, Can, Class, Controller, External, RpcError, Snapshot};
+use crate::plugin::{CallContext, Can, Controller, External, RpcError, RpcKind, RpcOutcome, Snapshot};
 use crate::secret::Secrets;
 use crate::store::registry::{Capability, Origin, RecordFilter, VolumeSpec};
 use crate::store::rows::Usage;
@@ -66,9 +66,11 @@ impl Volumes {
             let (controller, request) = self.shared.asked(plugin, uid, secrets, Some(give_up)).await?;
             let deleted = controller.delete_snapshot(&snapshot, request);
             let Err(error) = fault::around("DeleteSnapshot", deleted).await else { return Ok(()) };
-            unknown |= error.class == Class::Unknown;
+            let outcome = error.outcome(RpcKind::Controller);
+            unknown |= outcome == RpcOutcome::Unknown;
             let wait = delay.next();
-            let again = matches!(error.class, Class::NotSent | Class::Transient | Class::Unknown);
+            let again =
+                matches!(outcome, RpcOutcome::NotSent | RpcOutcome::Again { .. } | RpcOutcome::Unknown);
             if !again || Instant::now() + wait >= give_up {
                 let error = Error::from(error);
                 let kind = if unknown && again { Kind::Uncertain } else { error.kind };

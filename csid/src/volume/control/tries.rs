@@ -1,9 +1,9 @@
-//! The outcome of a controller call that failed: whether the plugin was asked, and whether the call may have had its effect.
+//! The tries of a controller call that failed: whether the plugin was called, and whether a call may have had its effect.
 
 use tonic::Code;
 
 use crate::error::{Error, Kind};
-use crate::plugin::{Class, RpcError};
+use crate::plugin::{RpcOutcome, is_about_volume};
 
 /// The failure of a controller call.
 pub(in crate::volume) struct RpcFailure {
@@ -35,14 +35,9 @@ impl RpcFailure {
     /// the caller, or about the plugin itself, proves nothing about them (CSI rule 36).
     pub(in crate::volume) fn is_no(&self, asked_before: bool) -> bool {
         let tried = self.perhaps_done || asked_before;
-        let lasts = !self.error.details.retryable;
-        match self.error.details.grpc_code.map(|code| Code::from(code as i32)) {
-            Some(Code::ResourceExhausted) => !tried,
-            None | Some(Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented) => {
-                lasts && !tried
-            }
-            Some(_) => lasts,
-        }
+        let code = self.error.details.grpc_code.map(|code| Code::from(code as i32));
+        let is_final = !self.error.details.retryable || code == Some(Code::ResourceExhausted);
+        is_final && (!tried || code.is_some_and(is_about_volume))
     }
 }
 
@@ -61,13 +56,11 @@ impl RpcTries {
         self.is_under_way = true;
     }
 
-    pub(in crate::volume) fn note(&mut self, error: &RpcError) {
+    pub(in crate::volume) fn note(&mut self, outcome: RpcOutcome) {
         self.is_under_way = false;
-        self.is_sent |= !matches!(error.class, Class::NotSent | Class::Forbidden | Class::Shutdown);
-        self.unknown |= error.class == Class::Unknown;
-        // A plugin that is busy with the call may still complete it.
-        self.perhaps_done |=
-            self.unknown || (error.class == Class::Transient && error.code != Code::ResourceExhausted);
+        self.is_sent |= !matches!(outcome, RpcOutcome::NotSent | RpcOutcome::Withheld);
+        self.unknown |= outcome == RpcOutcome::Unknown;
+        self.perhaps_done |= self.unknown || outcome == RpcOutcome::Again { perhaps_done: true };
     }
 
     pub(in crate::volume) fn unanswered(&self, error: Error) -> RpcFailure {

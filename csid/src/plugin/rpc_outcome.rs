@@ -1,0 +1,149 @@
+//! What a failed RPC means. This is the one table of CSI's rules on errors (CSI rules 36 and 38); every caller uses it.
+
+use tonic::Code;
+
+/// What a failed RPC says about its effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The RPC never reached the plugin.
+    NotSent,
+    /// The plugin says that it may go well later: UNAVAILABLE, ABORTED, RESOURCE_EXHAUSTED.
+    Transient,
+    /// The plugin's final refusal.
+    Refused,
+    /// The RPC may have had its effect, or have it yet: INTERNAL, UNKNOWN, a time-out, a broken connection.
+    Unknown,
+    /// The plugin does not have that RPC.
+    Unimplemented,
+    /// csid is stopping and sends nothing any more.
+    Shutdown,
+    /// csid does not send this plugin what the call holds.
+    Forbidden,
+}
+
+impl Class {
+    /// Returns the class of a plugin's answer.
+    pub(in crate::plugin) fn of_answer(code: Code) -> Self {
+        match code {
+            Code::Unavailable | Code::Aborted | Code::ResourceExhausted => Class::Transient,
+            Code::Unimplemented => Class::Unimplemented,
+            Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::PermissionDenied
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::Unauthenticated => Class::Refused,
+            Code::Ok
+            | Code::Cancelled
+            | Code::Unknown
+            | Code::DeadlineExceeded
+            | Code::Internal
+            | Code::DataLoss => Class::Unknown,
+        }
+    }
+
+    /// Returns whether the caller's same call may succeed later.
+    pub(in crate::plugin) fn is_retryable(self) -> bool {
+        !matches!(self, Class::Refused | Class::Unimplemented | Class::Forbidden)
+    }
+}
+
+/// The kind of an RPC, as far as the meaning of its errors depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RpcKind {
+    /// NodeStageVolume, NodePublishVolume and the calls that undo them.
+    Mount,
+    /// ControllerPublishVolume for a claim.
+    Attach,
+    /// ControllerUnpublishVolume for a claim.
+    Detach,
+    /// Every other call to the controller.
+    Controller,
+}
+
+/// What csid does after a failed RPC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RpcOutcome {
+    /// The plugin was not called. The call is retried.
+    NotSent,
+    /// The plugin was not called, and will not be called by a retry either.
+    Withheld,
+    /// The call is retried as it is.
+    Again { perhaps_done: bool },
+    /// The plugin has refused the call. A retry would be refused, too.
+    Refused,
+    /// The plugin does not have the RPC. Its capabilities are queried again before the next call.
+    Unimplemented,
+    /// The call may have had its effect, or may have it yet. It is retried while it is wanted, else it is rolled back.
+    Unknown,
+}
+
+/// Returns the outcome of an RPC of this kind that failed with `code`. `class`: what is known of its effect.
+pub(in crate::plugin) fn outcome(class: Class, code: Code, kind: RpcKind) -> RpcOutcome {
+    match (class, kind) {
+        (Class::NotSent, _) => RpcOutcome::NotSent,
+        // csid stops, and the next csid continues. A claim's call then has no reason that is worth a row.
+        (Class::Shutdown, RpcKind::Attach | RpcKind::Detach) => RpcOutcome::NotSent,
+        (Class::Shutdown | Class::Forbidden, _) => RpcOutcome::Withheld,
+        // Something has to be detached first (CSI rule 38).
+        (Class::Transient, RpcKind::Attach) if code == Code::ResourceExhausted => RpcOutcome::Refused,
+        // A plugin that is busy with the call may still complete it.
+        (Class::Transient, _) => RpcOutcome::Again { perhaps_done: code != Code::ResourceExhausted },
+        (Class::Refused, _) => RpcOutcome::Refused,
+        (Class::Unimplemented, _) => RpcOutcome::Unimplemented,
+        // An attach is retried while the claim is wanted, and only then detached.
+        (Class::Unknown, RpcKind::Attach) => RpcOutcome::Again { perhaps_done: true },
+        (Class::Unknown, _) => RpcOutcome::Unknown,
+    }
+}
+
+/// Returns whether a final error with this code is about the volume. It then also proves that earlier tries of the call had no
+/// effect. An error about the caller, or about the plugin itself, proves nothing about them.
+pub fn is_about_volume(code: Code) -> bool {
+    !matches!(
+        code,
+        Code::ResourceExhausted | Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CSI rules 36 and 38. The columns: mount, attach, detach, other controller calls.
+    #[test]
+    fn each_code_has_one_outcome_for_each_kind() {
+        use Code::*;
+        use RpcOutcome::{
+            Again as A, NotSent as N, Refused as R, Unimplemented as I, Unknown as U, Withheld as W,
+        };
+        let perhaps = A { perhaps_done: true };
+        let not_yet = A { perhaps_done: false };
+        let answers = [
+            (vec![Unavailable, Aborted], [perhaps; 4]),
+            (vec![ResourceExhausted], [not_yet, R, not_yet, not_yet]),
+            (vec![InvalidArgument, NotFound, AlreadyExists, FailedPrecondition, OutOfRange], [R; 4]),
+            (vec![PermissionDenied, Unauthenticated], [R; 4]),
+            (vec![Unimplemented], [I; 4]),
+            (vec![Ok, Cancelled, Unknown, DeadlineExceeded, Internal, DataLoss], [U, perhaps, U, U]),
+        ];
+        let answers = answers.into_iter().flat_map(|(codes, outcomes)| {
+            codes.into_iter().map(move |code| (code, Class::of_answer(code), outcomes))
+        });
+        let own = [
+            (Unavailable, Class::NotSent, [N; 4]),
+            (DeadlineExceeded, Class::Unknown, [U, perhaps, U, U]),
+            (Unavailable, Class::Unknown, [U, perhaps, U, U]),
+            (Unavailable, Class::Shutdown, [W, N, N, W]),
+            (PermissionDenied, Class::Forbidden, [W; 4]),
+        ];
+        let rows: Vec<_> = answers.chain(own).collect();
+        assert_eq!(rows.len(), 17 + own.len(), "every code of gRPC has a row");
+        for (code, class, outcomes) in rows {
+            let kinds = [RpcKind::Mount, RpcKind::Attach, RpcKind::Detach, RpcKind::Controller];
+            let found = kinds.map(|kind| outcome(class, code, kind));
+            assert_eq!(found, outcomes, "{code:?} of class {class:?}");
+        }
+    }
+}
