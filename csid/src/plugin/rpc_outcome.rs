@@ -23,7 +23,7 @@ pub enum Class {
 
 impl Class {
     /// Returns the class of a plugin's answer.
-    pub(in crate::plugin) fn of_answer(code: Code) -> Self {
+    pub(crate) fn of_answer(code: Code) -> Self {
         match code {
             Code::Unavailable | Code::Aborted | Code::ResourceExhausted => Class::Transient,
             Code::Unimplemented => Class::Unimplemented,

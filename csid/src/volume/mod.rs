@@ -24,6 +24,8 @@ mod operation;
 mod plugins;
 mod probe;
 mod reconcile;
+#[cfg(test)]
+mod rpc_outcome_tests;
 mod seam;
 mod submit;
 mod tables;

@@ -176,7 +176,7 @@ fn again(error: Error) -> ClaimEffectFailure {
 }
 
 /// Returns the outcome of a call to the controller that failed.
-fn failed(error: RpcError, kind: RpcKind) -> ClaimEffectFailure {
+pub(in crate::volume) fn failed(error: RpcError, kind: RpcKind) -> ClaimEffectFailure {
     let meaning = error.outcome(kind);
     let error = Error::from(error);
     let outcome = match meaning {

@@ -3,7 +3,7 @@
 
 mod attach;
 mod claim;
-mod claim_effects;
+pub(in crate::volume) mod claim_effects;
 mod controller;
 mod create;
 pub(in crate::volume) mod declarations;
@@ -12,4 +12,4 @@ pub(in crate::volume) mod engine;
 mod expand;
 pub(in crate::volume) mod records;
 mod secrets;
-mod tries;
+pub(in crate::volume) mod tries;

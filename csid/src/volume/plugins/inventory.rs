@@ -139,7 +139,7 @@ impl Context {
 }
 
 /// Maps the error of a list. A list whose token the plugin no longer accepts begins again (CSI rule 40).
-fn of_list(error: RpcError, page: &Page) -> Error {
+pub(in crate::volume) fn of_list(error: RpcError, page: &Page) -> Error {
     let stale = error.code == Code::Aborted && !page.token.is_empty();
     let error = Error::from(error);
     match stale {
