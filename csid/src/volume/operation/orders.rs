@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use crate::error::{Kind, Result};
 use crate::store::rows::MountKey;
 
-/// What the actor tells an operation while it runs.
+/// Signals of the actor to its running operation.
 #[derive(Clone, Debug)]
 pub(in crate::volume) struct ActorSignals {
     /// Why the operation is abandoned; `None`: it is not.
