@@ -876,7 +876,7 @@ const char *csi_error_plugin_message(const struct csi_error *error);
 
 /**
  * Returns all other facts of an error: the names rpc, grpc-code, plugin-message, retryable, operation,
- * namespace, volume, plugin, step, and the lists holders and tags, as far as they apply.
+ * namespace, volume, plugin, step, obstacle, and the lists holders and tags, as far as they apply.
  *
  * @param error  The error. May be NULL.
  * @return A row that lives as long as the error; NULL for NULL.

@@ -241,6 +241,9 @@ pub struct Details {
     /// The step that csid was carrying out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
+    /// What is in the way, where kind and step do not say it: a word of the contract, such as `unknown-plugin`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub obstacle: Option<String>,
 }
 
 impl Details {
@@ -261,6 +264,7 @@ impl Details {
             holders: take(&mut map, "holders").unwrap_or_default(),
             tags: take(&mut map, "tags").unwrap_or_default(),
             step: take(&mut map, "step"),
+            obstacle: take(&mut map, "obstacle"),
         }
     }
 }

@@ -26,6 +26,9 @@ const DISABLED: &str = "read the configuration";
 /// The step of a claim that the plugin's limit of volumes refuses.
 const LIMIT: &str = "count the plugin's volumes";
 
+/// The step of a claim of a volume that this node cannot reach.
+const TOPOLOGY: &str = "look at the topology";
+
 /// The step of a forced release.
 const FORGET: &str = "forget";
 
@@ -52,6 +55,10 @@ enum Obstacle {
     HungOrDead,
     /// The mount or its target is gone, without a dead server.
     Vanished,
+    /// A claim of another node.
+    OtherNode,
+    /// A setting of the plugin's unit that hides its mounts from the host.
+    Hidden,
     /// Another holder of an unmounted volume. csid continues when it has ended.
     Held,
     /// Another holder, before anything was unmounted.
@@ -59,9 +66,12 @@ enum Obstacle {
     Helper,
 }
 
+/// The words before and behind a unit whose setting hides its mounts.
+const HIDES: (&str, &str) = (" gives ", " a mount namespace of its own, ");
+
 /// The obstacles with the words of csid's text, and words behind those, that identify them. `explained` and the hint for NotAuthorized
 /// read csid's texts, too.
-const WORDS: [(&str, &str, Obstacle); 11] = [
+const WORDS: [(&str, &str, Obstacle); 13] = [
     ("the kernel did not answer in time for ", "", Obstacle::Hung),
     ("csid's helper did not answer for ", "", Obstacle::Helper),
     ("but another mount namespace still shows it", "", Obstacle::Held),
@@ -73,6 +83,8 @@ const WORDS: [(&str, &str, Obstacle); 11] = [
     ("the file system is dead: ", "", Obstacle::Dead),
     ("removed behind csid's back", "", Obstacle::Vanished),
     ("nothing is mounted at its target", "", Obstacle::Vanished),
+    (HIDES.0, HIDES.1, Obstacle::Hidden),
+    ("the claim is of node ", ", which has to release it itself", Obstacle::OtherNode),
 ];
 
 fn obstacle(text: &str) -> Option<Obstacle> {
@@ -111,8 +123,61 @@ fn obstructed(error: &CsidError, tried: &Tried, mount: &str) -> Option<String> {
              root. `csictl mounts` shows the case."
         )),
         Obstacle::Held => Some(HELD.to_owned()),
+        Obstacle::Hidden => {
+            let (_, rest) = error.message.split_once(HIDES.0)?;
+            let (unit, _) = rest.split_once(HIDES.1)?;
+            let plugin = error.details.plugin.as_deref().or(tried.plugin.as_deref()).unwrap_or("PLUGIN");
+            Some(format!(
+                "`systemctl cat '{unit}'` shows where the setting is. Take it out, then `systemctl daemon-reload && csictl \
+                 plugin restart {plugin}`."
+            ))
+        }
         _ => None,
     }
+}
+
+/// Returns the hint for an obstacle that the error names by a word of the contract. `None`: it names none, or an unknown one.
+/// `volume`: `NAMESPACE VOLUME`, quoted for a shell.
+fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> Option<String> {
+    let mount = tried.mount.as_deref().unwrap_or("NAMESPACE VOLUME CONSUMER");
+    let hint = match error.details.obstacle.as_deref()? {
+        "node-id" => format!(
+            "`csictl plugin show {plugin}` shows both names. If the new one is right, as root: `csictl plugin accept-node-id \
+             {plugin} NAME`."
+        ),
+        "unknown-plugin" => format!(
+            "Existing ones: `csictl plugin list`. `csictl plugin register {plugin}` adds it; `csictl wait {plugin}` waits \
+             for one that registers itself."
+        ),
+        "unregistered-volume" if tried.command == "mount" => format!(
+            "Register it first (`csictl volume register {volume}`), or give --plugin and --external-id. Existing ones: \
+             `csictl volume list`."
+        ),
+        "declared-volume" => format!("The cause and the remedy: `csictl explain {volume}`."),
+        "registered-by-call" => {
+            format!("Deregister it (`csictl volume deregister {volume}`) and reload, or remove the file.")
+        }
+        "capability" => format!("Its capabilities: `csictl volume show {volume}`."),
+        "unknown-mount" => {
+            "`csictl reconcile --dry-run` shows it; `csictl reconcile --remove-orphans` removes it.".to_owned()
+        }
+        "other-node" => {
+            format!("If that node is gone for good, as root: `csictl release --force {mount}`.")
+        }
+        "expansion" => "Repeat the command when the expansion has ended, or wait for it with --wait TIME (a claim: --queue \
+                        TIME)."
+            .to_owned(),
+        "creation" => {
+            let operation = error.details.holders.first().map_or("OPERATION".into(), |id| quoted(id));
+            format!("Wait for its end, or cancel it (`csictl cancel {operation}`); then repeat the command.")
+        }
+        "unconfirmed-source" => format!(
+            "Look at the volume. Then delete it (`csictl volume delete {volume}`), or keep it: `csictl volume deregister \
+             --force {volume}`, then register it."
+        ),
+        _ => return None,
+    };
+    Some(hint)
 }
 
 const UNCHANGED: &str = "Nothing has changed. Correct the file and check it with `csictl check-config`.";
@@ -166,6 +231,14 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
     if let Some(hint) = obstructed(error, tried, &unmount) {
         return Some(hint);
     }
+    // The volume in the way.
+    let other = match (&error.details.namespace, &error.details.volume) {
+        (Some(namespace), Some(volume)) => format!("{} {}", quoted(namespace), quoted(volume)),
+        _ => volume.to_owned(),
+    };
+    if let Some(hint) = by_obstacle(error, tried, plugin, &other) {
+        return Some(hint);
+    }
     let ends = matches!(tried.command, "unmount" | "release");
     let goes_on = match tried.command {
         // csid keeps trying even if a plugin has refused.
@@ -179,11 +252,6 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         _ => false,
     };
     let why = format!("The cause and the remedy: `csictl explain {volume}`.");
-    // The volume in the way.
-    let other = match (&error.details.namespace, &error.details.volume) {
-        (Some(namespace), Some(volume)) => format!("{} {}", quoted(namespace), quoted(volume)),
-        _ => volume.to_owned(),
-    };
     // Only for a removal that was tried already.
     let last = match tried.command {
         command @ ("unmount" | "release") => {
@@ -256,6 +324,9 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
             "The plugin takes no more volumes on this node: release one of its others (`csictl plugin show {plugin}` lists \
              their consumers). `csictl claim --queue TIME` waits for that."
         ),
+        Kind::ClaimConflict if error.details.step.as_deref() == Some(TOPOLOGY) => {
+            format!("The volume's topologies: `csictl volume show {other}`; this node's: `csictl plugin show {plugin}`.")
+        }
         Kind::ClaimConflict if tried.command == "claim" => {
             format!(
                 "Its holders: `csictl claims`, `csictl mounts`. With --queue TIME a claim waits that long. If a holder does \
@@ -382,6 +453,9 @@ pub fn explained(explanation: &Explanation, mounts: &[MountRow], tried: &Tried) 
         return match obstacle(&explanation.last_error) {
             Some(Obstacle::Held | Obstacle::InUseElsewhere) => HELD.to_owned(),
             Some(Obstacle::Hung) => end_hung(&format!("{claim} --all-tags")),
+            Some(Obstacle::OtherNode) => {
+                format!("if that node is gone for good, as root: `csictl release --force {claim}`")
+            }
             _ => format!(
                 "`csictl release {claim}` calls the plugin again; the last resort, as root, is `csictl release \
                  --forget {claim}`"
@@ -418,6 +492,9 @@ pub fn explained(explanation: &Explanation, mounts: &[MountRow], tried: &Tried) 
         _ if waits.starts_with("the caller of CreateVolume") => {
             format!("repeat `csictl volume create`, or `csictl volume delete {volume}`")
         }
+        Some(plugin) if waits.contains(" calls this node `") => format!(
+            "`csictl plugin show {plugin}` shows both names; as root, `csictl plugin accept-node-id {plugin} NAME` accepts the new one"
+        ),
         Some(plugin) if waits.contains("(not registered)") => format!(
             "start the plugin or register it (`csictl plugin register {plugin}`), then `csictl wait {plugin}`{unfinished}"
         ),
@@ -515,15 +592,58 @@ mod tests {
     /// Where csid says it otherwise, the words here have to follow.
     #[test]
     fn obstacle_words_are_in_csids_source() {
-        let said =
-            ["host/error.rs", "volume/probe.rs", "volume/manager.rs", "volume/errors/mount.rs"].map(|file| {
-                let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../csid/src").join(file);
-                std::fs::read_to_string(path).unwrap()
-            });
+        let said = [
+            "host/error.rs",
+            "volume/probe.rs",
+            "volume/manager.rs",
+            "volume/errors/mount.rs",
+            "volume/control/claim_effects.rs",
+            "plugin/visible.rs",
+        ]
+        .map(|file| {
+            let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../csid/src").join(file);
+            std::fs::read_to_string(path).unwrap()
+        });
         for (first, then, _) in WORDS {
             let says = |file: &String| file.contains(first) && file.contains(then);
             assert!(said.iter().any(says), "nothing says: {first}…{then}");
         }
+    }
+
+    /// Each word of csid's `Obstacle` has its hint here, but for what a hint of the kind says.
+    #[test]
+    fn obstacle_of_an_error_names_the_next_command() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../csid/src/error.rs");
+        let source = std::fs::read_to_string(path).unwrap();
+        let words = source.split("impl Obstacle {").nth(1).unwrap().split("\n}").next().unwrap();
+        let words: Vec<&str> =
+            words.split("=> \"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+        let commands = [
+            ("node-id", "`csictl plugin accept-node-id nfs NAME`"),
+            ("unknown-plugin", "`csictl plugin register nfs`"),
+            ("unregistered-volume", "`csictl volume register ns v`"),
+            ("declared-volume", "`csictl explain ns v`"),
+            ("registered-by-call", "`csictl volume deregister ns v`"),
+            ("capability", "`csictl volume show ns v`"),
+            ("unknown-mount", "`csictl reconcile --remove-orphans`"),
+            ("other-node", "`csictl release --force ns v job`"),
+            ("expansion", "--queue TIME"),
+            ("creation", "`csictl cancel 'op 1'`"),
+            ("unconfirmed-source", "`csictl volume delete ns v`"),
+        ];
+        assert_eq!(words, commands.map(|(word, _)| word));
+        for (word, command) in commands {
+            let details = Details {
+                obstacle: Some(word.into()),
+                plugin: Some("nfs".into()),
+                holders: vec!["op 1".into()],
+                ..Details::default()
+            };
+            let hint = said(Kind::Busy, details, &tried("mount"));
+            assert!(hint.contains(command), "{word}: {hint}");
+        }
+        let unknown = Details { obstacle: Some("word-of-a-later-csid".into()), ..Details::default() };
+        assert!(said(Kind::Busy, unknown, &tried("mount")).starts_with("Wait until it is free"));
     }
 
     #[test]
@@ -535,6 +655,10 @@ mod tests {
             ("a repeated Release of my job: it needs its secrets", "`csictl release ns v 'my job'` (with"),
             ("the caller of CreateVolume, to ask for its answer again", "`csictl volume create`"),
             ("plugin nfs (not registered)", "`csictl wait nfs`"),
+            (
+                "plugin nfs (running) the plugin nfs calls this node `b`, which was `a`",
+                "accept-node-id nfs NAME`",
+            ),
             ("plugin nfs, instance b (unhealthy) no", "`csictl plugin show nfs`"),
             ("a repeated mount of job: the last one failed, and csid does not repeat it", "`csictl events`"),
         ] {

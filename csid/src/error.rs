@@ -166,6 +166,50 @@ pub struct Details {
     pub tags: Vec<String>,
     /// The step that failed, e.g. `stage`, `publish`, `waiting for plugin`.
     pub step: Option<Step>,
+    pub obstacle: Option<Obstacle>,
+}
+
+/// What is in the way, where kind and step do not say it. Clients choose their advice by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// The plugin has another name for this node than before.
+    NodeId,
+    UnknownPlugin,
+    UnregisteredVolume,
+    /// A file declares the volume, which is not registered yet.
+    DeclaredVolume,
+    /// A call has registered the volume that a file declares.
+    RegisteredByCall,
+    /// The volume was not registered with the capability.
+    Capability,
+    /// A mount that no row explains.
+    UnknownMount,
+    /// A claim or mount on another node.
+    OtherNode,
+    /// An expansion that waits until the volume is not in use.
+    Expansion,
+    /// A creation of the volume, for another caller.
+    Creation,
+    /// The plugin does not confirm the source of the created volume.
+    UnconfirmedSource,
+}
+
+impl Obstacle {
+    pub fn name(self) -> &'static str {
+        match self {
+            Obstacle::NodeId => "node-id",
+            Obstacle::UnknownPlugin => "unknown-plugin",
+            Obstacle::UnregisteredVolume => "unregistered-volume",
+            Obstacle::DeclaredVolume => "declared-volume",
+            Obstacle::RegisteredByCall => "registered-by-call",
+            Obstacle::Capability => "capability",
+            Obstacle::UnknownMount => "unknown-mount",
+            Obstacle::OtherNode => "other-node",
+            Obstacle::Expansion => "expansion",
+            Obstacle::Creation => "creation",
+            Obstacle::UnconfirmedSource => "unconfirmed-source",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,6 +251,10 @@ impl Error {
 
     pub fn internal(message: impl Into<String>) -> Self {
         Error::new(Kind::Internal, message)
+    }
+
+    pub fn obstructed_by(self, obstacle: Obstacle) -> Self {
+        self.with(|details| details.obstacle = Some(obstacle))
     }
 
     pub fn with(mut self, set: impl FnOnce(&mut Details)) -> Self {

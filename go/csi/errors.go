@@ -73,6 +73,10 @@ type Error struct {
 	// Tags are those of the consumer's existing mounts, if the one that was asked for does not exist.
 	Tags []string
 
+	// Obstacle is what is in the way, where the code and the step do not say it: a word of the contract, such as
+	// unknown-plugin. Or it is empty.
+	Obstacle string
+
 	// Step, Operation, Namespace, Volume and Plugin say what csid was doing, as far as they apply.
 	Step, Operation, Namespace, Volume, Plugin string
 

@@ -214,7 +214,7 @@ pub unsafe extern "C" fn csi_error_plugin_message(error: *const csi_error) -> *c
 }
 
 /// Returns all other facts of an error: the names rpc, grpc-code, plugin-message, retryable, operation,
-/// namespace, volume, plugin, step, and the lists holders and tags, as far as they apply.
+/// namespace, volume, plugin, step, obstacle, and the lists holders and tags, as far as they apply.
 ///
 /// @param error  The error. May be NULL.
 /// @return A row that lives as long as the error; NULL for NULL.

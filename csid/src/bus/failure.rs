@@ -6,7 +6,7 @@ use tracing::error;
 use zbus::Message;
 
 use super::contract::Map;
-use crate::error::{Details, Error, Kind, Step};
+use crate::error::{Details, Error, Kind, Obstacle, Step};
 
 /// The failure of a call: an error of the contract, or one of D-Bus' own with its last name and a message.
 pub(super) enum Failure {
@@ -75,6 +75,7 @@ fn details(details: &Details) -> Map {
         ("volume", details.volume.as_deref(), SHOWN),
         ("plugin", details.plugin.as_deref(), SHOWN),
         ("step", details.step.map(Step::name), SHOWN),
+        ("obstacle", details.obstacle.map(Obstacle::name), SHOWN),
     ];
     for (key, text, most) in texts {
         if let Some(text) = text {

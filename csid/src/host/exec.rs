@@ -51,12 +51,9 @@ pub enum ExecError {
     Units(#[from] UnitsError),
     #[error("{step}: {source}")]
     Os { step: &'static str, source: io::Error },
-    #[error("{RUNNING} commands run in plugins, as many as may at once; `csictl operations` lists them")]
+    #[error("{RUNNING} commands run in plugins, as many as may at once")]
     Many,
-    #[error(
-        "{EACH} commands of uid {uid} run in plugins, as many as one uid's may at once; `csictl operations` lists them, and \
-         `csictl cancel` ends one"
-    )]
+    #[error("{EACH} commands of uid {uid} run in plugins, as many as one uid's may at once")]
     ManyOf { uid: u32 },
 }
 

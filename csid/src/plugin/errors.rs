@@ -1,20 +1,20 @@
 //! Errors that several files of the room return.
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Obstacle};
 
 pub(super) fn unknown(id: &str) -> Error {
-    Error::not_found(format!("there is no plugin {id}; `csictl plugin list` shows them"))
+    Error::not_found(format!("there is no plugin {id}")).obstructed_by(Obstacle::UnknownPlugin)
 }
 
 /// Returns the text of an attach's error, and of the plugin's health, while a changed node ID has not been accepted.
 pub(super) fn disputed(plugin: &str, now: &str, agreed: &str) -> String {
     format!(
-        "the plugin {plugin} calls this node `{now}`, which was `{agreed}`; nothing is attached until that is accepted: \
-         csictl plugin accept-node-id {plugin} NODE_ID"
+        "the plugin {plugin} calls this node `{now}`, which was `{agreed}`; nothing is attached until that is accepted"
     )
 }
 
 pub(super) fn disputes(plugin: &str, now: &str, agreed: &str) -> Error {
     Error::new(Kind::PluginUnavailable, disputed(plugin, now, agreed))
         .with(|details| details.plugin = Some(plugin.to_owned()))
+        .obstructed_by(Obstacle::NodeId)
 }

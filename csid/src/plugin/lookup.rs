@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{broadcast, oneshot, watch};
 
-use crate::error::{Error, Kind, Result, Step};
+use crate::error::{Error, Kind, Obstacle, Result, Step};
 use crate::plugin::controller::Controller;
 use crate::plugin::errors;
 use crate::plugin::node::Ready;
@@ -82,10 +82,7 @@ impl Plugins {
         validate_id(id)?;
         match by(deadline, self.found(id, ready, newest(service))).await {
             Some(found) => found.map(drop),
-            None => {
-                let error = Error::new(Kind::TimedOut, self.lacking(id, service));
-                Err(waiting(error, id))
-            }
+            None => Err(self.lacking(Kind::TimedOut, id, service)),
         }
     }
 
@@ -121,7 +118,7 @@ impl Plugins {
         let views = self.views(id);
         let stopping = !views.is_empty() && views.iter().all(|view| view.state == "stopping");
         let kind = if stopping { Kind::PluginShutdown } else { Kind::PluginUnavailable };
-        waiting(Error::new(kind, self.lacking(id, service)), id)
+        self.lacking(kind, id, service)
     }
 
     /// Whether the plugin can do this: an instance of it says so. `None`: that is not known yet, for none of those that were
@@ -240,15 +237,26 @@ impl Plugins {
         format!("plugin {id}{which} ({}) {}", view.state, view.health_message).trim_end().to_owned()
     }
 
-    /// Describes why a wait for a plugin's service timed out.
-    fn lacking(&self, id: &str, service: Service) -> String {
+    /// Returns the error of a wait for a plugin's service that timed out.
+    fn lacking(&self, kind: Kind, id: &str, service: Service) -> Error {
         let views = self.views(id);
-        let Some(newest) = views.first() else {
-            return format!(
-                "no plugin {id} is registered; register it (csictl plugin register), or write \
-                 plugins.d/{id}.toml and reload"
-            );
-        };
+        match views.first() {
+            Some(newest) => waiting(Error::new(kind, self.what_lacks(id, service, &views, newest)), id),
+            None => {
+                let error = Error::new(kind, format!("no plugin {id} is registered"));
+                waiting(error.obstructed_by(Obstacle::UnknownPlugin), id)
+            }
+        }
+    }
+
+    /// Returns why the plugin with these views does not offer a service.
+    fn what_lacks(
+        &self,
+        id: &str,
+        service: Service,
+        views: &[Arc<PluginView>],
+        newest: &Arc<PluginView>,
+    ) -> String {
         // An instance that was never seen may offer it.
         let may = |view: &PluginView| {
             view.provider.is_empty() || view.services.iter().any(|offered| offered == service.name())

@@ -9,7 +9,7 @@ pub enum StoreError {
     Gone,
     #[error(
         "the journal {} is damaged: {why}. What is mounted stays, and nothing is changed until a new journal is \
-         begun: `csictl reconcile --new-journal` (Reconcile with `new-journal`)",
+         begun (Reconcile with `new-journal`)",
         path.display()
     )]
     Corrupt { path: PathBuf, why: String },

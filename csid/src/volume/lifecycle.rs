@@ -218,13 +218,10 @@ impl ModeFilter {
         let capabilities =
             record.registration.iter().flat_map(|registration| &registration.spec.capabilities);
         let used = record.claims.iter().map(|claim| &claim.usage.capability);
-        used.chain(capabilities).copied().find(|capability| self.fits(*capability)).ok_or_else(|| {
-            Error::invalid(format!(
-                "{} was not registered with that access mode and attachment mode; `csictl volume show` lists its \
-                 capabilities",
-                record.name
-            ))
-        })
+        used.chain(capabilities)
+            .copied()
+            .find(|capability| self.fits(*capability))
+            .ok_or_else(|| claim_errors::not_capable(&record.name))
     }
 }
 

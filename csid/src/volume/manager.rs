@@ -217,7 +217,7 @@ impl Volumes {
     pub async fn cancel(&self, operation: &str, authority: Authority) -> Result<()> {
         let found = self.shared.operations.find(operation, authority);
         if found.is_empty() {
-            let text = format!("no operation `{operation}` of yours is under way; see `csictl operations`");
+            let text = format!("no operation `{operation}` of yours is under way");
             return Err(Error::not_found(text));
         }
         for (volume, number) in found {

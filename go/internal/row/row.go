@@ -229,6 +229,7 @@ func Details(err *csi.Error, r Row) {
 	err.Holders = r.Texts("holders")
 	err.Tags = r.Texts("tags")
 	err.Step = r.Text("step")
+	err.Obstacle = r.Text("obstacle")
 	err.Operation = r.Text("operation")
 	err.Namespace = r.Text("namespace")
 	err.Volume = r.Text("volume")

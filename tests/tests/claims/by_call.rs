@@ -119,8 +119,8 @@ fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
         let detach = |node| client.detach_volume(NAMESPACE, "v", node, Default::default());
         for node in ["node-1", "node-2"] {
             let (kind, error) = refusal(detach(node).await);
-            assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["job".to_owned()]), "{node}");
-            let is_disputed = error.message.contains("csictl plugin accept-node-id p");
+            assert_eq!((kind, &error.details.holders), (Kind::Busy, &vec!["job".to_owned()]), "{node}");
+            let is_disputed = error.details.obstacle.as_deref() == Some("node-id");
             assert_eq!(is_disputed, node == "node-1", "{}", error.message);
         }
         client.accept_node_id("p", "node-3", Default::default()).await.unwrap();

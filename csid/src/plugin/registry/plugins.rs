@@ -349,8 +349,7 @@ impl Plugins {
                 SpecOrigin::File(_) => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
                 SpecOrigin::Bus | SpecOrigin::Socket if entry.spec.same(spec) => Ok(true),
                 SpecOrigin::Bus | SpecOrigin::Socket => exists(format!(
-                    "instance `{instance}` of the plugin {id} is registered with another spec; `csictl plugin upgrade {id} \
-                     --replace {instance}` gives it a new version, and another instance may be registered in addition"
+                    "instance `{instance}` of the plugin {id} is registered with another spec"
                 )),
             };
         }

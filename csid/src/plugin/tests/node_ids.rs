@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Kind;
+use crate::error::Obstacle;
 
 /// csid starts again over the same journal.
 async fn again(host: Host) -> Host {
@@ -36,7 +37,8 @@ async fn changed_node_id_is_refused_until_accepted() {
     host.ready().await;
     let refused = host.plugins.refuse_other_node_id("p").unwrap_err();
     assert_eq!(refused.kind, Kind::PluginUnavailable);
-    for words in ["`node-2`", "`node-1`", "csictl plugin accept-node-id p NODE_ID"] {
+    assert_eq!(refused.details.obstacle, Some(Obstacle::NodeId));
+    for words in ["`node-2`", "`node-1`"] {
         assert!(refused.message.contains(words), "{words}: {refused}");
     }
     assert_eq!(host.plugins.node_id("p"), "", "nothing is attached under it");

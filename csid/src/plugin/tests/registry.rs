@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Kind;
+use crate::error::Obstacle;
 use crate::plugin::{AppliedFiles, PluginChange};
 
 #[tokio::test]
@@ -161,7 +162,7 @@ async fn a_plugin_that_is_not_there_yet_is_waited_for() {
     };
     let error = host.plugins.ready("p", Service::Node, soon(Duration::from_millis(30))).await.err().unwrap();
     assert_eq!((error.kind, error.details.plugin.as_deref()), (Kind::PluginUnavailable, Some("p")));
-    assert!(error.message.contains("csictl plugin register"), "{error}");
+    assert_eq!(error.details.obstacle, Some(Obstacle::UnknownPlugin), "{error}");
     let timed_out = host.plugins.wait("p", Service::Node, Some(soon(Duration::from_millis(30)))).await;
     assert_eq!(timed_out.unwrap_err().kind, Kind::TimedOut);
     host.register(&fake).await;

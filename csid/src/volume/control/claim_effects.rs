@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::error::{Error, Kind, Result, Step};
+use crate::error::{Error, Kind, Obstacle, Result, Step};
 use crate::fault;
 use crate::plugin::{CallContext, Controller, RpcError, RpcKind, RpcOutcome};
 use crate::secret::Secrets;
@@ -97,11 +97,9 @@ impl<S: Site> Engine<'_, S> {
     /// Unmounts every mount of the consumer on this node.
     async fn node_detach(&mut self, record: &Record, effect: &ClaimEffect) -> Result<(), ClaimEffectFailure> {
         if effect.node != self.records.node {
-            let text = format!(
-                "{} has to release it itself; if that node is gone for good: csictl release --force",
-                effect.node
-            );
-            return Err(ClaimEffectFailure::new(ClaimOutcome::Again, Error::new(Kind::Busy, text)));
+            let text = format!("the claim is of node {}, which has to release it itself", effect.node);
+            let error = Error::new(Kind::Busy, text).obstructed_by(Obstacle::OtherNode);
+            return Err(ClaimEffectFailure::new(ClaimOutcome::Again, error));
         }
         let key = ClaimKey::new(&record.name, &effect.consumer);
         self.site.unmount_all(&key).await.map_err(again)

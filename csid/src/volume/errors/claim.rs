@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::error::{Error, Kind, Step};
+use crate::error::{Error, Kind, Obstacle, Step};
 use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::volume::api::views::OperationView;
@@ -28,20 +28,14 @@ pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wante
             Kind::Uncertain,
             format!("an earlier claim of {name} by {consumer} is still being released; ask again"),
         ),
-        ClaimRefusal::NoCapability => Error::invalid(format!(
-            "{name} was not registered with that access mode and attachment mode; `csictl volume show` lists its \
-             capabilities"
-        )),
+        ClaimRefusal::NoCapability => not_capable(name),
         ClaimRefusal::ReaderOnly => Error::invalid("a reader-only access mode is claimed with mode read"),
         ClaimRefusal::Conflict { what, holders } => {
             let who = match holders.is_empty() {
                 true => "somebody else".to_owned(),
                 false => holders.join(", "),
             };
-            let text = format!(
-                "{what} conflicts with the claim of {name} by {who}; release it there first, or give \
-                 `csictl claim --queue` the time to wait for it"
-            );
+            let text = format!("{what} conflicts with the claim of {name} by {who}");
             Error::new(Kind::ClaimConflict, text).with(|details| {
                 details.holders = holders;
                 details.step = Some(Step::Claim);
@@ -53,6 +47,12 @@ pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wante
         ),
         ClaimRefusal::NoSuchClaim => Error::internal("the row of the claim is gone"),
     }
+}
+
+/// Makes the error for modes that no registered capability has.
+pub(in crate::volume) fn not_capable(name: &VolumeName) -> Error {
+    let text = format!("{name} was not registered with that access mode and attachment mode");
+    Error::invalid(text).obstructed_by(Obstacle::Capability)
 }
 
 /// Makes the error for an event of csid itself that the state does not allow.
@@ -103,8 +103,7 @@ pub(in crate::volume) fn at_rest(to: &BoundTo) -> Error {
 pub(in crate::volume) fn out_of_reach(name: &VolumeName, topology: &BTreeMap<String, String>) -> Error {
     let here: Vec<String> = topology.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let here = if here.is_empty() { "no topology".to_owned() } else { here.join(", ") };
-    let text =
-        format!("{name} is not reachable from this node ({here}); `csictl volume show` lists its topologies");
+    let text = format!("{name} is not reachable from this node ({here})");
     // Waiting does not change the topology.
     Error::new(Kind::ClaimConflict, text).with(|details| {
         details.step = Some(Step::Topology);
@@ -140,16 +139,13 @@ pub(in crate::volume) fn attached_to(name: &VolumeName, nodes: Vec<String>) -> E
 
 /// Makes the error for a volume without users that is still staged on this host.
 pub(in crate::volume) fn still_staged(name: &VolumeName) -> Error {
-    let text = format!("{name} is still being taken off this host: `csictl explain` shows how far that is");
+    let text = format!("{name} is still being taken off this host");
     Error::new(Kind::Busy, text)
 }
 
 pub(in crate::volume) fn expands_first(name: &VolumeName) -> Error {
-    let text = format!(
-        "an expansion of {name}, which came before, waits until nobody has the volume; ask again when it is done, or wait \
-         for it with `csictl claim --queue TIME`"
-    );
-    Error::new(Kind::ClaimConflict, text)
+    let text = format!("an expansion of {name}, which came before, waits until the volume is not in use");
+    Error::new(Kind::ClaimConflict, text).obstructed_by(Obstacle::Expansion)
 }
 
 pub(in crate::volume) fn not_confirmed(name: &VolumeName, why: &str) -> Error {
@@ -206,7 +202,10 @@ pub(in crate::volume) fn staged_here(
             format!("this host has {name} staged, perhaps under that node id; unmount it first. {why}")
         }
     };
-    Error::new(Kind::Busy, text).with(|details| details.holders = holders)
+    Error::new(Kind::Busy, text).with(|details| {
+        details.holders = holders;
+        details.obstacle = disputed.and_then(|why| why.details.obstacle);
+    })
 }
 
 /// Makes an event about an attachment by AttachVolume.
@@ -229,20 +228,15 @@ pub(in crate::volume) fn of_file(name: &VolumeName, file: Option<&Path>) -> Erro
 
 /// Makes the error for a declared volume that a call has registered.
 pub(in crate::volume) fn of_call(name: &VolumeName) -> Error {
-    let text = format!(
-        "{name} was registered by a call, and is not taken over: deregister it (`csictl volume deregister`), or remove \
-         the file"
-    );
-    Error::new(Kind::AlreadyExists, text)
+    let text = format!("{name} was registered by a call, and a file does not take it over");
+    Error::new(Kind::AlreadyExists, text).obstructed_by(Obstacle::RegisteredByCall)
 }
 
 /// Makes the error for a declared volume that is not registered yet. A call that uses the volume registers it first.
 pub(in crate::volume) fn not_yet(name: &VolumeName, file: &Path) -> Error {
-    let text = format!(
-        "{name} is declared by {}, and not registered yet: `csictl explain` shows why",
-        file.display()
-    );
-    Error::not_found(text).with(|details| details.retryable = true)
+    let text = format!("{name} is declared by {}, and not registered yet", file.display());
+    let error = Error::not_found(text).obstructed_by(Obstacle::DeclaredVolume);
+    error.with(|details| details.retryable = true)
 }
 
 /// Adds the name of the file to an error about a declared volume.
@@ -262,10 +256,7 @@ pub(in crate::volume) fn as_registered(name: &VolumeName, option: &str, uid: u32
 }
 
 pub(in crate::volume) fn created_otherwise(name: &VolumeName) -> Error {
-    let text = format!(
-        "{name} is there, or on its way, with other options; `csictl volume show` lists them. Delete it first, or \
-         choose another id"
-    );
+    let text = format!("{name} is there, or on its way, with other options");
     Error::new(Kind::AlreadyExists, text)
 }
 
@@ -287,10 +278,10 @@ pub(in crate::volume) fn being_created(name: &VolumeName, under_way: &OperationV
     let OperationView { id, uid, step, said, .. } = under_way;
     let said = if said.is_empty() { String::new() } else { format!(", the plugin's last answer was {said}") };
     let text = format!(
-        "{name} is being created, and uid {uid} waits for it (at `{step}`{said}): wait for its end, or cancel it \
-         (`csictl cancel {id}`), then delete it"
+        "{name} is being created, and uid {uid} waits for it in the operation {id} (at `{step}`{said})"
     );
-    Error::new(Kind::Busy, text)
+    let error = Error::new(Kind::Busy, text).obstructed_by(Obstacle::Creation);
+    error.with(|details| details.holders = vec![id.clone()])
 }
 
 /// Makes the error for a CreateVolume without an answer, which csid retries.
@@ -313,10 +304,9 @@ pub(in crate::volume) fn secrets_again(name: &VolumeName, call: &str) -> Error {
 pub(in crate::volume) fn not_from_source(name: &VolumeName, external_id: &str) -> Error {
     let text = format!(
         "the plugin made {name} (`{external_id}`), but does not say that it comes from the snapshot or volume that was \
-         asked for: it may be empty. It is not used and not deleted by itself; delete it (`csictl volume delete`), or \
-         deregister it with force, then register it"
+         asked for: it may be empty. csid neither uses nor deletes it by itself"
     );
-    Error::new(Kind::PluginError, text)
+    Error::new(Kind::PluginError, text).obstructed_by(Obstacle::UnconfirmedSource)
 }
 
 /// Makes the error for a created volume whose row is gone, and whose name means another volume now.
@@ -372,7 +362,7 @@ pub(in crate::volume) fn parked(record: &Record, why: &Error) -> NewEvent {
 }
 
 pub(in crate::volume) fn on_its_way(name: &VolumeName) -> Error {
-    let text = format!("{name} is being created or deleted; `csictl explain` shows how far that is");
+    let text = format!("{name} is being created or deleted");
     Error::new(Kind::Busy, text)
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::error::{Details, Error, Kind, Step};
+use crate::error::{Details, Error, Kind, Obstacle, Step};
 use crate::names::word;
 use crate::store::registry::VolumeName;
 use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase, VolumeKey};
@@ -113,19 +113,13 @@ pub(in crate::volume) fn not_claimant(claim: &ClaimKey) -> Error {
 }
 
 pub(in crate::volume) fn unknown_plugin(plugin: &str) -> Error {
-    let text = format!(
-        "no plugin `{plugin}` is registered; see `csictl plugin list`, or wait for it with `csictl wait {plugin}`"
-    );
-    Error::not_found(text)
+    let error = Error::not_found(format!("no plugin `{plugin}` is registered"));
+    error.obstructed_by(Obstacle::UnknownPlugin).with(|details| details.plugin = Some(plugin.to_owned()))
 }
 
 pub(in crate::volume) fn not_registered(name: &VolumeName) -> Error {
-    let text = format!(
-        "volume {:?} of namespace {:?} is not registered: register it (`csictl volume register`), or give the \
-         options plugin and external-id",
-        name.volume, name.namespace
-    );
-    Error::not_found(text).with(|details| {
+    let text = format!("volume {:?} of namespace {:?} is not registered", name.volume, name.namespace);
+    Error::not_found(text).obstructed_by(Obstacle::UnregisteredVolume).with(|details| {
         details.namespace = Some(name.namespace.clone());
         details.volume = Some(name.volume.clone());
     })

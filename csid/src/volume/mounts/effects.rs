@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tonic::Code;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Obstacle};
 use crate::fault;
 use crate::host::TargetFd;
 use crate::host::{Access, Backing, Bind, Host, HostError, Look, Restrict, Unbind};
@@ -157,12 +157,8 @@ pub(in crate::volume) async fn clear_the_way(
         _ => String::new(),
     };
     let at = if look == Look::Plain { source } else { own };
-    let text = format!(
-        "something that no row explains is at {}{ill}; look at it with `csictl reconcile --dry-run`, then remove it \
-         with `csictl reconcile --remove-orphans`",
-        at.display()
-    );
-    Err(Error::new(Kind::Busy, text))
+    let text = format!("something that no row explains is at {}{ill}", at.display());
+    Err(Error::new(Kind::Busy, text).obstructed_by(Obstacle::UnknownMount))
 }
 
 /// Context in which one effect is performed.

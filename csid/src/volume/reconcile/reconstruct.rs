@@ -82,8 +82,7 @@ impl Volumes {
             return Err(Error::invalid("remove-orphans has to wait until there is a new journal"));
         }
         if !options.dry_run && shared.operations.are_waited_for() {
-            let text = "calls that began before the damage was noticed are under way; see `csictl operations`, then ask \
-                        again";
+            let text = "calls that began before the damage was noticed are under way";
             return Err(Error::new(Kind::Busy, text));
         }
         let old = shared.store.rows().await?;

@@ -1,0 +1,32 @@
+//! An error says what failed. The next command is csictl's part (csictl/src/hints.rs), since other clients have no csictl.
+
+use std::path::{Path, PathBuf};
+
+/// Files whose texts go to the journal of systemd or to a terminal, not into an error.
+const LOGS: [&str; 3] = ["daemon/mod.rs", "daemon/reload.rs", "volume/reconcile/mod.rs"];
+
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => sources(&path, found),
+            false => found.push(path),
+        }
+    }
+}
+
+#[test]
+fn error_texts_name_no_command_of_csictl() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let mut found = Vec::new();
+    for file in files {
+        let name = file.strip_prefix(&src).unwrap().display().to_string();
+        let text = std::fs::read_to_string(&file).unwrap();
+        let lines = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+        let told = lines.filter(|line| line.contains("csictl")).map(|line| format!("{name}: {line}"));
+        found.extend(told.filter(|_| !LOGS.contains(&name.as_str()) && !name.contains("tests")));
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
