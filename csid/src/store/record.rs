@@ -255,9 +255,15 @@ impl Attachment {
 }
 
 impl AttachCall {
-    /// The same options, but for the secrets.
-    pub fn same_call(&self, other: &AttachCall) -> bool {
-        (self.read_only, self.capability) == (other.read_only, other.capability)
+    /// Returns the first option that differs from `other`'s, by its key in the contract. `None`: the calls are the same. Secrets
+    /// are not compared.
+    pub fn other_option(&self, other: &AttachCall) -> Option<&'static str> {
+        let is_other = [
+            ("read-only", self.read_only != other.read_only),
+            ("access-mode", self.capability.access_mode != other.capability.access_mode),
+            ("attachment-mode", self.capability.attachment_mode != other.capability.attachment_mode),
+        ];
+        is_other.into_iter().find_map(|(option, differs)| differs.then_some(option))
     }
 }
 

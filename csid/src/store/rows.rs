@@ -130,24 +130,34 @@ impl MountRow {
 }
 
 impl MountSpec {
-    /// The options that make two calls the same: all but those for the secrets, which are common keys of the contract, and
-    /// what no caller, or none of a registered volume, gives.
-    pub fn same_call(&self, other: &MountSpec) -> bool {
-        let MountSpec { credential, secrets_given, secrets_beside, healing, died, node_id, .. } =
-            self.clone();
-        let mut other =
-            MountSpec { credential, secrets_given, secrets_beside, healing, died, node_id, ..other.clone() };
-        if self.registered && other.registered {
-            other.usage.publish_context.clone_from(&self.usage.publish_context);
-        }
-        *self == other
+    /// Returns the first option of a call that differs from `other`'s, by its key in the contract. `None`: the calls are the same.
+    /// Secrets are not compared, nor is the publish context of a registered volume, which csid itself gives.
+    pub fn other_option(&self, other: &MountSpec) -> Option<&'static str> {
+        let is_given = !(self.registered && other.registered);
+        let differs = is_given && self.usage.publish_context != other.usage.publish_context;
+        self.other_option_but_attached(other).or(differs.then_some("publish-context"))
     }
 
-    /// The same, but for what attaching the volume answered.
-    pub fn same_but_attached(&self, other: &MountSpec) -> bool {
-        let mut other = other.clone();
-        other.usage.publish_context.clone_from(&self.usage.publish_context);
-        self.same_call(&other)
+    /// Returns the same without a comparison of the publish contexts, which differ after another attach.
+    pub fn other_option_but_attached(&self, other: &MountSpec) -> Option<&'static str> {
+        let MountSpec { usage, read_only, target, propagation, suid, dev, restore, registered, .. } = self;
+        let Usage { access_mode, attachment_mode, fs_type, mount_flags, mount_group, context, .. } = usage;
+        let is_other = [
+            ("plugin", *registered != other.registered),
+            ("target", *target != other.target),
+            ("read-only", *read_only != other.read_only),
+            ("access-mode", *access_mode != other.usage.access_mode),
+            ("attachment-mode", *attachment_mode != other.usage.attachment_mode),
+            ("fs-type", *fs_type != other.usage.fs_type),
+            ("mount-flags", *mount_flags != other.usage.mount_flags),
+            ("mount-group", *mount_group != other.usage.mount_group),
+            ("volume-context", *context != other.usage.context),
+            ("propagation", *propagation != other.propagation),
+            ("suid", *suid != other.suid),
+            ("dev", *dev != other.dev),
+            ("restore", *restore != other.restore),
+        ];
+        is_other.into_iter().find_map(|(option, differs)| differs.then_some(option))
     }
 
     /// From now on it comes back with the secrets that were given last, if any were.

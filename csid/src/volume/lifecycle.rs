@@ -1,7 +1,5 @@
 //! Predicates on the record of a volume: its lifecycle from creation to deletion, and which uid may change it.
 
-use std::collections::BTreeMap;
-
 use crate::error::{Error, Kind, Result};
 use crate::store::registry::{
     Capability, Claim, ClaimState, Creation, Heal, Origin, Record, Registration, Standing, Use, VolumeName,
@@ -54,33 +52,50 @@ pub(in crate::volume) fn refuse_other(record: &Record, plugin: &str, wanted: &Re
         return Ok(());
     };
     refuse_anothers(record, wanted.uid)?;
-    let fits = match &present.standing {
+    let short = match &present.standing {
         Standing::Deleting { .. } => return Err(claim_errors::on_its_way(&record.name)),
         Standing::Creating(creation) if creation.to_delete && !asked.to_delete => {
             return Err(claim_errors::on_its_way(&record.name));
         }
         Standing::Creating(creation) => {
-            let options = |of: &Creation| (of.capacity_min, of.capacity_max, of.register);
-            options(creation) == options(asked)
+            let is_other = [
+                ("capacity-min", creation.capacity_min != asked.capacity_min),
+                ("capacity-max", creation.capacity_max != asked.capacity_max),
+                ("register", creation.register != asked.register),
+            ];
+            is_other.into_iter().find_map(|(option, differs)| differs.then_some(option))
         }
         Standing::Registered => {
-            let fits =
-                |has| has >= asked.capacity_min && (asked.capacity_max == 0 || has <= asked.capacity_max);
-            asked.register && present.capacity.is_none_or(fits)
+            let is_over = |has: u64| asked.capacity_max > 0 && has > asked.capacity_max;
+            let is_other = [
+                ("capacity-min", present.capacity.is_some_and(|has| has < asked.capacity_min)),
+                ("capacity-max", present.capacity.is_some_and(is_over)),
+                ("register", !asked.register),
+            ];
+            is_other.into_iter().find_map(|(option, differs)| differs.then_some(option))
         }
     };
-    let mut spec = VolumeSpec {
-        context: BTreeMap::new(),
-        credential: wanted.spec.credential.clone(),
-        ..present.spec.clone()
-    };
-    // The plugin has answered with the topology, so the requested one is not compared.
-    if !is_unborn(record) {
-        spec.topologies.clone_from(&wanted.spec.topologies);
-    }
-    match fits && record.volume.plugin == plugin && spec == wanted.spec {
-        true => Ok(()),
-        false => Err(claim_errors::created_otherwise(&record.name)),
+    let (has, wants) = (&present.spec, &wanted.spec);
+    let is_other = [
+        ("plugin", record.volume.plugin != plugin),
+        ("name", has.name != wants.name),
+        ("capabilities", has.capabilities != wants.capabilities),
+        ("fs-type", has.fs_type != wants.fs_type),
+        ("mount-flags", has.mount_flags != wants.mount_flags),
+        ("mount-group", has.mount_group != wants.mount_group),
+        ("parameters", has.parameters != wants.parameters),
+        // The plugin has answered with the topology, so the requested one is not compared.
+        ("topologies", is_unborn(record) && has.topologies != wants.topologies),
+        ("heal", has.heal != wants.heal),
+        ("suid", has.suid != wants.suid),
+        ("dev", has.dev != wants.dev),
+        ("snapshot", has.snapshot != wants.snapshot),
+        ("clone", has.clone != wants.clone),
+    ];
+    let other = is_other.into_iter().find_map(|(option, differs)| differs.then_some(option));
+    match short.or(other) {
+        None => Ok(()),
+        Some(option) => Err(claim_errors::created_otherwise(&record.name, option)),
     }
 }
 

@@ -57,36 +57,54 @@ fn repeated_create_volume_matches_its_record() {
 }
 
 #[test]
-fn different_create_volume_is_refused() {
-    let kind = |record: &Record, plugin: &str, wanted: &Registration| {
-        refuse_other(record, plugin, wanted).unwrap_err().kind
+fn different_create_volume_names_the_option() {
+    let refused = |record: &Record, plugin: &str, wanted: &Registration| {
+        refuse_other(record, plugin, wanted).unwrap_err()
+    };
+    let names = |record: &Record, plugin: &str, wanted: &Registration, option: &str| {
+        let error = refused(record, plugin, wanted);
+        assert_eq!(error.kind, Kind::AlreadyExists);
+        assert!(error.message.ends_with(&format!("with another {option}")), "{option}: {error}");
     };
     for record in [record("", wanted()), made(|_| {})] {
-        assert_eq!(kind(&record, "q", &wanted()), Kind::AlreadyExists);
-        assert_eq!(kind(&record, "p", &Registration { uid: 1001, ..wanted() }), Kind::NotAuthorized);
+        names(&record, "q", &wanted(), "plugin");
+        let others = Registration { uid: 1001, ..wanted() };
+        assert_eq!(refused(&record, "p", &others).kind, Kind::NotAuthorized);
         assert_eq!(refuse_other(&record, "p", &Registration { uid: 0, ..wanted() }), Ok(()));
-        let changes: [fn(&mut VolumeSpec); 5] = [
-            |spec| spec.name = "other".into(),
-            |spec| spec.snapshot = "snap".into(),
-            |spec| spec.suid = true,
-            |spec| spec.capabilities.clear(),
-            |spec| drop(spec.parameters.insert("tier".into(), "1".into())),
+        let changes: [(&str, fn(&mut VolumeSpec)); 11] = [
+            ("name", |spec| spec.name = "other".into()),
+            ("capabilities", |spec| spec.capabilities.clear()),
+            ("fs-type", |spec| spec.fs_type = "xfs".into()),
+            ("mount-flags", |spec| spec.mount_flags.push("noatime".into())),
+            ("mount-group", |spec| spec.mount_group = "7".into()),
+            ("parameters", |spec| drop(spec.parameters.insert("tier".into(), "1".into()))),
+            ("heal", |spec| spec.heal = Heal::Remount),
+            ("suid", |spec| spec.suid = true),
+            ("dev", |spec| spec.dev = true),
+            ("snapshot", |spec| spec.snapshot = "snap".into()),
+            ("clone", |spec| spec.clone = "other".into()),
         ];
-        for change in changes {
+        for (option, change) in changes {
             let mut other = wanted();
             change(&mut other.spec);
-            assert_eq!(kind(&record, "p", &other), Kind::AlreadyExists);
+            names(&record, "p", &other, option);
         }
         let larger = Creation { capacity_min: 16, ..creation() };
-        let larger = Registration { standing: Standing::Creating(larger), ..wanted() };
-        assert_eq!(kind(&record, "p", &larger), Kind::AlreadyExists);
+        names(
+            &record,
+            "p",
+            &Registration { standing: Standing::Creating(larger), ..wanted() },
+            "capacity-min",
+        );
+        let not_kept = Creation { register: false, ..creation() };
+        let not_kept = Registration { standing: Standing::Creating(not_kept), ..wanted() };
+        names(&record, "p", &not_kept, "register");
     }
-    let elsewhere = |of: &mut Registration| of.spec.topologies.clear();
     let mut other = wanted();
-    elsewhere(&mut other);
-    assert_eq!(kind(&record("", wanted()), "p", &other), Kind::AlreadyExists);
+    other.spec.topologies.clear();
+    names(&record("", wanted()), "p", &other, "topologies");
     let going = made(|of| of.standing = Standing::Deleting { secrets_given: false, back: None });
-    assert_eq!(kind(&going, "p", &wanted()), Kind::Busy);
+    assert_eq!(refused(&going, "p", &wanted()).kind, Kind::Busy);
 }
 
 #[test]

@@ -40,9 +40,9 @@ impl<S: Site> Engine<'_, S> {
             refuse_anothers(at, call.uid, &name)?;
             let owner = at.by_call.as_ref();
             if at.leg == Leg::Present {
-                return match owner.is_some_and(|owner| owner.same_call(call)) {
-                    true => Ok(at.publish_context.clone()),
-                    false => Err(claim_errors::attached_otherwise(&record.name, node_id)),
+                return match owner.and_then(|owner| owner.other_option(call)) {
+                    None => Ok(at.publish_context.clone()),
+                    Some(option) => Err(claim_errors::attached_otherwise(&record.name, node_id, option)),
                 };
             }
             self.detach_call(target, node_id).await.map_err(mount_errors::unsettled)?;

@@ -20,9 +20,9 @@ pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wante
             Kind::NotAuthorized,
             format!("the claim of {name} by {consumer} is another user's; choose another consumer"),
         ),
-        ClaimRefusal::OtherOptions => Error::new(
+        ClaimRefusal::OtherOption { option } => Error::new(
             Kind::AlreadyExists,
-            format!("{consumer} has claimed {name} with other options; release that first"),
+            format!("{consumer} has claimed {name} with another {option}; release that first"),
         ),
         ClaimRefusal::Releasing => Error::new(
             Kind::Uncertain,
@@ -185,8 +185,8 @@ pub(in crate::volume) fn does_not_attach(plugin: &str) -> Error {
     Error::new(Kind::NotSupported, text)
 }
 
-pub(in crate::volume) fn attached_otherwise(name: &VolumeName, node_id: &str) -> Error {
-    let text = format!("{name} is attached to {node_id} with other options; detach it first");
+pub(in crate::volume) fn attached_otherwise(name: &VolumeName, node_id: &str, option: &str) -> Error {
+    let text = format!("{name} is attached to {node_id} with another {option}; detach it first");
     Error::new(Kind::AlreadyExists, text)
 }
 
@@ -255,8 +255,8 @@ pub(in crate::volume) fn as_registered(name: &VolumeName, option: &str, uid: u32
     Error::new(Kind::NotAuthorized, text)
 }
 
-pub(in crate::volume) fn created_otherwise(name: &VolumeName) -> Error {
-    let text = format!("{name} is there, or on its way, with other options");
+pub(in crate::volume) fn created_otherwise(name: &VolumeName, option: &str) -> Error {
+    let text = format!("{name} is there, or on its way, with another {option}");
     Error::new(Kind::AlreadyExists, text)
 }
 

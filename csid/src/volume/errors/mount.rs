@@ -53,10 +53,10 @@ pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Err
                 key.consumer
             ),
         ),
-        Refusal::OtherOptions => Error::new(
+        Refusal::OtherOption { option } => Error::new(
             Kind::AlreadyExists,
             format!(
-                "{} is mounted by {} with other options; unmount it first, or give this mount a tag of its own",
+                "{} is mounted by {} with another {option}; unmount it first, or give this mount a tag of its own",
                 name(key),
                 key.consumer
             ),

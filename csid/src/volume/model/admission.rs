@@ -14,8 +14,8 @@ pub const OF_UID: usize = 256;
 pub enum Refusal {
     /// The row belongs to another uid.
     NotOwner,
-    /// The identity is in use with other options.
-    OtherOptions,
+    /// The identity is in use with another value of this option.
+    OtherOption { option: &'static str },
     /// A row of that identity is still being taken down. It has to be settled first.
     Unsettled,
     /// The mount, or the staging of its volume, is at another path than the given one.
@@ -47,12 +47,12 @@ pub fn admit(volume: &Volume, wanted: &DesiredMount, abilities: Option<Abilities
             Phase::Unmounting | Phase::Uncertain => return Err(Refusal::Unsettled),
             Phase::Mounting | Phase::Mounted | Phase::Lost | Phase::Waiting => {}
         }
-        let is_same = match volume.is_down(present) {
-            true => present.spec.same_but_attached(&wanted.spec),
-            false => present.spec.same_call(&wanted.spec),
+        let other = match volume.is_down(present) {
+            true => present.spec.other_option_but_attached(&wanted.spec),
+            false => present.spec.other_option(&wanted.spec),
         };
-        if !is_same {
-            return Err(Refusal::OtherOptions);
+        if let Some(option) = other {
+            return Err(Refusal::OtherOption { option });
         }
         let given = wanted.spec.secrets_given || wanted.spec.credential.is_some();
         if matches!(present.phase, Phase::Lost | Phase::Waiting) && present.lacks_secrets() && !given {

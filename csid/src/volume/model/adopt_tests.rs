@@ -54,7 +54,7 @@ fn adopting_twice_changes_nothing_unless_paths_differ() {
     }
     let mut other = wanted(1);
     other.spec.read_only = true;
-    assert_eq!(refusal(&volume, adopting(&other, at(1))), Refusal::OtherOptions);
+    assert_eq!(refusal(&volume, adopting(&other, at(1))), Refusal::OtherOption { option: "read-only" });
 }
 
 #[test]

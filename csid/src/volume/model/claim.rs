@@ -42,8 +42,8 @@ pub struct Claims {
 pub enum ClaimRefusal {
     /// The claim belongs to another uid.
     NotOwner,
-    /// The consumer has the volume with other options.
-    OtherOptions,
+    /// The consumer has the volume with another value of this option.
+    OtherOption { option: &'static str },
     /// The consumer's earlier claim is still being released.
     Releasing,
     /// The volume was not registered with the capability.
@@ -76,8 +76,16 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), ClaimRefusal> {
             (Some(_), None) => wanted.by_mount,
             (None, wanted) => wanted.is_none(),
         };
-        let same = same_bound && (present.usage, &present.node) == (wanted.usage, &wanted.node);
-        return if same { Ok(()) } else { Err(ClaimRefusal::OtherOptions) };
+        let (has, wants) = (present.usage, wanted.usage);
+        let is_other = [
+            ("node", present.node != wanted.node),
+            ("mode", has.mode != wants.mode),
+            ("access-mode", has.capability.access_mode != wants.capability.access_mode),
+            ("attachment-mode", has.capability.attachment_mode != wants.capability.attachment_mode),
+            ("bind", !same_bound),
+        ];
+        let other = is_other.into_iter().find_map(|(option, differs)| differs.then_some(option));
+        return other.map_or(Ok(()), |option| Err(ClaimRefusal::OtherOption { option }));
     }
     let others = || volume.claims.iter().chain(&volume.ahead);
     if wanted.uid != 0 && others().filter(|claim| claim.uid == wanted.uid).count() >= OF_UID {

@@ -113,10 +113,13 @@ fn an_identity_is_its_owners_and_keeps_its_options() {
     assert_eq!(admit(&held, &Claim { uid: 8, ..mine.clone() }), Err(ClaimRefusal::NotOwner));
     assert_eq!(
         admit(&held, &Claim { node: "there".into(), ..mine.clone() }),
-        Err(ClaimRefusal::OtherOptions)
+        Err(ClaimRefusal::OtherOption { option: "node" })
     );
     let reader = Use { mode: Read, ..mine.usage };
-    assert_eq!(admit(&held, &Claim { usage: reader, ..mine.clone() }), Err(ClaimRefusal::OtherOptions));
+    assert_eq!(
+        admit(&held, &Claim { usage: reader, ..mine.clone() }),
+        Err(ClaimRefusal::OtherOption { option: "mode" })
+    );
     let mut leaving = held;
     leaving.claims[0].releasing = true;
     assert_eq!(admit(&leaving, &mine), Err(ClaimRefusal::Releasing));
@@ -133,7 +136,7 @@ fn bound_unit_is_part_of_a_claim_and_ends_it() {
     assert_eq!(admit(&held, &to(caller("2"), 5)), Ok(()), "the same call on another connection");
     let unbound = claim("a", "here", Write, MultiNodeMultiWriter);
     for other in [to(caller("1"), 6), to(BoundTo::Unit("a.service".into()), 5), unbound] {
-        assert_eq!(admit(&held, &other), Err(ClaimRefusal::OtherOptions));
+        assert_eq!(admit(&held, &other), Err(ClaimRefusal::OtherOption { option: "bind" }));
     }
     let by_mount = Claim { by_mount: true, ..claim("a", "here", Write, MultiNodeMultiWriter) };
     assert_eq!(admit(&held, &by_mount), Ok(()), "a Mount goes with the claim that is there");

@@ -732,10 +732,22 @@ fn an_identity_is_its_owners_and_its_options() {
     let (volume, _) = step(&volume(), event).ok().unwrap();
     assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Ok(()));
     assert_eq!(admit(&volume, &with(&wanted(0), |w| w.uid = 7), Some(ABLE)), Err(Refusal::NotOwner));
-    assert_eq!(
-        admit(&volume, &with(&wanted(0), |w| w.spec.suid = true), Some(ABLE)),
-        Err(Refusal::OtherOptions)
-    );
+    let changes: [(&str, fn(&mut DesiredMount)); 10] = [
+        ("plugin", |w| w.spec.registered = true),
+        ("target", |w| w.spec.target = Some("/t".into())),
+        ("read-only", |w| w.spec.read_only = true),
+        ("fs-type", |w| w.spec.usage.fs_type = "xfs".into()),
+        ("mount-flags", |w| w.spec.usage.mount_flags = vec!["noatime".into()]),
+        ("mount-group", |w| w.spec.usage.mount_group = "7".into()),
+        ("volume-context", |w| w.spec.usage.context = [("k".into(), "v".into())].into()),
+        ("publish-context", |w| w.spec.usage.publish_context = [("k".into(), "v".into())].into()),
+        ("suid", |w| w.spec.suid = true),
+        ("dev", |w| w.spec.dev = true),
+    ];
+    for (option, change) in changes {
+        let other = with(&wanted(0), change);
+        assert_eq!(admit(&volume, &other, Some(ABLE)), Err(Refusal::OtherOption { option }));
+    }
 }
 
 #[test]

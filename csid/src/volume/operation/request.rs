@@ -287,7 +287,7 @@ impl OperationRequest {
                 OperationRequest::Mount { wanted: a, .. } | OperationRequest::Restore { wanted: a },
                 OperationRequest::Mount { wanted: b, .. },
             ) => {
-                let same = a.key == b.key && a.uid == b.uid && a.spec.same_call(&b.spec);
+                let same = a.key == b.key && a.uid == b.uid && a.spec.other_option(&b.spec).is_none();
                 let same = same && self.adopted() == asked.adopted();
                 // A call without a descriptor may wait for the automount that the other caller's mount serves.
                 let same = same && (self.has_target_fd() || !asked.has_target_fd());
@@ -330,12 +330,14 @@ impl OperationRequest {
             // A restore of a row that is lost: its turn comes with the attachment of now.
             OperationRequest::Mount { wanted: other, .. }
                 if matches!(self, OperationRequest::Restore { .. })
-                    && other.spec.same_but_attached(&wanted.spec) =>
+                    && other.spec.other_option_but_attached(&wanted.spec).is_none() =>
             {
                 None
             }
-            OperationRequest::Mount { wanted: other, .. } if !other.spec.same_call(&wanted.spec) => {
-                Some(mount_errors::refusal(Refusal::OtherOptions, other))
+            OperationRequest::Mount { wanted: other, .. }
+                if let Some(option) = other.spec.other_option(&wanted.spec) =>
+            {
+                Some(mount_errors::refusal(Refusal::OtherOption { option }, other))
             }
             OperationRequest::Unmount { key, authority: Authority::Own(uid), .. } if *uid != wanted.uid => {
                 Some(mount_errors::not_owner(key))
