@@ -17,7 +17,7 @@ use tonic::Code;
 use crate::plugin::common::Turn;
 use crate::plugin::fingerprint::Fingerprint;
 use crate::plugin::rpc::{Hidden, Peer, RpcError};
-use crate::plugin::rpc_outcome::Class;
+use crate::plugin::rpc_outcome::{Class, is_gone};
 use crate::plugin::view::Service;
 use crate::secret::Secrets;
 use crate::store::rows::{AccessMode, AttachmentMode, Usage};
@@ -230,10 +230,10 @@ pub(super) fn opaque(usage: &Usage) -> impl Iterator<Item = &String> {
     usage.context.values().chain(usage.publish_context.values()).chain(&usage.mount_flags)
 }
 
-/// NOT_FOUND is success where something is taken away (CSI rule 36).
+/// Returns the answer to a removal. It has succeeded if its object is gone.
 pub(super) fn gone<T>(answer: Result<T, RpcError>) -> Result<(), RpcError> {
     match answer {
-        Err(error) if error.code != Code::NotFound => Err(error),
+        Err(error) if !is_gone(error.code) => Err(error),
         _ => Ok(()),
     }
 }

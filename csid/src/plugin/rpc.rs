@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 use crate::error::{Error, Kind};
 use crate::plugin::channel::NotConnected;
 use crate::plugin::common::Common;
-use crate::plugin::rpc_outcome::{Class, RpcKind, RpcOutcome, outcome};
+use crate::plugin::rpc_outcome::{Class, RpcKind, RpcOutcome, is_broken, outcome};
 use crate::secret::{self, Secrets};
 
 /// The longest message of a plugin that csid passes on.
@@ -71,6 +71,11 @@ impl RpcError {
     /// Returns what csid does after this error of an RPC of this kind.
     pub fn outcome(&self, kind: RpcKind) -> RpcOutcome {
         outcome(self.class, self.code, kind)
+    }
+
+    /// Returns whether the connection broke during the call.
+    pub fn is_broken(&self) -> bool {
+        is_broken(self.class, self.code)
     }
 
     pub fn into_error(self) -> Error {

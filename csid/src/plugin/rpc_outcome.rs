@@ -1,4 +1,4 @@
-//! What a failed RPC means. This is the one table of CSI's rules on errors (CSI rules 36 and 38); every caller uses it.
+//! What a failed RPC means. This is the one table of CSI's rules on errors (CSI rules 36, 38 and 40); every caller uses it.
 
 use tonic::Code;
 
@@ -79,32 +79,71 @@ pub enum RpcOutcome {
     Unknown,
 }
 
+impl RpcOutcome {
+    /// Returns whether the plugin may have received the call.
+    pub fn is_sent(self) -> bool {
+        !matches!(self, RpcOutcome::NotSent | RpcOutcome::Withheld)
+    }
+
+    /// Returns whether the call may have had its effect, or may have it yet.
+    pub fn is_perhaps_done(self) -> bool {
+        matches!(self, RpcOutcome::Unknown | RpcOutcome::Again { perhaps_done: true })
+    }
+
+    /// Returns whether a retry would fail, too.
+    pub fn is_final(self) -> bool {
+        matches!(self, RpcOutcome::Refused | RpcOutcome::Unimplemented | RpcOutcome::Withheld)
+    }
+}
+
 /// Returns the outcome of an RPC of this kind that failed with `code`. `class`: what is known of its effect.
 pub(in crate::plugin) fn outcome(class: Class, code: Code, kind: RpcKind) -> RpcOutcome {
     match (class, kind) {
         (Class::NotSent, _) => RpcOutcome::NotSent,
-        // csid stops, and the next csid continues. A claim's call then has no reason that is worth a row.
+        // No CSI rule: csid stops, and the next csid continues. A claim's call then has no reason that is worth a row.
         (Class::Shutdown, RpcKind::Attach | RpcKind::Detach) => RpcOutcome::NotSent,
         (Class::Shutdown | Class::Forbidden, _) => RpcOutcome::Withheld,
-        // Something has to be detached first (CSI rule 38).
+        // Something has to be detached first (CSI rule 38). Other calls may succeed later as they are.
         (Class::Transient, RpcKind::Attach) if code == Code::ResourceExhausted => RpcOutcome::Refused,
-        // A plugin that is busy with the call may still complete it.
+        // A plugin that is busy with the call may still complete it (CSI rule 36, ABORTED).
         (Class::Transient, _) => RpcOutcome::Again { perhaps_done: code != Code::ResourceExhausted },
         (Class::Refused, _) => RpcOutcome::Refused,
         (Class::Unimplemented, _) => RpcOutcome::Unimplemented,
-        // An attach is retried while the claim is wanted, and only then detached.
+        // Only the negation cancels a call (CSI rule 25). An attach is retried while the claim is wanted, and only then detached.
         (Class::Unknown, RpcKind::Attach) => RpcOutcome::Again { perhaps_done: true },
         (Class::Unknown, _) => RpcOutcome::Unknown,
     }
 }
 
-/// Returns whether a final error with this code is about the volume. It then also proves that earlier tries of the call had no
-/// effect. An error about the caller, or about the plugin itself, proves nothing about them.
-pub fn is_about_volume(code: Code) -> bool {
-    !matches!(
-        code,
-        Code::ResourceExhausted | Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented
-    )
+/// Returns whether a call is known to have had no effect after an error. `code`: the plugin's, `None` for an error of csid itself.
+/// `perhaps_done`: an earlier try may have had an effect. An error about the caller, or about the plugin itself, proves nothing
+/// about that try (CSI rules 36 and 39).
+pub fn proves_no_effect(code: Option<Code>, is_retryable: bool, perhaps_done: bool) -> bool {
+    let is_about_volume = match code {
+        Some(
+            Code::ResourceExhausted | Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented,
+        )
+        | None => false,
+        Some(_) => true,
+    };
+    // A retry after RESOURCE_EXHAUSTED may succeed. The call itself is over.
+    let is_over = !is_retryable || code == Some(Code::ResourceExhausted);
+    is_over && (is_about_volume || !perhaps_done)
+}
+
+/// Returns whether the code says that the volume or snapshot does not exist. A removal has then succeeded (CSI rule 36).
+pub fn is_gone(code: Code) -> bool {
+    code == Code::NotFound
+}
+
+/// Returns whether a list that sent a token has to begin again without one (CSI rule 40).
+pub fn restarts_list(code: Code) -> bool {
+    code == Code::Aborted
+}
+
+/// Returns whether the connection broke during the call. The plugin may have been restarted, and may have lost its state.
+pub(in crate::plugin) fn is_broken(class: Class, code: Code) -> bool {
+    class == Class::Unknown && code == Code::Unavailable
 }
 
 #[cfg(test)]
@@ -144,6 +183,35 @@ mod tests {
             let kinds = [RpcKind::Mount, RpcKind::Attach, RpcKind::Detach, RpcKind::Controller];
             let found = kinds.map(|kind| outcome(class, code, kind));
             assert_eq!(found, outcomes, "{code:?} of class {class:?}");
+        }
+    }
+
+    #[test]
+    fn only_not_found_means_that_a_volume_is_gone() {
+        let gone: Vec<_> = (0..17).map(Code::from).filter(|code| is_gone(*code)).collect();
+        assert_eq!(gone, [Code::NotFound]);
+    }
+
+    #[test]
+    fn only_aborted_restarts_a_list() {
+        let restarts: Vec<_> = (0..17).map(Code::from).filter(|code| restarts_list(*code)).collect();
+        assert_eq!(restarts, [Code::Aborted]);
+    }
+
+    #[test]
+    fn each_outcome_says_if_sent_done_and_final() {
+        // (the outcome, was the call sent, may it have had its effect, would a retry fail, too)
+        for (outcome, is_sent, is_perhaps_done, is_final) in [
+            (RpcOutcome::NotSent, false, false, false),
+            (RpcOutcome::Withheld, false, false, true),
+            (RpcOutcome::Again { perhaps_done: false }, true, false, false),
+            (RpcOutcome::Again { perhaps_done: true }, true, true, false),
+            (RpcOutcome::Refused, true, false, true),
+            (RpcOutcome::Unimplemented, true, false, true),
+            (RpcOutcome::Unknown, true, true, false),
+        ] {
+            let found = (outcome.is_sent(), outcome.is_perhaps_done(), outcome.is_final());
+            assert_eq!(found, (is_sent, is_perhaps_done, is_final), "{outcome:?}");
         }
     }
 }

@@ -264,9 +264,7 @@ impl<S: Site> Engine<'_, S> {
                 said = Some(error.clone());
                 self.site.operation().step.note(&Error::from(error.clone()));
             }
-            let lasting =
-                matches!(outcome, RpcOutcome::Refused | RpcOutcome::Unimplemented | RpcOutcome::Withheld);
-            if lasting || !self.site.pause(&mut delay).await {
+            if outcome.is_final() || !self.site.pause(&mut delay).await {
                 return Err(self.tried.unanswered(said.unwrap_or(error).into()));
             }
         }

@@ -3,7 +3,7 @@
 use tonic::Code;
 
 use crate::error::{Error, Kind};
-use crate::plugin::{RpcOutcome, is_about_volume};
+use crate::plugin::{RpcOutcome, proves_no_effect};
 
 /// The failure of a controller call.
 pub(in crate::volume) struct RpcFailure {
@@ -31,13 +31,10 @@ impl RpcFailure {
         RpcFailure { error, is_sent: true, perhaps_done: true }
     }
 
-    /// Returns whether the call is known to have had no effect. `asked_before`: earlier tries may have had one. An error about
-    /// the caller, or about the plugin itself, proves nothing about them (CSI rule 36).
+    /// Returns whether the call is known to have had no effect. `asked_before`: earlier tries may have had one.
     pub(in crate::volume) fn is_no(&self, asked_before: bool) -> bool {
-        let tried = self.perhaps_done || asked_before;
         let code = self.error.details.grpc_code.map(|code| Code::from(code as i32));
-        let is_final = !self.error.details.retryable || code == Some(Code::ResourceExhausted);
-        is_final && (!tried || code.is_some_and(is_about_volume))
+        proves_no_effect(code, self.error.details.retryable, self.perhaps_done || asked_before)
     }
 }
 
@@ -58,9 +55,9 @@ impl RpcTries {
 
     pub(in crate::volume) fn note(&mut self, outcome: RpcOutcome) {
         self.is_under_way = false;
-        self.is_sent |= !matches!(outcome, RpcOutcome::NotSent | RpcOutcome::Withheld);
+        self.is_sent |= outcome.is_sent();
         self.unknown |= outcome == RpcOutcome::Unknown;
-        self.perhaps_done |= self.unknown || outcome == RpcOutcome::Again { perhaps_done: true };
+        self.perhaps_done |= outcome.is_perhaps_done();
     }
 
     pub(in crate::volume) fn unanswered(&self, error: Error) -> RpcFailure {

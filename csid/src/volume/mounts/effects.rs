@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use tonic::Code;
-
 use crate::error::{Error, Kind, Obstacle};
 use crate::fault;
 use crate::host::TargetFd;
@@ -86,8 +84,7 @@ impl From<RpcError> for EffectFailure {
             RpcOutcome::Refused | RpcOutcome::Unimplemented => (Outcome::Failed, true),
             RpcOutcome::Unknown => (Outcome::Failed, false),
         };
-        let (unknown, answered) = (meaning == RpcOutcome::Unknown, error.answered);
-        let broken = unknown && error.code == Code::Unavailable;
+        let (unknown, answered, broken) = (meaning == RpcOutcome::Unknown, error.answered, error.is_broken());
         let unimplemented = meaning == RpcOutcome::Unimplemented;
         EffectFailure {
             definite,

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use tonic::Code;
-
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::plugin::{CallContext, Can, Controller, External, RpcError, RpcKind, RpcOutcome, Snapshot};
+use crate::plugin::{
+    CallContext, Can, Controller, External, RpcError, RpcKind, RpcOutcome, Snapshot, restarts_list,
+};
 use crate::secret::Secrets;
 use crate::store::registry::{Capability, Origin, RecordFilter, VolumeSpec};
 use crate::store::rows::Usage;
@@ -69,8 +69,7 @@ impl Volumes {
             let outcome = error.outcome(RpcKind::Controller);
             unknown |= outcome == RpcOutcome::Unknown;
             let wait = delay.next();
-            let again =
-                matches!(outcome, RpcOutcome::NotSent | RpcOutcome::Again { .. } | RpcOutcome::Unknown);
+            let again = !outcome.is_final();
             if !again || Instant::now() + wait >= give_up {
                 let error = Error::from(error);
                 let kind = if unknown && again { Kind::Uncertain } else { error.kind };
@@ -140,7 +139,7 @@ impl Context {
 
 /// Maps the error of a list. A list whose token the plugin no longer accepts begins again (CSI rule 40).
 pub(in crate::volume) fn of_list(error: RpcError, page: &Page) -> Error {
-    let stale = error.code == Code::Aborted && !page.token.is_empty();
+    let stale = restarts_list(error.code) && !page.token.is_empty();
     let error = Error::from(error);
     match stale {
         true => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
-use crate::plugin::{Can, Service};
+use crate::plugin::{Can, Service, is_gone};
 use crate::secret::Secrets;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
 use crate::store::rows::VolumeKey;
@@ -136,7 +136,9 @@ impl Context {
         match self.answered(answer).await {
             Ok(OperationResponse::Validated(Err(why))) => Err(claim_errors::not_confirmed(name, &why)),
             Ok(_) => Ok(()),
-            Err(error) if error.details.grpc_code == Some(tonic::Code::NotFound as u32) => {
+            Err(error)
+                if error.details.grpc_code.is_some_and(|code| is_gone(tonic::Code::from(code as i32))) =>
+            {
                 Err(Error { kind: Kind::NotFound, ..error })
             }
             Err(error) => Err(error),
