@@ -63,6 +63,10 @@ enum Obstacle {
     Held,
     /// Another holder, before anything was unmounted.
     InUseElsewhere,
+    /// Another mount, at a path that csid needs.
+    Occupied,
+    /// A mount whose source is gone, so that csid cannot prove whose mount it is.
+    Unproven,
     Helper,
 }
 
@@ -71,12 +75,14 @@ const HIDES: (&str, &str) = (" gives ", " a mount namespace of its own, ");
 
 /// The obstacles with the words of csid's text, and words behind those, that identify them. `explained` and the hint for NotAuthorized
 /// read csid's texts, too.
-const WORDS: [(&str, &str, Obstacle); 13] = [
+const WORDS: [(&str, &str, Obstacle); 15] = [
     ("the kernel did not answer in time for ", "", Obstacle::Hung),
     ("csid's helper did not answer for ", "", Obstacle::Helper),
     ("but another mount namespace still shows it", "", Obstacle::Held),
     ("its block device ", " is still in use", Obstacle::Held),
     (" is in use in another mount namespace, by ", "", Obstacle::InUseElsewhere),
+    ("something else is mounted at ", "", Obstacle::Occupied),
+    ("so what is mounted at ", " cannot be shown to be from there", Obstacle::Unproven),
     ("the file system at ", " is dead or does not answer", Obstacle::HungOrDead),
     ("the file system at ", " does not answer", Obstacle::Hung),
     ("the file system does not answer", "", Obstacle::Hung),
@@ -123,6 +129,12 @@ fn obstructed(error: &CsidError, tried: &Tried, mount: &str) -> Option<String> {
              root. `csictl mounts` shows the case."
         )),
         Obstacle::Held => Some(HELD.to_owned()),
+        Obstacle::Occupied => {
+            Some("`findmnt PATH` shows that mount. Unmount it, then repeat the command.".to_owned())
+        }
+        Obstacle::Unproven => Some(format!(
+            "Unmount it by hand (`umount PATH`), then repeat the command; or `csictl unmount --force {mount}`."
+        )),
         Obstacle::Hidden => {
             let (_, rest) = error.message.split_once(HIDES.0)?;
             let (unit, _) = rest.split_once(HIDES.1)?;
@@ -753,6 +765,16 @@ mod tests {
         let text = "the file system at /p is dead or does not answer";
         let either = failed(Kind::PluginError, text, Details::default(), &tried("mount"));
         assert!(either.contains("`--force`") && either.contains("--force-hung ns v job"), "{either}");
+    }
+
+    #[test]
+    fn mount_in_the_way_is_unmounted_by_hand() {
+        let hint = failed(Kind::Busy, "something else is mounted at /p", Details::default(), &tried("mount"));
+        assert!(hint.contains("Unmount it"), "{hint}");
+        let unproven =
+            "nothing is mounted at /s any more, so what is mounted at /p cannot be shown to be from there";
+        let hint = failed(Kind::Busy, unproven, Details::default(), &tried("unmount"));
+        assert!(hint.contains("`umount PATH`") && hint.contains("--force ns v job`"), "{hint}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub enum HostError {
     /// Each holder is `PID COMMAND`, or `mount PATH` for one below.
     #[error("{} is in use{}", path.display(), list(holders))]
     Busy { path: PathBuf, holders: Vec<String> },
-    #[error("something else is mounted at {}; unmount that first", .0.display())]
+    #[error("something else is mounted at {}", .0.display())]
     Occupied(PathBuf),
     #[error("{} is not {wanted}", path.display())]
     WrongKind { path: PathBuf, wanted: Cow<'static, str> },
@@ -31,8 +31,7 @@ pub enum HostError {
     #[error("a symbolic link, or somebody renaming, is in the way to {}; name the directory itself", .0.display())]
     Link(PathBuf),
     #[error(
-        "nothing is mounted at {} any more, so what is mounted at {} cannot be shown to be from there; \
-         unmount it by hand, or by force",
+        "nothing is mounted at {} any more, so what is mounted at {} cannot be shown to be from there",
         source_path.display(), path.display()
     )]
     Unproven { path: PathBuf, source_path: PathBuf },
