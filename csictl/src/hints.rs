@@ -44,6 +44,10 @@ const HELPER: &str = "If csid-helper.socket has failed (`systemctl status csid-h
 
 const HELD: &str = "End what holds it; csid then continues by itself.";
 
+/// The step after a drain that left mounts.
+pub const DRAINED: &str =
+    "End what uses them (`fuser -vm PATH` as root lists the processes), then drain the plugin again.";
+
 /// An obstacle that is only in csid's text, in no detail of an error and no field of a row.
 #[derive(Clone, Copy)]
 enum Obstacle {
@@ -63,6 +67,8 @@ enum Obstacle {
     Held,
     /// Another holder, before anything was unmounted.
     InUseElsewhere,
+    /// Processes that csid may not see.
+    Unseen,
     /// Another mount, at a path that csid needs.
     Occupied,
     /// A mount whose source is gone, so that csid cannot prove whose mount it is.
@@ -70,17 +76,21 @@ enum Obstacle {
     Helper,
 }
 
+/// The words behind the path of a mount that processes use.
+const UNSEEN: &str = " is in use by processes that csid may not see";
+
 /// The words before and behind a unit whose setting hides its mounts.
 const HIDES: (&str, &str) = (" gives ", " a mount namespace of its own, ");
 
 /// The obstacles with the words of csid's text, and words behind those, that identify them. `explained` and the hint for NotAuthorized
 /// read csid's texts, too.
-const WORDS: [(&str, &str, Obstacle); 15] = [
+const WORDS: [(&str, &str, Obstacle); 16] = [
     ("the kernel did not answer in time for ", "", Obstacle::Hung),
     ("csid's helper did not answer for ", "", Obstacle::Helper),
     ("but another mount namespace still shows it", "", Obstacle::Held),
     ("its block device ", " is still in use", Obstacle::Held),
     (" is in use in another mount namespace, by ", "", Obstacle::InUseElsewhere),
+    (UNSEEN, "", Obstacle::Unseen),
     ("something else is mounted at ", "", Obstacle::Occupied),
     ("so what is mounted at ", " cannot be shown to be from there", Obstacle::Unproven),
     ("the file system at ", " is dead or does not answer", Obstacle::HungOrDead),
@@ -129,6 +139,15 @@ fn obstructed(error: &CsidError, tried: &Tried, mount: &str) -> Option<String> {
              root. `csictl mounts` shows the case."
         )),
         Obstacle::Held => Some(HELD.to_owned()),
+        Obstacle::Unseen => {
+            let (before, _) = error.message.split_once(UNSEEN)?;
+            // The path may stand behind words of another error.
+            let path = before.find('/').map_or("PATH".into(), |start| quoted(&before[start..]));
+            Some(format!(
+                "`fuser -vm {path}` as root lists them. End them, then repeat the command. If the mount's server is gone, as \
+                 `csictl mounts` shows, `csictl unmount --force {mount}` detaches it anyway."
+            ))
+        }
         Obstacle::Occupied => {
             Some("`findmnt PATH` shows that mount. Unmount it, then repeat the command.".to_owned())
         }
@@ -326,7 +345,18 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
             "End its holders, then repeat the command. If the mount's server is gone, as `csictl mounts` shows, \
              `csictl unmount --force {unmount}` detaches it anyway."
         ),
+        Kind::Busy if tried.command == "volume deregister" && !error.details.holders.is_empty() => format!(
+            "Release its claims first (`csictl claims` shows them), or drop them as they are: `csictl volume deregister \
+             --force {other}`. {why}"
+        ),
+        Kind::Busy if tried.command.starts_with("volume") && !error.details.holders.is_empty() => {
+            format!("Unmount, release or detach it first; `csictl mounts` and `csictl claims` show its users. {why}")
+        }
         Kind::Busy if tried.command.starts_with("volume") => why,
+        Kind::Busy if tried.command == "plugin unregister" => format!(
+            "Wait for what is under way (`csictl operations`); `csictl plugin drain {plugin}` unmounts its mounts, `csictl \
+             claims` shows its claims. Or repeat the command with --force."
+        ),
         Kind::Busy => {
             "Wait until it is free, or end its holders; `csictl mounts`, `csictl claims` and `csictl operations` \
                        show what csid knows."
@@ -732,7 +762,7 @@ mod tests {
 
     #[test]
     fn hung_mount_needs_force_hung() {
-        let refused = "the file system at /p does not answer; force detaches what is dead, and its server may answer yet";
+        let refused = "the file system at /p does not answer; its server may answer yet";
         let unsettled = format!("an earlier operation on this mount has not come to an end: {HANGS}");
         for (kind, message) in
             [(Kind::Internal, HANGS), (Kind::Busy, refused), (Kind::Uncertain, unsettled.as_str())]
@@ -768,6 +798,17 @@ mod tests {
     }
 
     #[test]
+    fn unseen_users_are_listed_by_fuser() {
+        let later = "an earlier operation on this mount has not come to an end: ";
+        for before in ["", later] {
+            let message = format!("{before}/srv/my pg is in use by processes that csid may not see");
+            let hint = failed(Kind::Busy, &message, Details::default(), &tried("unmount"));
+            assert!(hint.contains("`fuser -vm '/srv/my pg'` as root"), "{hint}");
+            assert!(hint.contains("`csictl unmount --force ns v job`"), "{hint}");
+        }
+    }
+
+    #[test]
     fn mount_in_the_way_is_unmounted_by_hand() {
         let hint = failed(Kind::Busy, "something else is mounted at /p", Details::default(), &tried("mount"));
         assert!(hint.contains("Unmount it"), "{hint}");
@@ -775,6 +816,19 @@ mod tests {
             "nothing is mounted at /s any more, so what is mounted at /p cannot be shown to be from there";
         let hint = failed(Kind::Busy, unproven, Details::default(), &tried("unmount"));
         assert!(hint.contains("`umount PATH`") && hint.contains("--force ns v job`"), "{hint}");
+    }
+
+    #[test]
+    fn busy_volume_or_plugin_names_force() {
+        let held = || Details { holders: vec!["job".into()], ..Details::default() };
+        let hint = said(Kind::Busy, held(), &tried("volume deregister"));
+        assert!(hint.contains("`csictl claims`") && hint.contains("deregister --force ns v`"), "{hint}");
+        let hint = said(Kind::Busy, held(), &tried("volume delete"));
+        assert!(hint.contains("release") && !hint.contains("--force"), "a deletion has no force: {hint}");
+        let unregister =
+            Tried { command: "plugin unregister", plugin: Some("nfs".into()), ..Tried::default() };
+        let hint = said(Kind::Busy, Details::default(), &unregister);
+        assert!(hint.contains("`csictl plugin drain nfs`") && hint.contains("--force"), "{hint}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     args::{
         Capacity, DeleteSnapshot, Drain, Logs, Plugin, PluginWait, Register, Snapshots, Topology, Upgrade,
     },
-    hints::Tried,
+    hints::{self, Tried},
     output::{self, Consumer, print, print_json},
     wait,
 };
@@ -164,7 +164,7 @@ async fn drain(client: &Client, args: Drain, json: bool, tried: &mut Tried) -> a
     }
     match report.failed.len() {
         0 => Ok(()),
-        failed => bail!("{failed} could not be unmounted"),
+        failed => bail!("{failed} could not be unmounted. {}", hints::DRAINED),
     }
 }
 

@@ -54,7 +54,7 @@ pub(in crate::volume) trait Site: Send + Sync {
     fn refuse_mounted(&self, name: &VolumeName) -> impl Future<Output = Result<()>> + Send;
 
     /// Returns Busy while processes use a mount of the consumer. `call` is what they are in the way of.
-    fn refuse_in_use(&mut self, key: &ClaimKey, call: &str) -> impl Future<Output = Result<()>> + Send;
+    fn refuse_in_use(&mut self, key: &ClaimKey) -> impl Future<Output = Result<()>> + Send;
 
     /// Unmounts every mount of the consumer.
     fn unmount_all(&mut self, key: &ClaimKey) -> impl Future<Output = Result<()>> + Send;

@@ -151,7 +151,7 @@ impl<S: Site> Engine<'_, S> {
         }
         // A release cannot be taken back, so the check for use comes first.
         if !claim.releasing {
-            self.site.refuse_in_use(key, "release").await?;
+            self.site.refuse_in_use(key).await?;
         }
         self.leave(&mut record, &key.consumer).await
     }

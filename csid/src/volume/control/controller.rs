@@ -180,7 +180,7 @@ impl<S: Site> Engine<'_, S> {
         }
         let record = self.records.registry.record(name.clone()).await?;
         if !record.claims.is_empty() {
-            return Err(claim_errors::in_use(&record, "release it first"));
+            return Err(claim_errors::in_use(&record));
         }
         let nodes: Vec<String> = record.attachments.iter().map(|at| format!("node {}", at.node_id)).collect();
         if !nodes.is_empty() {

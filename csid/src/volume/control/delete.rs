@@ -32,7 +32,7 @@ impl<S: Site> Engine<'_, S> {
             self.records.refuse_other_origin(record, Origin::Bus)?;
             // Another node may have claimed the volume since the check above, and nothing else prevents that.
             if !record.claims.is_empty() {
-                return Err(claim_errors::in_use(record, "release it first"));
+                return Err(claim_errors::in_use(record));
             }
             let Some(registration) = &mut record.registration else { return Ok(None) };
             if record.volume != volume {

@@ -165,7 +165,9 @@ impl Records {
             return Ok(None);
         }
         if !record.claims.is_empty() {
-            return Err(claim_errors::in_use(record, "its registration cannot change"));
+            let error = claim_errors::in_use(record);
+            let message = format!("{}, so its registration cannot change", error.message);
+            return Err(Error { message, ..error });
         }
         present.spec = new.spec.clone();
         Ok(Some(claim_errors::registered("volume-changed", record)))
@@ -234,7 +236,7 @@ impl Records {
                 Some(_) => {}
             }
             if !record.claims.is_empty() && !force {
-                return Err(claim_errors::in_use(record, "release it first, or use force"));
+                return Err(claim_errors::in_use(record));
             }
             record.registration = None;
             record.claims = ClaimSet::default();

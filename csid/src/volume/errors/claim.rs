@@ -121,19 +121,19 @@ pub(in crate::volume) fn too_many(plugin: &str, most: i64, volumes: &[VolumeName
     })
 }
 
-pub(in crate::volume) fn in_use(record: &Record, what_next: &str) -> Error {
+pub(in crate::volume) fn in_use(record: &Record) -> Error {
     let holders: Vec<String> = record.claims.iter().map(|claim| claim.consumer.clone()).collect();
-    let text = format!("{} is claimed by {}; {what_next}", record.name, holders.join(", "));
+    let text = format!("{} is claimed by {}", record.name, holders.join(", "));
     Error::new(Kind::Busy, text).with(|details| details.holders = holders)
 }
 
 pub(in crate::volume) fn mounted(name: &VolumeName, holders: Vec<String>) -> Error {
-    let text = format!("{name} is mounted by {}; unmount it first", holders.join(", "));
+    let text = format!("{name} is mounted by {}", holders.join(", "));
     Error::new(Kind::Busy, text).with(|details| details.holders = holders)
 }
 
 pub(in crate::volume) fn attached_to(name: &VolumeName, nodes: Vec<String>) -> Error {
-    let text = format!("{name} is attached to {}; detach it first", nodes.join(", "));
+    let text = format!("{name} is attached to {}", nodes.join(", "));
     Error::new(Kind::Busy, text).with(|details| details.holders = nodes)
 }
 
@@ -169,7 +169,7 @@ pub(in crate::volume) fn refuse_claimed(record: &Record) -> Result<(), Error> {
         return Ok(());
     }
     let holders: Vec<String> = record.claims.iter().map(|claim| claim.consumer.clone()).collect();
-    let text = format!("{} is claimed by {}; release it first", record.name, holders.join(", "));
+    let text = format!("{} is claimed by {}", record.name, holders.join(", "));
     Err(Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders))
 }
 
@@ -229,7 +229,10 @@ pub(in crate::volume) fn of_file(name: &VolumeName, file: Option<&Path>) -> Erro
 /// Makes the error for a declared volume that a call has registered.
 pub(in crate::volume) fn of_call(name: &VolumeName) -> Error {
     let text = format!("{name} was registered by a call, and a file does not take it over");
-    Error::new(Kind::AlreadyExists, text).obstructed_by(Obstacle::RegisteredByCall)
+    Error::new(Kind::AlreadyExists, text).obstructed_by(Obstacle::RegisteredByCall).with(|details| {
+        details.namespace = Some(name.namespace.clone());
+        details.volume = Some(name.volume.clone());
+    })
 }
 
 /// Makes the error for a declared volume that is not registered yet. A call that uses the volume registers it first.

@@ -157,16 +157,14 @@ fn conflict(text: String, holders: Vec<String>) -> Error {
     Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
 }
 
-/// Makes the error for a mount in use. `call`: the refused call.
-pub(in crate::volume) fn busy(path: &Path, consumer: &str, processes: Vec<String>, call: &str) -> Error {
+/// Makes the error for a mount in use.
+pub(in crate::volume) fn busy(path: &Path, consumer: &str, processes: Vec<String>) -> Error {
     let who = match processes.is_empty() {
         // Others' are not for csid's capabilities.
-        true => {
-            format!("processes that csid may not see (`fuser -vm {}` lists them to root)", path.display())
-        }
+        true => "processes that csid may not see".to_owned(),
         false => processes.join(", "),
     };
-    let text = format!("{} is in use by {who}; stop them, then {call} again", path.display());
+    let text = format!("{} is in use by {who}", path.display());
     Error::new(Kind::Busy, text).with(|details| {
         details.holders = std::iter::once(consumer.to_owned()).chain(processes).collect();
     })
@@ -203,18 +201,12 @@ pub(in crate::volume) fn still_held(device: &str, consumer: &str) -> Error {
 }
 
 pub(in crate::volume) fn dead(row: &MountRow) -> Error {
-    let text = format!(
-        "the file system at {} is dead or does not answer; unmount it, with `force` if need be, then mount it again",
-        row.source
-    );
+    let text = format!("the file system at {} is dead or does not answer", row.source);
     Error::new(Kind::PluginError, text).with(|details| details.step = Some(Step::Verify))
 }
 
 pub(in crate::volume) fn hung(row: &MountRow) -> Error {
-    let text = format!(
-        "the file system at {} does not answer; force detaches what is dead, and its server may answer yet",
-        row.source
-    );
+    let text = format!("the file system at {} does not answer; its server may answer yet", row.source);
     Error::new(Kind::Busy, text).with(|details| {
         details.step = Some(Step::Verify);
         details.retryable = true;
@@ -334,12 +326,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_of_an_unseen_user_names_fuser() {
-        let message = |processes, call| busy(Path::new("/srv/pg"), "job", processes, call);
-        let unseen = message(Vec::new(), "release");
-        assert!(unseen.message.contains("`fuser -vm /srv/pg`") && unseen.message.ends_with("release again"));
-        let seen = message(vec!["psql (7)".to_owned()], "unmount");
-        assert!(seen.message.contains("psql (7)") && !seen.message.contains("fuser"), "{}", seen.message);
+    fn error_of_a_mount_in_use_names_its_users() {
+        let error = |processes| busy(Path::new("/srv/pg"), "job", processes);
+        assert_eq!(error(Vec::new()).message, "/srv/pg is in use by processes that csid may not see");
+        let seen = error(vec!["psql (7)".to_owned()]);
+        assert_eq!(seen.message, "/srv/pg is in use by psql (7)");
         assert_eq!(seen.details.holders, ["job", "psql (7)"]);
     }
 }

@@ -171,7 +171,7 @@ impl Executor<'_> {
         self.force = self.may_force(&row, force).await?;
         if row.phase == Phase::Mounted && self.force == Force::No {
             self.shared.refuse_while_shown(self.rows.volume(), &row)?;
-            self.refuse_while_in_use(row, "unmount").await?;
+            self.refuse_while_in_use(row).await?;
         }
         self.rows.remark(key, |row| row.operations = names);
         let next = self.event(MountEvent::Unmount { key: key.clone() })?;
@@ -286,7 +286,7 @@ impl Executor<'_> {
     }
 
     /// Returns Busy, before anything is touched, while processes use the mount.
-    pub(in crate::volume) async fn refuse_while_in_use(&mut self, row: MountRow, call: &str) -> Result<()> {
+    pub(in crate::volume) async fn refuse_while_in_use(&mut self, row: MountRow) -> Result<()> {
         self.operation.step.set(Step::Verify);
         // The descriptor proves that nothing is mounted at the target.
         let target = row.spec.target.as_deref().filter(|_| self.target_fd.is_none());
@@ -294,7 +294,7 @@ impl Executor<'_> {
         for path in paths.into_iter().flatten().map(Path::new) {
             if self.shared.host.in_use(&row.volume.plugin, path).await? {
                 let holders = tokio::time::timeout(PATIENCE, self.shared.host.holders(path)).await;
-                return Err(mount_errors::busy(path, &row.key.consumer, holders.unwrap_or_default(), call));
+                return Err(mount_errors::busy(path, &row.key.consumer, holders.unwrap_or_default()));
             }
         }
         self.refuse_while_elsewhere(&row).await

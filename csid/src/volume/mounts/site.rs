@@ -81,10 +81,10 @@ impl Site for Executor<'_> {
         self.shared.refuse_mounted(name).await
     }
 
-    async fn refuse_in_use(&mut self, key: &ClaimKey, call: &str) -> Result<()> {
+    async fn refuse_in_use(&mut self, key: &ClaimKey) -> Result<()> {
         for mount in self.mounts_of(key) {
             if let Some(row) = self.row(&mount).filter(|row| row.phase == Phase::Mounted).cloned() {
-                self.refuse_while_in_use(row, call).await?;
+                self.refuse_while_in_use(row).await?;
             }
         }
         Ok(())

@@ -74,14 +74,14 @@ impl Volumes {
         leaving.close();
         if !force {
             if self.shared.operations.taking().contains(id) {
-                let text = format!("plugin {id} has a mount or claim under way; wait for it, or use force");
+                let text = format!("plugin {id} has a mount or claim under way");
                 return Err(Error::new(Kind::Busy, text).with(|details| details.plugin = Some(id.to_owned())));
             }
             let filter = MountFilter { plugin: Some(id.to_owned()), ..MountFilter::default() };
             let rows = self.shared.store.mounts(filter).await?;
             if !rows.is_empty() {
                 let holders: Vec<String> = rows.into_iter().map(|(row, _)| row.key.consumer).collect();
-                let text = format!("plugin {id} has {} mounts; unmount them, or use force", holders.len());
+                let text = format!("plugin {id} has {} mounts", holders.len());
                 return Err(Error::new(Kind::Busy, text).with(|details| {
                     details.plugin = Some(id.to_owned());
                     details.holders = holders;
@@ -90,10 +90,7 @@ impl Volumes {
             let claimed = self.shared.records.claimed_here(Some(id)).await?;
             if !claimed.is_empty() {
                 let volumes: Vec<String> = claimed.iter().map(|record| record.name.to_string()).collect();
-                let text = format!(
-                    "{} of plugin {id} are claimed or attached; release or detach them, or use force",
-                    volumes.join(", ")
-                );
+                let text = format!("{} of plugin {id} are claimed or attached", volumes.join(", "));
                 return Err(Error::new(Kind::Busy, text).with(|details| {
                     details.plugin = Some(id.to_owned());
                     details.holders = claimed
