@@ -320,11 +320,15 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         Kind::AlreadyExists if registering => {
             format!(
                 "See it with `csictl plugin show {plugin}`; a new version replaces it with `csictl plugin upgrade \
-                 {plugin}`."
+                 {plugin}` (and --replace INSTANCE, if it has several). Or register another instance with --instance."
             )
         }
         Kind::AlreadyExists if of_claim => format!(
             "See it with `csictl claims`; to change it, first `csictl release {mount}`."
+        ),
+        Kind::AlreadyExists if tried.command == "volume create" => format!(
+            "See it with `csictl volume show {other}`. Delete it first (`csictl volume delete {other}`), or choose another \
+             name."
         ),
         Kind::AlreadyExists if of_volume => format!(
             "See it with `csictl volume show {other}`; to replace it, first `csictl volume deregister {other}`."
@@ -448,6 +452,9 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
             "The plugin's outcome is unknown: repeat the command, or end it with `csictl unmount \
              {mount}`. The plugin's log: {log}.{last}"
         ),
+        Kind::RateLimited if tried.command == "plugin exec" => {
+            "`csictl operations` lists the commands that run in plugins; `csictl cancel ID` ends one.".to_owned()
+        }
         Kind::RateLimited => {
             "This user has reached a limit. Wait for operations in progress (`csictl operations`), then repeat.".to_owned()
         }
@@ -816,6 +823,18 @@ mod tests {
             "nothing is mounted at /s any more, so what is mounted at /p cannot be shown to be from there";
         let hint = failed(Kind::Busy, unproven, Details::default(), &tried("unmount"));
         assert!(hint.contains("`umount PATH`") && hint.contains("--force ns v job`"), "{hint}");
+    }
+
+    #[test]
+    fn existing_volume_is_deleted_before_a_creation() {
+        let hint = said(Kind::AlreadyExists, Details::default(), &tried("volume create"));
+        assert!(hint.contains("`csictl volume delete ns v`") && !hint.contains("deregister"), "{hint}");
+    }
+
+    #[test]
+    fn limit_of_commands_in_plugins_names_cancel() {
+        let hint = said(Kind::RateLimited, Details::default(), &tried("plugin exec"));
+        assert!(hint.contains("`csictl operations`") && hint.contains("`csictl cancel ID`"), "{hint}");
     }
 
     #[test]
