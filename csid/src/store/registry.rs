@@ -141,9 +141,6 @@ pub type Listed<T> = Result<(Vec<T>, u64), RegistryError>;
 /// Volumes, their claims and attachments. Every change is a compare-and-swap on a record's revision; what is read comes with
 /// the index it was read at, and what changes after an index can be waited for.
 pub trait Registry: Send + Sync {
-    /// Nothing has been known of any volume since csid's start: that spares a mount its question.
-    fn is_empty(&self) -> bool;
-
     /// A volume's record; [`Record::none`] when there is none.
     fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, RegistryError>>;
 

@@ -101,9 +101,6 @@ impl Records {
         name: &VolumeName,
         volume: &VolumeKey,
     ) -> Result<()> {
-        if self.registry.is_empty() {
-            return Ok(());
-        }
         let own = self.registry.record(name.clone()).await?;
         if own.registration.is_some() {
             let text = format!("{name} is registered: leave out plugin and external-id");

@@ -35,11 +35,8 @@ impl Volumes {
         self.shared.changeable()?;
         let missing = self.mounts_of(&key, all_tags || claim).await?.is_empty();
         let name = VolumeName::of(&key);
-        let record = match self.shared.records.registry.is_empty() {
-            true => None,
-            false => Some(self.shared.records.registry.record(name).await?),
-        };
-        let claimed = record.as_ref().and_then(|record| record.claim(&key.consumer)).filter(|_| claim);
+        let record = self.shared.records.registry.record(name).await?;
+        let claimed = record.claim(&key.consumer).filter(|_| claim);
         if claimed.is_some_and(|claim| node.is_some_and(|node| node != claim.node)) {
             let text = format!("{} has claimed {} on another node", key.consumer, mount_errors::name(&key));
             return Err(Error::not_found(text));
@@ -56,7 +53,7 @@ impl Volumes {
             let tags = others.into_iter().map(|row| row.key.tag).collect();
             return Err(mount_errors::no_mount(&key, tags, Vec::new()));
         }
-        let volume = self.shared.directory.find(&key).or_else(|| record.map(|record| record.volume));
+        let volume = self.shared.directory.find(&key).or(claimed.map(|_| record.volume.clone()));
         let volume = volume.ok_or_else(|| Error::internal("a mount's volume has no rows"))?;
         let (reply, answer) = tokio::sync::oneshot::channel();
         let order = Order { key: key.clone(), all_tags: all_tags || claim, claim, reply };
@@ -119,7 +116,7 @@ impl Executor<'_> {
             return self.control().release(&claim_key, Authority::Any(0), true).await;
         }
         // Releases the claim that a Mount took implicitly, after its last mount.
-        if self.mounts_of(&claim_key).is_empty() && !self.shared.records.registry.is_empty() {
+        if self.mounts_of(&claim_key).is_empty() {
             let record = self.shared.records.registry.record(claim_key.volume.clone()).await?;
             if let Some(claim) = record.claim(&key.consumer).filter(|claim| claim.by_mount) {
                 let go_on = Message::Continue(Subject::Claim(claim_key), claim.uid);

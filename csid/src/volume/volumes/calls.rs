@@ -48,9 +48,6 @@ impl Context {
         if let Some(volume) = self.directory.find(key) {
             return Ok(Some(volume));
         }
-        if self.records.registry.is_empty() {
-            return Ok(None);
-        }
         let record = self.records.registry.record(VolumeName::of(key)).await?;
         Ok(record.claim(&key.consumer).is_some().then_some(record.volume))
     }
