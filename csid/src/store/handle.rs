@@ -214,8 +214,9 @@ impl Registry for Store {
     }
 
     fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>> {
+        // The index is read first, so a record of a later index is not missed.
+        let newest = *self.shared.registry.borrow();
         if self.has_no_record() {
-            let newest = *self.shared.registry.borrow();
             return std::future::ready(Ok((Vec::new(), newest))).boxed();
         }
         self.ask(|answer| Ask::Records(filter.into(), answer))

@@ -258,10 +258,12 @@ impl AttachCall {
     /// Returns the first option that differs from `other`'s, by its key in the contract. `None`: the calls are the same. Secrets
     /// are not compared.
     pub fn other_option(&self, other: &AttachCall) -> Option<&'static str> {
+        let AttachCall { uid: _, read_only, capability, secrets_given: _ } = self;
+        let Capability { access_mode, attachment_mode } = capability;
         let is_other = [
-            ("read-only", self.read_only != other.read_only),
-            ("access-mode", self.capability.access_mode != other.capability.access_mode),
-            ("attachment-mode", self.capability.attachment_mode != other.capability.attachment_mode),
+            ("read-only", *read_only != other.read_only),
+            ("access-mode", *access_mode != other.capability.access_mode),
+            ("attachment-mode", *attachment_mode != other.capability.attachment_mode),
         ];
         is_other.into_iter().find_map(|(option, differs)| differs.then_some(option))
     }

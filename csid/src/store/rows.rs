@@ -140,8 +140,32 @@ impl MountSpec {
 
     /// Returns the same without a comparison of the publish contexts, which differ after another attach.
     pub fn other_option_but_attached(&self, other: &MountSpec) -> Option<&'static str> {
-        let MountSpec { usage, read_only, target, propagation, suid, dev, restore, registered, .. } = self;
-        let Usage { access_mode, attachment_mode, fs_type, mount_flags, mount_group, context, .. } = usage;
+        // The fields without a name here are not of the call, but for the publish context.
+        let MountSpec {
+            usage,
+            read_only,
+            target,
+            propagation,
+            suid,
+            dev,
+            restore,
+            registered,
+            credential: _,
+            secrets_given: _,
+            secrets_beside: _,
+            healing: _,
+            died: _,
+            node_id: _,
+        } = self;
+        let Usage {
+            access_mode,
+            attachment_mode,
+            fs_type,
+            mount_flags,
+            mount_group,
+            context,
+            publish_context: _,
+        } = usage;
         let is_other = [
             ("plugin", *registered != other.registered),
             ("target", *target != other.target),

@@ -75,22 +75,39 @@ pub(in crate::volume) fn refuse_other(record: &Record, plugin: &str, wanted: &Re
             is_other.into_iter().find_map(|(option, differs)| differs.then_some(option))
         }
     };
-    let (has, wants) = (&present.spec, &wanted.spec);
+    let wants = &wanted.spec;
+    // The plugin gives the context, and the credential may differ.
+    let VolumeSpec {
+        name,
+        capabilities,
+        fs_type,
+        mount_flags,
+        mount_group,
+        context: _,
+        parameters,
+        topologies,
+        credential: _,
+        heal,
+        suid,
+        dev,
+        snapshot,
+        clone,
+    } = &present.spec;
     let is_other = [
         ("plugin", record.volume.plugin != plugin),
-        ("name", has.name != wants.name),
-        ("capabilities", has.capabilities != wants.capabilities),
-        ("fs-type", has.fs_type != wants.fs_type),
-        ("mount-flags", has.mount_flags != wants.mount_flags),
-        ("mount-group", has.mount_group != wants.mount_group),
-        ("parameters", has.parameters != wants.parameters),
+        ("name", *name != wants.name),
+        ("capabilities", *capabilities != wants.capabilities),
+        ("fs-type", *fs_type != wants.fs_type),
+        ("mount-flags", *mount_flags != wants.mount_flags),
+        ("mount-group", *mount_group != wants.mount_group),
+        ("parameters", *parameters != wants.parameters),
         // The plugin has answered with the topology, so the requested one is not compared.
-        ("topologies", is_unborn(record) && has.topologies != wants.topologies),
-        ("heal", has.heal != wants.heal),
-        ("suid", has.suid != wants.suid),
-        ("dev", has.dev != wants.dev),
-        ("snapshot", has.snapshot != wants.snapshot),
-        ("clone", has.clone != wants.clone),
+        ("topologies", is_unborn(record) && *topologies != wants.topologies),
+        ("heal", *heal != wants.heal),
+        ("suid", *suid != wants.suid),
+        ("dev", *dev != wants.dev),
+        ("snapshot", *snapshot != wants.snapshot),
+        ("clone", *clone != wants.clone),
     ];
     let other = is_other.into_iter().find_map(|(option, differs)| differs.then_some(option));
     match short.or(other) {

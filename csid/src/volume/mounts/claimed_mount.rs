@@ -37,7 +37,7 @@ impl Executor<'_> {
                 } else if claim.bound.is_some() {
                     self.control().claim(&name, claim, ahead).await?;
                     // The mount is already there, so it does not sync the claim.
-                    self.shared.synced().await?;
+                    self.shared.records.synced().await?;
                 }
                 record
             }

@@ -53,7 +53,7 @@ impl Volumes {
             let tags = others.into_iter().map(|row| row.key.tag).collect();
             return Err(mount_errors::no_mount(&key, tags, Vec::new()));
         }
-        let volume = self.shared.directory.find(&key).or(claimed.map(|_| record.volume.clone()));
+        let volume = self.shared.directory.find(&key).or((!record.is_empty()).then(|| record.volume.clone()));
         let volume = volume.ok_or_else(|| Error::internal("a mount's volume has no rows"))?;
         let (reply, answer) = tokio::sync::oneshot::channel();
         let order = Order { key: key.clone(), all_tags: all_tags || claim, claim, reply };

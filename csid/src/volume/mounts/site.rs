@@ -111,6 +111,10 @@ impl Site for Executor<'_> {
         secrets: Option<&Secrets>,
     ) -> Result<Option<u64>> {
         let ready = self.ready().await?;
+        // Another instance may serve since the caller asked for the capability.
+        if !ready.can("EXPAND_VOLUME") {
+            return Ok(None);
+        }
         let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.name))?;
         let call = self.node_call(&row, target, secrets);
         let expanded = ready.expand(call, expansion.required, expansion.limit);

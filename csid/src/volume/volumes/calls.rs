@@ -253,7 +253,7 @@ impl Volumes {
             let record = self.shared.records.registry.record(request.name.clone()).await?;
             // The volume is neither registered nor attached: there is nothing to detach, and no plugin to call.
             if record.is_empty() {
-                return self.shared.synced().await;
+                return self.shared.records.synced().await;
             }
         }
         self.call(request, ControllerRequest::Detach { node_id }).await.map(drop)
@@ -364,7 +364,7 @@ impl Volumes {
         }
         // A claim that is being made has no row yet.
         if record.registration.is_none() && claim.is_none() {
-            return self.shared.synced().await;
+            return self.shared.records.synced().await;
         }
         let (Authority::Own(uid) | Authority::Any(uid)) = authority;
         // Without a row nothing is attached yet, so no secrets are needed.

@@ -21,7 +21,7 @@ impl Volumes {
         self.shared.changeable()?;
         let record = self.shared.records.registry.record(request.name.clone()).await?;
         if record.registration.is_none() {
-            return self.shared.synced().await;
+            return self.shared.records.synced().await;
         }
         if is_unborn(&record) {
             refuse_anothers(&record, request.uid)?;
@@ -29,7 +29,7 @@ impl Volumes {
                 return Ok(());
             }
             let Some(registration) = self.shared.doom(&record).await? else {
-                return self.shared.synced().await;
+                return self.shared.records.synced().await;
             };
             let (secrets, credential) = (request.secrets.take(), request.credential.take());
             request.secrets = self.shared.given(secrets, credential, request.wait.deadline).await?;
@@ -51,7 +51,7 @@ impl Volumes {
             // An earlier call has completed the deletion meanwhile.
             Err(error) if error.kind == Kind::NotFound => {
                 let now = self.shared.records.registry.record(name).await?;
-                if now.registration.is_none() { self.shared.synced().await } else { Err(error) }
+                if now.registration.is_none() { self.shared.records.synced().await } else { Err(error) }
             }
             done => done.map(drop),
         }

@@ -48,7 +48,7 @@ impl Volumes {
         }
         match self.call(request, ControllerRequest::Forget).await {
             // Another call has deregistered the volume meanwhile.
-            Err(error) if error.kind == Kind::NotFound => self.shared.synced().await,
+            Err(error) if error.kind == Kind::NotFound => self.shared.records.synced().await,
             done => done.map(drop),
         }
     }
