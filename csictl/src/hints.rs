@@ -206,6 +206,22 @@ fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> 
             "Look at the volume. Then delete it (`csictl volume delete {volume}`), or keep it: `csictl volume deregister \
              --force {volume}`, then register it."
         ),
+        "other-user" => "Choose another consumer (for a mount also --tag TAG), or ask as that user.".to_owned(),
+        "claimed-otherwise" => {
+            format!("See it with `csictl claims`; to change it, first `csictl release {mount}`.")
+        }
+        "mounted-otherwise" => format!(
+            "Compare the options with its own: `csictl mounts --json`. Give the same ones, or unmount it first (`csictl \
+             unmount {mount}`), or give this mount a --tag of its own."
+        ),
+        "not-running" => "Start the unit first, or give it time with --grace TIME.".to_owned(),
+        "not-mounted" => format!("Mount it first: `csictl mount {volume} CONSUMER`. Existing mounts: `csictl mounts`."),
+        "declared-by-file" => "Change the file of volumes.d that declares it, or remove the file; then `csictl reload`. A \
+                               reload forgets a volume without a file once it is not in use."
+            .to_owned(),
+        "spare-volume" => "Register the new volume under another name (`csictl volume register`, with its --external-id). \
+                           `csictl volume delete` of that name deletes it."
+            .to_owned(),
         _ => return None,
     };
     Some(hint)
@@ -406,6 +422,10 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         {
             "`exec = true` in csid.toml, then `csictl reload`, allows commands in plugins.".to_owned()
         }
+        Kind::NotSupported if tried.command == "volume create" => format!(
+            "Features of the plugin: `csictl plugin show {plugin}`. Or create the volume with the storage's own tools, \
+             then `csictl volume register {volume}`."
+        ),
         Kind::NotSupported => {
             format!("Features of the plugin: `csictl plugin show {plugin}`; of csid: `csictl status`.")
         }
@@ -456,7 +476,9 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
             "`csictl operations` lists the commands that run in plugins; `csictl cancel ID` ends one.".to_owned()
         }
         Kind::RateLimited => {
-            "This user has reached a limit. Wait for operations in progress (`csictl operations`), then repeat.".to_owned()
+            "This user has reached a limit. Wait for operations in progress (`csictl operations`), or end what is not \
+             needed (`csictl claims`, `csictl mounts`); then repeat."
+                .to_owned()
         }
         Kind::SecretRequired => {
             "Give --secrets-file FILE, or --credential NAME for a volume that must survive a \
@@ -679,6 +701,13 @@ mod tests {
             ("expansion", "--queue TIME"),
             ("creation", "`csictl cancel 'op 1'`"),
             ("unconfirmed-source", "`csictl volume delete ns v`"),
+            ("other-user", "another consumer"),
+            ("claimed-otherwise", "`csictl release ns v job`"),
+            ("mounted-otherwise", "`csictl unmount ns v job`"),
+            ("not-running", "--grace TIME"),
+            ("not-mounted", "`csictl mount ns v CONSUMER`"),
+            ("declared-by-file", "`csictl reload`"),
+            ("spare-volume", "`csictl volume register`"),
         ];
         assert_eq!(words, commands.map(|(word, _)| word));
         for (word, command) in commands {

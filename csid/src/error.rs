@@ -192,6 +192,19 @@ pub enum Obstacle {
     Creation,
     /// The plugin does not confirm the source of the created volume.
     UnconfirmedSource,
+    /// A claim or mount of another user, with the same names.
+    OtherUser,
+    /// The same claim, with other options.
+    ClaimedOtherwise,
+    /// The same mount, with other options.
+    MountedOtherwise,
+    /// The unit or connection of a claim, which does not run.
+    NotRunning,
+    NotMounted,
+    /// A file declares the volume.
+    DeclaredByFile,
+    /// The plugin has made a volume whose name means another one now.
+    SpareVolume,
 }
 
 impl Obstacle {
@@ -208,6 +221,13 @@ impl Obstacle {
             Obstacle::Expansion => "expansion",
             Obstacle::Creation => "creation",
             Obstacle::UnconfirmedSource => "unconfirmed-source",
+            Obstacle::OtherUser => "other-user",
+            Obstacle::ClaimedOtherwise => "claimed-otherwise",
+            Obstacle::MountedOtherwise => "mounted-otherwise",
+            Obstacle::NotRunning => "not-running",
+            Obstacle::NotMounted => "not-mounted",
+            Obstacle::DeclaredByFile => "declared-by-file",
+            Obstacle::SpareVolume => "spare-volume",
         }
     }
 }

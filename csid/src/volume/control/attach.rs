@@ -160,7 +160,7 @@ impl<S: Site> Engine<'_, S> {
         };
         let done = match attaches {
             Ok(true) if lacks_secrets => {
-                return Err(claim_errors::secret_required(&record.name, "DetachVolume"));
+                return Err(claim_errors::secret_required(&record.name));
             }
             Ok(true) => self.detach_for_call(target, node_id).await,
             // The attach was intended but never sent (CSI rule 19).

@@ -135,7 +135,7 @@ impl<S: Site> Engine<'_, S> {
         let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
         let secrets = self.secrets_of(credential).await.map_err(unsent)?;
         if effect.action == ClaimAction::Detach && secrets.is_none() && had.given {
-            return Err(unsent(claim_errors::secret_required(&record.name, &claim.consumer)));
+            return Err(unsent(claim_errors::secret_required(&record.name)));
         }
         let secrets_forgotten = (had.given && self.site.operation().secrets.is_none())
             || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some());

@@ -68,9 +68,7 @@ impl Records {
         let record = self.registry.record(name.clone()).await?;
         match record.registration.as_ref().map(|registration| &registration.standing) {
             Some(Standing::Registered) => Ok(record),
-            Some(Standing::Creating(_)) => {
-                Err(busy(&record.name, "is being created; ask again when it is there"))
-            }
+            Some(Standing::Creating(_)) => Err(busy(&record.name, "is being created")),
             Some(Standing::Deleting { .. }) => Err(busy(&record.name, "is being deleted")),
             None => Err(self.not_registered(&record.name)),
         }

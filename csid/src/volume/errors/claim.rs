@@ -16,17 +16,17 @@ use crate::volume::model::subject::ClaimKey;
 pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wanted: &Claim) -> Error {
     let consumer = &wanted.consumer;
     match refusal {
-        ClaimRefusal::NotOwner => Error::new(
-            Kind::NotAuthorized,
-            format!("the claim of {name} by {consumer} is another user's; choose another consumer"),
-        ),
-        ClaimRefusal::OtherOption { option } => Error::new(
-            Kind::AlreadyExists,
-            format!("{consumer} has claimed {name} with another {option}; release that first"),
-        ),
+        ClaimRefusal::NotOwner => {
+            Error::new(Kind::NotAuthorized, format!("the claim of {name} by {consumer} is another user's"))
+                .obstructed_by(Obstacle::OtherUser)
+        }
+        ClaimRefusal::OtherOption { option } => {
+            Error::new(Kind::AlreadyExists, format!("{consumer} has claimed {name} with another {option}"))
+                .obstructed_by(Obstacle::ClaimedOtherwise)
+        }
         ClaimRefusal::Releasing => Error::new(
             Kind::Uncertain,
-            format!("an earlier claim of {name} by {consumer} is still being released; ask again"),
+            format!("an earlier claim of {name} by {consumer} is still being released"),
         ),
         ClaimRefusal::NoCapability => not_capable(name),
         ClaimRefusal::ReaderOnly => Error::invalid("a reader-only access mode is claimed with mode read"),
@@ -43,7 +43,7 @@ pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wante
         }
         ClaimRefusal::TooMany => Error::new(
             Kind::RateLimited,
-            format!("you have {OF_UID} claims of {name}, as many as one user may; release one of them first"),
+            format!("you have {OF_UID} claims of {name}, as many as one user may"),
         ),
         ClaimRefusal::NoSuchClaim => Error::internal("the row of the claim is gone"),
     }
@@ -61,7 +61,7 @@ pub(in crate::volume) fn inner(refusal: ClaimRefusal, name: &VolumeName) -> Erro
 }
 
 pub(in crate::volume) fn unclaimed(claim: &ClaimKey) -> Error {
-    let text = format!("{} is not claimed by {} any more; mount it again", claim.volume, claim.consumer);
+    let text = format!("{} is not claimed by {} any more", claim.volume, claim.consumer);
     Error::new(Kind::ClaimConflict, text)
 }
 
@@ -72,11 +72,8 @@ pub(in crate::volume) fn undone_later(error: Error, undo: &Error) -> Error {
     later
 }
 
-pub(in crate::volume) fn secret_required(name: &VolumeName, consumer: &str) -> Error {
-    let text = format!(
-        "to detach {name} the plugin needs its secrets again: repeat Release of {consumer} with `secrets`, or \
-         register the volume with a `credential`"
-    );
+pub(in crate::volume) fn secret_required(name: &VolumeName) -> Error {
+    let text = format!("to detach {name} the plugin needs its secrets again");
     Error::new(Kind::SecretRequired, text)
 }
 
@@ -91,13 +88,12 @@ pub(in crate::volume) fn unwatchable(to: &BoundTo, why: &dyn std::fmt::Display) 
 }
 
 pub(in crate::volume) fn too_many_units(most: usize) -> Error {
-    let text = format!("your claims name {most} units, as many as one user's may; release one of them first");
+    let text = format!("your claims name {most} units, as many as one user's may");
     Error::new(Kind::RateLimited, text)
 }
 
 pub(in crate::volume) fn at_rest(to: &BoundTo) -> Error {
-    let text = format!("bind {to}: that does not run; start it first, or give it time with grace-usec");
-    Error::new(Kind::NotFound, text)
+    Error::not_found(format!("bind {to}: that does not run")).obstructed_by(Obstacle::NotRunning)
 }
 
 pub(in crate::volume) fn out_of_reach(name: &VolumeName, topology: &BTreeMap<String, String>) -> Error {
@@ -113,8 +109,7 @@ pub(in crate::volume) fn out_of_reach(name: &VolumeName, topology: &BTreeMap<Str
 
 pub(in crate::volume) fn too_many(plugin: &str, most: i64, volumes: &[VolumeName]) -> Error {
     let holders: Vec<String> = volumes.iter().map(VolumeName::to_string).collect();
-    let text =
-        format!("plugin {plugin} takes at most {most} volumes on this node; release one of them first");
+    let text = format!("plugin {plugin} takes at most {most} volumes on this node");
     Error::new(Kind::ClaimConflict, text).with(|details| {
         details.holders = holders;
         details.step = Some(Step::VolumeLimit);
@@ -154,12 +149,11 @@ pub(in crate::volume) fn not_confirmed(name: &VolumeName, why: &str) -> Error {
 }
 
 pub(in crate::volume) fn not_mounted(name: &VolumeName) -> Error {
-    let text = format!("{name} is not mounted on this node; mount it first");
-    Error::new(Kind::NotFound, text)
+    Error::not_found(format!("{name} is not mounted on this node")).obstructed_by(Obstacle::NotMounted)
 }
 
 pub(in crate::volume) fn not_ready(name: &str, id: &str) -> Error {
-    let text = format!("snapshot {name} (`{id}`) is not ready to use yet; ask again with the same name");
+    let text = format!("snapshot {name} (`{id}`) is not ready to use yet");
     Error::new(Kind::TimedOut, text).with(|details| details.retryable = true)
 }
 
@@ -186,7 +180,7 @@ pub(in crate::volume) fn does_not_attach(plugin: &str) -> Error {
 }
 
 pub(in crate::volume) fn attached_otherwise(name: &VolumeName, node_id: &str, option: &str) -> Error {
-    let text = format!("{name} is attached to {node_id} with another {option}; detach it first");
+    let text = format!("{name} is attached to {node_id} with another {option}");
     Error::new(Kind::AlreadyExists, text)
 }
 
@@ -197,9 +191,9 @@ pub(in crate::volume) fn staged_here(
     disputed: Option<&Error>,
 ) -> Error {
     let text = match disputed {
-        None => format!("this host has {name} staged under that node id; unmount it first"),
+        None => format!("this host has {name} staged under that node id"),
         Some(why) => {
-            format!("this host has {name} staged, perhaps under that node id; unmount it first. {why}")
+            format!("this host has {name} staged, perhaps under that node id. {why}")
         }
     };
     Error::new(Kind::Busy, text).with(|details| {
@@ -217,13 +211,10 @@ pub(in crate::volume) fn attached(kind: &'static str, record: &Record, node_id: 
 
 pub(in crate::volume) fn of_file(name: &VolumeName, file: Option<&Path>) -> Error {
     let text = match file {
-        Some(file) => format!("{name} is declared by {}: change or remove that, and reload", file.display()),
-        None => format!(
-            "{name} was declared by a file of volumes.d that is gone or wrong: mend the file and reload, or take it away: \
-             a reload forgets the volume when nobody uses it"
-        ),
+        Some(file) => format!("{name} is declared by {}", file.display()),
+        None => format!("{name} was declared by a file of volumes.d that is gone or wrong"),
     };
-    Error::new(Kind::NotSupported, text)
+    Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::DeclaredByFile)
 }
 
 /// Makes the error for a declared volume that a call has registered.
@@ -252,9 +243,7 @@ pub(in crate::volume) fn anothers(name: &VolumeName) -> Error {
 }
 
 pub(in crate::volume) fn as_registered(name: &VolumeName, option: &str, uid: u32) -> Error {
-    let text = format!(
-        "{option} is not as {name} was registered: leave it out, or have uid {uid} or root change the registration"
-    );
+    let text = format!("{option} differs from the registration of {name} by uid {uid}");
     Error::new(Kind::NotAuthorized, text)
 }
 
@@ -264,11 +253,7 @@ pub(in crate::volume) fn created_otherwise(name: &VolumeName, option: &str) -> E
 }
 
 pub(in crate::volume) fn cannot_create(plugin: &str, capability: &str) -> Error {
-    let text = format!(
-        "the plugin {plugin} does not offer {capability}: create the volume with the storage's own tools, then \
-         register it"
-    );
-    Error::new(Kind::NotSupported, text)
+    Error::new(Kind::NotSupported, format!("the plugin {plugin} does not offer {capability}"))
 }
 
 /// Makes the error for a controller call to a plugin without a controller.
@@ -289,18 +274,12 @@ pub(in crate::volume) fn being_created(name: &VolumeName, under_way: &OperationV
 
 /// Makes the error for a CreateVolume without an answer, which csid retries.
 pub(in crate::volume) fn goes_on(error: Error) -> Error {
-    let message = format!(
-        "{}; csid goes on asking for it: repeat the call for its end, or delete the volume",
-        error.message
-    );
+    let message = format!("{}; csid goes on asking for it", error.message);
     Error { message, ..error }
 }
 
 pub(in crate::volume) fn secrets_again(name: &VolumeName, call: &str) -> Error {
-    let text = format!(
-        "for {call} of {name} the plugin needs the secrets again, which csid does not keep: repeat the call with \
-         `secrets`, or with a `credential`"
-    );
+    let text = format!("for {call} of {name} the plugin needs the secrets again, which csid does not keep");
     Error::new(Kind::SecretRequired, text)
 }
 
@@ -315,10 +294,10 @@ pub(in crate::volume) fn not_from_source(name: &VolumeName, external_id: &str) -
 /// Makes the error for a created volume whose row is gone, and whose name means another volume now.
 pub(in crate::volume) fn made_and_not_needed(name: &VolumeName, external_id: &str) -> Error {
     let text = format!(
-        "the plugin made `{external_id}` for {name}, which was registered or attached as another volume meanwhile: register it \
-         under another name, or delete it"
+        "the plugin made `{external_id}` for {name}, which was registered or attached as another volume meanwhile"
     );
-    Error::new(Kind::Busy, text).with(|details| details.retryable = false)
+    let error = Error::new(Kind::Busy, text).obstructed_by(Obstacle::SpareVolume);
+    error.with(|details| details.retryable = false)
 }
 
 /// Makes the error for a created volume whose row was given up before.
@@ -342,7 +321,7 @@ pub(in crate::volume) fn refuse_attached(record: &Record) -> Result<(), Error> {
     }
     let nodes: Vec<&str> = record.attachments.iter().map(|at| at.node_id.as_str()).collect();
     let text = format!(
-        "{} is external id `{}` of plugin {}, attached to {}; detach it first",
+        "{} is external id `{}` of plugin {}, attached to {}",
         record.name,
         record.volume.external_id,
         record.volume.plugin,
@@ -352,7 +331,7 @@ pub(in crate::volume) fn refuse_attached(record: &Record) -> Result<(), Error> {
 }
 
 pub(in crate::volume) fn changed_meanwhile(name: &VolumeName) -> Error {
-    Error::not_found(format!("what was {name} is not registered any more; ask again"))
+    Error::not_found(format!("what was {name} is not registered any more"))
 }
 
 /// Makes the event for a creation or deletion that continues only when a caller repeats it.

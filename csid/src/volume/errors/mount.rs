@@ -47,20 +47,14 @@ pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Err
     match refusal {
         Refusal::NotOwner => Error::new(
             Kind::NotAuthorized,
-            format!(
-                "{} is mounted by {} for another user; choose another consumer or tag",
-                name(key),
-                key.consumer
-            ),
-        ),
+            format!("{} is mounted by {} for another user", name(key), key.consumer),
+        )
+        .obstructed_by(Obstacle::OtherUser),
         Refusal::OtherOption { option } => Error::new(
             Kind::AlreadyExists,
-            format!(
-                "{} is mounted by {} with another {option}; unmount it first, or give this mount a tag of its own",
-                name(key),
-                key.consumer
-            ),
-        ),
+            format!("{} is mounted by {} with another {option}", name(key), key.consumer),
+        )
+        .obstructed_by(Obstacle::MountedOtherwise),
         Refusal::Unsettled => Error::new(
             Kind::Uncertain,
             format!("an earlier mount of {} by {} is still being taken down", name(key), key.consumer),
@@ -77,21 +71,17 @@ pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Err
             holders,
         ),
         Refusal::Conflict { what, holders } => conflict(
-            format!(
-                "{what} conflicts with the use of {} by {}; unmount it there first",
-                name(key),
-                holders.join(", ")
-            ),
+            format!("{what} conflicts with the use of {} by {}", name(key), holders.join(", ")),
             holders,
         ),
         Refusal::NotSupported { capability } => {
-            Error::new(Kind::NotSupported, format!("the plugin has no {capability} capability; ask for less"))
+            Error::new(Kind::NotSupported, format!("the plugin has no {capability} capability"))
         }
         Refusal::ReaderOnly => Error::invalid("a reader-only access mode needs read-only"),
         Refusal::SecretRequired => secret_required(key),
         Refusal::TooMany => Error::new(
             Kind::RateLimited,
-            format!("you have {OF_UID} mounts of {}, as many as one user may; unmount one first", name(key)),
+            format!("you have {OF_UID} mounts of {}, as many as one user may", name(key)),
         ),
         Refusal::NoSuchMount => Error::internal("the row of the operation is gone"),
     }
@@ -100,8 +90,8 @@ pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Err
 /// Makes the error for a volume that is not mounted. `phase`: that of its row; `None`: there is no row, or its phase is wrong.
 pub(in crate::volume) fn not_mounted(key: &MountKey, phase: Option<Phase>) -> Error {
     let is = phase.map_or_else(|| "not mounted".to_owned(), |phase| format!("{}, not mounted", word(phase)));
-    let text = format!("{} is {is} for {}; mount it first", name(key), key.consumer);
-    Error::not_found(text)
+    let text = format!("{} is {is} for {}", name(key), key.consumer);
+    Error::not_found(text).obstructed_by(Obstacle::NotMounted)
 }
 
 pub(in crate::volume) fn not_claimant(claim: &ClaimKey) -> Error {
@@ -126,8 +116,7 @@ pub(in crate::volume) fn not_registered(name: &VolumeName) -> Error {
 }
 
 pub(in crate::volume) fn secret_required(key: &MountKey) -> Error {
-    let text =
-        format!("{} needs its secrets again: repeat Mount with `secrets`, or use a `credential`", name(key));
+    let text = format!("{} needs its secrets again", name(key));
     Error::new(Kind::SecretRequired, text)
 }
 
