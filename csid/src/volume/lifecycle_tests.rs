@@ -56,6 +56,9 @@ fn repeated_create_volume_matches_its_record() {
     assert_eq!(refuse_other(&made(|_| {}), "p", &asks).unwrap_err().kind, Kind::AlreadyExists);
 }
 
+/// An option, and a change of it.
+type Change = (&'static str, fn(&mut VolumeSpec));
+
 #[test]
 fn different_create_volume_names_the_option() {
     let refused = |record: &Record, plugin: &str, wanted: &Registration| {
@@ -71,7 +74,7 @@ fn different_create_volume_names_the_option() {
         let others = Registration { uid: 1001, ..wanted() };
         assert_eq!(refused(&record, "p", &others).kind, Kind::NotAuthorized);
         assert_eq!(refuse_other(&record, "p", &Registration { uid: 0, ..wanted() }), Ok(()));
-        let changes: [(&str, fn(&mut VolumeSpec)); 11] = [
+        let changes: [Change; 11] = [
             ("name", |spec| spec.name = "other".into()),
             ("capabilities", |spec| spec.capabilities.clear()),
             ("fs-type", |spec| spec.fs_type = "xfs".into()),

@@ -726,13 +726,16 @@ fn unsupported_mount_is_refused_before_its_rpc() {
     assert_eq!(admit(&volume(), &writer, Some(ABLE)), Err(Refusal::ReaderOnly));
 }
 
+/// An option, and a change of it.
+type Change = (&'static str, fn(&mut DesiredMount));
+
 #[test]
 fn an_identity_is_its_owners_and_its_options() {
     let event = MountEvent::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
     let (volume, _) = step(&volume(), event).ok().unwrap();
     assert_eq!(admit(&volume, &wanted(0), Some(ABLE)), Ok(()));
     assert_eq!(admit(&volume, &with(&wanted(0), |w| w.uid = 7), Some(ABLE)), Err(Refusal::NotOwner));
-    let changes: [(&str, fn(&mut DesiredMount)); 10] = [
+    let changes: [Change; 10] = [
         ("plugin", |w| w.spec.registered = true),
         ("target", |w| w.spec.target = Some("/t".into())),
         ("read-only", |w| w.spec.read_only = true),
