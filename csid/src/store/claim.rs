@@ -68,7 +68,7 @@ impl Bound {
     }
 }
 
-/// As the option says it.
+/// Writes the value of the option `bind`.
 impl fmt::Display for BoundTo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -104,15 +104,15 @@ pub struct Claim {
     #[serde(flatten)]
     pub usage: Use,
     pub state: ClaimState,
-    /// It was answered once: it ends only by Release.
+    /// Whether a caller has got the claim. It then ends only by Release.
     #[serde(default)]
     pub kept: bool,
-    /// Whether it is being released. There is no way back.
+    /// Whether the claim is being released. A release is never taken back.
     pub releasing: bool,
-    /// What keeps it from going on. `None`: it goes on.
+    /// The reason why the claim or release does not continue. `None`: it continues.
     #[serde(rename = "parked", with = "or_default")]
     pub blocked: Option<Blocked>,
-    /// A Mount took it, and the consumer's last Unmount gives it back.
+    /// Whether a Mount took the claim. The consumer's last Unmount then releases it.
     #[serde(default)]
     pub by_mount: bool,
     #[serde(default)]
@@ -120,10 +120,10 @@ pub struct Claim {
     /// The name of a systemd credential that the claim gave, in place of the volume's own.
     #[serde(default)]
     pub credential: Option<String>,
-    /// Its call had secrets that csid does not keep.
+    /// Whether the call had secrets, which csid does not keep.
     #[serde(default)]
     pub secrets_given: bool,
-    /// The last failure, for a person; redacted. `None`: nothing has failed.
+    /// The last failure, for people; redacted. `None`: nothing has failed.
     #[serde(default, with = "or_default")]
     pub error: Option<String>,
     #[serde(default)]

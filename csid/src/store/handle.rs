@@ -149,7 +149,7 @@ impl Store {
     pub async fn close(&self) -> Result<(), StoreError> {
         self.request(|answer| StoreRequest::Ask(Ask::Close(answer))).await?;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // It has answered as its last act, so this does not block.
+        // The thread answers as its last act, so this does not block.
         thread.map_or(Ok(()), |thread| thread.join().map_err(|_| StoreError::Gone))
     }
 

@@ -56,7 +56,7 @@ pub(super) struct Counters {
 pub(super) struct Done {
     /// The events it holds, as they were numbered.
     pub events: Vec<Arc<Event>>,
-    /// For each request whether it is done, or why nothing of it is.
+    /// The result of each request. An error means that nothing of the request was written.
     pub answers: Vec<Result<(), Conflict>>,
 }
 
@@ -172,7 +172,7 @@ impl Journal {
     pub fn leave(&mut self, why: String) -> Result<(), StoreError> {
         let memory = remains::of(&self.file.db)?;
         self.file.leave(memory)?;
-        // What is shown from now on is no commit of the file's.
+        // From now on the rows are not those of a commit of the file.
         self.mark = None;
         self.damage = Some(why);
         self.full = true;
@@ -386,7 +386,7 @@ fn boot() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// It is the journal that csid had in this boot, with all that csid has seen committed.
+/// Checks that this is the journal that csid had in this boot, with all commits that csid has seen.
 fn whole(known: &(String, u64), id: &str, newest: u64, path: &Path) -> Result<(), StoreError> {
     let why = if id != known.0 {
         "it is another journal than the one that csid had since the host booted".to_owned()
@@ -427,8 +427,8 @@ fn counters(db: &Connection, boot: &str, modify_index: u64) -> rusqlite::Result<
         events,
     };
     counters.sequence = newest.max(counters.dropped);
-    // What was written without a sync is still there as long as the kernel is the same. Else it may be lost,
-    // so no number that may have been given out is given again, and a reader that knew one gets a gap.
+    // Unsynced writes survive as long as the kernel runs. After another boot they may be lost. The counters then leap, so that no
+    // number is given out twice, and a reader that knows a lost number sees a gap.
     if boot.is_empty() || meta::<String>(db, "events_boot")? != boot {
         counters.modify_index += INDEX_LEAP;
         if counters.reserved > counters.sequence {

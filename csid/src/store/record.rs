@@ -52,7 +52,7 @@ pub enum Heal {
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct VolumeSpec {
-    /// For people, and the name that CreateVolume gives the plugin.
+    /// A name for people. CreateVolume gives it to the plugin.
     pub name: String,
     pub capabilities: Vec<Capability>,
     pub fs_type: String,
@@ -66,8 +66,9 @@ pub struct VolumeSpec {
     pub heal: Heal,
     pub suid: bool,
     pub dev: bool,
-    /// Of a volume that was created: from which snapshot, or as whose clone.
+    /// The snapshot that the volume was created from. Empty: none.
     pub snapshot: String,
+    /// The id of the volume whose clone the volume was created as. Empty: none.
     pub clone: String,
 }
 
@@ -78,23 +79,23 @@ pub struct Creation {
     pub capacity_min: u64,
     /// 0: none given.
     pub capacity_max: u64,
-    /// `false`: the caller keeps the row; this one is deleted once the caller has its answer.
+    /// Whether csid keeps the row. `false`: the caller keeps its own, and csid deletes the row once the caller has its answer.
     pub register: bool,
     pub secrets_given: bool,
     /// The plugin's id of the volume that it is to be a clone of; empty: of none.
     #[serde(default)]
     pub source: String,
-    /// It is there, but the plugin does not say that it comes from its snapshot or volume.
+    /// Whether the volume exists, but the plugin does not confirm that it comes from its snapshot or volume.
     #[serde(default)]
     pub sourceless: bool,
-    /// The plugin was never asked for it, so that nothing is lost with the row.
+    /// Whether the plugin was never called for it. Nothing is then lost with the row.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unasked: bool,
-    /// It is created only to be deleted: a DeleteVolume came in.
+    /// Whether the volume is created only to be deleted, because a DeleteVolume came in.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub to_delete: bool,
-    /// Where the node was when the plugin was asked first: each repeated call requires the same place. Empty: the caller requires
-    /// places, or the node's is not known.
+    /// The topology of the node when the plugin was first called. Each repeated call requires the same. Empty: the caller requires
+    /// topologies, or the node's is not known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub place: BTreeMap<String, String>,
 }
@@ -108,7 +109,8 @@ pub enum Standing {
     /// The plugin is or was asked to delete it.
     Deleting {
         secrets_given: bool,
-        /// Its standing again if the plugin refuses. Absent: it is not registered, the call named it inline.
+        /// The standing that the volume returns to if the plugin refuses. Absent: the volume is not registered; the call named it
+        /// inline.
         #[serde(default)]
         back: Option<Box<Standing>>,
     },
@@ -147,10 +149,10 @@ pub struct Registration {
     pub capacity: Option<u64>,
     #[serde(default)]
     pub pending_expansion: Option<Expansion>,
-    /// What keeps a creation or deletion from going on. `None`: it goes on.
+    /// The reason why a creation or deletion does not continue. `None`: it continues.
     #[serde(default, rename = "parked", with = "or_default")]
     pub blocked: Option<Blocked>,
-    /// The last failure of one, for a person; redacted. `None`: nothing has failed.
+    /// The last failure of a creation or deletion, for people; redacted. `None`: nothing has failed.
     #[serde(default, with = "or_default")]
     pub error: Option<String>,
 }
@@ -189,10 +191,10 @@ pub struct Attachment {
     /// has succeeded.
     #[serde(default, with = "or_default")]
     pub boot: Option<String>,
-    /// Of AttachVolume: whose, and what for.
+    /// The AttachVolume that made the attachment. `None`: claims made it.
     #[serde(default)]
     pub by_call: Option<AttachCall>,
-    /// Of claims; absent: an earlier csid made it, and kept that with the claims.
+    /// The secrets of an attachment that claims made. Absent: an earlier csid made it, and kept them with the claims.
     #[serde(default)]
     pub secrets: Option<AttachSecrets>,
 }
@@ -203,7 +205,7 @@ pub struct Attachment {
 pub struct AttachSecrets {
     /// The name of a systemd credential that a claim gave, in place of the volume's own.
     pub credential: Option<String>,
-    /// There were some that csid does not keep.
+    /// Whether calls had secrets that csid does not keep.
     pub given: bool,
 }
 
@@ -214,11 +216,11 @@ pub struct AttachCall {
     pub read_only: bool,
     #[serde(flatten)]
     pub capability: Capability,
-    /// It had secrets that csid does not keep.
+    /// Whether the call had secrets, which csid does not keep.
     pub secrets_given: bool,
 }
 
-/// Without the publish context's values: a plugin may put a token there.
+/// Shows no value of the publish context, since a plugin may put a token there.
 impl fmt::Debug for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Attachment { node, node_id, leg, publish_context, boot, by_call, secrets } = self;
@@ -235,12 +237,12 @@ impl fmt::Debug for Attachment {
 }
 
 impl Attachment {
-    /// It is what AttachVolume made for this node id.
+    /// Returns whether AttachVolume made the attachment for this node id.
     pub fn is_by_call(&self, node_id: &str) -> bool {
         self.by_call.is_some() && self.node_id == node_id
     }
 
-    /// One that a claim wants, nothing known of it but its leg.
+    /// Makes an attachment that a claim wants. Nothing but its leg is known.
     pub fn new(node: &str, leg: Leg) -> Self {
         Attachment {
             node: node.to_owned(),
@@ -284,7 +286,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Nothing is known of a volume of this name.
+    /// Makes the record of a name that no volume has.
     pub fn none(name: VolumeName) -> Self {
         Record {
             name,

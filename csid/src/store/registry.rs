@@ -83,16 +83,16 @@ pub struct RecordFilter {
     pub volume: Option<String>,
     pub plugin: Option<String>,
     pub external_id: Option<String>,
-    /// With a claim or an attachment of this node.
+    /// Only volumes with a claim or an attachment of this node.
     pub node: Option<String>,
     /// A prefix of the volume's id.
     pub prefix: Option<String>,
     pub restless: bool,
     /// Not only attached.
     pub registered: bool,
-    /// Those that come after it by name.
+    /// Only volumes whose names come after this one.
     pub after: Option<VolumeName>,
-    /// The first so many of them; 0: all.
+    /// The number of rows to return, from the first on; 0: all.
     pub most: usize,
 }
 
@@ -102,16 +102,16 @@ pub struct ClaimFilter {
     pub volume: Option<String>,
     pub consumer: Option<String>,
     pub node: Option<String>,
-    /// Those that ended, instead of those that are.
+    /// Whether to return past claims instead of present ones.
     pub past: bool,
-    /// Of the volumes from the first to the second name.
+    /// Only claims of the volumes from the first to the second name.
     pub between: Option<[VolumeName; 2]>,
     pub after: Option<ClaimPlace>,
-    /// The first so many of them; 0: all.
+    /// The number of rows to return, from the first on; 0: all.
     pub most: usize,
 }
 
-/// Where a claim stands in a list that is read in parts.
+/// The place of a claim in a list that is read in parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimPlace {
     pub name: VolumeName,
@@ -121,9 +121,9 @@ pub struct ClaimPlace {
 /// A claim among those of its volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OfVolume {
-    /// One that is there.
+    /// A present claim, by its consumer.
     Consumer(String),
-    /// One that is past: a later one has a higher number.
+    /// A past claim, by its number. A later one has a higher number.
     Number(u64),
 }
 
@@ -141,7 +141,7 @@ pub type Listed<T> = Result<(Vec<T>, u64), RegistryError>;
 /// Volumes, their claims and attachments. Every change is a compare-and-swap on a record's revision; what is read comes with
 /// the index it was read at, and what changes after an index can be waited for.
 pub trait Registry: Send + Sync {
-    /// A volume's record; [`Record::none`] when there is none.
+    /// Returns a volume's record; [`Record::none`] if there is none.
     fn record(&self, name: VolumeName) -> BoxFuture<'_, Result<Record, RegistryError>>;
 
     /// Changes a record. Returns its new revision, when the change is as durable as was asked. `events` are for this node's
@@ -151,10 +151,10 @@ pub trait Registry: Send + Sync {
     /// Makes earlier changes as durable as [`Durability::Disk`]. An answer that repeats an earlier one needs that.
     fn sync(&self) -> BoxFuture<'_, Result<(), RegistryError>>;
 
-    /// By name.
+    /// Returns records, ordered by name.
     fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>>;
 
-    /// The volumes of a plugin that have a claim or an attachment of this node: their count, and at most `most` names. The
+    /// Returns the volumes of a plugin that have a claim or an attachment of this node: their count, and at most `most` names. The
     /// cost does not grow with their number.
     fn held(
         &self,
@@ -163,12 +163,12 @@ pub trait Registry: Send + Sync {
         most: usize,
     ) -> BoxFuture<'_, Result<HeldVolumes, RegistryError>>;
 
-    /// By volume and consumer. Past ones in the order of their end; in parts, by volume first.
+    /// Returns claims, ordered by volume and consumer. Past claims are in the order of their end; in parts, by volume first.
     fn claims(&self, filter: ClaimFilter) -> BoxFuture<'_, Listed<ListedClaim>>;
 
-    /// The number of claims in each state, in the contract's words.
+    /// Returns the number of claims in each state, by the contract's words.
     fn claim_states(&self) -> BoxFuture<'_, Result<BTreeMap<String, u64>, RegistryError>>;
 
-    /// The index of a change after `index`, as soon as there is one.
+    /// Waits for a change after `index`, and returns its index.
     fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, RegistryError>>;
 }

@@ -1,5 +1,4 @@
-//! What can still be read of a damaged journal, taken over into one in memory: the file and its log are left
-//! as they are.
+//! Reads the legible rows of a damaged journal into a journal in memory. The file and its log stay as they are.
 
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::Path;
@@ -21,7 +20,7 @@ const MOST: u32 = 1_000_000;
 pub(super) fn of_file(place: &JournalDirectory) -> Result<Connection, StoreError> {
     // The runtime directory may be too small for it; then the journal's own disk has to hold it for the while.
     let copies = [&place.runtime, &place.directory].map(|base| base.join("journal-copy"));
-    // What a csid that was killed over it left: a log of another moment, and space of the disk.
+    // A csid that was killed here left copies: they take up space, and their logs are of another moment.
     copies.iter().for_each(|copy| clear(copy));
     for copy in &copies {
         let read = copied(place, copy).and_then(|()| of(&alone(&copy.join(NAME))?));
@@ -87,7 +86,7 @@ pub(super) fn of(from: &Connection) -> Result<Connection, StoreError> {
     Ok(memory)
 }
 
-/// It is what was written, and says something to this csid.
+/// Returns whether the row is as it was written, and this csid understands it.
 fn is_legible(table: &str, row: &Row<'_>) -> bool {
     match table {
         "plugins" => plugin(row).is_ok(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// One leg of a mount that has to be made and taken down again: the staging, a publish, a consumer's target.
+/// The state of a leg of a mount: the staging, a publish, or a consumer's target. Each leg is made and removed.
 ///
 /// `Making` and `Removing` are intents: the effect may or may not have happened. A `Making` leg may be tried again as it
 /// is; a `Removing` one is not known to be there, and only its negation makes it `Absent` (CSI rule 25).
@@ -59,7 +59,7 @@ pub enum Propagation {
     Bidirectional,
 }
 
-/// After another boot: mount again, or keep the row as `lost` until somebody asks.
+/// What happens to a mount after another boot: csid mounts it again, or keeps the row as `lost` until a caller mounts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restore {
@@ -91,23 +91,24 @@ pub struct MountSpec {
     pub suid: bool,
     pub dev: bool,
     pub restore: Restore,
-    /// The volume is registered: its publish context comes with its claim.
+    /// Whether the volume is registered. Its publish context then comes with its claim.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub registered: bool,
     /// The name of a systemd credential that holds the volume's secrets.
     pub credential: Option<String>,
-    /// The mount was made with secrets that csid does not keep.
+    /// Whether the mount was made with secrets that csid does not keep.
     pub secrets_given: bool,
-    /// Another user of the volume, who has left it, may have had secrets: the plugin may still repeat them.
+    /// Whether a past user of the volume may have had secrets. The plugin may still repeat them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub secrets_beside: bool,
-    /// Its server died, and it is made again, whatever `restore` says: until it is mounted, or the host boots.
+    /// Whether the mount is made again because its server died, whatever `restore` says. This ends when it is mounted, or the host
+    /// boots.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub healing: bool,
-    /// The device numbers that it had before, while it is made again: its target may still show what has one of them.
+    /// The device numbers that the mount had before, while it is made again. Its target may still show a mount with one of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub died: Vec<u64>,
-    /// The plugin's name of this node when the volume was staged. Empty: not known, or not needed.
+    /// The plugin's id of this node when the volume was staged. Empty: not known, or not needed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_id: String,
 }
@@ -118,12 +119,12 @@ impl MountRow {
         if self.published.is_empty() { &self.source } else { &self.published }
     }
 
-    /// Its path is called published and nothing is under way: the kernel shows whether that is still so.
+    /// Returns whether the row is published and nothing is under way. The kernel then shows whether the mount is still there.
     pub fn shows(&self) -> bool {
         self.publish == Leg::Present && matches!(self.phase, Phase::Mounted | Phase::Lost | Phase::Waiting)
     }
 
-    /// It cannot be mounted again without secrets from a caller. What is published needs none to be bound.
+    /// Returns whether the mount cannot be made again without secrets from a caller. A published volume is bound without secrets.
     pub fn lacks_secrets(&self) -> bool {
         self.spec.needs_secrets() && self.publish != Leg::Present
     }
@@ -184,7 +185,7 @@ impl MountSpec {
         is_other.into_iter().find_map(|(option, differs)| differs.then_some(option))
     }
 
-    /// From now on it comes back with the secrets that were given last, if any were.
+    /// Remembers which secrets a call gave. The next restore needs the same. A call without secrets changes nothing.
     pub fn remember_secrets(&mut self, given: &MountSpec) {
         if given.secrets_given || given.credential.is_some() {
             self.secrets_given = given.secrets_given;
@@ -192,7 +193,7 @@ impl MountSpec {
         }
     }
 
-    /// It cannot be staged again without secrets from a caller.
+    /// Returns whether the volume cannot be staged again without secrets from a caller.
     pub fn needs_secrets(&self) -> bool {
         self.secrets_given && self.credential.is_none()
     }
@@ -205,7 +206,7 @@ pub struct VolumeKey {
     pub external_id: String,
 }
 
-/// What the external id of a volume begins with whose own is not known: no plugin's id is taken that does.
+/// Prefix of the external id of a volume whose own id is not known. csid refuses a plugin's id with this prefix.
 pub const WITHOUT_ID: &str = "unidentified:";
 
 /// A mount's identity in the contract.
@@ -226,7 +227,8 @@ pub struct VolumeRow {
     /// The staging path on the host; empty until one was made. Nothing recomputes it.
     pub staging: String,
     pub stage: Leg,
-    /// What kept the volume's mounts when the last of them was to go, as JSON of `host::Backing`. Empty: not known.
+    /// The file systems and devices that kept the volume's mounts when the last mount was to go, as JSON of `host::Backing`. Empty:
+    /// not known.
     pub backing: String,
 }
 
@@ -239,10 +241,10 @@ pub struct MountRow {
     pub phase: Phase,
     /// The mount was answered once and not asked away since: when it cannot be had it rests, it is not forgotten.
     pub kept: bool,
-    /// Where consumers find what is published, on the host. Nothing recomputes it.
+    /// The path on the host where consumers find the published volume. It is never computed again.
     pub source: String,
-    /// Where the plugin publishes: root alone gets there, and `source` is a clone of it. Empty: the plugin publishes at `source`,
-    /// as an older csid had it.
+    /// The path at which the plugin publishes. Only root can reach it; `source` is a clone of it. Empty: the plugin publishes at
+    /// `source`, as with an older csid.
     pub published: String,
     pub publish: Leg,
     /// The leg of `spec.target`; `Absent` without one.

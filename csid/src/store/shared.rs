@@ -18,7 +18,7 @@ pub(super) struct Published {
     pub(super) health: watch::Sender<Health>,
     /// The index of the registry's newest change; its sender is the thread's.
     pub(super) registry: watch::Receiver<u64>,
-    /// There is or was a record since the journal was opened.
+    /// Whether there is or was a record since the journal was opened.
     pub(super) has_records: AtomicBool,
     pub(super) counts: Counts,
 }
@@ -28,7 +28,7 @@ pub(super) struct Published {
 pub enum Health {
     #[default]
     Sound,
-    /// Nothing is written any more, because of this.
+    /// The journal is damaged, for this reason. Nothing is written any more.
     Damaged(String),
     /// A new journal has taken the damaged one's place. csid has to start again with it.
     Replaced,

@@ -175,7 +175,7 @@ fn settle(
                 registry.send_replace(index);
             }
             for event in events {
-                // Nobody listening is no error.
+                // It is no error if there is no listener.
                 drop(shared.events.send(Arc::clone(&event)));
             }
         }
