@@ -17,10 +17,10 @@ pub struct Restrict {
 pub struct Bind {
     /// Whose target it is: [`Host::check_target`].
     pub uid: u32,
-    /// What is dead at the target gives way, if it has one of these numbers, which were at the source before.
+    /// A dead mount at the target is replaced if it has one of these device numbers, which were at the source before.
     pub replaces_dead: Vec<u64>,
     pub nosuid: bool,
-    /// Without effect on a block device, whose node could not be opened then.
+    /// This has no effect on a block device, whose node could not be opened then.
     pub nodev: bool,
     /// Without effect on what is written to a block device.
     pub read_only: bool,
@@ -32,7 +32,7 @@ pub struct Bind {
 pub enum Unbind {
     /// Only an unused target.
     Unused,
-    /// Also a dead mount that is in use, and a dead one that was at the source before.
+    /// Also a dead mount that is in use, and a dead mount that was at the source before.
     Dead,
     /// Also a target that is in use. Where the earlier source is unknown and gone, any mount.
     Forced,

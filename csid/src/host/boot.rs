@@ -1,5 +1,5 @@
-//! Which boot this is. Kernel mounts last until another one: the kernel's boot id is another, or the marker
-//! is gone that csid left in its runtime directory, a tmpfs (in a container the id may stay the same).
+//! Identifies the boot. Kernel mounts last until the next one. In another boot the kernel's boot id differs, or the marker is gone
+//! that csid left in its runtime directory, a tmpfs. In a container the id may stay the same.
 
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;

@@ -24,7 +24,7 @@ const RESOLVING: &str = ", target roots";
 /// the helper.
 pub struct TargetFd {
     fd: Tree,
-    /// What was bound there with it.
+    /// The mount that was bound there with the descriptor.
     made: Mutex<Option<Tree>>,
 }
 

@@ -1,5 +1,5 @@
-//! What a unit's processes use, as the kernel counts it for their control group: version 2, version 1, and systemd's mixture
-//! of both. What is not counted is absent, not 0.
+//! Reads the resources that a unit's processes use, as the kernel counts them for their control group: version 2, version 1, and
+//! systemd's mixture of both. A resource that is not counted is absent, not 0.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use crate::host::enter::is_within;
 use crate::host::units::{Units, UnitsError};
 
-/// Where systemd mounts control groups, always.
+/// The directory where systemd mounts control groups.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// By systemd's words for them.
+/// systemd's names of the hierarchies.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resources {
     pub cpu_usage_nsec: Option<u64>,
@@ -48,7 +48,7 @@ impl Units {
         Ok(is_within(&member, &group))
     }
 
-    /// What the processes of a unit use now; `None`: it is not loaded, or has none.
+    /// Returns the resources that the processes of a unit use now. `None`: the unit is not loaded, or has no process.
     pub async fn resources(&self, unit: &str) -> Result<Option<Resources>, UnitsError> {
         let Some((group, main_pid)) = self.control_group(unit).await? else { return Ok(None) };
         // The kernel may take its time to add up.
@@ -64,8 +64,8 @@ impl Units {
 }
 
 impl Resources {
-    /// Of `group`, an absolute name, in the hierarchies that are mounted at or below `root`. `member`: the groups that the
-    /// main process is in, as in /proc/PID/cgroup.
+    /// Reads the resources of `group`, an absolute name, in the hierarchies that are mounted at or below `root`. `member`: the groups
+    /// of the main process, as in /proc/PID/cgroup.
     fn read(root: &Path, group: &str, member: &str) -> Resources {
         match root.join("cgroup.controllers").exists() {
             true => v2(&root.join(group.trim_start_matches('/'))),
@@ -138,7 +138,7 @@ fn number(group: &Path, file: &str) -> Option<u64> {
     text(group, file)?.trim().parse().ok()
 }
 
-/// Of lines `KEY NUMBER`.
+/// Returns the number of a key from lines `KEY NUMBER`.
 fn keyed(group: &Path, file: &str, key: &str) -> Option<u64> {
     let text = text(group, file)?;
     let mut values = text.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix(' '));

@@ -18,9 +18,9 @@ use crate::host::units::{Units, UnitsError};
 
 /// A credential that takes longer has failed: it may come from a socket that nobody serves.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What the unit calls it, whatever the volume does: a name is never part of a command line.
+/// The credential's name in the unit. The caller's name is never part of a command line.
 const ID: &str = "secret";
-/// Where systemd 252 looks for what only it can decrypt, when it is given a bare name.
+/// The directories in which systemd 252 looks up the bare name of an encrypted credential.
 const ENCRYPTED: [&str; 3] =
     ["/etc/credstore.encrypted", "/run/credstore.encrypted", "/usr/lib/credstore.encrypted"];
 
@@ -32,7 +32,7 @@ pub enum CredentialError {
     Late,
     #[error("it is larger than {0} bytes")]
     Large(usize),
-    /// Where is root's to know: it is in the log.
+    /// The path is for root only, so it is in the log.
     #[error("csid.service says where it is, and systemd cannot read it there (csid's log has the path)")]
     NotThere,
     #[error("cannot be read from systemd: {0}")]
@@ -44,7 +44,7 @@ type Fetched = Result<Zeroizing<Vec<u8>>, CredentialError>;
 /// The file that systemd reads it from.
 struct Place {
     encrypted: bool,
-    /// Of the credential in the unit: an encrypted one is bound to its own name.
+    /// The credential's name in the unit. An encrypted credential is bound to its own name.
     id: String,
     /// A path, or a bare name.
     path: String,
@@ -87,8 +87,8 @@ impl Units {
         }
     }
 
-    /// What LoadCredential= and LoadCredentialEncrypted= of the unit that csid runs in say now, which may be more than at
-    /// its start.
+    /// Returns the place of a credential by LoadCredential= and LoadCredentialEncrypted= of csid's own unit. The unit may name more
+    /// credentials now than at csid's start.
     async fn place_in_own_unit(&self, name: &str) -> Result<Option<Place>, UnitsError> {
         let Some((unit, path)) = self.own_unit().await? else { return Ok(None) };
         for (property, encrypted) in [("LoadCredentialEncrypted", true), ("LoadCredential", false)] {
@@ -111,7 +111,7 @@ impl Units {
             fetched = tokio::time::timeout(PATIENCE, self.fetched(&unit, place, name, most)) => Some(fetched),
         };
         let fetched = fetched.map(|fetched| fetched.unwrap_or(Err(CredentialError::Late)));
-        // Its end of the pipe is closed when the unit has ended.
+        // The unit closes its end of the pipe when it has ended.
         let has_ended = matches!(&fetched, Some(Ok(_)));
         if let Some(fetched) = fetched {
             let _ = tell.send(fetched);
@@ -124,7 +124,7 @@ impl Units {
     async fn fetched(&self, unit: &str, place: &Place, name: &str, most: usize) -> Fetched {
         let (reading, writing) =
             pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(std::io::Error::from)?;
-        // What the unit writes into waits, as it expects of a standard output.
+        // A write of the unit waits, as it expects of a standard output.
         rustix::fs::fcntl_setfl(&writing, rustix::fs::OFlags::empty()).map_err(std::io::Error::from)?;
         let reading = Receiver::from_owned_fd(reading)?;
         self.start_fetching(unit, place, name, writing).await?;
@@ -156,7 +156,7 @@ impl Units {
             ("StandardError", "null".into()),
             ("TimeoutStartUSec", usec.into()),
             ("CollectMode", "inactive-or-failed".into()),
-            // One that is not there is csid's to tell, by the volume that needs it.
+            // csid itself reports a missing credential, with the volume that needs it.
             ("LogLevelMax", 3_i32.into()),
             ("LimitCORE", 0_u64.into()),
             ("DynamicUser", true.into()),
@@ -211,7 +211,7 @@ mod tests {
         let writer = std::thread::spawn(move || {
             let mut writer = std::fs::File::from(writing);
             for part in parts {
-                // It ends early when too much is read.
+                // The reader ends early when it has read too much.
                 let _ = writer.write_all(&part);
                 std::thread::sleep(Duration::from_millis(10));
             }

@@ -16,7 +16,7 @@ const IN_SYSFS: [&str; 4] = ["ext4", "xfs", "f2fs", "jfs"];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BlockDevice {
     pub number: u64,
-    /// Its name in `/sys` and, with `/` for `!`, in `/dev`.
+    /// The name of the device in `/sys` and, with `/` for `!`, in `/dev`.
     pub name: String,
     /// The kernel counts the disks that a device was, from Linux 5.15 on: a loop device that is attached to another file has
     /// another number. `None`: the kernel does not count.

@@ -107,8 +107,8 @@ impl Host {
         let mut found = self.copies_elsewhere(&sought.shown, &[]).await?;
         found.retain(|mount| sought.everywhere || is_at(mount));
         let Some(device) = sought.device.filter(|_| found.is_empty()) else { return Ok(found) };
-        // What the mounts showed is not known: a mount of the same file system where theirs were, or of a disk that csid has not
-        // mounted at all.
+        // It is not known what the mounts showed. Mounts of the same file system count where theirs were; so does any mount of a disk
+        // that csid has not mounted elsewhere.
         let is_alone = match sought.everywhere && sought.shown.is_empty() && BlockDevice::of(device).is_some()
         {
             true => self.own_table.entries().await?.iter().all(|entry| entry.device != device),

@@ -30,11 +30,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::host::exec::{End, ExecRecord, ExecRequest};
 use crate::host::sealed;
 
-/// What a shell and a container's runtime answer for these.
+/// Exit statuses of a shell and a container's runtime for a command that did not start.
 const NOT_THERE: i32 = 125;
 const NOT_EXECUTABLE: i32 = 126;
 const NOT_FOUND: i32 = 127;
-/// What a command has from SIGTERM to SIGKILL; less than its unit's stop may take.
+/// The time from SIGTERM to SIGKILL of a command. It is less than the stop of its unit may take.
 const GRACE: Duration = Duration::from_secs(5);
 const LAST_CAPABILITY: &str = "/proc/sys/kernel/cap_last_cap";
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -86,7 +86,7 @@ pub fn begin(record: &Path) -> ExitCode {
 
 /// `record`: the file of the command that is to be run.
 pub fn main(record: &Path) -> ExitCode {
-    // It would be that of a descriptor.
+    // Else the name would be that of a descriptor.
     let _ = rustix::thread::set_name(c"csid");
     if let Err(error) = hide() {
         eprintln!("csid: {error}");
@@ -159,7 +159,7 @@ fn run(request: &ExecRequest) -> Result<End, EnterError> {
     runtime.map_err(os("the helper's runtime"))?.block_on(place.run(request))
 }
 
-/// Where the process is, held by descriptors.
+/// The place of a process, held by descriptors.
 struct Place {
     process: OwnedFd,
     root: OwnedFd,
@@ -168,7 +168,7 @@ struct Place {
     bounds: Bounds,
 }
 
-/// What the process may gain at most, and so the command: its program is found where the plugin may have put it.
+/// The limits of the process, which hold for the command, too: the plugin may have put the command's program there.
 struct Bounds {
     /// CapBnd of `/proc/PID/status`.
     capabilities: u64,
@@ -195,7 +195,7 @@ impl Bounds {
         })
     }
 
-    /// Of this thread, and of what it starts from now on.
+    /// Sets the limits of this thread, and of the processes that it starts from now on.
     fn set(&self) -> Result<(), EnterError> {
         let dropped = (0..=self.last).map(|bit| 1 << bit).filter(|bit| self.capabilities & bit == 0);
         for bit in dropped {
@@ -341,7 +341,7 @@ fn has_ended(process: &OwnedFd) -> Result<bool, EnterError> {
     Ok(poll(&mut fds, Some(&now)).map_err(os("the plugin's process"))? > 0)
 }
 
-/// Those that are not the helper's too: none can be entered twice.
+/// Returns the namespaces of the process that differ from the helper's. The kernel lets none be entered twice.
 fn namespaces(process: &Path) -> Result<ThreadNameSpaceType, EnterError> {
     let mut differ = ThreadNameSpaceType::empty();
     for (name, kind) in NAMESPACES {
@@ -383,7 +383,8 @@ pub(super) fn is_within(theirs: &str, group: &str) -> bool {
     group.len() > 1 && theirs.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Of two `/proc/PID/cgroup`, with lines `ID:CONTROLLERS:GROUP`, the hierarchies in which they are not in one group.
+/// Returns the hierarchies in which two processes are in different groups. The texts are their `/proc/PID/cgroup`, with lines
+/// `ID:CONTROLLERS:GROUP`.
 fn differing<'t>(theirs: &'t str, own: &'t str) -> impl Iterator<Item = (&'t str, &'t str, &'t str)> {
     let split = |line: &'t str| {
         let (_, rest) = line.split_once(':')?;
@@ -395,7 +396,8 @@ fn differing<'t>(theirs: &'t str, own: &'t str) -> impl Iterator<Item = (&'t str
     })
 }
 
-/// Where systemd mounts a hierarchy: version 2 has no controllers named, version 1 links for each.
+/// Returns the file `cgroup.procs` of a group, where systemd mounts its hierarchy. Version 2 names no controllers; version 1 has a
+/// link for each.
 fn procs(root: &Path, controllers: &str, group: &str) -> PathBuf {
     let hierarchy = match controllers.split(',').next().unwrap_or_default() {
         "" if root.join("cgroup.controllers").exists() => root.to_owned(),

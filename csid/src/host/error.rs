@@ -39,7 +39,7 @@ pub enum HostError {
     Foreign { path: PathBuf, uid: u32 },
     #[error("{} is an automount point, which waits for the mount that it asked for", .0.display())]
     Automount(PathBuf),
-    /// Nothing was done: what goes there waits until the automount's daemon has mounted or unmounted.
+    /// Nothing was done, since a walk to the path waits until the automount's daemon has mounted or unmounted.
     #[error("an automount is under way at {}; csid cannot go there before it ends", .0.display())]
     AutomountPending(PathBuf),
     #[error("target-fd is no descriptor of {}: {why}", path.display())]

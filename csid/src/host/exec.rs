@@ -2,9 +2,9 @@
 //! has a unit of its own, where `csid exec-helper` (`enter`) goes there and runs it. Its standard input and output are the
 //! caller's, by descriptor: csid copies nothing.
 //!
-//! What is known of a command is one file in a directory that is root's alone: csid writes it before the start, the helper from
-//! then on. So the command, and how it ended, outlive csid. The arguments are in it until the helper has read them, and
-//! nowhere else: a unit's command line is everybody's to read.
+//! The state of a command is one file in a directory for root only. csid writes it before the start, the helper from then on. So the
+//! command and its result outlive csid. The arguments are in the file until the helper has read them. They are nowhere else, because
+//! every user can read a unit's command line.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -26,11 +26,11 @@ use crate::host::units::{Units, UnitsError};
 
 /// Commands that run at once; each is a unit, with two processes.
 const RUNNING: usize = 16;
-/// Of these, one uid's that is not root.
+/// The number of commands of one uid other than root.
 const EACH: usize = 4;
-/// Ended ones whose end is remembered.
+/// The number of ended commands whose result is kept.
 const KEPT: usize = 64;
-/// Of a command's name, and with `.service` of its unit's.
+/// The prefix of a command's name. The name of its unit has `.service` behind it.
 const PREFIX: &str = "csi-exec-";
 /// The argument by which csid starts the helper.
 pub const HELPER: &str = "exec-helper";
@@ -42,7 +42,7 @@ const STOP: Duration = Duration::from_secs(10);
 /// A unit that is about to run has no main process yet.
 const SOON: Duration = Duration::from_millis(20);
 
-/// One command at a time is counted and started.
+/// The lock under which a command is counted and started.
 static STARTING: Mutex<()> = Mutex::const_new(());
 
 #[derive(Debug, thiserror::Error)]
@@ -163,7 +163,7 @@ pub struct Commands {
     units: Units,
 }
 
-/// One that runs.
+/// A command that runs.
 pub struct Run {
     pub operation: String,
     pub since: SystemTime,
@@ -272,7 +272,7 @@ impl Commands {
         Ok(runs.into_iter().filter(|run| running.contains(&unit(&run.operation))).collect())
     }
 
-    /// What a csid that was killed has left.
+    /// Removes the files that a killed csid has left.
     pub async fn clean(&self) -> Result<(), ExecError> {
         let _starting = STARTING.lock().await;
         self.forget_old().await.map(drop)

@@ -1,6 +1,6 @@
-//! What units write to the journal, as journalctl shows it. It runs in a unit of its own: it may be followed for days, and goes
-//! on when csid is restarted; it ends when the reader has closed its end of the pipe. The unit has no mount namespace: there a
-//! copy of a consumer's mount would stay when that is unmounted.
+//! Reads the logs of units, by journalctl in a unit of its own. A log may be followed for days, and continues when csid is restarted. It
+//! ends when the reader has closed its end of the pipe. The unit has no mount namespace of its own, in which a copy of a consumer's
+//! mount would stay after its unmount.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,12 +12,12 @@ use crate::host::units::{Units, UnitsError};
 /// Logs that are read at once; each is a unit, with a process.
 const READERS: usize = 32;
 
-/// Which lines.
+/// The lines to read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lines {
-    /// Also those to come.
+    /// Whether to wait for further lines.
     pub follow: bool,
-    /// Not older than this, in microseconds since the epoch.
+    /// The time of the oldest line, in microseconds since the epoch.
     pub since_usec: Option<u64>,
     /// At most so many, the newest.
     pub most: Option<u32>,

@@ -1,12 +1,12 @@
-//! What a look at a path finds.
+//! The result of a look at a path.
 
 use serde::{Deserialize, Serialize};
 
-/// What lies at a path.
+/// The state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Look {
     Missing,
-    /// It exists, and nothing is mounted on it: a directory, a file, anything but a block device.
+    /// A directory, a file or another object without a mount. Not a block device.
     Plain,
     /// A directory with a file system mounted on it that answers.
     Mounted {
@@ -18,8 +18,8 @@ pub enum Look {
     Device {
         rdev: u64,
     },
-    /// It is there, but cannot be used: the error number. `ENOTCONN` and the like: its server is gone;
-    /// `ENOTDIR`: something is mounted, on a file; `ELOOP`: a symbolic link.
+    /// The path exists but cannot be used. The error number: `ENOTCONN` and similar ones mean that the server is gone, `ENOTDIR` that
+    /// something is mounted on a file, `ELOOP` a symbolic link.
     Dead(i32),
     /// The kernel did not answer in time.
     Hung,

@@ -31,7 +31,7 @@ pub(super) fn look(path: &Path) -> Look {
     path::find(path).map_or_else(missing, |file| look_at(&file))
 }
 
-/// What is at a path that cannot be opened.
+/// Returns the state of a path that cannot be opened.
 fn missing(error: Errno) -> Look {
     match error {
         Errno::NOENT | Errno::NOTDIR => Look::Missing,
@@ -141,7 +141,7 @@ fn is_clone(sight: &Sight, shown: &Sight, from: &OwnedFd) -> bool {
     sight.is_mount && (sight.shows_the_same(shown) || is_now())
 }
 
-/// What is to be bound at a target, and how.
+/// The mount to bind at a target, and its flags.
 struct Source {
     from: OwnedFd,
     shown: Sight,
@@ -246,7 +246,7 @@ pub(super) fn bind(
     // The dead one may have the same number: a server's file systems may be one, dead or not.
     let dead = usize::from(there.number() == shown.device);
     if gives_way && table::count_at(target, shown.device)? > dead {
-        // It was bound beneath what is dead, and not to the end.
+        // An earlier bind lies beneath the dead mount, and was not finished.
         take_away(&to, target, caller)?;
         (to, there, gives_way) = found()?;
     }
@@ -337,7 +337,7 @@ pub(super) fn open_tree(
     let flags = attributes(how.nosuid, how.nodev, how.read_only);
     // Private: what somebody mounts in it does not show up here.
     set(&tree, flags, Peers::Private, source)?;
-    // Also those that the plugin gave its mount.
+    // The flags that the plugin gave its mount stay.
     let bounds = StatVfsMountFlags::RDONLY
         | StatVfsMountFlags::NOSUID
         | StatVfsMountFlags::NODEV
@@ -370,7 +370,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// What is mounted there.
+    /// Returns the mount there. `None`: nothing is mounted there.
     fn mounted(&self) -> Result<Option<Sight>, HostError> {
         Ok(self.look()?.filter(|sight| sight.is_mount))
     }
@@ -421,13 +421,13 @@ fn seen(found: rustix::io::Result<OwnedFd>, path: &Path) -> Result<Option<Sight>
     }
 }
 
-/// What is mounted at a target as seen against `source`.
+/// The mount at a target, compared with `source`.
 enum Bound {
     Yes,
-    /// What was at the source before.
+    /// The mount that was at the source before.
     Former,
     Other,
-    /// Nothing is at the source, and nobody knows what was.
+    /// Nothing is at the source, and the earlier mount there is not known.
     Unproven,
 }
 
@@ -448,7 +448,7 @@ fn bound(source: &Path, there: &Sight, were: &[u64]) -> Result<Bound, HostError>
 pub(super) fn is_bound(source: &Path, target: &Path) -> Result<bool, HostError> {
     let Some(place) = Place::of(target)? else { return Ok(false) };
     match place.mounted() {
-        // What cannot be opened now is judged by the mount table.
+        // A path that cannot be opened now is judged by the mount table.
         Err(HostError::AutomountPending(_)) => {
             let table = table::MountTable::read()?;
             let (shown, there) = (table.at(source), table.at(target));

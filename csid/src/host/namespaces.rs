@@ -34,7 +34,7 @@ const LARGEST: u64 = 64 << 20;
 /// Holders that an error names.
 pub(super) const NAMED: usize = 16;
 
-/// What a mount shows: this directory or file of the file system with this number.
+/// A directory or file of a file system, which a mount shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Shown {
@@ -43,7 +43,7 @@ pub struct Shown {
     pub(super) fs_type: String,
     #[serde(with = "bytes")]
     pub(super) root: PathBuf,
-    /// It is a block device's node.
+    /// Whether it is the node of a block device.
     pub(super) is_node: bool,
 }
 
@@ -92,7 +92,7 @@ fn is_in_dev(path: &Path, node: &Path) -> bool {
     node.strip_prefix("/").is_ok_and(|name| path.ends_with(Path::new("dev").join(name)))
 }
 
-/// What is known of a volume's mounts while they are there, for when they are not.
+/// Facts about a volume's mounts, collected while they exist, for the time after that.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Backing {
@@ -133,18 +133,18 @@ impl Backing {
     }
 }
 
-/// Which mounts keep a volume from being forgotten.
+/// The mounts that keep a volume from being forgotten.
 #[derive(Clone, Debug)]
 pub struct Sought {
-    /// Whatever is mounted at these paths or below.
+    /// Mounts at these paths or below.
     pub below: Vec<PathBuf>,
-    /// Where the volume was bound.
+    /// The path where the volume was bound.
     pub target: Option<PathBuf>,
     /// The number that the mounts had.
     pub device: Option<u64>,
-    /// What the volume's mounts showed.
+    /// The directories and files that the volume's mounts showed.
     pub shown: Vec<Shown>,
-    /// Any mount of what the volume's mounts showed: nobody else has it.
+    /// Whether every mount of `shown` counts, because no other volume shows it.
     pub everywhere: bool,
     /// csid's own directory, where other volumes' mounts are.
     pub base: PathBuf,
@@ -241,7 +241,7 @@ pub(super) fn answer_all(mut looking: Looking) {
 /// A mount that shows what was asked for, as all views of its namespace have it.
 struct Found {
     copy: MountElsewhere,
-    /// Which questions it answers.
+    /// The questions that it answers.
     of: BTreeSet<usize>,
     device: u64,
     /// The groups of its parent, and its place on it, by the first process that sees the parent.
@@ -253,7 +253,7 @@ struct Found {
 /// A directory or file of the file system with this number.
 type Place<'a> = (u64, &'a [u8]);
 
-/// One look at all namespaces, for all questions; the answers in their order.
+/// Reads the mounts of all namespaces once, and returns the answers in the order of the questions.
 fn look(questions: &[Question]) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
     let mut text = Vec::new();
     let own_line = first_line(Path::new("/proc/self"), &mut text).map(|(_, line)| line).unwrap_or_default();

@@ -14,10 +14,10 @@ use crate::host::error::{HostError, at};
 use crate::host::look::Look;
 use crate::host::table;
 
-/// Who gets into a directory of csid's.
+/// The access to a directory of csid's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// 0711: consumers pass through to what is published, and list nothing.
+    /// 0711: consumers pass through to published volumes, and list nothing.
     Passable,
     /// 0700: what is staged is the plugin's. Nothing may be mounted on it.
     Private,
@@ -96,7 +96,7 @@ fn openat2(
     rustix::fs::openat2(directory, path, flags, Mode::empty(), resolve)
 }
 
-/// What lies at an absolute path, whatever it is, with what is mounted on it; not opened itself.
+/// Returns a descriptor of an absolute path, of the topmost mount there. The file itself is not opened.
 pub(super) fn find(path: &Path) -> rustix::io::Result<OwnedFd> {
     openat2(CWD, path, OFlags::PATH, ResolveFlags::empty())
 }
@@ -118,7 +118,7 @@ pub(super) fn find_in(directory: &OwnedFd, name: &OsStr) -> rustix::io::Result<O
     openat2(directory, Path::new(name), OFlags::PATH, ResolveFlags::empty())
 }
 
-/// What lies at `path`, which has to be below `root` whatever somebody renames meanwhile.
+/// Returns a descriptor of `path`, which has to be below `root`, whatever is renamed meanwhile.
 pub(super) fn find_below(root: &Path, path: &Path) -> Result<OwnedFd, HostError> {
     let outside = || HostError::Outside { path: path.into(), root: root.into() };
     let relative = path.strip_prefix(root).map_err(|_| outside())?;
@@ -151,7 +151,7 @@ fn walk_cached(directory: &OwnedFd, relative: &Path) -> rustix::io::Result<Owned
     rustix::fs::openat2(directory, relative, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
-/// What is found at a name without waiting for an automount.
+/// The result of a look-up of a name that does not wait for an automount.
 pub(super) enum Found {
     File(OwnedFd),
     /// An automount has nothing mounted on it.
@@ -260,7 +260,7 @@ pub(super) fn find_inside(directory: &OwnedFd, path: &Path, subpath: &Path) -> R
     }
 }
 
-/// What lies at `path`, if no mount is met on the way to it from `root` nor at it.
+/// Returns the state of `path`. `None`: a mount is at it, or on the way to it from `root`.
 pub(super) fn look_unmounted(root: &Path, path: &Path) -> Option<Look> {
     let relative = path.strip_prefix(root).ok()?;
     let root = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty()).ok()?;
@@ -285,8 +285,7 @@ fn names(relative: &Path) -> Option<Vec<&OsStr>> {
     (!names.is_empty()).then_some(names)
 }
 
-/// One directory deeper, on the same file system: what is mounted there is not entered, so a dead one is not
-/// asked.
+/// Opens a directory in `directory`, on the same file system. Mounts are not entered, so a dead one is not called.
 fn enter(directory: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     openat2(directory, Path::new(name), OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::NO_XDEV)
 }

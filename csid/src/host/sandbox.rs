@@ -1,6 +1,6 @@
-//! Which settings of a unit keep its mounts from the host. systemd gives a unit that has one a mount namespace of its own,
-//! out of which nothing propagates, whatever MountFlags= says. A process of root's with more capabilities than csid does not
-//! show csid its namespace, so systemd is asked what it has been given, or to look.
+//! Finds the settings of a unit that hide its mounts from the host. systemd gives a unit with such a setting a mount namespace of its
+//! own. Nothing propagates out of it, whatever MountFlags= says. csid cannot see the namespace of a root process with more
+//! capabilities than its own. So it asks systemd for the unit's settings, or has systemd look.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -75,7 +75,7 @@ impl Units {
             // Else one that has not begun looks as one that has ended well.
             ("RemainAfterExit", true.into()),
         ];
-        // What a csid that was killed had asked, of this pid.
+        // A killed csid may have left such a unit for this pid.
         self.stop(&unit).await?;
         self.reset_failed(&unit).await?;
         self.start_transient_unit(&unit, &properties).await?;
@@ -111,7 +111,7 @@ pub(crate) fn hiding(properties: &HashMap<String, OwnedVariant>) -> Vec<String> 
     found
 }
 
-/// What the setting is set to; `None`: it is not.
+/// Returns the value of the setting. `None`: it is not set.
 fn set(name: &str, value: &Variant<'_>) -> Option<String> {
     match value {
         Variant::Bool(is_on) => is_on.then(|| "yes".to_owned()),

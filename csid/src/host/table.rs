@@ -15,9 +15,9 @@ use crate::host::error::HostError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountPoint {
     pub path: PathBuf,
-    /// Of the one on top.
+    /// The device number of the topmost mount.
     pub device: u64,
-    /// How many lie over one another.
+    /// The number of mounts over one another.
     pub stacked: usize,
 }
 
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// A mount in the table. `root` is what of its file system it shows.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MountEntry {
-    /// Of the mount, and of the one that it is mounted on. No two mounts of a kernel have the same one at a time.
+    /// The id of the mount. No two mounts of a kernel have the same id at a time. `parent` is the mount that it is mounted on.
     pub id: u64,
     pub parent: u64,
     pub device: u64,
@@ -144,7 +144,7 @@ pub(super) struct OwnTable {
     last: tokio::sync::Mutex<LastRead>,
 }
 
-/// What the last read found. It is dropped when no caller waits for it.
+/// The result of the last read. It is dropped when no caller waits for it.
 #[derive(Default)]
 struct LastRead {
     /// The read began after this caller had asked, and after all callers before it.
@@ -252,10 +252,10 @@ pub(super) fn is_autofs(mount: &MountEntry) -> bool {
     mount.fs_type == "autofs"
 }
 
-/// What an automount is to a path.
+/// The relation of an automount to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Automount {
-    /// There is none.
+    /// There is no automount.
     None,
     /// The path is an automount point, and nothing is mounted on it.
     Bare,
@@ -284,7 +284,7 @@ pub(super) fn count_at(path: &Path, device: u64) -> Result<usize, HostError> {
     Ok(entries()?.iter().filter(|entry| entry.path == path && entry.device == device).count())
 }
 
-/// What a look at many mounts reads of each line; nothing is allocated.
+/// The part of a line that a look at many mounts reads. It allocates nothing.
 pub(super) struct Brief<'a> {
     pub id: u64,
     pub parent: u64,
@@ -372,8 +372,8 @@ fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(path))
 }
 
-/// Who keeps the mount at `path` busy: `PID COMMAND`, and `mount PATH` for mounts below it. Best effort: only
-/// links are read, never what they lead to, which may be dead.
+/// Returns the holders of the mount at `path`: `PID COMMAND`, and `mount PATH` for mounts below it. The list may be incomplete, since
+/// only links are read, never the files that they lead to, which may be dead.
 pub(super) fn holders(path: &Path) -> Vec<String> {
     let end = Instant::now() + PATIENCE;
     let below = mounts_below(path).unwrap_or_default().into_iter().filter(|point| point.path != path);

@@ -12,7 +12,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use crate::host::error::HostError;
 use crate::host::table::{self, MountTable};
 
-/// What a descriptor that was proven to be at a target is of.
+/// The kind of object at a target, by a descriptor that was proven to be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
     /// A directory or file with nothing of anybody's mounted on it, or a bare automount.

@@ -1,4 +1,4 @@
-//! What systemd says of units by itself. It has a connection of its own, so that many signals hold up no call of csid's.
+//! Receives systemd's signals about units. They come on a connection of their own, so that many signals delay no call of csid's.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -17,7 +17,7 @@ const DBUS_PATH: &str = "/org/freedesktop/DBus";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// Signals that may come while the rules are added, when nothing reads them yet. Anybody on the bus may send some.
 const QUEUE: usize = 64;
-/// What the bus passes on. It knows units by a path's beginning, for it bounds the number of rules.
+/// The match rules. They name units by the beginning of a path, since the bus limits the number of rules.
 const RULES: [&str; 5] = [
     "type='signal',sender='org.freedesktop.DBus',interface='org.freedesktop.DBus',member='NameOwnerChanged',\
      arg0='org.freedesktop.systemd1'",
@@ -43,7 +43,8 @@ pub enum UnitSignal {
 
 /// A subscription to systemd's signals; it ends when it is dropped.
 pub struct UnitSignals {
-    /// What the task has read, `None` at its end. The task reads at once what comes: a message may be large, and of any sender.
+    /// The signals that the task has read; `None` at its end. The task reads each message at once, since a message may be large and
+    /// come from any sender.
     signals: mpsc::UnboundedReceiver<UnitSignal>,
     task: JoinHandle<()>,
 }
@@ -164,7 +165,7 @@ fn ended(message: &Message) -> Option<UnitSignal> {
     Some(UnitSignal::Job { unit })
 }
 
-/// It is said at the beginning and at the end.
+/// Returns the event of a Reloading signal. systemd sends one at the beginning and one at the end of a reload.
 fn reloaded(message: &Message) -> Option<UnitSignal> {
     let (begins,): (bool,) = message.body().deserialize().ok()?;
     (!begins).then_some(UnitSignal::Reloaded)

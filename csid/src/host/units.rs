@@ -59,11 +59,11 @@ pub struct TransientService {
     pub journal: bool,
     /// The target that orders it at shutdown (`Before=`), and that it pulls in.
     pub target: &'static str,
-    /// What is there before it, and at shutdown until after it, if it is there at all.
+    /// The units that start before it and stop after it, where they exist.
     pub after: &'static [&'static str],
-    /// A unit that is there before it, and as long as it is.
+    /// A unit that starts before it and stops it when it stops. `None`: there is none.
     pub requires: Option<String>,
-    /// What else it is run with: properties, as StartTransientUnit takes them.
+    /// Further properties, as StartTransientUnit takes them.
     pub settings: Vec<(&'static str, Variant<'static>)>,
 }
 
@@ -93,7 +93,7 @@ pub struct UnitState {
 /// A service that somebody else defines.
 #[derive(Clone, Debug)]
 pub struct ForeignUnit {
-    /// Its own name, of which the one that was asked for may be an alias.
+    /// The unit's own name. The requested name may be an alias of it.
     pub name: String,
     /// `loaded`, `not-found`, `masked`, `bad-setting`, `error`
     pub load: String,
@@ -107,11 +107,11 @@ pub struct ForeignUnit {
 /// A unit that was asked about, and need not exist.
 #[derive(Clone, Debug)]
 pub struct SeenUnit {
-    /// Its own name, of which the one that was asked for may be an alias.
+    /// The unit's own name. The requested name may be an alias of it.
     pub name: String,
-    /// Its object.
+    /// The unit's D-Bus object.
     pub path: String,
-    /// It runs, or a job is about to start it.
+    /// Whether the unit runs, or a job is about to start it.
     pub runs: bool,
 }
 
@@ -275,7 +275,7 @@ impl Units {
             && service.credentials.iter().all(|one| credentials.contains(one)))
     }
 
-    /// What `units` are now, in the order of the question: in one call, whatever their number.
+    /// Returns the states of `units`, in their order. One call to systemd asks for all of them.
     pub async fn seen(&self, units: &[&str]) -> Result<Vec<SeenUnit>, UnitsError> {
         let rows = self.listed(units).await?;
         let seen = |(name, _, _, active, _, _, path, job, ..): Listed| {
@@ -285,7 +285,7 @@ impl Units {
         Ok(rows.into_iter().map(seen).collect())
     }
 
-    /// Those of `units` that run, or that a job is about to start: in one call, whatever their number.
+    /// Returns those of `units` that run, or that a job is about to start. One call to systemd asks for all of them.
     pub async fn running(&self, units: &[&str]) -> Result<Vec<String>, UnitsError> {
         let seen = self.seen(units).await?;
         let running = units.iter().zip(seen).filter(|(_, seen)| seen.runs);
@@ -466,8 +466,8 @@ fn arguments(argv: &[String]) -> Vec<String> {
     argv.iter().map(|argument| argument.replace('$', "$$")).collect()
 }
 
-/// What ExecStart= and its like are made of. Not ExecStartEx, which has a flag against expansion: 252 writes it to the unit's
-/// file in a way that the next daemon-reload does not understand.
+/// Returns a command as ExecStart= and similar properties take it. ExecStartEx has a flag against expansion, but systemd 252 writes
+/// that to the unit's file in a form that the next daemon-reload does not understand.
 pub(super) fn command(argv: &[String]) -> Vec<(String, Vec<String>, bool)> {
     vec![(argv.first().cloned().unwrap_or_default(), arguments(argv), false)]
 }

@@ -28,9 +28,9 @@ pub const SOCKET: &str = "helper.sock";
 const QUICK: usize = 8;
 /// Calls that have taken longer; with [`QUICK`] fewer than there can be workers.
 const ASIDE: usize = 104;
-/// Of these, one plugin's, and as many of those that are made to watch its mounts.
+/// The number of these calls for one plugin, and of those that watch its mounts.
 const ASIDE_EACH: usize = 32;
-/// When a call is put aside.
+/// The time after which a call is put aside.
 const SLOW: Duration = Duration::from_millis(20);
 
 /// The name by which the helper's closes are bounded, as a plugin's calls are.
@@ -383,7 +383,7 @@ pub(super) struct Connection(UnixStream);
 
 impl Connection {
     fn new(socket: OwnedFd) -> io::Result<Connection> {
-        // Of packets, which a stream of the library reads and writes as such.
+        // The socket has packets. A stream of the library reads and writes each as a whole.
         Ok(Connection(UnixStream::from_std(socket.into())?))
     }
 
@@ -406,7 +406,7 @@ impl Connection {
     }
 }
 
-/// Which path an unanswered call is named by.
+/// Returns the path that names an unanswered call.
 pub(in crate::host) fn hung_at(request: &HelperRequest) -> &Path {
     request.paths().pop().unwrap_or(Path::new("/"))
 }

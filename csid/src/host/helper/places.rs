@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Workers at once that sift, or close what they did not pass on. With the other calls' fewer than there can be workers.
 const AT_ONCE: usize = 8;
-/// Of these, one sender's.
+/// The number of places of one sender.
 const EACH: usize = 2;
 /// The places of the workers that sift, by the sender's uid; `None`: it is not known.
 pub(super) struct SiftPlaces {

@@ -14,13 +14,13 @@ use crate::host::helper::wire::{HelperRequest, SiftAnswer};
 /// How long a place is waited for; nothing more is read of the connection meanwhile. A worker that does not hang takes milliseconds.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What a worker found with the next byte of a stream, which it has taken off.
+/// The descriptors with the next byte of a stream. The worker has taken that byte off.
 pub enum Sifted {
     /// No descriptor.
     Nothing,
-    /// One that is memory or a pipe without a name.
+    /// A descriptor of memory or of a pipe without a name.
     Passed(OwnedFd),
-    /// Another one, or several.
+    /// A descriptor of another kind, or several.
     Refused,
     /// No worker was asked, and the byte is still there: too many are closing what this sender or others sent before.
     Busy,

@@ -1,4 +1,4 @@
-//! What each worker is doing now, in memory that all workers share: at most one call at a path waits for its file system.
+//! The present call of each worker, in memory that all workers share. At most one call at a path waits for its file system.
 //!
 //! A call that hangs keeps its worker until the kernel returns, also when csid has ended meanwhile. So the next csid's calls at that
 //! path are answered without another worker that hangs.
@@ -38,7 +38,7 @@ pub(super) enum Slots {
     Own(Arc<[AtomicU64]>),
 }
 
-/// One worker's entry.
+/// The entry of one worker.
 struct Slot<'a> {
     /// Microseconds of the monotonic clock when the call began; 0: there is none.
     since: &'a AtomicU64,

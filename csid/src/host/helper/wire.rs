@@ -18,7 +18,7 @@ use crate::host::look::Look;
 /// Bytes of one packet; a request has a few paths of at most 4 KiB each, an answer at most the names of 16 processes.
 const PACKET: usize = 64 << 10;
 
-/// One call that a file system's server can hold up.
+/// A call that a file system's server can delay.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::host) enum HelperRequest {
     Look {
