@@ -1,6 +1,6 @@
-//! What of a plugin's answer is taken into rows, logs and D-Bus. CSI rule 11 binds the plugin, and a longer answer is taken
-//! too; but there are bounds, and a text that D-Bus cannot carry would cost csid its connection each time anybody asks for it.
-//! Each function says what is wrong with an answer, to follow the field's name.
+//! Checks plugins' answers before they go into rows, logs and D-Bus. CSI rule 11 limits the plugin; csid accepts longer answers up to
+//! limits of its own. It refuses a text that D-Bus cannot carry, because each later answer with that text would cost csid its
+//! connection. Each function returns the fault as a text that follows the field's name.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::store::rows::WITHOUT_ID;
 
 const ID_BYTES: usize = 1024;
 const BYTES: usize = 64 * 1024;
-/// What an entry of a map takes besides its text.
+/// The bytes that an entry of a map takes besides its text.
 const PLACE_BYTES: usize = 16;
 
 type Checked = Result<(), String>;

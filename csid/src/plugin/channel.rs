@@ -25,10 +25,10 @@ pub(super) struct NotConnected {
     source: io::Error,
 }
 
-/// Who may listen at a plugin's socket.
+/// The process that may listen at a plugin's socket.
 #[derive(Clone)]
 pub(super) enum AllowedListener {
-    /// Who may for a plugin that this uid owns.
+    /// A process that may listen for a plugin of this uid.
     Owner(u32),
     /// A process of this unit. The plugin writes in the socket's directory, so the path may lead to another's socket.
     Unit { units: Units, unit: String },

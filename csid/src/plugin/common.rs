@@ -1,4 +1,4 @@
-//! What the instances of a plugin have in common: bounds on their calls in flight, and what they know.
+//! The state that the instances of a plugin share: bounds on their calls in flight, and the plugin's facts.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -83,7 +83,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What the instances of a plugin share: the turns of calls, and counts.
+/// The state that the instances of a plugin share: the turns of calls, and counts.
 pub(super) struct Common {
     node: Turns,
     calls: Turns,

@@ -24,10 +24,10 @@ use crate::store::rows::Usage;
 #[derive(Clone)]
 pub struct Controller(pub(super) Arc<Instance>, Arc<[String]>, Option<Hand>);
 
-/// What every controller call has. Secrets live in the caller's frame.
+/// The arguments that every controller call has. The caller's frame owns the secrets.
 #[derive(Clone, Copy)]
 pub struct CallContext<'a> {
-    /// Whose call it is, and so whose secrets.
+    /// The uid of the call, and of its secrets.
     pub uid: u32,
     pub secrets: Option<&'a Secrets>,
     /// The volume is or was used with secrets that are not at hand, or it is about no volume and the plugin had some.
@@ -46,11 +46,12 @@ pub struct Create<'a> {
     pub usages: &'a [Usage],
     pub parameters: &'a BTreeMap<String, String>,
     pub source: Option<Source<'a>>,
-    /// Where it must be reachable from, the best place first; sent only with VOLUME_ACCESSIBILITY_CONSTRAINTS.
+    /// The topologies from which the volume must be reachable, the best first. They are sent only with
+    /// VOLUME_ACCESSIBILITY_CONSTRAINTS.
     pub topologies: &'a [BTreeMap<String, String>],
 }
 
-/// What a new volume starts from, by the plugin's id for it.
+/// The source of a new volume, by the plugin's id.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
     Snapshot(&'a str),
@@ -272,7 +273,7 @@ impl Controller {
         self.0.may_read_secrets(RPC, request.uid, request.secrets)?;
         let asked = v1::ValidateVolumeCapabilitiesRequest {
             volume_id: external_id.to_owned(),
-            // One volume has one context.
+            // All usages of a volume have the same context.
             volume_context: usages.first().map(|usage| usage.context.clone()).unwrap_or_default(),
             volume_capabilities: usages.iter().map(|usage| self.capability(usage)).collect(),
             parameters: parameters.clone(),
@@ -323,8 +324,8 @@ impl Controller {
         gone(self.call(RPC, request, message, [], send).await)
     }
 
-    /// One page, and the token of the next; an empty `snapshot` or `external_id` stands for any, and 0 for as many as the
-    /// plugin likes. ABORTED: begin again without a token (CSI rule 40).
+    /// Returns a page of snapshots, and the token of the next page. An empty `snapshot` or `external_id` stands for any. 0: the plugin
+    /// chooses how many. After ABORTED the list begins again without a token (CSI rule 40).
     pub async fn snapshots(
         &self,
         snapshot: &str,
@@ -351,7 +352,7 @@ impl Controller {
         Ok((snapshots.collect::<Result<_, _>>()?, self.next(RPC, answer.next_token)?))
     }
 
-    /// One page, as of [`snapshots`](Controller::snapshots).
+    /// Returns a page of volumes, as [`snapshots`](Controller::snapshots) does.
     pub async fn volumes(
         &self,
         token: &str,
@@ -427,7 +428,7 @@ impl Controller {
     where
         F: Future<Output = Result<Response<R>, Status>>,
     {
-        // Who waits for its turn is its load, too: the next call goes to another instance.
+        // A call that waits for its turn counts as load, so the next call goes to another instance.
         let _busy = self.0.load.begin();
         let _turn = self.0.turn(rpc, request.patience).await?;
         let deadline = Instant::now() + request.patience;

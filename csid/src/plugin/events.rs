@@ -114,7 +114,7 @@ fn event(
 }
 
 pub(super) async fn write(store: &Store, event: NewEvent) {
-    // Nobody writes to a damaged journal, and that was said once.
+    // A damaged journal is not written to. That was logged once.
     if store.writable().is_err() {
         return;
     }

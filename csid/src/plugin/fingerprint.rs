@@ -1,5 +1,5 @@
-//! Who a plugin is and what it can do, asked over its channel. CSI's capability names are kept unchanged;
-//! numbers that csid does not know are left out.
+//! Queries a plugin's identity and capabilities over its channel. CSI's names of capabilities are kept unchanged; numbers that csid does
+//! not know are left out.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -22,7 +22,7 @@ use crate::plugin::rpc_outcome::Class;
 /// CSI rule 11.
 const NODE_ID_BYTES: usize = 256;
 
-/// What does not change while the plugin's process lives.
+/// The facts that do not change while the plugin's process lives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Identity {
     pub name: String,
@@ -59,7 +59,7 @@ pub(super) async fn probe(peer: &Peer, deadline: Instant) -> Result<bool, RpcErr
     Ok(answer.ready.unwrap_or(true))
 }
 
-/// What a plugin has answered of a fingerprint that failed; `None`: it has not answered that.
+/// The answers of a fingerprint that failed. `None`: the plugin has not answered that call.
 #[derive(Default)]
 pub(super) struct PartialFingerprint {
     pub plugin: Option<Vec<&'static str>>,
@@ -167,7 +167,7 @@ async fn node_info(peer: &Peer, deadline: Instant, identity: &mut Identity) -> R
     identity.max_volumes = info.max_volumes_per_node.max(0);
     let topology = info.accessible_topology.unwrap_or_default().segments;
     peer.warn_if_long("accessible_topology", map_bytes(&topology), MAP_BYTES);
-    // It goes to everybody who listens to the plugin's properties: no over-long one is taken.
+    // Every listener to the plugin's properties receives it, so an over-long one is dropped.
     if map_bytes(&topology) <= MAP_BYTES {
         identity.topology = topology;
     }

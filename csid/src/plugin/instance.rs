@@ -57,7 +57,7 @@ impl Hands {
     /// Waits until all references are dropped.
     pub async fn empty(mut self) {
         drop(self.give);
-        // Nothing is sent: this is the end of the last one.
+        // The channel carries no message: it closes when the last one is dropped.
         let _ = self.back.recv().await;
     }
 }

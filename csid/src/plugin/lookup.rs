@@ -180,7 +180,7 @@ impl Plugins {
     /// Starts a probe of each instance and does not wait for it.
     pub(super) fn look_again(&self, id: &str) {
         for entry in self.entries().get(id).into_iter().flatten() {
-            // One that has as many Probes waiting is about to be looked at.
+            // An instance with that many Probes waiting is probed soon anyway.
             let _ = entry.probes.try_send(oneshot::channel().0);
         }
     }
@@ -189,7 +189,7 @@ impl Plugins {
         self.0.shared.changes.subscribe()
     }
 
-    /// What is picked of the instances that are `such`, the newest first, as soon as something is.
+    /// Waits until `pick` returns a value for one of the instances that are `such`, the newest first.
     async fn found<S, T>(
         &self,
         id: &str,
@@ -305,8 +305,7 @@ fn known(views: &[Arc<PluginView>], what: Can) -> Option<bool> {
     }
 }
 
-/// Those of a plugin's instances that are given calls, the newest first: neither one that is only tried nor one that was
-/// replaced.
+/// Returns the instances of a plugin that get calls, the newest first. An instance on trial or a replaced one gets none.
 fn serving(entries: Option<&Vec<InstanceEntry>>) -> impl Iterator<Item = &InstanceEntry> {
     entries.into_iter().flatten().filter(|entry| entry.serves())
 }

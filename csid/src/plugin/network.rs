@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Where `ip netns` keeps them.
+/// The directory in which `ip netns` keeps network namespaces.
 const NAMESPACES: &str = "/run/netns";
-/// It is part of a unit's name, too.
+/// The limit of a namespace's name, which is part of a unit's name, too.
 const NAME_BYTES: usize = 128;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub enum Network {
     #[default]
     Host,
     None,
-    /// Of `/run/netns`.
+    /// The network namespace of this name in `/run/netns`.
     Namespace(String),
 }
 

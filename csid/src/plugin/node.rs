@@ -25,7 +25,7 @@ use crate::store::rows::Usage;
 #[derive(Clone)]
 pub struct Ready(pub(super) Arc<Instance>, pub(super) Option<Hand>);
 
-/// One node call: what the RPCs of a mount have in common. Secrets live in the caller's frame.
+/// The arguments that the RPCs of a mount have in common. The caller's frame owns the secrets.
 pub struct NodeCall<'a> {
     pub external_id: &'a str,
     /// The staging path on the host.
@@ -53,7 +53,7 @@ pub struct Stats {
     pub abnormal: Option<(bool, String)>,
 }
 
-/// One measure of a published volume.
+/// A measure of a published volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measure {
     /// `BYTES` or `INODES`.
@@ -100,7 +100,7 @@ impl Ready {
         self.0.print.identity.max_volumes
     }
 
-    /// Where this node is.
+    /// Returns the topology of this node.
     pub fn topology(&self) -> &BTreeMap<String, String> {
         &self.0.print.identity.topology
     }

@@ -1,6 +1,6 @@
-//! What each plugin calls this node, as it was agreed to. The first name is agreed to by being the first. Another one may be
-//! meant, or may be a cloned disk, a wrong flag, an answer of the cloud's that is not this host's: under it nothing is
-//! attached until somebody accepts it. What is attached is detached by the name in its own row (CSI rules 23, 27).
+//! The node id by which each plugin knows this node. csid accepts the first one. A later, different one may be right, or may come from a
+//! cloned disk, a wrong flag, or a cloud's answer for another host. csid attaches nothing under it until an administrator accepts it.
+//! An attachment is detached by the id in its own row (CSI rules 23, 27).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ impl NodeIds {
         self.all().get(plugin).cloned()
     }
 
-    /// What was agreed to, if the plugin calls this node otherwise.
+    /// Returns the accepted id, if the plugin now reports another one.
     pub fn other_than(&self, plugin: &str, node_id: &str) -> Option<String> {
         self.agreed(plugin).filter(|agreed| !node_id.is_empty() && agreed != node_id)
     }

@@ -1,4 +1,4 @@
-//! Where a plugin lives: its unit, its socket, its user and its directories.
+//! The places of a plugin: its unit, its socket, its user and its directories.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ const SOCKET: &str = "csi.sock";
 /// Below `/run/csid/plugins`, a plugin's id of 63 bytes leaves so many for the directory of its socket.
 pub(super) const HASH_BYTES: usize = 16;
 
-/// Where a plugin lives: derived from its id and spec alone.
+/// The places of a plugin, derived from its id and spec alone.
 #[derive(Clone, Debug)]
 pub(super) struct Location {
     /// Empty for an external plugin.
     pub unit: String,
-    /// What makes its network namespace, where commands do.
+    /// The commands that make its network namespace. `None`: csid makes none.
     pub network: Option<NamespaceCommands>,
     pub socket: PathBuf,
     /// The directory of the socket, when it is csid's own (CSI rule 5).
@@ -57,8 +57,7 @@ impl Location {
         Location { unit, network, socket, directory, user, root, view }
     }
 
-    /// What a managed plugin finds in its environment: its own, and the endpoint unless that names one (CSI
-    /// rule 2).
+    /// Returns the environment of a managed plugin: that of its spec, and the endpoint, unless the spec names one (CSI rule 2).
     pub fn environment(&self, spec: &PluginSpec) -> BTreeMap<String, String> {
         let mut environment = spec.environment.clone();
         let endpoint = || format!("unix://{}", self.socket.display());

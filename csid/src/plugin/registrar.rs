@@ -30,7 +30,7 @@ use crate::plugin::spec::{Log, PluginSpec, Supervision};
 
 /// For one answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What failed is tried again after this, and twice that, and so on.
+/// The pause before the first retry. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -39,7 +39,8 @@ type Identity = (u64, SystemTime);
 
 /// A socket, and what is done about it.
 struct Registration {
-    /// There while the socket is. It is used when the socket is gone, and dropped when csid stops, which ends no plugin.
+    /// The identity, and the sender that reports the end of the socket. It is sent to when the socket is gone, and dropped when csid
+    /// stops, which ends no plugin.
     there: Option<(Identity, oneshot::Sender<()>)>,
     task: JoinHandle<()>,
 }
@@ -78,7 +79,7 @@ impl Plugins {
         loop {
             let sockets = sockets(directory)?;
             if std::mem::take(&mut first) {
-                // Those whose sockets went while csid was away.
+                // Plugins whose sockets were removed while csid was not running leave now.
                 let those: BTreeSet<String> = sockets.keys().map(|name| instance(name)).collect();
                 self.part(|instance| !those.contains(instance)).await;
             }
@@ -99,7 +100,7 @@ impl Plugins {
                 let (gone, going) = oneshot::channel();
                 let (plugins, socket) = (self.clone(), directory.join(&name));
                 let task = tokio::spawn(async move {
-                    // What it has registered goes first, however long that takes.
+                    // Its earlier registration ends first, however long that takes.
                     if let Some(before) = before {
                         let _ = before.await;
                     }
@@ -114,7 +115,7 @@ impl Plugins {
     /// From a socket's appearance to its end.
     async fn registration(&self, socket: &Path, mut gone: oneshot::Receiver<()>) {
         if self.until_gone(socket, &mut gone).await.is_ok() {
-            // Also what the journal remembers of it, if it went before it could be asked again.
+            // This includes an instance in the journal that was gone before csid could query it again.
             let own = instance(socket);
             self.part(|instance| instance == own).await;
         }

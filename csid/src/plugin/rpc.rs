@@ -1,5 +1,4 @@
-//! One RPC to a plugin: its deadline, what its failure means for the state of the volume (CSI rule 36), and
-//! its message without secrets.
+//! Sends one RPC to a plugin: with its deadline, the class of its failure (CSI rule 36), and the plugin's message without secrets.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -119,7 +118,7 @@ pub fn code_name(code: Code) -> &'static str {
     }
 }
 
-/// What caused a status that was made on this side; one that came over the wire has no source.
+/// Returns the causes of a status that was made on this side. A status that came over the wire has none.
 fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
     std::iter::successors(status.source(), |error| {
         let error = *error;
@@ -141,14 +140,14 @@ fn class(status: &Status) -> Class {
     Class::of_answer(status.code())
 }
 
-/// What must not be repeated from a plugin's message: it may quote the request, or an earlier one.
+/// The values that are withheld from a plugin's message, which may quote this request or an earlier one.
 #[derive(Default)]
 pub(super) struct Hidden {
     values: Vec<Zeroizing<String>>,
     all: bool,
 }
 
-/// What stands for a plugin's words when any of them may be a secret.
+/// The text in place of a plugin's message that may contain a secret.
 const WITHHELD: &str =
     "[the plugin's words may repeat secrets that csid does not have here: see the plugin's log]";
 

@@ -1,8 +1,8 @@
-//! What a failed RPC means. This is the one table of CSI's rules on errors (CSI rules 36, 38 and 40); every caller uses it.
+//! The meaning of a failed RPC. This is the one table of CSI's rules on errors (CSI rules 36, 38 and 40); every caller uses it.
 
 use tonic::Code;
 
-/// What a failed RPC says about its effect.
+/// The effect of a failed RPC, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// The RPC never reached the plugin.
@@ -62,7 +62,7 @@ pub enum RpcKind {
     Controller,
 }
 
-/// What csid does after a failed RPC.
+/// The action of csid after a failed RPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RpcOutcome {
     /// The plugin was not called. The call is retried.

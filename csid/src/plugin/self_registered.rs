@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// Of an instance's name; then so many bytes of a digest, in hex.
+/// The prefix of an instance's name. `BYTES` bytes of a digest follow, in hexadecimal.
 const PREFIX: &str = "reg";
 const BYTES: usize = 6;
 

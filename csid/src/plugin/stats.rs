@@ -1,4 +1,4 @@
-//! What is measured of a plugin: the RPCs that csid makes to it, and what the processes of its units use.
+//! The statistics of a plugin: the RPCs that csid makes to it, and the resources of its units.
 
 use crate::error::Result;
 use crate::host::cgroup::Resources;
@@ -7,7 +7,7 @@ use crate::plugin::registry::Plugins;
 use crate::plugin::tally::RpcCount;
 
 pub struct PluginStats {
-    /// Of all its instances, since csid knows the plugin.
+    /// The RPCs to all its instances, since csid has known the plugin.
     pub rpcs: Vec<RpcCount>,
     /// The newest first.
     pub instances: Vec<InstanceStats>,

@@ -16,10 +16,10 @@ use crate::plugin::unit_settings;
 
 /// The mode of a directory that every user may write in.
 const OPEN: u32 = 0o777;
-/// What orders plugins at shutdown; csid.service's package brings it.
+/// The target that orders plugins at shutdown. csid's package has it.
 const TARGET: &str = "csi-plugins.target";
-/// What a plugin may need to flush its volumes: at shutdown these stop after it. The target's unit names the same ones. None of
-/// them is after remote-fs-pre.target, which a mount of csid's may be after.
+/// Units that a plugin may need to flush its volumes. At shutdown they stop after it. The target's unit names the same ones. None of
+/// them is ordered after remote-fs-pre.target, since a mount of csid's may be.
 const STORAGE: &[&str] =
     &["network.target", "iscsid.service", "open-iscsi.service", "multipathd.service", "rpcbind.service"];
 /// How long a unit may take to say what it is doing.
@@ -232,7 +232,7 @@ fn prepare_socket(place: &Location) -> io::Result<()> {
         let is_open = std::fs::symlink_metadata(directory)?.mode() & OPEN == OPEN;
         match (&place.user, directory.parent()) {
             (Some(_), Some(above)) => set(above, 0o700).and_then(|()| set(directory, OPEN))?,
-            // It had one before.
+            // The plugin had a user of its own before.
             _ if is_open => set(directory, 0o700)?,
             _ => {}
         }

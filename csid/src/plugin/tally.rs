@@ -43,7 +43,7 @@ impl Tally {
         Counted { tally: self, rpc, start, code: Code::Cancelled }
     }
 
-    /// What was counted, in the order in which each was first made.
+    /// Returns the counts, in the order in which each RPC was first made.
     pub fn read(&self) -> Vec<RpcCount> {
         let rpcs = self.0.iter().filter_map(OnceLock::get);
         let counts = rpcs.flat_map(|rpc| {

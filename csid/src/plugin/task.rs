@@ -1,4 +1,4 @@
-//! One instance's task: the sole owner of its channel, capabilities and health, and its only supervisor.
+//! The task of one instance. It alone owns the channel, capabilities and health, and supervises the process.
 //!
 //! ```text
 //!              managed: unit runs      connects             Probe true, fingerprint
@@ -85,7 +85,7 @@ pub(super) const AGAIN: &str = "; it is started again";
 #[derive(Clone)]
 pub(super) struct InstanceState {
     pub view: Arc<PluginView>,
-    /// There exactly while the plugin is healthy.
+    /// The handle for calls. `Some` exactly while the plugin is healthy.
     pub ready: Option<Ready>,
 }
 
@@ -153,7 +153,7 @@ enum Look {
     Wait,
     NotConnected(String),
     Failed(String),
-    /// It answers, and must not be asked to mount, as long as this process lives.
+    /// The plugin answers, but must not mount while this process lives, for this reason.
     Hidden(String),
 }
 
@@ -187,7 +187,7 @@ impl Task {
         let (name, collected) = match spec.supervision {
             Supervision::Managed => ("managed", spec.log == Log::Journal),
             Supervision::Unit => ("unit", spec.log == Log::Journal),
-            // Nobody but csid collects what a managed plugin says; of an external one it sees nothing.
+            // csid alone collects a managed plugin's log. It does not see an external plugin's.
             Supervision::External => ("external", false),
         };
         let view = PluginView {

@@ -55,7 +55,7 @@ pub fn check_listener(socket: &Path, owner: u32, listener: u32) -> Result<(), Di
 fn walk(program: &Path, also: u32) -> Result<(PathBuf, Metadata), Distrust> {
     let mut links = 0;
     let mut here = PathBuf::from("/");
-    // What is still to be walked, the next component last.
+    // The components that are still to be walked, the next one last.
     let mut rest: Vec<PathBuf> = Vec::new();
     push(&mut rest, program);
     let mut metadata = look(&here, also)?;

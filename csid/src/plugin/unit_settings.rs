@@ -55,9 +55,9 @@ const NODE: [u32; 13] = [
     cap::MKNOD,
 ];
 
-/// What is different from profile to profile.
+/// The settings in which profiles differ.
 struct Table {
-    /// In addition to [`NODE`]; `None`: no capability at all.
+    /// The capabilities in addition to [`NODE`]. `None`: no capability at all.
     capabilities: Option<&'static [u32]>,
     /// In addition to /dev/null and its like. Classes, not names: a rule for a device that is not there when the unit starts is
     /// dropped, and drivers load modules later.
@@ -120,7 +120,7 @@ impl Profile {
             ("SystemCallArchitectures", vec!["native".to_owned()].into()),
         ];
         match self {
-            // One helper that the kernel kills for want of memory does not take the others along.
+            // The kernel may kill one helper for lack of memory. The others go on.
             Profile::NodeFuse => settings.push(("OOMPolicy", "continue".into())),
             Profile::Controller => settings.extend(sandbox(place)),
             Profile::NodeBlock | Profile::NodeNet => {}
@@ -129,7 +129,7 @@ impl Profile {
     }
 }
 
-/// Where root, which a plugin with a socket elsewhere is, may have anything done on this host; those that are there.
+/// Paths through which root can have anything done on this host, where they exist. A plugin with a socket elsewhere is root.
 const COMMANDS: [&str; 4] = [
     "-/run/dbus/system_bus_socket",
     "-/run/systemd/private",
@@ -137,10 +137,10 @@ const COMMANDS: [&str; 4] = [
     "-/run/csid/helper.sock",
 ];
 
-/// What remains of /run for a plugin with a user of its own, where it is there: /etc/resolv.conf may be a link to there.
+/// The parts of /run that a plugin with a user of its own keeps, where they exist. /etc/resolv.conf may be a link to there.
 const RESOLVERS: [&str; 3] = ["/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"];
 
-/// A user of its own, and of /run its own directory alone.
+/// Returns settings for a user of its own, and of /run only its own directory.
 fn apart_from_others(user: &str, directory: &str) -> [Setting; 5] {
     let bind = |path: &str, is_optional: bool| (path.to_owned(), path.to_owned(), is_optional, libc::MS_REC);
     [
@@ -152,7 +152,7 @@ fn apart_from_others(user: &str, directory: &str) -> [Setting; 5] {
     ]
 }
 
-/// Of a plugin that does nothing on this host but listen and ask.
+/// Returns the settings of a plugin that only listens and makes connections on this host.
 fn sandbox(place: &Location) -> Vec<Setting> {
     let allowed = |what: &[&str]| -> Variant<'static> {
         (true, what.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>()).into()
@@ -181,13 +181,13 @@ fn sandbox(place: &Location) -> Vec<Setting> {
     ]);
     match (&place.user, socket) {
         (Some(user), Some(directory)) => settings.extend(apart_from_others(user, &directory)),
-        // It is root, and listens where its environment says.
+        // The plugin is root, and listens where its environment says.
         _ => settings.push(("InaccessiblePaths", COMMANDS.map(str::to_owned).to_vec().into())),
     }
     settings
 }
 
-/// What the plugin's unit is started with.
+/// Returns the properties with which the plugin's unit is started.
 pub(super) fn settings(spec: &PluginSpec, place: &Location) -> Vec<Setting> {
     let mut settings = spec.profile.map(|profile| profile.settings(place)).unwrap_or_default();
     settings.push(match spec.profile {

@@ -16,7 +16,7 @@ pub enum Can {
     Controller(&'static str),
 }
 
-/// Its volumes are attached to a node before they are staged.
+/// The capability of a plugin whose volumes are attached to a node before they are staged.
 pub const ATTACHES: Can = Can::Controller("PUBLISH_UNPUBLISH_VOLUME");
 
 impl Service {

@@ -15,7 +15,7 @@ use crate::plugin::task::How;
 use crate::store::Change;
 use crate::store::rows::PluginRow;
 
-/// What [`Plugins::apply_files`] did.
+/// The result of [`Plugins::apply_files`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AppliedFiles {
     pub added: Vec<String>,
@@ -27,7 +27,7 @@ pub struct AppliedFiles {
     pub failed: Vec<String>,
 }
 
-/// What of it was done at once, and the upgrades that go on side by side. They keep no other change of the registry waiting.
+/// The changes that were made at once, and the upgrades that continue side by side. No other change of the registry waits for them.
 pub struct Applying {
     applied: AppliedFiles,
     upgrades: Vec<(String, UpgradeOutcome)>,
@@ -55,7 +55,7 @@ struct Defined {
 }
 
 impl Plugins {
-    /// What a file defines, at csid's start; an instance that a reload gave another name has that still.
+    /// Adds the plugin that a file defines, at csid's start. An instance that a reload has renamed keeps that name.
     pub(super) fn define(&self, id: &str, spec: PluginSpec, rows: &[PluginRow]) {
         let of_file = rows.iter().filter(|row| row.id == id).filter_map(|row| Kept::read(row).ok());
         let (tried, runs): (Vec<Kept>, Vec<Kept>) =
@@ -195,7 +195,7 @@ impl Plugins {
         runs: &PluginSpec,
         spec: &PluginSpec,
     ) -> Result<Option<UpgradeOutcome>> {
-        // What its unit is run with may be what it cannot be ready with, and may not be there twice, as a network.
+        // Settings of the unit may be the reason why the plugin is not ready. Some, such as a network, cannot exist twice.
         if runs.supervision != Supervision::Managed || !runs.same_settings(spec) {
             return Ok(None);
         }

@@ -15,10 +15,10 @@ use crate::store::{Change, Durability};
 /// How long a list of operations waits for systemd.
 const ASKED: Duration = Duration::from_secs(2);
 
-/// What is to be run in a plugin.
+/// A command to run in a plugin.
 pub struct Exec {
     pub argv: Vec<String>,
-    /// As the plugin sees it; `/` by default.
+    /// The working directory as the plugin sees it; `/` by default.
     pub directory: Option<String>,
     pub terminal: Option<Size>,
 }
@@ -150,7 +150,7 @@ impl Plugins {
         self.commands().stop(operation).await.map_err(|error| failed("", error))
     }
 
-    /// What is known of a command in this plugin that is `uid`'s, or anybody's for root.
+    /// Returns the record of a command in this plugin. A uid other than root gets only its own commands.
     fn command(&self, id: &str, operation: &str, uid: u32) -> Result<ExecRecord> {
         let record = self.commands().record(operation).filter(|record| record.plugin == id);
         match record {

@@ -1,10 +1,10 @@
-//! What a plugin's mounts and attachments depend on, and what an instance therefore has to be that takes another's place.
+//! The facts that a plugin's mounts and attachments depend on. An instance that replaces another one must have the same.
 
 use serde::{Deserialize, Serialize};
 
 use crate::plugin::view::PluginView;
 
-/// What an instance is, by the words of its [`PluginView`].
+/// The facts of an instance, as in its [`PluginView`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct InstanceFacts {
     provider: String,

@@ -1,5 +1,5 @@
-//! What the journal keeps of an instance: its spec, whose place it took, and, while it is tried, whose place it is to have and what
-//! that one was. Of one that a file defines it is kept only where it does not run by the name that it has there.
+//! The journal's row of an instance: its spec, the instance that it replaced, and, while it is on trial, the instance that it is to
+//! replace with that one's facts. An instance that a file defines has a row only where it runs under another name than the file gives.
 
 use serde_json::Value;
 
@@ -19,9 +19,9 @@ pub(super) struct Kept {
     pub spec: PluginSpec,
     /// The instance in whose place it is to be, as long as it is only tried.
     pub replaces: Option<String>,
-    /// What that one was, when it had been seen.
+    /// The facts of that instance. `None`: it was never seen.
     pub before: Option<InstanceFacts>,
-    /// The instance whose place it took, by which its upgrade is known when it is asked for again.
+    /// The instance that it replaced. A repeated upgrade is recognised by it.
     pub replaced: Option<String>,
     /// The instance's name in the file that defines it.
     pub filed: Option<String>,

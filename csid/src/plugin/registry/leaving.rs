@@ -80,7 +80,7 @@ impl Plugins {
             Ok(()) if last => self.0.shared.node_ids.forget(id),
             Ok(()) => {}
             Err(error) => {
-                // What the journal still says comes back, so that the call can be repeated.
+                // The entries that the journal still has are restored, so that the call can be repeated.
                 self.add_kept(id, kept, owner, origin, number);
                 return Err(error);
             }

@@ -1,4 +1,4 @@
-//! What is asked of the units that plugins run in.
+//! Calls about the units that plugins run in.
 
 use std::os::fd::OwnedFd;
 
@@ -57,7 +57,7 @@ impl Plugins {
         })
     }
 
-    /// What the plugin's instances write to the journal, to be read from a pipe.
+    /// Returns a pipe with the log that the plugin's instances write to the journal.
     pub async fn log(&self, id: &str, lines: Lines) -> Result<OwnedFd> {
         let units: Vec<String> = {
             let entries = self.entries();

@@ -44,7 +44,7 @@ impl Plugins {
             return Err(Error::invalid(format!("the plugin {id} calls this node `{now}`, not `{node_id}`")));
         }
         let _changing = self.0.changing.lock().await;
-        // It may have left while that was waited for.
+        // The plugin may have left during that wait.
         if self.view(id).is_none() {
             return Err(errors::unknown(id));
         }

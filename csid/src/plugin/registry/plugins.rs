@@ -71,16 +71,16 @@ pub(in crate::plugin) struct InstanceEntry {
     pub(super) stops: mpsc::Sender<Stop>,
     /// The instance in whose place it is to be, as long as it is only tried.
     pub(super) replaces: Option<String>,
-    /// What that one was, as the journal has it.
+    /// The facts of that instance, as in the journal.
     pub(super) before: Option<InstanceFacts>,
-    /// The instance whose place it took.
+    /// The instance that it replaced.
     pub(super) replaced: Option<String>,
-    /// Who has it in hand; absent: it was replaced, and nobody is given it any more.
+    /// The handles of its task. `None`: the instance was replaced, and gets no call.
     pub hands: Option<Hands>,
 }
 
 impl InstanceEntry {
-    /// It is given calls, when it is healthy.
+    /// Returns whether the instance gets calls when it is healthy.
     pub fn serves(&self) -> bool {
         self.replaces.is_none() && self.hands.is_some()
     }
@@ -103,7 +103,7 @@ pub(super) enum SpecOrigin {
     /// With the instance's name there; since a reload put it in another's place it may run by another.
     File(String),
     Bus,
-    /// It registered itself (`registrar`).
+    /// The plugin registered itself (`registrar`).
     Socket,
 }
 
@@ -169,7 +169,7 @@ impl Plugins {
 
     fn restore(&self, row: PluginRow) {
         let mut kept = match Kept::read(&row) {
-            // Its file says what it is, if there is one yet.
+            // The instance is defined by its file, if that still exists.
             Ok(Kept { filed: Some(_), .. }) => return,
             Ok(kept) => kept,
             Err(error) => {
@@ -390,7 +390,7 @@ impl Plugins {
         let place = Location::of(&self.0.directories, id, &spec);
         self.0.shared.namespaces.add(&spec.network);
         let (probes, asked) = mpsc::channel(PROBES);
-        // One stop at a time; the next one waits.
+        // Stops run one at a time; the next one waits.
         let (stops, stopped) = mpsc::channel(1);
         let common = self.entries().get(id).and_then(|entries| Some(entries.first()?.common.clone()));
         let common = common.unwrap_or_default();

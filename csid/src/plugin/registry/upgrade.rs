@@ -117,7 +117,7 @@ impl Plugins {
         let upgrades = self.upgrades();
         let Some(upgrade) = upgrades.get(id) else { return Ok(None) };
         let instance = spec.instance.clone().or(upgrade.spec.instance.clone());
-        // Who names none means the new one, once that has its place.
+        // A call that names no instance means the new one, once that has replaced the old one.
         let is_replaced = old == upgrade.old || old == upgrade.spec.instance();
         match is_replaced && upgrade.spec.same(&PluginSpec { instance, ..spec.clone() }) {
             true => Ok(Some(upgrade.outcome.clone())),
@@ -125,7 +125,7 @@ impl Plugins {
         }
     }
 
-    /// What is said of an instance elsewhere is changed there.
+    /// Refuses an instance that a file or the plugin itself defines. It is changed there.
     fn refuse_others(
         &self,
         id: &str,
@@ -250,7 +250,7 @@ impl Plugins {
         let from = old.clone();
         let work = tokio::spawn(async move {
             let (at, id, to) = (plugins.clone(), of.clone(), new.clone());
-            // Also one that panics is no longer under way.
+            // An upgrade that panics has ended, too.
             let ended = to_the_end(async move { at.replace(&id, &from, &to).await }).await;
             plugins.upgrades().remove(&of);
             ended.map(|()| new)
@@ -279,7 +279,7 @@ impl Plugins {
         let is_decided = state.wait_for(|seen| seen.ready.is_some() || seen.view.state == "failed");
         let start = self.0.shared.pace.start;
         let patience = match spec.supervision {
-            // Its task knows when its time is over, but for a process whose mounts nobody would see: that one is left running.
+            // The instance's task ends it in time. It leaves a process running whose mounts the host would not see.
             Supervision::Managed => start * 2,
             Supervision::Unit | Supervision::External => start,
         };
@@ -309,7 +309,7 @@ impl Plugins {
             let _ = tokio::time::timeout(start, state.wait_for(is_known)).await;
             before = InstanceFacts::of(&state.borrow().view);
         }
-        // What was agreed to counts, also where the other one says something else by now.
+        // The accepted id counts, even if the other instance reports another one by now.
         let agreed = self.0.shared.node_ids.agreed(id);
         let node_id = agreed.or_else(|| Some(before.as_ref()?.node_id.clone())).unwrap_or_default();
         let lack = || before.as_ref().and_then(|before| before.lack(&found));
