@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Where csid lives, from systemd's variables.
+/// The directories of csid, from systemd's variables.
 #[derive(Clone, Debug)]
 pub struct Directories {
     /// `$STATE_DIRECTORY`: the journal, and the volumes' paths below `plugins/`.
@@ -34,7 +34,7 @@ impl Directories {
         self.state.join("journal")
     }
 
-    /// Where plugins register themselves, by the kubelet's protocol.
+    /// Returns the directory in which plugins register themselves by the kubelet's protocol.
     pub fn registrations(&self) -> PathBuf {
         self.state.join("plugins_registry")
     }
@@ -66,7 +66,7 @@ pub struct Deadlines {
     /// How long an operation is tried when its caller gives no deadline.
     #[serde(deserialize_with = "duration")]
     pub operation: Duration,
-    /// One RPC to a plugin; a plugin's own `rpc-deadline` wins.
+    /// The deadline of an RPC to a plugin. A plugin's own `rpc-deadline` takes precedence.
     #[serde(deserialize_with = "duration")]
     pub rpc: Duration,
 }

@@ -152,7 +152,7 @@ pub struct Details {
     pub rpc: Option<&'static str>,
     /// The gRPC status code of that RPC.
     pub grpc_code: Option<u32>,
-    /// The plugin's own words, scrubbed of the secrets of the call.
+    /// The plugin's own message, without the secrets of the call.
     pub plugin_message: Option<String>,
     /// The same call may succeed later without any change by the caller.
     pub retryable: bool,
@@ -162,14 +162,14 @@ pub struct Details {
     pub plugin: Option<String>,
     /// Consumers, units or processes that hold what was asked for.
     pub holders: Vec<String>,
-    /// Of the consumer's mounts that are there, where the one that was asked for is not.
+    /// The tags of the consumer's mounts that exist, where the requested one does not.
     pub tags: Vec<String>,
     /// The step that failed, e.g. `stage`, `publish`, `waiting for plugin`.
     pub step: Option<Step>,
     pub obstacle: Option<Obstacle>,
 }
 
-/// What is in the way, where kind and step do not say it. Clients choose their advice by it.
+/// The obstacle of a call, where kind and step do not name it. Clients choose their advice by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// The plugin has another name for this node than before.

@@ -51,7 +51,7 @@ mod armed {
     use std::time::Duration;
 
     static FILE: LazyLock<Option<OsString>> = LazyLock::new(|| std::env::var_os("CSID_FAULT"));
-    /// What the file asked for when it was last read, and how often that was passed.
+    /// The request in the file when it was last read, and how often its point was passed.
     static PASSED: Mutex<(String, u32)> = Mutex::new((String::new(), 0));
 
     pub(super) async fn held(name: &str) {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a bucket counts took at most so many microseconds, and more than the bound before it.
+/// The upper bounds of the buckets in microseconds. A bucket counts durations above the bound before it.
 pub const BOUNDS_USEC: [u64; 19] = [
     100,
     200,
@@ -53,7 +53,7 @@ impl Histogram {
     }
 }
 
-/// What a [`Histogram`] has counted.
+/// The counts of a [`Histogram`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durations {
     pub buckets: [u64; BOUNDS_USEC.len() + 1],
@@ -66,7 +66,7 @@ impl Durations {
         self.buckets.iter().sum()
     }
 
-    /// So many in a hundred took at most this long; known to the bucket, and never above the longest.
+    /// Returns the duration that `percent` in a hundred did not exceed, as exactly as the buckets allow. It is never above the longest.
     pub fn quantile_usec(&self, percent: u64) -> u64 {
         let rank = (self.count() * percent).div_ceil(100);
         let mut seen = 0;

@@ -1,4 +1,4 @@
-//! Where csid's log goes: to systemd's journal with its fields, or to stderr.
+//! Sends csid's log to systemd's journal with its fields, or to stderr.
 
 use std::io::IsTerminal;
 

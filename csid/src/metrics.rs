@@ -167,7 +167,7 @@ impl Collector for Seen {
     }
 }
 
-/// Of one name and several labels.
+/// A metric with one name and several labels.
 struct Family<'a, 'e>(&'a mut DescriptorEncoder<'e>);
 
 impl Family<'_, '_> {

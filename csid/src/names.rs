@@ -61,7 +61,7 @@ pub(crate) fn node_id(text: &str) -> Result<()> {
     }
 }
 
-/// Where a list goes on: the plugin's own, and opaque.
+/// Checks the token with which a list continues. It is the plugin's own, and opaque.
 pub(crate) fn token(text: &str) -> Result<()> {
     match text.len() > TOKEN {
         true => Err(Error::invalid(format!("token is longer than {TOKEN} bytes"))),
@@ -172,7 +172,7 @@ pub(crate) fn context(what: &str, map: &BTreeMap<String, String>) -> Result<()> 
     map.keys().try_for_each(|key| name(&format!("a key of {what}"), key))
 }
 
-/// Where a volume can be had: topologies of one segment or more, whose keys are unique ignoring case (CSI rules 12, 15).
+/// Checks topologies. Each has at least one segment, and its keys are unique ignoring case (CSI rules 12, 15).
 pub(crate) fn topologies(maps: &[BTreeMap<String, String>]) -> Result<()> {
     if maps.iter().flatten().map(|(key, value)| key.len() + value.len()).sum::<usize>() > MAP {
         return Err(Error::invalid("topologies are larger than 4 KiB together"));
@@ -200,7 +200,7 @@ pub(crate) fn capability(access: Option<AccessMode>, attachment: Option<Attachme
     }
 }
 
-/// What a volume can be used as, each said as access mode and attachment mode: at least one capability, none twice.
+/// Reads capabilities, each of an access mode and an attachment mode. There has to be at least one, and none twice.
 pub(crate) fn capabilities<'a>(said: impl Iterator<Item = [Option<&'a str>; 2]>) -> Result<Vec<Capability>> {
     let mut read: Vec<Capability> = Vec::new();
     for [access, attachment] in said {

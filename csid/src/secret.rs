@@ -39,7 +39,7 @@ impl Secrets {
         Ok(Secrets { is_credential: true, ..Self::from_json(document)? })
     }
 
-    /// They are not the caller's own: root put them where systemd finds them.
+    /// Returns whether the secrets are of a systemd credential, which root has provided, and not the caller's own.
     pub fn is_credential(&self) -> bool {
         self.is_credential
     }
@@ -182,7 +182,7 @@ fn object(document: &[u8]) -> Option<BTreeMap<String, Zeroizing<String>>> {
 /// The string that a piece of valid JSON is, if it is one.
 fn unquoted(json: &str) -> Option<Zeroizing<String>> {
     let mut rest = json.strip_prefix('"')?.strip_suffix('"')?;
-    // It never grows: no escape is shorter than what it stands for.
+    // The buffer never grows: no escape is shorter than its character.
     let mut value = Zeroizing::new(String::with_capacity(rest.len()));
     while let Some((plain, escape)) = rest.split_once('\\') {
         let (character, length) = unescaped(escape)?;
@@ -214,7 +214,7 @@ fn unescaped(escape: &str) -> Option<(char, usize)> {
     Some((simple, 1))
 }
 
-/// What a test frees, searched for a secret.
+/// Searches the memory that a test frees for a secret.
 #[cfg(test)]
 pub mod freed {
     use std::alloc::{GlobalAlloc, Layout, System};

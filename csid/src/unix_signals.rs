@@ -1,7 +1,7 @@
 //! Signals of the kernel to csid: SIGTERM and SIGINT to stop, SIGHUP to reload.
 //!
-//! They are kept when csid starts again within the process, which ends one runtime and starts another. A signal that comes in
-//! between goes to the next listener.
+//! The handlers stay when csid starts again within the process, which ends one runtime and starts another. A signal in between goes
+//! to the next listener.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -57,7 +57,7 @@ mod tests {
                 .block_on(async { tokio::time::timeout(Duration::ZERO, signals.next()).await })
                 .unwrap_err();
             before.shutdown_background();
-            // Its handler outlives the runtime; else this would end the tests.
+            // The handler outlives the runtime. Else this signal would end the tests.
             kill_process(getpid(), signal).unwrap();
             let next = Runtime::new().unwrap();
             let told =

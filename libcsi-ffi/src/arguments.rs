@@ -1,5 +1,5 @@
-//! What C gives to more than one entry: texts, maps, a volume, a call's common keys. Every struct that may grow is made of
-//! members of one size, so that it has no padding and nothing of it is not looked at.
+//! Arguments of more than one entry: texts, maps, a volume, a call's common keys. Every struct that may grow has members of one size, so
+//! it has no padding, and every byte of it is read.
 
 use std::ffi::c_char;
 use std::time::{Duration, Instant};
@@ -145,7 +145,7 @@ impl Volume {
         }
     }
 
-    /// Its name, where the rest of it is of no matter.
+    /// Reads the name alone, for an entry that needs nothing else of the volume.
     ///
     /// # Safety
     /// As csi.h says of every argument.

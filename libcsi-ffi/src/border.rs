@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 use crate::arguments::{csi_map, csi_strings};
 use crate::error::{CSI_E_INTERNAL, CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_OK, csi_code, csi_error};
 
-/// Of all arguments of a call. csid ends the connection of one that is much larger.
+/// The limit of all arguments of a call in bytes. csid ends the connection of a much larger call.
 const MOST: usize = 64 * 1024;
 
 pub type Result<T> = std::result::Result<T, csi_error>;
@@ -62,10 +62,10 @@ pub fn invalid(message: impl Into<String>) -> csi_error {
     csi_error::new(CSI_E_INVALID, message)
 }
 
-/// What C points to.
+/// Returns the value that C points to.
 ///
 /// # Safety
-/// `pointer` is NULL, or what it points to stays as it is for `'a`.
+/// `pointer` is NULL, or its value stays unchanged for `'a`.
 pub unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T> {
     // SAFETY: the caller's promise.
     unsafe { pointer.as_ref() }.ok_or_else(|| invalid(format!("{what} is NULL")))
@@ -96,7 +96,7 @@ pub unsafe fn text(what: &str, pointer: *const c_char) -> Result<String> {
     unsafe { optional_text(what, pointer) }?.ok_or_else(|| invalid(format!("{what} is NULL")))
 }
 
-/// One of the contract's words.
+/// Reads one of the contract's words.
 ///
 /// # Safety
 /// As [`optional_text`].
@@ -129,7 +129,7 @@ pub unsafe fn items<'a, T>(what: &str, items: *const T, len: usize) -> Result<Op
 }
 
 /// # Safety
-/// What [`items`] and [`text`] want.
+/// As for [`items`] and [`text`].
 pub unsafe fn texts(what: &str, list: csi_strings) -> Result<Option<Vec<String>>> {
     // SAFETY: the caller's promise.
     let items = unsafe { items(what, list.items, list.len) }?;
@@ -138,7 +138,7 @@ pub unsafe fn texts(what: &str, list: csi_strings) -> Result<Option<Vec<String>>
 }
 
 /// # Safety
-/// What [`items`] and [`text`] want.
+/// As for [`items`] and [`text`].
 pub unsafe fn map(what: &str, map: csi_map) -> Result<Option<BTreeMap<String, String>>> {
     // SAFETY: the caller's promise.
     let Some(items) = (unsafe { items(what, map.items, map.len) })? else { return Ok(None) };
@@ -160,7 +160,7 @@ pub unsafe fn map(what: &str, map: csi_map) -> Result<Option<BTreeMap<String, St
 /// Secrets, sealed for csid. The copies made on the way are zeroed, and no error has a word of them.
 ///
 /// # Safety
-/// What [`items`] and [`text`] want.
+/// As for [`items`] and [`text`].
 pub unsafe fn secrets(map: csi_map) -> Result<Option<SealedSecrets>> {
     // SAFETY: the caller's promise.
     let Some(items) = (unsafe { items("secrets", map.items, map.len) })? else { return Ok(None) };
@@ -181,9 +181,9 @@ pub unsafe fn secrets(map: csi_map) -> Result<Option<SealedSecrets>> {
 /// A struct that begins with `struct_size` and may grow at its end.
 ///
 /// # Safety
-/// It is `repr(C)`, its first member is a `usize`, there is no padding in it, and zeroes, as any other bytes, are a value of it.
+/// The type is `repr(C)`, its first member is a `usize`, it has no padding, and any bytes, such as zeroes, are a value of it.
 pub unsafe trait Extensible: Copy {
-    /// What it had when it was new: a program that was built then gives no more.
+    /// The size of its first version. A program of that time gives no more.
     const FIRST: usize = size_of::<Self>();
 }
 

@@ -176,7 +176,7 @@ impl csi_client {
                     return;
                 }
                 let _ = stopped.await;
-                // What was cancelled a moment ago has its task yet to run.
+                // The task of a call that was just cancelled has yet to run.
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 let _ = tokio::time::timeout(LAST_WORDS, last.write()).await;
             });

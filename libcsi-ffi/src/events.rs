@@ -19,7 +19,7 @@ use crate::error::{CSI_E_DEADLINE, CSI_E_PENDING, csi_code, csi_error};
 use crate::op::{descriptor, signal, unsignal};
 use crate::row::{csi_row, cstring};
 
-/// What waits for a slow reader here; all else waits in csid.
+/// The number of events that wait here for a slow reader. All others wait in csid.
 const QUEUE: usize = 256;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -48,7 +48,7 @@ struct Queue {
 #[derive(Default)]
 struct State {
     events: VecDeque<csi_event>,
-    /// What ended it.
+    /// The error that ended the reader. `None`: it has not ended.
     failed: Option<csi_error>,
 }
 
@@ -93,7 +93,7 @@ impl Drop for Ending {
     }
 }
 
-/// Where a reader is: in which journal, and after which event. None: where the journal is now.
+/// The place of a reader: the journal, and the last event. None: the journal's present end.
 #[derive(Clone)]
 struct Cursor {
     journal: Option<String>,

@@ -1,4 +1,4 @@
-//! What a plugin has and could have: capacity, volumes and snapshots.
+//! A plugin's capacity, volumes and snapshots.
 
 use std::ffi::c_char;
 

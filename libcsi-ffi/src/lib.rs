@@ -1,7 +1,7 @@
 //! libcsi: csid's C library. Thin: it turns C's arguments into csid-client's, and its answers into rows.
 //!
-//! What it owns: one thread for each open client, and what its callers hold handles of. No engine, no state file, no
-//! protocol of its own. What always holds:
+//! libcsi owns one thread for each open client, and the objects that its callers have handles of. It has no engine, no state file and no
+//! protocol of its own. Its rules:
 //! - a C type has one kind of ownership: counted (`csi_client`, `csi_op`, `csi_events`), owned (`csi_error`, `csi_event`) or borrowed
 //!   from one of these (`csi_row`, and every text);
 //! - nothing of C's is kept after an entry returns;

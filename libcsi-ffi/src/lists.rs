@@ -1,4 +1,4 @@
-//! What csid has: its own properties, and lists.
+//! csid's own properties, and its lists.
 
 use std::collections::BTreeMap;
 use std::ffi::c_char;
@@ -11,7 +11,7 @@ use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
 use crate::op::{csi_op, many, one, start};
 
-/// What a list is of, and its filter.
+/// The kind of a list, and its filter.
 #[derive(Clone)]
 enum List {
     Plugins,

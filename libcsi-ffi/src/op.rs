@@ -155,12 +155,12 @@ async fn drive<A, F>(
     let mut asking = pin!(session.ask(deadline, |client, deadline_usec| {
         let asked = ask(client.unless(withdrawn.clone()), CallOptions { deadline_usec, ..common.clone() });
         async {
-            // What was cancelled is not asked again.
+            // A cancelled call is not repeated.
             if op.cancelled.load(Ordering::Relaxed) { Ok(Answer::default()) } else { asked.await }
         }
     }));
     tokio::select! {
-        // One that was cancelled before it was asked for is not asked for.
+        // A call that was cancelled before it began does not begin.
         biased;
         () = op.cancel.notified() => withdrawn.store(true, Ordering::Relaxed),
         answer = &mut asking => return op.end(answer.map_err(csi_error::from)),
@@ -186,7 +186,7 @@ async fn drive<A, F>(
     .await;
 }
 
-/// What a call answers: nothing, one thing, many, or a descriptor.
+/// Makes the answer of a call that returns nothing.
 pub fn nothing((): ()) -> Answer {
     Answer::default()
 }

@@ -50,7 +50,7 @@ impl csi_row {
         }
     }
 
-    /// One name, one value.
+    /// Makes a row of one name and one value.
     pub fn one(name: &str, value: impl Into<Value>) -> Self {
         Self::new(BTreeMap::from([(cstring(name), Field::of(value.into()))]))
     }

@@ -1,4 +1,4 @@
-//! What a controller does for a volume, and what is known of one.
+//! Calls about a volume: those of its controller, and those that read its state.
 
 use std::collections::BTreeMap;
 use std::ffi::c_char;

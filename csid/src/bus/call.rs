@@ -24,7 +24,7 @@ pub(super) struct Server {
     pub authoriser: Authoriser,
 }
 
-/// One authorised call.
+/// An authorised call.
 pub(super) struct Call {
     pub server: Arc<Server>,
     pub permit: Permit,

@@ -61,7 +61,7 @@ pub(super) enum Discard {
     TooLarge {
         bytes: u64,
     },
-    /// It has several descriptors, or one that csid does not accept from this caller.
+    /// The message has several descriptors, or one that csid does not accept from this caller.
     Descriptor,
     /// The helper can receive no more descriptors at present.
     Busy,

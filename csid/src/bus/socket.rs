@@ -84,9 +84,9 @@ pub(super) struct Transport {
 pub(super) enum Takes {
     /// All, because they are root's. A close that hangs blocks csid.
     All,
-    /// One of each message. The helper receives it and passes it on if its close cannot hang.
+    /// One descriptor of each message. The helper receives it, and passes it on if its close cannot hang.
     Sifted(Sifter),
-    /// None. Descriptors are not negotiated.
+    /// No descriptor. Descriptors are not negotiated.
     Nothing,
 }
 

@@ -212,7 +212,7 @@ impl Daemon {
         };
         let taken = match taken {
             Err(RegistryError::Full(_)) => None,
-            // Of what cannot be believed nothing is restored, settled or undone.
+            // Rows that cannot be trusted are neither restored nor settled nor rolled back.
             Err(RegistryError::Damaged(_)) => Some(Recovered::default()),
             taken => Some(taken?),
         };
@@ -250,7 +250,7 @@ impl Daemon {
             Some(sockets) => sockets,
             None => sockets.insert(sockets::listen(&daemon.handles.directories.runtime)?),
         };
-        // They end with this value.
+        // The tasks end with this value.
         let mut metrics = JoinSet::new();
         for socket in &sockets.metrics {
             let listener = metrics::Listener::new(socket.try_clone()?)?;
@@ -313,7 +313,7 @@ impl Daemon {
                 },
                 Some(reply) = reloads.recv() => self.begin_reload(Some(reply)),
                 _ = watchdog.tick() => self.ping_watchdog().await,
-                // One is enough until the next look: not woken by each of a thousand.
+                // One event is enough until the next look, so a thousand events do not wake this a thousand times.
                 event = events.recv(), if !stale => {
                     stale = true;
                     if matches!(event, Err(tokio::sync::broadcast::error::RecvError::Closed)) {
@@ -337,7 +337,7 @@ impl Daemon {
                 // Many changes make one status line.
                 _ = refresh.tick(), if stale => {
                     stale = false;
-                    // Those up to now are in this look.
+                    // This look covers the events up to now.
                     events = events.resubscribe();
                     self.tell_status(false).await;
                 }
@@ -353,7 +353,7 @@ impl Daemon {
         let Loaded { volumes, mounts, .. } = self.handles.store.rows().await?;
         match self.handles.volumes.recover(volumes, mounts, boot.clone(), *same_boot).await {
             Err(RegistryError::Full(_)) => {}
-            // Nothing is taken over from it any more.
+            // Nothing more is taken over from a damaged journal.
             Err(RegistryError::Damaged(_)) => self.untaken = None,
             taken => {
                 tracing::info!(taken = ?taken?, "there is room again, the journal's mounts were taken over");

@@ -53,7 +53,7 @@ pub(super) struct Handles {
     pub(super) store: Store,
     pub(super) plugins: Plugins,
     pub(super) volumes: Volumes,
-    /// One reload at a time: a plugin that is upgraded takes its time, and the last file that was read is to hold.
+    /// Lock of a reload. An upgrade of a plugin takes time, and the files that were read last have to apply.
     pub(super) reloading: Arc<Mutex<()>>,
 }
 

@@ -22,10 +22,10 @@ const PATH: &str = "/metrics";
 const CONTENT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Connections at once; more wait to be taken.
 const AT_ONCE: usize = 8;
-/// What a question may take to be asked, and with its answer.
+/// The time limit of reading a request, and of the request with its answer.
 const TO_ASK: Duration = Duration::from_secs(2);
 const IN_ALL: Duration = Duration::from_secs(10);
-/// Of a question, and how many headers it may have.
+/// The limit of a request in bytes, and of its number of headers.
 const BYTES: usize = 8192;
 const HEADERS: usize = 32;
 
@@ -40,7 +40,7 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Listener {
-    /// Of a socket that listens.
+    /// Makes a listener of a listening socket.
     pub fn new(socket: OwnedFd) -> std::io::Result<Listener> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         match getsockname(&socket)?.address_family() {
