@@ -241,7 +241,7 @@ pub struct Details {
     /// The step that csid was carrying out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
-    /// What is in the way, where kind and step do not say it: a word of the contract, such as `unknown-plugin`.
+    /// The obstacle, where kind and step do not name it: a word of the contract, such as `unknown-plugin`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub obstacle: Option<String>,
 }

@@ -73,7 +73,7 @@ type Error struct {
 	// Tags are those of the consumer's existing mounts, if the one that was asked for does not exist.
 	Tags []string
 
-	// Obstacle is what is in the way, where the code and the step do not say it: a word of the contract, such as
+	// Obstacle names what is in the way, where the code and the step do not: a word of the contract, such as
 	// unknown-plugin. Or it is empty.
 	Obstacle string
 

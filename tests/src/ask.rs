@@ -1,5 +1,5 @@
-//! What the tests ask of csid, in few words: everything is in namespace `default`, the volume's name is its external id, and
-//! the plugin is `p` unless said otherwise.
+//! Short forms of the tests' calls to csid. The namespace is `default`, the volume's name is its external id, and the plugin is `p`,
+//! unless an argument says otherwise.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

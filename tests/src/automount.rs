@@ -23,7 +23,7 @@ const FAIL: Opcode = opcode::none(0x93, 0x61);
 const CATATONIC: Opcode = opcode::none(0x93, 0x62);
 const EXPIRE_MULTI: Opcode = opcode::write::<i32>(0x93, 0x66);
 
-/// What the kernel asks the daemon for.
+/// A request of the kernel to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     ToMount,
@@ -40,7 +40,7 @@ pub struct Request {
 /// A direct automount. Dropping it lets everybody go who waits for it, and unmounts it.
 pub struct Automount {
     point: PathBuf,
-    /// Its pid is the number of the daemon's group.
+    /// The leader of the daemon's process group. The leader's pid is the group's number.
     leader: Child,
     _leader_ends: Option<ChildStdin>,
     requests: File,
@@ -112,7 +112,7 @@ impl Automount {
         })
     }
 
-    /// What a process of the daemon's group finds there, opened by it with O_PATH.
+    /// Returns a descriptor of the target, which a process of the daemon's group opened with O_PATH.
     pub fn target_fd(&self) -> OwnedFd {
         self.open(OFlags::PATH)
     }
@@ -158,7 +158,7 @@ impl Drop for Automount {
         let _ = self.leader.kill();
         let _ = self.leader.wait();
         self.root = None;
-        // What is still mounted on it is the test's fault, and not hidden by this.
+        // A mount that is still on it is a fault of the test. This does not hide it.
         let _ = rustix::mount::unmount(&self.point, UnmountFlags::DETACH);
     }
 }

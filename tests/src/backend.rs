@@ -44,9 +44,9 @@ impl Kept for Published {
     }
 }
 
-/// What the backend holds by an id.
+/// An object of the backend with an id.
 pub trait Kept: Serialize + DeserializeOwned {
-    /// Its directory.
+    /// The name of the directory of such objects.
     const KIND: &str;
     fn id(&self) -> &str;
 }
@@ -54,26 +54,26 @@ pub trait Kept: Serialize + DeserializeOwned {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Volume {
     pub id: String,
-    /// What the controller was asked for; absent where an operator made the volume.
+    /// The request to the controller. `None`: an operator made the volume.
     pub order: Option<Order>,
     pub bytes: i64,
     /// How far the node's file system has grown into it.
     pub node_bytes: i64,
     pub topology: BTreeMap<String, String>,
-    /// Its `volume_context`.
+    /// The `volume_context`.
     pub context: BTreeMap<String, String>,
-    /// By node id.
+    /// The attachments by node id.
     pub attachments: BTreeMap<String, Attachment>,
 }
 
-/// What makes two requests for one name the same.
+/// The arguments in which two requests for one name have to agree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     pub uses: Vec<Use>,
     pub parameters: BTreeMap<String, String>,
     /// The id of a snapshot or volume.
     pub source: Option<String>,
-    /// Where it has to be reachable from.
+    /// The topologies from which the volume has to be reachable.
     pub places: Vec<BTreeMap<String, String>>,
 }
 
@@ -117,7 +117,7 @@ impl Kept for Snapshot {
 }
 
 impl Volume {
-    /// One that an operator made: for every use.
+    /// Makes a volume as an operator does: for every use.
     pub fn provisioned(id: &str, bytes: i64) -> Self {
         Volume {
             id: id.to_owned(),
@@ -149,7 +149,7 @@ fn digest(text: &str) -> String {
     format!("{:x}", hasher.finish())
 }
 
-/// What is made under a name, by its kind; no id is longer than CSI allows.
+/// Returns the id of an object of a kind, by its name. No id is longer than CSI allows.
 pub fn id_of(kind: &str, name: &str) -> String {
     if name.len() > LONG { format!("{kind}-{}", digest(name)) } else { format!("{kind}-{name}") }
 }
@@ -204,7 +204,7 @@ impl Backend {
         }
     }
 
-    /// Where a volume's data is: it outlives every mount.
+    /// Returns the directory of a volume's data, which outlives every mount.
     pub fn data(&self, volume: &str) -> PathBuf {
         self.directory.join("data").join(file_name(volume))
     }
@@ -218,7 +218,7 @@ impl Backend {
         Ok(count)
     }
 
-    /// What the calls to the controller have made and not taken away: `volume ID`, `attachment ID NODE`, `snapshot ID`.
+    /// Returns the objects that the controller has made and not removed: `volume ID`, `attachment ID NODE`, `snapshot ID`.
     pub fn made(&self) -> io::Result<Vec<String>> {
         let mut made = Vec::new();
         for Volume { id, order, attachments, .. } in self.all()? {

@@ -12,12 +12,12 @@ use zbus::{Connection, Message, MessageStream, OwnedVariant, fdo};
 use crate::raw;
 use crate::world::{World, child, eventually};
 
-/// What a bus lets through.
+/// The policy of a bus.
 #[derive(Clone, Copy, Debug)]
 pub enum Policy {
     /// Everything, so that csid itself has to refuse.
     Everything,
-    /// What Debian's system bus does, and csid's shipped policy.
+    /// The policy of Debian's system bus, and the one in csid's package.
     Shipped,
 }
 
@@ -117,7 +117,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Of calls, and of answers, errors and signals.
+    /// Returns the bytes of calls, and those of answers, errors and signals.
     pub fn seen(&self) -> [Vec<u8>; 2] {
         self.seen.lock().expect("what passed").clone()
     }

@@ -60,7 +60,7 @@ impl Consumer {
         self.process.id()
     }
 
-    /// Its table of mounts, as it sees it.
+    /// Returns the process's own mount table.
     pub fn mounts(&self) -> String {
         std::fs::read_to_string(format!("/proc/{}/mountinfo", self.pid())).expect("it runs")
     }
@@ -77,7 +77,7 @@ impl Consumer {
         ran.status.success().then(|| String::from_utf8_lossy(&ran.stdout).trim().parse().expect("a uid"))
     }
 
-    /// It ends, and with it its namespace.
+    /// Ends the process, and with it its namespace.
     pub fn end(self) {
         drop(self);
     }

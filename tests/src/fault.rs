@@ -11,7 +11,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Nothing is armed. A csid that runs already has no faults.
+    /// Makes faults, none of them armed. A csid that runs already has none.
     pub fn of(w: &mut World) -> Self {
         let file = w.path("fault");
         w.environment.insert("CSID_FAULT".to_owned(), file.to_string_lossy().into_owned());

@@ -1,4 +1,4 @@
-//! What the kernel says: the mount table of the calling thread's namespace, loop devices.
+//! Reads the kernel's state: the mount table of the calling thread's namespace, and loop devices.
 
 use std::fs::File;
 use std::io;

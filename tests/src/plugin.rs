@@ -60,7 +60,7 @@ impl TestPlugin {
         self.registration = Some(socket);
     }
 
-    /// What exists and is attached now, whether the plugin runs or not.
+    /// Returns the backend, whether the plugin runs or not.
     pub fn backend(&self) -> Backend {
         Backend::new(&self.state)
     }
@@ -76,7 +76,7 @@ impl TestPlugin {
         Self::own_socket(&self.directory)
     }
 
-    /// Where a witness listens for it, if there is one.
+    /// Returns the socket of the plugin's witness, if there is one.
     pub fn witnessed_socket(&self) -> PathBuf {
         Self::witnessed(&self.directory)
     }
@@ -275,7 +275,7 @@ impl Drop for TestPlugin {
     }
 }
 
-/// What the CO knows of a volume since the boot, from its own calls alone.
+/// The CO's knowledge of a volume since the boot, from its own calls alone.
 #[derive(Default)]
 struct VolumeRules {
     staging: Option<String>,
@@ -296,7 +296,7 @@ impl VolumeRules {
         match call.rpc.as_str() {
             "NodePublishVolume" => {
                 assert!(call.staging.is_empty() || self.staged, "co_rule_21: {call:?} before a stage");
-                // It may be there from now on, whatever is answered.
+                // The publish may be there from now on, whatever the answer is.
                 self.published.insert(call.target.clone());
             }
             "NodeUnstageVolume" => assert!(

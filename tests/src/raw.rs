@@ -106,7 +106,7 @@ pub fn group_csid(w: &World) {
     }
 }
 
-/// What a thread of another user's does.
+/// Runs `act` on a thread of another user.
 fn as_user<T: Send>(user: User, act: impl FnOnce() -> std::io::Result<T> + Send) -> std::io::Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -238,7 +238,7 @@ pub fn name_of(error: &zbus::Error) -> (String, String) {
     }
 }
 
-/// What csid itself introspects at `path`.
+/// Returns csid's own introspection data of `path`.
 pub async fn introspect(connection: &Connection, path: &str) -> Result<String, (String, String)> {
     let reply =
         call(connection, path, "org.freedesktop.DBus.Introspectable", "Introspect", Vec::new()).await?;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What was kept, by its place. What is searched for is ASCII, so bytes that are no UTF-8 may be lost.
+/// The collected texts, by their places. Searches are for ASCII, so bytes that are not UTF-8 may be lost.
 #[derive(Default)]
 pub struct Haystack(BTreeMap<String, String>);
 
@@ -21,7 +21,7 @@ impl Haystack {
         self.0.values().map(String::len).sum()
     }
 
-    /// Where the text is, in any of its forms.
+    /// Returns the places of the text, in any of its forms.
     pub fn hits(&self, text: &str) -> BTreeSet<&str> {
         let forms = forms(text);
         let holds = |kept: &str| forms.iter().any(|form| kept.contains(form));

@@ -27,7 +27,7 @@ use crate::script::{Act, Device, Lie, Rule};
 
 /// No test takes longer.
 const LIMIT: Duration = Duration::from_secs(600);
-/// What is to come by itself comes within this, on whatever machine; how soon is a matter of benchmarks.
+/// The time within which an expected event comes on any machine. Benchmarks measure how soon it comes.
 pub const SOON: Duration = Duration::from_secs(60);
 
 /// A failed test prints this many of the last lines of csid's log.
@@ -41,7 +41,7 @@ pub struct World {
     plugins: BTreeMap<String, TestPlugin>,
     loops: Vec<Loop>,
     hung: Option<Hung>,
-    /// They outlive csid.
+    /// The witnesses, which outlive csid.
     witnesses: Vec<Witness>,
     csid: Option<Child>,
     /// csid's helper, which outlives it.
@@ -574,7 +574,7 @@ impl World {
         }
     }
 
-    /// What a volume has left: mounts, paths, target mounts, and its attachments at the plugins.
+    /// Returns the remains of volumes: mounts, paths, target mounts, and attachments at the plugins.
     pub fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
         let own = [self.path("run"), self.path("state/journal")];

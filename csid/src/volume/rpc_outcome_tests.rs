@@ -1,4 +1,4 @@
-//! What each caller of a plugin does after each failure of an RPC (CSI rules 36 and 38).
+//! Compares the action of each caller of a plugin after each failure of an RPC (CSI rules 36 and 38) with a table.
 
 use tonic::Code;
 

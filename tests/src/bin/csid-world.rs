@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::try_from(status.recv().unwrap_or(1)).unwrap_or(1))
 }
 
-/// What a program can ask for.
+/// A request of a program.
 #[derive(Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
 enum Wish {
@@ -56,12 +56,12 @@ enum Wish {
         id: String,
         controller: bool,
     },
-    /// What it does from now on.
+    /// Sets the rules of a plugin from now on.
     Rules {
         id: String,
         rules: Vec<Rule>,
     },
-    /// It starts again, and calls the node so.
+    /// Starts a plugin again, with another id of the node.
     Rename {
         id: String,
         node: String,
@@ -89,7 +89,7 @@ enum Wish {
     Grep {
         text: String,
     },
-    /// Nothing is left of any volume, and no plugin saw a rule broken.
+    /// Checks that nothing is left of any volume, and no plugin saw a broken rule.
     NothingLeft,
 }
 

@@ -230,7 +230,7 @@ impl FileSystem {
         self.files.iter().find(|(_, node)| node.name == name).map(|(number, _)| *number).ok_or(ENOENT)
     }
 
-    /// What the kernel keeps of a name: nothing, so that it asks each time.
+    /// Returns the entry of a name. Its times are 0, so the kernel caches nothing and asks each time.
     fn entry(&self, number: u64) -> Result<Bytes, i32> {
         let entry = Bytes::default().u64s([number, 0, 0, 0]).u32s([0, 0]);
         Ok(entry.bytes(&self.attr(number)?.0))

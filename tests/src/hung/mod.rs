@@ -1,10 +1,10 @@
 //! File systems that hang as the world's do: FUSE mounts whose server reads a request and answers it when the test says so.
 //!
-//! Who asked and got no answer waits in the kernel and survives SIGKILL; the process shows state S until it gets its first
-//! signal and D from then on. The server is a process of its own, `hung-server`, which neither csid's end nor the plugin's
+//! A process that gets no answer waits in the kernel and survives SIGKILL. It shows state S until its first signal, and D from then on.
+//! The server is a process of its own, `hung-server`, which neither csid's end nor the plugin's
 //! touches. It asks no file system, so it cannot hang.
 //!
-//! What always holds: no hung mount outlives its [`Hung`]. Dropping it aborts every connection, ends the server and detaches the
+//! Invariant: no hung mount outlives its [`Hung`]. Dropping it aborts every connection, ends the server and detaches the
 //! mounts. If the test dies without that, its server is killed with it, which closes the connections; and no server lives
 //! longer than a test may.
 
@@ -50,7 +50,7 @@ pub enum Op {
 /// Whatever a look, a walk or a listing asks.
 pub const LOOKS: [Op; 5] = [Op::StatFs, Op::GetAttr, Op::Lookup, Op::OpenDir, Op::ReadDir];
 
-/// What the server is asked, one line of JSON a connection.
+/// A request to the server, one line of JSON on each connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
     /// Mount a file system at this path. It holds what was said of `name`, else what was said of all.
@@ -118,7 +118,7 @@ impl Hung {
         self.process.id()
     }
 
-    /// Where a plugin asks for a mount.
+    /// Returns the socket at which a plugin requests a mount.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -157,7 +157,7 @@ impl Hung {
         self.ask(&Ask::State).held.len()
     }
 
-    /// Which requests of one file system it holds now.
+    /// Returns the requests of one file system that the server holds now.
     pub fn held_of(&self, name: &str) -> Vec<Op> {
         let held = self.ask(&Ask::State).held;
         held.into_iter().filter(|(of, _)| of == name).map(|(_, op)| op).collect()
@@ -199,7 +199,7 @@ impl Drop for Hung {
     }
 }
 
-/// Where the kernel shows the FUSE connections, each by the minor number of its device.
+/// The directory in which the kernel shows the FUSE connections, each by the minor number of its device.
 pub const CONTROL: &str = "/sys/fs/fuse/connections";
 
 fn mount_control() -> io::Result<()> {

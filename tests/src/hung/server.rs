@@ -17,16 +17,16 @@ use rustix::mount::{MountFlags, mount};
 use super::fs::{FileSystem, LONGEST, Request};
 use super::{Answer, Ask, Op};
 
-/// What the mount table shows as the type.
+/// The type in the mount table.
 pub const TYPE: &str = "fuse.csid-hung";
 /// Longer than a test may run.
 const LIFE: Duration = Duration::from_secs(660);
 
 #[derive(Default)]
 struct Server {
-    /// Where an unmounted file system's files are written.
+    /// The directory in which an unmounted file system's files are written.
     kept: Option<PathBuf>,
-    /// What is held of those for which nothing else was said.
+    /// The requests that are held for file systems without an entry in `of`.
     all: Vec<Op>,
     of: BTreeMap<String, Vec<Op>>,
     mounts: Vec<Arc<Mount>>,
@@ -42,7 +42,7 @@ struct Mount {
 }
 
 struct State {
-    /// It is unmounted or aborted: another connection may get its number.
+    /// Whether it is unmounted or aborted. Another connection may then get its number.
     is_gone: bool,
     system: FileSystem,
     hold: Vec<Op>,
@@ -58,7 +58,7 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 pub fn run(socket: &Path, kept: Option<PathBuf>) -> io::Result<()> {
     std::thread::spawn(|| {
         std::thread::sleep(LIFE);
-        // Which closes every connection: who hangs goes on with an error.
+        // This closes every connection, so hung processes continue with an error.
         std::process::exit(1);
     });
     let listener = UnixListener::bind(socket)?;
@@ -124,7 +124,7 @@ fn done(ask: Ask, server: &Mutex<Server>) -> io::Result<Answer> {
                 }
                 let abort = format!("{}/{}/abort", super::CONTROL, mount.number);
                 match std::fs::write(abort, "1") {
-                    // It was unmounted.
+                    // The file system was unmounted.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     done => done?,
                 }
@@ -154,7 +154,7 @@ fn mounted(at: &Path) -> io::Result<(File, u64)> {
     );
     let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).map_err(io::Error::other)?;
     mount("csid-hung", at, TYPE, MountFlags::NOSUID | MountFlags::NODEV, options)?;
-    // Which asks nothing of the server.
+    // These flags request nothing of the server.
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     let number = statx(CWD, at, flags, StatxFlags::empty())?.stx_dev_minor;
     Ok((connection, number.into()))

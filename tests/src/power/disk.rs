@@ -1,4 +1,4 @@
-//! What is on the disk after a power cut. Pure: a disk, a record and a throw of the dice give another disk.
+//! Computes the disk after a power cut. It is pure: a disk, a record and a throw of the dice give another disk.
 //!
 //! A file holds what was written to it before its last sync, and any part of what came later: of two writes the second
 //! alone, of one write some sectors. A directory holds its names as they were when it was last synced, or as they are.
@@ -11,7 +11,7 @@ use crate::dice::Dice;
 /// The journal's directory: names and contents.
 pub type Disk = BTreeMap<String, Vec<u8>>;
 
-/// What a disk writes whole or not at all.
+/// The bytes that a disk writes whole or not at all.
 const SECTOR: usize = 512;
 
 /// A file by its number: one that is deleted and made again is another.
@@ -63,7 +63,7 @@ pub fn cut(before: &Disk, record: &[Entry], dice: &mut Dice) -> Disk {
             Entry::Note(_) => {}
         }
     }
-    // Nothing of it, a part or all.
+    // The part of the record that reached the disk: none, some or all.
     let reached = dice.of(&[0, 10, 50, 90, 100]);
     let all: BTreeSet<_> = names.keys().chain(synced_names.keys()).collect();
     let mut disk = Disk::new();
@@ -89,7 +89,7 @@ fn sync(file: &mut Contents<'_>) {
     }
 }
 
-/// What of an unsynced entry reached the disk.
+/// Applies the part of an unsynced entry that reached the disk.
 fn reach(disk: &mut Vec<u8>, entry: &Entry, reached: u64, dice: &mut Dice) {
     match entry {
         Entry::Write { offset, bytes, .. } if dice.once_in(4) => {

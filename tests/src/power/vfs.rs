@@ -19,14 +19,14 @@ use rusqlite::ffi::{
 
 use super::record::{append, open};
 
-/// What a sync takes at least: on a tmpfs it takes no time, and nothing would ever happen between a write and its sync.
+/// The least time of a sync. On a tmpfs a sync takes no time, so nothing would ever happen between a write and its sync.
 const SYNC: Duration = Duration::from_millis(1);
 
 static RECORD: OnceLock<File> = OnceLock::new();
 /// SQLite's own VFS; it lives as long as the process.
 static UNIX: AtomicPtr<sqlite3_vfs> = AtomicPtr::new(ptr::null_mut());
 
-/// What stands behind an open file.
+/// The state of an open file.
 struct Tail {
     unix: *const sqlite3_io_methods,
     ours: sqlite3_io_methods,
@@ -133,7 +133,7 @@ unsafe extern "C" fn write_file(
         let written = std::slice::from_raw_parts(bytes.cast::<u8>(), length as usize);
         note(&format!("write {} {offset} {length}", name((*tail).name)), written);
         let code = (*(*tail).unix).xWrite.expect("xWrite")(file, bytes, length, offset);
-        // Nothing here fills the disk, and no record says what of a write that failed is there.
+        // Nothing here fills the disk. The record cannot describe a write that failed.
         assert_eq!(code, SQLITE_OK, "a write failed");
         code
     }

@@ -9,7 +9,7 @@ use csi_witness::{Mark, Script, Setup, Sockets, Witness};
 use tokio::signal::unix::{SignalKind, signal};
 
 const BREACHES: u8 = 1;
-/// Also clap's, for a usage error.
+/// The exit status of a failure. clap uses the same one for a usage error.
 const FAILED: u8 = 2;
 
 /// Stands between a CO and a CSI plugin and finds which rules for COs were broken

@@ -13,12 +13,12 @@ use prost_reflect::{
 };
 use serde_json::{Map, Value as Json, json};
 
-/// One RPC of CSI.
+/// An RPC of CSI.
 pub(crate) struct Method {
     pub(crate) name: String,
     pub(crate) input: MessageDescriptor,
     pub(crate) output: MessageDescriptor,
-    /// It streams: forwarded as it comes, its messages are not recorded.
+    /// Whether the RPC streams. Its messages are forwarded as they come, and not recorded.
     pub(crate) streams: bool,
 }
 
@@ -166,7 +166,7 @@ pub enum Alteration {
 }
 
 impl Alteration {
-    /// What a map holds stays as it is.
+    /// Applies the change to a message. The entries of maps stay as they are.
     pub(crate) fn apply(self, message: &mut DynamicMessage) {
         let descriptor = message.descriptor();
         for field in descriptor.fields().filter(|field| !field.is_map()) {

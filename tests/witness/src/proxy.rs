@@ -33,14 +33,14 @@ const RESTART: Duration = Duration::from_secs(1);
 
 type Payload = UnsyncBoxBody<Bytes, hyper::Error>;
 
-/// What all connections share.
+/// The state that all connections share.
 pub(crate) struct Shared {
     pub(crate) log: Log,
     pub(crate) script: Script,
     pub(crate) mask: Mask,
 }
 
-/// One way to the plugin: where the CO connects, and the plugin's own socket.
+/// A way to the plugin: the listener for the CO, and the plugin's own socket.
 pub(crate) struct Way {
     pub(crate) listener: StdListener,
     pub(crate) plugin: PathBuf,
@@ -73,7 +73,7 @@ async fn accept(listener: UnixListener, socket: usize, plugin: Arc<Path>, shared
     }
 }
 
-/// One connection of the CO, from its first byte to its last.
+/// Forwards a connection of the CO, from its first byte to its last.
 async fn converse(co: UnixStream, socket: usize, plugin: Arc<Path>, shared: Arc<Shared>) {
     let pid = |stream: &UnixStream| stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(0);
     let Some(plugin) = connected(&plugin).await else { return };
@@ -92,7 +92,7 @@ async fn converse(co: UnixStream, socket: usize, plugin: Arc<Path>, shared: Arc<
             tokio::select! {
                 _ = &mut downstream => break,
                 () = connection.broken.notified() => break,
-                // What it answered before still goes out.
+                // Earlier answers still go out.
                 _ = &mut upstream, if plugin_is_there => {
                     plugin_is_there = false;
                     downstream.as_mut().graceful_shutdown();

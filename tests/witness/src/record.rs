@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// One line.
+/// A line of the log.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Record {
     /// Microseconds since 1970; for people, no rule depends on it.
@@ -21,14 +21,14 @@ pub struct Record {
     pub event: Event,
 }
 
-/// What happened. Connections and calls have numbers of their own that never repeat in a log.
+/// An event. Connections and calls have numbers that never repeat in a log.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
     /// The CO connected and the witness connected to the plugin; the pids are the peers', 0 where they cannot be seen.
     Connected {
         connection: u64,
-        /// Which of the plugin's sockets, from 0.
+        /// The number of the plugin's socket, from 0.
         #[serde(default)]
         socket: usize,
         co: i32,
@@ -53,7 +53,7 @@ pub enum Event {
         code: Option<String>,
         #[serde(default, skip_serializing_if = "Value::is_null")]
         response: Value,
-        /// What the script did to this call.
+        /// The fault that the script applied to this call. `None`: none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fault: Option<String>,
     },
@@ -62,7 +62,7 @@ pub enum Event {
     },
 }
 
-/// What the witness cannot see, and a caller adds.
+/// An event that the witness cannot see, and a caller adds.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mark {
@@ -72,7 +72,7 @@ pub enum Mark {
     Rest,
 }
 
-/// Where the records go. A line is one write to a file opened for appending, so lines of several writers do not mix.
+/// The file of the records. A line is one write to a file opened for appending, so lines of several writers do not mix.
 pub(crate) struct Log {
     file: Mutex<File>,
     connections: AtomicU64,

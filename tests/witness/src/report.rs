@@ -12,7 +12,7 @@ use crate::log::{LogError, Reader};
 use crate::record::Event;
 use crate::rules::{Breach, Checker, RULES, Verdict};
 
-/// What `csi-witness report` shows; as JSON with `serde`, as a table with `Display`.
+/// The output of `csi-witness report`: JSON by `serde`, a table by `Display`.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub calls: u64,
@@ -35,7 +35,7 @@ pub struct Proof {
     pub calls: Vec<Exchange>,
 }
 
-/// One call as the log has it.
+/// A call as the log has it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Exchange {
     pub call: u64,

@@ -18,7 +18,7 @@ pub struct Script {
     seen: Mutex<HashMap<String, u64>>,
 }
 
-/// One fault. Without `nth` it is done to every call of the RPC.
+/// A fault. Without `nth` it applies to every call of the RPC.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Fault {
@@ -31,7 +31,7 @@ struct Fault {
     act: Act,
 }
 
-/// What is done.
+/// The action of a fault.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Act {
@@ -72,7 +72,7 @@ pub const GRPC_CODES: [&str; 17] = [
 pub(crate) struct Code(pub(crate) usize);
 
 impl Code {
-    /// What `grpc-status` says; a number that gRPC does not know means UNKNOWN.
+    /// Reads `grpc-status`. A number that gRPC does not know means UNKNOWN.
     pub(crate) fn from_wire(status: &[u8]) -> Self {
         let number = std::str::from_utf8(status).ok().and_then(|text| text.parse().ok());
         Code(number.filter(|number| *number < GRPC_CODES.len()).unwrap_or(2))
@@ -105,7 +105,7 @@ pub enum ScriptError {
     UnknownRpc(String),
 }
 
-/// What is to be done to one call.
+/// The faults of one call.
 #[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) before: Vec<Act>,

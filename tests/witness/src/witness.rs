@@ -16,7 +16,7 @@ use crate::record::{self, Log, Mark};
 use crate::rules::{Checker, Verdict};
 use crate::script::Script;
 
-/// Where a witness stands.
+/// The place of a witness.
 #[derive(Debug, Default)]
 pub struct Setup {
     /// More than one where a plugin's node half and its controllers are processes of their own.
@@ -26,7 +26,7 @@ pub struct Setup {
     pub script: Script,
 }
 
-/// What the CO is given for one socket of the plugin.
+/// The sockets of a witness for one socket of the plugin.
 #[derive(Clone, Debug)]
 pub struct Sockets {
     pub listen: PathBuf,
@@ -52,7 +52,7 @@ pub enum StartError {
 pub struct Witness {
     _bound: Vec<Bound>,
     log: PathBuf,
-    /// What was read and judged of the log so far.
+    /// The part of the log that was read and judged so far.
     judged: Mutex<(Reader, Checker)>,
     thread: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
@@ -91,7 +91,7 @@ impl Witness {
         record::mark(&self.log, mark)
     }
 
-    /// What the rules say of all calls so far.
+    /// Returns the verdict of the rules on all calls so far.
     pub fn verdict(&self) -> Result<Verdict, LogError> {
         let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
         let (reader, checker) = &mut *judged;
@@ -106,7 +106,7 @@ impl Drop for Witness {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.thread.take() {
             drop(stop);
-            // Its panic was printed.
+            // A panic of the thread was printed.
             let _ = thread.join();
         }
     }
@@ -127,7 +127,7 @@ fn is_left_over(path: &Path) -> io::Result<bool> {
     Ok(is_socket && UnixStream::connect(path).is_err_and(refused))
 }
 
-/// What a witness that was killed left is no obstacle; one that lives is, and so is anything else.
+/// Binds a listener. A socket that a killed witness left is replaced. Fails if a witness lives there, or another file is there.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path)? => {

@@ -1,4 +1,4 @@
-//! One operation of one volume while it runs. What it does is in `mounts` and `control`.
+//! Runs one operation of a volume. The work itself is in `mounts` and `control`.
 
 pub(in crate::volume) mod run;
 pub(in crate::volume) mod secrets;
@@ -13,7 +13,7 @@ use crate::volume::operation::journal::JournaledVolume;
 use crate::volume::operation::running::RunningOperation;
 use crate::volume::seam::{Control, Site};
 
-/// One operation of a volume on this host.
+/// An operation of a volume that runs on this host.
 pub(in crate::volume) struct Executor<'a> {
     pub(in crate::volume) shared: &'a Arc<Context>,
     pub(in crate::volume) rows: &'a mut JournaledVolume,

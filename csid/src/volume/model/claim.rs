@@ -156,7 +156,7 @@ pub enum ClaimEvent {
     Recovered { node: String },
 }
 
-/// One step outside csid, for `consumer`'s claim.
+/// A step outside csid, for `consumer`'s claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimEffect {
     pub action: ClaimAction,

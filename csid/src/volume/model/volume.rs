@@ -134,7 +134,7 @@ impl Action {
     }
 }
 
-/// One step that changes the world outside csid.
+/// A step that changes the world outside csid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effect {
     pub action: Action,

@@ -1,4 +1,4 @@
-//! What the engine of claims and controller calls asks of this host.
+//! Answers the engine of claims and controller calls for this host.
 
 use std::time::Instant;
 

@@ -11,7 +11,7 @@ use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::operation::orders::{ActorSignals, Orders};
 use crate::volume::operation::table::Progress;
 
-/// One operation of a volume while it runs.
+/// The part of a running operation's state that the engine and the mounts share.
 pub(in crate::volume) struct RunningOperation {
     pub(in crate::volume) signals: watch::Receiver<ActorSignals>,
     pub(in crate::volume) step: Progress,

@@ -193,7 +193,7 @@ fn must_be_there(call: &Call) -> Result<(), Status> {
     }
 }
 
-/// What a mounted volume has, in bytes and inodes; of a block volume what the controller knows.
+/// Returns the usage of a mounted volume in bytes and inodes; of a block volume the size that the controller knows.
 pub fn usage(backend: &Backend, call: &Call) -> Result<Vec<VolumeUsage>, Status> {
     must_be_there(call)?;
     let path = Path::new(&call.target);

@@ -24,7 +24,7 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-// One thread: a call's cancellation is seen before the next call that came after it.
+// The runtime has one thread, so the cancellation of a call is handled before a call that came after it.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! What all services have in common: each call is recorded, held against the script and then done. And Identity.
+//! The part that all services share: each call is recorded, compared with the script and then carried out. Also the service Identity.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, async_trait};
 pub type Answer<T> = Result<Response<T>, Status>;
 
 pub struct Plugin {
-    /// Its script's and record's.
+    /// The directory of the script and the record.
     directory: PathBuf,
     pub backend: Backend,
     shared: Arc<Shared>,
@@ -43,7 +43,7 @@ struct Counts {
     seen: HashMap<usize, u64>,
 }
 
-/// What is at work for a volume.
+/// The calls at work for a volume.
 struct AtWork {
     rpc: String,
     calls: usize,
@@ -227,7 +227,7 @@ impl Plugin {
                 let begun = shared.ends().get(&what).cloned();
                 match begun {
                     Some(mut end) => {
-                        // Its sender is dropped when it ends.
+                        // The other call drops the sender when it ends.
                         let _ = end.wait_for(|ended| *ended).await;
                         effect(&call, None)
                     }
@@ -360,7 +360,7 @@ pub fn call(rpc: &str, volume: String) -> Call {
     Call { rpc: rpc.to_owned(), volume, ..Call::default() }
 }
 
-/// What all that makes use of a volume has in common.
+/// Adds the fields of a capability to a call.
 pub fn with_capability(call: Call, capability: Option<VolumeCapability>) -> Call {
     let Some(capability) = capability else { return call };
     let mode = capability.access_mode.map(|m| m.mode()).unwrap_or(Mode::Unknown);

@@ -1,4 +1,4 @@
-//! What the controller's calls do to the backend, as the specification asks.
+//! Carries out the controller's calls on the backend, as the specification requires.
 
 use std::io;
 use std::time::SystemTime;
@@ -14,11 +14,11 @@ use crate::service::with_capability;
 
 /// The key of what publish_context says.
 pub const TOKEN: &str = "attachment";
-/// Of a volume for which no size was asked.
+/// The size of a volume for which none was requested.
 const BYTES: i64 = 4 << 20;
 const AFTER: &str = "after:";
 
-/// What is in a new context: another one each time, also after the plugin died, unless the script says what.
+/// Returns the token of a new context: the script's, or another one each time, also after the plugin died.
 fn token(script: &Script) -> String {
     if let Some(token) = &script.token {
         return token.clone();
@@ -187,7 +187,7 @@ pub fn attach(
     Ok(token)
 }
 
-/// What is not there, or not attached, is detached already. No node is every node.
+/// Detaches a volume. A volume that does not exist or is not attached counts as detached. An empty node stands for every node.
 pub fn detach(backend: &Backend, call: &Call) -> Result<(), Status> {
     let Some(mut volume) = backend.get::<Volume>(&call.volume).map_err(internal)? else { return Ok(()) };
     volume.attachments.retain(|node, _| !call.node.is_empty() && *node != call.node);
@@ -249,7 +249,7 @@ pub fn snapshot(backend: &Backend, r: &CreateSnapshotRequest) -> Result<Snapshot
     Ok(snapshot)
 }
 
-/// One page of what is sorted by id, and the token of the next. A token names the last one that was shown.
+/// Returns a page of objects sorted by id, and the token of the next page. A token names the last object of its page.
 pub fn page<T: Kept>(
     all: Vec<T>,
     most: i32,

@@ -1,5 +1,5 @@
-//! What the plugin said that it can, and the rules on what is sent only then: 15 (in part), 16, 19, 32. What the CO never
-//! asked for it cannot know.
+//! The plugin's capabilities, and the rules on requests that need one: 15 (in part), 16, 19, 32. The CO does not know capabilities that
+//! it never queried.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,9 +15,9 @@ pub(super) struct Capabilities {
 
 #[derive(Default)]
 struct Answers {
-    /// One set per Get*Capabilities answer; none until there was one.
+    /// The set of each Get*Capabilities answer; absent until there was one.
     capabilities: BTreeMap<Side, BTreeSet<String>>,
-    /// What NodeGetInfo answered.
+    /// NodeGetInfo's answer. `None`: there was none.
     node_id: Option<String>,
 }
 
@@ -61,7 +61,7 @@ fn gate(rpc: &str) -> Option<(Side, &'static str)> {
 }
 
 impl Capabilities {
-    /// What any socket answered.
+    /// Returns the answers of all sockets.
     fn answers(&self, side: Side) -> impl Iterator<Item = &BTreeSet<String>> {
         self.sockets.values().filter_map(move |answers| answers.capabilities.get(&side))
     }
@@ -90,7 +90,7 @@ impl Capabilities {
         self.any(Side::Plugin, "OFFLINE") && !self.any(Side::Plugin, "ONLINE")
     }
 
-    /// Of the node that the plugin runs on.
+    /// Returns the id of the node that the plugin runs on. `None`: it is not known.
     pub(super) fn node_id(&self) -> Option<&str> {
         self.sockets.values().find_map(|answers| answers.node_id.as_deref())
     }

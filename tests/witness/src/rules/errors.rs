@@ -10,7 +10,7 @@ use super::{Call, Kind, Outcome, Peers, Verdict, kind};
 pub(super) struct Errors {
     /// By volume (or name): the calls that were refused for what they say, and with which code.
     refused: BTreeMap<String, Vec<(Call, String)>>,
-    /// What the plugin does not have: by caller, plugin, RPC and volume.
+    /// The RPCs that the plugin does not have, by caller, plugin, RPC and volume.
     unimplemented: BTreeMap<(Peers, String, String), u64>,
 }
 
@@ -62,7 +62,7 @@ impl Errors {
         }
         let subject = subject(call).to_owned();
         match outcome {
-            // What the plugin has is read again.
+            // The capabilities were queried again.
             Outcome::Ok(_) if asks_who(&call.rpc) => {
                 self.unimplemented.retain(|(peers, ..), _| *peers != call.peers);
             }

@@ -1,5 +1,5 @@
-//! One thing that a Make makes and its Negate takes away: an attachment, a staging, a publish. Between the two it is what
-//! the answers say, and where there is no answer, not known (CO rule 25).
+//! The legs that a Make makes and its Negate removes: an attachment, a staging, a publish. Between the two the state of a leg follows
+//! from the answers. Without an answer it is not known (CO rule 25).
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub(super) struct Leg {
     pub(super) made: u64,
     /// The last call about it.
     pub(super) last: u64,
-    /// Of the call that made it.
+    /// The request of the call that made the leg.
     pub(super) request: Value,
     /// Every publish_context that the plugin answered since it was made.
     pub(super) contexts: Vec<Value>,
@@ -33,7 +33,7 @@ pub(super) struct Leg {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Legs {
     legs: BTreeMap<String, Leg>,
-    /// What a call in flight found, to go back to when it is refused.
+    /// The states before each call in flight. They return when the call is refused.
     before: BTreeMap<u64, Vec<(String, Option<Leg>)>>,
 }
 

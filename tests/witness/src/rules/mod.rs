@@ -52,7 +52,7 @@ pub const RULES: &[(u8, &str)] = &[
     (39, "a CreateVolume without an answer is sent again as it was, before its volume is deleted"),
 ];
 
-/// What the rules say of a log.
+/// The verdict of the rules on a log.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Verdict {
     /// How often each rule had something to look at.
@@ -93,7 +93,7 @@ struct Call {
     request: Value,
 }
 
-/// Which process of the CO speaks with which process of the plugin, at which of the plugin's sockets.
+/// A process of the CO, a process of the plugin, and the plugin's socket between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Peers {
     co: i32,
@@ -114,11 +114,11 @@ impl Call {
     }
 }
 
-/// What an RPC does to what it names.
+/// The effect of an RPC on the object that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Make,
-    /// It takes away what a `Make` made.
+    /// The RPC removes the object of a `Make`.
     Negate,
     Read,
 }
@@ -144,13 +144,13 @@ fn kind(rpc: &str) -> Kind {
     }
 }
 
-/// What the CO knows when a call has ended.
+/// The CO's knowledge when a call has ended.
 #[derive(Debug)]
 enum Outcome<'a> {
     Ok(&'a Value),
     /// The plugin's definite no.
     Refused(&'a str),
-    /// It may have had its effect, or have it yet (CO rule 36).
+    /// The call may have had its effect, or have it yet (CO rule 36).
     Unknown,
 }
 
@@ -165,7 +165,7 @@ impl<'a> Outcome<'a> {
         }
     }
 
-    /// What is not there is taken away (CO rule 36).
+    /// Returns whether a Negate with this outcome has removed its object. NOT_FOUND means that, too (CO rule 36).
     fn took_away(&self) -> bool {
         matches!(self, Outcome::Ok(_) | Outcome::Refused("NOT_FOUND"))
     }
@@ -229,7 +229,7 @@ impl Checker {
         let verdict = &mut self.verdict;
         self.flight.begin(&call, verdict);
         self.capabilities.begin(&call, verdict);
-        // Of a stream, or of what the witness cannot read, nothing more is known.
+        // Nothing more is known of a stream, or of a request that the witness cannot read.
         if !call.request.is_null() {
             self.fields.begin(&call, verdict);
             self.errors.begin(&call, verdict);
@@ -239,7 +239,7 @@ impl Checker {
         self.calls.insert(call.id, call);
     }
 
-    /// What is in flight there has no answer.
+    /// Ends the calls in flight there without an answer.
     fn lose(&mut self, there: impl Fn(&Call) -> bool) {
         let lost: Vec<u64> = self.calls.values().filter(|call| there(call)).map(|call| call.id).collect();
         lost.into_iter().for_each(|call| self.end(call, &Outcome::Unknown));

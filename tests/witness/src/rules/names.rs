@@ -52,7 +52,7 @@ impl Names {
                 }
                 self.told.insert(id.to_owned());
             }
-            // What a library says of a broken connection looks the same to the CO.
+            // A library reports a broken connection by the same code, so the CO cannot tell them apart.
             ("CreateVolume", Outcome::Unknown | Outcome::Refused("UNAVAILABLE")) => {
                 self.open.entry(name.to_owned()).or_insert_with(|| call.clone());
             }

@@ -113,7 +113,7 @@ impl Volumes {
         }
         let Some(id) = call.volume() else { return };
         let Some(volume) = self.volumes.get_mut(id) else {
-            // Nothing is known of it, but what its validation says.
+            // Nothing is known of the volume but the result of its validation.
             if call.rpc == "ValidateVolumeCapabilities" {
                 self.volumes.entry(id.to_owned()).or_default().validate(call, outcome);
                 self.forget_if_empty(id);
