@@ -1,5 +1,5 @@
-//! What a test asks of the test plugin, and what the plugin records for the test: two files in the plugin's directory. The script
-//! is read again at each call; the record is only appended to.
+//! The script of a test for the test plugin, and the record of the plugin for the test: two files in the plugin's directory. The plugin
+//! reads the script again at each call, and only appends to the record.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -18,7 +18,7 @@ pub struct Script {
     pub node_id: String,
     /// The other nodes that a controller can attach to.
     pub others: Vec<String>,
-    /// What this process serves in addition to Identity; the other half may be another process, with the same backend.
+    /// The services of this process in addition to Identity. Another process with the same backend may have the other half.
     pub serves: Vec<Half>,
     /// Names of `PluginCapability`, `ONLINE` and `OFFLINE` among them.
     pub plugin: Vec<String>,
@@ -30,11 +30,11 @@ pub struct Script {
     pub probe: Probe,
     /// The block devices that back a block volume, by its id: read-write, and the same read-only.
     pub devices: Vec<Device>,
-    /// Of the node; 0 is none.
+    /// The limit of volumes on the node; 0: none.
     pub max_volumes: i64,
-    /// Where the node is, and with VOLUME_ACCESSIBILITY_CONSTRAINTS every volume that is created.
+    /// The topology of the node, and with VOLUME_ACCESSIBILITY_CONSTRAINTS of every volume that is created.
     pub topology: BTreeMap<String, String>,
-    /// It creates no volume for a caller that requires no place.
+    /// Whether the plugin refuses to create a volume for a caller that requires no topology.
     pub wants_places: bool,
     /// Bytes for all volumes together.
     pub capacity: i64,
@@ -46,9 +46,9 @@ pub struct Script {
     pub token: Option<String>,
     /// Every RPC that can have secrets wants this one.
     pub secret: Option<(String, String)>,
-    /// Where the server of what hangs listens (`World::hang`).
+    /// The socket of the server of hanging file systems (`World::hang`).
     pub hung: PathBuf,
-    /// It counts the publishes of a volume and refuses NodeUnstageVolume while there are some. The count outlives a boot.
+    /// Whether the plugin counts the publishes of a volume, and refuses NodeUnstageVolume above 0. The count outlives a boot.
     pub counts_publishes: bool,
     pub rules: Vec<Rule>,
 }
@@ -82,7 +82,7 @@ pub struct Device {
     pub volume: String,
     pub writable: PathBuf,
     pub read_only: PathBuf,
-    /// It has a file system of this type, which is staged; empty: it is published as it is.
+    /// The type of the file system that is staged. Empty: the volume is published as it is.
     pub file_system: String,
 }
 
@@ -128,7 +128,7 @@ pub enum Act {
     /// Wait for all other calls with this act, whatever their volumes, then take this long, do it and answer. A caller that
     /// goes away shortens nothing, and the same call waits in the queue once more.
     Serial(u64),
-    /// It ends with the status [`DIES`].
+    /// The plugin ends with the status [`DIES`], before the effect.
     DieBefore,
     DieAfter,
     Lie(Lie),
@@ -259,7 +259,7 @@ pub struct Call {
     /// Unique in the record.
     pub id: u64,
     pub rpc: String,
-    /// Its id; of CreateVolume the name.
+    /// The id of the volume; of CreateVolume the name.
     pub volume: String,
     /// The id; of CreateSnapshot the name.
     pub snapshot: String,
@@ -267,7 +267,7 @@ pub struct Call {
     pub required_bytes: i64,
     pub limit_bytes: i64,
     pub staging: String,
-    /// Of NodeGetVolumeStats and NodeExpandVolume the `volume_path`.
+    /// The target path; of NodeGetVolumeStats and NodeExpandVolume the `volume_path`.
     pub target: String,
     pub read_only: bool,
     pub block: bool,
@@ -290,7 +290,7 @@ pub struct End {
     pub at: u64,
 }
 
-/// One write per line, so that a killed plugin leaves whole lines.
+/// Appends a line by one write, so that a killed plugin leaves whole lines.
 pub fn append(file: &File, line: &Line) -> io::Result<()> {
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
