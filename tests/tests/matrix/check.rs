@@ -1,4 +1,4 @@
-//! What csid owes: its rows, the kernel's mounts and csid's directories are exactly what the clients' answers allow, and no
+//! Checks csid's promises: its rows, the kernel's mounts and csid's directories are exactly those that the clients' answers allow, and no
 //! secret is written down.
 
 use std::collections::BTreeSet;

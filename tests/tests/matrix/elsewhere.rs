@@ -15,7 +15,7 @@ use crate::site::{arm, disarm};
 
 /// More edges than an unmount has that is refused.
 const EDGES: u64 = 16;
-/// Of one volume.
+/// The kills for one volume.
 const KILLS: u64 = 3;
 
 /// When the other namespace comes to be: before Unmount is asked for, or after csid has found nobody there. At the edge's name
@@ -110,7 +110,7 @@ impl Life<'_> {
         self.client = Client::connect(&Target::Socket(self.w.socket())).await.expect("csid's socket");
     }
 
-    /// Nobody else gets the volume, nor is it unmounted. csid may be killed meanwhile.
+    /// Checks that no other consumer gets the volume, and that it stays mounted. csid may be killed meanwhile.
     async fn is_refused(&mut self, volume: &str, options: &MountOptions, writer: &Consumer) {
         match mount(&self.client, "two", options.clone()).await {
             Ok(_) => self.wrong(&format!("{volume} has two writers, {} and two", writer.pid())),

@@ -1,4 +1,4 @@
-//! What a client may believe of a mount, from its own calls and their answers alone.
+//! The states that a client may believe a mount to have, from its own calls and their answers alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,15 +11,15 @@ use csid_client::Kind;
 pub enum State {
     Absent,
     Mounted,
-    /// Its row rests until somebody asks.
+    /// The row rests until a call mounts it.
     Lost,
-    /// Its row rests until it is given its secrets.
+    /// The row rests until a call gives its secrets.
     Waiting,
-    /// Its row says mounted, somebody unmounted it behind csid's back, and csid says so.
+    /// The row is `mounted`, but the mount was removed behind csid's back, and csid reports that.
     Taken,
 }
 
-/// What becomes of a mount that the kernel has no more.
+/// The fate of a mount that the kernel no longer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restores {
     /// restore=auto, and all that is needed is there.
@@ -82,7 +82,7 @@ impl Restores {
     }
 }
 
-/// What may be true once that has come to its end and nothing is under way any more.
+/// Returns the states that are possible when `what` has ended and no call is under way.
 pub fn after(before: State, what: &What, restores: Restores) -> BTreeSet<State> {
     use State::*;
     let states: &[State] = match (what, before) {
@@ -97,7 +97,7 @@ pub fn after(before: State, what: &What, restores: Restores) -> BTreeSet<State> 
         }
         (What::Asked(Ask::Unmount, Told::Done), _) => &[Absent],
         (What::Asked(Ask::Unmount, Told::Refused(Kind::Busy, _)), _) => &[before],
-        // It goes on without its caller, once it has begun.
+        // An Unmount that has begun continues without its caller.
         (What::Asked(Ask::Unmount, Told::Refused(..) | Told::CutOff), _) => &[before, Absent],
         (What::Restarted, _) => &[after_loss(before, restores)],
         (What::Rebooted, Mounted) => &[restores.rests()],
@@ -116,7 +116,7 @@ fn after_loss(before: State, restores: Restores) -> State {
     }
 }
 
-/// What happened, and when: two that overlap may have happened in either order.
+/// An event and its time. Two events that overlap may have happened in either order.
 #[derive(Clone, Debug)]
 pub struct Entry<W> {
     pub what: W,
@@ -124,7 +124,7 @@ pub struct Entry<W> {
     pub ended: Instant,
 }
 
-/// What happened, in milliseconds since the first of it began.
+/// Writes a history. Its times are milliseconds since its first event began.
 pub fn written<W: fmt::Debug>(history: &[Entry<W>]) -> String {
     let Some(start) = history.iter().map(|entry| entry.begun).min() else { return String::new() };
     let line = |Entry { what, begun, ended }: &Entry<W>| {
@@ -134,7 +134,7 @@ pub fn written<W: fmt::Debug>(history: &[Entry<W>]) -> String {
     history.iter().map(line).collect()
 }
 
-/// What may be true after all of `history`, in any order that its times allow, when `after` is what one of them leads to.
+/// Returns the states that are possible after all of `history`, in any order that its times allow. `after` gives those after one event.
 pub fn after_all<S: Copy + Ord, W>(
     before: S,
     history: &[Entry<W>],
@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// What may be true of an absent mount after calls at these times.
+    /// Returns the possible states of an absent mount after calls at these times.
     fn allowed(calls: &[(Ask, Told, u64, u64)]) -> Vec<State> {
         let start = Instant::now();
         let entry = |(ask, written, begun, ended): &(Ask, Told, u64, u64)| Entry {

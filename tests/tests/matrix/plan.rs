@@ -30,7 +30,7 @@ impl Kind {
     }
 }
 
-/// What is killed at an edge.
+/// The victim of a kill at an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Mount,
@@ -45,7 +45,7 @@ pub enum Operation {
     Finish,
 }
 
-/// What the plugin does at one of its calls.
+/// The behaviour of the plugin at one of its calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plugin {
     Answers,
@@ -101,19 +101,19 @@ impl fmt::Display for Cell {
     }
 }
 
-/// One life of a world.
+/// A life of a world.
 pub enum Life {
-    /// Of volumes that are given with their mounts.
+    /// The life of volumes that mounts give inline.
     Inline(Chapter),
     Registered(registered::Chapter),
-    /// So many volumes that another mount namespace writes to.
+    /// A number of volumes that another mount namespace writes to.
     Elsewhere(usize),
 }
 
 pub enum Chapter {
-    /// One volume in flight, killed at each edge in turn; the plugin does what it does at one of its calls, or at each.
+    /// One volume in flight. csid is killed at each edge in turn. The plugin has its behaviour at one of its calls, or at each.
     EveryEdge(Vec<Cell>, Calls),
-    /// So many times killed at a random edge.
+    /// csid is killed this number of times at a random edge.
     RandomEdge(Vec<Cell>, usize),
     /// Clients and fate, so many times (`sequences`).
     Sequences(usize),
@@ -128,14 +128,14 @@ pub enum Calls {
 /// How many volumes are in flight when it is not one.
 pub const MANY: usize = 16;
 
-/// What every run goes through.
+/// Returns the lives of every run.
 pub fn matrix() -> Vec<Life> {
     let mut chapters = Vec::new();
     for kind in Kind::ALL {
         for plugin in Plugin::ALL {
             let cell =
                 |flight| move |operation: &Operation| Cell { operation: *operation, flight, kind, plugin };
-            // What a plugin that does not stage does wrong is left to chance.
+            // The faults of a plugin that does not stage are left to the random lives.
             let operations = match (plugin, kind) {
                 (Plugin::Answers, _) => &Operation::ALL[..],
                 (_, Kind::FileSystem | Kind::Block) => &Operation::ALL[..3],
@@ -152,7 +152,7 @@ pub fn matrix() -> Vec<Life> {
     chapters.into_iter().map(Life::Inline).chain(registered).chain([Life::Elsewhere(24)]).collect()
 }
 
-/// What a long run goes through then.
+/// Returns the further lives of a long run.
 pub fn every_call() -> Vec<Life> {
     let mut chapters = Vec::new();
     for kind in Kind::ALL {
@@ -184,7 +184,7 @@ pub fn another(dice: &mut Dice) -> Life {
 }
 
 impl Cell {
-    /// What the plugin does wrong, in its call `rpc`.
+    /// Returns the rules for the plugin's behaviour in its call `rpc`.
     pub fn rules(&self, rpc: &str, dice: &mut Dice) -> Vec<Rule> {
         let before = dice.once_in(2);
         let code = 1 + dice.below(16) as i32;

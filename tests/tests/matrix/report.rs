@@ -1,4 +1,4 @@
-//! What a run found, as it is printed and as `target/proof/report.json`.
+//! The report of a run: printed, and in `target/proof/report.json`.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use serde::Serialize;
 
-/// Those that volumes with a controller are to be held against.
+/// The CSI rules that apply to volumes with a controller.
 const RULES: [u8; 14] = [18, 20, 21, 22, 23, 24, 25, 26, 27, 31, 32, 33, 35, 39];
 
 /// Ways to break a promise; each is a number of the report that has to be 0.
@@ -75,7 +75,7 @@ impl Report {
         self.change(|found| *found.counts.entry(what).or_default() += 1);
     }
 
-    /// What a witness looked at.
+    /// Adds the numbers of checks of a witness.
     pub fn looked(&self, checked: &BTreeMap<u8, u64>) {
         self.change(|found| {
             for (rule, times) in checked {

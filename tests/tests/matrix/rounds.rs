@@ -17,7 +17,7 @@ const EDGES: u64 = 200;
 const EDGES_OF_ONE: u64 = 12;
 
 impl Site<'_> {
-    /// One volume: killed at its first edge, then at its second, to the last.
+    /// Works on one volume. csid is killed at its first edge, then at its second, to the last.
     pub async fn every_edge(&mut self, cell: &Cell, calls: Calls) {
         let mut rpcs = cell.operation.rpcs(cell.kind);
         if calls == Calls::One || cell.plugin == Plugin::Answers {
@@ -25,7 +25,7 @@ impl Site<'_> {
         }
         for rpc in rpcs {
             let all = self.choose(cell.kind);
-            // One that passes all there is: it comes back by itself, and has a target.
+            // A mount that passes every edge: it is restored without a call, and has a target.
             let is_whole = |slot: &usize| {
                 let slot = &self.slots[*slot];
                 slot.target.is_some() && slot.restores == Restores::Alone
@@ -81,7 +81,7 @@ impl Site<'_> {
             killed = true;
             let number = site.report.kill(edge, &cell.to_string());
             println!("kill {number} at {edge}: {cell}");
-            // What the plugin has yet to do wrong it does to the next csid, or not.
+            // A fault of the plugin that is still to come meets the next csid, or none.
             if !site.dice.once_in(4) {
                 site.w.honest();
             }
@@ -98,7 +98,7 @@ impl Site<'_> {
     /// Bring the slots to where the operation begins.
     async fn prepare(&mut self, operation: Operation, slots: &[usize]) {
         let (ask, is_ready): (Ask, fn(State) -> bool) = match operation {
-            // Also a mount that rests may be asked for.
+            // A call may also be for a mount at rest.
             Operation::Mount => (Ask::Unmount, |state| state != State::Mounted),
             Operation::Undo => (Ask::Unmount, |state| state == State::Absent),
             _ => (Ask::Mount, |state| state == State::Mounted),
@@ -132,7 +132,7 @@ impl Site<'_> {
         let mut others: Vec<_> = (0..self.slots.len()).filter(|slot| !slots.contains(slot)).collect();
         self.dice.shuffle(&mut others);
         if self.dice.once_in(2) {
-            // Of the same volume, if it has another consumer.
+            // The other mount is of the same volume, if that has another consumer.
             others.sort_by_key(|other| {
                 slots.iter().all(|s| self.slots[*s].volume != self.slots[*other].volume)
             });

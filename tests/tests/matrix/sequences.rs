@@ -27,7 +27,7 @@ const CLIENTS: usize = 4;
 const CALLS: u64 = 5;
 const CELL: &str = "sequences";
 
-/// What happened to each slot.
+/// The calls of each slot.
 type History = RefCell<Vec<Vec<Entry<What>>>>;
 
 impl Site<'_> {
@@ -73,7 +73,7 @@ impl Site<'_> {
             slot.history = history;
         }
         self.w.honest();
-        // It may be dead, or about to die.
+        // csid may be dead, or about to die.
         let edge = disarm(self.w);
         self.client = loop {
             if self.w.dead() {
@@ -93,7 +93,7 @@ impl Site<'_> {
     }
 }
 
-/// What the clients share.
+/// The state that the clients share.
 struct Host<'a> {
     dir: &'a Path,
     socket: PathBuf,
@@ -104,7 +104,7 @@ struct Host<'a> {
 }
 
 impl Host<'_> {
-    /// One caller's calls, one after the other.
+    /// Makes the calls of one caller, one after the other.
     async fn client(&self, mut dice: Dice) {
         let mut connection = None;
         let mut left = 1 + dice.below(CALLS);
@@ -140,7 +140,7 @@ impl Host<'_> {
         }
     }
 
-    /// What was answered is there at once, and what was asked away is gone.
+    /// Checks that an answered mount is there at once, and an unmounted one is gone.
     fn look(&self, slot: &Slot, source: Option<&Path>) {
         let table = kernel::below(self.dir).expect("the mount table");
         let Slot { volume, consumer, .. } = slot;
@@ -161,7 +161,7 @@ impl Host<'_> {
     }
 }
 
-/// What befalls the host while the clients call.
+/// The kills and reboots of the host while the clients call.
 struct Fate<'a> {
     w: &'a mut World,
     host: &'a Host<'a>,
@@ -212,7 +212,7 @@ impl Fate<'_> {
                 }
             }
             7 => {
-                // One that is there, as far as that is known.
+                // A mount that is there, as far as that is known.
                 let held = |slot: &usize| !self.host.slots[*slot].holds.is_empty();
                 let held: Vec<_> = (0..self.host.slots.len()).filter(held).collect();
                 if held.is_empty() {

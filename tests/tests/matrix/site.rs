@@ -32,7 +32,7 @@ pub struct Site<'w> {
     pub report: Arc<Report>,
 }
 
-/// One before each plugin; they outlive csid.
+/// The witnesses, one before each plugin, which outlive csid.
 #[derive(Default)]
 pub struct Witnesses(Vec<Witness>);
 
@@ -121,7 +121,7 @@ impl<'w> Site<'w> {
             let slot = &mut self.slots[*slot];
             slot.allowed = model::after(slot.state(), &What::Asked(ask, reply.clone()), slot.restores);
             if let Some(source) = source {
-                // What was answered is there at once.
+                // An answered mount is there at once.
                 slot.holds = slot.mounts(&table, &source).unwrap_or_else(|| {
                     self.report.wrong(Broken::LostMount);
                     panic!("{} {} was answered, and is not there: {table:#?}", slot.volume, slot.consumer);
@@ -132,7 +132,7 @@ impl<'w> Site<'w> {
         all
     }
 
-    /// What an honest plugin does; one that a busy machine held up beyond its deadline is asked again.
+    /// Makes calls that an honest plugin carries out. A call that a busy machine delayed beyond its deadline is repeated.
     pub async fn must(&mut self, ask: Ask, slots: &[usize]) {
         let mut left = slots.to_vec();
         for last in [false, false, true] {

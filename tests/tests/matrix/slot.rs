@@ -17,7 +17,7 @@ use crate::plan::{Kind, MANY};
 
 pub const CANARY: &str = "c4n4ry-0f-th3-m4tr1x";
 const CREDENTIAL: &str = "csid.matrix";
-/// Of each kind.
+/// The number of volumes of each kind.
 const VOLUMES: usize = MANY + 8;
 
 pub struct Slot {
@@ -29,9 +29,9 @@ pub struct Slot {
     credential: bool,
     /// The name of what the plugin mounts: its directory of the volume's data, or the device.
     shows: OsString,
-    /// What may be true of it.
+    /// The states that the mount may have.
     pub allowed: BTreeSet<State>,
-    /// What happened since it was looked at, where calls may overlap.
+    /// The calls since the last look at it, where calls may overlap.
     pub history: Vec<Entry<What>>,
     /// The mounts that it may not lose: their paths and the kernel's numbers.
     pub holds: Vec<(PathBuf, u64)>,
@@ -151,7 +151,7 @@ impl Slot {
             let cancel = async {
                 if let Some((id, pause)) = cancel {
                     tokio::time::sleep(pause).await;
-                    // It may have ended.
+                    // The operation may have ended.
                     let _ = client.cancel_operation(&id).await;
                 }
             };
@@ -187,7 +187,7 @@ impl Slot {
         self.holds.iter().rev().filter(taken).count() > 0
     }
 
-    /// Where the mount shows, and the kernel's numbers of that; nothing unless it shows everywhere, and this volume.
+    /// Returns the places of the mount with the kernel's numbers. `None`: it is not at every place, or shows another volume.
     pub fn mounts(&self, table: &[kernel::Mount], source: &Path) -> Option<Vec<(PathBuf, u64)>> {
         let paths = std::iter::once(source).chain(self.target.as_deref());
         paths

@@ -1,5 +1,5 @@
-//! What is under way at each slot, so that an answer can be held against the kernel at once: where nothing else may have changed
-//! the mount meanwhile.
+//! The calls under way at each slot. An answer is compared with the kernel at once where no other call may have changed the mount
+//! meanwhile.
 
 use std::cell::RefCell;
 
@@ -26,7 +26,7 @@ impl Traffics {
         Ride((traffic.open == 1).then_some(traffic.begun))
     }
 
-    /// It has ended. Whether it was alone all the time.
+    /// Ends a call. Returns whether it was alone all the time.
     pub fn leave(&self, slot: usize, ride: &Ride) -> bool {
         let traffic = &mut self.0.borrow_mut()[slot];
         traffic.open -= 1;

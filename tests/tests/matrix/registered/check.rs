@@ -1,4 +1,5 @@
-//! What csid owes: what was answered is there, what is there was asked for, and at the plugin is attached what rows explain.
+//! Checks csid's promises: every answered item is there, every item that is there was requested, and a row explains each attachment at
+//! the plugin.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ struct Seen {
     volumes: Vec<VolumeRow>,
     claims: Vec<ClaimRow>,
     mounts: Vec<MountRow>,
-    /// What csid says that it has attached here.
+    /// The volumes that csid reports as attached here.
     attached: BTreeSet<String>,
     /// At the plugin.
     made: BTreeSet<String>,
@@ -79,8 +80,7 @@ impl Pool<'_> {
         made.into_iter().filter(|made| made.starts_with("volume ")).collect()
     }
 
-    /// Also before csid has come to rest a row knows each volume that was there before and is there yet, at least by its name
-    /// (CSI rule 39).
+    /// Checks, also before csid is at rest, that a row has each volume that was and is there, at least by its name (CSI rule 39).
     pub(super) async fn check_known(&mut self, before: &BTreeSet<String>) {
         let rows = self.client.list_volumes(VolumeFilter::default()).await.expect("the volumes");
         let known = |row: &VolumeRow| match row.external_id.as_str() {
@@ -182,7 +182,7 @@ impl Pool<'_> {
             }
             explained.extend(by_call.iter().cloned());
             explained.extend((!claims.is_empty()).then(|| attachment(volume, HERE)));
-            // What another boot attached is attached again before it is used; where that failed csid says so.
+            // An attachment of another boot is made again before its use. csid reports where that has failed.
             let is_used = !self.rebooted || seen.mounts.iter().any(|row| row.volume == *name);
             due.extend(by_call);
             due.extend((!claims.is_empty() && is_used).then(|| attachment(volume, HERE)));

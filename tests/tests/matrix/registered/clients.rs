@@ -70,7 +70,7 @@ impl Pool<'_> {
             self.got(*item, *ask, got);
         }
         self.w.honest();
-        // It may be dead, or about to die.
+        // csid may be dead, or about to die.
         loop {
             if self.w.dead() {
                 self.report.kill(&disarm(self.w), CELL);
@@ -91,7 +91,7 @@ impl Pool<'_> {
     }
 }
 
-/// Where the clients ask.
+/// The connections of the clients.
 struct Desk<'a> {
     socket: PathBuf,
     setting: Setting,
@@ -104,7 +104,7 @@ struct Desk<'a> {
 }
 
 impl Desk<'_> {
-    /// One caller's calls, one after the other.
+    /// Makes the calls of one caller, one after the other.
     async fn client(&self, mut dice: Dice) {
         let mut connection = None;
         let mut left = 1 + dice.below(CALLS);
@@ -147,7 +147,7 @@ impl Desk<'_> {
     }
 }
 
-/// What befalls the host while the clients call.
+/// Kills and reboots the host while the clients call.
 async fn fate(w: &mut World, setting: Setting, report: &Report, paused: &Cell<bool>, dice: &mut Dice) {
     let mut next = Instant::now();
     while !paused.get() {

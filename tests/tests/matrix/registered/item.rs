@@ -1,5 +1,5 @@
-//! What a client can have of a registered volume: the registration, a consumer's claim with its mount, an attachment. How it
-//! is asked for, and what may be true of it then.
+//! The items of a registered volume: the registration, a consumer's claim with its mount, an attachment. Each has its calls, and the
+//! states that are possible after them.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub struct Item {
     /// The volume's place in the pool.
     pub volume: usize,
     pub thing: Thing,
-    /// What may be true of it.
+    /// The states that the item may have.
     pub allowed: BTreeSet<State>,
     /// The last that one client asked of it.
     pub asked: Option<Ask>,
@@ -73,7 +73,7 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// Nobody has it any more when this was done.
+    /// Returns whether the call ends the item.
     fn ends(self) -> bool {
         matches!(self, Ask::Unmount | Ask::Release | Ask::Detach | Ask::Delete)
     }
@@ -87,7 +87,7 @@ pub struct Manner {
     pub cancel: Option<(String, Duration)>,
     /// For claims that are in the way.
     pub wait: Option<Duration>,
-    /// Which snapshot, and to how many bytes.
+    /// The number of the snapshot, and of an expansion the size in bytes.
     pub number: u64,
 }
 
@@ -98,11 +98,11 @@ pub type Answer = (Told, Got);
 pub enum Got {
     Nothing,
     Bytes(u64),
-    /// Its id.
+    /// The id of the snapshot.
     Snapshot(String),
 }
 
-/// What may be true once that has come to its end and nothing is under way any more.
+/// Returns the states that are possible when `ask` has ended and no call is under way.
 pub fn after(before: State, ask: Ask, answer: &Told) -> BTreeSet<State> {
     use State::*;
     let done = match (ask, before) {
@@ -118,11 +118,11 @@ pub fn after(before: State, ask: Ask, answer: &Told) -> BTreeSet<State> {
         Told::Done => &[done],
         Told::CutOff | Told::Refused(Kind::ShuttingDown, _) => &[before, done],
         Told::Refused(Kind::Busy | Kind::ClaimConflict, _) => &[before],
-        // It goes on without its caller, once it has begun.
+        // Such a call continues without its caller once it has begun.
         Told::Refused(..) if ask.ends() || ask == Ask::Create => &[before, done],
         // The claim is the mount's too, and is not undone.
         Told::Refused(Kind::TimedOut | Kind::Cancelled, _) if before == Mounted => &[before, done],
-        // What failed is undone; what was answered before is not.
+        // A failed call is rolled back. An earlier answered one is not.
         Told::Refused(..) => &[before],
     };
     states.iter().copied().collect()
@@ -146,7 +146,7 @@ impl Item {
         *self.allowed.first().expect("a state")
     }
 
-    /// What can be asked of it while its volume is registered, or created.
+    /// Returns the calls of the item while its volume is registered, or created.
     pub fn asks(&self, birth: Ask) -> &'static [Ask] {
         match self.thing {
             Thing::Registration if birth == Ask::Create => &[Ask::Create, Ask::Expand, Ask::Snapshot],
@@ -156,7 +156,7 @@ impl Item {
         }
     }
 
-    /// What takes it away, whatever is there.
+    /// Returns the call that removes the item in any state.
     pub fn away(&self) -> Ask {
         match self.thing {
             Thing::Registration => Ask::Delete,
@@ -176,7 +176,7 @@ pub async fn ask(client: &Client, volume: &Volume, thing: Thing, ask: Ask, manne
     let cancel = async {
         if let Some((id, pause)) = cancel {
             tokio::time::sleep(*pause).await;
-            // It may have ended.
+            // The operation may have ended.
             let _ = client.cancel_operation(id).await;
         }
     };
@@ -244,7 +244,7 @@ pub async fn ask(client: &Client, volume: &Volume, thing: Thing, ask: Ask, manne
                 client.release(ns, volume, consumer, options).await.map(|()| no)
             }
             (Ask::Attach, Thing::Attachment { node }) => {
-                // One of the two for reading only (CSI rule 32).
+                // One of the two attachments is for reading only (CSI rule 32).
                 let read_only = Some(node == "node-2");
                 let options = AttachOptions { read_only, deadline_usec, operation_id, ..Default::default() };
                 client.attach_volume(ns, volume, node, options).await.map(|_| no)

@@ -31,9 +31,9 @@ use item::{Answer, Ask, Got, Item, Manner, State, Thing, after};
 
 /// Within this csid comes to rest, however slow the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a volume has when it was provisioned.
+/// The size of a provisioned volume.
 const BYTES: u64 = 4 << 20;
-/// One kill in so many is the host's end, too.
+/// One kill in this number is a reboot of the host, too.
 const REBOOTS: u64 = 6;
 /// The instance with a controller only.
 const SECOND: &str = "second";
@@ -49,33 +49,33 @@ const THINGS: [Thing; 6] = [
 ];
 
 pub enum Chapter {
-    /// One volume, killed at each edge of its way.
+    /// One volume. csid is killed at each edge of its way.
     EveryEdge,
-    /// One volume, killed at each edge of its creation and its deletion, the plugin doing this in either call.
+    /// One volume. csid is killed at each edge of its creation and its deletion. The plugin has this fault in either call.
     Born(Plugin),
-    /// One volume, killed at each edge of the end of what its mount is bound to.
+    /// One volume. csid is killed at each edge of the release that the end of its unit or connection causes.
     Bound,
-    /// So many at once, killed anywhere on their way, so many times.
+    /// A number of volumes at once. csid is killed at random edges, this number of times.
     AnyEdge(usize, Plugin, usize),
     /// Clients and fate of so many volumes, so many times.
     Clients(Setting, usize, usize),
 }
 
-/// What the plugin is.
+/// The kind of plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// One instance, which expands what is in use.
+    /// One instance, which expands volumes in use.
     Usual,
     /// Two instances, of which one has only a controller.
     TwoControllers,
-    /// It expands only what nobody has.
+    /// A plugin that expands only volumes that are not in use.
     Offline,
 }
 
 /// How many volumes are in flight.
 const FLIGHTS: [usize; 2] = [1, 8];
 
-/// What every run goes through.
+/// Returns the chapters of every run.
 pub fn matrix() -> Vec<Chapter> {
     let cells = Plugin::ALL.into_iter().flat_map(|plugin| FLIGHTS.map(|flight| (flight, plugin)));
     let mut chapters = vec![Chapter::EveryEdge];
@@ -140,7 +140,7 @@ struct Volume {
     access_mode: AccessMode,
     /// The most bytes that were answered.
     bytes: u64,
-    /// Those that were answered.
+    /// The snapshots that were answered.
     snapshots: BTreeSet<String>,
 }
 
@@ -165,11 +165,11 @@ fn items_of(volume: usize) -> Range<usize> {
     first_of(volume)..first_of(volume + 1)
 }
 
-/// One call: of which item, and how.
+/// A call: its item, its request and its manner.
 type Call = (usize, Ask, Manner);
 
 impl<'w> Pool<'w> {
-    /// So many volumes, of each access mode in turn.
+    /// Makes a world with a number of volumes, of each access mode in turn.
     async fn new(
         w: &'w mut World,
         setting: Setting,
@@ -229,7 +229,7 @@ impl<'w> Pool<'w> {
         self.got(item, ask, got);
     }
 
-    /// What is answered is there from then on.
+    /// Notes an answer. Its object is there from then on.
     fn got(&mut self, item: usize, ask: Ask, got: &Got) {
         let item = &mut self.items[item];
         if ask == item.away() || ask == Ask::Unmount {
@@ -243,7 +243,7 @@ impl<'w> Pool<'w> {
         }
     }
 
-    /// What an honest plugin does; one that a busy machine held up beyond its deadline is asked again.
+    /// Makes a call that an honest plugin carries out. A call that a busy machine delayed beyond its deadline is repeated.
     async fn must(&mut self, item: usize, ask: Ask) {
         for _ in 0..3 {
             let answer = self.caller().call((item, ask, Manner::default())).await;
@@ -329,7 +329,7 @@ impl<'w> Pool<'w> {
                             .await;
                     }
                     let operations = operations.iter().map(|row| format!("{row:?}"));
-                    // What a claim is bound to is gone in these worlds.
+                    // In these worlds the unit or connection of a claim has ended.
                     let is_busy =
                         |row: &&ClaimRow| row.state != "taken" || row.releasing || !row.bind.is_empty();
                     let claims = claims.iter().filter(is_busy);
@@ -404,7 +404,7 @@ async fn two_instances(w: &mut World, sockets: &[PathBuf]) -> Client {
     client
 }
 
-/// Who asks: no more than what does not change meanwhile.
+/// A caller, with the data that does not change meanwhile.
 #[derive(Clone, Copy)]
 struct Caller<'a> {
     client: &'a Client,

@@ -34,7 +34,7 @@ const WAY: [(usize, Ask); 12] = [
     (REGISTRATION, Ask::Delete),
 ];
 
-/// Of one whose birth is another.
+/// The way of a volume whose birth another life tests.
 const SHORT_WAY: [(usize, Ask); 3] = [(USE, Ask::Mount), (USE, Ask::Unmount), (REGISTRATION, Ask::Delete)];
 
 /// The calls they make.
@@ -54,8 +54,7 @@ pub const RPCS: [&str; 12] = [
 ];
 
 impl Pool<'_> {
-    /// One volume, killed at its first edge, then at its second, to the last; one that is registered, and one that is
-    /// created.
+    /// Works on one registered volume, then on one that is created. csid is killed at the first edge, then at the second, to the last.
     pub async fn every_edge(&mut self) {
         self.bystander().await;
         for (volume, way) in [(0, &WAY[..]), (1, &SHORT_WAY)] {
@@ -76,7 +75,7 @@ impl Pool<'_> {
             let (mut edge, mut survived) = (1, 0);
             while survived < 3 {
                 let act = match misbehaviour(plugin, rpc, &mut self.dice) {
-                    // It was not asked for before, and may be refused for good.
+                    // The volume was not requested before, so the plugin may refuse it for good.
                     Some(Act::Fail(_)) if rpc == "CreateVolume" && self.dice.once_in(2) => {
                         Some(Act::Fail(self.dice.of(&FINAL)))
                     }
@@ -177,10 +176,10 @@ impl Pool<'_> {
 /// rule 36), and csid forgets it.
 const OPEN: [i32; 7] = [1, 2, 4, 10, 13, 14, 15];
 
-/// What a plugin may say of a volume that it does not make, and may be asked again after it: the next round asks for the same.
+/// The codes with which a plugin refuses to create a volume. The next round requests the same volume.
 const FINAL: [i32; 5] = [5, 7, 8, 9, 16];
 
-/// What the plugin does wrong in one call.
+/// Returns a fault of the plugin in one call. `None`: no fault.
 pub fn misbehaviour(plugin: Plugin, rpc: &str, dice: &mut csid_tests::dice::Dice) -> Option<Act> {
     let before = dice.once_in(2);
     let any = 1 + dice.below(16) as i32;
