@@ -34,7 +34,7 @@ const WAY: [(usize, Ask); 12] = [
     (REGISTRATION, Ask::Delete),
 ];
 
-/// The way of a volume whose birth another life tests.
+/// The shorter way of a volume that is created, not registered.
 const SHORT_WAY: [(usize, Ask); 3] = [(USE, Ask::Mount), (USE, Ask::Unmount), (REGISTRATION, Ask::Delete)];
 
 /// The calls they make.
