@@ -354,7 +354,8 @@ fn volume_registered_by_call_is_not_taken_over() {
         let file = w.declare("v", &format!("{WRITER}{XFS}"));
         let (kind, error) = refusal(reload(&client).await);
         assert_eq!(kind, Kind::AlreadyExists, "{error}");
-        assert!(error.message.contains("v.toml: ") && error.message.contains("deregister"), "{error}");
+        assert!(error.message.contains("v.toml: "), "{error}");
+        assert_eq!(error.details.obstacle.as_deref(), Some("registered-by-call"));
 
         w.kill();
         let client = w.start().await;
