@@ -98,18 +98,24 @@ pub struct MountSpec {
     pub credential: Option<String>,
     /// Whether the mount was made with secrets that csid does not keep.
     pub secrets_given: bool,
+}
+
+/// The state of a mount besides its legs. The journal keeps it in the same object as the [`MountSpec`].
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct MountStatus {
     /// Whether a past user of the volume may have had secrets. The plugin may still repeat them.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub secrets_beside: bool,
     /// Whether the mount is made again because its server died, whatever `restore` says. This ends when it is mounted, or the host
     /// boots.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub healing: bool,
     /// The device numbers that the mount had before, while it is made again. Its target may still show a mount with one of them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub died: Vec<u64>,
     /// The plugin's id of this node when the volume was staged. Empty: not known, or not needed.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub node_id: String,
 }
 
@@ -153,10 +159,6 @@ impl MountSpec {
             registered,
             credential: _,
             secrets_given: _,
-            secrets_beside: _,
-            healing: _,
-            died: _,
-            node_id: _,
         } = self;
         let Usage {
             access_mode,
@@ -238,6 +240,7 @@ pub struct MountRow {
     pub volume: VolumeKey,
     pub uid: u32,
     pub spec: MountSpec,
+    pub status: MountStatus,
     pub phase: Phase,
     /// The mount was answered once and not asked away since: when it cannot be had it rests, it is not forgotten.
     pub kept: bool,

@@ -6,10 +6,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::types::{Type, Value};
 use rusqlite::{Connection, OptionalExtension, Row, Statement, ToSql, params, params_from_iter};
+use serde::Serialize;
 
 use crate::store::error::{StoreError, at};
 use crate::store::loaded::{Loaded, MountFilter};
-use crate::store::rows::{Event, MountKey, MountRow, NewEvent, PluginRow, VolumeKey, VolumeRow};
+use crate::store::rows::{
+    Event, MountKey, MountRow, MountSpec, MountStatus, NewEvent, PluginRow, VolumeKey, VolumeRow,
+};
 use crate::store::schema::{self, TableSchema};
 use crate::store::words::{from_bits, from_json, from_word, json, word};
 
@@ -138,6 +141,15 @@ pub(super) fn volume(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
     })
 }
 
+/// The column `spec` of a mount: its spec and its status as one object.
+#[derive(Serialize)]
+struct SpecColumn<'a> {
+    #[serde(flatten)]
+    spec: &'a MountSpec,
+    #[serde(flatten)]
+    status: &'a MountStatus,
+}
+
 pub(super) fn mount(row: &Row<'_>) -> rusqlite::Result<MountRow> {
     whole(row)?;
     Ok(MountRow {
@@ -150,6 +162,7 @@ pub(super) fn mount(row: &Row<'_>) -> rusqlite::Result<MountRow> {
         volume: VolumeKey { plugin: row.get(4)?, external_id: row.get(5)? },
         uid: row.get(6)?,
         spec: from_json(row, 7)?,
+        status: from_json(row, 7)?,
         phase: from_word(row, 8)?,
         kept: row.get(9)?,
         source: row.get(10)?,
@@ -244,7 +257,7 @@ pub(super) fn put_mount(db: &Connection, row: &MountRow, modify_index: u64) -> r
         row.volume.plugin,
         row.volume.external_id,
         row.uid,
-        json(&row.spec)?,
+        json(&SpecColumn { spec: &row.spec, status: &row.status })?,
         word(&row.phase)?,
         row.kept,
         row.source,
@@ -291,4 +304,28 @@ pub(super) fn put_event(db: &Connection, new: &NewEvent, sequence: u64) -> rusql
     ];
     db.prepare_cached(sql)?.execute(values)?;
     Ok(event)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::mount as sample;
+
+    /// An older csid wrote both as one struct, and reads the column of a newer one.
+    #[test]
+    fn spec_and_status_are_one_object() {
+        let MountRow { spec, status, .. } = sample("v", "job");
+        let text = |status: &MountStatus| json(&SpecColumn { spec: &spec, status }).unwrap();
+        assert_eq!(text(&status), json(&spec).unwrap(), "a status at rest adds nothing");
+        let healing =
+            MountStatus { secrets_beside: true, healing: true, died: vec![7], node_id: "n".to_owned() };
+        let written = text(&healing);
+        let status_of = r#","secrets-beside":true,"healing":true,"died":[7],"node-id":"n"}"#;
+        assert!(written.starts_with(text(&status).trim_end_matches('}')), "{written}");
+        assert!(written.ends_with(status_of), "{written}");
+        let (read, kept): (MountSpec, MountStatus) =
+            (serde_json::from_str(&written).unwrap(), serde_json::from_str(&written).unwrap());
+        assert!(read == spec && kept == healing);
+        assert!(serde_json::from_str::<MountStatus>(&text(&status)).unwrap() == status);
+    }
 }

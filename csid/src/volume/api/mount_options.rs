@@ -86,10 +86,6 @@ impl MountOptions {
             registered: volume.is_some(),
             credential: self.credential,
             secrets_given: false,
-            secrets_beside: false,
-            healing: false,
-            died: Vec::new(),
-            node_id: String::new(),
         })
     }
 }

@@ -102,7 +102,7 @@ impl Volume {
     /// unless `given`, and those of other users of the volume, past or present.
     pub(in crate::volume) fn has_forgotten_secrets(&self, key: &MountKey, given: bool) -> bool {
         self.mounts.iter().any(|mount| match mount.key == *key {
-            true if given => mount.spec.secrets_beside,
+            true if given => mount.status.secrets_beside,
             _ => may_have_had_secrets(mount),
         })
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::store::rows::{Leg, MountRow, Phase};
+use crate::store::rows::{Leg, MountRow, MountStatus, Phase};
 use crate::volume::model::admission::Refusal;
 use crate::volume::model::volume::{DesiredMount, Paths, Volume};
 
@@ -48,6 +48,7 @@ pub(super) fn adopt(
         volume: volume.row.key.clone(),
         uid: wanted.uid,
         spec: wanted.spec.clone(),
+        status: MountStatus::default(),
         phase: Phase::Mounted,
         kept: true,
         source: at.source.clone(),

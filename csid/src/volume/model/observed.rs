@@ -12,13 +12,13 @@ pub(in crate::volume) fn gone(volume: &mut Volume, key: &MountKey, sight: Observ
     if mount.spec.target.is_some() {
         let is_dead = sight == Observed::Dead && mount.target == Leg::Present;
         // csid was replacing the dead bind at the target when csid ended.
-        let goes_on = sight == Observed::Unbound && mount.spec.healing && mount.target == Leg::Making;
+        let goes_on = sight == Observed::Unbound && mount.status.healing && mount.target == Leg::Making;
         mount.target = if is_dead || goes_on { Leg::Making } else { Leg::Removing };
     }
     if sight != Observed::Unbound {
         mount.publish = Leg::Removing;
     }
-    mount.spec.healing |= sight == Observed::Dead;
+    mount.status.healing |= sight == Observed::Dead;
 }
 
 /// Sets the staging to `Removing` if the last publish has been removed. The staging may have been removed with it, so its state
@@ -55,10 +55,10 @@ pub(in crate::volume) fn recovered(volume: &mut Volume, same_boot: bool, sights:
             mount.publish = Leg::Absent;
             mount.target = Leg::Absent;
             mount.device = None;
-            mount.spec.died.clear();
+            mount.status.died.clear();
         }
         // A mount that died with the host is not healed. It comes back as `restore` says.
-        mount.spec.healing &= same_boot;
+        mount.status.healing &= same_boot;
         let rest = rest(mount);
         match phase {
             // The mount was answered once and is published. Only its target was under way, which csid binds without a request.

@@ -23,7 +23,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::store::rows::{Leg, MountKey, MountRow, Phase};
+use crate::store::rows::{Leg, MountKey, MountRow, MountStatus, Phase};
 use crate::volume::model::admission::{Refusal, admit};
 use crate::volume::model::adopt::adopt;
 use crate::volume::model::observed::{gone, none_left, recovered};
@@ -166,6 +166,7 @@ fn begin(volume: &mut Volume, wanted: &DesiredMount, paths: Paths, abilities: Ab
         volume: volume_key,
         uid: wanted.uid,
         spec: wanted.spec.clone(),
+        status: MountStatus::default(),
         phase: Phase::Mounting,
         kept: false,
         published: private(&paths.source),
@@ -232,8 +233,8 @@ fn upwards(volume: &mut Volume, key: &MountKey) -> Next {
     if let Some(mount) = volume.mount_mut(key) {
         mount.phase = Phase::Mounted;
         mount.kept = true;
-        mount.spec.healing = false;
-        mount.spec.died.clear();
+        mount.status.healing = false;
+        mount.status.died.clear();
         mount.error.clear();
         mount.operations.clear();
     }
@@ -288,8 +289,8 @@ fn ended(volume: &mut Volume, effect: Effect, outcome: Outcome, error: String) -
             Outcome::Done { device } => {
                 if action == Action::Publish {
                     // The dead file system stays at the target until it is replaced.
-                    let former = mount.device.filter(|_| mount.spec.healing && mount.target != Leg::Absent);
-                    let died = &mut mount.spec.died;
+                    let former = mount.device.filter(|_| mount.status.healing && mount.target != Leg::Absent);
+                    let died = &mut mount.status.died;
                     died.extend(former.filter(|old| !died.contains(old)));
                     mount.device = device;
                 }

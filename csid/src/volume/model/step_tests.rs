@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::rows::{AccessMode, AttachmentMode, Propagation, Usage};
-use crate::store::rows::{MountSpec, Restore, VolumeKey};
+use crate::store::rows::{MountSpec, MountStatus, Restore, VolumeKey};
 use crate::volume::model::admission::OF_UID;
 use crate::volume::model::write_ahead::{cover, foreseen};
 
@@ -44,10 +44,6 @@ pub fn wanted(consumer: u8) -> DesiredMount {
         credential: None,
         registered: false,
         secrets_given: false,
-        secrets_beside: false,
-        healing: false,
-        died: Vec::new(),
-        node_id: String::new(),
     };
     DesiredMount { key: key(consumer), uid: 0, spec, operations: Vec::new() }
 }
@@ -476,8 +472,8 @@ fn dead_mount_is_made_again_for_all_consumers() {
         run.act(Act::Mount(0));
         let [first, second] = &run.volume.mounts[..] else { panic!("two rows") };
         assert_eq!((first.phase, run.world.sight(first)), (Phase::Mounted, Observed::There));
-        assert_eq!((second.phase, second.spec.healing), (Phase::Waiting, true), "its turn comes by itself");
-        assert!(!first.spec.healing, "it is healed");
+        assert_eq!((second.phase, second.status.healing), (Phase::Waiting, true), "its turn comes by itself");
+        assert!(!first.status.healing, "it is healed");
         run.act(Act::Crash);
         assert_eq!(run.volume.mounts[1].phase, Phase::Waiting);
         run.act(Act::Mount(1));
@@ -504,15 +500,15 @@ fn dead_device_is_kept_until_its_target_is_replaced() {
     };
     let event = MountEvent::Mount { wanted, paths: paths(0), abilities: ABLE };
     let (first, _) = made(step(&volume, event).ok().unwrap(), 1, None);
-    assert_eq!((first.mounts[0].device, &first.mounts[0].spec.died[..]), (Some(1), &[][..]));
+    assert_eq!((first.mounts[0].device, &first.mounts[0].status.died[..]), (Some(1), &[][..]));
     // A server's file system may have the same number again.
     for again in [2, 1] {
         let died = MountEvent::Seen { key: key.clone(), sights: vec![Observed::Dead] };
         let binding = made(step(&first, died).ok().unwrap(), again, Some(Action::Bind));
         let second = &binding.0;
-        assert_eq!((second.mounts[0].device, &second.mounts[0].spec.died[..]), (Some(again), &[1][..]));
+        assert_eq!((second.mounts[0].device, &second.mounts[0].status.died[..]), (Some(again), &[1][..]));
         let (healed, _) = made(binding, again, None);
-        assert_eq!((healed.mounts[0].phase, &healed.mounts[0].spec.died[..]), (Phase::Mounted, &[][..]));
+        assert_eq!((healed.mounts[0].phase, &healed.mounts[0].status.died[..]), (Phase::Mounted, &[][..]));
     }
 }
 
@@ -524,11 +520,11 @@ fn another_boot_ends_healing_and_restore_decides() {
     run.act(Act::Die);
     run.ends = vec![End { happened: false, told: 1 }; 100].into_iter();
     run.act(Act::Mount(0));
-    assert!(run.volume.mounts.iter().all(|row| row.spec.healing), "not done yet");
+    assert!(run.volume.mounts.iter().all(|row| row.status.healing), "not done yet");
     run.act(Act::Reboot);
     run.ends = Vec::new().into_iter();
     for row in &run.volume.mounts {
-        assert!(!row.spec.healing && row.publish == Leg::Absent);
+        assert!(!row.status.healing && row.publish == Leg::Absent);
     }
     assert_eq!(run.volume.mounts[1].phase, Phase::Lost, "held: two hosts could have it");
 }
@@ -576,6 +572,7 @@ fn every_state_takes_every_event() {
                 volume: before.row.key.clone(),
                 uid: 0,
                 spec: wanted.spec.clone(),
+                status: MountStatus::default(),
                 phase,
                 kept,
                 source: "/root/publish/v/0".into(),

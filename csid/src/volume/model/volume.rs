@@ -215,7 +215,7 @@ impl Volume {
         let had_secrets = self.mount(key).is_some_and(may_have_had_secrets);
         self.mounts.retain(|mount| mount.key != *key);
         for other in self.mounts.iter_mut().filter(|_| had_secrets) {
-            Arc::make_mut(other).spec.secrets_beside = true;
+            Arc::make_mut(other).status.secrets_beside = true;
         }
     }
 }
@@ -224,7 +224,7 @@ impl Volume {
 /// stays until it is replaced or unmounted. If it went earlier, its consumer could write into the directory below it.
 pub(in crate::volume) fn shows_it(mount: &MountRow) -> bool {
     let is_dead =
-        mount.kept && mount.spec.healing && mount.target == Leg::Making && mount.publish != Leg::Present;
+        mount.kept && mount.status.healing && mount.target == Leg::Making && mount.publish != Leg::Present;
     mount.target != Leg::Absent && !is_dead
 }
 
@@ -232,7 +232,7 @@ pub(in crate::volume) fn shows_it(mount: &MountRow) -> bool {
 pub(in crate::volume) fn rest(mount: &MountRow) -> Phase {
     match mount.spec.restore {
         Restore::Auto => Phase::Waiting,
-        Restore::Hold if mount.spec.healing => Phase::Waiting,
+        Restore::Hold if mount.status.healing => Phase::Waiting,
         Restore::Hold => Phase::Lost,
     }
 }
@@ -256,8 +256,8 @@ pub(super) fn leg_mut<'a>(volume: &'a mut Volume, action: Action, key: &MountKey
 /// Returns whether the mount may have been made with secrets. A mount that was reconstructed from the kernel alone may have
 /// been.
 pub(in crate::volume) fn may_have_had_secrets(mount: &MountRow) -> bool {
-    let MountSpec { credential, secrets_given, secrets_beside, .. } = &mount.spec;
-    *secrets_given || *secrets_beside || credential.is_some() || mount.key.consumer == UNKNOWN
+    let MountSpec { credential, secrets_given, .. } = &mount.spec;
+    *secrets_given || mount.status.secrets_beside || credential.is_some() || mount.key.consumer == UNKNOWN
 }
 
 pub(in crate::volume) fn title(key: &MountKey) -> String {

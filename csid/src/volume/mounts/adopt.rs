@@ -114,7 +114,7 @@ impl Executor<'_> {
         }
         let published = self.own_private(ready, Path::new(&at.source));
         self.rows.remark(key, |row| {
-            row.spec.node_id = node_id;
+            row.status.node_id = node_id;
             row.published = published;
         });
         self.operation.step.decide();

@@ -126,7 +126,7 @@ impl Executor<'_> {
             self.tell_unhealed(key, error).await;
         }
         let lacks =
-            |row: &&Arc<MountRow>| row.phase == Phase::Waiting && row.spec.healing && row.lacks_secrets();
+            |row: &&Arc<MountRow>| row.phase == Phase::Waiting && row.status.healing && row.lacks_secrets();
         let lacking: Vec<MountKey> =
             self.rows.volume().mounts.iter().filter(lacks).map(|row| row.key.clone()).collect();
         for key in &lacking {

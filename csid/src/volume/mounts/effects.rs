@@ -346,7 +346,7 @@ impl EffectContext<'_> {
         let Some(target) = &spec.target else { return Ok(None) };
         let options = Bind {
             uid: self.mount.uid,
-            replaces_dead: self.mount.spec.died.clone(),
+            replaces_dead: self.mount.status.died.clone(),
             nosuid: !spec.suid,
             nodev: !spec.dev && spec.usage.attachment_mode == AttachmentMode::FileSystem,
             read_only: spec.read_only,
@@ -387,8 +387,8 @@ impl EffectContext<'_> {
 
     /// Returns the device numbers that prove a mount to be a clone of the volume's mount, and which clones are unmounted.
     fn unbinding(&self) -> (Vec<u64>, Unbind) {
-        let were = self.mount.device.into_iter().chain(self.mount.spec.died.iter().copied()).collect();
-        let how = match self.mount.spec.healing {
+        let were = self.mount.device.into_iter().chain(self.mount.status.died.iter().copied()).collect();
+        let how = match self.mount.status.healing {
             _ if self.force != Force::No => Unbind::Forced,
             true => Unbind::Dead,
             false => Unbind::Unused,
@@ -522,7 +522,7 @@ impl EffectContext<'_> {
     /// Returns an error while another mount namespace shows the volume. A consumer's namespace may have copied the mounts since
     /// Unmount probed. A dead mount is not checked, because nothing can write to it.
     async fn refuse_while_elsewhere(&self, backing: &Backing, outcome: Outcome) -> Result<(), EffectFailure> {
-        if self.force >= Force::Dead || self.mount.spec.healing {
+        if self.force >= Force::Dead || self.mount.status.healing {
             return Ok(());
         }
         let found = self.host.copies_elsewhere(&backing.shown, &self.processes).await;
@@ -536,7 +536,7 @@ impl EffectContext<'_> {
 
     /// Returns an error while a user that no mount table shows holds the block device exclusively.
     async fn refuse_while_held(&self, backing: &Backing) -> Result<(), EffectFailure> {
-        if self.force >= Force::Dead || self.mount.spec.healing {
+        if self.force >= Force::Dead || self.mount.status.healing {
             return Ok(());
         }
         match self.host.is_held(self.plugin(), backing).await? {
@@ -551,7 +551,7 @@ impl EffectContext<'_> {
     /// Detaches a dead mount before the RPC. Otherwise the plugin would find the mount busy for as long as a process has a file
     /// of it open.
     async fn detach_dead(&self, path: &Path) -> Result<(), EffectFailure> {
-        if self.force == Force::No && !self.mount.spec.healing {
+        if self.force == Force::No && !self.mount.status.healing {
             return Ok(());
         }
         let look = self.host.look_below(self.plugin(), self.base, path).await;

@@ -142,7 +142,7 @@ impl Executor<'_> {
         let event = MountEvent::Mount { wanted: wanted.clone(), paths, abilities: abilities(&ready) };
         let node_id = self.staged_under(&ready, wanted);
         let next = self.rows.step(event).map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
-        self.rows.remark(key, |row| row.spec.node_id = node_id);
+        self.rows.remark(key, |row| row.status.node_id = node_id);
         Ok(next)
     }
 
@@ -401,7 +401,7 @@ impl Executor<'_> {
                 Next::Mounted if self.rows.is_written() => return Ok(()),
                 Next::Mounted => {
                     self.operation.step.decide();
-                    let is_healed = self.rows.written(key).is_some_and(|row| row.spec.healing);
+                    let is_healed = self.rows.written(key).is_some_and(|row| row.status.healing);
                     let kind = if is_healed { "mount-healed" } else { "mount" };
                     let event = mount_errors::event(kind, self.row(key), None);
                     return self.persist(Durability::Disk, event).await;
@@ -543,7 +543,7 @@ impl Executor<'_> {
         // An Unpublish since the volume was staged has recorded the staging, too.
         let is_noted =
             effect.action == Action::Unstage && effect.from == Leg::Present && !volume.row.backing.is_empty();
-        if !removes || is_noted || self.force >= Force::Dead || mount.spec.healing {
+        if !removes || is_noted || self.force >= Force::Dead || mount.status.healing {
             return Ok(());
         }
         let is_block = mount.spec.usage.attachment_mode == AttachmentMode::BlockDevice;

@@ -14,11 +14,11 @@ impl Executor<'_> {
     pub(in crate::volume) fn staged_under(&self, ready: &Ready, wanted: &DesiredMount) -> String {
         let volume = self.rows.volume();
         if volume.row.stage != Leg::Absent {
-            let known = volume.mounts.iter().map(|row| &row.spec.node_id).find(|id| !id.is_empty());
+            let known = volume.mounts.iter().map(|row| &row.status.node_id).find(|id| !id.is_empty());
             return known.cloned().unwrap_or_default();
         }
         match self.row(&wanted.key).filter(|row| row.publish != Leg::Absent) {
-            Some(row) => row.spec.node_id.clone(),
+            Some(row) => row.status.node_id.clone(),
             None => self.node_id_now(ready, &wanted.spec),
         }
     }
@@ -43,7 +43,7 @@ impl Executor<'_> {
         }
         let ids: Vec<_> = its.map(|row| (row.key.clone(), self.node_id_now(ready, &row.spec))).collect();
         for (key, node_id) in ids {
-            self.rows.remark(&key, |row| row.spec.node_id = node_id);
+            self.rows.remark(&key, |row| row.status.node_id = node_id);
         }
         self.rows.intend(&self.shared.store, effect).await
     }
@@ -53,10 +53,10 @@ impl Executor<'_> {
         let volume = self.rows.volume();
         let is_staged = |row: &&Arc<MountRow>| volume.row.stage != Leg::Absent || row.publish != Leg::Absent;
         let staged: Vec<_> = volume.mounts.iter().filter(is_staged).collect();
-        if staged.iter().any(|row| row.spec.node_id == node_id) {
+        if staged.iter().any(|row| row.status.node_id == node_id) {
             return Ok(true);
         }
-        let is_known = !staged.is_empty() && staged.iter().all(|row| !row.spec.node_id.is_empty());
+        let is_known = !staged.is_empty() && staged.iter().all(|row| !row.status.node_id.is_empty());
         // While the staged node id is not known, it may be the plugin's present one.
         Ok(!is_known && self.ready().await?.node_id() == node_id)
     }

@@ -70,10 +70,12 @@ impl Site for Executor<'_> {
 
     fn has_other_secrets(&self, own: Option<&str>, at_hand: Option<&String>, given: bool) -> bool {
         self.rows.volume().mounts.iter().any(|mount| {
-            let MountSpec { credential, secrets_given, secrets_beside, .. } = &mount.spec;
+            let MountSpec { credential, secrets_given, .. } = &mount.spec;
             let is_own = given && own == Some(mount.key.consumer.as_str());
             let is_at_hand = given && credential.as_ref() == at_hand;
-            *secrets_beside || (*secrets_given && !is_own) || (credential.is_some() && !is_own && !is_at_hand)
+            mount.status.secrets_beside
+                || (*secrets_given && !is_own)
+                || (credential.is_some() && !is_own && !is_at_hand)
         })
     }
 

@@ -79,7 +79,7 @@ impl Context {
     /// Unmounts the row's target. Returns whether the target was mounted and is not any more.
     async fn unmount_target(&self, row: &MountRow) -> bool {
         let Some(target) = &row.spec.target else { return false };
-        let were = row.device.into_iter().chain(row.spec.died.iter().copied()).collect();
+        let were = row.device.into_iter().chain(row.status.died.iter().copied()).collect();
         let (plugin, source) = (&row.volume.plugin, Path::new(&row.source));
         match self.host.unbind(plugin, source, Path::new(target), were, Unbind::Unused).await {
             Ok(unbound) => unbound,

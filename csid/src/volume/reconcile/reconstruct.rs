@@ -16,8 +16,8 @@ use crate::error::{Error, Kind, Result};
 use crate::host::{Host, Look, boot};
 use crate::plugin::validate_id;
 use crate::store::rows::{
-    AccessMode, AttachmentMode, EventDetails, Leg, MountKey, MountRow, MountSpec, NewEvent, Phase,
-    Propagation, Restore, Usage, VolumeKey, VolumeRow,
+    AccessMode, AttachmentMode, EventDetails, Leg, MountKey, MountRow, MountSpec, MountStatus, NewEvent,
+    Phase, Propagation, Restore, Usage, VolumeKey, VolumeRow,
 };
 use crate::store::{Change, Durability, Health, Loaded};
 use crate::volume::api::requests::ReconcileOptions;
@@ -268,6 +268,7 @@ impl Context {
             volume: key.clone(),
             uid: 0,
             spec: unread(AttachmentMode::FileSystem),
+            status: MountStatus::default(),
             phase: Phase::Mounted,
             kept: true,
             source: String::new(),
@@ -388,10 +389,6 @@ fn unread(attachment_mode: AttachmentMode) -> MountSpec {
         registered: false,
         credential: None,
         secrets_given: false,
-        secrets_beside: false,
-        healing: false,
-        died: Vec::new(),
-        node_id: String::new(),
     }
 }
 
