@@ -7,6 +7,7 @@ use crate::store::registry::{
 };
 use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
 use crate::volume::errors::claim as claim_errors;
+use crate::volume::model::claim::ClaimRefusal;
 use crate::volume::model::paths;
 
 /// Returns whether the volume is being created and its external id is unknown.
@@ -234,15 +235,15 @@ impl ModeFilter {
             && self.attachment_mode.is_none_or(|mode| mode == capability.attachment_mode)
     }
 
+    /// Refuses a claim with another mode than these.
     pub(in crate::volume) fn refuse_unlike(&self, present: &Claim, name: &VolumeName) -> Result<()> {
-        match self.fits(present.usage.capability) {
-            true => Ok(()),
-            false => {
-                let text =
-                    format!("{} has claimed {name} with other modes; release that first", present.consumer);
-                Err(Error::new(Kind::AlreadyExists, text))
-            }
-        }
+        let Capability { access_mode, attachment_mode } = present.usage.capability;
+        let option = match () {
+            () if self.access_mode.is_some_and(|mode| mode != access_mode) => "access-mode",
+            () if self.attachment_mode.is_some_and(|mode| mode != attachment_mode) => "attachment-mode",
+            () => return Ok(()),
+        };
+        Err(claim_errors::refusal(ClaimRefusal::OtherOption { option }, name, present))
     }
 
     /// Chooses the capability that other claims use, else the first registered one that fits.
