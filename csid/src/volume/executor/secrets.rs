@@ -101,9 +101,8 @@ impl Volume {
     /// Returns whether messages of a plugin about this mount may repeat secrets that are not at hand. These are the mount's own,
     /// unless `given`, and those of other users of the volume, past or present.
     pub(in crate::volume) fn has_forgotten_secrets(&self, key: &MountKey, given: bool) -> bool {
-        self.mounts.iter().any(|mount| match mount.key == *key {
-            true if given => mount.status.secrets_beside,
-            _ => may_have_had_secrets(mount),
+        self.mounts.iter().any(|mount| {
+            mount.status.secrets_beside || (may_have_had_secrets(mount) && !(given && mount.key == *key))
         })
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::store::rows::{AccessMode, MountRow, Phase};
-use crate::volume::model::volume::{Abilities, DesiredMount, Volume};
+use crate::volume::model::volume::{Abilities, DesiredMount, Volume, has_key};
 
 /// Limit of claims, and of mounts, that a uid other than root may have of one volume. Each change of one reads all of them.
 pub const OF_UID: usize = 256;
@@ -84,7 +84,7 @@ pub fn admit(volume: &Volume, wanted: &DesiredMount, abilities: Option<Abilities
 /// Checks the rules for a second user of a volume (CSI rules 28, 34).
 fn compatible(volume: &Volume, wanted: &DesiredMount) -> Result<(), Refusal> {
     let others: Vec<&MountRow> =
-        volume.mounts.iter().map(Arc::as_ref).filter(|mount| mount.key != wanted.key).collect();
+        volume.mounts.iter().map(Arc::as_ref).filter(|mount| !has_key(mount, &wanted.key)).collect();
     let names = |rows: &[&MountRow]| rows.iter().map(|row| row.key.consumer.clone()).collect::<Vec<_>>();
     if others.is_empty() {
         return Ok(());

@@ -84,6 +84,12 @@ pub fn is_own(volume: &VolumeKey, path: &Path) -> bool {
         || of_volume(path).is_some_and(|directory| directory.ends_with(published))
 }
 
+/// Returns whether `path` is `above` or below it. Both are as csid keeps paths: absolute, without an empty part, `.` or `..`.
+/// The comparison is of bytes: a volume may have thousands of paths.
+pub fn is_at_or_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || above == "/")
+}
+
 /// Returns whether `name` has the form of the names made here.
 pub fn is_ours(name: &str) -> bool {
     name.len() == 32 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))

@@ -19,6 +19,13 @@ impl ClaimKey {
     pub fn of(mount: &MountKey) -> Self {
         ClaimKey { volume: VolumeName::of(mount), consumer: mount.consumer.clone() }
     }
+
+    /// Returns whether the mount is of this claim's volume and consumer, whatever its tag is.
+    pub fn has_mount(&self, mount: &MountKey) -> bool {
+        self.consumer == mount.consumer
+            && self.volume.volume == mount.volume
+            && self.volume.namespace == mount.namespace
+    }
 }
 
 /// The subject of an operation. Unfinished work of a volume is retried in this order.

@@ -160,7 +160,7 @@ pub enum Next {
 }
 
 /// Returns whether the row has this key. The rows of a volume differ in their consumers, so the consumers are compared first.
-fn has_key(mount: &MountRow, key: &MountKey) -> bool {
+pub(super) fn has_key(mount: &MountRow, key: &MountKey) -> bool {
     mount.key.consumer == key.consumer && mount.key == *key
 }
 
@@ -195,7 +195,7 @@ impl Volume {
     /// Returns whether the publish of another mount, or a target that shows it, may exist. If so, the volume must stay staged.
     pub(in crate::volume) fn published_elsewhere(&self, key: &MountKey) -> bool {
         let used = |mount: &MountRow| mount.publish != Leg::Absent || shows_it(mount);
-        self.mounts.iter().any(|mount| mount.key != *key && used(mount))
+        self.mounts.iter().any(|mount| used(mount) && !has_key(mount, key))
     }
 
     /// Returns whether the staging is dropped along with this mount. That holds if no other mount is published, none is being
@@ -213,7 +213,7 @@ impl Volume {
     /// Drops a row. If its mount may have had secrets, the other rows record that.
     pub(super) fn drop_row(&mut self, key: &MountKey) {
         let had_secrets = self.mount(key).is_some_and(may_have_had_secrets);
-        self.mounts.retain(|mount| mount.key != *key);
+        self.mounts.retain(|mount| !has_key(mount, key));
         for other in self.mounts.iter_mut().filter(|_| had_secrets) {
             Arc::make_mut(other).status.secrets_beside = true;
         }

@@ -287,10 +287,9 @@ impl EffectContext<'_> {
         let is_there = |mount: &MountRow| mount.key == self.mount.key || mount.publish != Leg::Absent;
         // The row of an older csid lets the consumer use this path as well as its target.
         let uses_it = |mount: &MountRow| mount.spec.target.is_none() || mount.published.is_empty();
-        let mut mounts = self.volume.mounts.iter();
-        match mounts
-            .any(|mount| Path::new(&mount.source).starts_with(own) && is_there(mount) && uses_it(mount))
-        {
+        let own = own.to_string_lossy();
+        let is_below = |mount: &MountRow| paths::is_at_or_below(&mount.source, &own);
+        match self.volume.mounts.iter().any(|mount| is_below(mount) && is_there(mount) && uses_it(mount)) {
             true => Access::Passable,
             false => Access::Private,
         }

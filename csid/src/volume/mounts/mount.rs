@@ -15,6 +15,7 @@ use crate::volume::api::requests::{Authority, Force, Uncovered};
 use crate::volume::api::views::Mounted;
 use crate::volume::errors::mount as mount_errors;
 use crate::volume::executor::Executor;
+use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::{
     Abilities, Action, DesiredMount, Effect, MountEvent, Next, Observed, Outcome, Paths,
 };
@@ -121,9 +122,10 @@ impl Executor<'_> {
             paths.source.clone_from(&row.source);
         }
         // A reconstructed mount has no owner but still occupies its path. Refuse to publish at, above or below it.
-        let source = Path::new(&paths.source);
-        let is_at = |other: &Path| source.starts_with(other) || other.starts_with(source);
-        let holder = |row: &&Arc<MountRow>| row.key != *key && is_at(Path::new(&row.source));
+        let source = &paths.source;
+        let is_at =
+            |other: &str| paths::is_at_or_below(source, other) || paths::is_at_or_below(other, source);
+        let holder = |row: &&Arc<MountRow>| is_at(&row.source) && row.key != *key;
         if let Some(holder) = self.rows.volume().mounts.iter().find(holder) {
             let holders = vec![holder.key.consumer.clone()];
             return Err(mount_errors::refusal(
@@ -131,6 +133,7 @@ impl Executor<'_> {
                 wanted,
             ));
         }
+        let source = Path::new(&paths.source);
         if is_new {
             self.operation.step.set(Step::Verify);
             let base = self.shared.base(ready.host_root());
@@ -658,7 +661,8 @@ impl Executor<'_> {
 
     /// Returns the tags of the consumer's mounts of the volume.
     pub(in crate::volume) fn tags(&self, key: &MountKey) -> Vec<String> {
-        let of = |row: &&Arc<MountRow>| MountKey { tag: key.tag.clone(), ..row.key.clone() } == *key;
+        let claim = ClaimKey::of(key);
+        let of = |row: &&Arc<MountRow>| claim.has_mount(&row.key);
         self.rows.volume().mounts.iter().filter(of).map(|row| row.key.tag.clone()).collect()
     }
 

@@ -45,7 +45,7 @@ impl Site for Executor<'_> {
     }
 
     fn has_mounts_of(&self, key: &ClaimKey) -> bool {
-        !self.mounts_of(key).is_empty()
+        self.rows.volume().mounts.iter().any(|row| key.has_mount(&row.key))
     }
 
     fn is_staged(&self) -> bool {
@@ -158,8 +158,8 @@ impl Site for Executor<'_> {
 impl Executor<'_> {
     /// Returns the mounts of the consumer, whatever their tags.
     pub(in crate::volume::mounts) fn mounts_of(&self, key: &ClaimKey) -> Vec<MountKey> {
-        let own = |mount: &&MountKey| ClaimKey::of(mount) == *key;
-        self.rows.volume().mounts.iter().map(|row| &row.key).filter(own).cloned().collect()
+        let mounts = self.rows.volume().mounts.iter().map(|row| &row.key);
+        mounts.filter(|mount| key.has_mount(mount)).cloned().collect()
     }
 
     /// Returns any mounted row; it does not matter which.

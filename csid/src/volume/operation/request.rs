@@ -483,7 +483,7 @@ impl OperationRequest {
     /// Returns whether the operation makes a mount or claim that the order forgets.
     pub(in crate::volume) fn is_given_up_by(&self, order: &Order) -> bool {
         match (self, self.makes_mount()) {
-            (_, Some(mount)) if order.all_tags => ClaimKey::of(mount) == ClaimKey::of(&order.key),
+            (_, Some(mount)) if order.all_tags => ClaimKey::of(&order.key).has_mount(mount),
             (_, Some(mount)) => *mount == order.key,
             (OperationRequest::Claim { key, .. }, None) => order.claim && key.consumer == order.key.consumer,
             (_, None) => false,
