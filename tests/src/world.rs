@@ -422,14 +422,9 @@ impl World {
         self.notified.lock().expect("the notifications").iter().any(|notified| notified == line)
     }
 
-    /// How many status lines there were since csid was started.
-    pub fn status_lines(&self) -> usize {
-        self.notified
-            .lock()
-            .expect("the notifications")
-            .iter()
-            .filter(|notified| notified.starts_with("STATUS="))
-            .count()
+    /// Returns what csid sent systemd since it was started, in order.
+    pub fn notifications(&self) -> Vec<String> {
+        self.notified.lock().expect("the notifications").clone()
     }
 
     /// The last status line.
