@@ -139,8 +139,22 @@ impl Loop {
 
 /// A process' memory, as the kernel counts it.
 pub fn resident_kib(pid: u32) -> usize {
+    memory_kib(pid, "VmRSS:")
+}
+
+/// Returns the most memory that a process had since [`forget_peak`].
+pub fn peak_kib(pid: u32) -> usize {
+    memory_kib(pid, "VmHWM:")
+}
+
+/// Makes the kernel measure the peak of a process' memory from now on.
+pub fn forget_peak(pid: u32) {
+    std::fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("a new peak");
+}
+
+fn memory_kib(pid: u32, what: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("its memory");
     line.trim_end_matches("kB").trim().parse().expect("a number")
 }
 
