@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use csid_client::Client;
 use csid_tests::ask::*;
 use csid_tests::kernel::resident_kib;
 use csid_tests::raw::{self, MANAGER, MANAGER_PATH, MEMBER};
@@ -22,37 +23,52 @@ const CONNECTIONS: usize = 8;
 /// KiB: a uid's calls that nobody reads the answers of are far less.
 const GROWTH: usize = 32 * 1024;
 const CALLS: usize = 10_000;
+/// The time for which a socket has no room before a thread tries again.
+const FULL: Duration = Duration::from_millis(100);
 /// operations-per-uid, as shipped.
 const OPERATIONS: usize = 256;
 
 /// Threads that call and never read; a thread connects again when csid closes its connection.
 struct Flood {
     stop: Arc<AtomicBool>,
-    sent: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
     threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Counts {
+    sent: AtomicUsize,
+    /// Writes of all threads that the kernel took, in part or whole.
+    writes: AtomicUsize,
+    /// Of each thread: writes for which its socket had no room in the time of [`FULL`].
+    refused: [AtomicUsize; CONNECTIONS],
 }
 
 impl Flood {
     fn begin(socket: PathBuf) -> Self {
-        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let (stop, counts) = (Arc::<AtomicBool>::default(), Arc::<Counts>::default());
         let call = zbus::Message::method_call(MANAGER_PATH, "ListPlugins").interface(MANAGER);
         let call = call.destination(raw::NAME).build(&()).unwrap().data().bytes().to_vec();
         let threads = (0..CONNECTIONS)
-            .map(|_| {
+            .map(|number| {
                 let (socket, call) = (socket.clone(), call.clone());
-                let (stop, sent) = (stop.clone(), sent.clone());
+                let (stop, counts) = (stop.clone(), counts.clone());
                 std::thread::spawn(move || {
                     while !stop.load(Ordering::Relaxed) {
-                        flood(&socket, &call, &stop, &sent);
+                        flood(&socket, &call, &stop, &counts, number);
                     }
                 })
             })
             .collect();
-        Flood { stop, sent, threads }
+        Flood { stop, counts, threads }
     }
 
-    fn sent(&self) -> usize {
-        self.sent.load(Ordering::Relaxed)
+    fn writes(&self) -> usize {
+        self.counts.writes.load(Ordering::Relaxed)
+    }
+
+    fn refused(&self) -> [usize; CONNECTIONS] {
+        self.counts.refused.each_ref().map(|refused| refused.load(Ordering::Relaxed))
     }
 
     async fn end(self) -> usize {
@@ -60,34 +76,45 @@ impl Flood {
         for thread in self.threads {
             tokio::task::spawn_blocking(move || thread.join()).await.unwrap().unwrap();
         }
-        self.sent.load(Ordering::Relaxed)
+        self.counts.sent.load(Ordering::Relaxed)
     }
 }
 
 /// One connection, until it is hung up.
-fn flood(socket: &std::path::Path, call: &[u8], stop: &AtomicBool, sent: &AtomicUsize) {
+fn flood(socket: &std::path::Path, call: &[u8], stop: &AtomicBool, counts: &Counts, number: usize) {
     let Ok(mut stream) = raw::hello(MEMBER, socket) else { return };
-    stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    stream.set_write_timeout(Some(FULL)).unwrap();
     let mut place = 0;
     while !stop.load(Ordering::Relaxed) {
         match stream.write(&call[place..]) {
             Ok(n) => place += n,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                counts.refused[number].fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
             Err(_) => return,
         }
+        counts.writes.fetch_add(1, Ordering::Relaxed);
         if place == call.len() {
             place = 0;
-            sent.fetch_add(1, Ordering::Relaxed);
+            counts.sent.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Until csid reads no more of it.
-async fn saturated(flood: &Flood) {
-    let mut last = 0;
+/// Waits until csid reads no more of it: csid answers another caller, while every thread's socket is full and stays full.
+async fn saturated(client: &Client, flood: &Flood) {
+    let mut since = None;
     eventually("the flood is dammed", async || {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        std::mem::replace(&mut last, flood.sent()) == flood.sent() && last > 0
+        client.list_plugins().await.expect("an answer");
+        let writes = flood.writes();
+        let (begun, refused) = since.get_or_insert_with(|| (writes, flood.refused()));
+        if *begun != writes {
+            since = None;
+            return false;
+        }
+        // The second of them has begun after csid has answered.
+        flood.refused().iter().zip(refused).all(|(now, before)| *now >= *before + 2)
     })
     .await;
 }
@@ -107,7 +134,7 @@ fn flood_of_one_uid_is_bounded_for_the_others() {
         let (mut most, mut sent) = (0, 0);
         let begin = async || {
             let flood = Flood::begin(socket.clone());
-            saturated(&flood).await;
+            saturated(&client, &flood).await;
             flood
         };
         let end = async |flood: Flood| {
