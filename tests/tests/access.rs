@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 use csi_proto::access;
 use csid_client::{
@@ -16,9 +16,10 @@ use csid_tests::raw::{
     self, GROUP, MANAGER, MANAGER_PATH, MEMBER, Member, MemberKind, NOBODY, OTHER, PLUGIN, ROOT, call, dict,
     group_csid, text, value,
 };
-use csid_tests::world::{World, count, eventually, world};
+use csid_tests::world::{SOON, World, count, eventually, world};
 use futures_util::StreamExt;
-use zbus::{Connection, MessageStream, Variant};
+use zbus::message::Type;
+use zbus::{Connection, Message, MessageStream, OwnedVariant, Variant};
 
 const REFUSED: &str = "org.csid1.Error.NotAuthorized";
 const UNKNOWN: &str = "org.freedesktop.DBus.Error.UnknownMethod";
@@ -141,7 +142,8 @@ fn nobody_cannot_use_the_private_socket() {
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
         let nobody = raw::peer(NOBODY, &socket).await.unwrap();
         // Another connection: a stream that is not read would block its own.
-        let mut stream = MessageStream::from(&raw::peer(NOBODY, &socket).await.unwrap());
+        let listening = raw::peer(NOBODY, &socket).await.unwrap();
+        let mut stream = MessageStream::from(&listening);
         let (refused, unserved) = all_refused(&nobody, &served).await;
         count("calls of nobody refused on the private socket", refused);
         count("members that are not served", unserved);
@@ -151,21 +153,66 @@ fn nobody_cannot_use_the_private_socket() {
         call(&nobody, MANAGER_PATH, "org.freedesktop.DBus.Peer", "Ping", Vec::new())
             .await
             .expect("so is Peer");
-        // And no signal either.
+        // And no signal either: csid answers a call after root has the event, and no signal comes before the answer.
         let mut follower = client.follow(None).await.unwrap();
-        unmount(&client, "in-use", "job").await.unwrap();
-        tokio::time::timeout(Duration::from_secs(5), follower.next())
-            .await
-            .unwrap()
-            .expect("an event for root");
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        let mut signals = 0;
-        while let Ok(Some(Ok(message))) = tokio::time::timeout(Duration::from_millis(50), stream.next()).await
-        {
-            signals += usize::from(message.message_type() == zbus::message::Type::Signal);
+        for _ in 0..5 {
+            let since = cursor(&client).await;
+            unmount(&client, "in-use", "job").await.unwrap();
+            mounted(&client, "job", inline("in-use")).await;
+            let last = events(&client, since).await.last().expect("an event").sequence;
+            let heard = async {
+                while follower.cursor() < last {
+                    follower.next().await.expect("an event for root");
+                }
+            };
+            tokio::time::timeout(SOON, heard).await.expect("root has its events");
+            let ping = Message::method_call(MANAGER_PATH, "Ping").interface("org.freedesktop.DBus.Peer");
+            let ping = ping.destination(raw::NAME).build(&()).unwrap();
+            let signals = signals_before_answer(&listening, &mut stream, &ping).await;
+            assert_eq!(signals, 0, "nobody receives no signal");
         }
-        assert_eq!(signals, 0, "nobody receives no signal");
     });
+}
+
+/// Returns whether a message is a signal of csid's.
+fn is_signal(message: &Message) -> bool {
+    let header = message.header();
+    let is_ours = header.path().is_some_and(|path| path.as_str().starts_with(MANAGER_PATH));
+    is_ours && message.message_type() == Type::Signal
+}
+
+async fn next(stream: &mut MessageStream) -> Message {
+    let next = tokio::time::timeout(SOON, stream.next()).await.expect("a message in time");
+    next.expect("the connection stays").expect("a message")
+}
+
+/// Sends a call, and counts csid's signals that `stream` of that connection has before the answer.
+async fn signals_before_answer(connection: &Connection, stream: &mut MessageStream, call: &Message) -> usize {
+    connection.send(call).await.expect("a call");
+    let serial = call.primary_header().serial_num();
+    let mut signals = 0;
+    loop {
+        let message = next(stream).await;
+        if message.header().reply_serial() == Some(serial) {
+            return signals;
+        }
+        signals += usize::from(is_signal(&message));
+    }
+}
+
+/// Returns the serials of csid's signals up to the event of an unmount.
+async fn signals_until_unmount(stream: &mut MessageStream) -> Vec<NonZeroU32> {
+    type Event = (u64, u64, String, String, HashMap<String, OwnedVariant>);
+    let mut serials = Vec::new();
+    loop {
+        let message = next(stream).await;
+        if is_signal(&message) {
+            serials.push(message.primary_header().serial_num());
+            if message.body().deserialize::<Event>().is_ok_and(|(_, _, kind, ..)| kind == "unmount") {
+                return serials;
+            }
+        }
+    }
 }
 
 /// Calls that need more than their method's action: their arguments name an inline volume, or what is root's.
@@ -631,26 +678,22 @@ fn signals_reach_root_and_the_group_alone() {
         w.plugin("p").start().await;
         healthy(&client, "p").await;
         unmount(&client, "v", "job").await.unwrap();
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let mut heard = Vec::new();
-        for (stream, _) in &mut listeners {
-            let mut ours = 0;
-            while let Ok(Some(Ok(message))) =
-                tokio::time::timeout(Duration::from_millis(100), stream.next()).await
-            {
-                let header = message.header();
-                let path = header.path().map_or("", |path| path.as_str()).to_owned();
-                let signal = message.message_type() == zbus::message::Type::Signal;
-                ours += usize::from(signal && path.starts_with("/org/csid1"));
-            }
-            heard.push(ours);
-        }
-        let [root, group, nobody] = heard[..] else { unreachable!() };
-        count("signals root heard", root);
-        assert!(root >= 4 && group == root, "events, and changed properties: {heard:?}");
-        assert_eq!(nobody, 0, "nobody receives no signal of csid's");
+        let [root, group, nobody] = &mut listeners[..] else { unreachable!() };
+        let (root, group) =
+            (signals_until_unmount(&mut root.0).await, signals_until_unmount(&mut group.0).await);
+        count("signals root heard", root.len());
+        // The group began to listen later.
+        assert!(
+            group.len() >= 4 && root.ends_with(&group),
+            "events, and changed properties: {root:?} {group:?}"
+        );
+        // The bus has delivered the last of them, and afterwards it answers.
+        let (stream, connection) = nobody;
+        let id = Message::method_call("/org/freedesktop/DBus", "GetId").interface("org.freedesktop.DBus");
+        let id = id.destination("org.freedesktop.DBus").build(&()).unwrap();
+        let signals = signals_before_answer(connection, stream, &id).await;
+        assert_eq!(signals, 0, "nobody receives no signal of csid's");
         // Calls reach csid, which refuses.
-        let (_, connection) = &listeners[2];
         let error = call(connection, MANAGER_PATH, MANAGER, "ListPlugins", Vec::new()).await.unwrap_err();
         assert_eq!(error.0, REFUSED);
     });
