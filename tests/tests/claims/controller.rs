@@ -1,7 +1,5 @@
 //! What only a controller does: validate, expand, snapshot, attach for a scheduler; and two instances of it.
 
-use std::time::Duration;
-
 use csid_client::{
     AccessMode, AttachOptions, DeregisterOptions, ExpandOptions, Kind, PluginSpec, Supervision,
     UnregisterOptions, VolumeOptions,
@@ -198,9 +196,18 @@ fn hung_controllers_load_goes_to_the_other_one() {
         let count = |w: &mut World, name: &str| w.plugin(name).count("ControllerPublishVolume", "");
         assert_eq!((count(w, "p"), count(w, "p.second")), (2, 2), "the least in flight is asked");
 
+        let since = cursor(&client).await;
         w.plugin("p.second").kill();
         w.honest();
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        eventually("csid has noticed its end", async || {
+            let mut events = events(&client, since).await.into_iter();
+            events.any(|event| {
+                event.kind == "plugin-health"
+                    && event.subject == "two"
+                    && detail(&event, "instance") == "second"
+            })
+        })
+        .await;
         for volume in ["a", "b", "c", "d"] {
             release(&client, volume, "one").await.unwrap();
         }
