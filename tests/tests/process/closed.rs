@@ -140,15 +140,19 @@ fn path_left_before_restriction_stays_closed() {
         w.kill();
         let _lost = asked.await;
         assert_eq!(run_by_nobody(&source), None);
+        w.plugin("p").rules([Rule::once("NodePublishVolume", Act::DelayAfter(300))]);
         let client = w.start().await;
         let watching = async {
-            for _ in 0..50 {
+            loop {
                 // It may be removed between the look and the try.
                 assert!(private(w).iter().all(|path| try_by_nobody(path).is_err()));
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let (again, ()) = tokio::join!(mounted(&client, "job", inline("v")), watching);
+        let again = tokio::select! {
+            again = mounted(&client, "job", inline("v")) => again,
+            _ = watching => unreachable!(),
+        };
         assert_eq!(run_by_nobody(&again), Some(NOBODY));
 
         w.reboot().await;
