@@ -5,7 +5,19 @@ use csid_tests::world::count;
 use crate::credentials::test_plugin;
 use crate::machine::Machine;
 
-const GRACE: u64 = 4;
+const GRACE: u64 = 3;
+
+/// Claims the volume `later` with a unit of its own, which then runs.
+fn claim_later(m: &Machine, more: &str) {
+    m.run(&format!("systemctl start later && csictl claim demo later job --bind-unit later.service {more}"));
+}
+
+/// Ends the unit of [`claim_later`], and waits until csid has released its claim. systemd signals the end of `later` after what
+/// happened to other units before, so by then csid has acted on all that, with the same grace time or a shorter one.
+fn later_ends(m: &Machine) {
+    m.run("systemctl stop later");
+    m.until("! csictl claims --json | grep -q '\"later\"'");
+}
 
 fn mount(m: &Machine, consumer: &str, more: &str) -> String {
     m.run(&format!("csictl mount demo v {consumer} --bind-unit db.service {more}"))
@@ -22,7 +34,13 @@ fn claim_ends_with_its_unit_or_bus_name() {
     let m = Machine::with_csid();
     let _plugin = test_plugin(&m);
     m.run("csictl volume register demo v --plugin p --external-id v --access-mode single-node-multi-writer");
-    m.write("/etc/systemd/system/db.service", "[Service]\nExecStart=sleep infinity\nExecReload=/bin/true\n");
+    m.run(
+        "csictl volume register demo later --plugin p --external-id later --access-mode single-node-writer",
+    );
+    for unit in ["db", "later"] {
+        let file = format!("/etc/systemd/system/{unit}.service");
+        m.write(&file, "[Service]\nExecStart=sleep infinity\nExecReload=/bin/true\n");
+    }
     m.run("systemctl daemon-reload");
     let claims = || m.run("csictl claims --json");
     let released = |consumer: &str| m.until(&format!("! csictl claims --json | grep -q '\"{consumer}\"'"));
@@ -33,7 +51,9 @@ fn claim_ends_with_its_unit_or_bus_name() {
 
     m.run("systemctl start db");
     let path = mount(&m, "web", "");
-    m.run("systemctl reload db && sleep 2");
+    claim_later(&m, "");
+    m.run("systemctl reload db");
+    later_ends(&m);
     assert!(m.run(&format!("mountpoint -q {path}; echo $?")) == "0", "a reload ends nothing");
     m.run("systemctl stop db");
     released("web");
@@ -41,15 +61,24 @@ fn claim_ends_with_its_unit_or_bus_name() {
     assert!(reasons(&m, "unit:db.service") > 0, "{}", m.run("csictl events --json"));
 
     // A restart within the grace time, and a failure; csid's own restart in between.
+    let longer = format!("--grace {}s", GRACE + 1);
     m.run("systemctl start db");
     let path = mount(&m, "web", &format!("--grace {GRACE}s"));
-    m.run("systemctl stop db && sleep 2 && systemctl start db && sleep 4");
+    claim_later(&m, "");
+    m.run("systemctl stop db");
+    later_ends(&m);
+    m.run("systemctl start db");
+    claim_later(&m, &longer);
+    later_ends(&m);
     m.run(&format!("mountpoint -q {path}"));
-    m.run("systemctl restart csid && csictl wait p && sleep 2");
+    m.run("systemctl restart csid && csictl wait p");
+    claim_later(&m, &longer);
+    later_ends(&m);
     m.run(&format!("mountpoint -q {path}"));
-    // What is in use is not taken away.
+    // What is in use is not taken away: csid has tried.
     m.run(&format!("systemd-run --quiet --unit user --working-directory {path} sleep 600"));
-    m.run("systemctl kill --signal KILL db && sleep 8");
+    m.run("systemctl kill --signal KILL db");
+    m.until("csictl claims --json | grep -q 'is in use'");
     m.run(&format!("mountpoint -q {path}"));
     m.run("systemctl stop user");
     released("web");
