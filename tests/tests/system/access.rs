@@ -110,19 +110,29 @@ fn signals_and_the_group() {
     let m = Machine::with_csid();
     m.run("csictl wait local");
     m.run("systemctl start polkit; useradd --system --groups csid member");
-    // nobody listens while things happen; so does a member of the group.
-    m.write(
-        "/root/listen.sh",
-        "for who in nobody member; do\n\
-           runuser -u $who -- timeout 8 dbus-monitor --system \"type='signal',path_namespace='/org/csid1'\" \
-             >/tmp/heard.$who 2>&1 &\n\
-         done\nsleep 1\n\
-         id=$(csi-local create data --size 64M)\n\
-         csictl mount demo data web --plugin local --external-id $id >/dev/null\n\
-         csictl unmount demo data web\ncsi-local delete $id >/dev/null\nwait\n\
-         for who in nobody member; do grep -c 'path=/org/csid1' /tmp/heard.$who; done; true\n",
+    // nobody listens while things happen; so does a member of the group. Both hear a signal of root's own before and after it.
+    let listens = |who: &str| {
+        m.run(&format!(
+            "systemd-run --quiet --uid {who} --property StandardOutput=truncate:/root/heard.{who} \
+             dbus-monitor --system \"type='signal',path_namespace='/org/csid1'\""
+        ));
+    };
+    let hear = |mark: &str| {
+        m.until(&format!(
+            "dbus-send --system --type=signal /org/csid1 org.test.{mark}; \
+             grep -q member={mark} /root/heard.nobody && grep -q member={mark} /root/heard.member"
+        ));
+    };
+    ["nobody", "member"].into_iter().for_each(listens);
+    hear("Begin");
+    m.run(
+        "id=$(csi-local create data --size 64M) && \
+         csictl mount demo data web --plugin local --external-id $id && csictl unmount demo data web && \
+         csi-local delete $id",
     );
-    let heard = m.run("bash /root/listen.sh");
+    m.until("grep -q 'string \"unmount\"' /root/heard.member");
+    hear("End");
+    let heard = m.run("for who in nobody member; do grep 'path=/org/csid1' /root/heard.$who | grep -vc 'interface=org.test;'; done; true");
     let heard: Vec<usize> = heard.lines().map(|line| line.parse().expect("a number")).collect();
     assert_eq!(heard[0], 0, "nobody hears nothing");
     assert!(heard[1] >= 2, "the group hears of it: {heard:?}");
