@@ -50,7 +50,9 @@ void errors(void)
 
 static void *cancel_soon(void *op)
 {
-    usleep(300000);
+    csi_client *client = open_client();
+    EVENTUALLY(listed(client, "operations") > 0);
+    csi_client_unref(client);
     csi_op_cancel(op);
     csi_op_cancel(op);
     return NULL;
@@ -104,7 +106,8 @@ void deadline(void)
     csi_client_unref(client);
 }
 
-/* csid is killed in the middle of calls; each ends with its answer from the next csid. */
+/* csid is killed once it knows of a call, once it has answered one, and once it has answered all of them; each ends with its answer,
+ * from this csid or the next. */
 void restart(void)
 {
     enum { MOUNTS = 8 };
@@ -116,7 +119,9 @@ void restart(void)
             snprintf(id, sizeof id, "r%d-%d", round, i);
             ops[i] = mount_of(client, id, "job", 5 * SOON * SECONDS);
         }
-        usleep(100000 + 150000 * round);
+        EVENTUALLY(listed(client, "mounts") > 0);
+        for (int i = 0; i < (round == 2 ? MOUNTS : round); i++)
+            done(ops[i]);
         tell("kill csid");
         /* Asked while it is away. */
         late = mount_of(client, "late", "job", SECONDS / 2);
