@@ -12,7 +12,7 @@ use crate::host::deadline::DEADLINE;
 use crate::host::error::{self, HostError};
 use crate::host::helper::{self, Helper, HelperRequest, Sifted, Tree, Unanswered};
 use crate::host::look::Look;
-use crate::host::namespaces;
+use crate::host::lookout;
 use crate::host::path::{self, Access};
 use crate::host::table::{self, MountPoint, MountTable};
 use crate::host::target;
@@ -38,7 +38,7 @@ impl TargetFd {
 #[derive(Clone)]
 pub struct Host {
     helper: Helper,
-    pub(super) elsewhere: Arc<namespaces::Lookout>,
+    pub(super) elsewhere: Arc<lookout::Lookout>,
     pub(super) own_table: Arc<table::OwnTable>,
 }
 

@@ -10,10 +10,9 @@ use crate::host::calls::Host;
 use crate::host::device::BlockDevice;
 use crate::host::error::HostError;
 use crate::host::helper::HelperRequest;
-use crate::host::namespaces::{
-    Backing, LOOKS, Looking, MountElsewhere, NAMED, PAUSE, Question, Shown, Sought, answer_all, described,
-    ended,
-};
+use crate::host::lookout::{LOOKS, Looking, PAUSE, answer_all, ended};
+use crate::host::namespaces::{Backing, Holder, MountElsewhere, NAMED, Question, Shown, Sought};
+use crate::host::process_tables::described;
 use crate::host::table::{MountEntry, blocking};
 
 impl Host {
@@ -120,10 +119,14 @@ impl Host {
         Ok(found)
     }
 
-    /// Returns who has these mounts, as `PID COMMAND (UNIT)`, each process once.
+    /// Returns who has these mounts, as `PID COMMAND (UNIT)`, each process once, or as the namespace where no process is in it.
     pub async fn holders_elsewhere(&self, copies: &[MountElsewhere]) -> Vec<String> {
-        let processes: BTreeSet<u32> = copies.iter().map(|copy| copy.process).collect();
-        let name = move || Ok(processes.into_iter().take(NAMED).map(described).collect());
+        let holders: BTreeSet<Holder> = copies.iter().map(|copy| copy.holder).collect();
+        let named = |holder| match holder {
+            Holder::Process(process) => described(process),
+            Holder::Namespace(inode) => format!("mount namespace mnt:[{inode}] without a process"),
+        };
+        let name = move || Ok(holders.into_iter().take(NAMED).map(named).collect());
         blocking(name).await.unwrap_or_default()
     }
 

@@ -5,32 +5,16 @@
 //! *parent* mount: the mount goes if its parent is a peer or a slave of the host mount's parent and it lies at the same place
 //! on it. How the mount itself propagates says nothing: an `rslave` bind of it outlives the unmount.
 //!
-//! csid asks `/proc/PID/mountinfo`, once for each namespace. It may not read `/proc/PID/ns/mnt` (that takes CAP_SYS_PTRACE),
-//! so the first line identifies a namespace: a mount has one id in the kernel and one namespace. csid does not see a namespace
-//! without a process (one that a file or a descriptor holds), one that only a thread of a process is in, and, where `/proc`
-//! is mounted with `hidepid`, those of other users' processes.
+//! From Linux 6.12 the kernel lists all mount namespaces (`namespace_tables`), also one that only a file or a descriptor holds. Before
+//! that csid reads the tables of all processes (`process_tables`).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
 
 use crate::host::device::BlockDevice;
-use crate::host::error::HostError;
-use crate::host::table::{self, Brief, Groups, MountEntry};
+use crate::host::table::MountEntry;
 
-/// How often, and how long apart, it is looked again: a container's runtime copies all mounts for an instant.
-pub(super) const LOOKS: u32 = 3;
-pub(super) const PAUSE: Duration = Duration::from_millis(100);
-/// Bytes of one table of mounts that csid reads; a namespace has 100,000 mounts at most (fs.mount-max). A larger table may show anything,
-/// so its namespace counts as one that shows the volume.
-const LARGEST: u64 = 64 << 20;
 /// Holders that an error names.
 pub(super) const NAMED: usize = 16;
 
@@ -40,6 +24,7 @@ pub(super) const NAMED: usize = 16;
 pub struct Shown {
     pub(super) device: u64,
     /// The file system's type; empty: any. The kernel gives the number of an unmounted file system without a device to the next one.
+    /// A subtype, after a dot, is not compared: not every kernel has it in each answer.
     pub(super) fs_type: String,
     #[serde(with = "bytes")]
     pub(super) root: PathBuf,
@@ -82,10 +67,14 @@ impl Shown {
     /// given the device has not been given the volume.
     pub(super) fn is_shown_by(&self, entry: &MountEntry) -> bool {
         self.device == entry.device
-            && (self.fs_type.is_empty() || self.fs_type == entry.fs_type)
+            && (self.fs_type.is_empty() || without_subtype(&self.fs_type) == without_subtype(&entry.fs_type))
             && entry.root.starts_with(&self.root)
             && !(self.is_node && is_in_dev(&entry.path, &entry.root))
     }
+}
+
+fn without_subtype(fs_type: &str) -> &str {
+    fs_type.split_once('.').map_or(fs_type, |(without, _)| without)
 }
 
 fn is_in_dev(path: &Path, node: &Path) -> bool {
@@ -150,326 +139,35 @@ pub struct Sought {
     pub base: PathBuf,
 }
 
+/// What has a mount namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Holder {
+    /// A process that is in it.
+    Process(u32),
+    /// A file or a descriptor: no process is in the namespace with this inode.
+    Namespace(u64),
+}
+
 /// A mount of a volume in another namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountElsewhere {
-    /// A process in that namespace.
-    pub process: u32,
-    /// As the process sees it.
+    pub holder: Holder,
+    /// As that namespace shows it.
     pub path: PathBuf,
     pub read_only: bool,
 }
 
-/// Questions that wait for the next look, and whether a look is under way: one look answers all who asked before it.
-#[derive(Default)]
-pub(super) struct Lookout {
-    waiting: Mutex<Waiting>,
-}
-
-#[derive(Default)]
-pub(super) struct Waiting {
-    pub(super) is_looking: bool,
-    pub(super) questions: Vec<(Question, ProbeReply)>,
-}
-
-pub(super) type ProbeReply = oneshot::Sender<Result<Vec<MountElsewhere>, HostError>>;
-
+/// A question about a volume.
 pub(super) struct Question {
     pub(super) shown: Vec<Shown>,
     /// Processes whose namespaces are not looked at.
     pub(super) but_of: Vec<u32>,
 }
 
-impl Lookout {
-    pub(super) fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A look under way. After one that panics the next question starts another one.
-pub(super) struct Looking {
-    pub(super) at: Arc<Lookout>,
-    pub(super) has_ended: bool,
-}
-
-impl Drop for Looking {
-    fn drop(&mut self) {
-        if self.has_ended {
-            return;
-        }
-        let mut waiting = self.at.waiting();
-        waiting.is_looking = false;
-        waiting.questions.clear();
-    }
-}
-
-pub(super) fn ended() -> HostError {
-    let source = std::io::Error::other("the look at other mount namespaces ended without an answer");
-    HostError::Os { step: "read".into(), path: "/proc".into(), source }
-}
-
-/// Answers questions until none waits.
-pub(super) fn answer_all(mut looking: Looking) {
-    loop {
-        let batch = {
-            let mut waiting = looking.at.waiting();
-            if waiting.questions.is_empty() {
-                waiting.is_looking = false;
-                drop(waiting);
-                looking.has_ended = true;
-                return;
-            }
-            std::mem::take(&mut waiting.questions)
-        };
-        let (questions, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        match look(&questions) {
-            Ok(found) => {
-                for (answer, found) in answers.into_iter().zip(found) {
-                    let _ = answer.send(Ok(found));
-                }
-            }
-            // Each question without its own error is answered by the dropped sender.
-            Err(error) => {
-                if let Some(answer) = answers.into_iter().next() {
-                    let _ = answer.send(Err(error));
-                }
-            }
-        }
-    }
-}
-
-/// A mount that shows what was asked for, as all views of its namespace have it.
-struct Found {
-    copy: MountElsewhere,
-    /// The questions that it answers.
-    of: BTreeSet<usize>,
-    device: u64,
-    /// The groups of its parent, and its place on it, by the first process that sees the parent.
-    parent: Option<(Groups, PathBuf)>,
-    /// Something is mounted on it, so that it outlives the host's unmount.
-    is_parent: bool,
-}
-
-/// A directory or file of the file system with this number.
-type Place<'a> = (u64, &'a [u8]);
-
-/// Reads the mounts of all namespaces once, and returns the answers in the order of the questions.
-fn look(questions: &[Question]) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
-    let mut text = Vec::new();
-    let own_line = first_line(Path::new("/proc/self"), &mut text).map(|(_, line)| line).unwrap_or_default();
-    let mut but_of: Vec<HashSet<Vec<u8>>> = Vec::new();
-    for question in questions {
-        let lines = question.but_of.iter().filter_map(|process| first_line(&directory(*process), &mut text));
-        but_of.push(lines.map(|(_, line)| line).collect());
-    }
-
-    let own = table::entries()?;
-    let own_ids: HashMap<u64, &MountEntry> = own.iter().map(|entry| (entry.id, entry)).collect();
-    let mut shown: HashMap<Place<'_>, Vec<(usize, &Shown)>> = HashMap::new();
-    for (number, question) in questions.iter().enumerate() {
-        for one in &question.shown {
-            shown.entry((one.device, one.root.as_os_str().as_bytes())).or_default().push((number, one));
-        }
-    }
-    let devices: HashSet<u64> = shown.keys().map(|(device, _)| *device).collect();
-    let asked = |entry: &MountEntry| -> BTreeSet<usize> {
-        if !devices.contains(&entry.device) {
-            return BTreeSet::new();
-        }
-        let above = entry.root.ancestors().map(|root| (entry.device, root.as_os_str().as_bytes()));
-        let asked = above.filter_map(|key| shown.get(&key)).flatten();
-        asked.filter(|(_, shown)| shown.is_shown_by(entry)).map(|(number, _)| *number).collect()
-    };
-    // By the group that the host's unmount begins in, and the place on its members.
-    let mut unmounted: HashSet<(u64, u64, PathBuf)> = HashSet::new();
-    for entry in own.iter().filter(|entry| !asked(entry).is_empty()) {
-        let parent = own_ids.get(&entry.parent).copied();
-        if let Some((group, place)) = parent.and_then(|on| Some((on.groups.shared?, place_on(entry, on)?))) {
-            unmounted.insert((entry.device, group, place));
-        }
-    }
-
-    let mut seen: HashSet<Vec<u8>> = HashSet::from([own_line]);
-    let mut masters: HashMap<u64, BTreeSet<u64>> = HashMap::new();
-    let mut found: BTreeMap<u64, Found> = BTreeMap::new();
-    let mut unread: Vec<(MountElsewhere, Vec<u8>)> = Vec::new();
-    for process in processes() {
-        // A process that has ended has no namespace.
-        let Some((mut file, line)) = first_line(&directory(process), &mut text) else { continue };
-        if seen.contains(&line) || file.by_ref().take(LARGEST).read_to_end(&mut text).is_err() {
-            continue;
-        }
-        if text.len() as u64 >= LARGEST {
-            unread
-                .push((MountElsewhere { process, path: PathBuf::from("/"), read_only: false }, line.clone()));
-        }
-        let briefs: Vec<Brief<'_>> = table::briefs(&text).collect();
-        let mut by_id: Option<(HashMap<u64, &Brief<'_>>, HashSet<u64>)> = None;
-        for brief in &briefs {
-            let Groups { shared, master, propagate_from } = brief.groups;
-            for (below, above) in [(shared, master), (shared, propagate_from), (master, propagate_from)] {
-                if let (Some(below), Some(above)) = (below, above) {
-                    masters.entry(below).or_default().insert(above);
-                }
-            }
-            if !devices.contains(&brief.device) || own_ids.contains_key(&brief.id) {
-                continue;
-            }
-            let Some(entry) = brief.entry() else { continue };
-            let mut of = asked(&entry);
-            of.retain(|number| !but_of[*number].contains(&line));
-            if of.is_empty() {
-                continue;
-            }
-            let (by_id, parents) = by_id.get_or_insert_with(|| {
-                let is_root = |other: &&Brief<'_>| other.parent == other.id;
-                let parents = briefs.iter().filter(|other| !is_root(other)).map(|other| other.parent);
-                (briefs.iter().map(|on| (on.id, on)).collect(), parents.collect())
-            });
-            let is_parent = parents.contains(&entry.id);
-            let parent = by_id.get(&entry.parent).filter(|on| on.id != entry.id);
-            let parent = parent.and_then(|on| Some((on.groups, place_on(&entry, &on.entry()?)?)));
-            let copy = MountElsewhere { process, path: entry.path.clone(), read_only: entry.read_only };
-            let device = entry.device;
-            let known = found.entry(entry.id).or_insert_with(|| Found {
-                copy,
-                of: BTreeSet::new(),
-                device,
-                parent: None,
-                is_parent: false,
-            });
-            known.of.extend(of);
-            known.is_parent |= is_parent;
-            known.parent = known.parent.take().or(parent);
-        }
-        seen.insert(line);
-    }
-
-    let goes_along = |found: &Found| {
-        let Some((groups, place)) = found.parent.as_ref().filter(|_| !found.is_parent) else { return false };
-        let begins = |group: u64| unmounted.contains(&(found.device, group, place.clone()));
-        receives_from(*groups, &masters).any(begins)
-    };
-    let mut answers = vec![Vec::new(); questions.len()];
-    for found in found.into_values().filter(|found| !goes_along(found)) {
-        for number in found.of {
-            answers[number].push(found.copy.clone());
-        }
-    }
-    for (copy, line) in unread {
-        let asking = answers.iter_mut().zip(&but_of).filter(|(_, but_of)| !but_of.contains(&line));
-        asking.for_each(|(answer, _)| answer.push(copy.clone()));
-    }
-    Ok(answers)
-}
-
-/// Returns every group whose unmounts reach a mount with these groups.
-fn receives_from(groups: Groups, masters: &HashMap<u64, BTreeSet<u64>>) -> impl Iterator<Item = u64> {
-    let mut reached: BTreeSet<u64> = BTreeSet::new();
-    let mut next: Vec<u64> =
-        [groups.shared, groups.master, groups.propagate_from].into_iter().flatten().collect();
-    while let Some(group) = next.pop() {
-        if reached.insert(group) {
-            next.extend(masters.get(&group).into_iter().flatten());
-        }
-    }
-    reached.into_iter()
-}
-
-/// Returns the directory or file that `entry` is mounted on, as its path in the file system of the mount `on`.
-fn place_on(entry: &MountEntry, on: &MountEntry) -> Option<PathBuf> {
-    Some(on.root.join(entry.path.strip_prefix(&on.path).ok()?))
-}
-
-fn directory(process: u32) -> PathBuf {
-    PathBuf::from(format!("/proc/{process}"))
-}
-
-/// Returns the processes, the first ones first.
-fn processes() -> BTreeSet<u32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten();
-    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
-}
-
-/// Opens a process' table of mounts and reads its first line, which identifies the namespace and how much of it the process'
-/// root shows. What was read is in `text`. `None`: the process has ended, or sees no mount.
-fn first_line(process: &Path, text: &mut Vec<u8>) -> Option<(File, Vec<u8>)> {
-    let mut file = File::open(process.join("mountinfo")).ok()?;
-    text.clear();
-    // The kernel writes no more lines than are asked for.
-    let mut part = [0; 256];
-    loop {
-        let count = file.read(&mut part).ok().filter(|count| *count > 0)?;
-        text.extend_from_slice(&part[..count]);
-        if let Some(end) = text.iter().position(|&byte| byte == b'\n') {
-            return Some((file, text[..end].to_vec()));
-        }
-    }
-}
-
-pub(super) fn described(process: u32) -> String {
-    let directory = directory(process);
-    let command = std::fs::read(directory.join("comm")).unwrap_or_default();
-    let name = table::presentable(&process.to_string(), command.trim_ascii_end());
-    let groups = std::fs::read_to_string(directory.join("cgroup")).unwrap_or_default();
-    match unit(&groups) {
-        Some(unit) => format!("{name} ({})", unit.replace(char::is_control, " ")),
-        None => name,
-    }
-}
-
-/// Returns the systemd unit, or the control group where there is none, of a process whose `/proc/PID/cgroup` says this. Of a user's
-/// unit its own, not that of the user's systemd.
-fn unit(groups: &str) -> Option<&str> {
-    let named = |prefix: &str| groups.lines().find_map(|line| line.split_once(prefix)).map(|(_, path)| path);
-    let path = named("0::").filter(|path| *path != "/").or_else(|| named(":name=systemd:"))?;
-    let is_unit = |part: &&str| part.ends_with(".service") || part.ends_with(".scope");
-    let of_user = |part: &&str| !part.starts_with("user@");
-    let mut units = path.split('/').filter(is_unit);
-    let first = units.next();
-    first.filter(of_user).or_else(|| units.next()).or(first).or(Some(path).filter(|path| *path != "/"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_process_is_named_with_its_unit() {
-        for (groups, due) in [
-            ("0::/system.slice/cron.service\n", Some("cron.service")),
-            ("0::/machine.slice/libpod-ab.scope/container\n", Some("libpod-ab.scope")),
-            ("0::/user.slice/user-1.slice/user@1.service/app.slice/app-x.scope\n", Some("app-x.scope")),
-            ("0::/user.slice/user-1.slice/user@1.service\n", Some("user@1.service")),
-            ("1:name=systemd:/system.slice/a.service\n0::/\n", Some("a.service")),
-            ("0::/docker/ab\n", Some("/docker/ab")),
-            ("0::/\n", None),
-            ("", None),
-        ] {
-            assert_eq!(unit(groups), due, "{groups}");
-        }
-    }
-
-    #[test]
-    fn unmounts_come_by_peers_and_masters_alone() {
-        let masters = HashMap::from([(9, BTreeSet::from([5])), (5, BTreeSet::from([2]))]);
-        let from = |shared, master, propagate_from| -> Vec<u64> {
-            receives_from(Groups { shared, master, propagate_from }, &masters).collect()
-        };
-        assert_eq!(from(Some(2), None, None), [2]);
-        assert_eq!(from(None, Some(9), None), [2, 5, 9], "a slave of a slave");
-        assert_eq!(from(None, Some(7), Some(5)), [2, 5, 7]);
-        assert!(from(None, None, None).is_empty(), "a private mount receives nothing");
-    }
-
-    #[test]
-    fn a_place_is_named_in_its_file_system() {
-        let entry = |line: &[u8]| table::parsed(line).next().unwrap();
-        let on = entry(b"2 1 0:5 /srv /var rw - tmpfs - rw");
-        let at = entry(b"3 2 0:6 / /var/a/b rw - tmpfs - rw");
-        assert_eq!(place_on(&at, &on), Some(PathBuf::from("/srv/a/b")));
-        assert_eq!(place_on(&on, &at), None);
-    }
+    use crate::host::table;
 
     #[test]
     fn a_node_in_dev_is_no_copy_of_a_volume() {

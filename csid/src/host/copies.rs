@@ -1,0 +1,150 @@
+//! Decides which mounts of other namespaces keep a volume in use. Pure: a search finds the mounts.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use crate::host::namespaces::{MountElsewhere, Question, Shown};
+use crate::host::table::{Groups, MountEntry};
+
+/// A directory or file of the file system with this number.
+type Place<'a> = (u64, &'a [u8]);
+
+/// The questions that one search answers.
+pub(super) struct Search<'a> {
+    pub questions: &'a [Question],
+    shown: HashMap<Place<'a>, Vec<(usize, &'a Shown)>>,
+    devices: HashSet<u64>,
+    /// Each group in which csid's own unmount begins, and the place on its members.
+    unmounted: HashSet<(u64, u64, PathBuf)>,
+}
+
+/// A mount that shows what was asked for.
+pub(super) struct ForeignMount {
+    pub copy: MountElsewhere,
+    /// The questions that it answers.
+    pub of: BTreeSet<usize>,
+    pub device: u64,
+    /// The groups of its parent, and its place on it. `None`: no process sees the parent.
+    pub parent: Option<(Groups, PathBuf)>,
+    /// Whether something is mounted on it, so that it outlives csid's unmount.
+    pub is_parent: bool,
+}
+
+/// The groups above each group: what is unmounted in one of these is unmounted in the group, too.
+#[derive(Default)]
+pub(super) struct Masters(HashMap<u64, BTreeSet<u64>>);
+
+impl Masters {
+    /// Adds the relations that a mount with these groups shows.
+    pub fn add(&mut self, Groups { shared, master, propagate_from }: Groups) {
+        for (below, above) in [(shared, master), (shared, propagate_from), (master, propagate_from)] {
+            if let (Some(below), Some(above)) = (below, above) {
+                self.0.entry(below).or_default().insert(above);
+            }
+        }
+    }
+
+    /// Returns every group whose unmounts reach a mount with these groups.
+    fn reach(&self, groups: Groups) -> impl Iterator<Item = u64> {
+        let mut reached: BTreeSet<u64> = BTreeSet::new();
+        let mut next: Vec<u64> =
+            [groups.shared, groups.master, groups.propagate_from].into_iter().flatten().collect();
+        while let Some(group) = next.pop() {
+            if reached.insert(group) {
+                next.extend(self.0.get(&group).into_iter().flatten());
+            }
+        }
+        reached.into_iter()
+    }
+}
+
+impl<'a> Search<'a> {
+    pub fn new(questions: &'a [Question]) -> Self {
+        let mut shown: HashMap<Place<'_>, Vec<(usize, &Shown)>> = HashMap::new();
+        for (number, question) in questions.iter().enumerate() {
+            for one in &question.shown {
+                shown.entry((one.device, one.root.as_os_str().as_bytes())).or_default().push((number, one));
+            }
+        }
+        let devices = shown.keys().map(|(device, _)| *device).collect();
+        Search { questions, shown, devices, unmounted: HashSet::new() }
+    }
+
+    /// Returns whether a question is about the file system with this number.
+    pub fn is_about(&self, device: u64) -> bool {
+        self.devices.contains(&device)
+    }
+
+    /// Returns the questions that ask for a mount like this.
+    pub fn asking(&self, entry: &MountEntry) -> BTreeSet<usize> {
+        if !self.is_about(entry.device) {
+            return BTreeSet::new();
+        }
+        let above = entry.root.ancestors().map(|root| (entry.device, root.as_os_str().as_bytes()));
+        let asking = above.filter_map(|key| self.shown.get(&key)).flatten();
+        asking.filter(|(_, shown)| shown.is_shown_by(entry)).map(|(number, _)| *number).collect()
+    }
+
+    /// Notes that csid's own namespace has this mount on that one. csid will unmount it if a question is about it.
+    pub fn note_own(&mut self, entry: &MountEntry, on: &MountEntry) {
+        if !self.asking(entry).is_empty()
+            && let Some((group, place)) = on.groups.shared.zip(place_on(entry, on))
+        {
+            self.unmounted.insert((entry.device, group, place));
+        }
+    }
+
+    /// Returns whether csid's own unmount takes this mount along.
+    pub fn goes_along(&self, found: &ForeignMount, masters: &Masters) -> bool {
+        let Some((groups, place)) = found.parent.as_ref().filter(|_| !found.is_parent) else { return false };
+        let begins = |group: u64| self.unmounted.contains(&(found.device, group, place.clone()));
+        masters.reach(*groups).any(begins)
+    }
+
+    /// Returns the answers in the order of the questions.
+    pub fn answers(&self, found: impl IntoIterator<Item = ForeignMount>) -> Vec<Vec<MountElsewhere>> {
+        let mut answers = vec![Vec::new(); self.questions.len()];
+        for ForeignMount { copy, of, .. } in found {
+            for number in of {
+                answers[number].push(copy.clone());
+            }
+        }
+        answers
+    }
+}
+
+/// Returns the directory or file that `entry` is mounted on, as its path in the file system of the mount `on`.
+pub(super) fn place_on(entry: &MountEntry, on: &MountEntry) -> Option<PathBuf> {
+    Some(on.root.join(entry.path.strip_prefix(&on.path).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::table;
+
+    #[test]
+    fn unmounts_come_by_peers_and_masters_alone() {
+        let mut masters = Masters::default();
+        for (shared, master) in [(9, 5), (5, 2)] {
+            masters.add(Groups { shared: Some(shared), master: Some(master), propagate_from: None });
+        }
+        let from = |shared, master, propagate_from| -> Vec<u64> {
+            masters.reach(Groups { shared, master, propagate_from }).collect()
+        };
+        assert_eq!(from(Some(2), None, None), [2]);
+        assert_eq!(from(None, Some(9), None), [2, 5, 9], "a slave of a slave");
+        assert_eq!(from(None, Some(7), Some(5)), [2, 5, 7]);
+        assert!(from(None, None, None).is_empty(), "a private mount receives nothing");
+    }
+
+    #[test]
+    fn a_place_is_named_in_its_file_system() {
+        let entry = |line: &[u8]| table::parsed(line).next().unwrap();
+        let on = entry(b"2 1 0:5 /srv /var rw - tmpfs - rw");
+        let at = entry(b"3 2 0:6 / /var/a/b rw - tmpfs - rw");
+        assert_eq!(place_on(&at, &on), Some(PathBuf::from("/srv/a/b")));
+        assert_eq!(place_on(&on, &at), None);
+    }
+}

@@ -1,0 +1,280 @@
+//! The searches through other mount namespaces. One search answers all questions that were asked before it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::host::copies::Search;
+use crate::host::error::HostError;
+use crate::host::namespace_tables::{self, Known};
+use crate::host::namespaces::{MountElsewhere, Question};
+use crate::host::{process_tables, statmount};
+
+/// Searches, and the pause between two: a container's runtime copies all mounts for an instant.
+pub(super) const LOOKS: u32 = 3;
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+
+/// Questions that wait for the next search, and whether a search is under way. One search answers all questions asked before it.
+#[derive(Default)]
+pub(super) struct Lookout {
+    waiting: Mutex<Waiting>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+pub(super) struct Waiting {
+    pub(super) is_looking: bool,
+    pub(super) questions: Vec<(Question, ProbeReply)>,
+}
+
+pub(super) type ProbeReply = oneshot::Sender<Result<Vec<MountElsewhere>, HostError>>;
+
+impl Lookout {
+    pub(super) fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A search under way. After one that panics the next question starts another one.
+pub(super) struct Looking {
+    pub(super) at: Arc<Lookout>,
+    pub(super) has_ended: bool,
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        let mut waiting = self.at.waiting();
+        waiting.is_looking = false;
+        waiting.questions.clear();
+    }
+}
+
+pub(super) fn ended() -> HostError {
+    let source = std::io::Error::other("the search of other mount namespaces ended without an answer");
+    HostError::Os { step: "read".into(), path: "/proc".into(), source }
+}
+
+/// Answers questions until none waits.
+pub(super) fn answer_all(mut looking: Looking) {
+    let at = Arc::clone(&looking.at);
+    let mut known = at.known.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let batch = {
+            let mut waiting = looking.at.waiting();
+            if waiting.questions.is_empty() {
+                waiting.is_looking = false;
+                drop(waiting);
+                looking.has_ended = true;
+                return;
+            }
+            std::mem::take(&mut waiting.questions)
+        };
+        let (questions, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        match search(&questions, &mut known) {
+            Ok(found) => {
+                for (answer, found) in answers.into_iter().zip(found) {
+                    let _ = answer.send(Ok(found));
+                }
+            }
+            // Each question without its own error is answered by the dropped sender.
+            Err(error) => {
+                if let Some(answer) = answers.into_iter().next() {
+                    let _ = answer.send(Err(error));
+                }
+            }
+        }
+    }
+}
+
+/// Searches all mount namespaces once. Returns the answers in the order of the questions. `known` is of the searches before.
+fn search(questions: &[Question], known: &mut Known) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
+    let mut search = Search::new(questions);
+    match statmount::namespaces()
+        .and_then(|namespaces| namespace_tables::search(&mut search, namespaces, known))
+    {
+        Ok(answers) => Ok(answers),
+        // An older kernel, or a filter of system calls.
+        Err(error) => {
+            tracing::debug!(%error, "mount namespaces are read from /proc");
+            process_tables::search(&mut Search::new(questions))
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_types, reason = "unshare and mount are programs")]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::path::{Path, PathBuf};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+    use crate::host::namespaces::{Holder, Shown};
+    use crate::host::table;
+
+    const INSIDE: &str = "CSID_TEST_LOOKOUT";
+    const VOLUME: &str = "/mnt/volume";
+
+    /// A process in a mount namespace of its own, which ends with the test.
+    struct Consumer(Child);
+
+    impl Consumer {
+        fn new(propagation: &str, script: &str) -> Self {
+            let script = format!("set -e\n{script}\necho ready\nexec sleep 600");
+            let mut command = Command::new("setpriv");
+            command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--propagation", propagation]);
+            let mut process = command.args(["sh", "-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            assert_eq!(line, "ready\n", "{script}");
+            Consumer(process)
+        }
+    }
+
+    impl Drop for Consumer {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn run(script: &str) {
+        assert!(Command::new("sh").args(["-ec", script]).status().unwrap().success(), "{script}");
+    }
+
+    /// Runs the test in a mount namespace of its own, whose `/mnt` is shared and has the volume.
+    fn apart(test: &str, body: impl FnOnce()) {
+        if std::env::var_os(INSIDE).is_some() {
+            run("mount -t tmpfs mnt /mnt && mount --make-shared /mnt && mkdir /mnt/volume /mnt/other");
+            run("mount -t tmpfs volume /mnt/volume");
+            return body();
+        }
+        assert!(rustix::process::geteuid().is_root(), "this test mounts: run it as root");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private"]).arg(std::env::current_exe().unwrap());
+        let status = command.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").status().unwrap();
+        assert!(status.success(), "{test} failed in its namespace; see above");
+    }
+
+    fn question(but_of: &[&Consumer]) -> Question {
+        let own =
+            table::entries().unwrap().into_iter().rfind(|entry| entry.path == Path::new(VOLUME)).unwrap();
+        let shown = Shown { device: own.device, fs_type: own.fs_type, root: own.root, is_node: false };
+        Question { shown: vec![shown], but_of: but_of.iter().map(|consumer| consumer.0.id()).collect() }
+    }
+
+    /// Returns the answers of both searches, ordered.
+    fn both(questions: &[Question], known: &mut Known) -> [Vec<Vec<MountElsewhere>>; 2] {
+        let listed = namespace_tables::search(
+            &mut Search::new(questions),
+            statmount::namespaces().expect("Linux 6.12 or later"),
+            known,
+        );
+        let read = process_tables::search(&mut Search::new(questions)).unwrap();
+        [listed.unwrap(), read].map(|mut answers| {
+            answers.iter_mut().for_each(|answer| answer.sort_by_key(|copy| (copy.holder, copy.path.clone())));
+            answers
+        })
+    }
+
+    #[test]
+    fn listed_and_read_namespaces_show_the_same() {
+        apart("host::lookout::tests::listed_and_read_namespaces_show_the_same", || {
+            let path = PathBuf::from(VOLUME);
+            let mut known = Known::default();
+            let [listed, read] = both(&[question(&[])], &mut known);
+            assert_eq!((listed, read), (vec![vec![]], vec![vec![]]), "nobody else has the volume");
+            let copy = Consumer::new("private", "");
+            let slave = Consumer::new("slave", "");
+            let peer = Consumer::new("unchanged", "");
+            let below = Consumer::new(
+                "slave",
+                "exec unshare --mount --propagation slave sh -c 'echo ready; exec sleep 600'",
+            );
+            let bound = Consumer::new(
+                "slave",
+                "mount --bind -o ro /mnt/volume /mnt/other && mount --make-private /mnt",
+            );
+            let covered =
+                Consumer::new("slave", "mkdir -p /mnt/volume/in && mount -t tmpfs in /mnt/volume/in");
+            let rslave = Consumer::new("slave", "mount --bind /mnt/volume /srv && mount --make-rslave /srv");
+            let found = |consumer: &Consumer, path: &str, read_only| MountElsewhere {
+                holder: Holder::Process(consumer.0.id()),
+                path: path.into(),
+                read_only,
+            };
+            let mut due = vec![
+                found(&copy, VOLUME, false),
+                found(&bound, "/mnt/other", true),
+                found(&bound, VOLUME, false),
+                found(&covered, VOLUME, false),
+                found(&rslave, "/srv", false),
+            ];
+            due.sort_by_key(|copy| (copy.holder, copy.path.clone()));
+            let mut but = due.clone();
+            but.retain(|found| found.holder != Holder::Process(copy.0.id()));
+            // The second search knows the mounts of the first one.
+            for _ in 0..2 {
+                let [listed, read] = both(&[question(&[]), question(&[&copy])], &mut known);
+                assert_eq!(listed, [due.clone(), but.clone()]);
+                assert_eq!(read, listed);
+            }
+            drop((slave, peer, below));
+            drop((bound, covered, rslave));
+            let [listed, read] = both(&[question(&[])], &mut known);
+            assert_eq!(
+                (&listed, &read),
+                (&vec![vec![found(&copy, &path.to_string_lossy(), false)]], &listed)
+            );
+        });
+    }
+
+    #[test]
+    fn namespace_that_a_file_holds_is_listed() {
+        apart("host::lookout::tests::namespace_that_a_file_holds_is_listed", || {
+            run(
+                "mkdir /run/held && mount -t tmpfs held /run/held && mount --make-private /run/held && : > /run/held/ns",
+            );
+            run("unshare --mount=/run/held/ns --propagation private true");
+            let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata("/run/held/ns").unwrap());
+            let [listed, read] = both(&[question(&[])], &mut Known::default());
+            let (holder, path) = (Holder::Namespace(inode), PathBuf::from(VOLUME));
+            assert_eq!(listed, [vec![MountElsewhere { holder, path, read_only: false }]]);
+            assert!(read[0].is_empty(), "/proc does not show it");
+            run("umount /run/held/ns && umount /run/held && rmdir /run/held");
+            let [listed, _] = both(&[question(&[])], &mut Known::default());
+            assert!(listed[0].is_empty(), "the namespace ended with its file");
+        });
+    }
+
+    #[test]
+    fn thread_in_a_namespace_of_its_own_is_named() {
+        apart("host::lookout::tests::thread_in_a_namespace_of_its_own_is_named", || {
+            let (ready, is_ready) = std::sync::mpsc::channel();
+            let (end, is_end) = std::sync::mpsc::channel::<()>();
+            let thread = std::thread::spawn(move || {
+                let apart = rustix::thread::UnshareFlags::FS | rustix::thread::UnshareFlags::NEWNS;
+                // SAFETY: only the working directory and the mounts of this thread are its own now.
+                unsafe { rustix::thread::unshare_unsafe(apart) }.unwrap();
+                rustix::mount::mount_change(
+                    "/",
+                    rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC,
+                )
+                .unwrap();
+                ready.send(()).unwrap();
+                let _ = is_end.recv();
+            });
+            is_ready.recv().unwrap();
+            let [listed, read] = both(&[question(&[])], &mut Known::default());
+            let holder = Holder::Process(std::process::id());
+            assert_eq!(listed, [vec![MountElsewhere { holder, path: VOLUME.into(), read_only: false }]]);
+            assert!(read[0].is_empty(), "/proc/PID/mountinfo is that of the first thread");
+            drop(end);
+            thread.join().unwrap();
+        });
+    }
+}

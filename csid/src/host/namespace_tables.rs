@@ -1,0 +1,164 @@
+//! Search through the mount namespaces that the kernel lists, whether a process is in them or not. A mount keeps its file system
+//! for life, so a later search asks only for the new mounts, and for those of the file systems in question.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::Result;
+
+use crate::host::copies::{ForeignMount, Masters, Search, place_on};
+use crate::host::namespaces::{Holder, MountElsewhere};
+use crate::host::process_tables::{first_id, processes, threads};
+use crate::host::statmount::{Namespace, Stat, mounts};
+use crate::host::table::MountEntry;
+
+/// The mounts of each namespace, by the namespace's id, as the last search found them.
+#[derive(Default)]
+pub(super) struct Known(HashMap<u64, Vec<KnownMount>>);
+
+/// Facts about a mount that never change.
+#[derive(Clone, Copy)]
+struct KnownMount {
+    id: u64,
+    /// Id in `mountinfo`.
+    old_id: u64,
+    device: u64,
+}
+
+/// Returns what an answer about a mount or a namespace says. `None`: it is gone.
+fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl Known {
+    /// Returns the mounts of a namespace that a question may be about.
+    fn entries(
+        &mut self,
+        namespace: Namespace,
+        search: &Search<'_>,
+        stat: &mut Stat,
+    ) -> Result<Vec<MountEntry>> {
+        let ids = unless_gone(mounts(namespace.id, None))?.unwrap_or_default();
+        let mut before = self.0.remove(&namespace.id).unwrap_or_default().into_iter().peekable();
+        let mut now = Vec::with_capacity(ids.len());
+        let mut entries = Vec::new();
+        for id in ids {
+            while before.next_if(|mount| mount.id < id).is_some() {}
+            let mount = match before.next_if(|mount| mount.id == id) {
+                Some(mount) => mount,
+                None => match unless_gone(stat.identity(namespace.id, id))? {
+                    Some((old_id, device)) => KnownMount { id, old_id, device },
+                    None => continue,
+                },
+            };
+            now.push(mount);
+            if search.is_about(mount.device) {
+                entries.extend(unless_gone(stat.entry(namespace.id, id))?);
+            }
+        }
+        self.0.insert(namespace.id, now);
+        Ok(entries)
+    }
+
+    fn of(&self, namespace: Namespace) -> &[KnownMount] {
+        self.0.get(&namespace.id).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns whether the first mount that a process sees is in this namespace.
+    fn has(&self, namespace: Namespace, first_id: u64) -> bool {
+        self.of(namespace).iter().any(|mount| mount.old_id == first_id)
+    }
+
+    fn masters(&self, namespaces: &[Namespace], stat: &mut Stat) -> Result<Masters> {
+        let mut masters = Masters::default();
+        for namespace in namespaces {
+            for mount in self.of(*namespace) {
+                if let Some(groups) = unless_gone(stat.groups(namespace.id, mount.id))? {
+                    masters.add(groups);
+                }
+            }
+        }
+        Ok(masters)
+    }
+}
+
+/// Returns the answers in the order of the questions. Fails if the kernel lacks one of the calls.
+pub(super) fn search(
+    search: &mut Search<'_>,
+    (own, others): (Namespace, Vec<Namespace>),
+    known: &mut Known,
+) -> Result<Vec<Vec<MountElsewhere>>> {
+    let mut stat = Stat::new();
+    let alive: BTreeSet<u64> = others.iter().map(|namespace| namespace.id).chain([own.id]).collect();
+    known.0.retain(|id, _| alive.contains(id));
+
+    for entry in known.entries(own, search, &mut stat)? {
+        if entry.parent != entry.id
+            && let Some(on) = unless_gone(stat.entry(own.id, entry.parent))?
+        {
+            search.note_own(&entry, &on);
+        }
+    }
+
+    let mut found: Vec<(Namespace, ForeignMount)> = Vec::new();
+    let mut plugins: HashMap<u32, Option<u64>> = HashMap::new();
+    for namespace in &others {
+        for entry in known.entries(*namespace, search, &mut stat)? {
+            let mut of = search.asking(&entry);
+            of.retain(|number| {
+                let mut first =
+                    |process: &u32| *plugins.entry(*process).or_insert_with(|| first_id(*process));
+                let is_its = |process| first(process).is_some_and(|first| known.has(*namespace, first));
+                !search.questions[*number].but_of.iter().any(is_its)
+            });
+            if of.is_empty() {
+                continue;
+            }
+            let on = match entry.parent == entry.id {
+                true => None,
+                false => unless_gone(stat.entry(namespace.id, entry.parent))?,
+            };
+            let parent = on.and_then(|on| Some((on.groups, place_on(&entry, &on)?)));
+            let below = unless_gone(mounts(namespace.id, Some(entry.id)))?.unwrap_or_default();
+            let holder = Holder::Namespace(namespace.inode);
+            let copy = MountElsewhere { holder, path: entry.path, read_only: entry.read_only };
+            let is_parent = !below.is_empty();
+            found.push((*namespace, ForeignMount { copy, of, device: entry.device, parent, is_parent }));
+        }
+    }
+
+    // A copy's master is csid's own group, mostly. Only a longer chain takes the groups of all mounts.
+    found.retain(|(_, found)| !search.goes_along(found, &Masters::default()));
+    if !found.is_empty() {
+        let masters = known.masters(&others, &mut stat)?;
+        found.retain(|(_, found)| !search.goes_along(found, &masters));
+    }
+    let holders = holders(found.iter().map(|(namespace, _)| *namespace), known);
+    Ok(search.answers(found.into_iter().map(|(namespace, mut found)| {
+        found.copy.holder =
+            holders.get(&namespace.id).map_or(found.copy.holder, |process| Holder::Process(*process));
+        found
+    })))
+}
+
+/// Returns a process in each of the namespaces, by the namespace's id. A namespace that only a file or a descriptor holds has none.
+fn holders(namespaces: impl Iterator<Item = Namespace>, known: &Known) -> BTreeMap<u64, u32> {
+    let mut wanted: Vec<Namespace> = namespaces.collect();
+    wanted.dedup();
+    let mut holders = BTreeMap::new();
+    let mut note = |process: u32, first: Option<u64>| {
+        let is_there = |namespace: &Namespace| first.is_some_and(|first| known.has(*namespace, first));
+        holders
+            .extend(wanted.extract_if(.., |namespace| is_there(namespace)).map(|there| (there.id, process)));
+        wanted.is_empty()
+    };
+    // The other threads of a process are mostly in its own namespace.
+    let all = processes();
+    let is_done = all.iter().any(|process| note(*process, first_id(*process)));
+    if !is_done {
+        all.iter().flat_map(|process| threads(*process)).any(|(process, first)| note(process, first));
+    }
+    holders
+}

@@ -1,0 +1,238 @@
+//! Mount namespaces and their mounts, as the system calls of Linux 6.12 and later show them: `NS_MNT_GET_NEXT`, `listmount` and
+//! `statmount`. An older kernel, or a filter of system calls, answers with an error. Constants are those of `linux/mount.h` and
+//! `linux/nsfs.h`.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use crate::host::table::{Groups, MountEntry};
+
+/// The numbers of these calls are the same on every architecture that csid runs on. libc does not name them.
+const SYS_STATMOUNT: libc::c_long = 457;
+const SYS_LISTMOUNT: libc::c_long = 458;
+/// Stands for the root of a namespace in a request of `listmount`.
+const LSMT_ROOT: u64 = u64::MAX;
+/// Mounts that one call of `listmount` returns at most.
+const PAGE: usize = 1_024;
+
+const NS_MNT_GET_INFO: libc::c_ulong = ioctl_number(10);
+const NS_MNT_GET_NEXT: libc::c_ulong = ioctl_number(11);
+const NS_MNT_GET_PREV: libc::c_ulong = ioctl_number(12);
+
+/// Returns the number of a request of nsfs that reads a [`NamespaceInfo`].
+const fn ioctl_number(request: u8) -> libc::c_ulong {
+    const READ: libc::c_ulong = 2;
+    const NSFS: libc::c_ulong = 0xb7;
+    READ << 30 | (size_of::<NamespaceInfo>() as libc::c_ulong) << 16 | NSFS << 8 | request as libc::c_ulong
+}
+
+#[repr(C)]
+struct NamespaceInfo {
+    size: u32,
+    mounts: u32,
+    id: u64,
+}
+
+/// The argument of `statmount` and `listmount`.
+#[repr(C)]
+struct Request {
+    size: u32,
+    spare: u32,
+    mount: u64,
+    /// Of `statmount`: the wanted fields. Of `listmount`: the mount after which the list continues.
+    parameter: u64,
+    namespace: u64,
+}
+
+/// The fixed part of the answer of `statmount`. A string is at its offset in the bytes that follow.
+#[repr(C)]
+struct Fixed {
+    size: u32,
+    mount_options: u32,
+    mask: u64,
+    major: u32,
+    minor: u32,
+    magic: u64,
+    superblock_flags: u32,
+    fs_type: u32,
+    id: u64,
+    parent: u64,
+    old_id: u32,
+    old_parent: u32,
+    attributes: u64,
+    propagation: u64,
+    peer_group: u64,
+    master: u64,
+    propagate_from: u64,
+    root: u32,
+    point: u32,
+    namespace: u64,
+    spare: [u64; 49],
+}
+
+const _: () = assert!(size_of::<Request>() == 32 && size_of::<Fixed>() == 512);
+
+/// Two paths and the name of a file system, each with its NUL.
+const STRINGS: usize = 2 * 4_096 + 256;
+
+#[repr(C)]
+struct Answer {
+    fixed: Fixed,
+    strings: [u8; STRINGS],
+}
+
+const SB_BASIC: u64 = 0x1;
+const MNT_BASIC: u64 = 0x2;
+const MNT_ROOT: u64 = 0x8;
+const MNT_POINT: u64 = 0x10;
+const FS_TYPE: u64 = 0x20;
+
+/// A mount namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Namespace {
+    /// The kernel never uses this id for another namespace.
+    pub id: u64,
+    /// Number in the link `/proc/PID/ns/mnt` of its processes.
+    pub inode: u64,
+}
+
+impl Namespace {
+    fn of(file: &File) -> Result<Self> {
+        let info = ask(file, NS_MNT_GET_INFO)?.0;
+        Ok(Namespace { id: info.id, inode: file.metadata()?.ino() })
+    }
+}
+
+/// Returns csid's own mount namespace, and the others in the order of their making. A namespace in which csid lacks
+/// `CAP_SYS_ADMIN` is left out.
+pub(super) fn namespaces() -> Result<(Namespace, Vec<Namespace>)> {
+    let file = File::open("/proc/self/ns/mnt")?;
+    let own = Namespace::of(&file)?;
+    let mut others = Vec::new();
+    // The newer ones come last: a namespace that is made meanwhile is among them.
+    for request in [NS_MNT_GET_PREV, NS_MNT_GET_NEXT] {
+        let mut at = file.try_clone()?;
+        loop {
+            match ask(&at, request) {
+                Ok((_, Some(next))) => at = next,
+                Ok((_, None)) => break,
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => break,
+                Err(error) => return Err(error),
+            }
+            others.push(Namespace::of(&at)?);
+        }
+    }
+    others.sort_by_key(|namespace| namespace.id);
+    Ok((own, others))
+}
+
+/// Sends a request about a namespace. Returns the answer, and the namespace's file if the request opens one.
+fn ask(file: &File, request: libc::c_ulong) -> Result<(NamespaceInfo, Option<File>)> {
+    let size = u32::try_from(size_of::<NamespaceInfo>()).unwrap_or_default();
+    let mut info = NamespaceInfo { size, mounts: 0, id: 0 };
+    // SAFETY: the descriptor is open while `file` is borrowed. The request writes one `NamespaceInfo`.
+    let answer = unsafe { libc::ioctl(file.as_raw_fd(), request as _, &raw mut info) };
+    match answer {
+        -1 => Err(Error::last_os_error()),
+        _ if request == NS_MNT_GET_INFO => Ok((info, None)),
+        // SAFETY: the request has just opened this descriptor, and nothing else owns it.
+        opened => Ok((info, Some(unsafe { File::from_raw_fd(opened) }))),
+    }
+}
+
+/// Returns the ids of the mounts below `mount`, or of all with `None`, in ascending order. Fails with `ENOENT` if the namespace or
+/// the mount is gone.
+pub(super) fn mounts(namespace: u64, mount: Option<u64>) -> Result<Vec<u64>> {
+    let mut found: Vec<u64> = Vec::new();
+    loop {
+        let last = found.last().copied().unwrap_or_default();
+        let request =
+            Request { size: size(), spare: 0, mount: mount.unwrap_or(LSMT_ROOT), parameter: last, namespace };
+        let mut page = [0_u64; PAGE];
+        // SAFETY: `request` lives through the call. The call writes `PAGE` numbers at most.
+        let count =
+            unsafe { libc::syscall(SYS_LISTMOUNT, &raw const request, page.as_mut_ptr(), PAGE, 0_u32) };
+        let Ok(count) = usize::try_from(count) else { return Err(Error::last_os_error()) };
+        found.extend_from_slice(&page[..count]);
+        if count < PAGE {
+            return Ok(found);
+        }
+    }
+}
+
+fn size() -> u32 {
+    u32::try_from(size_of::<Request>()).unwrap_or_default()
+}
+
+/// A buffer for the answers of `statmount`.
+pub(super) struct Stat(Box<Answer>);
+
+impl Stat {
+    pub fn new() -> Self {
+        // SAFETY: an answer has only integers, for which zeroes are valid.
+        Stat(unsafe { Box::new_zeroed().assume_init() })
+    }
+
+    /// Asks for the fields `mask` of a mount. Fails with `ENOENT` if the mount is gone.
+    fn ask(&mut self, namespace: u64, mount: u64, mask: u64) -> Result<&Answer> {
+        let request = Request { size: size(), spare: 0, mount, parameter: mask, namespace };
+        // SAFETY: `request` lives through the call, which writes as many bytes as the size says at most.
+        let answer = unsafe {
+            libc::syscall(SYS_STATMOUNT, &raw const request, &raw mut *self.0, size_of::<Answer>(), 0_u32)
+        };
+        match answer {
+            0 => Ok(&self.0),
+            _ => Err(Error::last_os_error()),
+        }
+    }
+
+    /// Returns a mount's id in `mountinfo`, and the number of its file system. Neither ever changes.
+    pub fn identity(&mut self, namespace: u64, mount: u64) -> Result<(u64, u64)> {
+        let fixed = &self.ask(namespace, mount, SB_BASIC | MNT_BASIC)?.fixed;
+        Ok((u64::from(fixed.old_id), rustix::fs::makedev(fixed.major, fixed.minor)))
+    }
+
+    /// Returns the groups by which a mount receives and passes on unmounts.
+    pub fn groups(&mut self, namespace: u64, mount: u64) -> Result<Groups> {
+        Ok(self.ask(namespace, mount, MNT_BASIC)?.fixed.groups())
+    }
+
+    /// Returns all that csid reads of a mount. Its ids are those of `listmount`, and its path begins at the root of its namespace.
+    /// Its file system's type has no subtype.
+    pub fn entry(&mut self, namespace: u64, mount: u64) -> Result<MountEntry> {
+        let answer = self.ask(namespace, mount, SB_BASIC | MNT_BASIC | MNT_ROOT | MNT_POINT | FS_TYPE)?;
+        let fixed = &answer.fixed;
+        let path = |offset| PathBuf::from(OsStr::from_bytes(answer.string(offset)));
+        Ok(MountEntry {
+            id: fixed.id,
+            parent: fixed.parent,
+            device: rustix::fs::makedev(fixed.major, fixed.minor),
+            root: path(fixed.root),
+            path: path(fixed.point),
+            fs_type: String::from_utf8_lossy(answer.string(fixed.fs_type)).into_owned(),
+            read_only: fixed.attributes & libc::MOUNT_ATTR_RDONLY != 0,
+            groups: fixed.groups(),
+        })
+    }
+}
+
+impl Fixed {
+    fn groups(&self) -> Groups {
+        let group = |number| Some(number).filter(|number| *number != 0);
+        // The nearest group in the caller's sight says nothing about other namespaces.
+        Groups { shared: group(self.peer_group), master: group(self.master), propagate_from: None }
+    }
+}
+
+impl Answer {
+    /// Returns the string at an offset, without its NUL.
+    fn string(&self, offset: u32) -> &[u8] {
+        let rest = self.strings.get(offset as usize..).unwrap_or_default();
+        rest.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
+}
