@@ -148,6 +148,9 @@ fn holders(namespaces: impl Iterator<Item = Namespace>, known: &Known) -> BTreeM
     let mut wanted: Vec<Namespace> = namespaces.collect();
     wanted.dedup();
     let mut holders = BTreeMap::new();
+    if wanted.is_empty() {
+        return holders;
+    }
     let mut note = |process: u32, first: Option<u64>| {
         let is_there = |namespace: &Namespace| first.is_some_and(|first| known.has(*namespace, first));
         holders
