@@ -7,7 +7,7 @@ use std::io::Result;
 use crate::host::copies::{ForeignMount, Masters, Search, place_on};
 use crate::host::namespaces::{Holder, MountElsewhere};
 use crate::host::process_tables::{first_id, processes, threads};
-use crate::host::statmount::{Namespace, Stat, mounts};
+use crate::host::statmount::{Stat, inode, mounts};
 use crate::host::table::MountEntry;
 
 /// The mounts of each namespace, by the namespace's id, as the last search found them.
@@ -34,48 +34,43 @@ fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
 
 impl Known {
     /// Returns the mounts of a namespace that a question may be about.
-    fn entries(
-        &mut self,
-        namespace: Namespace,
-        search: &Search<'_>,
-        stat: &mut Stat,
-    ) -> Result<Vec<MountEntry>> {
-        let ids = unless_gone(mounts(namespace.id, None))?.unwrap_or_default();
-        let mut before = self.0.remove(&namespace.id).unwrap_or_default().into_iter().peekable();
+    fn entries(&mut self, namespace: u64, search: &Search<'_>, stat: &mut Stat) -> Result<Vec<MountEntry>> {
+        let ids = unless_gone(mounts(namespace, None))?.unwrap_or_default();
+        let mut before = self.0.remove(&namespace).unwrap_or_default().into_iter().peekable();
         let mut now = Vec::with_capacity(ids.len());
         let mut entries = Vec::new();
         for id in ids {
             while before.next_if(|mount| mount.id < id).is_some() {}
             let mount = match before.next_if(|mount| mount.id == id) {
                 Some(mount) => mount,
-                None => match unless_gone(stat.identity(namespace.id, id))? {
+                None => match unless_gone(stat.identity(namespace, id))? {
                     Some((old_id, device)) => KnownMount { id, old_id, device },
                     None => continue,
                 },
             };
             now.push(mount);
             if search.is_about(mount.device) {
-                entries.extend(unless_gone(stat.entry(namespace.id, id))?);
+                entries.extend(unless_gone(stat.entry(namespace, id))?);
             }
         }
-        self.0.insert(namespace.id, now);
+        self.0.insert(namespace, now);
         Ok(entries)
     }
 
-    fn of(&self, namespace: Namespace) -> &[KnownMount] {
-        self.0.get(&namespace.id).map_or(&[], Vec::as_slice)
+    fn of(&self, namespace: u64) -> &[KnownMount] {
+        self.0.get(&namespace).map_or(&[], Vec::as_slice)
     }
 
     /// Returns whether the first mount that a process sees is in this namespace.
-    fn has(&self, namespace: Namespace, first_id: u64) -> bool {
+    fn has(&self, namespace: u64, first_id: u64) -> bool {
         self.of(namespace).iter().any(|mount| mount.old_id == first_id)
     }
 
-    fn masters(&self, namespaces: &[Namespace], stat: &mut Stat) -> Result<Masters> {
+    fn masters(&self, namespaces: &[u64], stat: &mut Stat) -> Result<Masters> {
         let mut masters = Masters::default();
-        for namespace in namespaces {
-            for mount in self.of(*namespace) {
-                if let Some(groups) = unless_gone(stat.groups(namespace.id, mount.id))? {
+        for &namespace in namespaces {
+            for mount in self.of(namespace) {
+                if let Some(groups) = unless_gone(stat.groups(namespace, mount.id))? {
                     masters.add(groups);
                 }
             }
@@ -87,30 +82,30 @@ impl Known {
 /// Returns the answers in the order of the questions. Fails if the kernel lacks one of the calls.
 pub(super) fn search(
     search: &mut Search<'_>,
-    (own, others): (Namespace, Vec<Namespace>),
+    (own, others): (u64, Vec<u64>),
     known: &mut Known,
 ) -> Result<Vec<Vec<MountElsewhere>>> {
     let mut stat = Stat::new();
-    let alive: BTreeSet<u64> = others.iter().map(|namespace| namespace.id).chain([own.id]).collect();
+    let alive: BTreeSet<u64> = others.iter().copied().chain([own]).collect();
     known.0.retain(|id, _| alive.contains(id));
 
     for entry in known.entries(own, search, &mut stat)? {
         if entry.parent != entry.id
-            && let Some(on) = unless_gone(stat.entry(own.id, entry.parent))?
+            && let Some(on) = unless_gone(stat.entry(own, entry.parent))?
         {
             search.note_own(&entry, &on);
         }
     }
 
-    let mut found: Vec<(Namespace, ForeignMount)> = Vec::new();
+    let mut found: Vec<(u64, ForeignMount)> = Vec::new();
     let mut plugins: HashMap<u32, Option<u64>> = HashMap::new();
-    for namespace in &others {
-        for entry in known.entries(*namespace, search, &mut stat)? {
+    for &namespace in &others {
+        for entry in known.entries(namespace, search, &mut stat)? {
             let mut of = search.asking(&entry);
             of.retain(|number| {
                 let mut first =
                     |process: &u32| *plugins.entry(*process).or_insert_with(|| first_id(*process));
-                let is_its = |process| first(process).is_some_and(|first| known.has(*namespace, first));
+                let is_its = |process| first(process).is_some_and(|first| known.has(namespace, first));
                 !search.questions[*number].but_of.iter().any(is_its)
             });
             if of.is_empty() {
@@ -118,14 +113,14 @@ pub(super) fn search(
             }
             let on = match entry.parent == entry.id {
                 true => None,
-                false => unless_gone(stat.entry(namespace.id, entry.parent))?,
+                false => unless_gone(stat.entry(namespace, entry.parent))?,
             };
             let parent = on.and_then(|on| Some((on.groups, place_on(&entry, &on)?)));
-            let below = unless_gone(mounts(namespace.id, Some(entry.id)))?.unwrap_or_default();
-            let holder = Holder::Namespace(namespace.inode);
+            let below = unless_gone(mounts(namespace, Some(entry.id)))?.unwrap_or_default();
+            let holder = Holder::Namespace(namespace);
             let copy = MountElsewhere { holder, path: entry.path, read_only: entry.read_only };
             let is_parent = !below.is_empty();
-            found.push((*namespace, ForeignMount { copy, of, device: entry.device, parent, is_parent }));
+            found.push((namespace, ForeignMount { copy, of, device: entry.device, parent, is_parent }));
         }
     }
 
@@ -135,26 +130,23 @@ pub(super) fn search(
         let masters = known.masters(&others, &mut stat)?;
         found.retain(|(_, found)| !search.goes_along(found, &masters));
     }
-    let holders = holders(found.iter().map(|(namespace, _)| *namespace), known);
-    Ok(search.answers(found.into_iter().map(|(namespace, mut found)| {
-        found.copy.holder =
-            holders.get(&namespace.id).map_or(found.copy.holder, |process| Holder::Process(*process));
-        found
+    let holders = holders(found.iter().map(|(namespace, _)| *namespace).collect(), known)?;
+    Ok(search.answers(found.into_iter().filter_map(|(namespace, mut found)| {
+        found.copy.holder = *holders.get(&namespace)?;
+        Some(found)
     })))
 }
 
-/// Returns a process in each of the namespaces, by the namespace's id. A namespace that only a file or a descriptor holds has none.
-fn holders(namespaces: impl Iterator<Item = Namespace>, known: &Known) -> BTreeMap<u64, u32> {
-    let mut wanted: Vec<Namespace> = namespaces.collect();
-    wanted.dedup();
+/// Returns what has each of the namespaces, by the namespace's id. A namespace that is gone has no entry.
+fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Holder>> {
     let mut holders = BTreeMap::new();
     if wanted.is_empty() {
-        return holders;
+        return Ok(holders);
     }
     let mut note = |process: u32, first: Option<u64>| {
-        let is_there = |namespace: &Namespace| first.is_some_and(|first| known.has(*namespace, first));
-        holders
-            .extend(wanted.extract_if(.., |namespace| is_there(namespace)).map(|there| (there.id, process)));
+        let is_there = |namespace: &u64| first.is_some_and(|first| known.has(*namespace, first));
+        let there = wanted.extract_if(.., is_there);
+        holders.extend(there.map(|namespace| (namespace, Holder::Process(process))));
         wanted.is_empty()
     };
     // The other threads of a process are mostly in its own namespace.
@@ -163,5 +155,8 @@ fn holders(namespaces: impl Iterator<Item = Namespace>, known: &Known) -> BTreeM
     if !is_done {
         all.iter().flat_map(|process| threads(*process)).any(|(process, first)| note(process, first));
     }
-    holders
+    for namespace in wanted {
+        holders.extend(inode(namespace)?.map(|inode| (namespace, Holder::Namespace(inode))));
+    }
+    Ok(holders)
 }

@@ -92,56 +92,58 @@ const MNT_ROOT: u64 = 0x8;
 const MNT_POINT: u64 = 0x10;
 const FS_TYPE: u64 = 0x20;
 
-/// A mount namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Namespace {
-    /// The kernel never uses this id for another namespace.
-    pub id: u64,
-    /// Number in the link `/proc/PID/ns/mnt` of its processes.
-    pub inode: u64,
-}
-
-impl Namespace {
-    fn of(file: &File) -> Result<Self> {
-        let info = ask(file, NS_MNT_GET_INFO)?.0;
-        Ok(Namespace { id: info.id, inode: file.metadata()?.ino() })
-    }
-}
-
-/// Returns csid's own mount namespace, and the others in the order of their making. A namespace in which csid lacks
+/// Returns the ids of csid's own mount namespace and of the others. The kernel never uses an id again. A namespace in which csid lacks
 /// `CAP_SYS_ADMIN` is left out.
-pub(super) fn namespaces() -> Result<(Namespace, Vec<Namespace>)> {
-    let file = File::open("/proc/self/ns/mnt")?;
-    let own = Namespace::of(&file)?;
+pub(super) fn namespaces() -> Result<(u64, Vec<u64>)> {
     let mut others = Vec::new();
+    let own = each_namespace(|id, _| others.push(id))?;
+    Ok((own, others))
+}
+
+/// Returns the inode number of a namespace, as the link `/proc/PID/ns/mnt` of its processes has it. `None`: the namespace is gone.
+pub(super) fn inode(namespace: u64) -> Result<Option<u64>> {
+    let mut inode = None;
+    each_namespace(|id, file| {
+        if id == namespace {
+            inode = file.metadata().ok().map(|of| of.ino());
+        }
+    })?;
+    Ok(inode)
+}
+
+/// Calls `found` for each mount namespace other than csid's own, and returns the id of csid's own.
+fn each_namespace(mut found: impl FnMut(u64, &File)) -> Result<u64> {
+    let own = File::open("/proc/self/ns/mnt")?;
+    let (id, _) = ask(&own, NS_MNT_GET_INFO)?;
     // The newer ones come last: a namespace that is made meanwhile is among them.
     for request in [NS_MNT_GET_PREV, NS_MNT_GET_NEXT] {
-        let mut at = file.try_clone()?;
+        let mut at: Option<File> = None;
         loop {
-            match ask(&at, request) {
-                Ok((_, Some(next))) => at = next,
+            match ask(at.as_ref().unwrap_or(&own), request) {
+                Ok((id, Some(next))) => {
+                    found(id, &next);
+                    at = Some(next);
+                }
                 Ok((_, None)) => break,
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => break,
                 Err(error) => return Err(error),
             }
-            others.push(Namespace::of(&at)?);
         }
     }
-    others.sort_by_key(|namespace| namespace.id);
-    Ok((own, others))
+    Ok(id)
 }
 
-/// Sends a request about a namespace. Returns the answer, and the namespace's file if the request opens one.
-fn ask(file: &File, request: libc::c_ulong) -> Result<(NamespaceInfo, Option<File>)> {
+/// Sends a request about a namespace. Returns the id in the answer, and the file that the request opens, if it opens one.
+fn ask(file: &File, request: libc::c_ulong) -> Result<(u64, Option<File>)> {
     let size = u32::try_from(size_of::<NamespaceInfo>()).unwrap_or_default();
     let mut info = NamespaceInfo { size, mounts: 0, id: 0 };
     // SAFETY: the descriptor is open while `file` is borrowed. The request writes one `NamespaceInfo`.
     let answer = unsafe { libc::ioctl(file.as_raw_fd(), request as _, &raw mut info) };
     match answer {
         -1 => Err(Error::last_os_error()),
-        _ if request == NS_MNT_GET_INFO => Ok((info, None)),
+        _ if request == NS_MNT_GET_INFO => Ok((info.id, None)),
         // SAFETY: the request has just opened this descriptor, and nothing else owns it.
-        opened => Ok((info, Some(unsafe { File::from_raw_fd(opened) }))),
+        opened => Ok((info.id, Some(unsafe { File::from_raw_fd(opened) }))),
     }
 }
 
