@@ -225,7 +225,12 @@ mod tests {
         let reading = tokio::spawn(read(reader.into(), TIMEOUT));
         let mut writer = File::from(OwnedFd::from(writer));
         writer.write_all(b"{").unwrap();
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let taken = async {
+            while rustix::io::ioctl_fionread(&kept).unwrap() > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(TIMEOUT, taken).await.expect("the byte is read");
         assert_eq!(fcntl_getfl(&kept).unwrap() & OFlags::NONBLOCK, OFlags::empty());
         writer.write_all(b"}").unwrap();
         drop(writer);

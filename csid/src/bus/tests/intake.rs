@@ -106,6 +106,12 @@ async fn peer_without_login_is_disconnected() {
     properties(&connect(&path).await).await;
 }
 
+fn byte(stream: &mut std::os::unix::net::UnixStream) -> u8 {
+    let mut byte = [0];
+    stream.read_exact(&mut byte).unwrap();
+    byte[0]
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_descriptors_end_only_their_connection() {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -124,12 +130,19 @@ async fn missing_descriptors_end_only_their_connection() {
         let fd = null.try_clone().unwrap();
         let dropped = tokio::task::spawn_blocking(move || {
             let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
-            let (first, then) = match together {
-                true => (Vec::new(), [login.into_bytes(), bytes].concat()),
-                false => (login.into_bytes(), bytes),
+            let then = match together {
+                true => [login.into_bytes(), bytes].concat(),
+                false => {
+                    stream.write_all(&[login.into_bytes(), call_bytes(7)].concat()).unwrap();
+                    // The login has ended when csid answers a call.
+                    let mut answer = Vec::new();
+                    while !answer.ends_with(b"AGREE_UNIX_FD\r\n") {
+                        answer.push(byte(&mut stream));
+                    }
+                    assert_eq!(byte(&mut stream), b'l', "a message begins");
+                    bytes
+                }
             };
-            stream.write_all(&first).unwrap();
-            std::thread::sleep(Duration::from_millis(if together { 0 } else { 200 }));
             let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             let fds = [std::os::fd::AsFd::as_fd(&fd)];
@@ -211,6 +224,7 @@ async fn sizes_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_reply_flag_suppresses_the_answer() {
+    const CALLS: u32 = 20;
     let world = World::new();
     let (path, _serving) = world.listen();
     let sound = |flags: Flags, serial: u32| {
@@ -219,18 +233,21 @@ async fn no_reply_flag_suppresses_the_answer() {
     };
     let first = tokio::task::spawn_blocking(move || {
         let mut stream = raw(&path);
-        stream.write_all(&sound(Flags::NO_REPLY_EXPECTED, 1)).unwrap();
-        std::thread::sleep(Duration::from_millis(200));
-        stream.write_all(&sound(Flags::empty(), 0x0a0b_0c0d)).unwrap();
-        let mut answer = [0; 4096];
-        let count = stream.read(&mut answer).unwrap();
-        answer[..count].to_vec()
+        stream.write_all(&sound(Flags::NO_REPLY_EXPECTED, 0x0102_0304)).unwrap();
+        // Each of these calls comes when the one before is answered. An answer to the first would come among theirs.
+        let mut answers = Vec::new();
+        for serial in 1..=CALLS {
+            stream.write_all(&sound(Flags::empty(), 0x0a0b_0c00 + serial)).unwrap();
+            let wanted = (0x0a0b_0c00 + serial).to_le_bytes();
+            while !answers.windows(4).any(|window| window == wanted) {
+                answers.push(byte(&mut stream));
+            }
+        }
+        answers
     });
-    let answer = first.await.unwrap();
-    assert!(
-        answer.windows(4).any(|window| window == [0x0d, 0x0c, 0x0b, 0x0a]),
-        "the second call's answer comes first"
-    );
+    let answers = first.await.unwrap();
+    let unwanted = 0x0102_0304_u32.to_le_bytes();
+    assert!(!answers.windows(4).any(|window| window == unwanted), "the first call is answered");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -284,10 +284,19 @@ async fn csid_reconnects_to_a_restarted_bus() {
 #[tokio::test(flavor = "multi_thread")]
 async fn csid_without_a_bus_waits_and_stops() {
     let world = World::new();
-    let nowhere = zbus::Address::try_from("unix:path=/nonexistent/bus").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("bus");
+    // No bus listens there: each connection is closed at once.
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    let nowhere = zbus::Address::try_from(format!("unix:path={}", socket.display()).as_str()).unwrap();
     let serving =
         tokio::spawn(serve::serve_bus_at(Some(nowhere), world.rooms.clone(), world.group_file(), QUICK));
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    let tries = async {
+        for _ in 0..3 {
+            drop(listener.accept().await.unwrap());
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), tries).await.expect("it tries again");
     assert!(!serving.is_finished());
     world.state.send(State::Stopping).unwrap();
     tokio::time::timeout(Duration::from_secs(3), serving).await.expect("it stops").unwrap();

@@ -8,6 +8,7 @@ use zbus::{Connection, Variant};
 use super::harness::{
     Bus, MANAGER, MEMBER, NOBODY, Options, ROOT, User, World, call, connect_as, is_root, manager,
 };
+use super::lost::until;
 use super::on_bus::{QUICK, Script, polkit};
 use crate::bus::dispatch::MEMBERS;
 
@@ -263,7 +264,7 @@ async fn calls_of_one_uid_are_limited() {
     });
     let timeouts = crate::bus::polkit::Timeouts { unattended: Duration::from_secs(5), ..QUICK };
     let _serving = bus.serve(&world, timeouts).await;
-    let _authority = polkit(&bus, Script::Silent).await;
+    let authority = polkit(&bus, Script::Silent).await;
     // Two calls that wait for polkit are this uid's limit. The third is refused at once, and root's is not.
     let client = bus.connect_as(NOBODY).await;
     let mut waiting = tokio::task::JoinSet::new();
@@ -271,7 +272,8 @@ async fn calls_of_one_uid_are_limited() {
         let client = client.clone();
         waiting.spawn(async move { manager(&client, "ListPlugins", &()).await.unwrap_err().0 });
     }
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    let asked = || authority.asked.load(Ordering::Relaxed);
+    until("both wait for polkit", async || asked() == 2).await;
     let (name, _) = manager(&client, "ListPlugins", &()).await.unwrap_err();
     assert_eq!(name, "org.csid1.Error.RateLimited");
     assert!(waiting.try_join_next().is_none(), "the two wait still");
