@@ -177,10 +177,8 @@ async fn a_socket_that_appears_late_is_found_soon() {
     let host = Host::new();
     let mut fake = host.fake();
     host.register(&fake).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let view = host.plugins.view("p").unwrap();
-    assert_eq!(view.state, "starting");
-    assert!(view.health_message.contains("cannot connect"), "{view:?}");
+    until(|| host.plugins.view("p").unwrap().health_message.contains("cannot connect")).await;
+    assert_eq!(host.plugins.view("p").unwrap().state, "starting");
     assert!(host.events("plugin-health").await.is_empty());
     // Nothing is there in time: it is said, and waited for on.
     host.state(&["unhealthy"]).await;

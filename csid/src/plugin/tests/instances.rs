@@ -196,14 +196,14 @@ async fn controller_calls_in_flight_are_bounded() {
     }
     let came = || a.calls("DeleteVolume") + b.calls("DeleteVolume");
     until(|| came() >= CALLS).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!((a.calls("DeleteVolume"), b.calls("DeleteVolume")), (CALLS / 2, CALLS / 2));
     let late = CallContext { patience: Duration::from_millis(20), ..request(None) };
     let error = chosen(&host).await.delete("late", late).await.unwrap_err();
     assert!(
         error.class == Class::NotSent && error.to_string().contains("has not answered 64 calls"),
         "{error}"
     );
+    // The six others have asked for their turn before this one.
+    assert_eq!((a.calls("DeleteVolume"), b.calls("DeleteVolume")), (CALLS / 2, CALLS / 2));
     // Who only looks has a turn all the same, and looks have their own bound.
     let mut looks = tokio::task::JoinSet::new();
     for _ in 0..LOOKS + 6 {
@@ -223,6 +223,7 @@ async fn controller_calls_in_flight_are_bounded() {
     let patient = tokio::spawn(async move {
         patient.delete("patient", CallContext { patience: PATIENCE, ..request(None) }).await
     });
+    // The wait is tested: a deadline that began with the call would have lost it.
     tokio::time::sleep(WAIT).await;
     for fake in [&a, &b] {
         fake.script().timeouts.clear();
@@ -254,7 +255,8 @@ async fn an_older_instance_is_waited_for_too() {
         let plugins = host.plugins.clone();
         tokio::spawn(async move { plugins.controller("p", soon(LONG)).await.map(drop) })
     };
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    // It waits now: this runtime has one thread.
+    tokio::task::yield_now().await;
     old.start();
     tokio::time::timeout(LONG / 2, waiting).await.expect("it hears of it").unwrap().unwrap();
 }
@@ -329,7 +331,8 @@ async fn capability_unknown_until_every_instance_probed() {
         let plugins = host.plugins.clone();
         tokio::spawn(async move { plugins.known("p", ATTACHES, soon(LONG)).await })
     };
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    // It waits now: this runtime has one thread.
+    tokio::task::yield_now().await;
     controller.start();
     assert!(waiting.await.unwrap().unwrap());
     assert_eq!(host.plugins.can("p", Can::Node("EXPAND_VOLUME")), Some(false), "all were seen");

@@ -71,7 +71,8 @@ async fn upgrade_moves_new_calls_and_ends_old_ones() {
 
     slow.abort();
     assert!(slow.await.unwrap_err().is_cancelled());
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let probes = old.calls("Probe");
+    until(|| old.calls("Probe") > probes + 1).await;
     assert!(!first.is_finished() && host.is_healthy("old"), "one is in hand yet");
     drop(in_hand);
     assert_eq!(first.await.unwrap().unwrap(), "new");
@@ -341,7 +342,7 @@ async fn again(plugins: &Plugins, replaced: Option<&str>, given: &PluginSpec) ->
 async fn the_same_call_again_has_the_same_answer() {
     for name in [Some("new"), None] {
         let host = Host::new();
-        let _old = host.instance("old", true, true).await;
+        let old = host.instance("old", true, true).await;
         let _second = host.instance("second", true, true).await;
         let in_hand = {
             let entries = host.plugins.entries();
@@ -357,7 +358,9 @@ async fn the_same_call_again_has_the_same_answer() {
         until(taken).await;
         let (plugins, asked) = (host.plugins.clone(), given.clone());
         let joined = tokio::spawn(async move { again(&plugins, Some("old"), &asked).await });
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // The old one is probed on.
+        let probes = old.calls("Probe");
+        until(|| old.calls("Probe") > probes + 1).await;
         assert!(!first.is_finished() && !joined.is_finished());
         let others = again(&host.plugins, Some("second"), &given).await.unwrap_err();
         assert_eq!(others.kind, Kind::Busy, "it is not the same instance that is replaced");
@@ -431,7 +434,10 @@ async fn an_upgrade_is_ended_when_there_is_room_for_its_end() {
     disk.fill(&host.store).await;
     new.start();
     until(|| instances(&host.plugins) == ["new"]).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // The journal refuses this row after the end of the upgrade.
+    let (id, spec) = ("late".to_owned(), "x".repeat(1 << 16));
+    let row = PluginRow { id, instance: "default".into(), number: 0, uid: 0, spec };
+    host.store.commit(vec![Change::PutPlugin(row)], Durability::Disk).await.unwrap_err();
     assert!(!upgrading.is_finished(), "it is not forgotten that the old one was stopped");
     let error = host.plugins.unregister("p", None, 0).await.unwrap_err();
     assert_eq!(error.kind, Kind::Busy, "nobody waits for room: {error}");
