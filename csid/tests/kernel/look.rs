@@ -81,6 +81,7 @@ fn a_hung_server() {
         let hung = (0..200).map(|_| host.look(P, &path));
         let hung = futures_util::future::join_all(hung);
         let other = async {
+            // The others hang by then. Nothing shows how many of them wait in the kernel.
             tokio::time::sleep(Duration::from_millis(500)).await;
             let start = Instant::now();
             let look = host.look(P, &fine).await;
