@@ -5,6 +5,7 @@ use std::{
     io::Read,
     os::fd::AsFd,
     path::{Path, PathBuf},
+    pin::pin,
     process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex,
@@ -17,6 +18,7 @@ use csid_client::{
     AccessMode, CallOptions, Client, Error, Event, Kind, MountFilter, MountOptions, News, Restore, Secrets,
     Target,
 };
+use futures_util::poll;
 use tokio::{net::UnixListener, sync::Notify, time::timeout};
 use zbus::{
     Connection, DBusError, Guid, Message, OwnedVariant, Variant,
@@ -39,6 +41,7 @@ struct State {
     release: Notify,
     in_flight: AtomicUsize,
     most: AtomicUsize,
+    begun: AtomicUsize,
     events: Mutex<Vec<Event>>,
     /// The newest sequences that GetEvents has; older ones are a gap.
     kept: AtomicUsize,
@@ -101,6 +104,7 @@ impl Server {
             "wait" => {
                 let now = self.0.in_flight.fetch_add(1, SeqCst) + 1;
                 self.0.most.fetch_max(now, SeqCst);
+                self.0.begun.fetch_add(1, SeqCst);
                 self.0.release.notified().await;
                 self.0.in_flight.fetch_sub(1, SeqCst);
                 Ok((consumer, false))
@@ -330,19 +334,33 @@ async fn calls_in_flight_are_bounded_and_dropped_ones_count() {
             tokio::spawn(async move { client.mount("default", "wait", "job", MountOptions::default()).await })
         })
         .collect();
-    let settle = || tokio::time::sleep(Duration::from_millis(300));
-    settle().await;
-    assert_eq!(f.server.0.in_flight.load(SeqCst), 112);
+    let counts = || (f.server.0.begun.load(SeqCst), f.server.0.in_flight.load(SeqCst));
+    let begun_and_in_flight = async |wanted: (usize, usize)| {
+        let so = async {
+            while counts() != wanted {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(SOON, so).await.unwrap_or_else(|_| panic!("{:?}, not {wanted:?}", counts()));
+    };
+    // There is always room to cancel. What the client has sent before reaches the server before.
+    let earlier_ones_came = async || {
+        for _ in 0..10 {
+            timeout(SOON, f.client.cancel_operation("x")).await.expect("an answer").unwrap();
+        }
+    };
+    begun_and_in_flight((112, 112)).await;
+    earlier_ones_came().await;
+    assert_eq!(f.server.0.most.load(SeqCst), 112);
     // Dropped calls still count as unanswered, so no other call takes their place.
     for call in calls.iter().take(112) {
         call.abort();
     }
-    settle().await;
+    earlier_ones_came().await;
     assert_eq!(f.server.0.most.load(SeqCst), 112);
-    timeout(SOON, f.client.cancel_operation("x")).await.expect("there is always room to cancel").unwrap();
     f.server.0.release.notify_waiters();
-    settle().await;
-    assert_eq!(f.server.0.in_flight.load(SeqCst), 88, "the others came next");
+    // The others come next.
+    begun_and_in_flight((200, 88)).await;
     f.server.0.release.notify_waiters();
     for call in calls.into_iter().skip(112) {
         timeout(SOON, call).await.unwrap().unwrap().unwrap();
@@ -363,7 +381,14 @@ async fn events_come_in_order_and_holes_are_filled() {
     f.emit(2, false).await;
     let mut follower = f.client.follow(Some(1)).await.unwrap();
     assert_eq!(next(&mut follower).await, Some(2));
-    assert!(timeout(Duration::from_millis(100), follower.next()).await.is_err(), "nothing more yet");
+    {
+        // The follower asks once more. That call is answered meanwhile.
+        let mut more = pin!(follower.next());
+        for _ in 0..10 {
+            assert!(poll!(&mut more).is_pending(), "nothing more yet");
+            f.client.cancel_operation("x").await.unwrap();
+        }
+    }
     let asked = f.server.0.get_events.load(SeqCst);
     f.emit(3, true).await;
     assert_eq!(next(&mut follower).await, Some(3));
