@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/csid-project/csid/go/csi"
 )
@@ -108,10 +107,11 @@ func unmounting(f *fixture) {
 		_, err := f.client.Mount(f.Context(), f.volume("v"), "other", csi.MountRequest{Wait: noise})
 		done <- err
 	}()
+	f.world.Waits("v")
 	select {
 	case err := <-done:
 		f.Fatalf("it does not wait: %v", err)
-	case <-time.After(50 * time.Millisecond):
+	default:
 	}
 	f.unmounted("v")
 	f.ok(<-done)

@@ -24,6 +24,7 @@ func wait(f *fixture) {
 		_, err := f.client.WaitForPlugin(ctx, id, csi.Node)
 		came <- err
 	}()
+	// csid does not list this call, so nothing shows that it has come there.
 	select {
 	case err := <-came:
 		f.Fatalf("it did not wait: %v", err)
@@ -334,6 +335,7 @@ func many(f *fixture) {
 	underWay := mount(sent, "sent-", atOnce)
 	f.begun("NodeStageVolume", before+asked)
 	behind := mount(waiting, "waiting-", volumes-atOnce)
+	// A client does not say how many of its calls wait for their turn.
 	time.Sleep(100 * time.Millisecond)
 	begin := time.Now()
 	endWaiting()

@@ -180,6 +180,12 @@ func (w *World) Grep(text string) string {
 	return found
 }
 
+// Waits returns once an operation on the volume waits in csid.
+func (w *World) Waits(volume string) {
+	w.t.Helper()
+	w.ask(wish{"do": "waits", "volume": volume}, nil)
+}
+
 // NothingLeft fails the test if something of a volume is left, or a plugin saw a violation of CSI.
 func (w *World) NothingLeft() {
 	w.t.Helper()

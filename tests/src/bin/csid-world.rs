@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::node_client::NodeClient;
 use csi_proto::csi::v1::volume_capability::{AccessType, MountVolume, access_mode};
+use csid_tests::ask::NAMESPACE;
 use csid_tests::dbus::{Bus, Policy};
 use csid_tests::script::{self, Rule};
-use csid_tests::world::{World, child, world};
+use csid_tests::world::{World, child, eventually, world};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -89,6 +90,10 @@ enum Wish {
     Grep {
         text: String,
     },
+    /// Waits until an operation on this volume waits.
+    Waits {
+        volume: String,
+    },
     /// Checks that nothing is left of any volume, and no plugin saw a broken rule.
     NothingLeft,
 }
@@ -163,6 +168,14 @@ async fn grant(w: &mut World, plugins: &mut Vec<String>, wish: Wish) -> Value {
                 .output()
                 .expect("grep");
             return json!(String::from_utf8_lossy(&found.stdout));
+        }
+        Wish::Waits { volume } => {
+            let (client, subject) = (w.client().await, format!("{NAMESPACE}/{volume}"));
+            eventually("an operation on the volume waits", async || {
+                let operations = client.list_operations().await.expect("the operations");
+                operations.iter().any(|o| o.subject == subject && o.step.starts_with("waiting"))
+            })
+            .await;
         }
         Wish::NothingLeft => {
             let client = w.client().await;
