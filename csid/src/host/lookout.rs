@@ -97,7 +97,7 @@ fn search(questions: &[Question], known: &mut Known) -> Result<Vec<Vec<MountElse
         .and_then(|namespaces| namespace_tables::search(&mut search, namespaces, known))
     {
         Ok(answers) => Ok(answers),
-        // An older kernel, or a filter of system calls.
+        // An older kernel, a filter of system calls, or csid in a container.
         Err(error) => {
             tracing::debug!(%error, "mount namespaces are read from /proc");
             process_tables::search(&mut Search::new(questions))

@@ -5,8 +5,8 @@
 //! *parent* mount: the mount goes if its parent is a peer or a slave of the host mount's parent and it lies at the same place
 //! on it. How the mount itself propagates says nothing: an `rslave` bind of it outlives the unmount.
 //!
-//! From Linux 6.12 the kernel lists all mount namespaces (`namespace_tables`), also one that only a file or a descriptor holds. Before
-//! that csid reads the tables of all processes (`process_tables`).
+//! From Linux 6.12 the kernel lists all mount namespaces (`namespace_tables`), also one that only a file or a descriptor holds. On older
+//! kernels, and in a container, csid reads the tables of all processes (`process_tables`).
 
 use std::path::{Path, PathBuf};
 

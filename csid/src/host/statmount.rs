@@ -1,5 +1,5 @@
 //! Mount namespaces and their mounts, as the system calls of Linux 6.12 and later show them: `NS_MNT_GET_NEXT`, `listmount` and
-//! `statmount`. An older kernel, or a filter of system calls, answers with an error. Constants are those of `linux/mount.h` and
+//! `statmount`. An older kernel, a filter of system calls, or a PID namespace other than the first one answers with an error. Constants are those of `linux/mount.h` and
 //! `linux/nsfs.h`.
 
 use std::ffi::OsStr;

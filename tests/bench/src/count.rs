@@ -25,9 +25,6 @@ const TOLERANCE: f64 = 0.10;
 /// Of these there may be one more, by how csid's threads happen to meet; all others repeat exactly.
 const WAKING: [&str; 3] = ["epoll_wait", "futex", "write"];
 const SLACK: u64 = 1;
-/// An unmount makes these for each mount namespace of the host. No namespace of the count's own hides those, so their number is not
-/// compared.
-const OF_NAMESPACES: [&str; 4] = ["close", "ioctl", "listmount", "statmount"];
 
 const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/count.toml");
 const PREFACE: &str = "\
@@ -82,8 +79,7 @@ impl Figure {
         } else if more < -TOLERANCE {
             difference.cheaper.push("instructions".to_owned());
         }
-        let names = BTreeSet::from_iter(self.calls.keys().chain(kept.calls.keys()));
-        for name in names.into_iter().filter(|name| !OF_NAMESPACES.contains(&name.as_str())) {
+        for name in BTreeSet::from_iter(self.calls.keys().chain(kept.calls.keys())) {
             let of = |figure: &Figure| figure.calls.get(name).copied().unwrap_or(0);
             let (now, kept) = (of(self), of(kept));
             let slack = if WAKING.contains(&name.as_str()) { SLACK } else { 0 };
@@ -226,7 +222,7 @@ mod tests {
     #[test]
     fn within_tolerance_nothing_is_reported() {
         for (instructions, futex) in [(900_001, 11), (1_000_000, 12), (1_099_999, 13)] {
-            let now = figure(instructions, &[("futex", futex), ("openat2", 9), ("ioctl", 9)]);
+            let now = figure(instructions, &[("futex", futex), ("openat2", 9)]);
             assert_eq!(difference(now), (vec![], vec![]));
         }
     }
