@@ -19,7 +19,7 @@ pub async fn published_without_own_directories(w: &mut World) {
     for mut row in rows.mounts {
         let Some(own) = of_its_own(Path::new(&row.source)) else { continue };
         let volume = rows.volumes.iter().find(|volume| volume.key == row.volume).expect("its volume");
-        take_private(&mut row);
+        take_private(w, &mut row);
         unmount(&row.source, UnmountFlags::empty()).expect("an unmount");
         fs::remove_dir(&row.source).expect("its directory");
         mount_bind(&volume.staging, &own).expect("a mount");
@@ -40,7 +40,7 @@ pub async fn half_published(w: &mut World) {
         Store::open(&w.path("state/journal"), &w.path("run"), None).expect("the journal can be opened");
     let mut changes = Vec::new();
     for mut row in rows.mounts {
-        take_private(&mut row);
+        take_private(w, &mut row);
         mount_remount(&row.source, MountFlags::BIND, c"").expect("its flags");
         (row.phase, row.publish, row.kept, row.device) = (Phase::Mounting, Leg::Making, false, None);
         changes.push(Change::PutMount(Arc::new(row)));
@@ -49,9 +49,10 @@ pub async fn half_published(w: &mut World) {
     store.close().await.expect("the journal is closed");
 }
 
-/// Takes away the plugin's own mount.
-fn take_private(row: &mut MountRow) {
+/// Takes away the plugin's own mount, of which an older csid knew nothing. So csid never asks the plugin to unpublish it.
+fn take_private(w: &mut World, row: &mut MountRow) {
     let published = std::mem::take(&mut row.published);
+    w.excuse(22, &published);
     unmount(&published, UnmountFlags::empty()).expect("an unmount");
     fs::remove_dir(&published).expect("its directory");
     // The last one of its volume.

@@ -1,6 +1,5 @@
 //! A test plugin's process, its script and its record, as the tests use them.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -8,9 +7,6 @@ use std::process::Child;
 use crate::backend::{Backend, Volume};
 use crate::script::{self, Call, DIES, Line, Rule, Script};
 use crate::world::{child, eventually, program};
-
-/// Microseconds.
-const LATE_NEWS: u64 = 100_000;
 
 pub struct TestPlugin {
     pub directory: PathBuf,
@@ -76,9 +72,9 @@ impl TestPlugin {
         Self::own_socket(&self.directory)
     }
 
-    /// Returns the socket of the plugin's witness, if there is one.
+    /// Returns the socket that csid is to use: that of the plugin's witness, or the plugin's own if it has no witness.
     pub fn witnessed_socket(&self) -> PathBuf {
-        Self::witnessed(&self.directory)
+        Some(Self::witnessed(&self.directory)).filter(|path| path.exists()).unwrap_or_else(|| self.socket())
     }
 
     pub(crate) fn own_socket(directory: &Path) -> PathBuf {
@@ -220,102 +216,10 @@ impl TestPlugin {
         let record = script::record(&self.directory).expect("the record");
         script::append(&record, &Line::Boot).expect("the record");
     }
-
-    /// CO rules 18, 21, 22, 28 and 29 over the whole record: never two calls in flight for a volume, publish only after a
-    /// stage that succeeded, unstage only after every unpublish succeeded, one staging path, no target twice.
-    /// Returns how many calls were looked at.
-    pub fn assert_rules(&self) -> usize {
-        let mut calls: BTreeMap<u64, Call> = BTreeMap::new();
-        let mut open: BTreeMap<u64, String> = BTreeMap::new();
-        let mut volumes: BTreeMap<String, VolumeRules> = BTreeMap::new();
-        let lines = script::lines(&self.directory).expect("the record");
-        let cancelled: BTreeMap<u64, u64> = lines
-            .iter()
-            .filter_map(|line| if let Line::Cancelled(end) = line { Some((end.id, end.at)) } else { None })
-            .collect();
-        for line in lines {
-            match line {
-                Line::Started => open.clear(),
-                Line::Boot => {
-                    open.clear();
-                    volumes.clear();
-                }
-                Line::Start(call) if call.volume.is_empty() => {}
-                Line::Start(call) => {
-                    // On another connection the news of a cancellation may come a little late.
-                    let lasts = |id: &u64| cancelled.get(id).is_none_or(|at| *at > call.at + LATE_NEWS);
-                    let in_flight = open.iter().find(|(id, volume)| **volume == call.volume && lasts(id));
-                    assert_eq!(in_flight, None, "co_rule_18: {call:?} while another call is in flight");
-                    open.insert(call.id, call.volume.clone());
-                    let taken = |(volume, rules): (&String, &VolumeRules)| {
-                        *volume != call.volume && rules.published.contains(&call.target)
-                    };
-                    assert!(!volumes.iter().any(taken), "co_rule_29: {call:?}: another volume's target");
-                    volumes.entry(call.volume.clone()).or_default().started(&call);
-                    calls.insert(call.id, *call);
-                }
-                Line::End(end) => {
-                    open.remove(&end.id);
-                    if let Some(call) = calls.get(&end.id) {
-                        volumes.entry(call.volume.clone()).or_default().ended(call, end.code);
-                    }
-                }
-                Line::Cancelled(end) => {
-                    open.remove(&end.id);
-                }
-            }
-        }
-        calls.len()
-    }
 }
 
 impl Drop for TestPlugin {
     fn drop(&mut self) {
         self.kill();
-    }
-}
-
-/// The CO's knowledge of a volume since the boot, from its own calls alone.
-#[derive(Default)]
-struct VolumeRules {
-    staging: Option<String>,
-    staged: bool,
-    published: BTreeSet<String>,
-}
-
-const OK: i32 = 0;
-const NOT_FOUND: i32 = 5;
-
-impl VolumeRules {
-    fn started(&mut self, call: &Call) {
-        if !call.staging.is_empty() {
-            assert!(Path::new(&call.staging).is_absolute(), "co_rule_28: {call:?}");
-            let first = self.staging.get_or_insert_with(|| call.staging.clone());
-            assert_eq!(*first, call.staging, "co_rule_28: one staging path per volume");
-        }
-        match call.rpc.as_str() {
-            "NodePublishVolume" => {
-                assert!(call.staging.is_empty() || self.staged, "co_rule_21: {call:?} before a stage");
-                // The publish may be there from now on, whatever the answer is.
-                self.published.insert(call.target.clone());
-            }
-            "NodeUnstageVolume" => assert!(
-                self.published.is_empty(),
-                "co_rule_22: {call:?} before the unpublish of {:?} succeeded",
-                self.published
-            ),
-            _ => {}
-        }
-    }
-
-    fn ended(&mut self, call: &Call, code: i32) {
-        match (call.rpc.as_str(), code) {
-            ("NodeStageVolume", OK) => self.staged = true,
-            ("NodeUnstageVolume", OK | NOT_FOUND) => self.staged = false,
-            ("NodeUnpublishVolume", OK | NOT_FOUND) => {
-                self.published.remove(&call.target);
-            }
-            _ => {}
-        }
     }
 }

@@ -94,31 +94,30 @@ enum Wish {
     Waits {
         volume: String,
     },
-    /// Checks that nothing is left of any volume, and no plugin saw a broken rule.
+    /// Checks that nothing is left of any volume, and no witness saw a broken rule.
     NothingLeft,
 }
 
 async fn serve(w: &mut World, listener: &UnixListener) {
-    let mut plugins = Vec::new();
     loop {
         let (stream, _) = listener.accept().await.expect("a connection");
-        grant_all(w, &mut plugins, stream).await;
+        grant_all(w, stream).await;
     }
 }
 
-async fn grant_all(w: &mut World, plugins: &mut Vec<String>, stream: UnixStream) {
+async fn grant_all(w: &mut World, stream: UnixStream) {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         let wish = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}"));
-        let answer = grant(w, plugins, wish).await;
+        let answer = grant(w, wish).await;
         if write.write_all(format!("{answer}\n").as_bytes()).await.is_err() {
             return;
         }
     }
 }
 
-async fn grant(w: &mut World, plugins: &mut Vec<String>, wish: Wish) -> Value {
+async fn grant(w: &mut World, wish: Wish) -> Value {
     match wish {
         Wish::Kill => w.kill(),
         Wish::Start => {
@@ -134,10 +133,9 @@ async fn grant(w: &mut World, plugins: &mut Vec<String>, wish: Wish) -> Value {
                     script.capabilities.extend(["GET_VOLUME_STATS", "EXPAND_VOLUME"].map(str::to_owned));
                 });
             }
-            let socket = plugin.socket();
+            let socket = plugin.witnessed_socket();
             // The program registers it with csid.
             std::fs::remove_file(w.path("etc/plugins.d").join(format!("{id}.toml"))).expect("its file");
-            plugins.push(id);
             return json!(socket);
         }
         Wish::Rules { id, rules } => w.plugin(&id).rules(rules),
@@ -180,9 +178,7 @@ async fn grant(w: &mut World, plugins: &mut Vec<String>, wish: Wish) -> Value {
         Wish::NothingLeft => {
             let client = w.client().await;
             w.nothing_left(&client).await;
-            for id in plugins {
-                w.plugin(id).assert_rules();
-            }
+            w.assert_breaches();
         }
     }
     Value::Null
@@ -193,7 +189,7 @@ async fn foreign(w: &mut World, id: &str, volume: &str) -> (String, String) {
     std::fs::create_dir_all(&staging).expect("the staging path");
     std::fs::create_dir_all(target.parent().expect("a parent")).expect("the target's directory");
     let [staging, target] = [staging, target].map(|path| path.to_string_lossy().into_owned());
-    let socket = format!("unix://{}", w.plugin(id).socket().display());
+    let socket = format!("unix://{}", w.plugin(id).witnessed_socket().display());
     let endpoint = tonic::transport::Endpoint::from_shared(socket).expect("the plugin's socket");
     let mut node = NodeClient::new(endpoint.connect().await.expect("the plugin"));
     let mode = access_mode::Mode::SingleNodeMultiWriter.into();

@@ -74,7 +74,6 @@ fn closed_connection_unmounts_and_releases() {
         let ended = changes(&client, since).await;
         assert!(ended.iter().any(|(from, _, bound)| from == "taken" && *bound), "{ended:?}");
         assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 1);
-        w.plugin("p").assert_rules();
 
         // A Mount's claim is bound as the Mount is; one that is released is released.
         let other = w.client().await;
@@ -136,7 +135,6 @@ fn restart_ends_connections_and_repeats_releases() {
         eventually("it is released", async || claimed(&client).await.is_empty()).await;
         assert!(w.plugin("p").count("NodeUnpublishVolume", "v") >= 3);
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 

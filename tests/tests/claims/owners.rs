@@ -221,7 +221,7 @@ fn mount_only_user_cannot_change_mount_options() {
 fn attach_with_forbidden_secrets_leaves_nothing() {
     world(async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
-        let (theirs, plugins) = (w.path("theirs.sock"), w.plugin("p").socket());
+        let (theirs, plugins) = (w.path("theirs.sock"), w.plugin("p").witnessed_socket());
         let listener = listen_as(OTHER, &theirs).unwrap();
         listener.set_nonblocking(true).unwrap();
         let listener = tokio::net::UnixListener::from_std(listener).unwrap();

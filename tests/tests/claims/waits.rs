@@ -256,7 +256,7 @@ async fn waiting_claims(client: &Client) -> usize {
 #[test]
 fn release_of_another_volume_frees_max_volumes() {
     world(async |w| {
-        let plugin = w.add_witnessed("p", &[], "").await;
+        let plugin = w.add_plugin_and("p", &[], "").await;
         plugin.set(|script| script.max_volumes = 1);
         plugin.kill();
         plugin.start().await;
@@ -330,7 +330,7 @@ async fn asks_for(client: &Client, volume: &'static str) -> Waits {
 #[test]
 fn limit_and_topology_hold_before_plugin_is_probed() {
     world(async |w| {
-        let plugin = w.add_witnessed("p", &[], "").await;
+        let plugin = w.add_plugin_and("p", &[], "").await;
         plugin.set(|script| script.max_volumes = 1);
         plugin.kill();
         plugin.start().await;

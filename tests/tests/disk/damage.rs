@@ -171,7 +171,6 @@ fn damages(seed: u64) {
         }
         count("damaged journals that were refused and replaced", refused);
         count("damages that hit nothing in use", DAMAGES - refused);
-        count("volume RPCs without a rule broken", w.plugin("p").assert_rules());
         assert!(refused > 0);
     });
 }

@@ -105,7 +105,6 @@ fn spells(seed: u64) {
         w.nothing_left(&client).await;
         assert!(full > 0, "the disk was full");
         count("calls that found no space for the journal", full);
-        count("volume RPCs without a rule broken", w.plugin("p").assert_rules());
     });
 }
 

@@ -275,7 +275,6 @@ fn cuts(seed: u64) {
         count("power cuts", CUTS);
         count("other moments of a power cut", run.moments as usize);
         count("power cuts around a checkpoint", run.checkpoints);
-        count("volume RPCs without a rule broken", run.w.plugin("p").assert_rules());
     });
 }
 

@@ -170,6 +170,8 @@ fn forget_is_busy_while_a_copy_exists() {
 #[test]
 fn forget_ends_a_removal_whose_rpc_hangs() {
     world(async |w| {
+        // The plugin never said that it unpublished what root forgot.
+        w.excuse(22, "NodeUnstageVolume");
         let client = running(w).await;
         for rpc in ["NodeUnstageVolume", "NodeUnpublishVolume"] {
             mounted(&client, "job", shared("v")).await;
@@ -217,6 +219,8 @@ fn forget_ends_the_consumers_own_mount() {
 #[test]
 fn forget_keeps_other_consumers_mounts() {
     world(async |w| {
+        // The plugin never said that it unpublished what root forgot.
+        w.excuse(22, "NodeUnstageVolume");
         let client = running(w).await;
         let stays = mounted(&client, "other", shared("v")).await;
         mounted(&client, "job", shared("v")).await;

@@ -46,7 +46,6 @@ fn publish_of_the_wrong_kind_is_undone() {
         mounted(&client, "job", inline("v")).await;
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -82,7 +81,6 @@ fn writable_read_only_device_is_undone() {
         mounted(&client, "job", read_only(block("b"))).await;
         unmount(&client, "b", "job").await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -98,7 +96,6 @@ fn stage_that_did_nothing_fails_at_publish() {
         assert!(error.message.starts_with("NodePublishVolume: FAILED_PRECONDITION: "), "{error}");
         assert_eq!(error.details.grpc_code, Some(9));
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -165,7 +162,6 @@ fn csid_removes_paths_the_plugin_leaves() {
             w.nothing_left(&client).await;
             w.plugin("p").honest();
         }
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -184,7 +180,6 @@ fn stage_succeeds_and_publish_fails_for_ever() {
             tries += 1;
         }
         count("mounts undone one after the other", tries);
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -215,7 +210,6 @@ fn hung_rpc_ends_at_its_deadline() {
         }
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
-        count("volume RPCs around hangs", w.plugin("p").assert_rules());
     });
 }
 

@@ -64,7 +64,7 @@ fn volume_is_mounted_and_unmounted() {
         w.add_plugin("p").await;
         std::fs::remove_file(w.path("etc/plugins.d/p.toml")).unwrap();
         let client = w.start().await;
-        let socket = w.plugin("p").socket();
+        let socket = w.plugin("p").witnessed_socket();
         Program::start(w, "path", way, &[("PLUGIN_SOCKET", socket.as_os_str())]).ends().await;
         let calls = w.plugin("p").volume_calls();
         assert_eq!(calls.len(), 3, "staged once, published twice");
@@ -80,7 +80,6 @@ fn volume_is_mounted_and_unmounted() {
         healthy(&client, "p").await;
         Program::start(w, "again", way, &[]).ends().await;
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -228,7 +227,6 @@ fn calls_outlive_a_killed_csid() {
         program.ends().await;
         let client = w.start().await;
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -259,7 +257,6 @@ fn controller_and_claims() {
         healthy(&client, "p").await;
         Program::start(w, "volumes", way, &[]).ends().await;
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -294,6 +291,5 @@ fn example_outlives_csid_and_itself() {
         assert_eq!(second.ends().await, "unmounted".repeat(3));
         let client = w.client().await;
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }

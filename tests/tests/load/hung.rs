@@ -102,7 +102,6 @@ fn hung(hang: Hang) {
         .await;
         unmount(&client, "kept", "kept").await.unwrap();
         w.nothing_left(&client).await;
-        count("volume RPCs in order", w.plugin("p").assert_rules());
     });
 }
 
@@ -148,7 +147,5 @@ fn hung_plugin_does_not_delay_other_plugins() {
         };
         within_bound(&client, "q", many, over).await;
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
-        w.plugin("q").assert_rules();
     });
 }

@@ -122,6 +122,5 @@ fn plugin_killed_under_load_answers_every_caller() {
         }
         assert!(answers["answered"] > CLIENTS, "it was load: {answers:?}");
         count("µs the longest call took", longest.as_micros() as usize);
-        count("volume RPCs in order", w.plugin("p").assert_rules());
     });
 }

@@ -54,7 +54,6 @@ fn sixty_four_equal_calls_get_one_answer() {
         }
         assert_eq!(rpcs(w)[2..], ["NodeUnpublishVolume", "NodeUnstageVolume"], "one unmount for all");
         w.nothing_left(&clients[0]).await;
-        count("volume RPCs for 128 calls", w.plugin("p").assert_rules());
     });
 }
 
@@ -109,7 +108,6 @@ fn sixty_four_consumers_are_served_in_order() {
         assert_eq!(of("NodeUnpublishVolume"), due, "the unmounts' order");
         assert_eq!((of("NodeStageVolume").len(), of("NodeUnstageVolume").len()), (1, 1), "co_rule_21");
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -160,7 +158,6 @@ fn first_of_sixty_four_conflicting_claims_win() {
         w.nothing_left(&client).await;
         count("clients who had a volume", had);
         count("clients answered ClaimConflict", refused);
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -211,6 +208,5 @@ fn thousand_volumes_at_once() {
         count("unmounts a second, 1,000 at once", per_second(VOLUMES, begun.elapsed()));
         within_time(BOUND, "all are gone", async || mounts(w).is_empty()).await;
         w.nothing_left(&client).await;
-        count("volume RPCs in order", w.plugin("p").assert_rules());
     });
 }

@@ -24,7 +24,7 @@ const STARTS: [Option<&str>; 3] = [None, Some("unpublish"), Some("withdraw")];
 
 pub async fn live(w: &mut World, volumes: usize, dice: Dice, report: Arc<Report>) {
     for id in ["p", "q"] {
-        w.add_witnessed(id, &[], "").await;
+        w.add_plugin_and(id, &[], "").await;
     }
     w.plugin("q").set(|script| script.capabilities.retain(|c| c != "STAGE_UNSTAGE_VOLUME"));
     let fault = w.path("fault").to_str().expect("UTF-8").to_owned();

@@ -64,6 +64,8 @@ fn same_call_joins_the_one_under_way() {
 #[test]
 fn external_id_may_be_longer_than_a_name() {
     world(async |w| {
+        // CSI's limit is 128 bytes, and some plugins have longer ids.
+        w.excuse(11, "a longer volume_id than CSI allows");
         let client = running(w).await;
         for length in [147, 240] {
             let id = "x".repeat(length);
@@ -147,7 +149,6 @@ fn co_rule_25_unmount_ends_a_mount_under_way() {
             w.plugin("p").count("NodeUnstageVolume", "v") >= 1,
             "only the negation ends a cancelled call"
         );
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -168,7 +169,6 @@ fn cancel_operation_reaches_the_rpc() {
         cancelled_in_the_plugin(w).await;
         w.nothing_left(&client).await;
         assert_eq!(refusal(client.cancel_operation("never-was").await).0, Kind::NotFound);
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -245,7 +245,6 @@ fn deadline_rolls_the_mount_back() {
         cancelled_in_the_plugin(w).await;
         w.nothing_left(&client).await;
         assert!(w.plugin("p").count("NodeUnstageVolume", "v0") >= 1);
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -262,7 +261,6 @@ fn joined_callers_have_their_own_deadlines() {
         patient.await.unwrap().expect("the patient caller's mount");
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -314,7 +312,6 @@ fn failed_rollback_is_uncertain_until_it_ends() {
         w.plugin("p").honest();
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -336,7 +333,6 @@ fn late_rpc_answer_is_asked_for_again() {
             unmount(&client, "v", "job").await.unwrap();
             w.nothing_left(&client).await;
         }
-        count("volume RPCs around late answers", w.plugin("p").assert_rules());
     });
 }
 
@@ -353,7 +349,6 @@ fn call_cut_off_by_kill_can_be_repeated() {
         mount(&client, "job", named("op", inline("v"))).await.expect("the repeated call");
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 

@@ -34,7 +34,6 @@ fn co_rule_21_one_of_two_leaves_after_restarts() {
         unmount(&client, "v", "two").await.unwrap();
         assert_eq!(w.plugin("p").count("NodeUnstageVolume", ""), 1, "co_rule_24");
         w.nothing_left(&client).await;
-        count("volume RPCs for two consumers", w.plugin("p").assert_rules());
     });
 }
 
@@ -89,7 +88,6 @@ fn co_rule_34_a_second_consumer_by_access_mode() {
         }
         w.nothing_left(&client).await;
         count("pairs of consumers", looked);
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -148,7 +146,6 @@ fn users_of_one_staged_volume_share_its_usage() {
         client.mount("other-namespace", "other-name", "two", shared("v")).await.unwrap();
         client.unmount("other-namespace", "other-name", "two", UnmountOptions::default()).await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -169,7 +166,6 @@ fn one_consumer_may_have_several_mounts_by_tag() {
         assert_eq!([&plain, &b].map(|p| kernel::stacked(p).unwrap()), [0, 1]);
         client.unmount(NAMESPACE, "v", "job", of("b")).await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -200,6 +196,5 @@ fn many_volumes_at_once() {
         let after = descriptors(w.csid_pid());
         // csid keeps connections to eight workers of its helper.
         assert!(after <= before + 8 + 3, "{before} descriptors before, {after} after");
-        count("volume RPCs for 200 mounts of 100 volumes", w.plugin("p").assert_rules());
     });
 }

@@ -16,7 +16,7 @@ async fn by_call(w: &mut World) -> Client {
     let client = w.start().await;
     let spec = PluginSpec {
         supervision: Some(Supervision::External),
-        socket: Some(w.plugin("p").socket().to_string_lossy().into_owned()),
+        socket: Some(w.plugin("p").witnessed_socket().to_string_lossy().into_owned()),
         ..PluginSpec::default()
     };
     client.register_plugin("p", spec).await.unwrap();

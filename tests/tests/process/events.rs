@@ -153,7 +153,7 @@ fn reload_adds_new_plugins() {
 fn plugins_come_and_go_by_call() {
     world(async |w| {
         let client = running(w).await;
-        let socket = w.plugin("p").socket().to_str().unwrap().to_owned();
+        let socket = w.plugin("p").witnessed_socket().to_str().unwrap().to_owned();
         let spec = || PluginSpec {
             supervision: Some(Supervision::External),
             socket: Some(socket.clone()),

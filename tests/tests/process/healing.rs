@@ -174,7 +174,6 @@ fn killed_server_is_healed_at_the_same_paths() {
         unmount(&client, "v", "web").await.unwrap();
         assert_eq!(fs::read_dir(&target).unwrap().count(), 0, "written into the directory below the mount");
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -222,7 +221,6 @@ fn report_only_mount_stays_dead_until_its_unmount() {
         drop(open);
         unmount(&client, "w", "job").await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -309,7 +307,6 @@ fn hung_server_is_not_dead_and_delays_no_other() {
             unmount(&client, volume, "job").await.unwrap();
         }
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -380,6 +377,5 @@ fn returned_plugin_heals_its_mounts_with_secrets() {
             unmount(&client, volume, "job").await.unwrap();
         }
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }

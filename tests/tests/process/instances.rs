@@ -7,13 +7,13 @@ use csid_tests::world::{World, eventually, refusal, world};
 
 /// A world with plugin `two`, whose instances are `first` and, newer, `second`.
 async fn two(w: &mut World) -> Client {
-    w.add_plugin("p").await;
+    w.add_plugin_and("p", &["second"], "").await;
     w.add_instance("p", "second").await;
     let client = w.start().await;
     for (instance, plugin) in [("first", "p"), ("second", "p.second")] {
         let spec = PluginSpec {
             supervision: Some(Supervision::External),
-            socket: Some(w.plugin(plugin).socket().to_string_lossy().into_owned()),
+            socket: Some(w.plugin(plugin).witnessed_socket().to_string_lossy().into_owned()),
             instance: Some(instance.to_owned()),
             ..PluginSpec::default()
         };

@@ -9,7 +9,7 @@ use csid_tests::ask::*;
 use csid_tests::fault::Fault;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{count, eventually, refusal, world};
+use csid_tests::world::{eventually, refusal, world};
 
 #[test]
 fn mount_is_adopted_after_kill_without_any_rpc() {
@@ -42,7 +42,6 @@ fn mount_is_adopted_after_kill_without_any_rpc() {
         assert!(!client.has_mount(source.to_str().unwrap()).await.unwrap());
         w.nothing_left(&client).await;
         unmount(&client, "v", "job").await.expect("what is not there is gone already");
-        count("volume RPCs for one mount and three adoptions", w.plugin("p").assert_rules());
     });
 }
 
@@ -129,7 +128,6 @@ fn block_volume_is_a_device() {
         unmount(&client, "b", "job").await.unwrap();
         assert!(!client.has_mount(&answer.source).await.unwrap());
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -181,7 +179,6 @@ fn co_rule_31_arguments_reach_plugin_unchanged() {
         }
         unmount(&client, "an/external id", "job").await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -299,7 +296,6 @@ fn plugin_that_dies_in_the_middle_is_asked_again() {
                 w.nothing_left(&client).await;
             }
         }
-        count("volume RPCs around four deaths", w.plugin("p").assert_rules());
     });
 }
 
@@ -331,7 +327,6 @@ fn stuck_plugin_delays_its_own_volumes_only() {
             assert_eq!(refusal(call.await.unwrap()).0, Kind::TimedOut);
         }
         w.nothing_left(&client).await;
-        w.plugin("q").assert_rules();
     });
 }
 

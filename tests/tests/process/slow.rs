@@ -12,7 +12,7 @@ const RPC_DEADLINE: &str = "rpc-deadline = \"500ms\"";
 const LONG: Duration = Duration::from_secs(60);
 
 async fn brief(w: &mut World) -> Client {
-    w.add_witnessed("p", &[], RPC_DEADLINE).await;
+    w.add_plugin_and("p", &[], RPC_DEADLINE).await;
     let client = w.start().await;
     healthy(&client, "p").await;
     client
@@ -24,7 +24,7 @@ async fn attaching(w: &mut World) -> Client {
 }
 
 async fn attaching_within(w: &mut World, deadline: &str) -> Client {
-    let plugin = w.add_witnessed("p", &[], deadline).await;
+    let plugin = w.add_plugin_and("p", &[], deadline).await;
     plugin.set(|script| script.control(&["PUBLISH_UNPUBLISH_VOLUME"]));
     plugin.kill();
     plugin.start().await;
@@ -61,7 +61,6 @@ fn co_rule_25_a_late_stage_or_publish_is_repeated() {
                 w.nothing_left(&client).await;
             }
         }
-        count("volume RPCs of a late driver", w.plugin("p").assert_rules());
     });
 }
 
@@ -77,7 +76,6 @@ fn co_rule_25_a_late_attach_is_repeated() {
         assert_eq!(negations(w), 0);
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -108,7 +106,6 @@ fn driver_slower_than_its_deadline_succeeds() {
             unmount(&client, "v", "job").await.unwrap();
             w.nothing_left(&client).await;
         }
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -130,7 +127,6 @@ fn abandoned_call_is_undone() {
             w.nothing_left(&client).await;
             assert!(w.plugin("p").count(negation, "v") > before, "{rpc} was not negated");
         }
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -152,7 +148,6 @@ fn co_rule_36_refused_repeat_is_undone() {
             assert!(w.plugin("p").count(negation, "") > negated, "{rpc} was not negated");
             w.nothing_left(&client).await;
         }
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -173,7 +168,6 @@ fn unanswered_mount_is_undone_after_a_kill() {
         let client = w.start().await;
         w.nothing_left(&client).await;
         assert!(w.plugin("p").count("NodeUnstageVolume", "v") >= 1);
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -194,14 +188,13 @@ fn late_restore_is_repeated_by_the_next_try() {
         assert_eq!(negations(w), 0, "csid wants it");
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
 #[test]
 fn node_calls_of_one_plugin_take_turns() {
     world(async |w| {
-        w.add_witnessed("p", &[], "node-calls-at-once = 1").await;
+        w.add_plugin_and("p", &[], "node-calls-at-once = 1").await;
         w.add_plugin("q").await;
         let client = w.start().await;
         healthy(&client, "p").await;
@@ -226,14 +219,13 @@ fn node_calls_of_one_plugin_take_turns() {
         w.nothing_left(&client).await;
         let calls = w.plugin("p").volume_calls();
         assert!(calls.iter().all(|call| call.call.volume != "hasty"), "{calls:?}");
-        w.plugin("p").assert_rules();
     });
 }
 
 #[test]
 fn co_rule_22_a_driver_that_counts_publishes_unstages() {
     world(async |w| {
-        w.add_witnessed("p", &[], "").await.set(|script| script.counts_publishes = true);
+        w.add_plugin_and("p", &[], "").await.set(|script| script.counts_publishes = true);
         let client = w.start().await;
         healthy(&client, "p").await;
         let auto = || MountOptions { restore: Some(Restore::Auto), ..inline("v") };
@@ -244,7 +236,6 @@ fn co_rule_22_a_driver_that_counts_publishes_unstages() {
         // The driver refuses Unstage as long as it counts the publish of the boot before.
         let _ = unmount(&client, "v", "job").await;
         w.nothing_left(&client).await;
-        w.plugin("p").assert_rules();
     });
 }
 
@@ -258,7 +249,7 @@ fn serial_driver_restores_with_one_stage_each() {
             Some(volumes) => (volumes, 100, "5s"),
             None => (200, 20, "2s"),
         };
-        w.add_witnessed("p", &[], &format!("rpc-deadline = {deadline:?}")).await;
+        w.add_plugin_and("p", &[], &format!("rpc-deadline = {deadline:?}")).await;
         let client = w.start().await;
         healthy(&client, "p").await;
         let volume = |n: usize| format!("v{n}");
@@ -289,6 +280,5 @@ fn serial_driver_restores_with_one_stage_each() {
             unmount(&client, &volume(n), "job").await.unwrap();
         }
         w.nothing_left(&client).await;
-        count("volume RPCs around a serial driver", w.plugin("p").assert_rules());
     });
 }

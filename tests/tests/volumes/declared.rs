@@ -17,7 +17,7 @@ const XFS: &str = "fs-type = \"xfs\"\n";
 
 /// A world with plugin `p`, which validates, and has volumes of these names.
 async fn with_plugin(w: &mut World, volumes: &[&str]) {
-    let plugin = w.add_witnessed("p", &[], "").await;
+    let plugin = w.add_plugin_and("p", &[], "").await;
     plugin.set(|script| script.control(&[]));
     plugin.kill();
     plugin.start().await;
