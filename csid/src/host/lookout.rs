@@ -97,7 +97,7 @@ fn search(questions: &[Question], known: &mut Known) -> Result<Vec<Vec<MountElse
         .and_then(|namespaces| namespace_tables::search(&mut search, namespaces, known))
     {
         Ok(answers) => Ok(answers),
-        // An older kernel, a filter of system calls, or csid in a container.
+        // An older kernel, a filter of system calls, csid in a container, or a mount that another one hides.
         Err(error) => {
             tracing::debug!(%error, "mount namespaces are read from /proc");
             process_tables::search(&mut Search::new(questions))
@@ -238,18 +238,34 @@ mod tests {
     }
 
     #[test]
+    fn hidden_copy_is_found_by_its_process() {
+        apart("host::lookout::tests::hidden_copy_is_found_by_its_process", || {
+            let covered = Consumer::new("private", "mount -t tmpfs cover /");
+            let questions = [question(&[])];
+            let (holder, path) = (Holder::Process(covered.0.id()), PathBuf::from(VOLUME));
+            let due = [vec![MountElsewhere { holder, path, read_only: false }]];
+            assert_eq!(search(&questions, &mut Known::default()).unwrap(), due);
+        });
+    }
+
+    #[test]
     fn namespace_that_a_file_holds_is_listed() {
         apart("host::lookout::tests::namespace_that_a_file_holds_is_listed", || {
-            run(
-                "mkdir /run/held && mount -t tmpfs held /run/held && mount --make-private /run/held && : > /run/held/ns",
-            );
-            run("unshare --mount=/run/held/ns --propagation private true");
-            let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata("/run/held/ns").unwrap());
+            run("mkdir /mnt/held && mount -t tmpfs held /mnt/held && mount --make-private /mnt/held");
+            run(": > /mnt/held/ns");
+            // The kernel binds no namespace whose id is below that of the binding process' own, and ids are not in order.
+            let is_bound = (0..100).any(|_| {
+                let consumer = Consumer::new("private", "");
+                let namespace = format!("/proc/{}/ns/mnt", consumer.0.id());
+                Command::new("mount").args(["--bind", &namespace, "/mnt/held/ns"]).status().unwrap().success()
+            });
+            assert!(is_bound);
+            let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata("/mnt/held/ns").unwrap());
             let [listed, read] = both(&[question(&[])], &mut Known::default());
             let (holder, path) = (Holder::Namespace(inode), PathBuf::from(VOLUME));
             assert_eq!(listed, [vec![MountElsewhere { holder, path, read_only: false }]]);
             assert!(read[0].is_empty(), "/proc does not show it");
-            run("umount /run/held/ns && umount /run/held && rmdir /run/held");
+            run("umount /mnt/held/ns");
             let [listed, _] = both(&[question(&[])], &mut Known::default());
             assert!(listed[0].is_empty(), "the namespace ended with its file");
         });

@@ -2,7 +2,7 @@
 //! for life, so a later search asks only for the new mounts, and for those of the file systems in question.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::Result;
+use std::io::{Error, ErrorKind, Result};
 
 use crate::host::copies::{ForeignMount, Masters, Search, place_on};
 use crate::host::namespaces::{Holder, MountElsewhere};
@@ -32,10 +32,19 @@ fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
     }
 }
 
+fn hidden() -> Error {
+    Error::new(ErrorKind::Unsupported, "the kernel lists a mount namespace in part")
+}
+
 impl Known {
     /// Returns the mounts of a namespace that a question may be about.
     fn entries(&mut self, namespace: u64, search: &Search<'_>, stat: &mut Stat) -> Result<Vec<MountEntry>> {
-        let ids = unless_gone(mounts(namespace, None))?.unwrap_or_default();
+        let ids = match unless_gone(mounts(namespace, None))? {
+            Some(ids) => ids,
+            // Some kernels list nothing of a namespace with one mount.
+            None if inode(namespace)?.is_some() => return Err(hidden()),
+            None => Vec::new(),
+        };
         let mut before = self.0.remove(&namespace).unwrap_or_default().into_iter().peekable();
         let mut now = Vec::with_capacity(ids.len());
         let mut entries = Vec::new();
@@ -55,6 +64,30 @@ impl Known {
         }
         self.0.insert(namespace, now);
         Ok(entries)
+    }
+
+    /// Fails if a question is about a mount that the list of a namespace leaves out. Kernels differ in the mount that they take for the
+    /// namespace's root, and a process whose root is another one may see more.
+    fn refuse_hidden(&self, namespace: u64, search: &Search<'_>, stat: &mut Stat) -> Result<()> {
+        let in_sight = self.of(namespace);
+        let Some(first) = in_sight.first() else { return Ok(()) };
+        let mut bottom = first.id;
+        loop {
+            match stat.parent(namespace, bottom)? {
+                parent if parent == bottom => break,
+                parent => bottom = parent,
+            }
+        }
+        for id in mounts(namespace, Some(bottom))? {
+            if in_sight.binary_search_by_key(&id, |mount| mount.id).is_ok() {
+                continue;
+            }
+            let entry = unless_gone(stat.entry(namespace, id))?;
+            if entry.is_some_and(|entry| !search.asking(&entry).is_empty()) {
+                return Err(hidden());
+            }
+        }
+        Ok(())
     }
 
     fn of(&self, namespace: u64) -> &[KnownMount] {
@@ -79,7 +112,7 @@ impl Known {
     }
 }
 
-/// Returns the answers in the order of the questions. Fails if the kernel lacks one of the calls.
+/// Returns the answers in the order of the questions. Fails if the kernel lacks one of the calls, or hides a mount that counts.
 pub(super) fn search(
     search: &mut Search<'_>,
     (own, others): (u64, Vec<u64>),
@@ -100,7 +133,9 @@ pub(super) fn search(
     let mut found: Vec<(u64, ForeignMount)> = Vec::new();
     let mut plugins: HashMap<u32, Option<u64>> = HashMap::new();
     for &namespace in &others {
-        for entry in known.entries(namespace, search, &mut stat)? {
+        let entries = known.entries(namespace, search, &mut stat)?;
+        unless_gone(known.refuse_hidden(namespace, search, &mut stat))?;
+        for entry in entries {
             let mut of = search.asking(&entry);
             of.retain(|number| {
                 let mut first =
@@ -159,4 +194,29 @@ fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Hol
         holders.extend(inode(namespace)?.map(|inode| (namespace, Holder::Namespace(inode))));
     }
     Ok(holders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::namespaces::{Question, Shown};
+    use crate::host::statmount::namespaces;
+    use crate::host::table;
+
+    #[test]
+    fn list_without_a_mount_in_question_is_refused() {
+        let Ok((own, _)) = namespaces() else {
+            eprintln!("skipped: the kernel does not list mount namespaces here");
+            return;
+        };
+        let proc = table::entries().unwrap().into_iter().rfind(|entry| entry.path.ends_with("proc")).unwrap();
+        let shown = Shown { device: proc.device, fs_type: proc.fs_type, root: proc.root, is_node: false };
+        let questions = [Question { shown: vec![shown], but_of: vec![] }];
+        let (search, mut known, mut stat) = (Search::new(&questions), Known::default(), Stat::new());
+        assert!(!known.entries(own, &search, &mut stat).unwrap().is_empty());
+        known.refuse_hidden(own, &search, &mut stat).unwrap();
+        known.0.get_mut(&own).unwrap().retain(|mount| mount.device != proc.device);
+        let refused = known.refuse_hidden(own, &search, &mut stat).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    }
 }

@@ -115,7 +115,7 @@ pub(super) fn inode(namespace: u64) -> Result<Option<u64>> {
 fn each_namespace(mut found: impl FnMut(u64, &File)) -> Result<u64> {
     let own = File::open("/proc/self/ns/mnt")?;
     let (id, _) = ask(&own, NS_MNT_GET_INFO)?;
-    // The newer ones come last: a namespace that is made meanwhile is among them.
+    // A namespace that is made meanwhile may be missed: new ids are not above all others.
     for request in [NS_MNT_GET_PREV, NS_MNT_GET_NEXT] {
         let mut at: Option<File> = None;
         loop {
@@ -147,7 +147,8 @@ fn ask(file: &File, request: libc::c_ulong) -> Result<(u64, Option<File>)> {
     }
 }
 
-/// Returns the ids of the mounts below `mount`, or of all with `None`, in ascending order. Fails with `ENOENT` if the namespace or
+/// Returns the ids of the mounts below `mount`, in ascending order. With `None` they are all mounts that are in sight of a process whose
+/// root is the namespace's: a mount over `/` hides those below it. Fails with `ENOENT` if the namespace or
 /// the mount is gone.
 pub(super) fn mounts(namespace: u64, mount: Option<u64>) -> Result<Vec<u64>> {
     let mut found: Vec<u64> = Vec::new();
@@ -197,6 +198,11 @@ impl Stat {
     pub fn identity(&mut self, namespace: u64, mount: u64) -> Result<(u64, u64)> {
         let fixed = &self.ask(namespace, mount, SB_BASIC | MNT_BASIC)?.fixed;
         Ok((u64::from(fixed.old_id), rustix::fs::makedev(fixed.major, fixed.minor)))
+    }
+
+    /// Returns the mount that a mount is mounted on. The bottom mount of a namespace is mounted on itself.
+    pub fn parent(&mut self, namespace: u64, mount: u64) -> Result<u64> {
+        Ok(self.ask(namespace, mount, MNT_BASIC)?.fixed.parent)
     }
 
     /// Returns the groups by which a mount receives and passes on unmounts.
