@@ -64,7 +64,8 @@ impl<'w> Site<'w> {
     pub async fn new(w: &'w mut World, kinds: &[Kind], dice: Dice, report: Arc<Report>) -> Self {
         let mut witnesses = Witnesses::default();
         for id in kinds.iter().map(|kind| kind.plugin()).collect::<BTreeSet<_>>() {
-            let plugin = w.add_plugin(id).await;
+            // Each round asks for the verdict, so the witness is the matrix' own.
+            let plugin = w.add_unwitnessed(id, "").await;
             let [listen, log] = ["witness.sock", "witness.jsonl"].map(|name| plugin.directory.join(name));
             let sockets = vec![Sockets { listen: listen.clone(), plugin: plugin.socket() }];
             let setup = Setup { sockets, log, ..Setup::default() };

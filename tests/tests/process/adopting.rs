@@ -34,11 +34,12 @@ struct Foreign {
 }
 
 impl Manager {
-    /// A manager that mounts below `directory`, which it makes.
+    /// Makes a manager that mounts below `directory`. It calls the plugin itself, so the witness does not see what it staged.
     async fn of(w: &mut World, directory: &str) -> Self {
+        w.excuse(21, "NodePublishVolume of a volume that is not staged");
         let directory = w.path(directory);
         fs::create_dir_all(&directory).unwrap();
-        let socket = format!("unix://{}", w.plugin("p").witnessed_socket().display());
+        let socket = format!("unix://{}", w.plugin("p").socket().display());
         let channel = Endpoint::from_shared(socket).unwrap().connect().await.unwrap();
         Manager { node: NodeClient::new(channel), directory }
     }

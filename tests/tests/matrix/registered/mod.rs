@@ -177,7 +177,8 @@ impl<'w> Pool<'w> {
         dice: Dice,
         report: Arc<Report>,
     ) -> Self {
-        let plugin = w.add_plugin("p").await;
+        // Each round asks for the verdict, so the witness is this world's own.
+        let plugin = w.add_unwitnessed("p", "").await;
         plugin.set(|script| {
             script.control(&CONTROLLER);
             script.plugin.push(if setting == Setting::Offline { "OFFLINE" } else { "ONLINE" }.to_owned());
@@ -192,7 +193,8 @@ impl<'w> Pool<'w> {
             second.set(|script| script.serves = vec![Half::Controller]);
             second.kill();
             second.start().await;
-            sockets.push(Sockets { listen: second.witnessed_socket(), plugin: second.socket() });
+            let listen = second.directory.join("witness.sock");
+            sockets.push(Sockets { listen, plugin: second.socket() });
         }
         let listens: Vec<_> = sockets.iter().map(|sockets| sockets.listen.clone()).collect();
         let witness = Witness::start(Setup { sockets, log, ..Setup::default() }).expect("a witness");
