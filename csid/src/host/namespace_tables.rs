@@ -32,6 +32,15 @@ fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
     }
 }
 
+/// Returns the answer about a namespace. `None`: the namespace is gone. Fails if only a mount is: some kernels list nothing of a
+/// namespace with one mount.
+fn unless_namespace_gone<T>(namespace: u64, answer: Result<T>) -> Result<Option<T>> {
+    match unless_gone(answer)? {
+        None if inode(namespace)?.is_some() => Err(hidden()),
+        answer => Ok(answer),
+    }
+}
+
 fn hidden() -> Error {
     Error::new(ErrorKind::Unsupported, "the kernel lists a mount namespace in part")
 }
@@ -39,12 +48,7 @@ fn hidden() -> Error {
 impl Known {
     /// Returns the mounts of a namespace that a question may be about.
     fn entries(&mut self, namespace: u64, search: &Search<'_>, stat: &mut Stat) -> Result<Vec<MountEntry>> {
-        let ids = match unless_gone(mounts(namespace, None))? {
-            Some(ids) => ids,
-            // Some kernels list nothing of a namespace with one mount.
-            None if inode(namespace)?.is_some() => return Err(hidden()),
-            None => Vec::new(),
-        };
+        let ids = unless_namespace_gone(namespace, mounts(namespace, None))?.unwrap_or_default();
         let mut before = self.0.remove(&namespace).unwrap_or_default().into_iter().peekable();
         let mut now = Vec::with_capacity(ids.len());
         let mut entries = Vec::new();
@@ -134,7 +138,7 @@ pub(super) fn search(
     let mut plugins: HashMap<u32, Option<u64>> = HashMap::new();
     for &namespace in &others {
         let entries = known.entries(namespace, search, &mut stat)?;
-        unless_gone(known.refuse_hidden(namespace, search, &mut stat))?;
+        unless_namespace_gone(namespace, known.refuse_hidden(namespace, search, &mut stat))?;
         for entry in entries {
             let mut of = search.asking(&entry);
             of.retain(|number| {
