@@ -196,7 +196,7 @@ fn plugin_without_attach_seen_late_is_not_asked() {
     }
 }
 
-/// Whether it attaches is not known before each of its instances was seen: it is said which one that is.
+/// A plugin attaches or not: csid knows that once it has seen each instance. The error names the instance that is missing.
 #[test]
 fn missing_instance_is_named_in_the_error() {
     world(async |w| {
@@ -308,7 +308,7 @@ fn node_renamed_by_a_boot_is_detached_by_its_old_id() {
     });
 }
 
-/// Nothing was asked of the controller: there is nothing to undo, and nobody is kept from the volume.
+/// csid asked the controller for nothing, so it undoes nothing, and others get the volume.
 #[test]
 fn attach_never_sent_leaves_nothing() {
     world(async |w| {
@@ -376,7 +376,7 @@ fn co_rule_33_a_detach_has_the_secrets_of_its_attach() {
     });
 }
 
-/// systemd has its own idea of how long that may take.
+/// csid waits for systemd to load a credential, and systemd may never answer. The wait ends with the call's deadline.
 #[test]
 fn credential_wait_ends_with_the_call() {
     world(async |w| {

@@ -18,7 +18,7 @@ fn writer() -> AttachOptions {
     }
 }
 
-/// No row names the volume, also after csid was killed.
+/// Checks that no row names the volume, also after csid was killed.
 async fn is_forgotten(w: &mut World, client: Client) -> Client {
     let is_unknown = async |client: &Client| {
         let answer = client.explain(NAMESPACE, "v", CallOptions::default()).await;
@@ -83,7 +83,7 @@ fn attach_cancelled_before_sending_leaves_nothing() {
     });
 }
 
-/// From now on the plugin calls this node so.
+/// Gives this node another id at the plugin.
 async fn renamed(w: &mut World, client: &Client, node_id: &str, others: &[&str]) {
     w.plugin("p").set(|script| {
         script.node_id = node_id.to_owned();
@@ -95,7 +95,7 @@ async fn renamed(w: &mut World, client: &Client, node_id: &str, others: &[&str])
     healthy(client, "p").await;
 }
 
-/// What was taken behind csid's back is staged again under the node id of now, and that is what it is staged under.
+/// Another program takes the staging away. csid stages again under the present node id, and keeps that id as the staged one.
 #[test]
 fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
     world(async |w| {
@@ -133,7 +133,7 @@ fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
     });
 }
 
-/// Where nothing is staged, what is published already stays published under the node id that it was published under.
+/// A plugin without staging publishes a second mount. The first one stays published under its own node id.
 #[test]
 fn co_rule_23_rebound_mount_keeps_its_node_id() {
     world(async |w| {
@@ -223,7 +223,7 @@ fn co_rule_23_staged_under_old_id_is_not_detached() {
     });
 }
 
-/// Killed before the controller was asked, csid finds a plugin that has nothing to detach with.
+/// csid is killed before it asks the controller. The plugin that it finds then cannot detach.
 #[test]
 fn never_attached_is_not_detached() {
     world(async |w| {

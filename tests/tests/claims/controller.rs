@@ -11,7 +11,7 @@ use csid_tests::world::{World, eventually, refusal, world};
 
 use crate::*;
 
-/// As [`attaching`], and it can more.
+/// Starts csid as [`attaching`] does, with more capabilities.
 async fn able(w: &mut World, controller: &[&str]) -> Client {
     let plugin = w.add_plugin_and("p", &[], "").await;
     plugin.set(|script| {
@@ -142,7 +142,7 @@ fn scheduler_attaches_and_detaches_by_itself() {
     });
 }
 
-/// It could never be detached again, and would keep everybody else from the volume.
+/// csid could never detach an attachment that such a plugin does not make.
 #[test]
 fn plugin_without_attach_is_not_asked_to() {
     world(async |w| {
@@ -270,7 +270,7 @@ fn co_rule_23_staged_is_not_detached_without_plugin() {
     });
 }
 
-/// Calls take turns: a volume is not deregistered during a call that uses it.
+/// Calls take turns: csid does not deregister a volume during a call that uses it.
 #[test]
 fn deregister_waits_for_the_claim_under_way() {
     world(async |w| {

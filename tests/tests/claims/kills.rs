@@ -20,7 +20,7 @@ const EDGES: [&str; 6] = [
     "ControllerUnpublishVolume.after",
 ];
 
-/// Does `work` with csid killed at the `number`th passing of `edge`; returns whether it was.
+/// Runs `work` and kills csid at the `number`th passing of `edge`. Returns whether csid was killed.
 async fn killed_at(
     w: &mut World,
     fault: &Fault,

@@ -20,7 +20,7 @@ use csid_tests::world::{World, refusal, world};
 
 const ATTACH: &[&str] = &["PUBLISH_UNPUBLISH_VOLUME", "PUBLISH_READONLY", "SINGLE_NODE_MULTI_WRITER"];
 
-/// csid with plugin `p`, whose controller attaches, and its volume `v`.
+/// Starts csid with plugin `p`, whose controller attaches, and its volume `v`.
 async fn attaching(w: &mut World) -> Client {
     let plugin = w.add_plugin_and("p", &["second"], "").await;
     plugin.set(|script| script.control(ATTACH));
@@ -32,7 +32,7 @@ async fn attaching(w: &mut World) -> Client {
     client
 }
 
-/// csid with plugin `p`, which has no controller.
+/// Starts csid with plugin `p`, which has no controller.
 async fn unattaching(w: &mut World) -> Client {
     w.add_plugin_and("p", &[], "").await;
     let client = w.start().await;
@@ -63,7 +63,7 @@ async fn release(client: &Client, volume: &str, consumer: &str) -> Result<()> {
     client.release(NAMESPACE, volume, consumer, ReleaseOptions::default()).await
 }
 
-/// Mount a registered volume.
+/// Mounts a registered volume.
 async fn mount_registered(client: &Client, volume: &str, consumer: &str) -> Result<Mounted> {
     client.mount(NAMESPACE, volume, consumer, MountOptions::default()).await
 }
@@ -72,7 +72,7 @@ async fn claims(client: &Client) -> Vec<ClaimRow> {
     client.list_claims(ClaimFilter::default()).await.expect("the claims")
 }
 
-/// Whether each claim is as (consumer, state).
+/// Returns the claims as pairs of consumer and state.
 async fn claimed(client: &Client) -> Vec<(String, String)> {
     claims(client).await.into_iter().map(|row| (row.consumer, row.state)).collect()
 }
@@ -110,7 +110,7 @@ fn claim_names_its_holder_and_ends_by_release() {
     });
 }
 
-/// Each would be a unit of systemd's; here there is no systemd to load one.
+/// A credential is loaded by a unit of systemd, and there is no systemd here. So a call that loads one fails.
 #[test]
 fn call_without_secrets_loads_no_credential() {
     world(async |w| {

@@ -14,7 +14,7 @@ use zbus::{Connection, Variant};
 
 use crate::*;
 
-/// As [`attaching`], with all that a controller can and a bus, on which these users are.
+/// Starts csid as [`attaching`] does, with every capability of a controller, and with these users on a bus.
 async fn on_bus<const N: usize>(w: &mut World, users: [User; N]) -> (Client, Bus, Polkit, [Connection; N]) {
     group_csid(w);
     let bus = Bus::start(w, Policy::Everything).await;
@@ -38,7 +38,7 @@ async fn on_bus<const N: usize>(w: &mut World, users: [User; N]) -> (Client, Bus
     (client, bus, polkit, connections)
 }
 
-/// What this member answers to these arguments of volume `v`: the error's name, or nothing.
+/// Returns the name of the error that this member answers for volume `v`. Empty: it succeeds.
 async fn answer(connection: &Connection, member: &str, volume: &str, more: Vec<Variant<'static>>) -> String {
     let arguments = [text(NAMESPACE), text(volume)].into_iter().chain(more).collect();
     match call(connection, MANAGER_PATH, MANAGER, member, arguments).await {
@@ -117,7 +117,7 @@ async fn waiting(
     expanding
 }
 
-/// What a call was asked for may be another's, or another volume, when it is its turn.
+/// A call waits for its turn. Until then its volume may have another owner, or its name another volume.
 #[test]
 fn call_is_authorised_for_its_own_volume() {
     world(async |w| {
@@ -172,7 +172,7 @@ fn reboot_mounts_nothing_under_another_claim() {
     });
 }
 
-/// Its registrar has said how a volume is mounted.
+/// The registrar of a volume has fixed its mount options.
 #[test]
 fn mount_only_user_cannot_change_mount_options() {
     world(async |w| {
@@ -216,7 +216,7 @@ fn mount_only_user_cannot_change_mount_options() {
     });
 }
 
-/// Secrets that another's plugin is not sent are not needed to undo an attach that it was not asked for.
+/// csid undoes an attach that it never sent to another user's plugin. It needs no secrets for that.
 #[test]
 fn attach_with_forbidden_secrets_leaves_nothing() {
     world(async |w| {

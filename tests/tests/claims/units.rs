@@ -11,7 +11,7 @@ use csid_tests::world::{count, eventually, refusal, world};
 use crate::*;
 
 const UNITS: usize = 1_000;
-/// Units that end while the others run.
+/// Number of units that end while the others run.
 const ENDS: usize = 10;
 
 fn unit(n: usize) -> String {

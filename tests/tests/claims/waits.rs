@@ -252,7 +252,7 @@ async fn waiting_claims(client: &Client) -> usize {
     operations.iter().filter(|operation| operation.step.starts_with("waiting for")).count()
 }
 
-/// What a plugin takes at most on a node is freed by other volumes.
+/// A claim waits at the plugin's limit of volumes until another volume leaves the node.
 #[test]
 fn release_of_another_volume_frees_max_volumes() {
     world(async |w| {
@@ -289,7 +289,7 @@ fn release_of_another_volume_frees_max_volumes() {
     });
 }
 
-/// Time does not bring a volume nearer.
+/// A volume out of the node's reach is refused at once: waiting changes nothing.
 #[test]
 fn unreachable_topology_is_not_waited_for() {
     world(async |w| {
@@ -326,7 +326,7 @@ async fn asks_for(client: &Client, volume: &'static str) -> Waits {
     call
 }
 
-/// What a plugin takes, and where it is, is not known before it has been seen.
+/// csid does not know a plugin's limit and topology before it has seen the plugin.
 #[test]
 fn limit_and_topology_hold_before_plugin_is_probed() {
     world(async |w| {

@@ -9,9 +9,9 @@ use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, count, world};
 
-/// RESOURCE_EXHAUSTED, ABORTED, UNAVAILABLE: tried again with backoff.
+/// Codes that csid retries with backoff: RESOURCE_EXHAUSTED, ABORTED, UNAVAILABLE.
 const RETRIED: [i32; 3] = [8, 10, 14];
-/// As they are, tried once: INVALID_ARGUMENT, NOT_FOUND (making), ALREADY_EXISTS, OUT_OF_RANGE, UNIMPLEMENTED.
+/// Codes that csid does not retry: INVALID_ARGUMENT, NOT_FOUND (making), ALREADY_EXISTS, OUT_OF_RANGE, UNIMPLEMENTED.
 const FINAL: [i32; 5] = [3, 5, 6, 11, 12];
 const NOT_FOUND: i32 = 5;
 const DEADLINE: Duration = Duration::from_secs(4);
@@ -54,7 +54,7 @@ fn cases(rpcs: [&'static str; 2]) -> Vec<Case> {
     cases
 }
 
-/// Run `one` for every case at once.
+/// Runs `one` for all cases at the same time.
 async fn all<R: Send + 'static>(
     client: &Client,
     cases: &[Case],

@@ -96,7 +96,7 @@ fn unheld_requests_are_answered() {
     });
 }
 
-/// What was there before it was dropped.
+/// State before the handle of the hung servers was dropped.
 #[derive(Default)]
 struct Before {
     server: u32,
@@ -104,7 +104,7 @@ struct Before {
     connections: Vec<PathBuf>,
 }
 
-/// Three that hang and do not die.
+/// Starts three servers that hang and do not die.
 async fn three_hang(hung: &Hung, at: &dyn Fn(&str) -> PathBuf) -> (Vec<Child>, Before) {
     hung.hold(&LOOKS);
     let roots: Vec<_> = ["a", "b", "c"].map(|name| mounted(hung, at(name))).to_vec();

@@ -233,7 +233,7 @@ fn long_plugin_messages_are_cut() {
     });
 }
 
-/// zbus sends what D-Bus forbids, and its receiver ends the connection.
+/// A plugin's text has characters that D-Bus forbids. zbus would send them, and the receiver would end the connection.
 #[test]
 fn invalid_topology_text_keeps_connections_open() {
     world(async |w| {

@@ -68,7 +68,7 @@ fn refused_create_leaves_no_row() {
     });
 }
 
-/// Two names of csid's for one of the plugin's: the second is refused, and nothing is taken from the first.
+/// Two volumes of csid have one name at the plugin. csid refuses the second, and the first keeps everything.
 #[test]
 fn plugin_name_belongs_to_one_volume() {
     world(async |w| {
@@ -83,7 +83,7 @@ fn plugin_name_belongs_to_one_volume() {
     });
 }
 
-/// What was there when it was asked for has its source; what is gone when it is its turn has none that anybody looked at.
+/// csid looks at the source of a creation when the creation's turn comes, not when the caller asks.
 #[test]
 fn source_is_checked_at_the_create() {
     world(async |w| {
@@ -186,7 +186,7 @@ fn killed_around_a_creation_csid_finishes_it() {
     });
 }
 
-/// What a caller asks for, with csid killed at each edge that it passes.
+/// Kills csid at each edge that a caller's request passes.
 #[test]
 fn killed_anywhere_csid_ends_as_its_caller_wants() {
     world(async |w| {
@@ -330,7 +330,7 @@ fn refused_delete_changes_nothing() {
     });
 }
 
-/// CSI rule 39: what may have been made cannot be deleted before it is known.
+/// CSI rule 39: csid cannot delete a volume that may have been made before it knows the volume's id.
 #[test]
 fn delete_during_create_runs_after_it() {
     world(async |w| {
@@ -345,7 +345,7 @@ fn delete_during_create_runs_after_it() {
     });
 }
 
-/// Another plugin that creates, next to `p`.
+/// Adds another plugin that creates volumes.
 async fn with_another(s: &mut Site<'_>) {
     let plugin = s.w.add_plugin("q").await;
     plugin.set(|script| script.control(&CONTROLLER));
@@ -458,7 +458,7 @@ fn cancelled_create_is_completed_and_deleted() {
     });
 }
 
-/// What was attached under the name of a creation that was forgotten by force stays what it is.
+/// Root forgets a creation by force. An attachment under its name stays as it is.
 #[test]
 fn forgotten_create_is_not_an_attached_volume() {
     world(async |w| {

@@ -96,7 +96,7 @@ fn co_rule_35_declared_when_plugin_first_serves() {
     });
 }
 
-/// Who wrote a file finds its volume in the list, and not among what can be used.
+/// A declared volume is in the list for callers who ask for declarations, before it is registered.
 #[test]
 fn unregistered_declarations_are_listed_on_request() {
     world(async |w| {
@@ -267,7 +267,7 @@ fn declaration_in_use_is_not_changed() {
     });
 }
 
-/// Who uses it has it registered, as long as there is a file that declares it.
+/// The use of a declared volume registers it. It does not after the file was removed or changed meanwhile.
 #[test]
 fn removed_declaration_is_not_registered_for_waiters() {
     world(async |w| {

@@ -136,7 +136,7 @@ async fn mounted<'w>(w: &'w mut World, plugin: &str, node: &[&str]) -> Site<'w> 
     s
 }
 
-/// ExpandVolume of `a`, in a task of its own.
+/// Starts an ExpandVolume of `a` in a task of its own.
 fn expand(s: &Site<'_>, to: u64) -> tokio::task::JoinHandle<csid_client::Result<Expanded>> {
     let client = s.client.clone();
     tokio::spawn(async move {
@@ -146,7 +146,7 @@ fn expand(s: &Site<'_>, to: u64) -> tokio::task::JoinHandle<csid_client::Result<
     })
 }
 
-/// As [`expand`], of a csid that was killed, and sees its plugin only when it has been asked.
+/// Expands as [`expand`] does, on a csid that was killed and sees its plugin only after the request.
 async fn expand_unseen(s: &mut Site<'_>, to: u64) -> tokio::task::JoinHandle<csid_client::Result<Expanded>> {
     s.w.plugin("p").kill();
     s.restart().await;

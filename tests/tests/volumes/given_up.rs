@@ -13,7 +13,7 @@ use crate::site::{Site, options, spec, within};
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// CreateVolume of `volume`, in a task of its own, named like the volume.
+/// Starts a CreateVolume of `volume` in a task of its own. Its name at the plugin is the volume's.
 fn create(s: &Site<'_>, volume: &'static str) -> JoinHandle<csid_client::Result<VolumeRow>> {
     let client = s.client.clone();
     let spec = CreateVolume { operation_id: Some(volume.to_owned()), ..spec() };
@@ -48,7 +48,7 @@ async fn no_row(s: &Site<'_>) {
     eventually("no row", async || s.rows().await.is_empty()).await;
 }
 
-/// Nothing that csid does is left under way.
+/// Waits until csid has no operation.
 async fn quiet(s: &Site<'_>) {
     eventually("no operation", async || s.client.list_operations().await.unwrap().is_empty()).await;
 }
@@ -101,7 +101,7 @@ fn create_never_sent_ends_by_delete_or_deregister() {
     });
 }
 
-/// csid is killed while it waits for the plugin. Nobody repeats the call.
+/// csid is killed while it waits for the plugin, and no caller repeats the call.
 #[test]
 fn create_never_sent_does_not_outlive_csid() {
     world(async |w| {
@@ -163,7 +163,7 @@ fn volume_found_by_a_refused_delete_is_registered() {
     });
 }
 
-/// UNKNOWN, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE; nothing was made.
+/// Codes after which no volume was made: UNKNOWN, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE.
 #[test]
 fn create_that_was_given_up_does_not_come_back() {
     world(async |w| {
@@ -261,7 +261,7 @@ fn deletion_that_was_given_up_does_not_come_back() {
     });
 }
 
-/// csid is killed at each edge that giving a creation up passes.
+/// Kills csid at each edge that a given-up creation passes.
 #[test]
 fn killed_while_it_gives_up_csid_brings_nothing_back() {
     world(async |w| {

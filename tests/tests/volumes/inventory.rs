@@ -19,7 +19,7 @@ impl Site<'_> {
         taken.await.expect("a snapshot").id
     }
 
-    /// Every page, at most `max` a page; the ids, and how many pages there were.
+    /// Reads all pages of at most `max` entries. Returns the ids and the number of pages.
     async fn snapshots(&self, max: u32, external_id: Option<&str>) -> (Vec<String>, usize) {
         let (mut ids, mut pages, mut token) = (Vec::new(), 0, None);
         loop {
@@ -154,7 +154,7 @@ fn plugin_without_controller_is_not_supported() {
     });
 }
 
-/// They are of no volume in particular: the plugin may repeat any secret that it had.
+/// These calls are about no volume, so the plugin may repeat any secret that it was sent.
 #[test]
 fn list_error_repeats_no_secret_of_another_call() {
     world(async |w| {

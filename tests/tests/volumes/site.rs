@@ -57,7 +57,7 @@ impl<'w> Site<'w> {
         site
     }
 
-    /// csid knows its plugin.
+    /// Waits until csid knows its plugin.
     pub async fn is_ready(&mut self) {
         let wait = CallOptions { deadline_usec: Some(15_000_000), ..CallOptions::default() };
         self.client.wait_for_plugin("p", PluginService::Controller, wait).await.expect("a controller");
@@ -67,7 +67,7 @@ impl<'w> Site<'w> {
         self.w.plugin("p").rules(rules);
     }
 
-    /// csid dies at this edge, once.
+    /// Has csid die at this edge once.
     pub fn arm(&self, edge: &str) {
         std::fs::write(self.w.path("fault"), edge).expect("the fault");
     }
@@ -81,7 +81,7 @@ impl<'w> Site<'w> {
         self.is_ready().await;
     }
 
-    /// Until an operation is at this step.
+    /// Waits until an operation is at this step.
     pub async fn waits(&self, step: &str) {
         eventually(step, async || {
             let operations = self.client.list_operations().await.expect("the operations");
@@ -98,7 +98,7 @@ impl<'w> Site<'w> {
         self.client = self.w.start().await;
     }
 
-    /// csid was killed where it was to be.
+    /// Waits until csid has died.
     pub async fn died(&mut self) {
         eventually("csid dies", async || self.w.dead()).await;
     }
@@ -129,7 +129,7 @@ impl<'w> Site<'w> {
         assert_eq!(made.into_iter().collect::<BTreeSet<_>>(), ids, "the plugin's volumes");
     }
 
-    /// No operation is left, no volume, no row.
+    /// Checks that no operation, volume or row is left.
     pub async fn nothing_left(mut self) {
         self.has(&[]).await;
         self.w.nothing_left(&self.client).await;
