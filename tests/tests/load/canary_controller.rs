@@ -293,7 +293,7 @@ fn canary_through_a_controller_is_found_nowhere() {
         let bus = Bus::start(w, Policy::Everything).await;
         let monitor = bus.monitor().await;
         // The test itself repeats calls that the plugin refused.
-        w.excuse(36, "again as it was");
+        w.excuse(36, " again");
         let plugin = w.add_plugin_with("p", "rpc-deadline = \"2s\"").await;
         plugin.set(|script| {
             script.control(&CONTROLLER);
