@@ -3,6 +3,7 @@
 //! The engine asks its host through [`Site`], and the mounts ask the engine through [`Control`]. Neither side imports the other,
 //! so the engine can run where nothing is mounted.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::Result;
@@ -109,7 +110,7 @@ pub(in crate::volume) trait Control: Send {
         &mut self,
         name: &VolumeName,
         wanted: &Claim,
-        ahead: &[Claim],
+        ahead: &[Arc<Claim>],
     ) -> impl Future<Output = Result<Record>> + Send;
 
     /// Binds an existing claim to the unit or connection of a repeated call, which is otherwise the same. This is the last step

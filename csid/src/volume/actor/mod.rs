@@ -47,7 +47,7 @@ pub(in crate::volume) struct VolumeActor {
     /// The number from which waiting operations are retried, before the queue. `None`: no retry is due.
     retry: Option<u64>,
     /// Claims that were retried since then and are still refused. They block operations behind them.
-    refused: Vec<Claim>,
+    refused: Vec<Arc<Claim>>,
     /// How often a retry of the waiting operations was requested.
     retries: u64,
     /// The place in the queue for the plugin's volume limit. `None`: no operation waits for another volume.
@@ -289,6 +289,9 @@ impl VolumeActor {
     /// Ends queued operations that `end` cancels: an Unmount ends a Mount of the same key, a Release ends a Claim.
     fn cancel_queued(&mut self, end: &OperationRequest) {
         for queue in [&mut self.queue, &mut self.waiting] {
+            if !queue.iter().any(|operation| end.ends(&operation.work)) {
+                continue;
+            }
             for operation in std::mem::take(queue) {
                 if end.ends(&operation.work) {
                     operation.answer(&self.key, Err(mount_errors::ended_by(end.kind())));
@@ -348,7 +351,7 @@ impl VolumeActor {
         self.recovering = None;
         let names = current.names();
         let is_ahead = |operation: &&Operation| current.number == 0 || operation.number < current.number;
-        let ahead: Vec<Claim> = match current.work.claim() {
+        let ahead: Vec<Arc<Claim>> = match current.work.claim() {
             Some(_) => self
                 .waiting
                 .iter()

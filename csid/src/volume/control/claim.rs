@@ -3,6 +3,7 @@
 //! 18).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tokio::sync::OwnedMutexGuard;
 
@@ -51,7 +52,7 @@ impl<S: Site> Engine<'_, S> {
         &mut self,
         name: &VolumeName,
         wanted: &Claim,
-        ahead: &[Claim],
+        ahead: &[Arc<Claim>],
     ) -> Result<Record> {
         self.site.operation().step.set(Step::Claim);
         let mut record = self.registered_as_mine(name).await?;
@@ -62,8 +63,10 @@ impl<S: Site> Engine<'_, S> {
         }
         let mut beside = self.claims(&record);
         let is_new = beside.claim(&wanted.consumer).is_none();
-        let before_me = ahead.iter().filter(|claim| claim.consumer != wanted.consumer);
-        beside.ahead.extend(before_me.filter(|_| is_new).cloned());
+        if is_new {
+            let others = ahead.iter().filter(|claim| claim.consumer != wanted.consumer);
+            beside.ahead.extend(others.cloned());
+        }
         claim::admit(&beside, wanted).map_err(|refusal| claim_errors::refusal(refusal, name, wanted))?;
         let counted = match is_new {
             true => {

@@ -1,5 +1,7 @@
 //! The engine of claims and controller calls, for one operation.
 
+use std::sync::Arc;
+
 use crate::error::Result;
 use crate::store::registry::{Bound, Claim, Record, VolumeName};
 use crate::volume::api::requests::Authority;
@@ -36,7 +38,7 @@ impl<S: Site> Control for Engine<'_, S> {
             .map_err(|refusal| claim_errors::refusal(refusal, &record.name, claim))
     }
 
-    async fn claim(&mut self, name: &VolumeName, wanted: &Claim, ahead: &[Claim]) -> Result<Record> {
+    async fn claim(&mut self, name: &VolumeName, wanted: &Claim, ahead: &[Arc<Claim>]) -> Result<Record> {
         self.take_claim(name, wanted, ahead).await
     }
 

@@ -1,5 +1,7 @@
 //! Runs the part of `mounts` or `control` that an operation needs.
 
+use std::sync::Arc;
+
 use crate::error::Result;
 use crate::store::registry::{Claim, VolumeName};
 use crate::volume::errors::mount as mount_errors;
@@ -14,7 +16,7 @@ impl Executor<'_> {
         mut self,
         request: OperationRequest,
         names: Vec<String>,
-        ahead: &[Claim],
+        ahead: &[Arc<Claim>],
     ) -> Result<OperationResponse> {
         self.own = matches!(request, OperationRequest::Restore { .. } | OperationRequest::Heal { .. });
         match request {

@@ -14,6 +14,8 @@
 //! * `Making` and `Removing` are written before the call. An unknown outcome is `Removing`, and only an acknowledged
 //!   ControllerUnpublish ends that (rule 25).
 
+use std::sync::Arc;
+
 use crate::store::claim_set::ClaimSet;
 use crate::store::registry::{Attachment, Blocked, Bound, Capability, Claim, ClaimMode, ClaimState};
 use crate::store::rows::{AccessMode, Leg};
@@ -30,7 +32,7 @@ pub struct Claims {
     pub capabilities: Vec<Capability>,
     pub claims: ClaimSet,
     /// Waiting claims. They come before a claim that is not there yet.
-    pub ahead: Vec<Claim>,
+    pub ahead: Vec<Arc<Claim>>,
     /// Attachments that are not known to be absent.
     pub attachments: Vec<Attachment>,
     /// Current boot. A volume that was attached in another boot is attached again before it is used.
@@ -87,7 +89,7 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), ClaimRefusal> {
         let other = is_other.into_iter().find_map(|(option, differs)| differs.then_some(option));
         return other.map_or(Ok(()), |option| Err(ClaimRefusal::OtherOption { option }));
     }
-    let others = || volume.claims.iter().chain(&volume.ahead);
+    let others = || volume.claims.iter().chain(volume.ahead.iter().map(Arc::as_ref));
     if wanted.uid != 0 && others().filter(|claim| claim.uid == wanted.uid).count() >= OF_UID {
         return Err(ClaimRefusal::TooMany);
     }

@@ -38,7 +38,7 @@ impl Executor<'_> {
         wanted: &mut DesiredMount,
         at: &Paths,
         claim: Option<&Claim>,
-        ahead: &[Claim],
+        ahead: &[Arc<Claim>],
     ) -> Result<Mounted> {
         let key = wanted.key.clone();
         self.refuse_unknown_plugin(&key)?;

@@ -22,7 +22,7 @@ impl Executor<'_> {
         &mut self,
         wanted: &mut DesiredMount,
         claim: &Claim,
-        ahead: &[Claim],
+        ahead: &[Arc<Claim>],
     ) -> Result<Mounted> {
         let (key, name) = (wanted.key.clone(), VolumeName::of(&wanted.key));
         let mut registration = None;

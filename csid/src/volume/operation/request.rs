@@ -29,7 +29,7 @@ pub(in crate::volume) enum OperationRequest {
     Mount {
         wanted: DesiredMount,
         /// The claim to take for a registered volume if the consumer has none.
-        claim: Option<Box<Claim>>,
+        claim: Option<Arc<Claim>>,
         /// The paths of another manager's mount to adopt; absent: csid makes the mount.
         adopted: Option<Box<Paths>>,
         target_fd: Option<Arc<TargetFd>>,
@@ -58,7 +58,7 @@ pub(in crate::volume) enum OperationRequest {
     },
     Claim {
         key: ClaimKey,
-        claim: Claim,
+        claim: Arc<Claim>,
         /// How long to wait for the claims that are in the way.
         wait_until: Option<Instant>,
         secrets: Option<Secrets>,
@@ -385,10 +385,10 @@ impl OperationRequest {
     }
 
     /// Returns the claim that the operation takes. `None`: it takes none.
-    pub(in crate::volume) fn claim(&self) -> Option<&Claim> {
+    pub(in crate::volume) fn claim(&self) -> Option<&Arc<Claim>> {
         match self {
             OperationRequest::Claim { claim, .. } => Some(claim),
-            OperationRequest::Mount { claim, .. } => claim.as_deref(),
+            OperationRequest::Mount { claim, .. } => claim.as_ref(),
             _ => None,
         }
     }

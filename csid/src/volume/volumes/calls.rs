@@ -72,7 +72,7 @@ impl Context {
         options: MountOptions,
         secrets_given: bool,
         deadline: Option<Instant>,
-    ) -> Result<(VolumeKey, MountSpec, Box<Claim>)> {
+    ) -> Result<(VolumeKey, MountSpec, Arc<Claim>)> {
         let record = self.to_be_used(&VolumeName::of(key), deadline).await?;
         let wanted =
             ModeFilter { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
@@ -113,7 +113,7 @@ impl Context {
         if spec.credential.is_none() && !secrets_given {
             spec.credential.clone_from(&registration.spec.credential);
         }
-        Ok((record.volume, spec, Box::new(claim)))
+        Ok((record.volume, spec, Arc::new(claim)))
     }
 
     pub(in crate::volume) fn view(&self, record: Record, past: Vec<String>) -> VolumeView {
@@ -334,6 +334,7 @@ impl Volumes {
             }
         };
         let claim = Claim { bound: request.bound, credential, ..new_claim(&consumer, &node, uid, usage) };
+        let claim = Arc::new(claim);
         let work = OperationRequest::Claim { key, claim, wait_until: request.wait_until, secrets };
         let answer = self.shared.ask(&record.volume, uid, work, wait)?;
         let OperationResponse::Claimed(record) = self.shared.answered(answer).await? else {
