@@ -126,14 +126,6 @@ pub(super) fn search(
     let alive: BTreeSet<u64> = others.iter().copied().chain([own]).collect();
     known.0.retain(|id, _| alive.contains(id));
 
-    for entry in known.entries(own, search, &mut stat)? {
-        if entry.parent != entry.id
-            && let Some(on) = unless_gone(stat.entry(own, entry.parent))?
-        {
-            search.note_own(&entry, &on);
-        }
-    }
-
     let mut found: Vec<(u64, ForeignMount)> = Vec::new();
     let mut plugins: HashMap<u32, Option<u64>> = HashMap::new();
     for &namespace in &others {
@@ -163,6 +155,18 @@ pub(super) fn search(
         }
     }
 
+    if found.is_empty() {
+        return Ok(search.answers([]));
+    }
+    // csid's own mounts say which copies its unmounts take along.
+    for entry in known.entries(own, search, &mut stat)? {
+        if entry.parent != entry.id
+            && !search.asking(&entry).is_empty()
+            && let Some(on) = unless_gone(stat.entry(own, entry.parent))?
+        {
+            search.note_own(&entry, &on);
+        }
+    }
     // A copy's master is csid's own group, mostly. Only a longer chain takes the groups of all mounts.
     found.retain(|(_, found)| !search.goes_along(found, &Masters::default()));
     if !found.is_empty() {
