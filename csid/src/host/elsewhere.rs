@@ -15,20 +15,16 @@ use crate::host::namespaces::{Backing, Holder, MountElsewhere, NAMED, Question, 
 use crate::host::process_tables::described;
 use crate::host::table::{MountEntry, blocking};
 
-impl Host {
-    /// Returns what is mounted at these paths in csid's own namespace, and the block device below it. A path where nothing is
-    /// mounted adds nothing. `node`: the number of the block device whose node is published. `had`: the number that the mounts had,
-    /// for where none is there any more.
-    pub async fn backing(
-        &self,
-        paths: Vec<PathBuf>,
-        node: Option<u64>,
-        had: Option<u64>,
-    ) -> Result<Backing, HostError> {
-        let entries = self.own_table.entries().await?;
+/// The mounts of csid's own namespace at one moment.
+pub struct OwnMounts(Arc<Vec<MountEntry>>);
+
+impl OwnMounts {
+    /// Returns what is mounted at these paths, and the block device below it. A path where nothing is mounted adds nothing. `node`: the
+    /// number of the block device whose node is published. `had`: the number that the mounts had, for where none is there any more.
+    pub fn backing(&self, paths: &[&Path], node: Option<u64>, had: Option<u64>) -> Backing {
         let at = |entry: &&MountEntry| paths.iter().any(|path| path.as_os_str() == entry.path.as_os_str());
         let mut shown: Vec<Shown> = Vec::new();
-        for entry in entries.iter().filter(at) {
+        for entry in self.0.iter().filter(at) {
             let (device, fs_type, root) = (entry.device, entry.fs_type.clone(), entry.root.clone());
             let own = Shown { device, fs_type, root, is_node: node.is_some() };
             if !shown.contains(&own) {
@@ -44,7 +40,14 @@ impl Host {
         let numbers = node.into_iter().chain(shown.iter().map(|own| own.device)).chain(had);
         let device = numbers.filter(is_whole).find_map(BlockDevice::of);
         let is_remembered = device.as_ref().is_some_and(|device| had == Some(device.number));
-        Ok(Backing { shown, device, is_remembered })
+        Backing { shown, device, is_remembered }
+    }
+}
+
+impl Host {
+    /// Returns the mounts of csid's own namespace, as they are now.
+    pub async fn own_mounts(&self) -> Result<OwnMounts, HostError> {
+        self.own_table.entries().await.map(OwnMounts)
     }
 
     /// Returns the mounts of what is `shown`, or of something in it, in other mount namespaces than csid's, that do not go along

@@ -45,6 +45,7 @@ use std::path::{Path, PathBuf};
 
 pub use bind::{Bind, Restrict, Unbind};
 pub use calls::{Host, TargetFd};
+pub use elsewhere::OwnMounts;
 pub use error::HostError;
 pub use helper::{Sifted, Tree};
 pub use look::Look;

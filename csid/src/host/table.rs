@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -206,9 +208,17 @@ pub(super) fn shows(device: u64) -> Result<bool, HostError> {
     Ok(briefs(&text()?).any(|mount| mount.device == device))
 }
 
+/// Bytes that are read of a mount table at first.
+const TEXT: usize = 64 << 10;
+
 fn text() -> Result<Vec<u8>, HostError> {
     let table = Path::new("/proc/self/mountinfo");
-    std::fs::read(table).map_err(|source| HostError::Os { step: "read".into(), path: table.into(), source })
+    let failed = |source| HostError::Os { step: "read".into(), path: table.into(), source };
+    let mut file = File::open(table).map_err(failed)?;
+    // The file has no size. Without a first capacity the reads would begin with 32 bytes.
+    let mut text = Vec::with_capacity(TEXT);
+    file.read_to_end(&mut text).map_err(failed)?;
+    Ok(text)
 }
 
 /// Returns the mounts in the text of a `mountinfo`.

@@ -5,7 +5,7 @@ pub(in crate::volume) mod secrets;
 
 use std::sync::Arc;
 
-use crate::host::TargetFd;
+use crate::host::{OwnMounts, TargetFd};
 use crate::volume::api::requests::Force;
 use crate::volume::context::Context;
 use crate::volume::control::engine::Engine;
@@ -28,6 +28,8 @@ pub(in crate::volume) struct Executor<'a> {
     pub(in crate::volume) own: bool,
     /// Whether an effect is under way: the rows have its intent.
     pub(in crate::volume) in_effect: bool,
+    /// The mounts that the checks before an unmount have read. Only the first effect of the operation uses them.
+    pub(in crate::volume) own_mounts: Option<OwnMounts>,
 }
 
 impl<'a> Executor<'a> {
@@ -39,7 +41,7 @@ impl<'a> Executor<'a> {
     ) -> Self {
         let (target_fd, force) = (None, Force::No);
         let (heals, own, in_effect) = (false, false, false);
-        Executor { shared, rows, operation, target_fd, force, heals, own, in_effect }
+        Executor { shared, rows, operation, target_fd, force, heals, own, in_effect, own_mounts: None }
     }
 
     /// Returns the engine of claims and controller calls for this operation.

@@ -162,7 +162,7 @@ impl Executor<'_> {
             // No removal has begun. Only the device number of the mounts is known.
             let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
             let (node, had) = if is_block { (row.device, None) } else { (None, row.device) };
-            backing = host.backing(Vec::new(), node, had).await?;
+            backing = host.own_mounts().await?.backing(&[], node, had);
         }
         let sought = Sought {
             below,

@@ -305,12 +305,13 @@ impl Executor<'_> {
 
     /// Returns Busy while another mount namespace shows the file system or device of the row's mount and would continue to show
     /// it.
-    async fn refuse_while_elsewhere(&self, row: &MountRow) -> Result<()> {
+    async fn refuse_while_elsewhere(&mut self, row: &MountRow) -> Result<()> {
         let host = &self.shared.host;
-        let own = [Some(&row.source), row.spec.target.as_ref()].into_iter().flatten();
-        let own: Vec<PathBuf> = own.map(PathBuf::from).collect();
+        let own = [Some(row.source.as_str()), row.spec.target.as_deref()].into_iter().flatten();
+        let own: Vec<&Path> = own.map(Path::new).collect();
         let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-        let shown = host.backing(own.clone(), row.device.filter(|_| is_block), None).await?.shown;
+        let mounts = self.own_mounts.insert(host.own_mounts().await?);
+        let shown = mounts.backing(&own, row.device.filter(|_| is_block), None).shown;
         let plugin = self.shared.plugins.processes(&row.volume.plugin);
         let mut found = host.copies_elsewhere(&shown, &plugin).await?;
         let others = self.rows.volume().mounts.iter();
@@ -527,6 +528,7 @@ impl Executor<'_> {
     /// Records what the volume's mounts show before they are removed, so that the journal has it along with the intent: a copy
     /// elsewhere outlives csid. Nothing is recorded for a dead mount, because nothing can write to it.
     async fn note_backing(&mut self, effect: &Effect) -> Result<(), EffectFailure> {
+        let mounts = self.own_mounts.take();
         let volume = self.rows.volume();
         let Some(mount) = volume.mount(&effect.key) else { return Ok(()) };
         let staging = Some(&volume.row.staging).filter(|path| !path.is_empty());
@@ -554,11 +556,14 @@ impl Executor<'_> {
         // Another csid made the mounts, and they are gone. Only their device number is known.
         let had = mount.device.filter(|_| !is_block && effect.from == Leg::Removing);
         let own = [Some(&mount.source), Some(&mount.published), staging].into_iter().flatten();
-        let own = own.filter(|path| !path.is_empty()).map(PathBuf::from).collect();
+        let own: Vec<&Path> = own.filter(|path| !path.is_empty()).map(Path::new).collect();
         let mut backing = effects::known(&volume.row)?;
         let nothing_done = |failure: EffectFailure| EffectFailure { outcome: Outcome::NotSent, ..failure };
-        let now = self.shared.host.backing(own, number, had).await;
-        backing.join(now.map_err(|error| nothing_done(error.into()))?);
+        let mounts = match mounts {
+            Some(mounts) => mounts,
+            None => self.shared.host.own_mounts().await.map_err(|error| nothing_done(error.into()))?,
+        };
+        backing.join(mounts.backing(&own, number, had));
         let text = backing.to_text().map_err(|error| {
             nothing_done(
                 Error::internal(format!("what the volume's mounts show is not JSON: {error}")).into(),
