@@ -42,6 +42,8 @@ const HELPER: &str = "If csid-helper.socket has failed (`systemctl status csid-h
                       `systemctl reset-failed csid-helper.socket csid-helper.service; systemctl start \
                       csid-helper.socket`. Your mounts stay. Then repeat the command.";
 
+const STOPPING: &str = "csid is stopping; repeat it when csid is back: `systemctl status csid`.";
+
 const HELD: &str = "End what holds it; csid then continues by itself.";
 
 /// The step after a drain that left mounts.
@@ -222,6 +224,7 @@ fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> 
         "spare-volume" => "Register the new volume under another name (`csictl volume register`, with its --external-id). \
                            `csictl volume delete` of that name deletes it."
             .to_owned(),
+        "csid-stopping" => STOPPING.to_owned(),
         _ => return None,
     };
     Some(hint)
@@ -485,9 +488,7 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                                  reboot by itself."
                 .to_owned()
         }
-        Kind::ShuttingDown => {
-            "csid is stopping; repeat it when csid is back: `systemctl status csid`.".to_owned()
-        }
+        Kind::ShuttingDown => STOPPING.to_owned(),
         Kind::StateCorrupt => {
             "Nothing was unmounted. See what would be recorded with `csictl reconcile --new-journal \
                                --dry-run`, then begin a new journal without --dry-run; csid(8) says what follows."
@@ -708,6 +709,7 @@ mod tests {
             ("not-mounted", "`csictl mount ns v CONSUMER`"),
             ("declared-by-file", "`csictl reload`"),
             ("spare-volume", "`csictl volume register`"),
+            ("csid-stopping", "`systemctl status csid`"),
         ];
         assert_eq!(words, commands.map(|(word, _)| word));
         for (word, command) in commands {

@@ -205,6 +205,8 @@ pub enum Obstacle {
     DeclaredByFile,
     /// The plugin has made a volume whose name means another one now.
     SpareVolume,
+    /// csid's own stop.
+    Stopping,
 }
 
 impl Obstacle {
@@ -228,6 +230,7 @@ impl Obstacle {
             Obstacle::NotMounted => "not-mounted",
             Obstacle::DeclaredByFile => "declared-by-file",
             Obstacle::SpareVolume => "spare-volume",
+            Obstacle::Stopping => "csid-stopping",
         }
     }
 }

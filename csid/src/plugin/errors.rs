@@ -6,6 +6,11 @@ pub(super) fn unknown(id: &str) -> Error {
     Error::not_found(format!("there is no plugin {id}")).obstructed_by(Obstacle::UnknownPlugin)
 }
 
+/// Makes the error for a call that csid's own stop has ended.
+pub(super) fn stopping(text: &str) -> Error {
+    Error::new(Kind::PluginShutdown, text).obstructed_by(Obstacle::Stopping)
+}
+
 /// Returns the text of an attach's error, and of the plugin's health, while a changed node ID has not been accepted.
 pub(super) fn disputed(plugin: &str, now: &str, agreed: &str) -> String {
     format!(

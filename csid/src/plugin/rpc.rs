@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 use zeroize::Zeroizing;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Obstacle};
 use crate::plugin::channel::NotConnected;
 use crate::plugin::common::Common;
 use crate::plugin::rpc_outcome::{Class, RpcKind, RpcOutcome, is_broken, outcome};
@@ -58,6 +58,7 @@ impl From<RpcError> for Error {
         };
         Error::new(kind, error.to_string()).with(|details| {
             details.rpc = Some(error.rpc);
+            details.obstacle = (error.class == Class::Shutdown).then_some(Obstacle::Stopping);
             details.grpc_code = Some(error.code as u32);
             details.plugin = Some(error.plugin.to_string());
             details.retryable = error.class.is_retryable();
@@ -331,10 +332,8 @@ impl Peer {
     /// The same, of a plugin that csid was stopping meanwhile, unless that has had its say.
     fn stopping(error: RpcError) -> RpcError {
         let message = match error.class {
-            Class::NotSent => "the plugin is being stopped, so it was not asked; ask again when it is back",
-            Class::Transient | Class::Unknown => {
-                "the plugin was stopped before it had answered; ask again when it is back"
-            }
+            Class::NotSent => "the plugin is being stopped, so it was not asked",
+            Class::Transient | Class::Unknown => "the plugin was stopped before it had answered",
             Class::Refused | Class::Unimplemented | Class::Shutdown | Class::Forbidden => return error,
         };
         RpcError { message: message.to_owned(), stopping: true, ..error }
@@ -355,11 +354,7 @@ impl Peer {
     {
         let error = |code, message: String, class| self.error(rpc, code, message, class);
         if self.closed.load(Ordering::Acquire) {
-            return Err(error(
-                Code::Cancelled,
-                "csid is stopping; ask again when it is back".into(),
-                Class::Shutdown,
-            ));
+            return Err(error(Code::Cancelled, "csid is stopping".into(), Class::Shutdown));
         }
         let stops = self.stops.number();
         if stops % 2 == 1 {

@@ -5,7 +5,7 @@ use rusqlite::ErrorCode;
 /// Why the journal did not do what was asked. Whatever it says, nothing of the request is kept.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("the journal's thread has ended; ask again when csid is back")]
+    #[error("the journal's thread has ended")]
     Gone,
     #[error(
         "the journal {} is damaged: {why}. What is mounted stays, and nothing is changed until a new journal is \
@@ -24,9 +24,7 @@ pub enum StoreError {
     Unsafe { path: PathBuf, why: String },
     #[error("another process holds the journal in {}; is a second csid running?", path.display())]
     Held { path: PathBuf },
-    #[error(
-        "no space is left on the disk of csid's journal; nothing was changed. Make room there, then ask again"
-    )]
+    #[error("no space is left on the disk of csid's journal; nothing was changed")]
     Full,
     #[error("cannot {step} {}", path.display())]
     File { step: &'static str, path: PathBuf, source: std::io::Error },

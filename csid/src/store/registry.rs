@@ -40,7 +40,7 @@ pub type RegistrySource = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum Conflict {
     /// The record has changed since it was read.
-    #[error("the volume's record has changed meanwhile; ask again")]
+    #[error("the volume's record has changed meanwhile")]
     Stale,
     /// The plugin's volume is known under this name, and has no second one.
     #[error("the plugin's volume is known as {0} already")]

@@ -120,7 +120,7 @@ impl Plugins {
         loop {
             // csid's stop wakes this too.
             known.borrow_and_update();
-            let stopping = "csid is stopping; the command goes on, ask again when it is back";
+            let stopping = "csid is stopping; the command goes on";
             self.open().map_err(|_| Error::new(Kind::ShuttingDown, stopping))?;
             tokio::select! {
                 end = &mut end => {

@@ -15,6 +15,7 @@ use crate::config::Directories;
 use crate::error::{Error, Kind, Result};
 use crate::host::units::Units;
 use crate::plugin::common::Common;
+use crate::plugin::errors;
 use crate::plugin::events;
 use crate::plugin::instance::Hands;
 use crate::plugin::namespace::Namespaces;
@@ -462,7 +463,7 @@ impl Plugins {
 
     pub(in crate::plugin) fn open(&self) -> Result<()> {
         if self.0.shared.closed.load(Ordering::Acquire) {
-            return Err(Error::new(Kind::PluginShutdown, "csid is stopping; ask again when it is back"));
+            return Err(errors::stopping("csid is stopping"));
         }
         Ok(())
     }

@@ -273,7 +273,7 @@ impl Plugins {
 
     /// Wait until the new instance has shown that it can have the other's place, or that it cannot.
     async fn tried(&self, id: &str, old: &str, new: &str) -> Result<()> {
-        let stopping = || Error::new(Kind::PluginShutdown, "csid is stopping; it goes on when it is back");
+        let stopping = || errors::stopping("csid is stopping; the next csid continues the upgrade");
         let (mut state, spec) =
             self.entry(id, new, |entry| (entry.state.clone(), entry.spec.clone())).ok_or_else(stopping)?;
         let is_decided = state.wait_for(|seen| seen.ready.is_some() || seen.view.state == "failed");

@@ -307,7 +307,7 @@ pub(in crate::volume) fn event(
 }
 
 pub(in crate::volume) fn shutting_down() -> Error {
-    Error::new(Kind::ShuttingDown, "csid is stopping; ask again when it is back, the answer is kept")
+    Error::new(Kind::ShuttingDown, "csid is stopping; the answer is kept")
 }
 
 #[cfg(test)]
