@@ -225,6 +225,30 @@ fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> 
                            `csictl volume delete` of that name deletes it."
             .to_owned(),
         "csid-stopping" => STOPPING.to_owned(),
+        "several-instances" => {
+            format!("Name it with --replace INSTANCE; `csictl plugin show {plugin}` lists the instances.")
+        }
+        "replaced-instance" => {
+            format!("Name its successor with --replace INSTANCE: `csictl plugin show {plugin}`.")
+        }
+        "fixed-key" => format!(
+            "Unregister the plugin (`csictl plugin unregister {plugin}`), then `csictl plugin register {plugin}` with the new \
+             value."
+        ),
+        "instance-socket" => "Let the new instance listen elsewhere, and name that socket with --socket PATH. A plugin that \
+                              csid runs gets its own: leave CSI_ENDPOINT and the socket out of its command."
+            .to_owned(),
+        "upgrade" => format!(
+            "The upgrade ends by itself; `csictl plugin show {plugin}` shows its instances. Then repeat the command."
+        ),
+        "plugin-of-file" => {
+            format!("Change or remove plugins.d/{plugin}.toml, then `csictl reload`.")
+        }
+        "self-registered" => "It comes and goes with its registration socket. Start the new version, or end this one, where \
+                              the plugin is deployed."
+            .to_owned(),
+        "external-plugin" => format!("Do it where the plugin runs: `csictl plugin show {plugin}` has its socket."),
+        "container" => "Run it by the container's manager (`podman exec`), or on the host.".to_owned(),
         _ => return None,
     };
     Some(hint)
@@ -342,6 +366,9 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                  {plugin}` (and --replace INSTANCE, if it has several). Or register another instance with --instance."
             )
         }
+        Kind::AlreadyExists if tried.command == "plugin upgrade" => format!(
+            "Choose another --instance: `csictl plugin show {plugin}` lists those that exist."
+        ),
         Kind::AlreadyExists if of_claim => format!(
             "See it with `csictl claims`; to change it, first `csictl release {mount}`."
         ),
@@ -477,6 +504,9 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         ),
         Kind::RateLimited if tried.command == "plugin exec" => {
             "`csictl operations` lists the commands that run in plugins; `csictl cancel ID` ends one.".to_owned()
+        }
+        Kind::RateLimited if tried.command == "plugin logs" => {
+            "`systemctl list-units 'csid-log-*'` lists them; `systemctl stop UNIT` ends one.".to_owned()
         }
         Kind::RateLimited => {
             "This user has reached a limit. Wait for operations in progress (`csictl operations`), or end what is not \
@@ -710,6 +740,15 @@ mod tests {
             ("declared-by-file", "`csictl reload`"),
             ("spare-volume", "`csictl volume register`"),
             ("csid-stopping", "`systemctl status csid`"),
+            ("several-instances", "--replace INSTANCE"),
+            ("replaced-instance", "--replace INSTANCE"),
+            ("fixed-key", "`csictl plugin unregister nfs`"),
+            ("instance-socket", "--socket PATH"),
+            ("upgrade", "`csictl plugin show nfs`"),
+            ("plugin-of-file", "plugins.d/nfs.toml, then `csictl reload`"),
+            ("self-registered", "registration socket"),
+            ("external-plugin", "`csictl plugin show nfs`"),
+            ("container", "`podman exec`"),
         ];
         assert_eq!(words, commands.map(|(word, _)| word));
         for (word, command) in commands {
@@ -866,6 +905,8 @@ mod tests {
     fn limit_of_commands_in_plugins_names_cancel() {
         let hint = said(Kind::RateLimited, Details::default(), &tried("plugin exec"));
         assert!(hint.contains("`csictl operations`") && hint.contains("`csictl cancel ID`"), "{hint}");
+        let hint = said(Kind::RateLimited, Details::default(), &tried("plugin logs"));
+        assert!(hint.contains("`systemctl stop UNIT`"), "{hint}");
     }
 
     #[test]
@@ -1054,6 +1095,9 @@ mod tests {
         let tried = Tried { command: "plugin register", plugin: Some("nfs".into()), ..Tried::default() };
         let hint = said(Kind::AlreadyExists, Details::default(), &tried);
         assert!(hint.contains("`csictl plugin upgrade nfs`") && !hint.contains("unregister"), "{hint}");
+        let again = Tried { command: "plugin upgrade", ..tried };
+        let hint = said(Kind::AlreadyExists, Details::default(), &again);
+        assert!(hint.contains("--instance") && hint.contains("`csictl plugin show nfs`"), "{hint}");
     }
 
     #[test]

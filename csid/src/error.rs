@@ -207,6 +207,24 @@ pub enum Obstacle {
     SpareVolume,
     /// csid's own stop.
     Stopping,
+    /// Several instances of a plugin, where the call has to name one.
+    SeveralInstances,
+    /// An upgrade has replaced the instance.
+    ReplacedInstance,
+    /// A key of a plugin's spec that an upgrade cannot change.
+    FixedKey,
+    /// The socket of another instance of the plugin.
+    InstanceSocket,
+    /// An upgrade of the plugin that is under way.
+    Upgrade,
+    /// A file of plugins.d defines the plugin.
+    PluginOfFile,
+    /// The instance registered itself.
+    SelfRegistered,
+    /// csid does not run the plugin, or does not collect its log.
+    ExternalPlugin,
+    /// The main process of the plugin's unit is on the host, perhaps as the manager of a container.
+    Container,
 }
 
 impl Obstacle {
@@ -231,6 +249,15 @@ impl Obstacle {
             Obstacle::DeclaredByFile => "declared-by-file",
             Obstacle::SpareVolume => "spare-volume",
             Obstacle::Stopping => "csid-stopping",
+            Obstacle::SeveralInstances => "several-instances",
+            Obstacle::ReplacedInstance => "replaced-instance",
+            Obstacle::FixedKey => "fixed-key",
+            Obstacle::InstanceSocket => "instance-socket",
+            Obstacle::Upgrade => "upgrade",
+            Obstacle::PluginOfFile => "plugin-of-file",
+            Obstacle::SelfRegistered => "self-registered",
+            Obstacle::ExternalPlugin => "external-plugin",
+            Obstacle::Container => "container",
         }
     }
 }

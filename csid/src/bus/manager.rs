@@ -150,7 +150,7 @@ pub(super) async fn unregister_plugin(call: Call) -> Answer {
     if owner.is_some_and(|owner| owner != call.permit.uid()) && !call.permit.caller().is_root() {
         return Err(Failure::Ours(Error::new(
             Kind::NotAuthorized,
-            format!("plugin {id} was registered by another uid; root may unregister it"),
+            format!("plugin {id} was registered by another uid"),
         )));
     }
     let (volumes, uid) = (call.server.rooms.volumes.clone(), call.permit.uid());

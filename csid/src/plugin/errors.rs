@@ -6,6 +6,17 @@ pub(super) fn unknown(id: &str) -> Error {
     Error::not_found(format!("there is no plugin {id}")).obstructed_by(Obstacle::UnknownPlugin)
 }
 
+/// Makes the error for a change of a plugin that a file defines.
+pub(super) fn of_file(kind: Kind, id: &str) -> Error {
+    let text = format!("the plugin {id} is defined by plugins.d/{id}.toml");
+    Error::new(kind, text).obstructed_by(Obstacle::PluginOfFile)
+}
+
+/// Makes the error for the name of a new instance that only one that registers itself can have.
+pub(super) fn reserved_name(instance: &str) -> Error {
+    Error::invalid(format!("instance `{instance}`: such names are of instances that register themselves"))
+}
+
 /// Makes the error for a call that csid's own stop has ended.
 pub(super) fn stopping(text: &str) -> Error {
     Error::new(Kind::PluginShutdown, text).obstructed_by(Obstacle::Stopping)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Obstacle, Result};
 use crate::host::exec::{Commands, End, ExecError, ExecRecord, ExecRequest, Run, Size, Streams};
 use crate::host::units::UnitsError;
 use crate::plugin::errors;
@@ -59,8 +59,8 @@ impl Plugins {
     async fn request(&self, id: &str, argv: Vec<String>, directory: Option<String>) -> Result<ExecRequest> {
         let view = self.view(id).ok_or_else(|| errors::unknown(id))?;
         if view.unit.is_empty() {
-            let text = format!("csid does not run the plugin {id}; run the command where the plugin is run");
-            return Err(Error::new(Kind::NotSupported, text));
+            let text = format!("csid does not run the plugin {id}");
+            return Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::ExternalPlugin));
         }
         let instance = view.instances.first().map_or("", String::as_str);
         let spec = self.entry(id, instance, |entry| entry.spec.clone()).ok_or_else(|| errors::unknown(id))?;
@@ -71,9 +71,9 @@ impl Plugins {
         {
             let text = format!(
                 "the main process of {unit} is on the host as far as systemd knows: it may be a container's manager, and the \
-                 command would not be where the plugin {id} is; run it by the manager (podman exec), or on the host"
+                 command would not be where the plugin {id} is"
             );
-            return Err(Error::new(Kind::NotSupported, text));
+            return Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::Container));
         }
         match units.control_group(&unit).await.map_err(unanswered)?.filter(|(_, pid)| *pid != 0) {
             Some((group, pid)) => Ok(ExecRequest { unit, group, pid, argv, environment, directory }),

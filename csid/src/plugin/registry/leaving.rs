@@ -1,6 +1,7 @@
 //! A plugin, or one instance of it, is forgotten.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Obstacle, Result};
+use crate::plugin::errors;
 use crate::plugin::events;
 use crate::plugin::registry::kept::Kept;
 use crate::plugin::registry::plugins::{Plugins, SpecOrigin, stop, to_the_end};
@@ -38,14 +39,11 @@ impl Plugins {
             .map(|entry| {
                 // Compared here, where nobody else can register the id meanwhile.
                 if uid != 0 && uid != entry.owner {
-                    let text = format!("plugin {id} was registered by another uid; root may unregister it");
+                    let text = format!("plugin {id} was registered by another uid");
                     return Err(Error::new(Kind::NotAuthorized, text));
                 }
                 if matches!(entry.origin, SpecOrigin::File(_)) {
-                    let text = format!(
-                        "the plugin {id} is defined by plugins.d/{id}.toml: remove the file and reload"
-                    );
-                    return Err(Error::new(Kind::NotSupported, text));
+                    return Err(errors::of_file(Kind::NotSupported, id));
                 }
                 if entry.origin == SpecOrigin::Socket {
                     let instance = entry.spec.instance();
@@ -53,7 +51,9 @@ impl Plugins {
                         "instance `{instance}` of the plugin {id} registered itself, and goes with its socket in {}",
                         self.0.directories.registrations().display()
                     );
-                    return Err(Error::new(Kind::NotSupported, text));
+                    return Err(
+                        Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::SelfRegistered)
+                    );
                 }
                 Ok(entry.spec.instance().to_owned())
             })

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::error::{Error, Kind, Result, Step};
+use crate::error::{Error, Kind, Obstacle, Result, Step};
 use crate::host::log::Lines;
 use crate::plugin::errors;
 use crate::plugin::registry::plugins::{Plugins, stop};
@@ -20,8 +20,8 @@ impl Plugins {
             supervised.map(|entry| (entry.stops.clone(), entry.state.clone())).collect()
         };
         if supervised.is_empty() {
-            let text = format!("csid does not run the plugin {id}; restart it where it is run");
-            return Err(Error::new(Kind::NotSupported, text));
+            let text = format!("csid does not run the plugin {id}");
+            return Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::ExternalPlugin));
         }
         // The registry stays as it is, so nobody who changes it waits for this unit.
         for (stops, state) in supervised {
@@ -66,15 +66,12 @@ impl Plugins {
             views.filter(|view| view.log == "journal").map(|view| view.unit.clone()).collect()
         };
         if units.is_empty() {
-            let text = format!("csid collects no log of the plugin {id}; see where it runs");
-            return Err(Error::new(Kind::NotSupported, text));
+            let text = format!("csid collects no log of the plugin {id}");
+            return Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::ExternalPlugin));
         }
         match self.0.shared.units.log(&units, lines).await {
             Ok(Some(log)) => Ok(log),
-            Ok(None) => Err(Error::new(
-                Kind::RateLimited,
-                "too many logs are being read; end one of them (`systemctl stop csid-log-…`)",
-            )),
+            Ok(None) => Err(Error::new(Kind::RateLimited, "too many logs are being read")),
             Err(error) => Err(Error::internal(format!("the log of {id} cannot be read: {error}"))),
         }
     }

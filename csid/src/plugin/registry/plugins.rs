@@ -12,7 +12,7 @@ use futures_util::future::{BoxFuture, Shared as SharedFuture};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::config::Directories;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Obstacle, Result};
 use crate::host::units::Units;
 use crate::plugin::common::Common;
 use crate::plugin::errors;
@@ -213,8 +213,7 @@ impl Plugins {
     async fn registered(&self, id: &str, spec: PluginSpec, uid: u32) -> Result<()> {
         let _changing = self.0.changing.lock().await;
         if self_registered::is_name(spec.instance()) {
-            let text = "an instance of that name is one that registered itself; choose another";
-            return Err(Error::invalid(text));
+            return Err(errors::reserved_name(spec.instance()));
         }
         let instance = spec.instance().to_owned();
         self.enter(id, spec, uid, SpecOrigin::Bus).await?;
@@ -347,7 +346,7 @@ impl Plugins {
         let instance = spec.instance();
         if let Some(entry) = entries.iter().find(|entry| entry.spec.instance() == instance) {
             return match &entry.origin {
-                SpecOrigin::File(_) => exists(format!("the plugin {id} is defined by plugins.d/{id}.toml")),
+                SpecOrigin::File(_) => Err(errors::of_file(Kind::AlreadyExists, id)),
                 SpecOrigin::Bus | SpecOrigin::Socket if entry.spec.same(spec) => Ok(true),
                 SpecOrigin::Bus | SpecOrigin::Socket => exists(format!(
                     "instance `{instance}` of the plugin {id} is registered with another spec"
@@ -356,10 +355,13 @@ impl Plugins {
         }
         let socket = |spec| Location::of(&self.0.directories, id, spec).socket;
         match entries.iter().find(|entry| socket(&entry.spec) == socket(spec)) {
-            Some(other) => exists(format!(
-                "instance `{}` of the plugin {id} has that socket; each instance has its own",
-                other.spec.instance()
-            )),
+            Some(other) => {
+                let text = format!(
+                    "instance `{}` of the plugin {id} has that socket; each instance has its own",
+                    other.spec.instance()
+                );
+                Err(Error::new(Kind::AlreadyExists, text).obstructed_by(Obstacle::InstanceSocket))
+            }
             None => Ok(false),
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Obstacle, Result};
 use crate::plugin::errors;
 use crate::plugin::events;
 use crate::plugin::place::Location;
@@ -37,10 +37,8 @@ impl Plugins {
         match (found.next(), found.next()) {
             (Some(entry), None) => Ok(entry.spec.clone()),
             (Some(_), Some(_)) => {
-                let text = format!(
-                    "the plugin {id} has several instances; name the one to replace (option `instance`)"
-                );
-                Err(Error::invalid(text))
+                let text = format!("the plugin {id} has several instances, and option `instance` is absent");
+                Err(Error::invalid(text).obstructed_by(Obstacle::SeveralInstances))
             }
             (None, _) => {
                 let name = instance.unwrap_or_default();
@@ -91,8 +89,8 @@ impl Plugins {
             return Ok(std::future::ready(Ok(now)).boxed().shared());
         }
         if was_replaced {
-            let text = format!("instance `{old}` of the plugin {id} was replaced by `{now}`; name that one");
-            return Err(Error::not_found(text));
+            let text = format!("instance `{old}` of the plugin {id} was replaced by `{now}`");
+            return Err(Error::not_found(text).obstructed_by(Obstacle::ReplacedInstance));
         }
         self.give_name(id, &mut spec);
         self.refuse_beside(id, &before, &spec)?;
@@ -139,23 +137,19 @@ impl Plugins {
         let is_own = owner == Some(uid) && of == uid;
         if uid != 0 && (!is_own || spec.needs_root()) {
             let text = match is_own {
-                false => format!(
-                    "instance `{old}` of the plugin {id} is another uid's, or the plugin is; root may upgrade it"
-                ),
+                false => format!("instance `{old}` of the plugin {id} is another uid's, or the plugin is"),
                 true => ROOTS_KEYS.to_owned(),
             };
             return Err(Error::new(Kind::NotAuthorized, text));
         }
-        let text = match origin {
-            SpecOrigin::Bus => return Ok(()),
-            SpecOrigin::File(_) => {
-                format!("the plugin {id} is defined by plugins.d/{id}.toml: change the file and reload")
+        match origin {
+            SpecOrigin::Bus => Ok(()),
+            SpecOrigin::File(_) => Err(errors::of_file(Kind::NotSupported, id)),
+            SpecOrigin::Socket => {
+                let text = format!("instance `{old}` of the plugin {id} registered itself");
+                Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::SelfRegistered))
             }
-            SpecOrigin::Socket => format!(
-                "instance `{old}` of the plugin {id} registered itself: have the new one register itself, too"
-            ),
-        };
-        Err(Error::new(Kind::NotSupported, text))
+        }
     }
 
     /// Give the new instance a name if it has none: not the one that was the last before it, of which something may be left.
@@ -180,24 +174,21 @@ impl Plugins {
     /// Refuses an upgrade whose instances cannot run at the same time, or not under the same mounts.
     pub(super) fn refuse_beside(&self, id: &str, before: &PluginSpec, spec: &PluginSpec) -> Result<()> {
         if self_registered::is_name(spec.instance()) {
-            let text = "an instance of that name is one that registered itself; choose another";
-            return Err(Error::invalid(text));
+            return Err(errors::reserved_name(spec.instance()));
         }
         if before.supervision != spec.supervision {
-            let text = "supervision cannot change in an upgrade: unregister the plugin and register it again";
-            return Err(Error::invalid(text));
+            return Err(fixed("supervision"));
         }
         let place = |spec| Location::of(&self.0.directories, id, spec);
         let (old, new) = (place(before), place(spec));
         if old.root != new.root {
-            let text = "plugin-root cannot change in an upgrade: unregister the plugin and register it again";
-            return Err(Error::invalid(text));
+            return Err(fixed("plugin-root"));
         }
         let entries = self.entries();
         for entry in entries.get(id).into_iter().flatten() {
             let instance = entry.spec.instance();
             if instance == spec.instance() {
-                let text = format!("the plugin {id} has an instance `{instance}`; choose another name");
+                let text = format!("the plugin {id} has an instance `{instance}` already");
                 return Err(Error::new(Kind::AlreadyExists, text));
             }
             let socket = place(&entry.spec).socket;
@@ -207,15 +198,13 @@ impl Plugins {
             }
             let text = match spec.supervision {
                 Supervision::Managed => format!(
-                    "CSI_ENDPOINT of the environment, or an argument, is the socket of instance `{instance}`, where no two can listen: \
-                     leave it out, or name another"
+                    "CSI_ENDPOINT of the environment, or an argument, is the socket of instance `{instance}`, where no two can listen"
                 ),
-                Supervision::Unit | Supervision::External => format!(
-                    "instance `{instance}` of the plugin {id} has that socket: start the new one at another, and \
-                     name that"
-                ),
+                Supervision::Unit | Supervision::External => {
+                    format!("instance `{instance}` of the plugin {id} has that socket")
+                }
             };
-            return Err(Error::invalid(text));
+            return Err(Error::invalid(text).obstructed_by(Obstacle::InstanceSocket));
         }
         Ok(())
     }
@@ -435,6 +424,12 @@ impl Plugins {
 }
 
 fn is_upgrading(id: &str) -> Error {
-    let text = format!("the plugin {id} is being upgraded; that comes to its end by itself, ask again then");
-    Error::new(Kind::Busy, text).with(|details| details.plugin = Some(id.to_owned()))
+    let text = format!("the plugin {id} is being upgraded");
+    let error = Error::new(Kind::Busy, text).obstructed_by(Obstacle::Upgrade);
+    error.with(|details| details.plugin = Some(id.to_owned()))
+}
+
+/// Makes the error for a key that an upgrade cannot change.
+fn fixed(key: &str) -> Error {
+    Error::invalid(format!("{key} cannot change in an upgrade")).obstructed_by(Obstacle::FixedKey)
 }

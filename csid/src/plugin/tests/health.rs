@@ -270,14 +270,15 @@ async fn after_shutdown_no_plugin_is_healthy_or_called() {
     assert_eq!(fake.calls("Probe"), probes + 1);
     let view = host.plugins.view("p").unwrap();
     assert_eq!((view.state, view.healthy), ("unhealthy", false));
-    assert_eq!(waiting.await.unwrap().kind, Kind::PluginShutdown);
+    let is_csids_stop = |error: crate::Error| {
+        assert_eq!(error.kind, Kind::PluginShutdown);
+        assert_eq!(error.details.obstacle, Some(crate::error::Obstacle::Stopping), "{error}");
+    };
+    is_csids_stop(waiting.await.unwrap());
     let error = ready.stage(calls::call(&calls::usage(), soon(LONG))).await.unwrap_err();
-    assert_eq!(error.into_error().kind, Kind::PluginShutdown);
+    is_csids_stop(error.into_error());
     assert_eq!(fake.calls("NodeStageVolume"), 0);
-    assert_eq!(
-        host.plugins.register("q", external(&fake.socket), 0).await.unwrap_err().kind,
-        Kind::PluginShutdown
-    );
+    is_csids_stop(host.plugins.register("q", external(&fake.socket), 0).await.unwrap_err());
 }
 
 #[tokio::test]

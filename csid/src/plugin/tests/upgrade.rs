@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 use super::controller::{request, services};
 use super::*;
 use crate::Kind;
-use crate::error::Error;
+use crate::error::{Error, Obstacle};
 use crate::store::{Change, Durability};
 
 /// A program that listens, and is not registered.
@@ -222,7 +222,7 @@ async fn refused_upgrade_has_its_reason() {
     let elsewhere = PluginSpec { plugin_root: Some("/srv/x".into()), ..good() };
     let same_name = PluginSpec { instance: Some("old".into()), ..good() };
     for (id, of, spec, uid, kind, words) in [
-        ("filed", "default", good(), 0, Kind::NotSupported, "change the file and reload"),
+        ("filed", "default", good(), 0, Kind::NotSupported, "is defined by plugins.d/filed.toml"),
         ("p", "old", good(), OTHER, Kind::NotAuthorized, "another uid"),
         (
             "p",
@@ -232,7 +232,7 @@ async fn refused_upgrade_has_its_reason() {
             Kind::InvalidArgument,
             "instance `old` of the plugin p has that socket",
         ),
-        ("p", "old", same_name, 0, Kind::AlreadyExists, "choose another name"),
+        ("p", "old", same_name, 0, Kind::AlreadyExists, "has an instance `old`"),
         ("p", "old", managed(), 0, Kind::InvalidArgument, "supervision cannot change"),
         ("p", "old", elsewhere, 0, Kind::InvalidArgument, "plugin-root cannot change"),
         ("p", "gone", good(), 0, Kind::NotFound, "no plugin"),
@@ -243,7 +243,7 @@ async fn refused_upgrade_has_its_reason() {
     assert_eq!(instances(&host.plugins), ["old"]);
     let _second = host.instance("second", true, true).await;
     let error = host.plugins.upgradable("p", None).unwrap_err();
-    assert!(error.message.contains("name the one to replace"), "{error}");
+    assert_eq!(error.details.obstacle, Some(Obstacle::SeveralInstances), "{error}");
     assert_eq!(host.plugins.upgradable("p", Some("second")).unwrap().instance(), "second");
     assert_eq!(host.plugins.upgradable("p", Some("none")).unwrap_err().kind, Kind::NotFound);
 

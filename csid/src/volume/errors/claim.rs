@@ -239,7 +239,7 @@ pub(in crate::volume) fn declared(file: &Path, error: Error) -> Error {
 }
 
 pub(in crate::volume) fn anothers(name: &VolumeName) -> Error {
-    Error::new(Kind::NotAuthorized, format!("{name} was registered by another uid; root may do this"))
+    Error::new(Kind::NotAuthorized, format!("{name} was registered by another uid"))
 }
 
 pub(in crate::volume) fn as_registered(name: &VolumeName, option: &str, uid: u32) -> Error {
@@ -308,8 +308,7 @@ pub(in crate::volume) fn made_and_given_up(name: &VolumeName, external_id: &str)
 
 pub(in crate::volume) fn not_own_snapshot(snapshot: &str) -> Error {
     let text = format!(
-        "snapshot `{snapshot}` is of no volume that you have registered (for a new volume: in its namespace); root may \
-         name it"
+        "snapshot `{snapshot}` is of no volume that you have registered (for a new volume: in its namespace)"
     );
     Error::new(Kind::NotAuthorized, text)
 }

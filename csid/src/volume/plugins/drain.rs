@@ -48,7 +48,7 @@ impl Volumes {
                         || record.claims.iter().any(|claim| claim.uid != uid)
                 });
             if others {
-                let text = format!("volumes of the plugin {id} are others' too; root may register it");
+                let text = format!("volumes of the plugin {id} are others' too");
                 return Err(Error::new(Kind::NotAuthorized, text));
             }
         }
