@@ -248,6 +248,7 @@ fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> 
                               the plugin is deployed."
             .to_owned(),
         "external-plugin" => format!("Do it where the plugin runs: `csictl plugin show {plugin}` has its socket."),
+        "target" => "Choose another --target, or unmount what is there: `csictl mounts --json` shows the targets.".to_owned(),
         "container" => "Run it by the container's manager (`podman exec`), or on the host.".to_owned(),
         _ => return None,
     };
@@ -431,7 +432,10 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
              single-node-multi-writer. If an unmount does not end: `csictl explain {volume}`."
         ),
         Kind::PluginUnavailable => {
-            format!("See why: `csictl plugin show {plugin}`, and {log}. Then `csictl wait {plugin}`.")
+            format!(
+                "See why: `csictl plugin show {plugin}`, and {log}. If csid does not run it, start what listens at its socket. Then \
+                 `csictl wait {plugin}`."
+            )
         }
         Kind::PluginShutdown => format!("Wait until it is back: `csictl wait {plugin}`."),
         Kind::PluginError if goes_on => format!("csid keeps trying. {why} The plugin's log: {log}."),
@@ -749,6 +753,7 @@ mod tests {
             ("self-registered", "registration socket"),
             ("external-plugin", "`csictl plugin show nfs`"),
             ("container", "`podman exec`"),
+            ("target", "another --target"),
         ];
         assert_eq!(words, commands.map(|(word, _)| word));
         for (word, command) in commands {
@@ -1077,6 +1082,7 @@ mod tests {
             hint.contains("`csictl plugin show nfs`") && hint.contains("`csictl plugin logs nfs`"),
             "{hint}"
         );
+        assert!(hint.contains("start what listens at its socket"), "{hint}");
 
         let tried = Tried { mount: Some("ns 'my vol' job".into()), ..Tried::default() };
         let hint = said(Kind::Uncertain, Details::default(), &tried);

@@ -225,6 +225,8 @@ pub enum Obstacle {
     ExternalPlugin,
     /// The main process of the plugin's unit is on the host, perhaps as the manager of a container.
     Container,
+    /// Another mount at the target.
+    Target,
 }
 
 impl Obstacle {
@@ -258,6 +260,7 @@ impl Obstacle {
             Obstacle::SelfRegistered => "self-registered",
             Obstacle::ExternalPlugin => "external-plugin",
             Obstacle::Container => "container",
+            Obstacle::Target => "target",
         }
     }
 }

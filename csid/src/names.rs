@@ -148,7 +148,7 @@ pub(crate) fn unit(what: &str, text: &str) -> Result<()> {
     match text.len() <= 255 && text.chars().all(good) && text.rsplit_once('.').is_some_and(whole) {
         true => Ok(()),
         false => {
-            Err(Error::invalid(format!("{what} names no systemd unit; give its whole name, NAME.service")))
+            Err(Error::invalid(format!("{what} is not the whole name of a systemd unit (NAME.service)")))
         }
     }
 }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 /// Files whose texts go to the journal of systemd or to a terminal, not into an error.
 const LOGS: [&str; 3] = ["daemon/mod.rs", "daemon/reload.rs", "volume/reconcile/mod.rs"];
 
-/// Words of advice: commands, and the option `force`.
-const ADVICE: [&str; 4] = ["csictl", "fuser -vm", "use force", "force detaches"];
+/// Words of advice: commands, the option `force`, and what a caller may do next.
+const ADVICE: [&str; 7] =
+    ["csictl", "fuser -vm", "use force", "force detaches", "ask again", "choose another", "; root may "];
 
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {

@@ -394,7 +394,7 @@ mod tests {
             (REGISTER, vec![fs(), ("name", "".into())], "name is empty"),
             (REGISTER, vec![fs(), ("capacity-min", 1u64.into())], "unknown option"),
             (CREATE, vec![fs(), ("external-id", "x".into())], "unknown option"),
-            (CREATE, vec![fs(), ("clone", "a".into()), ("snapshot", "b".into())], "snapshot or clone"),
+            (CREATE, vec![fs(), ("clone", "a".into()), ("snapshot", "b".into())], "snapshot and clone"),
         ] {
             let error = options(entries, &[SPEC, keys]).and_then(|mut options| read(&mut options)).err();
             let error = error.expect(why);

@@ -274,12 +274,12 @@ impl Plugins {
             1 => String::new(),
             _ => format!(" (instance {})", view.instances.join(", ")),
         };
-        let advice = match view.unit.as_str() {
-            "" => format!("start what listens at {}", view.socket),
-            unit => format!("see `journalctl -u '{unit}'`"),
+        let place = match view.unit.as_str() {
+            "" => format!("socket {}", view.socket),
+            unit => format!("unit {unit}"),
         };
         let message = if view.health_message.is_empty() { "not contacted yet" } else { &view.health_message };
-        format!("the plugin {id}{which} is {}: {message}; {advice}", view.state)
+        format!("the plugin {id}{which} is {}: {message} ({place})", view.state)
     }
 }
 

@@ -375,7 +375,7 @@ fn check_service(unit: &str) -> Result<()> {
         return Err(Error::invalid("unit is not the name of a service, NAME.service"));
     }
     if stem.starts_with('@') || stem.ends_with('@') {
-        return Err(Error::invalid(format!("unit: {unit} is a template; name an instance of it")));
+        return Err(Error::invalid(format!("unit: {unit} is a template, not an instance of one")));
     }
     let own = ["csi-plugin-", "csi-exec-", "csid-network-", "csid-log-", "csid-credential-", "csid-look-"];
     if stem == "csid" || own.iter().any(|own| stem.starts_with(own)) {

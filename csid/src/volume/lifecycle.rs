@@ -144,12 +144,10 @@ pub(in crate::volume) fn unregistered(uid: u32) -> Registration {
 /// Refuses a spec that contradicts itself.
 pub fn refuse_nonsense(spec: &VolumeSpec) -> Result<()> {
     if spec.capabilities.is_empty() {
-        return Err(Error::invalid(
-            "capabilities is empty; give at least one access mode and attachment mode",
-        ));
+        return Err(Error::invalid("capabilities is empty; at least one is needed"));
     }
     if !spec.snapshot.is_empty() && !spec.clone.is_empty() {
-        return Err(Error::invalid("give snapshot or clone, not both"));
+        return Err(Error::invalid("snapshot and clone are both given; at most one is possible"));
     }
     if spec.capabilities.iter().any(|of| of.attachment_mode == AttachmentMode::FileSystem) {
         return Ok(());
@@ -177,13 +175,7 @@ pub(in crate::volume) fn may_change(
     new: &Registration,
 ) -> Result<()> {
     let exists = |what: &str| {
-        let first = match new.origin {
-            Origin::Bus => "deregister it first",
-            Origin::File => {
-                "remove the file and reload first, so that it is deregistered, or give the new one another id"
-            }
-        };
-        let text = format!("{name} is registered with another {what}; {first}");
+        let text = format!("{name} is registered with another {what}");
         Err(Error::new(Kind::AlreadyExists, text))
     };
     if new.uid != 0 && new.uid != present.uid {

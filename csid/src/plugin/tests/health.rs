@@ -203,7 +203,7 @@ async fn death_is_noticed_at_once_and_return_is_probed() {
         (error.kind, error.details.step),
         (Kind::PluginUnavailable, Some(crate::error::Step::WaitingForPlugin))
     );
-    assert!(error.message.contains("start what listens at"), "{error}");
+    assert!(error.message.contains("(socket /"), "{error}");
 
     fake.script().node_id = "node-2".into();
     fake.start();

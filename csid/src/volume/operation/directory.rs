@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Obstacle, Result};
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::model::paths;
@@ -116,9 +116,8 @@ impl Directory {
         if let Some(target) = target
             && table.targets.get(target).is_some_and(|holder| Some(holder) != subject.mount())
         {
-            let text =
-                format!("target {target} shows another mount; unmount that first, or choose another target");
-            return Err(Error::new(Kind::ClaimConflict, text));
+            let text = format!("target {target} shows another mount");
+            return Err(Error::new(Kind::ClaimConflict, text).obstructed_by(Obstacle::Target));
         }
         if let (Some(target), Some(mount)) = (target, subject.mount()) {
             table.targets.insert(target.to_owned(), mount.clone());
