@@ -1,6 +1,6 @@
 //! Calls about mounts of a volume in csid's own and in other mount namespaces.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -104,7 +104,7 @@ impl Host {
     pub async fn still_elsewhere(&self, sought: Sought) -> Result<Vec<MountElsewhere>, HostError> {
         let is_at = |mount: &MountElsewhere| {
             let mut paths = sought.below.iter().chain(&sought.target);
-            paths.any(|path| mount.path.starts_with(path))
+            paths.any(|path| mount.may_be_below(path))
         };
         let mut found = self.copies_elsewhere(&sought.shown, &[]).await?;
         found.retain(|mount| sought.everywhere || is_at(mount));
@@ -124,10 +124,17 @@ impl Host {
 
     /// Returns who has these mounts, as `PID COMMAND (UNIT)`, each process once, or as the namespace where no process is in it.
     pub async fn holders_elsewhere(&self, copies: &[MountElsewhere]) -> Vec<String> {
-        let holders: BTreeSet<Holder> = copies.iter().map(|copy| copy.holder).collect();
-        let named = |holder| match holder {
-            Holder::Process(process) => described(process),
-            Holder::Namespace(inode) => format!("mount namespace mnt:[{inode}] without a process"),
+        // A namespace that was not searched to its end is named as such only if no mount was found there.
+        let mut holders: BTreeMap<Holder, bool> = BTreeMap::new();
+        for copy in copies {
+            *holders.entry(copy.holder).or_default() |= copy.path.is_some();
+        }
+        let named = |(holder, is_found)| {
+            let name = match holder {
+                Holder::Process(process) => described(process),
+                Holder::Namespace(inode) => format!("mount namespace mnt:[{inode}] without a process"),
+            };
+            if is_found { name } else { format!("{name}, whose mounts are too many to search") }
         };
         let name = move || Ok(holders.into_iter().take(NAMED).map(named).collect());
         blocking(name).await.unwrap_or_default()

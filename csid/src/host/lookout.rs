@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use crate::host::copies::Search;
 use crate::host::error::HostError;
 use crate::host::namespace_tables::{self, Known};
-use crate::host::namespaces::{MountElsewhere, Question};
+use crate::host::namespaces::{Budget, MountElsewhere, Question};
 use crate::host::{process_tables, statmount};
 
 /// Searches, and the pause between two: a container's runtime copies all mounts for an instant.
@@ -74,7 +74,7 @@ pub(super) fn answer_all(mut looking: Looking) {
             std::mem::take(&mut waiting.questions)
         };
         let (questions, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        match search(&questions, &mut known) {
+        match search(&questions, &mut known, &Budget::new()) {
             Ok(found) => {
                 for (answer, found) in answers.into_iter().zip(found) {
                     let _ = answer.send(Ok(found));
@@ -91,16 +91,20 @@ pub(super) fn answer_all(mut looking: Looking) {
 }
 
 /// Searches all mount namespaces once. Returns the answers in the order of the questions. `known` is of the searches before.
-fn search(questions: &[Question], known: &mut Known) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
+fn search(
+    questions: &[Question],
+    known: &mut Known,
+    budget: &Budget,
+) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
     let mut search = Search::new(questions);
     match statmount::namespaces()
-        .and_then(|namespaces| namespace_tables::search(&mut search, namespaces, known))
+        .and_then(|namespaces| namespace_tables::search(&mut search, namespaces, known, budget))
     {
         Ok(answers) => Ok(answers),
         // An older kernel, a filter of system calls, csid in a container, or a mount that another one hides.
         Err(error) => {
             tracing::debug!(%error, "mount namespaces are read from /proc");
-            process_tables::search(&mut Search::new(questions))
+            process_tables::search(&mut Search::new(questions), budget)
         }
     }
 }
@@ -109,11 +113,11 @@ fn search(questions: &[Question], known: &mut Known) -> Result<Vec<Vec<MountElse
 #[allow(clippy::disallowed_types, reason = "unshare and mount are programs")]
 mod tests {
     use std::io::{BufRead, BufReader};
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
     use std::process::{Child, Command, Stdio};
 
     use super::*;
-    use crate::host::namespaces::{Holder, Shown};
+    use crate::host::namespaces::{Holder, NAMED, Shown};
     use crate::host::table;
 
     const INSIDE: &str = "CSID_TEST_LOOKOUT";
@@ -177,8 +181,9 @@ mod tests {
             &mut Search::new(questions),
             statmount::namespaces().expect("Linux 6.12 or later"),
             known,
+            &Budget::new(),
         );
-        let read = process_tables::search(&mut Search::new(questions)).unwrap();
+        let read = process_tables::search(&mut Search::new(questions), &Budget::new()).unwrap();
         [listed.unwrap(), read].map(|mut answers| {
             answers.iter_mut().for_each(|answer| answer.sort_by_key(|copy| (copy.holder, copy.path.clone())));
             answers
@@ -188,7 +193,6 @@ mod tests {
     #[test]
     fn listed_and_read_namespaces_show_the_same() {
         apart("host::lookout::tests::listed_and_read_namespaces_show_the_same", || {
-            let path = PathBuf::from(VOLUME);
             let mut known = Known::default();
             let [listed, read] = both(&[question(&[])], &mut known);
             assert_eq!((listed, read), (vec![vec![]], vec![vec![]]), "nobody else has the volume");
@@ -208,7 +212,7 @@ mod tests {
             let rslave = Consumer::new("slave", "mount --bind /mnt/volume /srv && mount --make-rslave /srv");
             let found = |consumer: &Consumer, path: &str, read_only| MountElsewhere {
                 holder: Holder::Process(consumer.0.id()),
-                path: path.into(),
+                path: Some(path.into()),
                 read_only,
             };
             let mut due = vec![
@@ -230,10 +234,64 @@ mod tests {
             drop((slave, peer, below));
             drop((bound, covered, rslave));
             let [listed, read] = both(&[question(&[])], &mut known);
-            assert_eq!(
-                (&listed, &read),
-                (&vec![vec![found(&copy, &path.to_string_lossy(), false)]], &listed)
-            );
+            assert_eq!((&listed, &read), (&vec![vec![found(&copy, VOLUME, false)]], &listed));
+        });
+    }
+
+    #[test]
+    fn namespace_without_time_to_search_counts() {
+        apart("host::lookout::tests::namespace_without_time_to_search_counts", || {
+            let copy = Consumer::new("private", "");
+            let questions = [question(&[]), question(&[&copy])];
+            let none = || Budget::lasting(Duration::ZERO);
+            let mut known = Known::default();
+            let namespaces = || statmount::namespaces().expect("Linux 6.12 or later");
+            let unsearched = MountElsewhere::unsearched(Holder::Process(copy.0.id()));
+
+            let read = process_tables::search(&mut Search::new(&questions), &none()).unwrap();
+            assert!(read[0].contains(&unsearched) && !read[1].contains(&unsearched), "{read:?}");
+            let mut search = Search::new(&questions);
+            let listed = namespace_tables::search(&mut search, namespaces(), &mut known, &none()).unwrap();
+            // Only the first ones are named by a process.
+            assert!(listed[0].iter().all(|copy| copy.path.is_none()), "{listed:?}");
+            assert!(listed[0].len() > NAMED || listed[0].contains(&unsearched), "{listed:?}");
+
+            // A search with time goes on with what the first one knows.
+            let [listed, read] = both(&questions, &mut known);
+            let due = MountElsewhere { path: Some(VOLUME.into()), ..unsearched };
+            assert_eq!((&listed, &read), (&vec![vec![due], vec![]], &listed));
+        });
+    }
+
+    #[test]
+    fn namespaces_without_a_process_are_named_at_once() {
+        apart("host::lookout::tests::namespaces_without_a_process_are_named_at_once", || {
+            const MANY: usize = 300;
+            let keeper = std::thread::spawn(|| -> Vec<std::fs::File> {
+                let apart = rustix::thread::UnshareFlags::FS | rustix::thread::UnshareFlags::NEWNS;
+                let mut kept = Vec::new();
+                for _ in 0..=MANY {
+                    // SAFETY: only the working directory and the mounts of this thread are its own then.
+                    unsafe { rustix::thread::unshare_unsafe(apart) }.unwrap();
+                    rustix::mount::mount_change(
+                        "/",
+                        rustix::mount::MountPropagationFlags::PRIVATE
+                            | rustix::mount::MountPropagationFlags::REC,
+                    )
+                    .unwrap();
+                    kept.push(std::fs::File::open("/proc/thread-self/ns/mnt").unwrap());
+                }
+                kept
+            });
+            let kept = keeper.join().unwrap();
+            let mut due: Vec<_> = kept
+                .iter()
+                .map(|file| Holder::Namespace(std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap())))
+                .collect();
+            due.sort();
+            let [listed, _] = both(&[question(&[])], &mut Known::default());
+            let holders: Vec<_> = listed[0].iter().map(|copy| copy.holder).collect();
+            assert_eq!(holders, due);
         });
     }
 
@@ -242,9 +300,9 @@ mod tests {
         apart("host::lookout::tests::hidden_copy_is_found_by_its_process", || {
             let covered = Consumer::new("private", "mount -t tmpfs cover /");
             let questions = [question(&[])];
-            let (holder, path) = (Holder::Process(covered.0.id()), PathBuf::from(VOLUME));
+            let (holder, path) = (Holder::Process(covered.0.id()), Some(VOLUME.into()));
             let due = [vec![MountElsewhere { holder, path, read_only: false }]];
-            assert_eq!(search(&questions, &mut Known::default()).unwrap(), due);
+            assert_eq!(search(&questions, &mut Known::default(), &Budget::new()).unwrap(), due);
         });
     }
 
@@ -262,7 +320,7 @@ mod tests {
             assert!(is_bound);
             let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata("/mnt/held/ns").unwrap());
             let [listed, read] = both(&[question(&[])], &mut Known::default());
-            let (holder, path) = (Holder::Namespace(inode), PathBuf::from(VOLUME));
+            let (holder, path) = (Holder::Namespace(inode), Some(VOLUME.into()));
             assert_eq!(listed, [vec![MountElsewhere { holder, path, read_only: false }]]);
             assert!(read[0].is_empty(), "/proc does not show it");
             run("umount /mnt/held/ns");
@@ -291,7 +349,10 @@ mod tests {
             is_ready.recv().unwrap();
             let [listed, read] = both(&[question(&[])], &mut Known::default());
             let holder = Holder::Process(std::process::id());
-            assert_eq!(listed, [vec![MountElsewhere { holder, path: VOLUME.into(), read_only: false }]]);
+            assert_eq!(
+                listed,
+                [vec![MountElsewhere { holder, path: Some(VOLUME.into()), read_only: false }]]
+            );
             assert!(read[0].is_empty(), "/proc/PID/mountinfo is that of the first thread");
             drop(end);
             thread.join().unwrap();

@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Error, ErrorKind, Result};
+use std::time::Instant;
 
 use crate::host::copies::{ForeignMount, Masters, Search, place_on};
-use crate::host::namespaces::{Holder, MountElsewhere};
+use crate::host::namespaces::{Budget, Holder, MountElsewhere, NAMED};
 use crate::host::process_tables::{first_id, processes, threads};
-use crate::host::statmount::{Stat, inode, mounts};
+use crate::host::statmount::{Stat, inodes, mounts};
 use crate::host::table::MountEntry;
 
 /// The mounts of each namespace, by the namespace's id, as the last search found them.
@@ -36,7 +37,7 @@ fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
 /// namespace with one mount.
 fn unless_namespace_gone<T>(namespace: u64, answer: Result<T>) -> Result<Option<T>> {
     match unless_gone(answer)? {
-        None if inode(namespace)?.is_some() => Err(hidden()),
+        None if !inodes(&BTreeSet::from([namespace]))?.is_empty() => Err(hidden()),
         answer => Ok(answer),
     }
 }
@@ -45,17 +46,39 @@ fn hidden() -> Error {
     Error::new(ErrorKind::Unsupported, "the kernel lists a mount namespace in part")
 }
 
+/// Mounts of one namespace that a question may be about.
+#[derive(Default)]
+struct Entries {
+    entries: Vec<MountEntry>,
+    /// Whether the namespace has more mounts, for which there was no time.
+    is_cut: bool,
+}
+
 impl Known {
-    /// Returns the mounts of a namespace that a question may be about.
-    fn entries(&mut self, namespace: u64, search: &Search<'_>, stat: &mut Stat) -> Result<Vec<MountEntry>> {
-        let ids = unless_namespace_gone(namespace, mounts(namespace, None))?.unwrap_or_default();
+    /// Returns the mounts of a namespace that a question may be about, as far as they are found by `end`.
+    fn entries(
+        &mut self,
+        namespace: u64,
+        search: &Search<'_>,
+        stat: &mut Stat,
+        end: Instant,
+    ) -> Result<Entries> {
+        let Some(listed) = unless_namespace_gone(namespace, mounts(namespace, None, end))? else {
+            self.0.remove(&namespace);
+            return Ok(Entries::default());
+        };
         let mut before = self.0.remove(&namespace).unwrap_or_default().into_iter().peekable();
-        let mut now = Vec::with_capacity(ids.len());
-        let mut entries = Vec::new();
-        for id in ids {
+        let mut now: Vec<KnownMount> = Vec::with_capacity(listed.ids.len());
+        let mut found = Entries { is_cut: listed.is_cut, ..Entries::default() };
+        for id in listed.ids {
             while before.next_if(|mount| mount.id < id).is_some() {}
             let mount = match before.next_if(|mount| mount.id == id) {
                 Some(mount) => mount,
+                // The first mount identifies the namespace.
+                None if !now.is_empty() && Instant::now() >= end => {
+                    found.is_cut = true;
+                    break;
+                }
                 None => match unless_gone(stat.identity(namespace, id))? {
                     Some((old_id, device)) => KnownMount { id, old_id, device },
                     None => continue,
@@ -63,18 +86,28 @@ impl Known {
             };
             now.push(mount);
             if search.is_about(mount.device) {
-                entries.extend(unless_gone(stat.entry(namespace, id))?);
+                found.entries.extend(unless_gone(stat.entry(namespace, id))?);
             }
         }
+        if found.is_cut {
+            // The next search goes on where this one had no more time.
+            now.extend(before);
+        }
         self.0.insert(namespace, now);
-        Ok(entries)
+        Ok(found)
     }
 
     /// Fails if a question is about a mount that the list of a namespace leaves out. Kernels differ in the mount that they take for the
-    /// namespace's root, and a process whose root is another one may see more.
-    fn refuse_hidden(&self, namespace: u64, search: &Search<'_>, stat: &mut Stat) -> Result<()> {
+    /// namespace's root, and a process whose root is another one may see more. Returns whether there was time to see them all.
+    fn refuse_hidden(
+        &self,
+        namespace: u64,
+        search: &Search<'_>,
+        stat: &mut Stat,
+        end: Instant,
+    ) -> Result<bool> {
         let in_sight = self.of(namespace);
-        let Some(first) = in_sight.first() else { return Ok(()) };
+        let Some(first) = in_sight.first() else { return Ok(true) };
         let mut bottom = first.id;
         loop {
             match stat.parent(namespace, bottom)? {
@@ -82,16 +115,20 @@ impl Known {
                 parent => bottom = parent,
             }
         }
-        for id in mounts(namespace, Some(bottom))? {
+        let listed = mounts(namespace, Some(bottom), end)?;
+        for id in listed.ids {
             if in_sight.binary_search_by_key(&id, |mount| mount.id).is_ok() {
                 continue;
+            }
+            if Instant::now() >= end {
+                return Ok(false);
             }
             let entry = unless_gone(stat.entry(namespace, id))?;
             if entry.is_some_and(|entry| !search.asking(&entry).is_empty()) {
                 return Err(hidden());
             }
         }
-        Ok(())
+        Ok(!listed.is_cut)
     }
 
     fn of(&self, namespace: u64) -> &[KnownMount] {
@@ -103,16 +140,31 @@ impl Known {
         self.of(namespace).iter().any(|mount| mount.old_id == first_id)
     }
 
-    fn masters(&self, namespaces: &[u64], stat: &mut Stat) -> Result<Masters> {
+    /// Returns the relations of all mounts' groups. `None`: there was no time for all.
+    fn masters(&self, namespaces: &[u64], stat: &mut Stat, budget: &Budget) -> Result<Option<Masters>> {
         let mut masters = Masters::default();
         for &namespace in namespaces {
             for mount in self.of(namespace) {
+                if budget.is_spent() {
+                    return Ok(None);
+                }
                 if let Some(groups) = unless_gone(stat.groups(namespace, mount.id))? {
                     masters.add(groups);
                 }
             }
         }
-        Ok(masters)
+        Ok(Some(masters))
+    }
+}
+
+/// The processes of plugins, whose namespaces some questions leave out.
+#[derive(Default)]
+struct Plugins(HashMap<u32, Option<u64>>);
+
+impl Plugins {
+    fn are_in(&mut self, namespace: u64, processes: &[u32], known: &Known) -> bool {
+        let mut first = |process: &u32| *self.0.entry(*process).or_insert_with(|| first_id(*process));
+        processes.iter().any(|process| first(process).is_some_and(|first| known.has(namespace, first)))
     }
 }
 
@@ -121,24 +173,30 @@ pub(super) fn search(
     search: &mut Search<'_>,
     (own, others): (u64, Vec<u64>),
     known: &mut Known,
+    budget: &Budget,
 ) -> Result<Vec<Vec<MountElsewhere>>> {
     let mut stat = Stat::new();
     let alive: BTreeSet<u64> = others.iter().copied().chain([own]).collect();
     known.0.retain(|id, _| alive.contains(id));
 
     let mut found: Vec<(u64, ForeignMount)> = Vec::new();
-    let mut plugins: HashMap<u32, Option<u64>> = HashMap::new();
+    let mut unsearched: Vec<u64> = Vec::new();
+    let mut plugins = Plugins::default();
     for &namespace in &others {
-        let entries = known.entries(namespace, search, &mut stat)?;
-        unless_namespace_gone(namespace, known.refuse_hidden(namespace, search, &mut stat))?;
+        // Even without time the first mounts are read, for the name of the namespace's process.
+        if budget.is_spent() && unsearched.len() >= NAMED {
+            unsearched.push(namespace);
+            continue;
+        }
+        let end = budget.of_namespace();
+        let Entries { entries, mut is_cut } = known.entries(namespace, search, &mut stat, end)?;
+        if !is_cut {
+            let hidden = known.refuse_hidden(namespace, search, &mut stat, end);
+            is_cut = unless_namespace_gone(namespace, hidden)? == Some(false);
+        }
         for entry in entries {
             let mut of = search.asking(&entry);
-            of.retain(|number| {
-                let mut first =
-                    |process: &u32| *plugins.entry(*process).or_insert_with(|| first_id(*process));
-                let is_its = |process| first(process).is_some_and(|first| known.has(namespace, first));
-                !search.questions[*number].but_of.iter().any(is_its)
-            });
+            of.retain(|number| !plugins.are_in(namespace, &search.questions[*number].but_of, known));
             if of.is_empty() {
                 continue;
             }
@@ -147,37 +205,61 @@ pub(super) fn search(
                 false => unless_gone(stat.entry(namespace, entry.parent))?,
             };
             let parent = on.and_then(|on| Some((on.groups, place_on(&entry, &on)?)));
-            let below = unless_gone(mounts(namespace, Some(entry.id)))?.unwrap_or_default();
-            let holder = Holder::Namespace(namespace);
-            let copy = MountElsewhere { holder, path: entry.path, read_only: entry.read_only };
-            let is_parent = !below.is_empty();
+            let below = unless_gone(mounts(namespace, Some(entry.id), end))?;
+            let is_parent = below.is_some_and(|below| below.is_cut || !below.ids.is_empty());
+            let copy = MountElsewhere {
+                holder: Holder::Namespace(namespace),
+                path: Some(entry.path),
+                read_only: entry.read_only,
+            };
             found.push((namespace, ForeignMount { copy, of, device: entry.device, parent, is_parent }));
+            if Instant::now() >= end {
+                is_cut = true;
+                break;
+            }
+        }
+        if is_cut {
+            unsearched.push(namespace);
         }
     }
 
-    if found.is_empty() {
+    if found.is_empty() && unsearched.is_empty() {
         return Ok(search.answers([]));
     }
-    // csid's own mounts say which copies its unmounts take along.
-    for entry in known.entries(own, search, &mut stat)? {
-        if entry.parent != entry.id
-            && !search.asking(&entry).is_empty()
-            && let Some(on) = unless_gone(stat.entry(own, entry.parent))?
-        {
-            search.note_own(&entry, &on);
-        }
-    }
-    // A copy's master is csid's own group, mostly. Only a longer chain takes the groups of all mounts.
-    found.retain(|(_, found)| !search.goes_along(found, &Masters::default()));
     if !found.is_empty() {
-        let masters = known.masters(&others, &mut stat)?;
+        // csid's own mounts say which copies its unmounts take along.
+        for entry in known.entries(own, search, &mut stat, budget.of_namespace())?.entries {
+            if entry.parent != entry.id
+                && !search.asking(&entry).is_empty()
+                && let Some(on) = unless_gone(stat.entry(own, entry.parent))?
+            {
+                search.note_own(&entry, &on);
+            }
+        }
+        // A copy's master is csid's own group, mostly. Only a longer chain takes the groups of all mounts.
+        found.retain(|(_, found)| !search.goes_along(found, &Masters::default()));
+    }
+    if !found.is_empty()
+        && let Some(masters) = known.masters(&others, &mut stat, budget)?
+    {
         found.retain(|(_, found)| !search.goes_along(found, &masters));
     }
-    let holders = holders(found.iter().map(|(namespace, _)| *namespace).collect(), known)?;
-    Ok(search.answers(found.into_iter().filter_map(|(namespace, mut found)| {
+    let wanted = found.iter().map(|(namespace, _)| *namespace).chain(unsearched.iter().copied());
+    let holders = holders(wanted.collect(), known)?;
+    let mut answers = search.answers(found.into_iter().filter_map(|(namespace, mut found)| {
         found.copy.holder = *holders.get(&namespace)?;
         Some(found)
-    })))
+    }));
+    for (namespace, holder) in
+        unsearched.iter().filter_map(|namespace| Some((namespace, holders.get(namespace)?)))
+    {
+        for (answer, question) in answers.iter_mut().zip(search.questions) {
+            if !plugins.are_in(*namespace, &question.but_of, known) {
+                answer.push(MountElsewhere::unsearched(*holder));
+            }
+        }
+    }
+    Ok(answers)
 }
 
 /// Returns what has each of the namespaces, by the namespace's id. A namespace that is gone has no entry.
@@ -186,10 +268,13 @@ fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Hol
     if wanted.is_empty() {
         return Ok(holders);
     }
+    let of = |namespace: u64| known.of(namespace).iter().map(move |mount| (mount.old_id, namespace));
+    let by_mount: HashMap<u64, u64> = wanted.iter().copied().flat_map(of).collect();
     let mut note = |process: u32, first: Option<u64>| {
-        let is_there = |namespace: &u64| first.is_some_and(|first| known.has(*namespace, first));
-        let there = wanted.extract_if(.., is_there);
-        holders.extend(there.map(|namespace| (namespace, Holder::Process(process))));
+        let namespace = first.and_then(|first| by_mount.get(&first));
+        if let Some(namespace) = namespace.filter(|namespace| wanted.remove(namespace)) {
+            holders.insert(*namespace, Holder::Process(process));
+        }
         wanted.is_empty()
     };
     // The other threads of a process are mostly in its own namespace.
@@ -198,14 +283,17 @@ fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Hol
     if !is_done {
         all.iter().flat_map(|process| threads(*process)).any(|(process, first)| note(process, first));
     }
-    for namespace in wanted {
-        holders.extend(inode(namespace)?.map(|inode| (namespace, Holder::Namespace(inode))));
+    if !wanted.is_empty() {
+        let inodes = inodes(&wanted)?.into_iter();
+        holders.extend(inodes.map(|(namespace, inode)| (namespace, Holder::Namespace(inode))));
     }
     Ok(holders)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::host::namespaces::{Question, Shown};
     use crate::host::statmount::namespaces;
@@ -221,10 +309,12 @@ mod tests {
         let shown = Shown { device: proc.device, fs_type: proc.fs_type, root: proc.root, is_node: false };
         let questions = [Question { shown: vec![shown], but_of: vec![] }];
         let (search, mut known, mut stat) = (Search::new(&questions), Known::default(), Stat::new());
-        assert!(!known.entries(own, &search, &mut stat).unwrap().is_empty());
-        known.refuse_hidden(own, &search, &mut stat).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        let found = known.entries(own, &search, &mut stat, end).unwrap();
+        assert!(!found.is_cut && !found.entries.is_empty());
+        assert!(known.refuse_hidden(own, &search, &mut stat, end).unwrap());
         known.0.get_mut(&own).unwrap().retain(|mount| mount.device != proc.device);
-        let refused = known.refuse_hidden(own, &search, &mut stat).unwrap_err();
+        let refused = known.refuse_hidden(own, &search, &mut stat, end).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
     }
 }

@@ -9,6 +9,7 @@
 //! kernels, and in a container, csid reads the tables of all processes (`process_tables`).
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -152,10 +153,49 @@ pub enum Holder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountElsewhere {
     pub holder: Holder,
-    /// As that namespace shows it.
-    pub path: PathBuf,
+    /// The path in that namespace. `None`: csid could not search the namespace to its end, so it may show the volume.
+    pub path: Option<PathBuf>,
     pub read_only: bool,
 }
+
+impl MountElsewhere {
+    /// Returns the answer for a namespace that takes too long to search.
+    pub(super) fn unsearched(holder: Holder) -> Self {
+        MountElsewhere { holder, path: None, read_only: false }
+    }
+
+    /// Returns whether the mount is at `path` or below. A namespace that was not searched may have one there.
+    pub fn may_be_below(&self, path: &Path) -> bool {
+        self.path.as_ref().is_none_or(|own| own.starts_with(path))
+    }
+}
+
+/// The time that a search of all namespaces takes at most. The kernel needs a time for a namespace that grows with the square of its
+/// mounts if they are stacked, and every user can make such a namespace.
+pub(super) struct Budget(Instant);
+
+impl Budget {
+    pub fn new() -> Self {
+        Budget::lasting(OF_SEARCH)
+    }
+
+    pub fn lasting(time: Duration) -> Self {
+        Budget(Instant::now() + time)
+    }
+
+    /// Returns the time by which the search of one more namespace has to end.
+    pub fn of_namespace(&self) -> Instant {
+        self.0.min(Instant::now() + OF_NAMESPACE)
+    }
+
+    pub fn is_spent(&self) -> bool {
+        Instant::now() >= self.0
+    }
+}
+
+/// A namespace of 3,000 mounts takes some milliseconds.
+const OF_NAMESPACE: Duration = Duration::from_secs(1);
+const OF_SEARCH: Duration = Duration::from_secs(5);
 
 /// A question about a volume.
 pub(super) struct Question {

@@ -7,18 +7,22 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::host::copies::{ForeignMount, Masters, Search, place_on};
 use crate::host::error::HostError;
-use crate::host::namespaces::{Holder, MountElsewhere};
+use crate::host::namespaces::{Budget, Holder, MountElsewhere};
 use crate::host::table::{self, Brief, MountEntry};
 
 /// Bytes of one table of mounts that csid reads; a namespace has 100,000 mounts at most (fs.mount-max). A larger table may show anything,
-/// so its namespace counts as one that shows the volume.
-const LARGEST: u64 = 64 << 20;
+/// so its namespace counts as one that shows the volume. So does a table that takes too long.
+const LARGEST: usize = 64 << 20;
 
 /// Reads the mounts of all namespaces once, and returns the answers in the order of the questions.
-pub(super) fn search(search: &mut Search<'_>) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
+pub(super) fn search(
+    search: &mut Search<'_>,
+    budget: &Budget,
+) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
     let mut text = Vec::new();
     let own_line = first_line(Path::new("/proc/self"), &mut text).map(|(_, line)| line).unwrap_or_default();
     let mut but_of: Vec<HashSet<Vec<u8>>> = Vec::new();
@@ -42,18 +46,13 @@ pub(super) fn search(search: &mut Search<'_>) -> Result<Vec<Vec<MountElsewhere>>
     for process in processes() {
         // A process that has ended has no namespace.
         let Some((mut file, line)) = first_line(&directory(process), &mut text) else { continue };
-        if seen.contains(&line) || file.by_ref().take(LARGEST).read_to_end(&mut text).is_err() {
+        if seen.contains(&line) {
             continue;
         }
-        if text.len() as u64 >= LARGEST {
-            unread.push((
-                MountElsewhere {
-                    holder: Holder::Process(process),
-                    path: PathBuf::from("/"),
-                    read_only: false,
-                },
-                line.clone(),
-            ));
+        match read_rest(&mut file, &mut text, budget.of_namespace()) {
+            Ok(true) => {}
+            Ok(false) => unread.push((MountElsewhere::unsearched(Holder::Process(process)), line.clone())),
+            Err(_) => continue,
         }
         let briefs: Vec<Brief<'_>> = table::briefs(&text).collect();
         let mut by_id: Option<(HashMap<u64, &Brief<'_>>, HashSet<u64>)> = None;
@@ -78,7 +77,7 @@ pub(super) fn search(search: &mut Search<'_>) -> Result<Vec<Vec<MountElsewhere>>
             let parent = parent.and_then(|on| Some((on.groups, place_on(&entry, &on.entry()?)?)));
             let copy = MountElsewhere {
                 holder: Holder::Process(process),
-                path: entry.path.clone(),
+                path: Some(entry.path.clone()),
                 read_only: entry.read_only,
             };
             let device = entry.device;
@@ -103,6 +102,19 @@ pub(super) fn search(search: &mut Search<'_>) -> Result<Vec<Vec<MountElsewhere>>
         asking.for_each(|(answer, _)| answer.push(copy.clone()));
     }
     Ok(answers)
+}
+
+/// Reads the rest of a table of mounts. Returns whether that was all of it: it may be larger than [`LARGEST`], or take longer than `end`.
+fn read_rest(file: &mut File, text: &mut Vec<u8>, end: Instant) -> std::io::Result<bool> {
+    // The kernel writes some lines at each call, and takes longer for each the more mounts are stacked below it.
+    let mut part = vec![0; 64 << 10];
+    while text.len() < LARGEST && Instant::now() < end {
+        match file.read(&mut part)? {
+            0 => return Ok(true),
+            count => text.extend_from_slice(&part[..count]),
+        }
+    }
+    Ok(false)
 }
 
 fn directory(process: u32) -> PathBuf {

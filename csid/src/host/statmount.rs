@@ -2,6 +2,7 @@
 //! `statmount`. An older kernel, a filter of system calls, or a PID namespace other than the first one answers with an error. Constants are those of `linux/mount.h` and
 //! `linux/nsfs.h`.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Error, Result};
@@ -9,6 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use crate::host::table::{Groups, MountEntry};
 
@@ -17,8 +19,9 @@ const SYS_STATMOUNT: libc::c_long = 457;
 const SYS_LISTMOUNT: libc::c_long = 458;
 /// Stands for the root of a namespace in a request of `listmount`.
 const LSMT_ROOT: u64 = u64::MAX;
-/// Mounts that one call of `listmount` returns at most.
-const PAGE: usize = 1_024;
+/// Mounts that one call of `listmount` returns at most. The kernel lets no process mount while it makes a page, and takes a time for
+/// each mount that grows with the number of mounts below it.
+const PAGE: usize = 128;
 
 const NS_MNT_GET_INFO: libc::c_ulong = ioctl_number(10);
 const NS_MNT_GET_NEXT: libc::c_ulong = ioctl_number(11);
@@ -92,36 +95,38 @@ const MNT_ROOT: u64 = 0x8;
 const MNT_POINT: u64 = 0x10;
 const FS_TYPE: u64 = 0x20;
 
-/// Returns the ids of csid's own mount namespace and of the others. The kernel never uses an id again. A namespace in which csid lacks
-/// `CAP_SYS_ADMIN` is left out.
+/// Returns the id of csid's own mount namespace, and those of the others, the ones with the fewest mounts first. The kernel never uses an id
+/// again. A namespace in which csid lacks `CAP_SYS_ADMIN` is left out.
 pub(super) fn namespaces() -> Result<(u64, Vec<u64>)> {
     let mut others = Vec::new();
-    let own = each_namespace(|id, _| others.push(id))?;
-    Ok((own, others))
+    let own = each_namespace(|info, _| others.push((info.mounts, info.id)))?;
+    others.sort_unstable();
+    Ok((own, others.into_iter().map(|(_, id)| id).collect()))
 }
 
-/// Returns the inode number of a namespace, as the link `/proc/PID/ns/mnt` of its processes has it. `None`: the namespace is gone.
-pub(super) fn inode(namespace: u64) -> Result<Option<u64>> {
-    let mut inode = None;
-    each_namespace(|id, file| {
-        if id == namespace {
-            inode = file.metadata().ok().map(|of| of.ino());
+/// Returns the inode numbers of these namespaces, as the links `/proc/PID/ns/mnt` of their processes have them, by the namespaces' ids. A
+/// namespace that is gone has none.
+pub(super) fn inodes(namespaces: &BTreeSet<u64>) -> Result<BTreeMap<u64, u64>> {
+    let mut inodes = BTreeMap::new();
+    each_namespace(|info, file| {
+        if namespaces.contains(&info.id) {
+            inodes.extend(file.metadata().ok().map(|of| (info.id, of.ino())));
         }
     })?;
-    Ok(inode)
+    Ok(inodes)
 }
 
 /// Calls `found` for each mount namespace other than csid's own, and returns the id of csid's own.
-fn each_namespace(mut found: impl FnMut(u64, &File)) -> Result<u64> {
+fn each_namespace(mut found: impl FnMut(&NamespaceInfo, &File)) -> Result<u64> {
     let own = File::open("/proc/self/ns/mnt")?;
-    let (id, _) = ask(&own, NS_MNT_GET_INFO)?;
+    let (own_info, _) = ask(&own, NS_MNT_GET_INFO)?;
     // A namespace that is made meanwhile may be missed: new ids are not above all others.
     for request in [NS_MNT_GET_PREV, NS_MNT_GET_NEXT] {
         let mut at: Option<File> = None;
         loop {
             match ask(at.as_ref().unwrap_or(&own), request) {
-                Ok((id, Some(next))) => {
-                    found(id, &next);
+                Ok((info, Some(next))) => {
+                    found(&info, &next);
                     at = Some(next);
                 }
                 Ok((_, None)) => break,
@@ -130,27 +135,34 @@ fn each_namespace(mut found: impl FnMut(u64, &File)) -> Result<u64> {
             }
         }
     }
-    Ok(id)
+    Ok(own_info.id)
 }
 
-/// Sends a request about a namespace. Returns the id in the answer, and the file that the request opens, if it opens one.
-fn ask(file: &File, request: libc::c_ulong) -> Result<(u64, Option<File>)> {
+/// Sends a request about a namespace. Returns the answer, and the file that the request opens, if it opens one.
+fn ask(file: &File, request: libc::c_ulong) -> Result<(NamespaceInfo, Option<File>)> {
     let size = u32::try_from(size_of::<NamespaceInfo>()).unwrap_or_default();
     let mut info = NamespaceInfo { size, mounts: 0, id: 0 };
     // SAFETY: the descriptor is open while `file` is borrowed. The request writes one `NamespaceInfo`.
     let answer = unsafe { libc::ioctl(file.as_raw_fd(), request as _, &raw mut info) };
     match answer {
         -1 => Err(Error::last_os_error()),
-        _ if request == NS_MNT_GET_INFO => Ok((info.id, None)),
+        _ if request == NS_MNT_GET_INFO => Ok((info, None)),
         // SAFETY: the request has just opened this descriptor, and nothing else owns it.
-        opened => Ok((info.id, Some(unsafe { File::from_raw_fd(opened) }))),
+        opened => Ok((info, Some(unsafe { File::from_raw_fd(opened) }))),
     }
 }
 
-/// Returns the ids of the mounts below `mount`, in ascending order. With `None` they are all mounts that are in sight of a process whose
-/// root is the namespace's: a mount over `/` hides those below it. Fails with `ENOENT` if the namespace or
+/// The ids of mounts, in ascending order.
+pub(super) struct Listed {
+    pub ids: Vec<u64>,
+    /// Whether the list ends before the namespace does, because it took too long.
+    pub is_cut: bool,
+}
+
+/// Returns the mounts below `mount`, or as many as the kernel lists by `end`. With `None` they are all mounts that are in sight of a process
+/// whose root is the namespace's: a mount over `/` hides those below it. Fails with `ENOENT` if the namespace or
 /// the mount is gone.
-pub(super) fn mounts(namespace: u64, mount: Option<u64>) -> Result<Vec<u64>> {
+pub(super) fn mounts(namespace: u64, mount: Option<u64>, end: Instant) -> Result<Listed> {
     let mut found: Vec<u64> = Vec::new();
     loop {
         let last = found.last().copied().unwrap_or_default();
@@ -163,7 +175,10 @@ pub(super) fn mounts(namespace: u64, mount: Option<u64>) -> Result<Vec<u64>> {
         let Ok(count) = usize::try_from(count) else { return Err(Error::last_os_error()) };
         found.extend_from_slice(&page[..count]);
         if count < PAGE {
-            return Ok(found);
+            return Ok(Listed { ids: found, is_cut: false });
+        }
+        if Instant::now() >= end {
+            return Ok(Listed { ids: found, is_cut: true });
         }
     }
 }

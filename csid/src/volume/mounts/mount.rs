@@ -323,7 +323,7 @@ impl Executor<'_> {
             let all_read = others.iter().all(|other| other.spec.read_only);
             found.retain(|mount| {
                 let writes = !mount.read_only && !row.spec.read_only && all_read;
-                writes || own.iter().any(|own| mount.path.starts_with(own))
+                writes || own.iter().any(|own| mount.may_be_below(own))
             });
         }
         if found.is_empty() {
