@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::capabilities::Capabilities;
 use super::legs::{Leg, Legs, State};
-use super::{Call, Outcome, Verdict};
+use super::{Call, Kind, Outcome, Verdict, kind};
 
 /// All that is known of the volumes.
 #[derive(Default)]
@@ -37,7 +37,11 @@ struct Volume {
 impl Volumes {
     pub(super) fn begin(&mut self, call: &Call, known: &Capabilities, verdict: &mut Verdict) {
         let Some(id) = call.volume() else { return };
-        if matches!(call.rpc.as_str(), "NodeStageVolume" | "NodePublishVolume") {
+        let rpc = call.rpc.as_str();
+        if matches!(
+            rpc,
+            "NodeStageVolume" | "NodeUnstageVolume" | "NodePublishVolume" | "NodeUnpublishVolume"
+        ) {
             self.check_paths(id, call, verdict);
         }
         let last_staged = self.staged.get(id).copied();
@@ -173,11 +177,12 @@ impl Volumes {
         }
     }
 
-    /// CO rules 28 and 29: absolute, and nobody else's.
+    /// Checks CO rules 28 and 29: the path is absolute, and no other volume is there. A call that removes the other volume breaks
+    /// them, too.
     fn check_paths(&mut self, id: &str, call: &Call, verdict: &mut Verdict) {
         let staging = call.text("staging_target_path");
         let (rule, path) = match call.rpc.as_str() {
-            "NodeStageVolume" => (28, staging),
+            "NodeStageVolume" | "NodeUnstageVolume" => (28, staging),
             _ => (29, call.text("target_path")),
         };
         verdict.check(rule, path.starts_with('/'), &[call.id], || {
@@ -193,10 +198,12 @@ impl Volumes {
         verdict.check(rule, other.is_none(), &[evidence, call.id], || {
             format!("{} at {path}, where {} is", call.rpc, other.map_or("", |(owner, _)| owner))
         });
-        if rule == 29 {
+        if call.rpc == "NodePublishVolume" {
             verdict.check(29, path != staging, &[call.id], || format!("{} at the staging path", call.rpc));
         }
-        self.owners.insert(path.to_owned(), id.to_owned());
+        if kind(&call.rpc) == Kind::Make {
+            self.owners.insert(path.to_owned(), id.to_owned());
+        }
     }
 }
 

@@ -69,6 +69,24 @@ pub fn cases() -> Vec<Case> {
             rule: 28,
             bad: |co| {
                 co.up("v");
+                co.ok("NodeUnstageVolume", json!({"volume_id": "w", "staging_target_path": staging("v")}));
+            },
+            // Nothing is staged there any more.
+            good: |co| {
+                co.up("v");
+                co.unstage("v");
+                co.ok("NodeUnstageVolume", json!({"volume_id": "w", "staging_target_path": staging("v")}));
+            },
+        },
+        Case {
+            rule: 28,
+            bad: |co| co.ok("NodeUnstageVolume", json!({"volume_id": "v", "staging_target_path": "var/v"})),
+            good: |co| co.ok("NodeUnstageVolume", json!({"volume_id": "v", "staging_target_path": "/var/v"})),
+        },
+        Case {
+            rule: 28,
+            bad: |co| {
+                co.up("v");
                 co.ok("NodePublishVolume", with(publish("v", "/t"), json!({"staging_target_path": ""})));
             },
             good: |co| {
@@ -95,6 +113,23 @@ pub fn cases() -> Vec<Case> {
                 co.publish("v", "/t");
             },
         },
+        Case {
+            rule: 29,
+            bad: |co| {
+                co.up("v");
+                co.up("w");
+                co.publish("v", "/t");
+                co.unpublish("w", "/t");
+            },
+            good: |co| {
+                co.up("v");
+                co.up("w");
+                co.publish("v", "/t");
+                co.unpublish("v", "/t");
+                co.unpublish("w", "/t");
+            },
+        },
+        Case { rule: 29, bad: |co| co.unpublish("v", "t"), good: |co| co.unpublish("v", "/t") },
         Case {
             rule: 29,
             bad: |co| {
