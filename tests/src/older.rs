@@ -52,7 +52,7 @@ pub async fn half_published(w: &mut World) {
 /// Takes away the plugin's own mount, of which an older csid knew nothing. So csid never asks the plugin to unpublish it.
 fn take_private(w: &mut World, row: &mut MountRow) {
     let published = std::mem::take(&mut row.published);
-    w.excuse(22, &published);
+    w.may_excuse(22, &published);
     unmount(&published, UnmountFlags::empty()).expect("an unmount");
     fs::remove_dir(&published).expect("its directory");
     // The last one of its volume.

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use csi_witness::rules::{Breach, Verdict};
 use csi_witness::{Mark, Setup, Sockets, Witness};
 use csid_client::{Client, Kind, MountFilter, Target};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,8 +44,8 @@ pub struct World {
     hung: Option<Hung>,
     /// The witnesses, which outlive csid.
     witnesses: Vec<Witness>,
-    /// Rules that the test makes csid break, each with a part of what the witness says then.
-    excused: Vec<(u8, String)>,
+    /// Breaches that the test makes csid commit, or may.
+    excuses: Vec<Excuse>,
     csid: Option<Child>,
     /// csid's helper, which outlives it.
     helper: Option<Child>,
@@ -52,6 +53,22 @@ pub struct World {
     notified: Arc<Mutex<Vec<String>>>,
     /// Boot ids that there were.
     boots: u32,
+}
+
+/// An excuse of a test for breaches of a CSI rule.
+#[derive(Debug)]
+struct Excuse {
+    rule: u8,
+    /// A part of what the witness says of the breach.
+    what: String,
+    /// Whether the test makes csid break the rule in each run.
+    must_be: bool,
+}
+
+impl Excuse {
+    fn covers(&self, breach: &Breach) -> bool {
+        self.rule == breach.rule && breach.what.contains(&self.what)
+    }
 }
 
 /// Run `test` in a world of its own. Its panic is the caller's.
@@ -71,6 +88,7 @@ where
             tokio::time::timeout(LIMIT, test(&mut world)).await.expect("the test ends in time");
         });
         world.assert_breaches();
+        world.assert_excuses();
     });
     if let Err(panic) = thread.expect("a thread").join() {
         std::panic::resume_unwind(panic);
@@ -170,7 +188,7 @@ impl World {
             loops: Vec::new(),
             hung: None,
             witnesses: Vec::new(),
-            excused: Vec::new(),
+            excuses: Vec::new(),
             csid: None,
             helper: None,
             notified: Arc::default(),
@@ -240,22 +258,37 @@ impl World {
         plugin
     }
 
-    /// Excuses breaches of a CSI rule that the test makes csid commit. `what` is a part of what the witness says of them.
+    /// Excuses breaches of a CSI rule that the test makes csid commit. `what` is a part of what the witness says of them. The test
+    /// fails if there is none.
     pub fn excuse(&mut self, rule: u8, what: &str) {
-        self.excused.push((rule, what.to_owned()));
+        self.excuses.push(Excuse { rule, what: what.to_owned(), must_be: true });
     }
 
-    /// Fails if a witness saw a breach that is not excused. A test ends with it.
+    /// Excuses breaches of a CSI rule that the test may make csid commit, or not.
+    pub fn may_excuse(&mut self, rule: u8, what: &str) {
+        self.excuses.push(Excuse { rule, what: what.to_owned(), must_be: false });
+    }
+
+    /// Fails if a witness saw a breach that is not excused.
     pub fn assert_breaches(&self) {
-        let mut breaches: Vec<_> = self.verdicts().flat_map(|verdict| verdict.breaches).collect();
-        breaches.retain(|breach| {
-            let is_this = |(rule, what): &(u8, String)| *rule == breach.rule && breach.what.contains(what);
-            !self.excused.iter().any(is_this)
-        });
+        let mut breaches = self.breaches();
+        breaches.retain(|breach| !self.excuses.iter().any(|excuse| excuse.covers(breach)));
         assert!(breaches.is_empty(), "the witness saw {breaches:#?}");
     }
 
-    fn verdicts(&self) -> impl Iterator<Item = csi_witness::rules::Verdict> {
+    /// Fails if an excuse had nothing to excuse. A test that made csid break a rule no longer does so.
+    fn assert_excuses(&self) {
+        let breaches = self.breaches();
+        let mut unused = self.excuses.iter().filter(|excuse| excuse.must_be);
+        let unused = unused.find(|excuse| !breaches.iter().any(|breach| excuse.covers(breach)));
+        assert!(unused.is_none(), "the witness saw no such breach: {unused:?}");
+    }
+
+    fn breaches(&self) -> Vec<Breach> {
+        self.verdicts().flat_map(|verdict| verdict.breaches).collect()
+    }
+
+    fn verdicts(&self) -> impl Iterator<Item = Verdict> {
         self.witnesses.iter().map(|witness| witness.verdict().expect("the witness' log"))
     }
 
@@ -532,9 +565,7 @@ impl World {
         }
         self.stop_helper();
         let ran = self.stop_plugins();
-        for witness in &self.witnesses {
-            witness.mark(Mark::Reboot).expect("the witness' log");
-        }
+        self.mark_reboot();
         self.unmount_all();
         self.mount_run().expect("a new /run");
         self.start_plugins(&ran).await;
@@ -544,6 +575,7 @@ impl World {
     pub async fn reboot_with_old_run(&mut self) {
         self.kill();
         let ran = self.stop_plugins();
+        self.mark_reboot();
         for mount in kernel::below(&self.dir).expect("the mount table").iter().rev() {
             if mount.point != self.path("run") {
                 unmount(&mount.point, UnmountFlags::empty()).expect("an unmount");
@@ -560,6 +592,12 @@ impl World {
         fs::write(&id, format!("00000000-0000-4000-8000-{:012}\n", self.boots)).expect("a boot id");
         if self.boots == 1 {
             mount_bind(&id, "/proc/sys/kernel/random/boot_id").expect("another boot id");
+        }
+    }
+
+    fn mark_reboot(&self) {
+        for witness in &self.witnesses {
+            witness.mark(Mark::Reboot).expect("the witness' log");
         }
     }
 
