@@ -366,7 +366,7 @@ options! {
         /// Last resort, root only: drops the claim and the consumer's mounts though the plugin never
         /// acknowledged. The error is `Busy` while any mount namespace shows one of them. `None`: false.
         forget: bool,
-        /// The node of the claim. `None`: csid's own.
+        /// The node that the claim has to be on. `None`: any node.
         node: String,
     }
 }

@@ -34,7 +34,7 @@ type Claimed struct {
 
 // ReleaseOptions says which claim Release drops, and how.
 type ReleaseOptions struct {
-	// Node is the node of the claim. Empty: this one.
+	// Node is the node that the claim has to be on. Empty: any node.
 	Node string
 	// Force drops the claim as it is, because an operator knows that its consumer is gone.
 	Force bool

@@ -104,7 +104,7 @@ pub unsafe extern "C" fn csi_claim(
 /// @param client  The connection. Not NULL.
 /// @param volume  The volume. Not NULL. Only ns and id are used.
 /// @param consumer  The consumer of the claim. Not NULL.
-/// @param node  The node of the claim. NULL: this one.
+/// @param node  The node that the claim has to be on. NULL: any node.
 /// @param flags  0, or CSI_FORCE (drop the claim as it is) and CSI_FORGET (root only: drop the claim and the
 ///   consumer's mounts without an answer of the plugin).
 /// @param call  Deadline, secrets and operation ID. NULL: none.

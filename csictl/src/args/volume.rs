@@ -252,7 +252,7 @@ pub struct Claim {
 pub struct Release {
     #[command(flatten)]
     pub name: Name,
-    /// The node that has it
+    /// The node that the claim has to be on; any node when absent
     #[arg(long)]
     pub node: Option<String>,
     /// Drop the claim as it is: only if you know that its consumer is gone
