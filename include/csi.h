@@ -295,8 +295,8 @@ typedef struct csi_claim_options {
    */
   const char *node;
   /**
-   * How long to wait for the claims in the way, in microseconds. 0: do not wait; the operation fails with
-   * CSI_E_CLAIM_CONFLICT.
+   * How long to wait while a claim or an expansion is in the way, or the plugin takes no more volumes on this
+   * node, in microseconds. 0: do not wait; the operation fails with CSI_E_CLAIM_CONFLICT.
    */
   uint64_t wait_usec;
   /**
@@ -417,8 +417,8 @@ typedef struct csi_mount_options {
    */
   struct csi_map publish_context;
   /**
-   * How long to wait for the claims and mounts in the way, in microseconds. 0: do not wait; the operation
-   * fails with CSI_E_CLAIM_CONFLICT.
+   * How long to wait while a claim, mount or expansion is in the way, or the plugin takes no more volumes on
+   * this node, in microseconds. 0: do not wait; the operation fails with CSI_E_CLAIM_CONFLICT.
    */
   uint64_t wait_usec;
 } csi_mount_options;

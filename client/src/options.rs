@@ -115,7 +115,8 @@ volume_options! {
         bind: String,
         /// How long after that the claim lasts, in microseconds. Needs `bind`. `None`: it ends at once.
         grace_usec: u64,
-        /// How long to wait for the claims and mounts in the way, in microseconds. `None`: not at all.
+        /// How long to wait while a claim, mount or expansion is in the way, or the plugin takes no more volumes
+        /// on this node, in microseconds. `None`: not at all.
         wait_usec: u64,
         /// A descriptor of `target` that the caller opened with O_PATH. csid never walks to the target then, so an
         /// automount there may wait for this mount. Root only, on the private socket; not for AdoptMount. Feature
@@ -349,7 +350,8 @@ options! {
         attachment_mode: AttachmentMode,
         /// The node that claims. csid refuses any other than its own. `None`: csid's own.
         node: String,
-        /// How long to wait for the claims in the way, in microseconds. `None`: not at all.
+        /// How long to wait while a claim or an expansion is in the way, or the plugin takes no more volumes on
+        /// this node, in microseconds. `None`: not at all.
         wait_usec: u64,
         /// The end of the claim: `unit:NAME`, or `caller`, this connection. `None`: Release.
         bind: String,

@@ -178,7 +178,7 @@ pub struct Mount {
     /// Let device nodes on the target work
     #[arg(long)]
     pub dev: bool,
-    /// Wait at most this long for conflicting claims and mounts
+    /// Wait at most this long while claims or mounts are in the way, or the plugin takes no more volumes on this node
     #[arg(id = "wait_for", long = "wait", value_name = "TIME", value_parser = span)]
     pub wait_for: Option<Duration>,
     #[command(flatten)]

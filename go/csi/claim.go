@@ -12,7 +12,8 @@ type ClaimOptions struct {
 	AttachmentMode AttachmentMode
 	// Node is the node that claims. Empty: this one. csid refuses any other with ErrNotAuthorized.
 	Node string
-	// Wait is how long to wait for the claims in the way. 0: not at all, the error is ErrClaimConflict.
+	// Wait is how long to wait while a claim or an expansion is in the way, or the plugin takes no more volumes on this node. 0: not
+	// at all, the error is ErrClaimConflict.
 	Wait time.Duration
 	// Bind is "unit:NAME": the claim ends when that systemd unit ends. Empty: it ends with Release.
 	Bind string

@@ -23,7 +23,8 @@ type MountRequest struct {
 	Bind string
 	// Grace is how long the claim lasts after the unit's end. 0: it ends at once.
 	Grace time.Duration
-	// Wait is how long to wait for the claims and mounts in the way. 0: not at all, the error is ErrClaimConflict.
+	// Wait is how long to wait while a claim, mount or expansion is in the way, or the plugin takes no more volumes on this node.
+	// 0: not at all, the error is ErrClaimConflict.
 	Wait time.Duration
 	// PublishContext is what AttachVolume or Claim returned. Nil: none.
 	PublishContext map[string]string

@@ -27,8 +27,8 @@ pub struct csi_claim_options {
     pub attachment_mode: *const c_char,
     /// The node that claims. NULL: csid's own. csid refuses any other with CSI_E_DENIED.
     pub node: *const c_char,
-    /// How long to wait for the claims in the way, in microseconds. 0: do not wait; the operation fails with
-    /// CSI_E_CLAIM_CONFLICT.
+    /// How long to wait while a claim or an expansion is in the way, or the plugin takes no more volumes on this
+    /// node, in microseconds. 0: do not wait; the operation fails with CSI_E_CLAIM_CONFLICT.
     pub wait_usec: u64,
     /// "unit:NAME": the claim ends when that systemd unit ends. NULL: it ends with csi_release.
     pub bind: *const c_char,

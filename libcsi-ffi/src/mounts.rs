@@ -51,8 +51,8 @@ pub struct csi_mount_options {
     pub grace_usec: u64,
     /// The publish context of an inline volume that was attached. items NULL: none.
     pub publish_context: csi_map,
-    /// How long to wait for the claims and mounts in the way, in microseconds. 0: do not wait; the operation
-    /// fails with CSI_E_CLAIM_CONFLICT.
+    /// How long to wait while a claim, mount or expansion is in the way, or the plugin takes no more volumes on
+    /// this node, in microseconds. 0: do not wait; the operation fails with CSI_E_CLAIM_CONFLICT.
     pub wait_usec: u64,
 }
 

@@ -237,7 +237,7 @@ pub struct Claim {
     /// The node that shall have it; this one when absent
     #[arg(long)]
     pub node: Option<String>,
-    /// Wait at most this long for conflicting claims
+    /// Wait at most this long while claims are in the way, or the plugin takes no more volumes on this node
     #[arg(long, value_name = "TIME", value_parser = span)]
     pub queue: Option<Duration>,
     #[command(flatten)]
