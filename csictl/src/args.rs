@@ -301,6 +301,8 @@ mod tests {
             "mount ns v job --context k=v",
             "volume register ns --plugin p",
             "volume expand ns v 10GB",
+            "volume deregister ns v --force --forget",
+            "release ns v job --force --forget",
             "volume create ns v --capacity lots",
             "mount ns v job --plugin p --external-id x --access-mode everybody",
             "adopt-mount ns v job --plugin p --external-id x --staging-path /s",

@@ -72,7 +72,7 @@ pub enum Volume {
         #[arg(long)]
         force: bool,
         /// The last resort, as root: give up for good a creation or deletion that never ends
-        #[arg(long)]
+        #[arg(long, conflicts_with = "force")]
         forget: bool,
         #[command(flatten)]
         confirm: Confirm,
