@@ -38,6 +38,16 @@ const QUEUED: &str = "queued";
 /// The step of an operation whose plugin does not serve.
 const WAITING: &str = "waiting for plugin";
 
+/// The steps of operations that wait for others.
+const UNUSED: &str = "waiting until nobody has it";
+const CLAIMS: &str = "waiting for claims";
+const OTHER_VOLUMES: &str = "waiting for another volume's claims";
+const SNAPSHOT: &str = "waiting for the snapshot";
+
+const HOLDERS: &str = "unmount or release it for its holders (`csictl mounts`, `csictl claims`)";
+
+const CANCEL: &str = "`csictl operations` lists the operation that waits, and `csictl cancel ID` ends it";
+
 const HELPER: &str = "If csid-helper.socket has failed (`systemctl status csid-helper.socket csid-helper.service`): \
                       `systemctl reset-failed csid-helper.socket csid-helper.service; systemctl start \
                       csid-helper.socket`. Your mounts stay. Then repeat the command.";
@@ -45,6 +55,9 @@ const HELPER: &str = "If csid-helper.socket has failed (`systemctl status csid-h
 const STOPPING: &str = "csid is stopping; repeat it when csid is back: `systemctl status csid`.";
 
 const HELD: &str = "End what holds it; csid then continues by itself.";
+
+const ORPHAN: &str =
+    "`csictl reconcile --dry-run` shows it; `csictl reconcile --remove-orphans` or `umount PATH` removes it.";
 
 /// The step after a drain that left mounts.
 pub const DRAINED: &str =
@@ -75,7 +88,13 @@ enum Obstacle {
     Occupied,
     /// A mount whose source is gone, so that csid cannot prove whose mount it is.
     Unproven,
+    /// A mount below csid's directories that no row explains.
+    Orphan,
     Helper,
+    /// csid's helper, which closes what callers sent before.
+    Closing,
+    /// The loss of the volume's external ID with a damaged journal.
+    Unidentified,
 }
 
 /// The words behind the path of a mount that processes use.
@@ -86,9 +105,13 @@ const HIDES: (&str, &str) = (" gives ", " a mount namespace of its own, ");
 
 /// The obstacles with the words of csid's text, and words behind those, that identify them. `explained` and the hint for NotAuthorized
 /// read csid's texts, too.
-const WORDS: [(&str, &str, Obstacle); 16] = [
+const WORDS: [(&str, &str, Obstacle); 20] = [
     ("the kernel did not answer in time for ", "", Obstacle::Hung),
     ("csid's helper did not answer for ", "", Obstacle::Helper),
+    ("csid's helper is still closing earlier descriptors", "", Obstacle::Closing),
+    (" is mounted and no row explains it", "", Obstacle::Orphan),
+    ("something that no row explains is at ", "", Obstacle::Orphan),
+    ("the external id of ", " could not be read from the damaged journal", Obstacle::Unidentified),
     ("but another mount namespace still shows it", "", Obstacle::Held),
     ("its block device ", " is still in use", Obstacle::Held),
     (" is in use in another mount namespace, by ", "", Obstacle::InUseElsewhere),
@@ -116,6 +139,13 @@ fn end_hung(mount: &str) -> String {
     format!(
         "The file system's server does not answer. Repair the server. If it never answers: `csictl unmount --force-hung \
          {mount}` as root."
+    )
+}
+
+/// Returns how to end a mount of which csid cannot prove whose it is. `mount`: its name for `csictl unmount`.
+fn unproven(mount: &str) -> String {
+    format!(
+        "Unmount it by hand (`umount PATH`), then repeat the command; or `csictl unmount --force {mount}`."
     )
 }
 
@@ -153,9 +183,13 @@ fn obstructed(error: &CsidError, tried: &Tried, mount: &str) -> Option<String> {
         Obstacle::Occupied => {
             Some("`findmnt PATH` shows that mount. Unmount it, then repeat the command.".to_owned())
         }
-        Obstacle::Unproven => Some(format!(
-            "Unmount it by hand (`umount PATH`), then repeat the command; or `csictl unmount --force {mount}`."
-        )),
+        Obstacle::Unproven => Some(unproven(mount)),
+        Obstacle::Orphan => Some(ORPHAN.to_owned()),
+        Obstacle::Closing => Some(
+            "Files that callers sent hang at their close: repair or end the server of those files. Root is not held up by \
+             them on the private socket (without --bus)."
+                .to_owned(),
+        ),
         Obstacle::Hidden => {
             let (_, rest) = error.message.split_once(HIDES.0)?;
             let (unit, _) = rest.split_once(HIDES.1)?;
@@ -191,9 +225,7 @@ fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> 
             format!("Deregister it (`csictl volume deregister {volume}`) and reload, or remove the file.")
         }
         "capability" => format!("Its capabilities: `csictl volume show {volume}`."),
-        "unknown-mount" => {
-            "`csictl reconcile --dry-run` shows it; `csictl reconcile --remove-orphans` removes it.".to_owned()
-        }
+        "unknown-mount" => ORPHAN.to_owned(),
         "other-node" => {
             format!("If that node is gone for good, as root: `csictl release --force {mount}`.")
         }
@@ -415,10 +447,14 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         }
         Kind::ClaimConflict if error.details.step.as_deref() == Some(LIMIT) => format!(
             "The plugin takes no more volumes on this node: release one of its others (`csictl plugin show {plugin}` lists \
-             their consumers). `csictl claim --queue TIME` waits for that."
+             their consumers), or wait for that with --wait TIME (a claim: --queue TIME)."
         ),
         Kind::ClaimConflict if error.details.step.as_deref() == Some(TOPOLOGY) => {
-            format!("The volume's topologies: `csictl volume show {other}`; this node's: `csictl plugin show {plugin}`.")
+            format!(
+                "The volume's topologies: `csictl volume show {other}`; this node's: `csictl plugin show {plugin}`. Use the \
+                 volume on a node in one of its topologies. If this node's is wrong, correct the plugin's configuration, then \
+                 `csictl plugin restart {plugin}`."
+            )
         }
         Kind::ClaimConflict if tried.command == "claim" => {
             format!(
@@ -579,8 +615,25 @@ pub fn explained(explanation: &Explanation, mounts: &[MountRow], tried: &Tried) 
              resort, as root, is `csictl release --forget {claim}`"
         );
     }
+    // Such a claim has not been answered.
+    if let Some(consumer) = waits.strip_prefix("the claim of ")
+        && explanation.holders.iter().any(|holder| holder == consumer)
+    {
+        return format!(
+            "`csictl release {volume} {}` ends it; csid detaches the volume then",
+            quoted(consumer)
+        );
+    }
+    if let Some(node) = waits.strip_prefix("the plugin's answer to ControllerUnpublishVolume from ") {
+        let node = quoted(node);
+        return format!(
+            "csid repeats it while the plugin may succeed later; else repeat DetachVolume. Of a registered volume, as root: `busctl \
+             call org.csid1 /org/csid1 org.csid1.Manager DetachVolume 'sssa{{sv}}' {volume} {node} 0`"
+        );
+    }
     let given_up = format!(
-        "`csictl volume delete {volume}`; the last resort, as root, is `csictl volume deregister --forget {volume}`"
+        "`csictl volume delete {volume}` (with --secrets-file FILE, if it needs secrets); the last resort, as root, is `csictl \
+         volume deregister --forget {volume}`"
     );
     let is_unfinished = |step: &String| step.starts_with("creating: ") || step.starts_with("deleting: ");
     let unfinished = match explanation.steps.iter().any(is_unfinished) {
@@ -608,6 +661,16 @@ pub fn explained(explanation: &Explanation, mounts: &[MountRow], tried: &Tried) 
             format!("`csictl plugin show {plugin}`, `csictl plugin logs {plugin}`{unfinished}")
         }
         _ if waits.starts_with("a repeated ") => "repeat it; `csictl events` shows the tries".to_owned(),
+        _ if waits == "to be registered as declared" => {
+            "correct its file of volumes.d, then `csictl reload`, which tries again at once".to_owned()
+        }
+        _ if [UNUSED, CLAIMS].contains(&waits) => format!("{HOLDERS}; {CANCEL}"),
+        _ if waits == OTHER_VOLUMES => format!(
+            "release a claim of another volume of the plugin (`csictl plugin show PLUGIN` lists the consumers); {CANCEL}"
+        ),
+        _ if waits == SNAPSHOT => {
+            format!("wait: `csictl snapshots PLUGIN` shows whether it is ready; {CANCEL}")
+        }
         _ => String::new(),
     }
 }
@@ -639,6 +702,15 @@ fn of_mount(state: &str, mount: &str, error: &str) -> String {
         ("mounted, but not healthy", _) => format!(
             "`csictl unmount {mount}` (with `--force` while processes have its files open), then mount it again"
         ),
+        (_, Some(Obstacle::Orphan)) => ORPHAN.to_owned(),
+        (_, Some(Obstacle::Unproven)) => unproven(mount),
+        (_, Some(Obstacle::Unidentified)) => format!(
+            "`csictl mount NAMESPACE VOLUME CONSUMER --plugin PLUGIN --external-id ID`, as it was mounted: csid refuses that, and \
+             knows the id then; then `csictl unmount {mount}`"
+        ),
+        ("mounting" | "unmounting" | "uncertain" | "waiting", Some(Obstacle::Occupied)) => {
+            "`findmnt PATH` shows that mount; unmount it, and csid goes on by itself".to_owned()
+        }
         ("unmounting" | "uncertain", Some(Obstacle::Held | Obstacle::InUseElsewhere)) => HELD.to_owned(),
         ("unmounting" | "uncertain", _) => {
             format!("`csictl unmount {mount}` calls the plugin again; {last}")
@@ -698,21 +770,32 @@ mod tests {
     /// Where csid says it otherwise, the words here have to follow.
     #[test]
     fn obstacle_words_are_in_csids_source() {
-        let said = [
+        let csid = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../csid/src");
+        let files = [
+            "bus/oversize.rs",
             "host/error.rs",
             "volume/probe.rs",
             "volume/manager.rs",
-            "volume/errors/mount.rs",
+            "volume/mounts/effects.rs",
             "volume/control/claim_effects.rs",
             "plugin/visible.rs",
-        ]
-        .map(|file| {
-            let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../csid/src").join(file);
-            std::fs::read_to_string(path).unwrap()
-        });
+        ];
+        let errors = std::fs::read_dir(csid.join("volume/errors")).unwrap().map(|file| file.unwrap().path());
+        let said: Vec<String> = files
+            .iter()
+            .map(|file| csid.join(file))
+            .chain(errors)
+            .map(|path| std::fs::read_to_string(path).unwrap())
+            .collect();
         for (first, then, _) in WORDS {
             let says = |file: &String| file.contains(first) && file.contains(then);
             assert!(said.iter().any(says), "nothing says: {first}…{then}");
+        }
+        let steps = std::fs::read_to_string(csid.join("error.rs")).unwrap();
+        for step in
+            [DISABLED, LIMIT, TOPOLOGY, FORGET, QUEUED, WAITING, UNUSED, CLAIMS, OTHER_VOLUMES, SNAPSHOT]
+        {
+            assert!(steps.contains(&format!("=> \"{step}\"")), "no step is called {step}");
         }
     }
 
@@ -805,6 +888,58 @@ mod tests {
         let named = explanation("the claim of x plugin $(id) (not registered)", &[]);
         assert_eq!(explained(&named, &[], &tried("explain")), "", "a name is no command");
         assert_eq!(explained(&Explanation::default(), &[], &tried("explain")), "");
+    }
+
+    #[test]
+    fn every_wait_names_a_way_out() {
+        for (waiting_for, command) in [
+            ("the claim of my job", "`csictl release ns v 'my job'`"),
+            ("to be registered as declared", "`csictl reload`"),
+            (
+                "the plugin's answer to ControllerUnpublishVolume from node 1",
+                "org.csid1.Manager DetachVolume 'sssa{sv}' ns v 'node 1' 0`",
+            ),
+            (UNUSED, "`csictl claims`"),
+            (CLAIMS, "`csictl cancel ID`"),
+            (OTHER_VOLUMES, "`csictl plugin show PLUGIN`"),
+            (SNAPSHOT, "`csictl snapshots PLUGIN`"),
+        ] {
+            let explanation = Explanation {
+                waiting_for: waiting_for.into(),
+                holders: vec!["my job".into()],
+                ..Explanation::default()
+            };
+            let next = explained(&explanation, &[], &tried("explain"));
+            assert!(next.contains(command), "{waiting_for}: {next}");
+        }
+        for (error, command) in [
+            ("something else is mounted at /p", "`findmnt PATH`"),
+            ("something that no row explains is at /p", "`csictl reconcile --remove-orphans`"),
+            ("/p is mounted and no row explains it; the volume stays", "`csictl reconcile --remove-orphans`"),
+            ("so what is mounted at /p cannot be shown to be from there", "`umount PATH`"),
+            ("the external id of a/b could not be read from the damaged journal", "--external-id ID`"),
+        ] {
+            let next = ends(&mount("unmounting", error));
+            assert!(next.contains(command) && !next.contains("--forget"), "{error}: {next}");
+        }
+    }
+
+    #[test]
+    fn helper_that_closes_files_names_the_private_socket() {
+        let text = "csid's helper is still closing earlier descriptors";
+        let hint = failed(Kind::RateLimited, text, Details::default(), &tried("mount"));
+        assert!(hint.contains("private socket") && !hint.contains("limit"), "{hint}");
+    }
+
+    #[test]
+    fn unreachable_volume_names_both_topologies() {
+        let tried = Tried { plugin: Some("p".into()), ..tried("mount") };
+        let details = Details { step: Some(TOPOLOGY.into()), ..Details::default() };
+        let hint = said(Kind::ClaimConflict, details, &tried);
+        assert!(
+            hint.contains("`csictl volume show ns v`") && hint.contains("`csictl plugin show p`"),
+            "{hint}"
+        );
     }
 
     #[test]
