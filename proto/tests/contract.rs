@@ -369,6 +369,60 @@ fn described_row_keys_are_the_encoded_ones() {
     }
 }
 
+/// Returns the words of a list such as `a, b (why), or c`: the last word of each part.
+fn listed(text: &str) -> Vec<String> {
+    let plain: String =
+        text.split('(').map(|part| part.split_once(')').map_or(part, |(_, rest)| rest)).collect();
+    let parts = plain.split([',', ';', '.']).flat_map(|part| part.split(" or "));
+    parts.filter_map(|part| part.split_whitespace().last()).map(str::to_owned).collect()
+}
+
+/// Returns the words that a member's comment lists in the item that begins so, behind its first colon.
+fn words_of(member: &Member, begin: &str) -> Vec<String> {
+    let from = member.comment.iter().position(|line| line.trim_start().starts_with(begin)).expect(begin);
+    let goes_on = |line: &&String| !line.is_empty() && key(line.trim_start()).is_none();
+    let (_, first) = member.comment[from].split_once(':').unwrap();
+    let rest = member.comment[from + 1..].iter().take_while(goes_on).map(String::as_str);
+    listed(&std::iter::once(first).chain(rest).collect::<Vec<_>>().join(" "))
+}
+
+/// A person who is left with a state or an error finds a row of it in docs/troubleshooting.md.
+#[test]
+fn every_state_and_error_has_a_way_out() {
+    let (_, members) = contract();
+    let words = |title: &str, begin: &str| {
+        let title = format!("org.csid1.{title}");
+        words_of(members.iter().find(|member| member.title() == title).expect(&title), begin)
+    };
+    let error = source("csid/src/error.rs");
+    let (_, obstacles) = error.split_once("impl Obstacle {").unwrap();
+    let obstacles = &obstacles[..obstacles.find("\n}\n").unwrap()];
+    let obstacles = obstacles.split("=> \"").skip(1).filter_map(|rest| rest.split('"').next());
+    let document = source("docs/troubleshooting.md");
+    for (section, words, least) in [
+        ("csid", words("Manager.State", "What csid does:"), 5),
+        ("Mounts", words("Manager.ListMounts", "state (s): mounting"), 6),
+        ("Claims", words("Manager.ListClaims", "state (s):"), 6),
+        ("Volumes", words("Manager.GetVolume", "standing (s):"), 4),
+        ("Plugins", words("Plugin.State", "State of the active instance:"), 7),
+        ("Errors", kinds().into_iter().collect(), 18),
+        ("Obstacles", obstacles.map(str::to_owned).collect(), 29),
+    ] {
+        assert!(words.len() >= least, "{section}: {words:?}");
+        let (_, text) = document.split_once(&format!("\n## {section}\n")).expect(section);
+        let text = text.split("\n## ").next().unwrap();
+        let rows =
+            text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+        let rows: Vec<(&str, &str)> = rows.collect();
+        for word in words {
+            let row = rows.iter().find(|(shown, _)| shown.contains(&format!("`{word}`")));
+            let (_, rest) =
+                row.unwrap_or_else(|| panic!("docs/troubleshooting.md, {section}: no row of `{word}`"));
+            assert!(rest.split(" | ").nth(1).is_some_and(|ends| !ends.is_empty()), "`{word}` has no way out");
+        }
+    }
+}
+
 #[test]
 fn contract_lines_have_at_most_120_characters() {
     let long: Vec<&str> = XML.lines().filter(|line| line.chars().count() > 120).collect();
