@@ -92,7 +92,7 @@ impl Default for Deadlines {
 /// Why the configuration was refused; nothing of it was taken.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("cannot read {path}")]
+    #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: io::Error },
     #[error("{path}: {message}")]
     Parse { path: PathBuf, message: String },
@@ -129,7 +129,7 @@ impl Config {
 /// An error of a directory of files, or of one file in it. It begins with the path.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// With the line, where there is one.
     #[error("{}: {message}", path.display())]

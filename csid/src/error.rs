@@ -316,6 +316,15 @@ impl Error {
     }
 }
 
+/// Returns an error's text with the texts of its causes. A cause that the text ends with already is not repeated.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
+    causes.fold(error.to_string(), |text, cause| match text.ends_with(&cause) {
+        true => text,
+        false => format!("{text}: {cause}"),
+    })
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.kind.name(), self.message)
@@ -323,3 +332,26 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Link {
+        text: &'static str,
+        source: Option<Box<Link>>,
+    }
+
+    #[test]
+    fn causes_are_named_once() {
+        let chain = |texts: &[&'static str]| {
+            let links = texts.iter().rev().fold(None, |source, text| Some(Box::new(Link { text, source })));
+            with_causes(links.unwrap().as_ref())
+        };
+        assert_eq!(chain(&["a", "b", "c"]), "a: b: c");
+        assert_eq!(chain(&["a: b", "b", "c"]), "a: b: c");
+        assert_eq!(chain(&["a"]), "a");
+    }
+}

@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 
 use crate::bus::{self, Limits, Rooms, State};
 use crate::config::Directories;
+use crate::error::with_causes;
 use crate::fault;
 use crate::host::{self, Host, boot};
 use crate::log;
@@ -91,7 +92,7 @@ fn report(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("csid: {error:#}");
+            eprintln!("csid: {}", with_causes(error.as_ref()));
             ExitCode::FAILURE
         }
     }

@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, watch};
 
 use crate::config::{Config, Directories};
 use crate::daemon::notify::notify;
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, with_causes};
 use crate::plugin::{PluginSpec, Plugins, files};
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability, Store};
@@ -85,7 +85,7 @@ impl Handles {
         notify(&std::iter::once(NotifyState::Reloading).chain(now).collect::<Vec<_>>());
         let result = async {
             let (config, plugins, declared) = read_configuration(&self.directories)
-                .map_err(|error| Error::invalid(format!("{error:#}")))?;
+                .map_err(|error| Error::invalid(with_causes(error.as_ref())))?;
             self.volumes.check_declared(&declared).await?;
             let in_use = self.volumes.plugins_in_use().await?;
             let applying = self.plugins.apply_files(plugins, in_use).await?;

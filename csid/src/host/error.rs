@@ -13,7 +13,7 @@ pub enum HostError {
     #[error("the kernel did not answer in time for {}; what serves its file system does not answer", .0.display())]
     Hung(PathBuf),
     /// Likewise.
-    #[error("csid's helper did not answer for {}", path.display())]
+    #[error("csid's helper did not answer for {}: {source}", path.display())]
     Helper {
         path: PathBuf,
         #[serde(with = "number")]
@@ -52,7 +52,7 @@ pub enum HostError {
     /// `None`: others may write there.
     #[error("{} {} uid {uid} and root", path.display(), others(*owner))]
     Others { path: PathBuf, owner: Option<u32>, uid: u32 },
-    #[error("cannot {step} {}", path.display())]
+    #[error("cannot {step} {}: {source}", path.display())]
     Os {
         step: Cow<'static, str>,
         path: PathBuf,
@@ -104,10 +104,7 @@ impl From<HostError> for Error {
             | HostError::Foreign { .. }
             | HostError::Os { .. } => Kind::Internal,
         };
-        let text = match &error {
-            HostError::Os { source, .. } | HostError::Helper { source, .. } => format!("{error}: {source}"),
-            _ => error.to_string(),
-        };
+        let text = error.to_string();
         let holders = match error {
             HostError::Busy { holders, .. } => holders,
             _ => Vec::new(),
@@ -136,5 +133,24 @@ mod number {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Error, D::Error> {
         i32::deserialize(from).map(Error::from_raw_os_error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_and_answer_name_the_cause_of_a_host_error() {
+        let source = || std::io::Error::from_raw_os_error(libc::EMFILE);
+        let path = || PathBuf::from("/srv");
+        for (error, text) in [
+            (HostError::Os { step: "open".into(), path: path(), source: source() }, "cannot open /srv"),
+            (HostError::Helper { path: path(), source: source() }, "csid's helper did not answer for /srv"),
+        ] {
+            let logged = error.to_string();
+            assert_eq!(logged, format!("{text}: {}", source()));
+            assert_eq!(Error::from(error).message, logged);
+        }
     }
 }

@@ -31,7 +31,7 @@ type Listed = (String, String, String, String, String, String, OwnedObjectPath, 
 
 #[derive(Debug, thiserror::Error)]
 pub enum UnitsError {
-    #[error("no systemd answers on the system bus; managed plugins need it, external ones do not")]
+    #[error("no systemd answers on the system bus, which managed plugins need: {source}")]
     NoManager { source: zbus::Error },
     #[error("systemd: {call} {unit}: {source}")]
     Call { call: &'static str, unit: String, source: zbus::Error },

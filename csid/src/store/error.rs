@@ -26,9 +26,9 @@ pub enum StoreError {
     Held { path: PathBuf },
     #[error("no space is left on the disk of csid's journal; nothing was changed")]
     Full,
-    #[error("cannot {step} {}", path.display())]
+    #[error("cannot {step} {}: {source}", path.display())]
     File { step: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("the journal could not {step}")]
+    #[error("the journal could not {step}: {source}")]
     Sql { step: &'static str, source: rusqlite::Error },
 }
 
@@ -108,5 +108,30 @@ impl From<StoreError> for crate::Error {
         };
         let retryable = error.is_retryable();
         Error::new(kind, error.to_string()).with(|details| details.retryable |= retryable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Error;
+    use crate::store::registry::RegistryError;
+
+    use super::*;
+
+    #[test]
+    fn answer_names_the_cause_of_a_store_error() {
+        let file = || StoreError::File {
+            step: "open",
+            path: "/var/lib/csid".into(),
+            source: std::io::Error::from_raw_os_error(libc::EMFILE),
+        };
+        let sql = || at("write a mount")(rusqlite::Error::ExecuteReturnedResults);
+        for answer in [Error::from(file()), Error::from(RegistryError::from(file()))] {
+            assert!(answer.message.starts_with("cannot open /var/lib/csid: Too many open files"), "{answer}");
+        }
+        for answer in [Error::from(sql()), Error::from(RegistryError::from(sql()))] {
+            let cause = rusqlite::Error::ExecuteReturnedResults;
+            assert_eq!(answer.message, format!("the journal could not write a mount: {cause}"));
+        }
     }
 }
