@@ -150,7 +150,9 @@ impl Senders {
         // A value of another type is not a uid.
         let uid = map.remove("UnixUserID").and_then(|uid| u32::try_from(uid).ok()).ok_or("no uid")?;
         let groups = match map.remove("UnixGroupIDs") {
-            Some(groups) => Vec::<u32>::try_from(groups).map_err(|_| "its groups are malformed")?,
+            Some(groups) => {
+                Vec::<u32>::try_from(groups).map_err(|error| format!("its groups are malformed: {error}"))?
+            }
             None => Vec::new(),
         };
         Ok(Credentials { uid, groups })

@@ -94,7 +94,9 @@ fn own_pipe(fd: &OwnedFd) -> Result<Receiver> {
         return Err(refused());
     }
     let own = open(of_process(fd), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
-    Receiver::from_owned_fd(own.map_err(|_| refused())?).map_err(|_| refused())
+    let unopened =
+        |error: io::Error| Error::invalid(format!("the pipe of the secrets cannot be opened: {error}"));
+    Receiver::from_owned_fd(own.map_err(|errno| unopened(errno.into()))?).map_err(unopened)
 }
 
 /// Returns whether opening it again reaches no file system. A FIFO's link is its path, and begins with `/` or `(unreachable)`.

@@ -76,7 +76,7 @@ impl Polkit {
         }
         type Answer = (bool, bool, HashMap<String, String>);
         let ((authorised, challenge, _),): (Answer,) =
-            body.deserialize().map_err(|_| "polkit's answer is malformed".to_owned())?;
+            body.deserialize().map_err(|error| format!("polkit's answer is malformed: {error}"))?;
         if !authorised && challenge {
             return Err("polkit requires authentication, which the call does not allow".to_owned());
         }

@@ -166,7 +166,9 @@ pub(super) fn find_unwaiting(directory: &OwnedFd, name: &OsStr, path: &Path) -> 
     if let Ok(file) = walk_cached(directory, Path::new(name)) {
         return Ok(Found::File(file));
     }
-    match table::automount_at(path).map_err(|_| Errno::IO)? {
+    match table::automount_at(path)
+        .map_err(|error| error.errno().map_or(Errno::IO, Errno::from_raw_os_error))?
+    {
         table::Automount::None => return find_in(directory, name).map(Found::File),
         table::Automount::Bare => return Ok(Found::Automount),
         table::Automount::Covered => {}

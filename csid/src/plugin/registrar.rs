@@ -180,7 +180,10 @@ async fn ask(registrar: &mut RegistrationClient<Channel>) -> Result<PluginInfo> 
     let failed = |why: &str| Error::new(Kind::PluginUnavailable, format!("GetInfo: {why}"));
     match timeout(PATIENCE, registrar.get_info(InfoRequest {})).await {
         Ok(Ok(info)) => Ok(info.into_inner()),
-        Ok(Err(status)) => Err(failed(&rpc::presentable(status.message()))),
+        Ok(Err(status)) => {
+            let cause = rpc::first_cause(&status).map_or(String::new(), |cause| format!(": {cause}"));
+            Err(failed(&rpc::presentable(&format!("{}{cause}", status.message()))))
+        }
         Err(_) => Err(failed("no answer")),
     }
 }

@@ -127,7 +127,8 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'st
     })
 }
 
-fn first_cause(status: &Status) -> Option<String> {
+/// Returns the first cause of a status that was made on this side. `None`: the status came over the wire.
+pub(super) fn first_cause(status: &Status) -> Option<String> {
     causes(status).last().map(ToString::to_string)
 }
 
