@@ -20,13 +20,13 @@ const OF_VOLUME: [(&str, &[&str]); 21] = [
     ("model", &[]),
     ("api", &["model"]),
     ("errors", &["api", "model"]),
-    ("events", &["errors"]),
+    ("events", &["errors", "model"]),
     ("lifecycle", &["errors", "model"]),
     ("operation", &["api", "errors", "model"]),
     ("tables", &[]),
     ("seam", &["api", "model", "operation"]),
     ("waits", &["errors", "operation", "seam"]),
-    ("control", &["api", "errors", "lifecycle", "model", "operation", "seam", "waits"]),
+    ("control", &["api", "errors", "events", "lifecycle", "model", "operation", "seam", "waits"]),
     ("context", &["control", "operation", "tables"]),
     ("probe", &["context", "model"]),
     ("submit", &["api", "context", "errors", "model", "operation"]),
@@ -67,7 +67,10 @@ const OF_VOLUME: [(&str, &[&str]); 21] = [
         ],
     ),
     ("plugins", &["api", "context", "errors", "lifecycle", "manager", "model", "operation", "tables"]),
-    ("volumes", &["api", "context", "control", "errors", "lifecycle", "manager", "model", "operation"]),
+    (
+        "volumes",
+        &["api", "context", "control", "errors", "events", "lifecycle", "manager", "model", "operation"],
+    ),
     ("explain", &["api", "control", "errors", "events", "lifecycle", "manager", "operation"]),
 ];
 

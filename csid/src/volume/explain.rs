@@ -12,8 +12,9 @@ use crate::store::registry::{Blocked, Claim, ClaimState, Record, Standing, Volum
 use crate::store::rows::{Event, Leg, Phase};
 use crate::volume::api::views::{Explanation, MountView, OperationView};
 use crate::volume::control::declarations::Waits;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::events::FORGOTTEN;
+use crate::volume::errors::mount as mount_errors;
+use crate::volume::events::claim as claim_events;
+use crate::volume::events::mount::FORGOTTEN;
 use crate::volume::lifecycle::{is_of_file, is_unborn, queue_key};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
@@ -185,7 +186,7 @@ fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -
         }
     }
     for claim in &record.claims {
-        let state = claim_errors::state(Some(claim));
+        let state = claim_events::state(Some(claim));
         explanation.holders.push(claim.consumer.clone());
         explanation.steps.push(format!("claim of {} on {}: {state}", claim.consumer, claim.node));
         errors.extend(claim.blocked.iter().map(|blocked| blocked.reason.clone()));
@@ -255,7 +256,7 @@ fn claim_waits(claim: &Claim) -> Option<String> {
         (None, ClaimState::Taken) if !claim.releasing => None,
         (None, ClaimState::Pending) if !claim.releasing => Some(format!("the claim of {consumer}")),
         (None, _) => {
-            Some(format!("the release of {consumer}, which is {}", claim_errors::state(Some(claim))))
+            Some(format!("the release of {consumer}, which is {}", claim_events::state(Some(claim))))
         }
     }
 }

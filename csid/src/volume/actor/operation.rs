@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result, Step};
+use crate::store::registry::VolumeName;
 use crate::store::rows::VolumeKey;
 use crate::volume::context::Context;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
 use crate::volume::model::volume::Volume;
 use crate::volume::operation::request::{ControllerRequest, OperationRequest, OperationResponse, Waiter};
 use crate::volume::operation::table::{Begin, Progress, Ticket};
@@ -186,9 +187,8 @@ impl Operation {
     ) -> Option<Ticket> {
         let (mut last, name) = (None, self.work.subject().volume());
         for Waiter { ticket, reply, .. } in waiters {
-            let result = result
-                .clone()
-                .map_err(|error| mount_errors::located(error, &name, volume, &ticket.id, self.step.get()));
+            let result =
+                result.clone().map_err(|error| located(error, &name, volume, &ticket.id, self.step.get()));
             // A caller that has gone is answered when it repeats the call.
             let _ = reply.send(result);
             last = Some(ticket);
@@ -224,4 +224,15 @@ impl Operation {
                 .map_or_else(|| claim_errors::on_its_way(name), |of| claim_errors::being_created(name, &of)),
         )
     }
+}
+
+/// Adds the volume, the plugin, the operation and the step to an error.
+fn located(error: Error, name: &VolumeName, volume: &VolumeKey, operation: &str, step: Step) -> Error {
+    error.with(|details| {
+        details.namespace.get_or_insert_with(|| name.namespace.clone());
+        details.volume.get_or_insert_with(|| name.volume.clone());
+        details.plugin.get_or_insert_with(|| volume.plugin.clone());
+        details.operation.get_or_insert_with(|| operation.to_owned());
+        details.step.get_or_insert(step);
+    })
 }

@@ -11,6 +11,7 @@ use crate::store::rows::Leg;
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::events::registration as registration_events;
 use crate::volume::model::claim::reader_only;
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::request::CallTarget;
@@ -115,7 +116,7 @@ impl<S: Site> Engine<'_, S> {
                 at.boot = Some(boot.clone());
                 at.publish_context.clone_from(&context);
             }
-            Ok(Some(claim_errors::attached("volume-attached", record, node_id)))
+            Ok(Some(registration_events::attached("volume-attached", record, node_id)))
         };
         let amended = self.records.amend(&target.name, Durability::Disk, present).await;
         amended.map_err(RpcFailure::after)?;
@@ -187,7 +188,7 @@ impl<S: Site> Engine<'_, S> {
             .await?;
         let gone = |record: &mut Record| {
             record.attachments.retain(|at| !at.is_by_call(node_id));
-            Ok(Some(claim_errors::attached("volume-detached", record, node_id)))
+            Ok(Some(registration_events::attached("volume-detached", record, node_id)))
         };
         self.records.amend(&name, Durability::Disk, gone).await.map(drop)
     }

@@ -18,7 +18,9 @@ use crate::store::registry::{
 use crate::volume::api::requests::Authority;
 use crate::volume::control::claim_effects::ClaimEffectFailure;
 use crate::volume::control::engine::Engine;
+use crate::volume::control::records::past;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::events::claim as claim_events;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
 use crate::volume::model::subject::{ClaimKey, Subject};
@@ -293,13 +295,9 @@ impl<S: Site> Engine<'_, S> {
             if takes(record, &after) {
                 self.site.operation().decide()?;
             }
-            let swap = Swap {
-                past: claim_errors::past(record, &after),
-                before: record.clone(),
-                after: after.clone(),
-                durability,
-            };
-            let events = claim_errors::events(&swap.before, &swap.after, &event);
+            let swap =
+                Swap { past: past(record, &after), before: record.clone(), after: after.clone(), durability };
+            let events = claim_events::changed(&swap.before, &swap.after, &event);
             match fault::around("claim", self.records.registry.swap(swap, events)).await {
                 Ok(revision) => {
                     after.revision = revision;

@@ -15,6 +15,7 @@ use crate::store::rows::{Usage, VolumeKey};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::events::{claim as claim_events, registration as registration_events};
 use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, refuse_anothers, refuse_other};
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
@@ -282,13 +283,13 @@ impl<S: Site> Engine<'_, S> {
                 // The volume may be empty, or may have existed before. csid neither uses nor deletes it without a request.
                 let doubt = claim_errors::not_from_source(&name, &volume.external_id);
                 registration.blocked = Some(Blocked { reason: doubt.message.clone() });
-                return Ok(Some(claim_errors::parked(record, &doubt)));
+                return Ok(Some(registration_events::parked(record, &doubt)));
             }
             if !register {
                 return Ok(None);
             }
             registration.standing = Standing::Registered;
-            Ok(Some(claim_errors::registered("volume-registered", record)))
+            Ok(Some(registration_events::registered("volume-registered", record)))
         };
         match self.records.amend(&name, Durability::Disk, entered).await {
             Ok(record) if is_being_deleted(&record) => {
@@ -300,7 +301,7 @@ impl<S: Site> Engine<'_, S> {
             Ok(_) => Err(claim_errors::not_from_source(&name, &volume.external_id)),
             // The plugin's volume of that name is already known under another name.
             Err(error) if error.kind == Kind::AlreadyExists => {
-                claim_errors::log(&name, "", &error);
+                claim_events::log(&name, "", &error);
                 self.not_born(&name).await.and(Err(error))
             }
             Err(error) => Err(error),

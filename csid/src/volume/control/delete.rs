@@ -7,6 +7,7 @@ use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName}
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
 use crate::volume::errors::claim as claim_errors;
+use crate::volume::events::registration as registration_events;
 use crate::volume::lifecycle::is_being_deleted;
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::request::CallTarget;
@@ -86,8 +87,8 @@ impl<S: Site> Engine<'_, S> {
 
     async fn deleted(&mut self, name: &VolumeName) -> Result<()> {
         let gone = |record: &mut Record| {
-            let event =
-                is_being_deleted(record).then(|| claim_errors::registered("volume-deregistered", record));
+            let event = is_being_deleted(record)
+                .then(|| registration_events::registered("volume-deregistered", record));
             record.registration = record.registration.take().filter(|_| event.is_none());
             Ok(event)
         };

@@ -9,6 +9,7 @@ use crate::store::registry::{Expansion, Record, Registration};
 use crate::volume::api::requests::Part;
 use crate::volume::control::engine::Engine;
 use crate::volume::errors::claim as claim_errors;
+use crate::volume::events::registration as registration_events;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::seam::Site;
 use crate::volume::waits::PluginWaits;
@@ -153,7 +154,7 @@ impl<S: Site> Engine<'_, S> {
             let expanded = registration.capacity != capacity;
             registration.pending_expansion = pending;
             registration.capacity = capacity;
-            Ok(expanded.then(|| claim_errors::registered("volume-expanded", record)))
+            Ok(expanded.then(|| registration_events::registered("volume-expanded", record)))
         };
         self.records.amend(&target.name, Durability::Disk, noted).await.map(drop)
     }

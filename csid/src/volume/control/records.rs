@@ -10,12 +10,13 @@ use crate::plugin::Plugins;
 use crate::store::Durability;
 use crate::store::claim_set::ClaimSet;
 use crate::store::registry::{
-    Blocked, Conflict, Origin, Record, RecordFilter, Registration, Registry, RegistryError, Standing, Swap,
-    VolumeName,
+    Blocked, Claim, Conflict, Origin, Record, RecordFilter, Registration, Registry, RegistryError, Standing,
+    Swap, VolumeName,
 };
 use crate::store::rows::{NewEvent, VolumeKey};
 use crate::volume::control::declarations::Declarations;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::events::registration as registration_events;
 use crate::volume::lifecycle::{is_being_deleted, is_unasked, may_change, refuse_anothers};
 use crate::volume::operation::request::ControllerRequest;
 
@@ -153,7 +154,7 @@ impl Records {
             }
             record.volume = volume.clone();
             record.registration = Some(new.clone());
-            return Ok(Some(claim_errors::registered("volume-registered", record)));
+            return Ok(Some(registration_events::registered("volume-registered", record)));
         };
         may_change(&record.name, &record.volume, present, volume, new)?;
         if present.spec == new.spec {
@@ -165,7 +166,7 @@ impl Records {
             return Err(Error { message, ..error });
         }
         present.spec = new.spec.clone();
-        Ok(Some(claim_errors::registered("volume-changed", record)))
+        Ok(Some(registration_events::registered("volume-changed", record)))
     }
 
     /// Refuses a call that changes a volume of a file, and a file that changes a volume of a call.
@@ -195,7 +196,7 @@ impl Records {
             if after == before {
                 return Ok(after);
             }
-            let past = claim_errors::past(&before, &after);
+            let past = past(&before, &after);
             let events = event.into_iter().collect();
             let swap = Swap { before, after: after.clone(), past, durability };
             match fault::around("registration", self.registry.swap(swap, events)).await {
@@ -236,7 +237,7 @@ impl Records {
             record.registration = None;
             record.claims = ClaimSet::default();
             record.attachments.retain(|at| at.by_call.is_some());
-            Ok(Some(claim_errors::registered("volume-deregistered", record)))
+            Ok(Some(registration_events::registered("volume-deregistered", record)))
         };
         self.amend(name, Durability::Disk, gone).await?;
         self.synced().await
@@ -250,7 +251,7 @@ impl Records {
             let is_news = blocked.is_some() && registration.blocked != blocked;
             registration.blocked = blocked;
             registration.error = Some(error.message.clone());
-            Ok(is_news.then(|| claim_errors::parked(record, error)))
+            Ok(is_news.then(|| registration_events::parked(record, error)))
         };
         self.amend(name, Durability::Process, noted).await.map(drop)
     }
@@ -258,4 +259,10 @@ impl Records {
 
 fn busy(name: &VolumeName, why: &str) -> Error {
     Error::new(Kind::Busy, format!("{name} {why}"))
+}
+
+/// Returns the claims that were acknowledged and no longer exist.
+pub(in crate::volume::control) fn past(before: &Record, after: &Record) -> Vec<Claim> {
+    let gone = before.claims.differences(&after.claims).into_iter().filter(|(_, has)| has.is_none());
+    gone.filter_map(|(had, _)| had).filter(|claim| claim.kept).cloned().collect()
 }

@@ -1,16 +1,13 @@
-//! Errors and events of claims.
+//! Errors of claims.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::Value;
-
 use crate::error::{Error, Kind, Obstacle, Step};
-use crate::store::registry::{BoundTo, Claim, ClaimState, Record, VolumeName};
-use crate::store::rows::{EventDetails, NewEvent};
+use crate::store::registry::{BoundTo, Claim, Record, VolumeName};
 use crate::volume::api::views::OperationView;
 use crate::volume::model::admission::OF_UID;
-use crate::volume::model::claim::{ClaimEvent, ClaimRefusal};
+use crate::volume::model::claim::ClaimRefusal;
 use crate::volume::model::subject::ClaimKey;
 
 pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wanted: &Claim) -> Error {
@@ -202,13 +199,6 @@ pub(in crate::volume) fn staged_here(
     })
 }
 
-/// Makes an event about an attachment by AttachVolume.
-pub(in crate::volume) fn attached(kind: &'static str, record: &Record, node_id: &str) -> NewEvent {
-    let mut event = registered(kind, record);
-    event.details.insert("node", Value::from(node_id));
-    event
-}
-
 pub(in crate::volume) fn of_file(name: &VolumeName, file: Option<&Path>) -> Error {
     let text = match file {
         Some(file) => format!("{name} is declared by {}", file.display()),
@@ -333,99 +323,7 @@ pub(in crate::volume) fn changed_meanwhile(name: &VolumeName) -> Error {
     Error::not_found(format!("what was {name} is not registered any more"))
 }
 
-/// Makes the event for a creation or deletion that continues only when a caller repeats it.
-pub(in crate::volume) fn parked(record: &Record, why: &Error) -> NewEvent {
-    let kind = if why.kind == Kind::SecretRequired { "secret-required" } else { "volume-parked" };
-    let mut event = registered(kind, record);
-    event.details.insert("success", Value::from(false));
-    event.details.insert("error", Value::from(why.to_string()));
-    event
-}
-
 pub(in crate::volume) fn on_its_way(name: &VolumeName) -> Error {
     let text = format!("{name} is being created or deleted");
     Error::new(Kind::Busy, text)
-}
-
-/// Makes an event about a registration.
-pub(in crate::volume) fn registered(kind: &'static str, record: &Record) -> NewEvent {
-    let mut details = EventDetails::from([
-        ("success", Value::from(true)),
-        ("plugin", Value::from(record.volume.plugin.clone())),
-    ]);
-    if let Some(registration) = &record.registration {
-        details.insert("uid", Value::from(registration.uid));
-    }
-    NewEvent { kind, subject: record.name.to_string(), details }
-}
-
-/// Logs a failure. An empty `consumer`: it concerns no claim.
-pub(in crate::volume) fn log(name: &VolumeName, consumer: &str, error: &Error) {
-    let VolumeName { namespace, volume } = name;
-    let kind = error.kind.name();
-    match error.details.plugin.as_deref() {
-        Some(plugin) => tracing::warn!(
-            namespace,
-            volume,
-            consumer,
-            plugin,
-            kind,
-            "plugin {plugin}, {namespace}/{volume}: {}",
-            error.message
-        ),
-        None => tracing::warn!(namespace, volume, consumer, kind, "{namespace}/{volume}: {}", error.message),
-    }
-}
-
-pub(in crate::volume) fn state(claim: Option<&Claim>) -> &'static str {
-    match claim {
-        None => "free",
-        Some(claim) if claim.blocked.is_some() => "parked",
-        Some(claim) => match claim.state {
-            ClaimState::Pending => "pending",
-            ClaimState::Taken => "taken",
-            ClaimState::NodeDetached => "node-detached",
-            ClaimState::ControllerDetached => "controller-detached",
-        },
-    }
-}
-
-/// Returns the claims that were acknowledged and no longer exist.
-pub(in crate::volume) fn past(before: &Record, after: &Record) -> Vec<Claim> {
-    let gone = before.claims.differences(&after.claims).into_iter().filter(|(_, has)| has.is_none());
-    gone.filter_map(|(had, _)| had).filter(|claim| claim.kept).cloned().collect()
-}
-
-/// Returns an event for each claim whose state has changed.
-pub(in crate::volume) fn events(before: &Record, after: &Record, event: &ClaimEvent) -> Vec<NewEvent> {
-    let forced = match event {
-        ClaimEvent::Forget { consumer } => Some(consumer),
-        _ => None,
-    };
-    let changed = before.claims.differences(&after.claims).into_iter().filter_map(|(had, has)| {
-        let claim = has.or(had)?;
-        let consumer = &claim.consumer;
-        let (from, to) = (state(had), state(has));
-        if from == to {
-            return None;
-        }
-        let mut details = EventDetails::new();
-        details.insert("success", Value::from(to != "parked"));
-        if let Some(blocked) = has.and_then(|claim| claim.blocked.as_ref()) {
-            details.insert("error", Value::from(blocked.reason.clone()));
-        }
-        details.insert("consumer", Value::from(consumer.clone()));
-        details.insert("uid", Value::from(claim.uid));
-        details.insert("plugin", Value::from(after.volume.plugin.clone()));
-        details.insert("node", Value::from(claim.node.clone()));
-        if let Some(bound) = claim.bound.as_ref().filter(|bound| bound.ended) {
-            details.insert("bound", Value::from(bound.to.to_string()));
-        }
-        details.insert("from", Value::from(from));
-        details.insert("to", Value::from(to));
-        let kind =
-            if forced.is_some_and(|forced| forced == consumer) { "claim-forced" } else { "claim-changed" };
-        Some(NewEvent { kind, subject: after.name.to_string(), details })
-    });
-    changed.collect()
 }

@@ -1,4 +1,4 @@
-//! The errors that callers read, and the events that go with them.
+//! The errors that callers read.
 
 pub(in crate::volume) mod claim;
 pub(in crate::volume) mod mount;

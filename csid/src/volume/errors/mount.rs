@@ -1,26 +1,20 @@
-//! Errors and events of mounts.
+//! Errors of mounts.
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
-use crate::error::{Details, Error, Kind, Obstacle, Step};
+use crate::error::{Error, Kind, Obstacle, Step};
 use crate::names::word;
 use crate::store::registry::VolumeName;
-use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent, Phase, VolumeKey};
+use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
 use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::model::admission::{OF_UID, Refusal};
 use crate::volume::model::subject::{ClaimKey, Subject};
-use crate::volume::model::volume::{DesiredMount, Volume};
-
-pub(in crate::volume) fn name(key: &MountKey) -> String {
-    format!("{}/{}", key.namespace, key.volume)
-}
+use crate::volume::model::volume::DesiredMount;
 
 pub(in crate::volume) fn not_owner(key: &MountKey) -> Error {
     let text = format!(
         "the mount of {} by {} is another user's; it takes org.csid1.unmount-others",
-        name(key),
+        VolumeName::of(key),
         key.consumer
     );
     Error::new(Kind::NotAuthorized, text)
@@ -47,21 +41,29 @@ pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Err
     match refusal {
         Refusal::NotOwner => Error::new(
             Kind::NotAuthorized,
-            format!("{} is mounted by {} for another user", name(key), key.consumer),
+            format!("{} is mounted by {} for another user", VolumeName::of(key), key.consumer),
         )
         .obstructed_by(Obstacle::OtherUser),
         Refusal::OtherOption { option } => Error::new(
             Kind::AlreadyExists,
-            format!("{} is mounted by {} with another {option}", name(key), key.consumer),
+            format!("{} is mounted by {} with another {option}", VolumeName::of(key), key.consumer),
         )
         .obstructed_by(Obstacle::MountedOtherwise),
         Refusal::Unsettled => Error::new(
             Kind::Uncertain,
-            format!("an earlier mount of {} by {} is still being taken down", name(key), key.consumer),
+            format!(
+                "an earlier mount of {} by {} is still being taken down",
+                VolumeName::of(key),
+                key.consumer
+            ),
         ),
         Refusal::OtherPath { what, path } => Error::new(
             Kind::AlreadyExists,
-            format!("the {what} path of {} for {} is {path}, not the one given", name(key), key.consumer),
+            format!(
+                "the {what} path of {} for {} is {path}, not the one given",
+                VolumeName::of(key),
+                key.consumer
+            ),
         ),
         Refusal::OtherName { namespace, volume, holders } => conflict(
             format!(
@@ -71,7 +73,7 @@ pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Err
             holders,
         ),
         Refusal::Conflict { what, holders } => conflict(
-            format!("{what} conflicts with the use of {} by {}", name(key), holders.join(", ")),
+            format!("{what} conflicts with the use of {} by {}", VolumeName::of(key), holders.join(", ")),
             holders,
         ),
         Refusal::NotSupported { capability } => {
@@ -81,7 +83,7 @@ pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Err
         Refusal::SecretRequired => secret_required(key),
         Refusal::TooMany => Error::new(
             Kind::RateLimited,
-            format!("you have {OF_UID} mounts of {}, as many as one user may", name(key)),
+            format!("you have {OF_UID} mounts of {}, as many as one user may", VolumeName::of(key)),
         ),
         Refusal::NoSuchMount => Error::internal("the row of the operation is gone"),
     }
@@ -90,7 +92,7 @@ pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Err
 /// Makes the error for a volume that is not mounted. `phase`: that of its row; `None`: there is no row, or its phase is wrong.
 pub(in crate::volume) fn not_mounted(key: &MountKey, phase: Option<Phase>) -> Error {
     let is = phase.map_or_else(|| "not mounted".to_owned(), |phase| format!("{}, not mounted", word(phase)));
-    let text = format!("{} is {is} for {}", name(key), key.consumer);
+    let text = format!("{} is {is} for {}", VolumeName::of(key), key.consumer);
     Error::not_found(text).obstructed_by(Obstacle::NotMounted)
 }
 
@@ -116,7 +118,7 @@ pub(in crate::volume) fn not_registered(name: &VolumeName) -> Error {
 }
 
 pub(in crate::volume) fn secret_required(key: &MountKey) -> Error {
-    let text = format!("{} needs its secrets again", name(key));
+    let text = format!("{} needs its secrets again", VolumeName::of(key));
     Error::new(Kind::SecretRequired, text)
 }
 
@@ -251,59 +253,6 @@ pub(in crate::volume) fn unsettled(error: Error) -> Error {
 /// Makes the error for an operation without a caller that was put off. No caller reads it.
 pub(in crate::volume) fn yielded() -> Error {
     Error::new(Kind::Busy, "put off for another operation")
-}
-
-/// Adds the volume, the plugin, the operation and the step to an error.
-pub(in crate::volume) fn located(
-    error: Error,
-    name: &VolumeName,
-    volume: &VolumeKey,
-    operation: &str,
-    step: Step,
-) -> Error {
-    error.with(|details: &mut Details| {
-        details.namespace.get_or_insert_with(|| name.namespace.clone());
-        details.volume.get_or_insert_with(|| name.volume.clone());
-        details.plugin.get_or_insert_with(|| volume.plugin.clone());
-        details.operation.get_or_insert_with(|| operation.to_owned());
-        details.step.get_or_insert(step);
-    })
-}
-
-/// Logs a failure. A success is an event.
-pub(in crate::volume) fn log(key: &MountKey, volume: &Volume, error: &Error) {
-    let MountKey { namespace, volume: name, consumer, tag } = key;
-    let plugin = &volume.row.key.plugin;
-    tracing::warn!(
-        namespace,
-        volume = name,
-        consumer,
-        tag,
-        plugin,
-        kind = error.kind.name(),
-        "plugin {plugin}, {namespace}/{name} for {consumer}: {}",
-        error.message
-    );
-}
-
-pub(in crate::volume) fn event(
-    kind: &'static str,
-    row: Option<&MountRow>,
-    error: Option<&Error>,
-) -> Option<NewEvent> {
-    let row = row?;
-    let mut details = EventDetails::new();
-    details.insert("success", Value::from(error.is_none()));
-    if let Some(error) = error {
-        details.insert("error", Value::from(format!("{}: {}", error.kind.name(), error.message)));
-    }
-    details.insert("consumer", Value::from(row.key.consumer.clone()));
-    if !row.key.tag.is_empty() {
-        details.insert("tag", Value::from(row.key.tag.clone()));
-    }
-    details.insert("uid", Value::from(row.uid));
-    details.insert("plugin", Value::from(row.volume.plugin.clone()));
-    Some(NewEvent { kind, subject: name(&row.key), details })
 }
 
 pub(in crate::volume) fn shutting_down() -> Error {

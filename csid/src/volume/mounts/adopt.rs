@@ -20,7 +20,8 @@ use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, Phase};
 use crate::store::{Durability, MountFilter};
 use crate::volume::api::views::Mounted;
 use crate::volume::context::Context;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::mount as mount_errors;
+use crate::volume::events::{claim as claim_events, mount as mount_events};
 use crate::volume::executor::Executor;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::{Action, DesiredMount, Effect, MountEvent, Paths};
@@ -87,7 +88,7 @@ impl Executor<'_> {
             }
             (Err(_), Some(_)) => {
                 let returned = self.control().give_back(&ClaimKey::of(&key)).await;
-                returned.unwrap_or_else(|error| claim_errors::log(&name, &key.consumer, &error));
+                returned.unwrap_or_else(|error| claim_events::log(&name, &key.consumer, &error));
             }
             (Err(_), None) => {}
         }
@@ -118,7 +119,7 @@ impl Executor<'_> {
             row.published = published;
         });
         self.operation.step.decide();
-        let event = mount_errors::event("mount", self.row(key), None);
+        let event = mount_events::ended("mount", self.row(key), None);
         self.persist(Durability::Disk, event).await.map_err(|failure| failure.error)?;
         self.answer(key)
     }
@@ -258,7 +259,7 @@ impl Context {
             if let Some(holder) = holder {
                 let text = format!(
                     "{path} belongs to the mount of {} by {}",
-                    mount_errors::name(&holder),
+                    VolumeName::of(&holder),
                     holder.consumer
                 );
                 let error = Error::new(Kind::AlreadyExists, text);

@@ -8,6 +8,7 @@ use crate::store::registry::{Claim, Record, Registration, VolumeName};
 use crate::store::rows::{Leg, MountKey, MountRow, Phase};
 use crate::volume::api::views::Mounted;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::events::{claim as claim_events, mount as mount_events};
 use crate::volume::executor::Executor;
 use crate::volume::lifecycle::is_healed;
 use crate::volume::model::subject::ClaimKey;
@@ -60,7 +61,7 @@ impl Executor<'_> {
                 .control()
                 .give_back(&ClaimKey::of(&key))
                 .await
-                .unwrap_or_else(|error| claim_errors::log(&name, &key.consumer, &error)),
+                .unwrap_or_else(|error| claim_events::log(&name, &key.consumer, &error)),
             (Ok(_), Some(registration)) => self.enlarge_later(wanted, &registration),
             (Ok(_), None) => {}
         }
@@ -86,7 +87,7 @@ impl Executor<'_> {
         self.control()
             .finish_expansion(&target)
             .await
-            .inspect_err(|error| claim_errors::log(&target.name, &key.consumer, error))
+            .inspect_err(|error| claim_events::log(&target.name, &key.consumer, error))
     }
 
     /// Mounts a waiting row again.
@@ -139,7 +140,7 @@ impl Executor<'_> {
     async fn tell_unhealed(&mut self, key: &MountKey, error: &Error) {
         let Some(row) = self.row(key).filter(|row| row.error != error.message) else { return };
         let kind = if error.kind == Kind::SecretRequired { "secret-required" } else { "mount" };
-        let event = mount_errors::event(kind, Some(row), Some(error));
+        let event = mount_events::ended(kind, Some(row), Some(error));
         self.rows.remark(key, |row| row.error.clone_from(&error.message));
         if let Err(error) = self.rows.persist(&self.shared.store, Durability::Process, event).await {
             tracing::warn!(%error, "the journal could not be written");

@@ -16,7 +16,8 @@ use crate::store::registry::{Claim, VolumeName};
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent};
 use crate::volume::api::requests::{Authority, ForgetRequest};
 use crate::volume::errors::mount as mount_errors;
-use crate::volume::events::FORGOTTEN;
+use crate::volume::events::mount as mount_events;
+use crate::volume::events::mount::FORGOTTEN;
 use crate::volume::executor::Executor;
 use crate::volume::manager::Volumes;
 use crate::volume::model::subject::{ClaimKey, Subject};
@@ -38,7 +39,7 @@ impl Volumes {
         let record = self.shared.records.registry.record(name).await?;
         let claimed = record.claim(&key.consumer).filter(|_| claim);
         if claimed.is_some_and(|claim| node.is_some_and(|node| node != claim.node)) {
-            let text = format!("{} has claimed {} on another node", key.consumer, mount_errors::name(&key));
+            let text = format!("{} has claimed {} on another node", key.consumer, VolumeName::of(&key));
             return Err(Error::not_found(text));
         }
         if let Some(claim) = claimed.filter(|claim| claim.node != self.shared.records.node) {
@@ -85,7 +86,7 @@ fn of_another_node(key: &MountKey, claim: &Claim) -> Error {
     let text = format!(
         "{} has claimed {} on node {}, whose mounts are not seen from here",
         key.consumer,
-        mount_errors::name(key),
+        VolumeName::of(key),
         claim.node
     );
     Error::new(Kind::NotSupported, text)
@@ -139,7 +140,7 @@ impl Executor<'_> {
             .map_err(|refusal| Error::internal(format!("a forget was refused: {refusal:?}")))?;
         self.clean_up(key);
         self.persist(Durability::Disk, Some(event)).await.map_err(|failure| failure.error)?;
-        let (plugin, name) = (&self.rows.volume().row.key.plugin, mount_errors::name(key));
+        let (plugin, name) = (&self.rows.volume().row.key.plugin, VolumeName::of(key));
         tracing::warn!(
             consumer = key.consumer,
             tag = key.tag,
@@ -192,7 +193,7 @@ impl Executor<'_> {
             // Another disk may have the number by now, and Forget always ends.
             Ok(Some(device)) if backing.is_remembered() => {
                 tracing::warn!(
-                    volume = mount_errors::name(&row.key),
+                    volume = %VolumeName::of(&row.key),
                     device,
                     "a device of this number is in use"
                 );
@@ -201,7 +202,7 @@ impl Executor<'_> {
             Ok(Some(device)) => Err(mount_errors::still_held(&device, &row.key.consumer)),
             // The last resort also ends if the device does not answer: no table has mounts of it.
             Err(error @ HostError::Hung(_)) => {
-                tracing::warn!(volume = mount_errors::name(&row.key), %error, "the block device was not asked");
+                tracing::warn!(volume = %VolumeName::of(&row.key), %error, "the block device was not asked");
                 Ok(())
             }
             Err(error) => Err(error.into()),
@@ -223,9 +224,9 @@ fn still_mounted(paths: &[PathBuf], consumer: &str, holders: Vec<String>) -> Err
 
 /// Returns an event with all that was known of the mount.
 fn forgotten(row: &MountRow, staging: &str, stage: Leg) -> NewEvent {
-    let mut event = mount_errors::event(FORGOTTEN, Some(row), None).unwrap_or(NewEvent {
+    let mut event = mount_events::ended(FORGOTTEN, Some(row), None).unwrap_or(NewEvent {
         kind: FORGOTTEN,
-        subject: mount_errors::name(&row.key),
+        subject: VolumeName::of(&row.key).to_string(),
         details: Default::default(),
     });
     let usage = &row.spec.usage;

@@ -14,6 +14,7 @@ use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phas
 use crate::volume::api::requests::{Authority, Force, Uncovered};
 use crate::volume::api::views::Mounted;
 use crate::volume::errors::mount as mount_errors;
+use crate::volume::events::mount as mount_events;
 use crate::volume::executor::Executor;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::{
@@ -407,7 +408,7 @@ impl Executor<'_> {
                     self.operation.step.decide();
                     let is_healed = self.rows.written(key).is_some_and(|row| row.status.healing);
                     let kind = if is_healed { "mount-healed" } else { "mount" };
-                    let event = mount_errors::event(kind, self.row(key), None);
+                    let event = mount_events::ended(kind, self.row(key), None);
                     return self.persist(Durability::Disk, event).await;
                 }
                 Next::Gone | Next::Rest => return self.ended(key, why, purpose).await,
@@ -425,13 +426,13 @@ impl Executor<'_> {
     ) -> Result<(), EffectFailure> {
         self.clean_up(key);
         if let Some(failure) = &why {
-            mount_errors::log(key, self.rows.volume(), &failure.error);
+            mount_events::log(key, self.rows.volume(), &failure.error);
         }
         let row = self.rows.written(key).or_else(|| self.row(key));
         let is_gone = self.row(key).is_none();
         let event = match purpose {
-            Purpose::Mount => mount_errors::event("mount", row, why.as_ref().map(|failure| &failure.error)),
-            Purpose::Unmount | Purpose::Settle if is_gone => mount_errors::event("unmount", row, None),
+            Purpose::Mount => mount_events::ended("mount", row, why.as_ref().map(|failure| &failure.error)),
+            Purpose::Unmount | Purpose::Settle if is_gone => mount_events::ended("unmount", row, None),
             Purpose::Unmount | Purpose::Settle => None,
         };
         // The removal of a rolled-back mount's row need not outlive a power cut, because its intent did not have to either.
@@ -455,7 +456,7 @@ impl Executor<'_> {
         purpose: Purpose,
         is_there: bool,
     ) -> EffectFailure {
-        mount_errors::log(key, self.rows.volume(), &failure.error);
+        mount_events::log(key, self.rows.volume(), &failure.error);
         let keep = match purpose {
             Purpose::Unmount => failure.in_use,
             Purpose::Mount | Purpose::Settle => is_there,
@@ -470,7 +471,7 @@ impl Executor<'_> {
             .rows
             .written(key)
             .filter(|_| failure.orphan)
-            .and_then(|row| mount_errors::event("orphan", Some(row), Some(&failure.error)));
+            .and_then(|row| mount_events::ended("orphan", Some(row), Some(&failure.error)));
         let persisted = match event.map_or(Ok(Next::Rest), |event| self.event(event)) {
             Ok(_) => self.persist(if keep { Durability::Disk } else { Durability::Process }, orphan).await,
             Err(error) => Err(error.into()),
@@ -501,7 +502,7 @@ impl Executor<'_> {
 
     /// Puts the row to rest. The next try repeats the call.
     async fn put_off(&mut self, key: &MountKey, failure: EffectFailure) -> EffectFailure {
-        mount_errors::log(key, self.rows.volume(), &failure.error);
+        mount_events::log(key, self.rows.volume(), &failure.error);
         let persisted = match self.event(MountEvent::Yield { key: key.clone() }) {
             Ok(_) => self.persist(Durability::Process, None).await,
             Err(error) => Err(error.into()),

@@ -10,7 +10,7 @@ use crate::plugin::PluginChange;
 use crate::store::rows::{MountKey, MountRow, Phase};
 use crate::store::{Change, Durability, MountFilter};
 use crate::volume::context::{Context, SWEEP};
-use crate::volume::events::watched;
+use crate::volume::events::mount::watched;
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
 use crate::volume::probe::{there, why};

@@ -14,7 +14,7 @@ use crate::store::registry::{
 use crate::store::rows::{Leg, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
 use crate::store::{Change, Durability};
 use crate::volume::api::views::Recovered;
-use crate::volume::events::{secret_required, watched};
+use crate::volume::events::mount::{secret_required, watched};
 use crate::volume::lifecycle::{is_being_deleted, is_unborn, queue_key};
 use crate::volume::manager::Volumes;
 use crate::volume::model::paths;

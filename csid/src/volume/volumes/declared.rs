@@ -20,6 +20,7 @@ use crate::volume::api::views::{Applied, VolumeView};
 use crate::volume::context::{Context, SWEEP};
 use crate::volume::control::declarations::{Declaration, Waits};
 use crate::volume::errors::claim as claim_errors;
+use crate::volume::events::registration as registration_events;
 use crate::volume::lifecycle::{is_of_file, new_registration};
 use crate::volume::manager::Volumes;
 
@@ -156,7 +157,7 @@ impl Context {
         let (name, kind) = (&declared.name, error.kind.name());
         tracing::warn!(volume = %name, kind, "{name} is not registered as declared: {}", error.message);
         let record = Record { volume: declared.volume.clone(), ..Record::none(name.clone()) };
-        let mut event = claim_errors::registered("volume-registered", &record);
+        let mut event = registration_events::registered("volume-registered", &record);
         event.details.insert("success", Value::from(false));
         event.details.insert("error", Value::from(error.to_string()));
         if let Err(error) = self.store.commit(vec![Change::Event(event)], Durability::Process).await {

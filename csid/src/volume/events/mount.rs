@@ -1,0 +1,70 @@
+//! Events about mounts.
+
+use serde_json::Value;
+
+use crate::error::Error;
+use crate::store::registry::VolumeName;
+use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent};
+use crate::volume::errors::mount as mount_errors;
+use crate::volume::model::volume::Volume;
+
+/// The kind of the event for a mount that was forgotten.
+pub(in crate::volume) const FORGOTTEN: &str = "mount-forgotten";
+
+/// Makes the event of a probe. `mount-healed` is a success; every other kind is a failure with the reason `why`.
+pub(in crate::volume) fn watched(kind: &'static str, row: &MountRow, why: &str) -> NewEvent {
+    let mut details = EventDetails::new();
+    details.insert("success", Value::from(kind == "mount-healed"));
+    if kind != "mount-healed" {
+        details.insert("error", Value::from(why));
+    }
+    details.insert("consumer", Value::from(row.key.consumer.clone()));
+    details.insert("tag", Value::from(row.key.tag.clone()));
+    details.insert("plugin", Value::from(row.volume.plugin.clone()));
+    details.insert("uid", Value::from(row.uid));
+    NewEvent { kind, subject: VolumeName::of(&row.key).to_string(), details }
+}
+
+pub(in crate::volume) fn secret_required(row: &MountRow) -> NewEvent {
+    let error = mount_errors::secret_required(&row.key);
+    let mut event = watched("secret-required", row, &error.message);
+    event.details.insert("success", Value::from(false));
+    event
+}
+
+/// Makes the event of an operation that has ended. `None`: it has no row.
+pub(in crate::volume) fn ended(
+    kind: &'static str,
+    row: Option<&MountRow>,
+    error: Option<&Error>,
+) -> Option<NewEvent> {
+    let row = row?;
+    let mut details = EventDetails::new();
+    details.insert("success", Value::from(error.is_none()));
+    if let Some(error) = error {
+        details.insert("error", Value::from(error.to_string()));
+    }
+    details.insert("consumer", Value::from(row.key.consumer.clone()));
+    if !row.key.tag.is_empty() {
+        details.insert("tag", Value::from(row.key.tag.clone()));
+    }
+    details.insert("uid", Value::from(row.uid));
+    details.insert("plugin", Value::from(row.volume.plugin.clone()));
+    Some(NewEvent { kind, subject: VolumeName::of(&row.key).to_string(), details })
+}
+
+/// Logs a failure. A success is an event.
+pub(in crate::volume) fn log(key: &MountKey, volume: &Volume, error: &Error) {
+    let MountKey { namespace, volume: name, consumer, tag } = key;
+    let plugin = &volume.row.key.plugin;
+    tracing::warn!(
+        namespace,
+        volume = name,
+        consumer,
+        tag,
+        plugin,
+        kind = error.kind.name(),
+        "plugin {plugin}, {namespace}/{name} for {consumer}: {}",
+        error.message
+    );
+}
