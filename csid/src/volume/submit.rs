@@ -9,7 +9,7 @@ use crate::store::rows::VolumeKey;
 use crate::volume::api::requests::Wait;
 use crate::volume::context::Context;
 use crate::volume::errors::mount as mount_errors;
-use crate::volume::errors::mount::shutting_down;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::model::paths;
 use crate::volume::operation::request::{OperationRequest, OperationResponse, Waiter};
 use crate::volume::operation::table::{Begin, Progress};
@@ -26,7 +26,7 @@ impl Context {
         wait: Wait,
     ) -> Result<PendingResponse> {
         if self.is_stopping() {
-            return Err(shutting_down());
+            return Err(OperationError::ShuttingDown.into());
         }
         self.changeable()?;
         if paths::lacks_id(volume) {
@@ -54,6 +54,8 @@ impl Context {
 
     /// Waits for the response of the actor. An actor ends without one if csid stops or the journal is damaged.
     pub(in crate::volume) async fn answered(&self, answer: PendingResponse) -> Result<OperationResponse> {
-        answer.await.unwrap_or_else(|_| Err(self.store.writable().err().unwrap_or_else(shutting_down)))
+        answer.await.unwrap_or_else(|_| {
+            Err(self.store.writable().err().unwrap_or_else(|| OperationError::ShuttingDown.into()))
+        })
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::backoff::Backoff;
 use crate::error::{Result, Step};
 use crate::plugin::{Can, Controller, Ready, Service};
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::operation::orders::preempted;
 use crate::volume::seam::Site;
 
@@ -90,7 +90,7 @@ where
         let found = tokio::select! {
             biased;
             found = wanted(give_up) => Some(found),
-            () = preempted(&mut signals) => return Err(mount_errors::yielded()),
+            () = preempted(&mut signals) => return Err(OperationError::Yielded.into()),
             () = orders.came() => None,
         };
         let Some(found) = found else {

@@ -18,8 +18,7 @@ use crate::store::registry::{Claim, RegistryError};
 use crate::store::rows::{MountRow, Phase, VolumeKey};
 use crate::volume::actor::operation::Operation;
 use crate::volume::context::Context;
-use crate::volume::errors::mount as mount_errors;
-use crate::volume::errors::mount::shutting_down;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::executor::Executor;
 use crate::volume::model::claim;
 use crate::volume::model::subject::Subject;
@@ -248,7 +247,7 @@ impl VolumeActor {
             }
             Message::Stop => {
                 for operation in self.queue.iter_mut().chain(&mut self.waiting) {
-                    operation.fail(&self.key, &shutting_down());
+                    operation.fail(&self.key, &OperationError::ShuttingDown.into());
                 }
                 self.queue.clear();
                 self.waiting.clear();
@@ -256,7 +255,7 @@ impl VolumeActor {
             Message::GiveUp(name, by) => {
                 for operation in std::mem::take(&mut self.queue) {
                     match operation.work.makes_or_deletes(&name) {
-                        true => operation.answer(&self.key, Err(mount_errors::ended_by(by))),
+                        true => operation.answer(&self.key, Err(OperationError::EndedBy { by }.into())),
                         false => self.queue.push_back(operation),
                     }
                 }
@@ -294,7 +293,7 @@ impl VolumeActor {
             }
             for operation in std::mem::take(queue) {
                 if end.ends(&operation.work) {
-                    operation.answer(&self.key, Err(mount_errors::ended_by(end.kind())));
+                    operation.answer(&self.key, Err(OperationError::EndedBy { by: end.kind() }.into()));
                 } else {
                     queue.push_back(operation);
                 }
@@ -435,19 +434,19 @@ impl VolumeActor {
                 self.desert(current, signals, Kind::Cancelled);
             }
             Message::Stop => {
-                current.fail(&self.key, &shutting_down());
+                current.fail(&self.key, &OperationError::ShuttingDown.into());
                 self.take(message);
             }
             Message::GiveUp(name, by) if current.work.makes_or_deletes(&name) => {
                 signals.send_modify(|signals| signals.abandon = Some(Kind::Cancelled));
-                current.fail(&self.key, &mount_errors::ended_by(by));
+                current.fail(&self.key, &OperationError::EndedBy { by }.into());
                 self.take(Message::GiveUp(name, by));
             }
             Message::Forget(order) => {
                 if current.work.is_given_up_by(&order) {
                     signals.send_modify(|signals| signals.abandon = Some(Kind::Cancelled));
                     if !current.step.is_decided() {
-                        current.fail(&self.key, &mount_errors::ended_by_forget());
+                        current.fail(&self.key, &OperationError::Forgotten.into());
                     }
                 }
                 self.orders.push(order);
@@ -480,7 +479,7 @@ impl VolumeActor {
             }
             // After the commit point the callers receive the real outcome first.
             if !current.step.is_decided() {
-                current.fail(&self.key, &mount_errors::ended_by(work.kind()));
+                current.fail(&self.key, &OperationError::EndedBy { by: work.kind() }.into());
             }
             let mut operation = Operation::new(work);
             operation.join(&self.shared, waiter);

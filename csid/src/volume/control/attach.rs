@@ -10,7 +10,8 @@ use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
 use crate::store::rows::Leg;
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::events::registration as registration_events;
 use crate::volume::model::claim::reader_only;
 use crate::volume::model::subject::Subject;
@@ -46,7 +47,7 @@ impl<S: Site> Engine<'_, S> {
                     Some(option) => Err(claim_errors::attached_otherwise(&record.name, node_id, option)),
                 };
             }
-            self.detach_call(target, node_id).await.map_err(mount_errors::unsettled)?;
+            self.detach_call(target, node_id).await.map_err(|source| OperationError::Unsettled { source })?;
         }
         self.site.operation().refuse_before_expansion(&target.name, false)?;
         // An attach that the controller would never receive is not begun, since it could not be rolled back either.
@@ -78,7 +79,7 @@ impl<S: Site> Engine<'_, S> {
             Err(undo) => {
                 // This includes a rollback that was refused before it began.
                 self.note_detach(&name, node_id, call.uid, Some(&undo));
-                Err(claim_errors::undone_later(error, &undo))
+                Err(OperationError::UndoneLater { source: error, undo }.into())
             }
         }
     }

@@ -19,6 +19,7 @@ use crate::volume::api::requests::Authority;
 use crate::volume::control::claim_effects::ClaimEffectFailure;
 use crate::volume::control::engine::Engine;
 use crate::volume::control::records::past;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::events::claim as claim_events;
 use crate::volume::model::claim;
@@ -61,7 +62,9 @@ impl<S: Site> Engine<'_, S> {
         if let Some(present) = record.claim(&wanted.consumer)
             && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
         {
-            self.leave(&mut record, &wanted.consumer.clone()).await.map_err(mount_errors::unsettled)?;
+            self.leave(&mut record, &wanted.consumer.clone())
+                .await
+                .map_err(|source| OperationError::Unsettled { source })?;
         }
         let mut beside = self.claims(&record);
         let is_new = beside.claim(&wanted.consumer).is_none();
@@ -93,7 +96,7 @@ impl<S: Site> Engine<'_, S> {
             // No caller has the claim yet, so it is rolled back, even if that takes longer than the call.
             Err(error) => match self.leave(&mut record, &consumer).await {
                 Ok(()) => Err(error),
-                Err(undo) => Err(claim_errors::undone_later(error, &undo)),
+                Err(undo) => Err(OperationError::UndoneLater { source: error, undo }.into()),
             },
         }
     }
@@ -242,7 +245,7 @@ impl<S: Site> Engine<'_, S> {
                     let next = self.advance(record, ClaimEvent::Ended { effect, outcome }, facts).await?;
                     let again = next == ClaimNext::Rest && !lasting && self.site.pause(&mut delay).await;
                     if self.forgot(record, consumer).await? {
-                        return Err(mount_errors::ended_by_forget());
+                        return Err(OperationError::Forgotten.into());
                     }
                     if again {
                         let again = ClaimEvent::Continue { consumer: consumer.to_owned() };
@@ -250,7 +253,9 @@ impl<S: Site> Engine<'_, S> {
                     } else {
                         // The first error stays the reason, whatever the rollback returns.
                         let stopped = self.site.operation().signals.borrow().abandon.filter(|_| makes);
-                        why.get_or_insert(stopped.map_or(error, mount_errors::stopped));
+                        why.get_or_insert(
+                            stopped.map_or(error, |kind| OperationError::Stopped { kind }.into()),
+                        );
                         next
                     }
                 }

@@ -11,7 +11,8 @@ use crate::secret::Secrets;
 use crate::store::registry::{Attachment, Claim, Record, Registration};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::secrets::given_values;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimOutcome};
 use crate::volume::model::subject::ClaimKey;
@@ -71,7 +72,10 @@ impl<S: Site> Engine<'_, S> {
         effect: &ClaimEffect,
     ) -> Result<BTreeMap<String, String>, ClaimEffectFailure> {
         if let Some(kind) = self.site.operation().signals.borrow().abandon {
-            return Err(ClaimEffectFailure::new(ClaimOutcome::NotSent(None), mount_errors::stopped(kind)));
+            return Err(ClaimEffectFailure::new(
+                ClaimOutcome::NotSent(None),
+                OperationError::Stopped { kind }.into(),
+            ));
         }
         self.site.operation().step.set(Step::Attach);
         let asking = self.asking(record, effect).await?;
@@ -89,7 +93,7 @@ impl<S: Site> Engine<'_, S> {
             biased;
             done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, RpcKind::Attach)),
             kind = abandoned(&mut signals) => {
-                Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::stopped(kind)))
+                Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, OperationError::Stopped { kind }.into()))
             }
         }
     }
@@ -118,7 +122,7 @@ impl<S: Site> Engine<'_, S> {
             biased;
             done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, RpcKind::Detach)),
             // An order to forget ends the wait for a detach. The outcome is then unknown.
-            () = self.site.operation().orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, mount_errors::ended_by_forget())),
+            () = self.site.operation().orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, OperationError::Forgotten.into())),
         }
     }
 

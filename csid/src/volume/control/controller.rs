@@ -15,7 +15,8 @@ use crate::store::rows::{AccessMode, AttachmentMode, Leg, Usage};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::secrets::given_values;
 use crate::volume::control::tries::{RpcFailure, RpcTries};
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::lifecycle::{queue_key, unregistered};
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
@@ -283,13 +284,13 @@ impl<S: Site> Engine<'_, S> {
         F: Future<Output = Result<T, RpcError>>,
     {
         if let Some(kind) = self.site.operation().signals.borrow().abandon {
-            return Err(RpcFailure::before(mount_errors::stopped(kind)));
+            return Err(RpcFailure::before(OperationError::Stopped { kind }.into()));
         }
         let mut signals = self.site.operation().signals.clone();
         tokio::select! {
             biased;
             done = self.controlled(step, rpc, target, secrets, call) => done,
-            kind = abandoned(&mut signals) => Err(self.tried.abandoned(mount_errors::stopped(kind))),
+            kind = abandoned(&mut signals) => Err(self.tried.abandoned(OperationError::Stopped { kind }.into())),
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::store::registry::{Blocked, Creation, Record, Registration, Standing, 
 use crate::store::rows::{Usage, VolumeKey};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::events::{claim as claim_events, registration as registration_events};
 use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, refuse_anothers, refuse_other};
@@ -182,7 +183,7 @@ impl<S: Site> Engine<'_, S> {
         step.set_unasked(true);
         let found = tokio::select! {
             biased;
-            kind = abandoned(&mut signals) => Err(mount_errors::stopped(kind)),
+            kind = abandoned(&mut signals) => Err(OperationError::Stopped { kind }.into()),
             found = self.site.controller() => found.map(drop),
         };
         step.set_unasked(false);

@@ -62,13 +62,6 @@ pub(in crate::volume) fn unclaimed(claim: &ClaimKey) -> Error {
     Error::new(Kind::ClaimConflict, text)
 }
 
-pub(in crate::volume) fn undone_later(error: Error, undo: &Error) -> Error {
-    let text = format!("{}; and undoing it has not come to an end: {}", error.message, undo.message);
-    let mut later = Error { kind: Kind::Uncertain, message: text, details: error.details };
-    later.details.retryable = true;
-    later
-}
-
 pub(in crate::volume) fn secret_required(name: &VolumeName) -> Error {
     let text = format!("to detach {name} the plugin needs its secrets again");
     Error::new(Kind::SecretRequired, text)

@@ -6,7 +6,6 @@ use crate::error::{Error, Kind, Obstacle, Step};
 use crate::names::word;
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
-use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::model::admission::{OF_UID, Refusal};
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::DesiredMount;
@@ -18,22 +17,6 @@ pub(in crate::volume) fn not_owner(key: &MountKey) -> Error {
         key.consumer
     );
     Error::new(Kind::NotAuthorized, text)
-}
-
-/// Makes the error for an operation that another call has ended: `unmount` ends a Mount of the same key, `release` a Claim.
-pub(in crate::volume) fn ended_by(kind: OperationKind) -> Error {
-    let text = match kind {
-        OperationKind::Release => "a Release of the same claim came in",
-        OperationKind::Delete => "a DeleteVolume of the same volume came in",
-        OperationKind::Deregister => "a DeregisterVolume of the same volume came in",
-        _ => "an Unmount of the same mount came in",
-    };
-    Error::new(Kind::Cancelled, text)
-}
-
-/// Makes the error for an operation that an order to forget its mount or claim has ended.
-pub(in crate::volume) fn ended_by_forget() -> Error {
-    Error::new(Kind::Cancelled, "an order to forget it came in")
 }
 
 pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Error {
@@ -231,32 +214,6 @@ pub(in crate::volume) fn shown_elsewhere(path: &Path) -> Error {
         path.display()
     );
     Error::new(Kind::Busy, text).with(|details| details.holders = vec![path.display().to_string()])
-}
-
-pub(in crate::volume) fn stopped(kind: Kind) -> Error {
-    let text = match kind {
-        Kind::TimedOut => "the deadline passed before it was there; it is being undone",
-        Kind::ShuttingDown => "csid is stopping; the next csid undoes what was begun",
-        _ => "it was cancelled and is being undone",
-    };
-    Error::new(kind, text)
-}
-
-/// Makes the error for an earlier operation that could not be settled in this one's time.
-pub(in crate::volume) fn unsettled(error: Error) -> Error {
-    let text = format!("an earlier operation on this mount has not come to an end: {}", error.message);
-    let mut unsettled = Error { kind: Kind::Uncertain, message: text, details: error.details };
-    unsettled.details.retryable = true;
-    unsettled
-}
-
-/// Makes the error for an operation without a caller that was put off. No caller reads it.
-pub(in crate::volume) fn yielded() -> Error {
-    Error::new(Kind::Busy, "put off for another operation")
-}
-
-pub(in crate::volume) fn shutting_down() -> Error {
-    Error::new(Kind::ShuttingDown, "csid is stopping; the answer is kept")
 }
 
 #[cfg(test)]

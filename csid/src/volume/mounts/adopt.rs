@@ -21,6 +21,7 @@ use crate::store::{Durability, MountFilter};
 use crate::volume::api::views::Mounted;
 use crate::volume::context::Context;
 use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::events::{claim as claim_events, mount as mount_events};
 use crate::volume::executor::Executor;
 use crate::volume::model::subject::ClaimKey;
@@ -103,7 +104,7 @@ impl Executor<'_> {
         at: &Paths,
     ) -> Result<Mounted> {
         if let Some(kind) = self.operation.signals.borrow().abandon {
-            return Err(mount_errors::stopped(kind));
+            return Err(OperationError::Stopped { kind }.into());
         }
         let key = &wanted.key;
         let is_new = self.row(key).is_none_or(|row| row.phase != Phase::Mounted);

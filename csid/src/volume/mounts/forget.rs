@@ -16,6 +16,7 @@ use crate::store::registry::{Claim, VolumeName};
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent};
 use crate::volume::api::requests::{Authority, ForgetRequest};
 use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::events::mount as mount_events;
 use crate::volume::events::mount::FORGOTTEN;
 use crate::volume::executor::Executor;
@@ -61,7 +62,7 @@ impl Volumes {
         self.shared.directory.send(&volume, VolumeName::of(&key), Message::Forget(order));
         let answered = async {
             answer.await.unwrap_or_else(|_| {
-                Err(self.shared.store.writable().err().unwrap_or_else(mount_errors::shutting_down))
+                Err(self.shared.store.writable().err().unwrap_or_else(|| OperationError::ShuttingDown.into()))
             })
         };
         let answered = match wait.deadline {

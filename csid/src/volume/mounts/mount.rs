@@ -14,6 +14,7 @@ use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phas
 use crate::volume::api::requests::{Authority, Force, Uncovered};
 use crate::volume::api::views::Mounted;
 use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::events::mount as mount_events;
 use crate::volume::executor::Executor;
 use crate::volume::model::subject::ClaimKey;
@@ -51,7 +52,7 @@ impl Executor<'_> {
             {
                 // The mount was not made with these secrets.
                 let secrets = self.operation.secrets.take();
-                self.settle(key).await.map_err(mount_errors::unsettled)?;
+                self.settle(key).await.map_err(|source| OperationError::Unsettled { source })?;
                 self.operation.secrets = secrets;
             }
             admission::admit(self.rows.volume(), wanted, None)
@@ -382,7 +383,7 @@ impl Executor<'_> {
                             let lasting = failure.definite || (makes && outcome == Outcome::Failed);
                             let again = !lasting && self.pause(&mut delay).await;
                             if self.row(key).is_none() {
-                                return Err(mount_errors::ended_by_forget().into());
+                                return Err(Error::from(OperationError::Forgotten).into());
                             } else if again {
                                 self.event(MountEvent::Continue { key: key.clone() })?
                             } else if makes && is_there && effect_action == Action::Bind {
@@ -578,14 +579,15 @@ impl Executor<'_> {
     /// be refused.
     fn interrupted(&self, effect: &Effect, outcome: Outcome) -> EffectFailure {
         let last = self.row(&effect.key).map(|row| row.error.clone()).filter(|last| !last.is_empty());
-        let error = last.map_or_else(mount_errors::ended_by_forget, |last| Error::new(Kind::Cancelled, last));
+        let error =
+            last.map_or_else(|| OperationError::Forgotten.into(), |last| Error::new(Kind::Cancelled, last));
         EffectFailure::new(outcome, error)
     }
 
     async fn perform(&mut self, effect: &Effect) -> Result<Option<u64>, EffectFailure> {
         let makes = effect.action.makes();
         if let Some(kind) = self.operation.signals.borrow().abandon.filter(|_| makes) {
-            return Err(EffectFailure::new(Outcome::NotSent, mount_errors::stopped(kind)));
+            return Err(EffectFailure::new(Outcome::NotSent, OperationError::Stopped { kind }.into()));
         }
         if !self.operation.orders.is_empty() {
             return Err(self.interrupted(effect, Outcome::NotSent));
@@ -629,7 +631,7 @@ impl Executor<'_> {
             let is_sent = is_bind || asked.load(Ordering::Relaxed);
             EffectFailure::new(
                 if is_sent { Outcome::Failed } else { Outcome::NotSent },
-                mount_errors::stopped(kind),
+                OperationError::Stopped { kind }.into(),
             )
         };
         let ended = tokio::select! {
@@ -656,7 +658,7 @@ impl Executor<'_> {
     /// Returns the error that ended a making: its failure, or that no caller wanted it.
     fn reason(&self, failure: EffectFailure) -> EffectFailure {
         match self.operation.signals.borrow().abandon {
-            Some(kind) => EffectFailure::new(failure.outcome, mount_errors::stopped(kind)),
+            Some(kind) => EffectFailure::new(failure.outcome, OperationError::Stopped { kind }.into()),
             None => failure,
         }
     }

@@ -9,7 +9,8 @@ use crate::secret::Secrets;
 use crate::store::registry::{Capability, Expansion, Record, VolumeName};
 use crate::store::rows::{Leg, MountKey, MountRow, MountSpec, Phase, VolumeKey};
 use crate::volume::api::requests::{Authority, Force};
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::executor::Executor;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::request::CallTarget;
@@ -34,7 +35,7 @@ impl Site for Executor<'_> {
     /// Fails during an effect: the rows must not change under it.
     async fn carry_out_orders(&mut self) -> Result<()> {
         if self.in_effect {
-            return Err(mount_errors::yielded());
+            return Err(OperationError::Yielded.into());
         }
         self.carry_out().await;
         Ok(())

@@ -7,7 +7,8 @@ use tokio::sync::watch;
 use crate::error::Result;
 use crate::secret::Secrets;
 use crate::store::registry::VolumeName;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::operation::OperationError;
 use crate::volume::operation::orders::{ActorSignals, Orders};
 use crate::volume::operation::table::Progress;
 
@@ -36,7 +37,7 @@ impl RunningOperation {
     /// Marks the commit point (`Progress::decide`). Fails if the operation is abandoned.
     pub(in crate::volume) fn decide(&self) -> Result<()> {
         match self.signals.borrow().abandon {
-            Some(kind) => Err(mount_errors::stopped(kind)),
+            Some(kind) => Err(OperationError::Stopped { kind }.into()),
             None => {
                 self.step.decide();
                 Ok(())

@@ -1,0 +1,71 @@
+//! Errors of operations, whatever they are about.
+
+use crate::error::{Details, Error, Kind};
+use crate::volume::api::operation_kind::OperationKind;
+
+/// Why an operation ended without its result.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::volume) enum OperationError {
+    /// Another call has ended the operation: an Unmount ends a Mount of the same key, a Release a Claim.
+    #[error("{} came in", ending(*by))]
+    EndedBy { by: OperationKind },
+    /// An order to forget the mount or claim has ended the operation.
+    #[error("an order to forget it came in")]
+    Forgotten,
+    /// `kind`: TimedOut, ShuttingDown or Cancelled.
+    #[error("{}", stopped(*kind))]
+    Stopped { kind: Kind },
+    /// An earlier operation could not be settled in this one's time.
+    #[error("an earlier operation on this mount has not come to an end: {}", source.message)]
+    Unsettled { source: Error },
+    /// The operation failed, and so did its rollback.
+    #[error("{}; and undoing it has not come to an end: {}", source.message, undo.message)]
+    UndoneLater { source: Error, undo: Error },
+    /// An operation without a caller was put off. No caller reads it.
+    #[error("put off for another operation")]
+    Yielded,
+    #[error("csid is stopping; the answer is kept")]
+    ShuttingDown,
+}
+
+fn ending(by: OperationKind) -> &'static str {
+    match by {
+        OperationKind::Release => "a Release of the same claim",
+        OperationKind::Delete => "a DeleteVolume of the same volume",
+        OperationKind::Deregister => "a DeregisterVolume of the same volume",
+        _ => "an Unmount of the same mount",
+    }
+}
+
+fn stopped(kind: Kind) -> &'static str {
+    match kind {
+        Kind::TimedOut => "the deadline passed before it was there; it is being undone",
+        Kind::ShuttingDown => "csid is stopping; the next csid undoes what was begun",
+        _ => "it was cancelled and is being undone",
+    }
+}
+
+impl OperationError {
+    fn kind(&self) -> Kind {
+        match self {
+            OperationError::EndedBy { .. } | OperationError::Forgotten => Kind::Cancelled,
+            OperationError::Stopped { kind } => *kind,
+            OperationError::Unsettled { .. } | OperationError::UndoneLater { .. } => Kind::Uncertain,
+            OperationError::Yielded => Kind::Busy,
+            OperationError::ShuttingDown => Kind::ShuttingDown,
+        }
+    }
+
+    fn fill(self, details: &mut Details) {
+        if let OperationError::Unsettled { source } | OperationError::UndoneLater { source, .. } = self {
+            *details = *source.details;
+            details.retryable = true;
+        }
+    }
+}
+
+impl From<OperationError> for Error {
+    fn from(error: OperationError) -> Self {
+        Error::new(error.kind(), error.to_string()).with(|details| error.fill(details))
+    }
+}
