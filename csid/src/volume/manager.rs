@@ -19,7 +19,7 @@ use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{Authority, MountRequest, Uncovered, UnmountRequest, Unmounting, Wait};
 use crate::volume::api::views::{MountView, Mounted, OperationView};
 use crate::volume::context::Context;
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::model::volume::{DesiredMount, Observed};
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{OperationRequest, OperationResponse};
@@ -126,7 +126,7 @@ impl Volumes {
         let Some(volume) = self.shared.volume_of(&key).await? else {
             self.shared.synced().await?;
             return if how.must_exist {
-                Err(mount_errors::no_mount(&key, Vec::new(), Vec::new()))
+                Err(MountError::NoMount { key, tags: Vec::new(), foreign: Vec::new() }.into())
             } else {
                 Ok(())
             };

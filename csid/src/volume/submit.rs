@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::store::rows::VolumeKey;
 use crate::volume::api::requests::Wait;
 use crate::volume::context::Context;
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::claim as claim_errors;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::model::paths;
 use crate::volume::operation::request::{OperationRequest, OperationResponse, Waiter};
@@ -30,7 +30,7 @@ impl Context {
         }
         self.changeable()?;
         if paths::lacks_id(volume) {
-            return Err(mount_errors::unidentified(volume, &work.subject()));
+            return Err(claim_errors::unidentified(volume, &work.subject()));
         }
         let kind = work.kind();
         let begin = Begin {

@@ -19,8 +19,8 @@ use crate::volume::api::requests::Authority;
 use crate::volume::control::claim_effects::ClaimEffectFailure;
 use crate::volume::control::engine::Engine;
 use crate::volume::control::records::past;
+use crate::volume::errors::claim as claim_errors;
 use crate::volume::errors::operation::OperationError;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::events::claim as claim_events;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
@@ -151,7 +151,7 @@ impl<S: Site> Engine<'_, S> {
         let mut record = self.records.registry.record(key.volume.clone()).await?;
         let Some(claim) = record.claim(&key.consumer).cloned() else { return self.records.synced().await };
         if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
-            return Err(mount_errors::not_claimant(key));
+            return Err(claim_errors::not_claimant(key));
         }
         if force {
             let forget = ClaimEvent::Forget { consumer: claim.consumer };
@@ -370,7 +370,7 @@ impl<S: Site> Engine<'_, S> {
     ) -> Result<Option<OwnedMutexGuard<()>>> {
         let plugin = &record.volume.plugin;
         if self.records.plugins.view(plugin).is_none() {
-            return Err(mount_errors::unknown_plugin(plugin));
+            return Err(claim_errors::unknown_plugin(plugin));
         }
         // The volume limit and the topology are unknown until the plugin was probed.
         let ready = self.site.ready().await?;

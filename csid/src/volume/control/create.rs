@@ -14,8 +14,8 @@ use crate::store::registry::{Blocked, Creation, Record, Registration, Standing, 
 use crate::store::rows::{Usage, VolumeKey};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
+use crate::volume::errors::claim as claim_errors;
 use crate::volume::errors::operation::OperationError;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
 use crate::volume::events::{claim as claim_events, registration as registration_events};
 use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, refuse_anothers, refuse_other};
 use crate::volume::model::subject::Subject;
@@ -132,7 +132,7 @@ impl<S: Site> Engine<'_, S> {
     ) -> Result<Record> {
         let name = record.name.clone();
         let Some(registration) = record.registration else {
-            return Err(mount_errors::not_registered(&name));
+            return Err(claim_errors::not_registered(&name));
         };
         let Standing::Creating(mut creation) = registration.standing.clone() else {
             return Err(Error::internal("what is there was to be made"));

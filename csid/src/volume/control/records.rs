@@ -15,7 +15,7 @@ use crate::store::registry::{
 };
 use crate::store::rows::{NewEvent, VolumeKey};
 use crate::volume::control::declarations::Declarations;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
 use crate::volume::events::registration as registration_events;
 use crate::volume::lifecycle::{is_being_deleted, is_unasked, may_change, refuse_anothers};
 use crate::volume::operation::request::ControllerRequest;
@@ -78,7 +78,7 @@ impl Records {
     pub(in crate::volume) fn not_registered(&self, name: &VolumeName) -> Error {
         match self.declarations.file(name) {
             Some(file) => claim_errors::not_yet(name, &file),
-            None => mount_errors::not_registered(name),
+            None => claim_errors::not_registered(name),
         }
     }
 

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use crate::error::{Error, Kind, Obstacle, Step};
 use crate::store::registry::{BoundTo, Claim, Record, VolumeName};
+use crate::store::rows::VolumeKey;
 use crate::volume::api::views::OperationView;
 use crate::volume::model::admission::OF_UID;
 use crate::volume::model::claim::ClaimRefusal;
-use crate::volume::model::subject::ClaimKey;
+use crate::volume::model::subject::{ClaimKey, Subject};
 
 pub(in crate::volume) fn refusal(refusal: ClaimRefusal, name: &VolumeName, wanted: &Claim) -> Error {
     let consumer = &wanted.consumer;
@@ -319,4 +320,43 @@ pub(in crate::volume) fn changed_meanwhile(name: &VolumeName) -> Error {
 pub(in crate::volume) fn on_its_way(name: &VolumeName) -> Error {
     let text = format!("{name} is being created or deleted");
     Error::new(Kind::Busy, text)
+}
+
+pub(in crate::volume) fn not_claimant(claim: &ClaimKey) -> Error {
+    let text = format!(
+        "the claim of {} by {} is another user's; it takes org.csid1.unmount-others",
+        claim.volume, claim.consumer
+    );
+    Error::new(Kind::NotAuthorized, text)
+}
+
+pub(in crate::volume) fn unknown_plugin(plugin: &str) -> Error {
+    let error = Error::not_found(format!("no plugin `{plugin}` is registered"));
+    error.obstructed_by(Obstacle::UnknownPlugin).with(|details| details.plugin = Some(plugin.to_owned()))
+}
+
+pub(in crate::volume) fn not_registered(name: &VolumeName) -> Error {
+    let text = format!("volume {:?} of namespace {:?} is not registered", name.volume, name.namespace);
+    Error::not_found(text).obstructed_by(Obstacle::UnregisteredVolume).with(|details| {
+        details.namespace = Some(name.namespace.clone());
+        details.volume = Some(name.volume.clone());
+    })
+}
+
+/// Makes the error for a volume whose external id was only in the damaged journal.
+pub(in crate::volume) fn unidentified(volume: &VolumeKey, subject: &Subject) -> Error {
+    let holder = match subject {
+        Subject::Mount(key) => &key.consumer,
+        Subject::Claim(key) => &key.consumer,
+        Subject::Volume(_) | Subject::Attachment { .. } => "",
+    };
+    let text = format!(
+        "the external id of {} could not be read from the damaged journal, and without it csid cannot name \
+         the volume to unpublish. Ask once for a Mount of it with plugin {} and its external-id: it is refused, \
+         for {} holds the volume, but csid knows the id by it. Then unmount again",
+        subject.volume(),
+        volume.plugin,
+        holder
+    );
+    Error::new(Kind::Uncertain, text).with(|details| details.retryable = false)
 }

@@ -1,219 +1,191 @@
 //! Errors of mounts.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use crate::error::{Error, Kind, Obstacle, Step};
+use crate::error::{Details, Error, Kind, Obstacle, Step};
 use crate::names::word;
 use crate::store::registry::VolumeName;
-use crate::store::rows::{MountKey, MountRow, Phase, VolumeKey};
+use crate::store::rows::{MountKey, Phase};
 use crate::volume::model::admission::{OF_UID, Refusal};
-use crate::volume::model::subject::{ClaimKey, Subject};
-use crate::volume::model::volume::DesiredMount;
 
-pub(in crate::volume) fn not_owner(key: &MountKey) -> Error {
-    let text = format!(
+/// Why a mount is not made, not unmounted or not shown.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::volume) enum MountError {
+    /// Another user's mount was to be unmounted.
+    #[error(
         "the mount of {} by {} is another user's; it takes org.csid1.unmount-others",
-        VolumeName::of(key),
-        key.consumer
-    );
-    Error::new(Kind::NotAuthorized, text)
+        VolumeName::of(key), key.consumer
+    )]
+    NotOwner { key: MountKey },
+    /// Another user has a mount of the same identity.
+    #[error("{} is mounted by {} for another user", VolumeName::of(key), key.consumer)]
+    OtherUser { key: MountKey },
+    #[error("{} is mounted by {} with another {option}", VolumeName::of(key), key.consumer)]
+    MountedOtherwise { key: MountKey, option: &'static str },
+    #[error("an earlier mount of {} by {} is still being taken down", VolumeName::of(key), key.consumer)]
+    TakenDown { key: MountKey },
+    #[error("the {what} path of {} for {} is {path}, not the one given", VolumeName::of(key), key.consumer)]
+    OtherPath { key: MountKey, what: &'static str, path: String },
+    #[error("the external id is in use as {name} by {}; one name at a time", holders.join(", "))]
+    OtherName { name: VolumeName, holders: Vec<String> },
+    #[error("{what} conflicts with the use of {} by {}", VolumeName::of(key), holders.join(", "))]
+    Conflict { key: MountKey, what: &'static str, holders: Vec<String> },
+    #[error("the plugin has no {capability} capability")]
+    NoCapability { capability: &'static str },
+    #[error("a reader-only access mode needs read-only")]
+    ReaderOnly,
+    #[error("{} needs its secrets again", VolumeName::of(key))]
+    SecretsNeeded { key: MountKey },
+    #[error("you have {OF_UID} mounts of {}, as many as one user may", VolumeName::of(key))]
+    TooMany { key: MountKey },
+    #[error("the row of the operation is gone")]
+    NoRow,
+    /// `phase`: that of its row; `None`: there is no row, or its phase is wrong.
+    #[error("{} is {} for {}", VolumeName::of(key), unmounted(*phase), key.consumer)]
+    NotMounted { key: MountKey, phase: Option<Phase> },
+    /// A mount that has to exist does not. `tags`: those of the consumer's mounts. `foreign`: the paths where the kernel shows
+    /// the volume and no row does.
+    #[error("{}", missing(key, tags, foreign))]
+    NoMount { key: MountKey, tags: Vec<String>, foreign: Vec<PathBuf> },
+    /// `processes` is empty where csid's capabilities do not show them.
+    #[error("{} is in use by {}", path.display(), named(processes))]
+    InUse { path: PathBuf, consumer: String, processes: Vec<String> },
+    /// `holders`: processes of another mount namespace, where a mount of the volume would outlive csid's unmount.
+    #[error("{} is in use in another mount namespace, by {}", path.display(), holders.join(", "))]
+    InUseElsewhere { path: PathBuf, consumer: String, holders: Vec<String> },
+    /// The same for holders that were found after the unmount.
+    #[error(
+        "the volume is unpublished, but another mount namespace still shows it, by {}; it is released when they have ended",
+        holders.join(", ")
+    )]
+    StillElsewhere { consumer: String, holders: Vec<String> },
+    /// No mount table shows the file system on `device`, and yet the device is in use.
+    #[error(
+        "the volume is unmounted, but its block device {device} is still in use: by an overlay on it, a descriptor of a \
+         mount, or a namespace that csid does not see; it is released when that has ended"
+    )]
+    DeviceInUse { device: String, consumer: String },
+    #[error("the file system at {path} is dead or does not answer")]
+    Dead { path: String },
+    #[error("the file system at {path} does not answer; its server may answer yet")]
+    Hung { path: String, consumer: String },
+    /// A consumer's target that no row has, and that would still show the volume.
+    #[error(
+        "the volume is mounted at {}, too, and what for was in the damaged journal alone; unmount that, then unmount again",
+        path.display()
+    )]
+    ShownAt { path: PathBuf },
 }
 
-pub(in crate::volume) fn refusal(refusal: Refusal, wanted: &DesiredMount) -> Error {
-    let key = &wanted.key;
-    match refusal {
-        Refusal::NotOwner => Error::new(
-            Kind::NotAuthorized,
-            format!("{} is mounted by {} for another user", VolumeName::of(key), key.consumer),
-        )
-        .obstructed_by(Obstacle::OtherUser),
-        Refusal::OtherOption { option } => Error::new(
-            Kind::AlreadyExists,
-            format!("{} is mounted by {} with another {option}", VolumeName::of(key), key.consumer),
-        )
-        .obstructed_by(Obstacle::MountedOtherwise),
-        Refusal::Unsettled => Error::new(
-            Kind::Uncertain,
-            format!(
-                "an earlier mount of {} by {} is still being taken down",
-                VolumeName::of(key),
-                key.consumer
-            ),
-        ),
-        Refusal::OtherPath { what, path } => Error::new(
-            Kind::AlreadyExists,
-            format!(
-                "the {what} path of {} for {} is {path}, not the one given",
-                VolumeName::of(key),
-                key.consumer
-            ),
-        ),
-        Refusal::OtherName { namespace, volume, holders } => conflict(
-            format!(
-                "the external id is in use as {namespace}/{volume} by {}; one name at a time",
-                holders.join(", ")
-            ),
-            holders,
-        ),
-        Refusal::Conflict { what, holders } => conflict(
-            format!("{what} conflicts with the use of {} by {}", VolumeName::of(key), holders.join(", ")),
-            holders,
-        ),
-        Refusal::NotSupported { capability } => {
-            Error::new(Kind::NotSupported, format!("the plugin has no {capability} capability"))
-        }
-        Refusal::ReaderOnly => Error::invalid("a reader-only access mode needs read-only"),
-        Refusal::SecretRequired => secret_required(key),
-        Refusal::TooMany => Error::new(
-            Kind::RateLimited,
-            format!("you have {OF_UID} mounts of {}, as many as one user may", VolumeName::of(key)),
-        ),
-        Refusal::NoSuchMount => Error::internal("the row of the operation is gone"),
+fn unmounted(phase: Option<Phase>) -> String {
+    phase.map_or_else(|| "not mounted".to_owned(), |phase| format!("{}, not mounted", word(phase)))
+}
+
+fn missing(key: &MountKey, tags: &[String], foreign: &[PathBuf]) -> String {
+    let MountKey { consumer, tag, .. } = key;
+    let mut text = format!("{consumer} has no mount of {}", VolumeName::of(key));
+    if !tags.is_empty() {
+        text += &format!(" with the tag {tag:?}; it has {tags:?}");
+    }
+    if let Some(path) = foreign.first() {
+        text += &format!("; the volume is mounted at {}, which is not csid's mount", path.display());
+    }
+    text
+}
+
+fn named(processes: &[String]) -> String {
+    match processes.is_empty() {
+        true => "processes that csid may not see".to_owned(),
+        false => processes.join(", "),
     }
 }
 
-/// Makes the error for a volume that is not mounted. `phase`: that of its row; `None`: there is no row, or its phase is wrong.
-pub(in crate::volume) fn not_mounted(key: &MountKey, phase: Option<Phase>) -> Error {
-    let is = phase.map_or_else(|| "not mounted".to_owned(), |phase| format!("{}, not mounted", word(phase)));
-    let text = format!("{} is {is} for {}", VolumeName::of(key), key.consumer);
-    Error::not_found(text).obstructed_by(Obstacle::NotMounted)
+fn first_and(consumer: String, holders: Vec<String>) -> Vec<String> {
+    std::iter::once(consumer).chain(holders).collect()
 }
 
-pub(in crate::volume) fn not_claimant(claim: &ClaimKey) -> Error {
-    let text = format!(
-        "the claim of {} by {} is another user's; it takes org.csid1.unmount-others",
-        claim.volume, claim.consumer
-    );
-    Error::new(Kind::NotAuthorized, text)
-}
-
-pub(in crate::volume) fn unknown_plugin(plugin: &str) -> Error {
-    let error = Error::not_found(format!("no plugin `{plugin}` is registered"));
-    error.obstructed_by(Obstacle::UnknownPlugin).with(|details| details.plugin = Some(plugin.to_owned()))
-}
-
-pub(in crate::volume) fn not_registered(name: &VolumeName) -> Error {
-    let text = format!("volume {:?} of namespace {:?} is not registered", name.volume, name.namespace);
-    Error::not_found(text).obstructed_by(Obstacle::UnregisteredVolume).with(|details| {
-        details.namespace = Some(name.namespace.clone());
-        details.volume = Some(name.volume.clone());
-    })
-}
-
-pub(in crate::volume) fn secret_required(key: &MountKey) -> Error {
-    let text = format!("{} needs its secrets again", VolumeName::of(key));
-    Error::new(Kind::SecretRequired, text)
-}
-
-/// Makes the error for an Unmount of a mount that has to exist. `tags`: those of the consumer's mounts. `foreign`: the paths
-/// where the kernel shows the volume and no row does.
-pub(in crate::volume) fn no_mount(key: &MountKey, tags: Vec<String>, foreign: Vec<PathBuf>) -> Error {
-    let volume = format!("{}/{}", key.namespace, key.volume);
-    let text = match tags.is_empty() {
-        true => format!("{} has no mount of {volume}", key.consumer),
-        false => {
-            format!("{} has no mount of {volume} with the tag {:?}; it has {tags:?}", key.consumer, key.tag)
+impl MountError {
+    pub(in crate::volume) fn refused(refusal: Refusal, key: &MountKey) -> Self {
+        let key = key.clone();
+        match refusal {
+            Refusal::NotOwner => MountError::OtherUser { key },
+            Refusal::OtherOption { option } => MountError::MountedOtherwise { key, option },
+            Refusal::Unsettled => MountError::TakenDown { key },
+            Refusal::OtherPath { what, path } => MountError::OtherPath { key, what, path },
+            Refusal::OtherName { namespace, volume, holders } => {
+                MountError::OtherName { name: VolumeName { namespace, volume }, holders }
+            }
+            Refusal::Conflict { what, holders } => MountError::Conflict { key, what, holders },
+            Refusal::NotSupported { capability } => MountError::NoCapability { capability },
+            Refusal::ReaderOnly => MountError::ReaderOnly,
+            Refusal::SecretRequired => MountError::SecretsNeeded { key },
+            Refusal::TooMany => MountError::TooMany { key },
+            Refusal::NoSuchMount => MountError::NoRow,
         }
-    };
-    let text = match foreign.first() {
-        None => text,
-        Some(path) => {
-            format!("{text}; the volume is mounted at {}, which is not csid's mount", path.display())
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            MountError::NotOwner { .. } | MountError::OtherUser { .. } => Kind::NotAuthorized,
+            MountError::MountedOtherwise { .. } | MountError::OtherPath { .. } => Kind::AlreadyExists,
+            MountError::TakenDown { .. } => Kind::Uncertain,
+            MountError::OtherName { .. } | MountError::Conflict { .. } => Kind::ClaimConflict,
+            MountError::NoCapability { .. } => Kind::NotSupported,
+            MountError::ReaderOnly => Kind::InvalidArgument,
+            MountError::SecretsNeeded { .. } => Kind::SecretRequired,
+            MountError::TooMany { .. } => Kind::RateLimited,
+            MountError::NoRow => Kind::Internal,
+            MountError::NotMounted { .. } | MountError::NoMount { .. } => Kind::NotFound,
+            MountError::InUse { .. }
+            | MountError::InUseElsewhere { .. }
+            | MountError::StillElsewhere { .. }
+            | MountError::DeviceInUse { .. }
+            | MountError::Hung { .. }
+            | MountError::ShownAt { .. } => Kind::Busy,
+            MountError::Dead { .. } => Kind::PluginError,
         }
-    };
-    Error::not_found(text).with(|details| {
-        details.tags = tags;
-        details.holders = foreign.iter().map(|path| format!("mount {}", path.display())).collect();
-    })
+    }
+
+    fn obstacle(&self) -> Option<Obstacle> {
+        match self {
+            MountError::OtherUser { .. } => Some(Obstacle::OtherUser),
+            MountError::MountedOtherwise { .. } => Some(Obstacle::MountedOtherwise),
+            MountError::NotMounted { .. } => Some(Obstacle::NotMounted),
+            _ => None,
+        }
+    }
+
+    fn fill(self, details: &mut Details) {
+        details.obstacle = self.obstacle();
+        match self {
+            MountError::OtherName { holders, .. } | MountError::Conflict { holders, .. } => {
+                details.holders = holders;
+            }
+            MountError::NoMount { tags, foreign, .. } => {
+                details.tags = tags;
+                details.holders = foreign.iter().map(|path| format!("mount {}", path.display())).collect();
+            }
+            MountError::InUse { consumer, processes: holders, .. }
+            | MountError::InUseElsewhere { consumer, holders, .. }
+            | MountError::StillElsewhere { consumer, holders } => {
+                details.holders = first_and(consumer, holders);
+            }
+            MountError::DeviceInUse { consumer, .. } => details.holders = vec![consumer],
+            MountError::Dead { .. } => details.step = Some(Step::Verify),
+            MountError::Hung { consumer, .. } => {
+                details.step = Some(Step::Verify);
+                details.holders = vec![consumer];
+            }
+            MountError::ShownAt { path } => details.holders = vec![path.display().to_string()],
+            _ => {}
+        }
+    }
 }
 
-fn conflict(text: String, holders: Vec<String>) -> Error {
-    Error::new(Kind::ClaimConflict, text).with(|details| details.holders = holders)
-}
-
-/// Makes the error for a mount in use.
-pub(in crate::volume) fn busy(path: &Path, consumer: &str, processes: Vec<String>) -> Error {
-    let who = match processes.is_empty() {
-        // Others' are not for csid's capabilities.
-        true => "processes that csid may not see".to_owned(),
-        false => processes.join(", "),
-    };
-    let text = format!("{} is in use by {who}", path.display());
-    Error::new(Kind::Busy, text).with(|details| {
-        details.holders = std::iter::once(consumer.to_owned()).chain(processes).collect();
-    })
-}
-
-/// Makes the error for a mount in use in another mount namespace. `holders`: processes there, where a mount of the volume would
-/// outlive csid's unmount.
-pub(in crate::volume) fn busy_elsewhere(path: &Path, consumer: &str, holders: Vec<String>) -> Error {
-    let text = format!("{} is in use in another mount namespace, by {}", path.display(), holders.join(", "));
-    Error::new(Kind::Busy, text).with(|details| {
-        details.holders = std::iter::once(consumer.to_owned()).chain(holders).collect();
-    })
-}
-
-/// Makes the same error for holders found after the unmount.
-pub(in crate::volume) fn still_elsewhere(consumer: &str, holders: Vec<String>) -> Error {
-    let text = format!(
-        "the volume is unpublished, but another mount namespace still shows it, by {}; it is released when they have \
-         ended",
-        holders.join(", ")
-    );
-    Error::new(Kind::Busy, text).with(|details| {
-        details.holders = std::iter::once(consumer.to_owned()).chain(holders).collect();
-    })
-}
-
-/// Makes the error for a file system on `device` that is mounted where no mount table shows it.
-pub(in crate::volume) fn still_held(device: &str, consumer: &str) -> Error {
-    let text = format!(
-        "the volume is unmounted, but its block device {device} is still in use: by an overlay on it, a descriptor of a \
-         mount, or a namespace that csid does not see; it is released when that has ended"
-    );
-    Error::new(Kind::Busy, text).with(|details| details.holders = vec![consumer.to_owned()])
-}
-
-pub(in crate::volume) fn dead(row: &MountRow) -> Error {
-    let text = format!("the file system at {} is dead or does not answer", row.source);
-    Error::new(Kind::PluginError, text).with(|details| details.step = Some(Step::Verify))
-}
-
-pub(in crate::volume) fn hung(row: &MountRow) -> Error {
-    let text = format!("the file system at {} does not answer; its server may answer yet", row.source);
-    Error::new(Kind::Busy, text).with(|details| {
-        details.step = Some(Step::Verify);
-        details.retryable = true;
-        details.holders = vec![row.key.consumer.clone()];
-    })
-}
-
-/// Makes the error for a volume whose external id was only in the damaged journal.
-pub(in crate::volume) fn unidentified(volume: &VolumeKey, subject: &Subject) -> Error {
-    let holder = match subject {
-        Subject::Mount(key) => &key.consumer,
-        Subject::Claim(key) => &key.consumer,
-        Subject::Volume(_) | Subject::Attachment { .. } => "",
-    };
-    let text = format!(
-        "the external id of {} could not be read from the damaged journal, and without it csid cannot name \
-         the volume to unpublish. Ask once for a Mount of it with plugin {} and its external-id: it is refused, \
-         for {} holds the volume, but csid knows the id by it. Then unmount again",
-        subject.volume(),
-        volume.plugin,
-        holder
-    );
-    Error::new(Kind::Uncertain, text).with(|details| details.retryable = false)
-}
-
-/// Makes the error for a consumer's target that no row has, and that would still show the volume.
-pub(in crate::volume) fn shown_elsewhere(path: &Path) -> Error {
-    let text = format!(
-        "the volume is mounted at {}, too, and what for was in the damaged journal alone; unmount that, then unmount \
-         again",
-        path.display()
-    );
-    Error::new(Kind::Busy, text).with(|details| details.holders = vec![path.display().to_string()])
+impl From<MountError> for Error {
+    fn from(error: MountError) -> Self {
+        Error::new(error.kind(), error.to_string()).with(|details| error.fill(details))
+    }
 }
 
 #[cfg(test)]
@@ -222,7 +194,9 @@ mod tests {
 
     #[test]
     fn error_of_a_mount_in_use_names_its_users() {
-        let error = |processes| busy(Path::new("/srv/pg"), "job", processes);
+        let error = |processes| {
+            Error::from(MountError::InUse { path: "/srv/pg".into(), consumer: "job".to_owned(), processes })
+        };
         assert_eq!(error(Vec::new()).message, "/srv/pg is in use by processes that csid may not see");
         let seen = error(vec!["psql (7)".to_owned()]);
         assert_eq!(seen.message, "/srv/pg is in use by psql (7)");

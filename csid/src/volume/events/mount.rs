@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::store::registry::VolumeName;
 use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent};
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::model::volume::Volume;
 
 /// The kind of the event for a mount that was forgotten.
@@ -26,8 +26,8 @@ pub(in crate::volume) fn watched(kind: &'static str, row: &MountRow, why: &str) 
 }
 
 pub(in crate::volume) fn secret_required(row: &MountRow) -> NewEvent {
-    let error = mount_errors::secret_required(&row.key);
-    let mut event = watched("secret-required", row, &error.message);
+    let error = MountError::SecretsNeeded { key: row.key.clone() };
+    let mut event = watched("secret-required", row, &error.to_string());
     event.details.insert("success", Value::from(false));
     event
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::store::registry::{Claim, VolumeName};
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::executor::Executor;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::request::{OperationRequest, OperationResponse};
@@ -52,7 +52,12 @@ impl Executor<'_> {
                 self.unmount(&key, authority, how.force, names).await?;
                 self.control().give_back(&ClaimKey::of(&key)).await?;
                 match missing && how.must_exist {
-                    true => Err(mount_errors::no_mount(&key, self.tags(&key), self.foreign_mounts())),
+                    true => Err(MountError::NoMount {
+                        tags: self.tags(&key),
+                        foreign: self.foreign_mounts(),
+                        key,
+                    }
+                    .into()),
                     false => Ok(OperationResponse::Gone),
                 }
             }

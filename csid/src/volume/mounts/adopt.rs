@@ -20,7 +20,7 @@ use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, Phase};
 use crate::store::{Durability, MountFilter};
 use crate::volume::api::views::Mounted;
 use crate::volume::context::Context;
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::events::{claim as claim_events, mount as mount_events};
 use crate::volume::executor::Executor;
@@ -67,7 +67,7 @@ impl Executor<'_> {
         };
         // The step is checked before a claim is taken for the mount.
         step::step(self.rows.volume(), event.clone())
-            .map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
+            .map_err(|refusal| MountError::refused(refusal, &wanted.key))?;
         if let Some(claim) = claim {
             let mut record = self.control().claim(&name, claim, ahead).await?;
             self.control().rebind(&mut record, claim).await?;
@@ -109,7 +109,7 @@ impl Executor<'_> {
         let key = &wanted.key;
         let is_new = self.row(key).is_none_or(|row| row.phase != Phase::Mounted);
         let node_id = self.staged_under(ready, wanted);
-        self.rows.step(event).map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
+        self.rows.step(event).map_err(|refusal| MountError::refused(refusal, &wanted.key))?;
         if !is_new {
             self.shared.synced().await?;
             return self.answer(key);

@@ -7,7 +7,8 @@ use crate::store::Durability;
 use crate::store::registry::{Claim, Record, Registration, VolumeName};
 use crate::store::rows::{Leg, MountKey, MountRow, Phase};
 use crate::volume::api::views::Mounted;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::events::{claim as claim_events, mount as mount_events};
 use crate::volume::executor::Executor;
 use crate::volume::lifecycle::is_healed;
@@ -131,7 +132,7 @@ impl Executor<'_> {
         let lacking: Vec<MountKey> =
             self.rows.volume().mounts.iter().filter(lacks).map(|row| row.key.clone()).collect();
         for key in &lacking {
-            self.tell_unhealed(key, &mount_errors::secret_required(key)).await;
+            self.tell_unhealed(key, &MountError::SecretsNeeded { key: key.clone() }.into()).await;
         }
         healed.map(drop)
     }

@@ -14,7 +14,7 @@ use crate::plugin::{NodeCall, Ready, RpcError, RpcKind, RpcOutcome};
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
 use crate::volume::api::requests::Force;
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::model::paths;
 use crate::volume::model::volume::{Action, Outcome, Volume};
 use crate::volume::probe::STALE;
@@ -530,7 +530,10 @@ impl EffectContext<'_> {
             return Ok(());
         }
         let holders = self.host.holders_elsewhere(&found).await;
-        Err(EffectFailure::held(outcome, mount_errors::still_elsewhere(&self.mount.key.consumer, holders)))
+        Err(EffectFailure::held(
+            outcome,
+            MountError::StillElsewhere { consumer: self.mount.key.consumer.clone(), holders }.into(),
+        ))
     }
 
     /// Returns an error while a user that no mount table shows holds the block device exclusively.
@@ -542,7 +545,7 @@ impl EffectContext<'_> {
             None => Ok(()),
             Some(device) => Err(EffectFailure::held(
                 Outcome::Failed,
-                mount_errors::still_held(&device, &self.mount.key.consumer),
+                MountError::DeviceInUse { device, consumer: self.mount.key.consumer.clone() }.into(),
             )),
         }
     }

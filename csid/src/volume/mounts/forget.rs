@@ -4,7 +4,7 @@
 //! Forget interrupts an operation of the volume that waits for its plugin: a removal during its RPC, any other between two
 //! tries. It waits for the RPC of another consumer's mount to end.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ use crate::store::Durability;
 use crate::store::registry::{Claim, VolumeName};
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent};
 use crate::volume::api::requests::{Authority, ForgetRequest};
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::events::mount as mount_events;
 use crate::volume::events::mount::FORGOTTEN;
@@ -53,7 +53,7 @@ impl Volumes {
             }
             let others = self.mounts_of(&key, true).await?;
             let tags = others.into_iter().map(|row| row.key.tag).collect();
-            return Err(mount_errors::no_mount(&key, tags, Vec::new()));
+            return Err(MountError::NoMount { key, tags, foreign: Vec::new() }.into());
         }
         let volume = self.shared.directory.find(&key).or((!record.is_empty()).then(|| record.volume.clone()));
         let volume = volume.ok_or_else(|| Error::internal("a mount's volume has no rows"))?;
@@ -183,7 +183,12 @@ impl Executor<'_> {
         let found = host.still_elsewhere(sought).await?;
         if !found.is_empty() {
             let holders = host.holders_elsewhere(&found).await;
-            return Err(mount_errors::busy_elsewhere(Path::new(&row.source), &row.key.consumer, holders));
+            return Err(MountError::InUseElsewhere {
+                path: row.source.clone().into(),
+                consumer: row.key.consumer.clone(),
+                holders,
+            }
+            .into());
         }
         if !with_staging {
             return Ok(());
@@ -200,7 +205,9 @@ impl Executor<'_> {
                 );
                 Ok(())
             }
-            Ok(Some(device)) => Err(mount_errors::still_held(&device, &row.key.consumer)),
+            Ok(Some(device)) => {
+                Err(MountError::DeviceInUse { device, consumer: row.key.consumer.clone() }.into())
+            }
             // The last resort also ends if the device does not answer: no table has mounts of it.
             Err(error @ HostError::Hung(_)) => {
                 tracing::warn!(volume = %VolumeName::of(&row.key), %error, "the block device was not asked");

@@ -13,7 +13,8 @@ use crate::store::Durability;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phase};
 use crate::volume::api::requests::{Authority, Force, Uncovered};
 use crate::volume::api::views::Mounted;
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::events::mount as mount_events;
 use crate::volume::executor::Executor;
@@ -56,14 +57,14 @@ impl Executor<'_> {
                 self.operation.secrets = secrets;
             }
             admission::admit(self.rows.volume(), wanted, None)
-                .map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
+                .map_err(|refusal| MountError::refused(refusal, &wanted.key))?;
             let seen = match self.row(key).filter(|row| row.shows()).cloned() {
                 Some(row) => {
                     self.operation.step.set(Step::Verify);
                     let look = self.shared.look_surely(&row).await;
                     let is_healed = self.heals && look.has_lost_its_server();
                     if there(&row, &look) && !healthy(&row, &look) && !is_healed {
-                        return Err(mount_errors::dead(&row));
+                        return Err(MountError::Dead { path: row.source }.into());
                     }
                     let mut sights = match self.shared.sight_of(&row, &look).await {
                         Observed::There if row.phase == Phase::Mounted => return self.answer(key),
@@ -130,10 +131,7 @@ impl Executor<'_> {
         let holder = |row: &&Arc<MountRow>| is_at(&row.source) && row.key != *key;
         if let Some(holder) = self.rows.volume().mounts.iter().find(holder) {
             let holders = vec![holder.key.consumer.clone()];
-            return Err(mount_errors::refusal(
-                admission::Refusal::Conflict { what: "the path", holders },
-                wanted,
-            ));
+            return Err(MountError::Conflict { key: key.clone(), what: "the path", holders }.into());
         }
         let source = Path::new(&paths.source);
         if is_new {
@@ -146,7 +144,7 @@ impl Executor<'_> {
         }
         let event = MountEvent::Mount { wanted: wanted.clone(), paths, abilities: abilities(&ready) };
         let node_id = self.staged_under(&ready, wanted);
-        let next = self.rows.step(event).map_err(|refusal| mount_errors::refusal(refusal, wanted))?;
+        let next = self.rows.step(event).map_err(|refusal| MountError::refused(refusal, &wanted.key))?;
         self.rows.remark(key, |row| row.status.node_id = node_id);
         Ok(next)
     }
@@ -170,7 +168,7 @@ impl Executor<'_> {
     ) -> Result<()> {
         let Some(row) = self.row(key) else { return self.shared.synced().await };
         if matches!(authority, Authority::Own(uid) if uid != row.uid) {
-            return Err(mount_errors::not_owner(key));
+            return Err(MountError::NotOwner { key: key.clone() }.into());
         }
         let row = row.clone();
         self.force = self.may_force(&row, force).await?;
@@ -218,7 +216,9 @@ impl Executor<'_> {
         };
         match look {
             Look::Mounted { .. } | Look::Device { .. } => Ok(Force::No),
-            Look::Hung if force != Force::Hung => Err(mount_errors::hung(row)),
+            Look::Hung if force != Force::Hung => {
+                Err(MountError::Hung { path: row.source.clone(), consumer: row.key.consumer.clone() }.into())
+            }
             Look::Hung => Ok(Force::Hung),
             Look::Missing | Look::Plain => Ok(Force::Gone),
             Look::Dead(_) => Ok(Force::Dead),
@@ -262,7 +262,7 @@ impl Executor<'_> {
         match credential {
             Some(name) => self.operation.secrets = Some(self.shared.credential(name).await?),
             None if row.is_some_and(|row| row.spec.needs_secrets()) => {
-                return Err(mount_errors::secret_required(&wanted.key));
+                return Err(MountError::SecretsNeeded { key: wanted.key.clone() }.into());
             }
             None => {}
         }
@@ -276,7 +276,7 @@ impl Executor<'_> {
         if self.row(key).is_some() || self.shared.plugins.view(plugin).is_some() {
             return Ok(());
         }
-        Err(mount_errors::unknown_plugin(plugin))
+        Err(claim_errors::unknown_plugin(plugin))
     }
 
     /// Writes into the row why it still waits, for ListMounts.
@@ -299,7 +299,12 @@ impl Executor<'_> {
         for path in paths.into_iter().flatten().map(Path::new) {
             if self.shared.host.in_use(&row.volume.plugin, path).await? {
                 let holders = tokio::time::timeout(PATIENCE, self.shared.host.holders(path)).await;
-                return Err(mount_errors::busy(path, &row.key.consumer, holders.unwrap_or_default()));
+                return Err(MountError::InUse {
+                    path: path.into(),
+                    consumer: row.key.consumer,
+                    processes: holders.unwrap_or_default(),
+                }
+                .into());
             }
         }
         self.refuse_while_elsewhere(&row).await
@@ -332,7 +337,12 @@ impl Executor<'_> {
             return Ok(());
         }
         let holders = host.holders_elsewhere(&found).await;
-        Err(mount_errors::busy_elsewhere(Path::new(&row.source), &row.key.consumer, holders))
+        Err(MountError::InUseElsewhere {
+            path: row.source.clone().into(),
+            consumer: row.key.consumer.clone(),
+            holders,
+        }
+        .into())
     }
 
     async fn until_done(

@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::host::{Look, Restrict, Tree};
 use crate::store::MountFilter;
 use crate::store::rows::{AttachmentMode, MountKey, MountRow, Phase};
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::manager::Volumes;
 
 impl Volumes {
@@ -15,7 +15,9 @@ impl Volumes {
         let rows = self.shared.store.mounts(MountFilter::of(key)).await?;
         match rows.into_iter().next() {
             Some((row, _)) if row.phase == Phase::Mounted => Ok(row),
-            row => Err(mount_errors::not_mounted(key, row.map(|(row, _)| row.phase))),
+            row => {
+                Err(MountError::NotMounted { key: key.clone(), phase: row.map(|(row, _)| row.phase) }.into())
+            }
         }
     }
 
@@ -31,7 +33,7 @@ impl Volumes {
         read_only: bool,
         is_root: bool,
     ) -> Result<Tree> {
-        let gone = || mount_errors::not_mounted(&row.key, None);
+        let gone = || MountError::NotMounted { key: row.key.clone(), phase: None };
         let device = row.device.ok_or_else(gone)?;
         let spec = &row.spec;
         let (shown, how) = match spec.usage.attachment_mode {

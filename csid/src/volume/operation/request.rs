@@ -17,8 +17,8 @@ use crate::store::rows::MountKey;
 use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{Authority, Part, Uncovered, Unmounting};
 use crate::volume::api::views::Mounted;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
-use crate::volume::model::admission::Refusal;
+use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::{DesiredMount, Paths};
 use crate::volume::operation::orders::Order;
@@ -317,7 +317,7 @@ impl OperationRequest {
             OperationRequest::Release { key: asked, authority: Authority::Own(uid), .. },
         ) = (self, asked)
         {
-            return (key == asked && *uid != claim.uid).then(|| mount_errors::not_claimant(asked));
+            return (key == asked && *uid != claim.uid).then(|| claim_errors::not_claimant(asked));
         }
         let (OperationRequest::Mount { wanted, .. } | OperationRequest::Restore { wanted }) = self else {
             return None;
@@ -325,7 +325,7 @@ impl OperationRequest {
         match asked {
             _ if asked.subject().mount() != Some(&wanted.key) => None,
             OperationRequest::Mount { wanted: other, .. } if other.uid != wanted.uid => {
-                Some(mount_errors::refusal(Refusal::NotOwner, other))
+                Some(MountError::OtherUser { key: other.key.clone() }.into())
             }
             // A restore of a row that is lost: its turn comes with the attachment of now.
             OperationRequest::Mount { wanted: other, .. }
@@ -337,10 +337,10 @@ impl OperationRequest {
             OperationRequest::Mount { wanted: other, .. }
                 if let Some(option) = other.spec.other_option(&wanted.spec) =>
             {
-                Some(mount_errors::refusal(Refusal::OtherOption { option }, other))
+                Some(MountError::MountedOtherwise { key: other.key.clone(), option }.into())
             }
             OperationRequest::Unmount { key, authority: Authority::Own(uid), .. } if *uid != wanted.uid => {
-                Some(mount_errors::not_owner(key))
+                Some(MountError::NotOwner { key: key.clone() }.into())
             }
             _ => None,
         }

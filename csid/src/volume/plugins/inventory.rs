@@ -15,7 +15,7 @@ use crate::store::registry::{Capability, Origin, RecordFilter, VolumeSpec};
 use crate::store::rows::Usage;
 use crate::volume::api::requests::{DeleteSnapshot, ListSnapshots, Page};
 use crate::volume::context::Context;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
 use crate::volume::lifecycle::new_registration;
 use crate::volume::manager::Volumes;
 
@@ -91,7 +91,7 @@ impl Context {
         deadline: Option<Instant>,
     ) -> Result<(Controller, CallContext<'a>)> {
         if self.plugins.view(plugin).is_none() {
-            return Err(mount_errors::unknown_plugin(plugin));
+            return Err(claim_errors::unknown_plugin(plugin));
         }
         if self.plugins.can(plugin, Can::Plugin("CONTROLLER_SERVICE")) == Some(false) {
             return Err(claim_errors::no_controller(plugin));

@@ -23,7 +23,7 @@ use crate::store::{Change, Durability, Health, Loaded};
 use crate::volume::api::requests::ReconcileOptions;
 use crate::volume::api::views::Report;
 use crate::volume::context::Context;
-use crate::volume::errors::mount as mount_errors;
+use crate::volume::errors::mount::MountError;
 use crate::volume::manager::Volumes;
 use crate::volume::model::paths;
 use crate::volume::model::volume::{UNKNOWN, Volume, title};
@@ -348,7 +348,7 @@ impl Context {
         };
         match self.host.copies(Path::new(&row.source))?.into_iter().find(|path| !own(path)) {
             None => Ok(()),
-            Some(path) => Err(mount_errors::shown_elsewhere(&path)),
+            Some(path) => Err(MountError::ShownAt { path }.into()),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::volume::api::requests::{
 };
 use crate::volume::api::views::{Claimed, VolumeView};
 use crate::volume::context::Context;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
 use crate::volume::lifecycle::{ModeFilter, new_claim, new_registration, unregistered};
 use crate::volume::manager::Volumes;
 use crate::volume::model::claim;
@@ -102,7 +102,7 @@ impl Context {
             ..new_claim(&key.consumer, &self.records.node, uid, usage)
         };
         let registration =
-            record.registration.as_ref().ok_or_else(|| mount_errors::not_registered(&record.name))?;
+            record.registration.as_ref().ok_or_else(|| claim_errors::not_registered(&record.name))?;
         if let Some(option) = options.other_than(&registration.spec)
             && uid != 0
             && uid != registration.uid

@@ -14,7 +14,7 @@ use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{RegisterRequest, VolumeRequest, Wait};
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
-use crate::volume::errors::{claim as claim_errors, mount as mount_errors};
+use crate::volume::errors::claim as claim_errors;
 use crate::volume::lifecycle::{is_unasked, new_registration, queue_key, refuse_nonsense};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
@@ -91,7 +91,7 @@ impl Context {
         self.changeable()?;
         refuse_nonsense(&spec)?;
         if self.plugins.view(&volume.plugin).is_none() {
-            return Err(mount_errors::unknown_plugin(&volume.plugin));
+            return Err(claim_errors::unknown_plugin(&volume.plugin));
         }
         self.refuse_in_use_otherwise(&name, &volume)?;
         let new = new_registration(uid, spec, origin);
