@@ -298,6 +298,11 @@ impl Record {
         }
     }
 
+    /// Returns the consumers that have a claim.
+    pub fn consumers(&self) -> Vec<String> {
+        self.claims.iter().map(|claim| claim.consumer.clone()).collect()
+    }
+
     pub fn claim(&self, consumer: &str) -> Option<&Claim> {
         self.claims.get(consumer)
     }

@@ -12,7 +12,7 @@ use crate::store::registry::{Blocked, Claim, ClaimState, Record, Standing, Volum
 use crate::store::rows::{Event, Leg, Phase};
 use crate::volume::api::views::{Explanation, MountView, OperationView};
 use crate::volume::control::declarations::Waits;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
 use crate::volume::events::mount::FORGOTTEN;
 use crate::volume::lifecycle::{is_of_file, is_unborn, queue_key};
@@ -40,7 +40,7 @@ impl Volumes {
         let failure = self.last_failure(&subject).await?;
         if record.is_empty() && mounts.is_empty() && under_way.is_empty() && file.is_none() {
             // An inline volume that is no longer in use has left nothing but its events.
-            return failure.ok_or_else(|| claim_errors::not_registered(&name));
+            return failure.ok_or_else(|| VolumeError::NotRegistered { name }.into());
         }
         let waiting = shared.records.declarations.waiting(&name);
         let volume = match (mounts.first(), &waiting) {

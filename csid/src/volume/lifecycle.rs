@@ -6,9 +6,10 @@ use crate::store::registry::{
     VolumeSpec,
 };
 use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
-use crate::volume::errors::claim as claim_errors;
-use crate::volume::model::claim::ClaimRefusal;
+use crate::volume::errors::claim::ClaimError;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::model::paths;
+use crate::volume::model::subject::ClaimKey;
 
 /// Returns whether the volume is being created and its external id is unknown.
 pub(in crate::volume) fn is_unborn(record: &Record) -> bool {
@@ -41,7 +42,7 @@ pub(in crate::volume) fn is_asked_for_by(record: &Record, task: &VolumeKey) -> b
 pub(in crate::volume) fn refuse_anothers(record: &Record, uid: u32) -> Result<()> {
     match &record.registration {
         Some(registration) if uid != 0 && uid != registration.uid => {
-            Err(claim_errors::anothers(&record.name))
+            Err(VolumeError::OtherOwner { name: record.name.clone() }.into())
         }
         _ => Ok(()),
     }
@@ -54,9 +55,11 @@ pub(in crate::volume) fn refuse_other(record: &Record, plugin: &str, wanted: &Re
     };
     refuse_anothers(record, wanted.uid)?;
     let short = match &present.standing {
-        Standing::Deleting { .. } => return Err(claim_errors::on_its_way(&record.name)),
+        Standing::Deleting { .. } => {
+            return Err(VolumeError::InTransition { name: record.name.clone() }.into());
+        }
         Standing::Creating(creation) if creation.to_delete && !asked.to_delete => {
-            return Err(claim_errors::on_its_way(&record.name));
+            return Err(VolumeError::InTransition { name: record.name.clone() }.into());
         }
         Standing::Creating(creation) => {
             let is_other = [
@@ -113,7 +116,7 @@ pub(in crate::volume) fn refuse_other(record: &Record, plugin: &str, wanted: &Re
     let other = is_other.into_iter().find_map(|(option, differs)| differs.then_some(option));
     match short.or(other) {
         None => Ok(()),
-        Some(option) => Err(claim_errors::created_otherwise(&record.name, option)),
+        Some(option) => Err(VolumeError::CreatedOtherwise { name: record.name.clone(), option }.into()),
     }
 }
 
@@ -179,10 +182,10 @@ pub(in crate::volume) fn may_change(
         Err(Error::new(Kind::AlreadyExists, text))
     };
     if new.uid != 0 && new.uid != present.uid {
-        return Err(claim_errors::anothers(name));
+        return Err(VolumeError::OtherOwner { name: name.clone() }.into());
     }
     if present.standing != Standing::Registered {
-        return Err(claim_errors::on_its_way(name));
+        return Err(VolumeError::InTransition { name: name.clone() }.into());
     }
     let (old, new) = (&present.spec, &new.spec);
     match () {
@@ -235,7 +238,7 @@ impl ModeFilter {
             () if self.attachment_mode.is_some_and(|mode| mode != attachment_mode) => "attachment-mode",
             () => return Ok(()),
         };
-        Err(claim_errors::refusal(ClaimRefusal::OtherOption { option }, name, present))
+        Err(ClaimError::ClaimedOtherwise { claim: ClaimKey::new(name, &present.consumer), option }.into())
     }
 
     /// Chooses the capability that other claims use, else the first registered one that fits.
@@ -246,7 +249,7 @@ impl ModeFilter {
         used.chain(capabilities)
             .copied()
             .find(|capability| self.fits(*capability))
-            .ok_or_else(|| claim_errors::not_capable(&record.name))
+            .ok_or_else(|| ClaimError::NoCapability { name: record.name.clone() }.into())
     }
 }
 

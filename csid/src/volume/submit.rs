@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::store::rows::VolumeKey;
 use crate::volume::api::requests::Wait;
 use crate::volume::context::Context;
-use crate::volume::errors::claim as claim_errors;
 use crate::volume::errors::operation::OperationError;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::model::paths;
 use crate::volume::operation::request::{OperationRequest, OperationResponse, Waiter};
 use crate::volume::operation::table::{Begin, Progress};
@@ -30,7 +30,7 @@ impl Context {
         }
         self.changeable()?;
         if paths::lacks_id(volume) {
-            return Err(claim_errors::unidentified(volume, &work.subject()));
+            return Err(VolumeError::unidentified(volume, &work.subject()).into());
         }
         let kind = work.kind();
         let begin = Begin {

@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result, Step};
 use crate::store::registry::VolumeName;
 use crate::store::rows::VolumeKey;
 use crate::volume::context::Context;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::model::volume::Volume;
 use crate::volume::operation::request::{ControllerRequest, OperationRequest, OperationResponse, Waiter};
 use crate::volume::operation::table::{Begin, Progress, Ticket};
@@ -219,10 +219,10 @@ impl Operation {
         }
         let name = &target.name;
         let under_way = shared.operations.creating(name).filter(|_| *asked_to_delete);
-        Some(
-            under_way
-                .map_or_else(|| claim_errors::on_its_way(name), |of| claim_errors::being_created(name, &of)),
-        )
+        Some(under_way.map_or_else(
+            || VolumeError::InTransition { name: name.clone() }.into(),
+            |of| VolumeError::being_created(name, of).into(),
+        ))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
 use crate::store::rows::Leg;
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::events::registration as registration_events;
 use crate::volume::model::claim::reader_only;
@@ -23,7 +23,9 @@ use crate::volume::waits::PluginWaits;
 /// Refuses a uid that is neither root nor the one whose AttachVolume made the attachment.
 fn refuse_anothers(at: &Attachment, uid: u32, name: &VolumeName) -> Result<()> {
     match &at.by_call {
-        Some(owner) if uid != 0 && uid != owner.uid => Err(claim_errors::not_attacher(name, &at.node_id)),
+        Some(owner) if uid != 0 && uid != owner.uid => {
+            Err(ClaimError::NotAttacher { name: name.clone(), node_id: at.node_id.clone() }.into())
+        }
         _ => Ok(()),
     }
 }
@@ -44,7 +46,10 @@ impl<S: Site> Engine<'_, S> {
             if at.leg == Leg::Present {
                 return match owner.and_then(|owner| owner.other_option(call)) {
                     None => Ok(at.publish_context.clone()),
-                    Some(option) => Err(claim_errors::attached_otherwise(&record.name, node_id, option)),
+                    Some(option) => {
+                        Err(ClaimError::AttachedOtherwise { name, node_id: node_id.to_owned(), option }
+                            .into())
+                    }
                 };
             }
             self.detach_call(target, node_id).await.map_err(|source| OperationError::Unsettled { source })?;
@@ -52,7 +57,7 @@ impl<S: Site> Engine<'_, S> {
         self.site.operation().refuse_before_expansion(&target.name, false)?;
         // An attach that the controller would never receive is not begun, since it could not be rolled back either.
         if !self.site.can(ATTACHES).await? {
-            return Err(claim_errors::does_not_attach(&self.plugin()));
+            return Err(ClaimError::AttachesNothing { plugin: self.plugin() }.into());
         }
         self.records.plugins.refuse_other_node_id_as(&self.plugin(), node_id)?;
         // Without its secrets the attach is not begun.
@@ -60,7 +65,7 @@ impl<S: Site> Engine<'_, S> {
         let volume = self.site.volume().clone();
         let by_call = AttachCall { secrets_given: self.site.operation().secrets.is_some(), ..call.clone() };
         let entered = |record: &mut Record| {
-            claim_errors::refuse_claimed(record)?;
+            ClaimError::refuse_claimed(record)?;
             record.volume = volume.clone();
             record.attachments.retain(|at| !at.is_by_call(node_id));
             let by_call = Some(by_call.clone());
@@ -140,11 +145,16 @@ impl<S: Site> Engine<'_, S> {
     ) -> Result<()> {
         let name = target.name.clone();
         let record = self.records.registry.record(name.clone()).await?;
-        claim_errors::refuse_claimed(&record)?;
+        ClaimError::refuse_claimed(&record)?;
         // While the node id is disputed, the row may have one of the two ids and the attachment the other.
         let disputed = self.records.plugins.refuse_other_node_id_as(&self.plugin(), node_id).err();
         if self.site.is_staged() && (disputed.is_some() || self.site.is_staged_under(node_id).await?) {
-            return Err(claim_errors::staged_here(&name, self.site.consumers(), disputed.as_ref()));
+            let holders = self.site.consumers();
+            return Err(match disputed {
+                None => ClaimError::StagedHere { name, holders },
+                Some(source) => ClaimError::PerhapsStagedHere { name, holders, source },
+            }
+            .into());
         }
         let of_call = |at: &&Attachment| at.is_by_call(node_id);
         let at = record.attachments.iter().find(of_call);
@@ -162,7 +172,7 @@ impl<S: Site> Engine<'_, S> {
         };
         let done = match attaches {
             Ok(true) if lacks_secrets => {
-                return Err(claim_errors::secret_required(&record.name));
+                return Err(ClaimError::SecretsNeeded { name: record.name.clone() }.into());
             }
             Ok(true) => self.detach_for_call(target, node_id).await,
             // The attach was intended but never sent (CSI rule 19).

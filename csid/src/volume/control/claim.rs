@@ -19,8 +19,9 @@ use crate::volume::api::requests::Authority;
 use crate::volume::control::claim_effects::ClaimEffectFailure;
 use crate::volume::control::engine::Engine;
 use crate::volume::control::records::past;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
@@ -46,7 +47,7 @@ impl<S: Site> Engine<'_, S> {
         let record = self.records.registered(name).await?;
         match record.volume == *self.site.volume() {
             true => Ok(record),
-            false => Err(claim_errors::changed_meanwhile(&record.name)),
+            false => Err(VolumeError::Replaced { name: record.name.clone() }.into()),
         }
     }
 
@@ -72,7 +73,8 @@ impl<S: Site> Engine<'_, S> {
             let others = ahead.iter().filter(|claim| claim.consumer != wanted.consumer);
             beside.ahead.extend(others.cloned());
         }
-        claim::admit(&beside, wanted).map_err(|refusal| claim_errors::refusal(refusal, name, wanted))?;
+        claim::admit(&beside, wanted)
+            .map_err(|refusal| ClaimError::refused(refusal, name, &wanted.consumer))?;
         let counted = match is_new {
             true => {
                 let is_used = self.site.has_mounts_of(&ClaimKey::new(name, &wanted.consumer));
@@ -151,7 +153,7 @@ impl<S: Site> Engine<'_, S> {
         let mut record = self.records.registry.record(key.volume.clone()).await?;
         let Some(claim) = record.claim(&key.consumer).cloned() else { return self.records.synced().await };
         if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
-            return Err(claim_errors::not_claimant(key));
+            return Err(ClaimError::NotOwner { claim: key.clone() }.into());
         }
         if force {
             let forget = ClaimEvent::Forget { consumer: claim.consumer };
@@ -278,8 +280,8 @@ impl<S: Site> Engine<'_, S> {
             let stepped = claim::step(&self.claims(record), event.clone());
             let (stepped, next) = stepped.map_err(|refusal| match &event {
                 // The record has changed since the claim was admitted.
-                ClaimEvent::Claim(wanted) => claim_errors::refusal(refusal, &name, wanted),
-                _ => claim_errors::inner(refusal, &name),
+                ClaimEvent::Claim(wanted) => ClaimError::refused(refusal, &name, &wanted.consumer),
+                _ => ClaimError::InnerEvent { name: name.clone(), refusal },
             })?;
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
@@ -329,7 +331,7 @@ impl<S: Site> Engine<'_, S> {
             return Ok(());
         }
         match self.site.ready().await?.node_id().is_empty() {
-            true => Err(claim_errors::no_node_id(plugin)),
+            true => Err(ClaimError::NoNodeId { plugin: plugin.to_owned() }.into()),
             false => self.records.plugins.refuse_other_node_id(plugin),
         }
     }
@@ -370,7 +372,7 @@ impl<S: Site> Engine<'_, S> {
     ) -> Result<Option<OwnedMutexGuard<()>>> {
         let plugin = &record.volume.plugin;
         if self.records.plugins.view(plugin).is_none() {
-            return Err(claim_errors::unknown_plugin(plugin));
+            return Err(VolumeError::UnknownPlugin { plugin: plugin.to_owned() }.into());
         }
         // The volume limit and the topology are unknown until the plugin was probed.
         let ready = self.site.ready().await?;
@@ -382,7 +384,11 @@ impl<S: Site> Engine<'_, S> {
             })
         };
         if !topologies.is_empty() && !topologies.iter().any(reaches) {
-            return Err(claim_errors::out_of_reach(&record.name, ready.topology()));
+            return Err(ClaimError::OutOfReach {
+                name: record.name.clone(),
+                topology: ready.topology().clone(),
+            }
+            .into());
         }
         let is_here = |claim: &Claim| claim.node == wanted.node;
         if ready.max_volumes() <= 0 || record.claims.iter().any(is_here) {
@@ -391,7 +397,12 @@ impl<S: Site> Engine<'_, S> {
         let counted = self.records.counting(plugin).lock_owned().await;
         let held = self.records.registry.held(plugin, &wanted.node, HOLDERS).await?;
         if held.count as i64 >= ready.max_volumes() {
-            return Err(claim_errors::too_many(plugin, ready.max_volumes(), &held.names));
+            return Err(ClaimError::TooManyVolumes {
+                plugin: plugin.clone(),
+                most: ready.max_volumes(),
+                volumes: held.names,
+            }
+            .into());
         }
         Ok(Some(counted))
     }

@@ -11,7 +11,7 @@ use crate::secret::Secrets;
 use crate::store::registry::{Attachment, Claim, Record, Registration};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::secrets::given_values;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimOutcome};
@@ -139,7 +139,7 @@ impl<S: Site> Engine<'_, S> {
         let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
         let secrets = self.secrets_of(credential).await.map_err(unsent)?;
         if effect.action == ClaimAction::Detach && secrets.is_none() && had.given {
-            return Err(unsent(claim_errors::secret_required(&record.name)));
+            return Err(unsent(ClaimError::SecretsNeeded { name: record.name.clone() }.into()));
         }
         let secrets_forgotten = (had.given && self.site.operation().secrets.is_none())
             || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some());

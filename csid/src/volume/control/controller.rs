@@ -15,8 +15,8 @@ use crate::store::rows::{AccessMode, AttachmentMode, Leg, Usage};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::secrets::given_values;
 use crate::volume::control::tries::{RpcFailure, RpcTries};
-use crate::volume::errors::claim as claim_errors;
 use crate::volume::errors::operation::OperationError;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle::{queue_key, unregistered};
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
@@ -78,7 +78,7 @@ impl<S: Site> Engine<'_, S> {
             return Ok(target.clone());
         }
         let registration = record.registration.filter(|_| record.volume == *volume);
-        let registration = registration.ok_or_else(|| claim_errors::changed_meanwhile(&name))?;
+        let registration = registration.ok_or_else(|| VolumeError::Replaced { name: name.clone() })?;
         call.refuse(&name, &registration, target.uid)?;
         Ok(CallTarget { registration, ..target.clone() })
     }
@@ -120,7 +120,7 @@ impl<S: Site> Engine<'_, S> {
             }
             self.site.operation().step.set(Step::WaitingForSnapshot);
             if Instant::now() + NOT_READY >= self.site.operation().signals.borrow().give_up {
-                return Err(claim_errors::not_ready(name, &snapshot.id));
+                return Err(VolumeError::SnapshotNotReady { name: name.to_owned(), id: snapshot.id }.into());
             }
             tokio::time::sleep(NOT_READY).await;
         }
@@ -177,18 +177,18 @@ impl<S: Site> Engine<'_, S> {
         let name = target.name.clone();
         let holders = self.site.consumers();
         if !holders.is_empty() {
-            return Err(claim_errors::mounted(&name, holders));
+            return Err(VolumeError::Mounted { name, holders }.into());
         }
         let record = self.records.registry.record(name.clone()).await?;
         if !record.claims.is_empty() {
-            return Err(claim_errors::in_use(&record));
+            return Err(VolumeError::in_use(&record).into());
         }
         let nodes: Vec<String> = record.attachments.iter().map(|at| format!("node {}", at.node_id)).collect();
         if !nodes.is_empty() {
-            return Err(claim_errors::attached_to(&name, nodes));
+            return Err(VolumeError::Attached { name, nodes }.into());
         }
         match self.site.is_staged() {
-            true => Err(claim_errors::still_staged(&name)),
+            true => Err(VolumeError::StillStaged { name }.into()),
             false => Ok(()),
         }
     }

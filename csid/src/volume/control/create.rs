@@ -14,8 +14,8 @@ use crate::store::registry::{Blocked, Creation, Record, Registration, Standing, 
 use crate::store::rows::{Usage, VolumeKey};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
-use crate::volume::errors::claim as claim_errors;
 use crate::volume::errors::operation::OperationError;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::{claim as claim_events, registration as registration_events};
 use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, refuse_anothers, refuse_other};
 use crate::volume::model::subject::Subject;
@@ -45,8 +45,9 @@ impl<S: Site> Engine<'_, S> {
             is_new = record.registration.is_none();
             if is_new {
                 // An attachment under this name belongs to another volume.
-                claim_errors::refuse_attached(record)?;
-                let mut new = found.clone().ok_or_else(|| claim_errors::changed_meanwhile(&record.name))?;
+                VolumeError::refuse_attached(record)?;
+                let mut new =
+                    found.clone().ok_or_else(|| VolumeError::Replaced { name: record.name.clone() })?;
                 if let Standing::Creating(creation) = &mut new.standing {
                     creation.unasked = unasked;
                     creation.place.clone_from(&place);
@@ -75,7 +76,11 @@ impl<S: Site> Engine<'_, S> {
         self.records.synced().await?;
         match record.registration.as_ref().map(|registration| &registration.standing) {
             Some(Standing::Creating(creation)) if creation.sourceless => {
-                Err(claim_errors::not_from_source(&record.name, &record.volume.external_id))
+                Err(VolumeError::UnconfirmedSource {
+                    name: record.name,
+                    external_id: record.volume.external_id,
+                }
+                .into())
             }
             _ => Ok(record),
         }
@@ -120,7 +125,7 @@ impl<S: Site> Engine<'_, S> {
         let deadline = self.site.operation().signals.borrow().give_up;
         match self.site.is_own_snapshot(&name.namespace, &spec.snapshot, uid, deadline).await? {
             true => Ok(String::new()),
-            false => Err(claim_errors::not_own_snapshot(&spec.snapshot)),
+            false => Err(VolumeError::NotOwnSnapshot { snapshot: spec.snapshot.clone() }.into()),
         }
     }
 
@@ -132,7 +137,7 @@ impl<S: Site> Engine<'_, S> {
     ) -> Result<Record> {
         let name = record.name.clone();
         let Some(registration) = record.registration else {
-            return Err(claim_errors::not_registered(&name));
+            return Err(VolumeError::NotRegistered { name }.into());
         };
         let Standing::Creating(mut creation) = registration.standing.clone() else {
             return Err(Error::internal("what is there was to be made"));
@@ -168,7 +173,7 @@ impl<S: Site> Engine<'_, S> {
         let parked = !error.details.retryable;
         self.site.set_unfinished(Subject::Volume(target.name), Some(Unfinished { uid, parked }));
         self.records.note_failure(&name, &error).await?;
-        Err(if parked { error } else { claim_errors::goes_on(error) })
+        Err(if parked { error } else { VolumeError::CreationGoesOn { source: error }.into() })
     }
 
     /// Waits for the plugin as long as a caller waits, then notes that the plugin is asked. On error it was not asked.
@@ -198,7 +203,7 @@ impl<S: Site> Engine<'_, S> {
                     asked.place.clone_from(&creation.place);
                     Ok(None)
                 }
-                _ => Err(claim_errors::changed_meanwhile(&record.name)),
+                _ => Err(VolumeError::Replaced { name: record.name.clone() }.into()),
             }
         };
         self.records.amend(name, Durability::Disk, asked).await.map(drop)
@@ -221,8 +226,8 @@ impl<S: Site> Engine<'_, S> {
         let spec = &target.registration.spec;
         let secrets = self.target_secrets(target).await.map_err(RpcFailure::before)?;
         if creation.secrets_given && secrets.is_none() {
-            let error = claim_errors::secrets_again(&target.name, "CreateVolume");
-            return Err(RpcFailure::before(error));
+            let error = VolumeError::SecretsNeeded { name: target.name.clone(), call: "CreateVolume" };
+            return Err(RpcFailure::before(error.into()));
         }
         let usages: Vec<Usage> =
             spec.capabilities.iter().map(|capability| target.registration.usage(*capability)).collect();
@@ -254,7 +259,8 @@ impl<S: Site> Engine<'_, S> {
         let volume = VolumeKey { plugin: self.plugin(), external_id: created.external_id.clone() };
         let task = self.site.volume().clone();
         let entered = |record: &mut Record| {
-            let not_needed = || claim_errors::made_and_not_needed(&name, &volume.external_id);
+            let not_needed =
+                || VolumeError::Spare { name: name.clone(), external_id: volume.external_id.clone() }.into();
             let is_anothers = record.registration.is_some() && !is_asked_for_by(record, &task);
             // After a forced Forget an attachment may use the name.
             if is_anothers || !record.attachments.is_empty() || !record.claims.is_empty() {
@@ -262,7 +268,11 @@ impl<S: Site> Engine<'_, S> {
             }
             // The row was given up and is not made again.
             let Some(registration) = &mut record.registration else {
-                return Err(claim_errors::made_and_given_up(&name, &volume.external_id));
+                return Err(VolumeError::GivenUp {
+                    name: name.clone(),
+                    external_id: volume.external_id.clone(),
+                }
+                .into());
             };
             let Standing::Creating(creation) = &mut registration.standing else { return Err(not_needed()) };
             let (register, to_delete) = (creation.register, creation.to_delete);
@@ -282,7 +292,10 @@ impl<S: Site> Engine<'_, S> {
             }
             if !created.from_source {
                 // The volume may be empty, or may have existed before. csid neither uses nor deletes it without a request.
-                let doubt = claim_errors::not_from_source(&name, &volume.external_id);
+                let doubt = Error::from(VolumeError::UnconfirmedSource {
+                    name: name.clone(),
+                    external_id: volume.external_id.clone(),
+                });
                 registration.blocked = Some(Blocked { reason: doubt.message.clone() });
                 return Ok(Some(registration_events::parked(record, &doubt)));
             }
@@ -299,7 +312,7 @@ impl<S: Site> Engine<'_, S> {
                 Ok(record)
             }
             Ok(record) if created.from_source => Ok(record),
-            Ok(_) => Err(claim_errors::not_from_source(&name, &volume.external_id)),
+            Ok(_) => Err(VolumeError::UnconfirmedSource { name, external_id: volume.external_id }.into()),
             // The plugin's volume of that name is already known under another name.
             Err(error) if error.kind == Kind::AlreadyExists => {
                 claim_events::log(&name, "", &error);

@@ -6,7 +6,7 @@ use crate::store::Durability;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::registration as registration_events;
 use crate::volume::lifecycle::is_being_deleted;
 use crate::volume::model::subject::Subject;
@@ -33,11 +33,11 @@ impl<S: Site> Engine<'_, S> {
             self.records.refuse_other_origin(record, Origin::Bus)?;
             // Another node may have claimed the volume since the check above, and nothing else prevents that.
             if !record.claims.is_empty() {
-                return Err(claim_errors::in_use(record));
+                return Err(VolumeError::in_use(record).into());
             }
             let Some(registration) = &mut record.registration else { return Ok(None) };
             if record.volume != volume {
-                return Err(claim_errors::changed_meanwhile(&record.name));
+                return Err(VolumeError::Replaced { name: record.name.clone() }.into());
             }
             match &mut registration.standing {
                 // A repeated call without secrets keeps the note that the first call had some.
@@ -58,7 +58,9 @@ impl<S: Site> Engine<'_, S> {
         let needs = matches!(registration.standing, Standing::Deleting { secrets_given: true, .. });
         let deleted = match self.target_secrets(target).await {
             Err(error) => Err(RpcFailure::before(error)),
-            Ok(None) if needs => Err(RpcFailure::before(claim_errors::secrets_again(&name, "DeleteVolume"))),
+            Ok(None) if needs => Err(RpcFailure::before(
+                VolumeError::SecretsNeeded { name: name.clone(), call: "DeleteVolume" }.into(),
+            )),
             Ok(secrets) => {
                 let id = &self.external_id();
                 let delete =

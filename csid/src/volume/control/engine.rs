@@ -7,7 +7,7 @@ use crate::store::registry::{Bound, Claim, Record, VolumeName};
 use crate::volume::api::requests::Authority;
 use crate::volume::control::records::Records;
 use crate::volume::control::tries::RpcTries;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::claim::ClaimError;
 use crate::volume::model::claim;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
@@ -35,7 +35,7 @@ impl<S: Site> Control for Engine<'_, S> {
 
     fn admit(&self, record: &Record, claim: &Claim) -> Result<()> {
         claim::admit(&self.claims(record), claim)
-            .map_err(|refusal| claim_errors::refusal(refusal, &record.name, claim))
+            .map_err(|refusal| ClaimError::refused(refusal, &record.name, &claim.consumer).into())
     }
 
     async fn claim(&mut self, name: &VolumeName, wanted: &Claim, ahead: &[Arc<Claim>]) -> Result<Record> {

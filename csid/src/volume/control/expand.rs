@@ -8,7 +8,7 @@ use crate::store::Durability;
 use crate::store::registry::{Expansion, Record, Registration};
 use crate::volume::api::requests::Part;
 use crate::volume::control::engine::Engine;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::registration as registration_events;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::seam::Site;
@@ -132,7 +132,7 @@ impl<S: Site> Engine<'_, S> {
             return Ok(None);
         }
         if !self.site.is_mounted() {
-            return Err(claim_errors::not_mounted(&target.name));
+            return Err(VolumeError::NotMounted { name: target.name.clone() }.into());
         }
         self.site.operation().step.set(Step::Expand);
         let secrets = self.target_secrets(target).await?;

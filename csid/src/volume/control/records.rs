@@ -15,7 +15,7 @@ use crate::store::registry::{
 };
 use crate::store::rows::{NewEvent, VolumeKey};
 use crate::volume::control::declarations::Declarations;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::registration as registration_events;
 use crate::volume::lifecycle::{is_being_deleted, is_unasked, may_change, refuse_anothers};
 use crate::volume::operation::request::ControllerRequest;
@@ -77,8 +77,8 @@ impl Records {
 
     pub(in crate::volume) fn not_registered(&self, name: &VolumeName) -> Error {
         match self.declarations.file(name) {
-            Some(file) => claim_errors::not_yet(name, &file),
-            None => claim_errors::not_registered(name),
+            Some(file) => VolumeError::NotRegisteredYet { name: name.clone(), file }.into(),
+            None => VolumeError::NotRegistered { name: name.clone() }.into(),
         }
     }
 
@@ -106,7 +106,7 @@ impl Records {
             return Err(Error::new(Kind::AlreadyExists, text));
         }
         if own.volume != *volume {
-            claim_errors::refuse_attached(&own)?;
+            VolumeError::refuse_attached(&own)?;
         }
         let filter = RecordFilter {
             plugin: Some(volume.plugin.clone()),
@@ -150,7 +150,7 @@ impl Records {
         self.refuse_other_origin(record, new.origin)?;
         let Some(present) = &mut record.registration else {
             if record.volume != *volume {
-                claim_errors::refuse_attached(record)?;
+                VolumeError::refuse_attached(record)?;
             }
             record.volume = volume.clone();
             record.registration = Some(new.clone());
@@ -161,9 +161,8 @@ impl Records {
             return Ok(None);
         }
         if !record.claims.is_empty() {
-            let error = claim_errors::in_use(record);
-            let message = format!("{}, so its registration cannot change", error.message);
-            return Err(Error { message, ..error });
+            let (name, holders) = (record.name.clone(), record.consumers());
+            return Err(VolumeError::RegistrationInUse { name, holders }.into());
         }
         present.spec = new.spec.clone();
         Ok(Some(registration_events::registered("volume-changed", record)))
@@ -174,9 +173,11 @@ impl Records {
         let (name, present) = (&record.name, record.registration.as_ref().map(|present| present.origin));
         let file = self.declarations.file(name);
         match (by, present) {
-            (Origin::Bus, Some(Origin::File)) => Err(claim_errors::of_file(name, file.as_deref())),
-            (Origin::Bus, None) if file.is_some() => Err(claim_errors::of_file(name, file.as_deref())),
-            (Origin::File, Some(Origin::Bus)) => Err(claim_errors::of_call(name)),
+            (Origin::Bus, Some(Origin::File)) => Err(VolumeError::OfFile { name: name.clone(), file }.into()),
+            (Origin::Bus, None) if file.is_some() => {
+                Err(VolumeError::OfFile { name: name.clone(), file }.into())
+            }
+            (Origin::File, Some(Origin::Bus)) => Err(VolumeError::OfCall { name: name.clone() }.into()),
             _ => Ok(()),
         }
     }
@@ -222,17 +223,17 @@ impl Records {
             match &record.registration {
                 None => return Ok(None),
                 Some(_) if volume.is_some_and(|volume| record.volume != *volume) => {
-                    return Err(claim_errors::changed_meanwhile(&record.name));
+                    return Err(VolumeError::Replaced { name: record.name.clone() }.into());
                 }
                 Some(Registration {
                     standing: Standing::Creating(_) | Standing::Deleting { .. }, ..
                 }) if !force && !is_unasked(record) => {
-                    return Err(claim_errors::on_its_way(&record.name));
+                    return Err(VolumeError::InTransition { name: record.name.clone() }.into());
                 }
                 Some(_) => {}
             }
             if !record.claims.is_empty() && !force {
-                return Err(claim_errors::in_use(record));
+                return Err(VolumeError::in_use(record).into());
             }
             record.registration = None;
             record.claims = ClaimSet::default();

@@ -69,3 +69,34 @@ impl From<OperationError> for Error {
         Error::new(error.kind(), error.to_string()).with(|details| error.fill(details))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn wrapping_error_keeps_details_and_source() {
+        let inner = Error::new(Kind::PluginError, "the plugin refused").with(|details| {
+            details.rpc = Some("NodeUnpublishVolume");
+            details.grpc_code = Some(13);
+        });
+        let undo = Error::new(Kind::TimedOut, "no answer");
+        for (error, text) in [
+            (
+                OperationError::Unsettled { source: inner.clone() },
+                "an earlier operation on this mount has not come to an end: the plugin refused",
+            ),
+            (
+                OperationError::UndoneLater { source: inner.clone(), undo },
+                "the plugin refused; and undoing it has not come to an end: no answer",
+            ),
+        ] {
+            assert_eq!(error.source().unwrap().to_string(), inner.to_string());
+            let answer = Error::from(error);
+            assert_eq!((answer.kind, answer.message.as_str()), (Kind::Uncertain, text));
+            assert_eq!(*answer.details, Details { retryable: true, ..*inner.details.clone() });
+        }
+    }
+}

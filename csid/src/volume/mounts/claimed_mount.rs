@@ -7,7 +7,7 @@ use crate::store::Durability;
 use crate::store::registry::{Claim, Record, Registration, VolumeName};
 use crate::store::rows::{Leg, MountKey, MountRow, Phase};
 use crate::volume::api::views::Mounted;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::mount::MountError;
 use crate::volume::events::{claim as claim_events, mount as mount_events};
 use crate::volume::executor::Executor;
@@ -100,7 +100,7 @@ impl Executor<'_> {
             let record = self.control().record(&name).await?;
             let is_its = |claim: &&Claim| !claim.releasing && claim.uid == wanted.uid;
             let Some(claim) = record.claim(&key.consumer).filter(is_its).cloned() else {
-                return Err(claim_errors::unclaimed(&ClaimKey::of(&key)));
+                return Err(ClaimError::Unclaimed { claim: ClaimKey::of(&key) }.into());
             };
             let record = self.control().claim(&name, &claim, &[]).await?;
             self.use_attachment(&record, wanted);

@@ -13,9 +13,9 @@ use crate::store::Durability;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phase};
 use crate::volume::api::requests::{Authority, Force, Uncovered};
 use crate::volume::api::views::Mounted;
-use crate::volume::errors::claim as claim_errors;
 use crate::volume::errors::mount::MountError;
 use crate::volume::errors::operation::OperationError;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::mount as mount_events;
 use crate::volume::executor::Executor;
 use crate::volume::model::subject::ClaimKey;
@@ -276,7 +276,7 @@ impl Executor<'_> {
         if self.row(key).is_some() || self.shared.plugins.view(plugin).is_some() {
             return Ok(());
         }
-        Err(claim_errors::unknown_plugin(plugin))
+        Err(VolumeError::UnknownPlugin { plugin: plugin.to_owned() }.into())
     }
 
     /// Writes into the row why it still waits, for ListMounts.

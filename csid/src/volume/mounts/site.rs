@@ -9,8 +9,8 @@ use crate::secret::Secrets;
 use crate::store::registry::{Capability, Expansion, Record, VolumeName};
 use crate::store::rows::{Leg, MountKey, MountRow, MountSpec, Phase, VolumeKey};
 use crate::volume::api::requests::{Authority, Force};
-use crate::volume::errors::claim as claim_errors;
 use crate::volume::errors::operation::OperationError;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::executor::Executor;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::request::CallTarget;
@@ -102,7 +102,7 @@ impl Site for Executor<'_> {
 
     async fn stats(&mut self, target: &CallTarget) -> Result<Stats> {
         let ready = self.ready().await?;
-        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.name))?;
+        let row = self.mounted().ok_or_else(|| VolumeError::NotMounted { name: target.name.clone() })?;
         let call = self.node_call(&row, target, None);
         Ok(ready.stats(call).await?)
     }
@@ -118,7 +118,7 @@ impl Site for Executor<'_> {
         if !ready.can("EXPAND_VOLUME") {
             return Ok(None);
         }
-        let row = self.mounted().ok_or_else(|| claim_errors::not_mounted(&target.name))?;
+        let row = self.mounted().ok_or_else(|| VolumeError::NotMounted { name: target.name.clone() })?;
         let call = self.node_call(&row, target, secrets);
         let expanded = ready.expand(call, expansion.required, expansion.limit);
         Ok(fault::around("NodeExpandVolume", expanded).await?)

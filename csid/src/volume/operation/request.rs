@@ -17,8 +17,9 @@ use crate::store::rows::MountKey;
 use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{Authority, Part, Uncovered, Unmounting};
 use crate::volume::api::views::Mounted;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::mount::MountError;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::{DesiredMount, Paths};
 use crate::volume::operation::orders::Order;
@@ -148,7 +149,7 @@ impl ControllerRequest {
         uid: u32,
     ) -> Result<()> {
         if uid != 0 && uid != registration.uid && !self.only_looks() {
-            return Err(claim_errors::anothers(name));
+            return Err(VolumeError::OtherOwner { name: name.clone() }.into());
         }
         match (&registration.standing, self) {
             (Standing::Registered, _)
@@ -156,7 +157,9 @@ impl ControllerRequest {
                 Standing::Creating(_) | Standing::Deleting { .. },
                 ControllerRequest::Delete | ControllerRequest::Detach { .. } | ControllerRequest::Forget,
             ) => Ok(()),
-            (Standing::Creating(_) | Standing::Deleting { .. }, _) => Err(claim_errors::on_its_way(name)),
+            (Standing::Creating(_) | Standing::Deleting { .. }, _) => {
+                Err(VolumeError::InTransition { name: name.clone() }.into())
+            }
         }
     }
 
@@ -317,7 +320,8 @@ impl OperationRequest {
             OperationRequest::Release { key: asked, authority: Authority::Own(uid), .. },
         ) = (self, asked)
         {
-            return (key == asked && *uid != claim.uid).then(|| claim_errors::not_claimant(asked));
+            return (key == asked && *uid != claim.uid)
+                .then(|| ClaimError::NotOwner { claim: asked.clone() }.into());
         }
         let (OperationRequest::Mount { wanted, .. } | OperationRequest::Restore { wanted }) = self else {
             return None;

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use crate::error::Result;
 use crate::secret::Secrets;
 use crate::store::registry::VolumeName;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::operation::orders::{ActorSignals, Orders};
 use crate::volume::operation::table::Progress;
@@ -48,7 +48,7 @@ impl RunningOperation {
     /// Refuses new mounts while an expansion waits, since they could delay it for ever. Existing mounts may still be used.
     pub(in crate::volume) fn refuse_before_expansion(&self, name: &VolumeName, is_used: bool) -> Result<()> {
         match self.expands_first && !is_used {
-            true => Err(claim_errors::expands_first(name)),
+            true => Err(ClaimError::ExpandsFirst { name: name.clone() }.into()),
             false => Ok(()),
         }
     }

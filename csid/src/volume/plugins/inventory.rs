@@ -15,7 +15,7 @@ use crate::store::registry::{Capability, Origin, RecordFilter, VolumeSpec};
 use crate::store::rows::Usage;
 use crate::volume::api::requests::{DeleteSnapshot, ListSnapshots, Page};
 use crate::volume::context::Context;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle::new_registration;
 use crate::volume::manager::Volumes;
 
@@ -91,10 +91,14 @@ impl Context {
         deadline: Option<Instant>,
     ) -> Result<(Controller, CallContext<'a>)> {
         if self.plugins.view(plugin).is_none() {
-            return Err(claim_errors::unknown_plugin(plugin));
+            return Err(VolumeError::UnknownPlugin { plugin: plugin.to_owned() }.into());
         }
         if self.plugins.can(plugin, Can::Plugin("CONTROLLER_SERVICE")) == Some(false) {
-            return Err(claim_errors::no_controller(plugin));
+            return Err(VolumeError::NotOffered {
+                plugin: plugin.to_owned(),
+                capability: "CONTROLLER_SERVICE",
+            }
+            .into());
         }
         let operation = self.config.borrow().deadlines.operation;
         let latest = Instant::now() + operation;
@@ -132,7 +136,7 @@ impl Context {
         let (volumes, _) = self.records.registry.records(filter).await?;
         match volumes.iter().flat_map(|record| &record.registration).any(|of| of.uid == uid) {
             true => Ok(true),
-            false => Err(claim_errors::not_own_snapshot(snapshot)),
+            false => Err(VolumeError::NotOwnSnapshot { snapshot: snapshot.to_owned() }.into()),
         }
     }
 }

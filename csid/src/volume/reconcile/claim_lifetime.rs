@@ -22,7 +22,7 @@ use crate::host::unit_signals::{UnitSignal, UnitSignals};
 use crate::host::units::UnitsError;
 use crate::store::registry::{Bound, BoundTo};
 use crate::volume::context::Context;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::claim::ClaimError;
 use crate::volume::manager::Volumes;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::operation::message::Message;
@@ -226,14 +226,14 @@ impl Context {
     pub(in crate::volume) async fn refuse_ended(&self, bound: &Bound, uid: u32) -> Result<()> {
         let BoundTo::Unit(unit) = &bound.to else { return Ok(()) };
         if !self.bound.may_name(uid, unit) {
-            return Err(claim_errors::too_many_units(UNITS_OF_UID));
+            return Err(ClaimError::TooManyUnits { most: UNITS_OF_UID }.into());
         }
         match self.units.running(&[unit]).await {
             Ok(running) if running.is_empty() && bound.grace_usec == 0 => {
-                Err(claim_errors::at_rest(&bound.to))
+                Err(ClaimError::NotRunning { to: bound.to.clone() }.into())
             }
             Ok(_) => Ok(()),
-            Err(error) => Err(claim_errors::unwatchable(&bound.to, &error)),
+            Err(error) => Err(ClaimError::Unwatchable { to: bound.to.clone(), source: error.into() }.into()),
         }
     }
 }

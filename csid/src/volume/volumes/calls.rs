@@ -18,7 +18,7 @@ use crate::volume::api::requests::{
 };
 use crate::volume::api::views::{Claimed, VolumeView};
 use crate::volume::context::Context;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle::{ModeFilter, new_claim, new_registration, unregistered};
 use crate::volume::manager::Volumes;
 use crate::volume::model::claim;
@@ -101,13 +101,20 @@ impl Context {
             credential,
             ..new_claim(&key.consumer, &self.records.node, uid, usage)
         };
-        let registration =
-            record.registration.as_ref().ok_or_else(|| claim_errors::not_registered(&record.name))?;
+        let registration = record
+            .registration
+            .as_ref()
+            .ok_or_else(|| VolumeError::NotRegistered { name: record.name.clone() })?;
         if let Some(option) = options.other_than(&registration.spec)
             && uid != 0
             && uid != registration.uid
         {
-            return Err(claim_errors::as_registered(&record.name, option, registration.uid));
+            return Err(VolumeError::OtherOption {
+                name: record.name.clone(),
+                option,
+                uid: registration.uid,
+            }
+            .into());
         }
         let mut spec = options.spec(Some((claim.usage.capability, &registration.spec)))?;
         if spec.credential.is_none() && !secrets_given {

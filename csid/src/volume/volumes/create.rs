@@ -9,7 +9,7 @@ use crate::store::rows::VolumeKey;
 use crate::volume::api::requests::{CreateRequest, Wait};
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle::{new_registration, refuse_nonsense};
 use crate::volume::manager::Volumes;
 use crate::volume::model::paths;
@@ -104,13 +104,13 @@ impl Context {
     /// Refuses at once a plugin that is unknown, or known not to create volumes.
     fn refuse_if_it_cannot(&self, plugin: &str) -> Result<()> {
         if self.plugins.view(plugin).is_none() {
-            return Err(claim_errors::unknown_plugin(plugin));
+            return Err(VolumeError::UnknownPlugin { plugin: plugin.to_owned() }.into());
         }
         for what @ (Can::Plugin(name) | Can::Node(name) | Can::Controller(name)) in
             [Can::Plugin("CONTROLLER_SERVICE"), Can::Controller("CREATE_DELETE_VOLUME")]
         {
             if self.plugins.can(plugin, what) == Some(false) {
-                return Err(claim_errors::cannot_create(plugin, name));
+                return Err(VolumeError::NotOffered { plugin: plugin.to_owned(), capability: name }.into());
             }
         }
         Ok(())

@@ -19,7 +19,7 @@ use crate::volume::api::requests::{Declared, RegisterRequest, Wait};
 use crate::volume::api::views::{Applied, VolumeView};
 use crate::volume::context::{Context, SWEEP};
 use crate::volume::control::declarations::{Declaration, Waits};
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::registration as registration_events;
 use crate::volume::lifecycle::{is_of_file, new_registration};
 use crate::volume::manager::Volumes;
@@ -63,7 +63,7 @@ impl Volumes {
         for declared in files {
             let mut record = record_of(&records, &declared.name);
             let put = self.shared.records.put(&mut record, &declared.volume, &registration(declared));
-            put.map_err(|error| claim_errors::declared(&declared.file, error))?;
+            put.map_err(|source| VolumeError::InFile { file: declared.file.clone(), source })?;
         }
         Ok(())
     }
@@ -125,7 +125,7 @@ impl Context {
         let request =
             RegisterRequest { name, volume, spec, uid: 0, origin: Origin::File, secrets: None, wait };
         let registered =
-            self.register(request).await.map_err(|error| claim_errors::declared(&file, error))?;
+            self.register(request).await.map_err(|source| VolumeError::InFile { file, source })?;
         self.records.declarations.done(declared);
         self.operations.tell_news();
         Ok(registered)

@@ -14,7 +14,7 @@ use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{RegisterRequest, VolumeRequest, Wait};
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
-use crate::volume::errors::claim as claim_errors;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle::{is_unasked, new_registration, queue_key, refuse_nonsense};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
@@ -68,7 +68,7 @@ impl Context {
             true => Ok(()),
             false => {
                 let holders = mounts.into_iter().map(|(row, _)| row.key.consumer).collect();
-                Err(claim_errors::mounted(name, holders))
+                Err(VolumeError::Mounted { name: name.clone(), holders }.into())
             }
         }
     }
@@ -91,7 +91,7 @@ impl Context {
         self.changeable()?;
         refuse_nonsense(&spec)?;
         if self.plugins.view(&volume.plugin).is_none() {
-            return Err(claim_errors::unknown_plugin(&volume.plugin));
+            return Err(VolumeError::UnknownPlugin { plugin: volume.plugin }.into());
         }
         self.refuse_in_use_otherwise(&name, &volume)?;
         let new = new_registration(uid, spec, origin);
@@ -134,7 +134,9 @@ impl Context {
         let target = Box::new(CallTarget { name: name.clone(), uid, registration, is_registered: false });
         let answer = self.ask(volume, uid, OperationRequest::Call { target, call, secrets }, wait)?;
         match self.answered(answer).await {
-            Ok(OperationResponse::Validated(Err(why))) => Err(claim_errors::not_confirmed(name, &why)),
+            Ok(OperationResponse::Validated(Err(why))) => {
+                Err(VolumeError::NotConfirmed { name: name.clone(), why }.into())
+            }
             Ok(_) => Ok(()),
             Err(error)
                 if error.details.grpc_code.is_some_and(|code| is_gone(tonic::Code::from(code as i32))) =>
