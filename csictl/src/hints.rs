@@ -281,6 +281,15 @@ fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> 
             .to_owned(),
         "external-plugin" => format!("Do it where the plugin runs: `csictl plugin show {plugin}` has its socket."),
         "target" => "Choose another --target, or unmount what is there: `csictl mounts --json` shows the targets.".to_owned(),
+        "known-volume" => format!("Use it by its name, `{volume}`, without --plugin and --external-id."),
+        "unidentified-volume" => format!(
+            "Name the volume as it was mounted: `csictl mount NAMESPACE VOLUME CONSUMER --plugin {plugin} --external-id ID`. csid \
+             refuses that mount, and knows the id then. Then repeat the command."
+        ),
+        "unknown-target" => {
+            let path = error.details.holders.first().map_or("PATH".into(), |path| quoted(path));
+            format!("End what uses it, unmount it by hand (`umount {path}`), then repeat the command.")
+        }
         "container" => "Run it by the container's manager (`podman exec`), or on the host.".to_owned(),
         _ => return None,
     };
@@ -837,6 +846,9 @@ mod tests {
             ("external-plugin", "`csictl plugin show nfs`"),
             ("container", "`podman exec`"),
             ("target", "another --target"),
+            ("known-volume", "`ns v`, without --plugin"),
+            ("unidentified-volume", "CONSUMER --plugin nfs --external-id ID`"),
+            ("unknown-target", "`umount 'op 1'`"),
         ];
         assert_eq!(words, commands.map(|(word, _)| word));
         for (word, command) in commands {

@@ -227,6 +227,12 @@ pub enum Obstacle {
     Container,
     /// Another mount at the target.
     Target,
+    /// The volume has a name already, and a call gives its plugin and external ID.
+    KnownVolume,
+    /// The volume's external ID was lost with the damaged journal.
+    UnidentifiedVolume,
+    /// A mount of the volume at a path that no row has.
+    UnknownTarget,
 }
 
 impl Obstacle {
@@ -261,6 +267,9 @@ impl Obstacle {
             Obstacle::ExternalPlugin => "external-plugin",
             Obstacle::Container => "container",
             Obstacle::Target => "target",
+            Obstacle::KnownVolume => "known-volume",
+            Obstacle::UnidentifiedVolume => "unidentified-volume",
+            Obstacle::UnknownTarget => "unknown-target",
         }
     }
 }

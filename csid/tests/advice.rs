@@ -6,8 +6,20 @@ use std::path::{Path, PathBuf};
 const LOGS: [&str; 3] = ["daemon/mod.rs", "daemon/reload.rs", "volume/reconcile/mod.rs"];
 
 /// Words of advice: commands, the option `force`, and what a caller may do next.
-const ADVICE: [&str; 7] =
-    ["csictl", "fuser -vm", "use force", "force detaches", "ask again", "choose another", "; root may "];
+const ADVICE: [&str; 12] = [
+    "csictl",
+    "fuser -vm",
+    "use force",
+    "force detaches",
+    "ask again",
+    "ask for it by",
+    "choose another",
+    "; root may ",
+    "leave out",
+    "begin the list again",
+    "unmount again",
+    "Ask once",
+];
 
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {

@@ -87,7 +87,7 @@ fn list(error: &RpcError, token: &str) -> String {
     let page = Page { token: token.to_owned(), max: 0 };
     let error = of_list(error.clone(), &page);
     flags([
-        ("restart", error.message.contains("begin the list again")),
+        ("restart", error.message.contains("does not accept the token")),
         ("retryable", error.details.retryable),
         ("uncertain", error.kind == Kind::Uncertain),
     ])

@@ -188,10 +188,8 @@ fn volume_with_lost_id_waits_for_its_external_id() {
             let (kind, error) =
                 refusal(client.unmount(&row.namespace, &row.volume, &row.consumer, options).await);
             assert_eq!(kind, Kind::Uncertain, "{error}");
-            assert!(
-                error.message.contains("external-id") && error.details.retryable == Some(false),
-                "{error}"
-            );
+            assert_eq!(error.details.obstacle.as_deref(), Some("unidentified-volume"), "{error}");
+            assert_eq!(error.details.retryable, Some(false), "{error}");
         }
         assert_eq!(mounts(w), live, "nothing was unmounted");
         // Another volume is not held up by it.
@@ -214,6 +212,7 @@ fn volume_with_lost_id_waits_for_its_external_id() {
             client.unmount(&of_v.namespace, &of_v.volume, "unknown", UnmountOptions::default()).await;
         let (kind, error) = refusal(unmounted);
         assert!(kind == Kind::Busy && error.message.contains("targets/t"), "{error}");
+        assert_eq!(error.details.obstacle.as_deref(), Some("unknown-target"), "{error}");
         let target = w.path("targets/t");
         rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
         unmount_all(&client).await;

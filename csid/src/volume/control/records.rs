@@ -102,8 +102,7 @@ impl Records {
     ) -> Result<()> {
         let own = self.registry.record(name.clone()).await?;
         if own.registration.is_some() {
-            let text = format!("{name} is registered: leave out plugin and external-id");
-            return Err(Error::new(Kind::AlreadyExists, text));
+            return Err(VolumeError::Registered { name: name.clone() }.into());
         }
         if own.volume != *volume {
             VolumeError::refuse_attached(&own)?;
@@ -115,12 +114,8 @@ impl Records {
         };
         match self.registry.records(filter).await?.0.into_iter().find(|record| record.name != *name) {
             Some(record) => {
-                let known = if record.registration.is_some() { "registered" } else { "attached" };
-                let text = format!(
-                    "external id `{}` of plugin {} is {known} as {}: ask for it by that name",
-                    volume.external_id, volume.plugin, record.name
-                );
-                Err(Error::new(Kind::AlreadyExists, text))
+                let how = if record.registration.is_some() { "registered" } else { "attached" };
+                Err(VolumeError::KnownAs { name: record.name, volume: volume.clone(), how }.into())
             }
             None => Ok(()),
         }

@@ -70,10 +70,7 @@ pub(in crate::volume) enum MountError {
     #[error("the file system at {path} does not answer; its server may answer yet")]
     Hung { path: String, consumer: String },
     /// A consumer's target that no row has, and that would still show the volume.
-    #[error(
-        "the volume is mounted at {}, too, and what for was in the damaged journal alone; unmount that, then unmount again",
-        path.display()
-    )]
+    #[error("the volume is also mounted at {}, for a consumer that only the damaged journal named", path.display())]
     ShownAt { path: PathBuf },
 }
 
@@ -151,6 +148,7 @@ impl MountError {
             MountError::OtherUser { .. } => Some(Obstacle::OtherUser),
             MountError::MountedOtherwise { .. } => Some(Obstacle::MountedOtherwise),
             MountError::NotMounted { .. } => Some(Obstacle::NotMounted),
+            MountError::ShownAt { .. } => Some(Obstacle::UnknownTarget),
             _ => None,
         }
     }

@@ -20,13 +20,17 @@ pub(in crate::volume) enum VolumeError {
     NotRegisteredYet { name: VolumeName, file: PathBuf },
     #[error("what was {name} is not registered any more")]
     Replaced { name: VolumeName },
-    /// The external ID was only in the damaged journal. `holder`: the consumer; empty: there is none.
+    /// The external ID was only in the damaged journal. `holder`: the consumer of the mount or claim.
     #[error(
         "the external id of {name} could not be read from the damaged journal, and without it csid cannot name the volume \
-         to unpublish. Ask once for a Mount of it with plugin {plugin} and its external-id: it is refused, for {holder} \
-         holds the volume, but csid knows the id by it. Then unmount again"
+         to unpublish"
     )]
-    Unidentified { name: VolumeName, plugin: String, holder: String },
+    Unidentified { name: VolumeName, plugin: String, holder: Option<String> },
+    #[error("{name} is registered, so a call cannot give its plugin and external id")]
+    Registered { name: VolumeName },
+    /// `how`: registered or attached.
+    #[error("external id `{}` of plugin {} is {how} as {name}", volume.external_id, volume.plugin)]
+    KnownAs { name: VolumeName, volume: VolumeKey, how: &'static str },
     #[error("{name} is claimed by {}", holders.join(", "))]
     InUse { name: VolumeName, holders: Vec<String> },
     #[error("{name} is claimed by {}, so its registration cannot change", holders.join(", "))]
@@ -129,9 +133,9 @@ impl VolumeError {
     /// Makes the error for a volume whose external ID was only in the damaged journal.
     pub(in crate::volume) fn unidentified(volume: &VolumeKey, subject: &Subject) -> Self {
         let holder = match subject {
-            Subject::Mount(key) => key.consumer.clone(),
-            Subject::Claim(key) => key.consumer.clone(),
-            Subject::Volume(_) | Subject::Attachment { .. } => String::new(),
+            Subject::Mount(key) => Some(key.consumer.clone()),
+            Subject::Claim(key) => Some(key.consumer.clone()),
+            Subject::Volume(_) | Subject::Attachment { .. } => None,
         };
         VolumeError::Unidentified { name: subject.volume(), plugin: volume.plugin.clone(), holder }
     }
@@ -170,7 +174,10 @@ impl VolumeError {
             VolumeError::OtherOwner { .. }
             | VolumeError::OtherOption { .. }
             | VolumeError::NotOwnSnapshot { .. } => Kind::NotAuthorized,
-            VolumeError::CreatedOtherwise { .. } | VolumeError::OfCall { .. } => Kind::AlreadyExists,
+            VolumeError::Registered { .. }
+            | VolumeError::KnownAs { .. }
+            | VolumeError::CreatedOtherwise { .. }
+            | VolumeError::OfCall { .. } => Kind::AlreadyExists,
             VolumeError::NotOffered { .. } | VolumeError::OfFile { .. } => Kind::NotSupported,
             VolumeError::NotConfirmed { .. } => Kind::InvalidArgument,
             VolumeError::SecretsNeeded { .. } => Kind::SecretRequired,
@@ -187,6 +194,8 @@ impl VolumeError {
             VolumeError::NotRegistered { .. } => Some(Obstacle::UnregisteredVolume),
             VolumeError::NotRegisteredYet { .. } => Some(Obstacle::DeclaredVolume),
             VolumeError::NotMounted { .. } => Some(Obstacle::NotMounted),
+            VolumeError::Unidentified { .. } => Some(Obstacle::UnidentifiedVolume),
+            VolumeError::Registered { .. } | VolumeError::KnownAs { .. } => Some(Obstacle::KnownVolume),
             VolumeError::BeingCreated { .. } => Some(Obstacle::Creation),
             VolumeError::UnconfirmedSource { .. } => Some(Obstacle::UnconfirmedSource),
             VolumeError::Spare { .. } => Some(Obstacle::SpareVolume),
@@ -200,12 +209,20 @@ impl VolumeError {
         details.obstacle = self.obstacle();
         match self {
             VolumeError::UnknownPlugin { plugin } => details.plugin = Some(plugin),
-            VolumeError::NotRegistered { name } | VolumeError::OfCall { name } => {
+            VolumeError::NotRegistered { name }
+            | VolumeError::Registered { name }
+            | VolumeError::KnownAs { name, .. }
+            | VolumeError::OfCall { name } => {
                 details.namespace = Some(name.namespace);
                 details.volume = Some(name.volume);
             }
             VolumeError::NotRegisteredYet { .. } => details.retryable = true,
-            VolumeError::Unidentified { .. } | VolumeError::Spare { .. } => details.retryable = false,
+            VolumeError::Unidentified { plugin, holder, .. } => {
+                details.retryable = false;
+                details.plugin = Some(plugin);
+                details.holders = Vec::from_iter(holder);
+            }
+            VolumeError::Spare { .. } => details.retryable = false,
             VolumeError::InUse { holders, .. }
             | VolumeError::RegistrationInUse { holders, .. }
             | VolumeError::Mounted { holders, .. }

@@ -427,12 +427,14 @@ impl EffectContext<'_> {
             None => Ok(()),
             Some(path) => {
                 let text = format!(
-                    "nothing is mounted at {}, but the volume is at {}: was a directory renamed? Unmount that, then \
-                     unmount again",
+                    "nothing is mounted at {}, but the volume is at {}, perhaps since a directory was renamed",
                     target.display(),
                     path.display()
                 );
-                let failure = EffectFailure::definite(Error::new(Kind::Busy, text));
+                let error = Error::new(Kind::Busy, text)
+                    .obstructed_by(Obstacle::UnknownTarget)
+                    .with(|details| details.holders = vec![path.display().to_string()]);
+                let failure = EffectFailure::definite(error);
                 Err(EffectFailure { outcome: Outcome::NotSent, in_use: true, ..failure })
             }
         }

@@ -146,9 +146,10 @@ pub(in crate::volume) fn of_list(error: RpcError, page: &Page) -> Error {
     let stale = restarts_list(error.code) && !page.token.is_empty();
     let error = Error::from(error);
     match stale {
-        true => {
-            Error { message: format!("{}; begin the list again, without a token", error.message), ..error }
-        }
+        true => Error {
+            message: format!("{}; the plugin does not accept the token any more", error.message),
+            ..error
+        },
         false => error,
     }
 }

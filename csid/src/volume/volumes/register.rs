@@ -155,10 +155,7 @@ impl Context {
     ) -> Result<()> {
         match self.directory.in_use(name, volume) {
             None => Ok(()),
-            Some(text) => Err(Error::new(
-                Kind::Busy,
-                format!("{text}, and in use so; ask for it by that name, or end that use first"),
-            )),
+            Some(text) => Err(Error::new(Kind::Busy, format!("{text} as long as it is in use"))),
         }
     }
 }
