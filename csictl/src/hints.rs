@@ -290,6 +290,10 @@ fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> 
             let path = error.details.holders.first().map_or("PATH".into(), |path| quoted(path));
             format!("End what uses it, unmount it by hand (`umount {path}`), then repeat the command.")
         }
+        "symbolic-link" => "`namei -l PATH` shows a link on the way: give the path without it. If there is none, a directory was \
+                            renamed: repeat the command."
+            .to_owned(),
+        "bound-target" => "Unmount the target by hand (`umount TARGET`), then repeat the command.".to_owned(),
         "container" => "Run it by the container's manager (`podman exec`), or on the host.".to_owned(),
         _ => return None,
     };
@@ -849,6 +853,8 @@ mod tests {
             ("known-volume", "`ns v`, without --plugin"),
             ("unidentified-volume", "CONSUMER --plugin nfs --external-id ID`"),
             ("unknown-target", "`umount 'op 1'`"),
+            ("symbolic-link", "`namei -l PATH`"),
+            ("bound-target", "`umount TARGET`"),
         ];
         assert_eq!(words, commands.map(|(word, _)| word));
         for (word, command) in commands {

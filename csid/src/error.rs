@@ -233,6 +233,10 @@ pub enum Obstacle {
     UnidentifiedVolume,
     /// A mount of the volume at a path that no row has.
     UnknownTarget,
+    /// A symbolic link on the way to a path, or a directory there that was renamed meanwhile.
+    SymbolicLink,
+    /// The volume's own mount at the target, which the caller has to have unmounted.
+    BoundTarget,
 }
 
 impl Obstacle {
@@ -270,6 +274,8 @@ impl Obstacle {
             Obstacle::KnownVolume => "known-volume",
             Obstacle::UnidentifiedVolume => "unidentified-volume",
             Obstacle::UnknownTarget => "unknown-target",
+            Obstacle::SymbolicLink => "symbolic-link",
+            Obstacle::BoundTarget => "bound-target",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const LOGS: [&str; 3] = ["daemon/mod.rs", "daemon/reload.rs", "volume/reconcile/mod.rs"];
 
 /// Words of advice: commands, the option `force`, and what a caller may do next.
-const ADVICE: [&str; 12] = [
+const ADVICE: [&str; 14] = [
     "csictl",
     "fuser -vm",
     "use force",
@@ -19,6 +19,8 @@ const ADVICE: [&str; 12] = [
     "begin the list again",
     "unmount again",
     "Ask once",
+    "name the directory itself",
+    "then give",
 ];
 
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Obstacle};
 
 /// Why the kernel, or csid before it asked, refused.
 #[derive(Debug, thiserror::Error, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub enum HostError {
     WrongKind { path: PathBuf, wanted: Cow<'static, str> },
     #[error("{} is not below {}", path.display(), root.display())]
     Outside { path: PathBuf, root: PathBuf },
-    #[error("a symbolic link, or somebody renaming, is in the way to {}; name the directory itself", .0.display())]
+    #[error("a symbolic link or a rename is in the way to {}", .0.display())]
     Link(PathBuf),
     #[error(
         "nothing is mounted at {} any more, so what is mounted at {} cannot be shown to be from there",
@@ -44,9 +44,8 @@ pub enum HostError {
     AutomountPending(PathBuf),
     #[error("target-fd is no descriptor of {}: {why}", path.display())]
     NotTarget { path: PathBuf, why: Cow<'static, str> },
-    #[error(
-        "the volume is mounted at {}; unmount it, then give a target-fd of the directory that it covered", .0.display()
-    )]
+    /// A `target-fd` has to be of the directory that the volume covered.
+    #[error("the volume is still mounted at {}", .0.display())]
     StillBound(PathBuf),
     /// A target, or a directory on the way to it, that uid `uid` may not have covered. `owner`: whose it is, where that is why;
     /// `None`: others may write there.
@@ -104,12 +103,20 @@ impl From<HostError> for Error {
             | HostError::Foreign { .. }
             | HostError::Os { .. } => Kind::Internal,
         };
+        let obstacle = match &error {
+            HostError::Link(_) => Some(Obstacle::SymbolicLink),
+            HostError::StillBound(_) => Some(Obstacle::BoundTarget),
+            _ => None,
+        };
         let text = error.to_string();
         let holders = match error {
             HostError::Busy { holders, .. } => holders,
             _ => Vec::new(),
         };
-        Error::new(kind, text).with(|details| details.holders = holders)
+        Error::new(kind, text).with(|details| {
+            details.holders = holders;
+            details.obstacle = obstacle;
+        })
     }
 }
 
@@ -139,6 +146,14 @@ mod number {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn path_that_cannot_be_used_has_an_obstacle() {
+        let obstacle = |error: HostError| Error::from(error).details.obstacle;
+        assert_eq!(obstacle(HostError::Link("/srv".into())), Some(Obstacle::SymbolicLink));
+        assert_eq!(obstacle(HostError::StillBound("/srv".into())), Some(Obstacle::BoundTarget));
+        assert_eq!(obstacle(HostError::Hung("/srv".into())), None);
+    }
 
     #[test]
     fn log_and_answer_name_the_cause_of_a_host_error() {

@@ -183,6 +183,7 @@ fn expired_automount_is_unmounted_by_its_daemon() {
         let still = uncovered(&target, automount.target_fd());
         let (kind, error) = refusal(client.unmount(NAMESPACE, "v", "job", still).await);
         assert_eq!(kind, Kind::Busy, "{error}");
+        assert_eq!(error.details.obstacle.as_deref(), Some("bound-target"), "{error}");
         assert_eq!(state(&client, "v", "job").await, "mounted");
         assert_eq!(fs::read_to_string(source.join("file")).unwrap(), "data");
 
