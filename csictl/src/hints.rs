@@ -998,7 +998,7 @@ mod tests {
     #[test]
     fn hung_mount_needs_force_hung() {
         let refused = "the file system at /p does not answer; its server may answer yet";
-        let unsettled = format!("an earlier operation on this mount has not come to an end: {HANGS}");
+        let unsettled = format!("an earlier operation has not ended: {HANGS}");
         for (kind, message) in
             [(Kind::Internal, HANGS), (Kind::Busy, refused), (Kind::Uncertain, unsettled.as_str())]
         {
@@ -1034,7 +1034,7 @@ mod tests {
 
     #[test]
     fn unseen_users_are_listed_by_fuser() {
-        let later = "an earlier operation on this mount has not come to an end: ";
+        let later = "an earlier operation has not ended: ";
         for before in ["", later] {
             let message = format!("{before}/srv/my pg is in use by processes that csid may not see");
             let hint = failed(Kind::Busy, &message, Details::default(), &tried("unmount"));

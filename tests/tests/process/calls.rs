@@ -292,7 +292,7 @@ fn failed_rollback_is_uncertain_until_it_ends() {
         ]);
         let begun = Instant::now();
         let (kind, first) = refusal(mount(&client, "job", within(Duration::from_secs(2), inline("v"))).await);
-        assert_eq!(kind, Kind::Uncertain, "undoing it has not come to an end: {first}");
+        assert_eq!(kind, Kind::Uncertain, "its rollback has not ended: {first}");
         let (kind, second) =
             refusal(mount(&client, "job", within(Duration::from_secs(1), inline("v"))).await);
         // It waits for the undoing of the first, and then undoes the same.

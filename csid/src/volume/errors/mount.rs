@@ -22,7 +22,7 @@ pub(in crate::volume) enum MountError {
     OtherUser { key: MountKey },
     #[error("{} is mounted by {} with another {option}", VolumeName::of(key), key.consumer)]
     MountedOtherwise { key: MountKey, option: &'static str },
-    #[error("an earlier mount of {} by {} is still being taken down", VolumeName::of(key), key.consumer)]
+    #[error("an earlier mount of {} by {} is still being unmounted", VolumeName::of(key), key.consumer)]
     TakenDown { key: MountKey },
     #[error("the {what} path of {} for {} is {path}, not the one given", VolumeName::of(key), key.consumer)]
     OtherPath { key: MountKey, what: &'static str, path: String },

@@ -10,16 +10,16 @@ pub(in crate::volume) enum OperationError {
     #[error("{} came in", ending(*by))]
     EndedBy { by: OperationKind },
     /// An order to forget the mount or claim has ended the operation.
-    #[error("an order to forget it came in")]
+    #[error("an order to forget the mount or claim came in")]
     Forgotten,
     /// `kind`: TimedOut, ShuttingDown or Cancelled.
     #[error("{}", stopped(*kind))]
     Stopped { kind: Kind },
     /// An earlier operation could not be settled in this one's time.
-    #[error("an earlier operation on this mount has not come to an end: {}", source.message)]
+    #[error("an earlier operation has not ended: {}", source.message)]
     Unsettled { source: Error },
     /// The operation failed, and so did its rollback.
-    #[error("{}; and undoing it has not come to an end: {}", source.message, undo.message)]
+    #[error("{}; its rollback has not ended: {}", source.message, undo.message)]
     UndoneLater { source: Error, undo: Error },
     /// An operation without a caller was put off. No caller reads it.
     #[error("put off for another operation")]
@@ -39,9 +39,9 @@ fn ending(by: OperationKind) -> &'static str {
 
 fn stopped(kind: Kind) -> &'static str {
     match kind {
-        Kind::TimedOut => "the deadline passed before it was there; it is being undone",
-        Kind::ShuttingDown => "csid is stopping; the next csid undoes what was begun",
-        _ => "it was cancelled and is being undone",
+        Kind::TimedOut => "deadline exceeded; the operation is being rolled back",
+        Kind::ShuttingDown => "csid is stopping; the next csid rolls the operation back",
+        _ => "the operation was cancelled and is being rolled back",
     }
 }
 
@@ -86,11 +86,11 @@ mod tests {
         for (error, text) in [
             (
                 OperationError::Unsettled { source: inner.clone() },
-                "an earlier operation on this mount has not come to an end: the plugin refused",
+                "an earlier operation has not ended: the plugin refused",
             ),
             (
                 OperationError::UndoneLater { source: inner.clone(), undo },
-                "the plugin refused; and undoing it has not come to an end: no answer",
+                "the plugin refused; its rollback has not ended: no answer",
             ),
         ] {
             assert_eq!(error.source().unwrap().to_string(), inner.to_string());

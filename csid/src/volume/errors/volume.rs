@@ -18,7 +18,7 @@ pub(in crate::volume) enum VolumeError {
     /// A file declares the volume. A call that uses the volume registers it first.
     #[error("{name} is declared by {}, and not registered yet", file.display())]
     NotRegisteredYet { name: VolumeName, file: PathBuf },
-    #[error("what was {name} is not registered any more")]
+    #[error("the volume that was {name} is not registered any more")]
     Replaced { name: VolumeName },
     /// The external ID was only in the damaged journal. `holder`: the consumer of the mount or claim.
     #[error(
@@ -40,7 +40,7 @@ pub(in crate::volume) enum VolumeError {
     #[error("{name} is attached to {}", nodes.join(", "))]
     Attached { name: VolumeName, nodes: Vec<String> },
     /// The volume has no users.
-    #[error("{name} is still being taken off this host")]
+    #[error("{name} is still being unstaged on this host")]
     StillStaged { name: VolumeName },
     #[error("{name} is not mounted on this node")]
     NotMounted { name: VolumeName },
@@ -59,7 +59,7 @@ pub(in crate::volume) enum VolumeError {
     OtherOwner { name: VolumeName },
     #[error("{option} differs from the registration of {name} by uid {uid}")]
     OtherOption { name: VolumeName, option: &'static str, uid: u32 },
-    #[error("{name} is there, or on its way, with another {option}")]
+    #[error("{name} exists or is being created, with another {option}")]
     CreatedOtherwise { name: VolumeName, option: &'static str },
     #[error("the plugin {plugin} does not offer {capability}")]
     NotOffered { plugin: String, capability: &'static str },
