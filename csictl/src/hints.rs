@@ -76,8 +76,6 @@ enum Obstacle {
     Vanished,
     /// A claim of another node.
     OtherNode,
-    /// A setting of the plugin's unit that hides its mounts from the host.
-    Hidden,
     /// Another holder of an unmounted volume. csid continues when it has ended.
     Held,
     /// Another holder, before anything was unmounted.
@@ -100,12 +98,9 @@ enum Obstacle {
 /// The words behind the path of a mount that processes use.
 const UNSEEN: &str = " is in use by processes that csid may not see";
 
-/// The words before and behind a unit whose setting hides its mounts.
-const HIDES: (&str, &str) = (" gives ", " a mount namespace of its own, ");
-
 /// The obstacles with the words of csid's text, and words behind those, that identify them. `explained` and the hint for NotAuthorized
 /// read csid's texts, too.
-const WORDS: [(&str, &str, Obstacle); 20] = [
+const WORDS: [(&str, &str, Obstacle); 19] = [
     ("the kernel did not answer in time for ", "", Obstacle::Hung),
     ("csid's helper did not answer for ", "", Obstacle::Helper),
     ("csid's helper is still closing earlier descriptors", "", Obstacle::Closing),
@@ -124,7 +119,6 @@ const WORDS: [(&str, &str, Obstacle); 20] = [
     ("the file system is dead: ", "", Obstacle::Dead),
     ("removed behind csid's back", "", Obstacle::Vanished),
     ("nothing is mounted at its target", "", Obstacle::Vanished),
-    (HIDES.0, HIDES.1, Obstacle::Hidden),
     ("the claim is of node ", ", which has to release it itself", Obstacle::OtherNode),
 ];
 
@@ -190,15 +184,6 @@ fn obstructed(error: &CsidError, tried: &Tried, mount: &str) -> Option<String> {
              them on the private socket (without --bus)."
                 .to_owned(),
         ),
-        Obstacle::Hidden => {
-            let (_, rest) = error.message.split_once(HIDES.0)?;
-            let (unit, _) = rest.split_once(HIDES.1)?;
-            let plugin = error.details.plugin.as_deref().or(tried.plugin.as_deref()).unwrap_or("PLUGIN");
-            Some(format!(
-                "`systemctl cat '{unit}'` shows where the setting is. Take it out, then `systemctl daemon-reload && csictl \
-                 plugin restart {plugin}`."
-            ))
-        }
         _ => None,
     }
 }
@@ -280,6 +265,13 @@ fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> 
                               the plugin is deployed."
             .to_owned(),
         "external-plugin" => format!("Do it where the plugin runs: `csictl plugin show {plugin}` has its socket."),
+        "hidden" => {
+            let unit = error.details.holders.first().map_or("UNIT".into(), |unit| quoted(unit));
+            format!(
+                "`systemctl cat {unit}` shows where the setting is. Take it out, then `systemctl daemon-reload && csictl \
+                 plugin restart {plugin}`."
+            )
+        }
         "target" => "Choose another --target, or unmount what is there: `csictl mounts --json` shows the targets.".to_owned(),
         "known-volume" => format!("Use it by its name, `{volume}`, without --plugin and --external-id."),
         "unidentified-volume" => format!(
@@ -791,7 +783,6 @@ mod tests {
             "volume/manager.rs",
             "volume/mounts/effects.rs",
             "volume/control/claim_effects.rs",
-            "plugin/visible.rs",
         ];
         let errors = std::fs::read_dir(csid.join("volume/errors")).unwrap().map(|file| file.unwrap().path());
         let said: Vec<String> = files
@@ -855,6 +846,7 @@ mod tests {
             ("unknown-target", "`umount 'op 1'`"),
             ("symbolic-link", "`namei -l PATH`"),
             ("bound-target", "`umount TARGET`"),
+            ("hidden", "`systemctl cat 'op 1'`"),
         ];
         assert_eq!(words, commands.map(|(word, _)| word));
         for (word, command) in commands {
@@ -1041,6 +1033,22 @@ mod tests {
             assert!(hint.contains("`fuser -vm '/srv/my pg'` as root"), "{hint}");
             assert!(hint.contains("`csictl unmount --force ns v job`"), "{hint}");
         }
+    }
+
+    #[test]
+    fn unit_that_hides_mounts_is_quoted() {
+        let details = Details {
+            obstacle: Some("hidden".into()),
+            plugin: Some("nfs".into()),
+            holders: vec!["csi-plugin-my\\x2dnfs-a'; touch pwned.service".into()],
+            ..Details::default()
+        };
+        let hint = said(Kind::PluginUnavailable, details, &tried("mount"));
+        let quoted = r"`systemctl cat 'csi-plugin-my\x2dnfs-a'\''; touch pwned.service'`";
+        assert!(
+            hint.contains(quoted) && hint.contains("`systemctl daemon-reload && csictl plugin restart nfs`"),
+            "{hint}"
+        );
     }
 
     #[test]

@@ -237,6 +237,8 @@ pub enum Obstacle {
     SymbolicLink,
     /// The volume's own mount at the target, which the caller has to have unmounted.
     BoundTarget,
+    /// A setting of the plugin's unit, which hides the plugin's mounts from the host.
+    Hidden,
 }
 
 impl Obstacle {
@@ -276,6 +278,7 @@ impl Obstacle {
             Obstacle::UnknownTarget => "unknown-target",
             Obstacle::SymbolicLink => "symbolic-link",
             Obstacle::BoundTarget => "bound-target",
+            Obstacle::Hidden => "hidden",
         }
     }
 }

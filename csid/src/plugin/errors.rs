@@ -17,6 +17,11 @@ pub(super) fn reserved_name(instance: &str) -> Error {
     Error::invalid(format!("instance `{instance}`: such names are of instances that register themselves"))
 }
 
+/// Adds to an error that settings of the unit hide the plugin's mounts.
+pub(super) fn hidden(error: Error, unit: &str) -> Error {
+    error.with(|details| details.holders = vec![unit.to_owned()]).obstructed_by(Obstacle::Hidden)
+}
+
 /// Makes the error for a call that csid's own stop has ended.
 pub(super) fn stopping(text: &str) -> Error {
     Error::new(Kind::PluginShutdown, text).obstructed_by(Obstacle::Stopping)

@@ -241,7 +241,14 @@ impl Plugins {
     fn lacking(&self, kind: Kind, id: &str, service: Service) -> Error {
         let views = self.views(id);
         match views.first() {
-            Some(newest) => waiting(Error::new(kind, self.what_lacks(id, service, &views, newest)), id),
+            Some(newest) => {
+                let (text, view) = self.what_lacks(id, service, &views, newest);
+                let error = waiting(Error::new(kind, text), id);
+                match view.filter(|view| view.hidden_by_unit) {
+                    Some(view) => errors::hidden(error, &view.unit),
+                    None => error,
+                }
+            }
             None => {
                 let error = Error::new(kind, format!("no plugin {id} is registered"));
                 waiting(error.obstructed_by(Obstacle::UnknownPlugin), id)
@@ -249,14 +256,15 @@ impl Plugins {
         }
     }
 
-    /// Returns why the plugin with these views does not offer a service.
-    fn what_lacks(
+    /// Returns why the plugin with these views does not offer a service, and the view of the instance that should. `None`: all are
+    /// healthy, and none offers it.
+    fn what_lacks<'v>(
         &self,
         id: &str,
         service: Service,
-        views: &[Arc<PluginView>],
-        newest: &Arc<PluginView>,
-    ) -> String {
+        views: &'v [Arc<PluginView>],
+        newest: &'v Arc<PluginView>,
+    ) -> (String, Option<&'v PluginView>) {
         // An instance that was never seen may offer it.
         let may = |view: &PluginView| {
             view.provider.is_empty() || view.services.iter().any(|offered| offered == service.name())
@@ -267,7 +275,9 @@ impl Plugins {
                 views.iter().flat_map(|view| &view.services).map(String::as_str).collect();
             let services = Vec::from_iter(services).join(", ");
             let services = if services.is_empty() { "none" } else { &services };
-            return format!("the plugin {id} offers no {} service (it offers: {services})", service.name());
+            let text =
+                format!("the plugin {id} offers no {} service (it offers: {services})", service.name());
+            return (text, None);
         }
         let view = sick.unwrap_or(newest);
         let which = match views.len() {
@@ -279,7 +289,7 @@ impl Plugins {
             unit => format!("unit {unit}"),
         };
         let message = if view.health_message.is_empty() { "not contacted yet" } else { &view.health_message };
-        format!("the plugin {id}{which} is {}: {message} ({place})", view.state)
+        (format!("the plugin {id}{which} is {}: {message} ({place})", view.state), Some(view))
     }
 }
 

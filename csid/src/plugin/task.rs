@@ -39,7 +39,7 @@ use crate::plugin::rpc_outcome::Class;
 use crate::plugin::spec::{Log, PluginSpec, Supervision};
 use crate::plugin::supervise;
 use crate::plugin::view::{PluginChange, PluginView, Service};
-use crate::plugin::visible;
+use crate::plugin::visible::{self, Hidden};
 use crate::store::Store;
 
 /// How fast a plugin is looked at. Only tests have another.
@@ -136,7 +136,7 @@ pub(super) struct Task {
     view: PluginView,
     print: Option<Fingerprint>,
     /// Why the host does not see what this process mounts; `None`: that was not looked at yet.
-    hidden: Option<Option<String>>,
+    hidden: Option<Option<Hidden>>,
     /// The process, where csid has not started it itself.
     adopted: Option<u32>,
     load: Arc<Load>,
@@ -154,7 +154,7 @@ enum Look {
     NotConnected(String),
     Failed(String),
     /// The plugin answers, but must not mount while this process lives, for this reason.
-    Hidden(String),
+    Hidden(Hidden),
 }
 
 impl Task {
@@ -327,8 +327,8 @@ impl Task {
                     self.set("unhealthy", &why, None).await;
                     self.shared.pace.probe
                 }
-                Look::Hidden(why) => {
-                    self.set("unhealthy", &why, None).await;
+                Look::Hidden(hidden) => {
+                    self.set_hidden(&hidden).await;
                     // Started again it would be hidden again: that is the administrator's to change.
                     limit = None;
                     self.shared.pace.heartbeat
@@ -374,9 +374,10 @@ impl Task {
                         .set("probing", "Probe says that the plugin is not ready any more", None)
                         .await;
                 }
-                Look::NotConnected(why) | Look::Failed(why) | Look::Hidden(why) => {
+                Look::NotConnected(why) | Look::Failed(why) => {
                     return self.set("unhealthy", &why, None).await;
                 }
+                Look::Hidden(hidden) => return self.set_hidden(&hidden).await,
             }
         }
     }
@@ -416,7 +417,7 @@ impl Task {
                     self.found(print).await;
                     Look::Ready
                 }
-                Ok(Some(why)) => Look::Hidden(why),
+                Ok(Some(hidden)) => Look::Hidden(hidden),
                 Err(error) => Look::Failed(error.to_string()),
             },
             Err(FingerprintError::Rpc(error)) => failed(error),
@@ -425,7 +426,7 @@ impl Task {
     }
 
     /// Why the host does not see what the plugin mounts, if it does any mounts.
-    async fn hidden(&mut self, print: &Fingerprint) -> std::result::Result<Option<String>, UnitsError> {
+    async fn hidden(&mut self, print: &Fingerprint) -> std::result::Result<Option<Hidden>, UnitsError> {
         if self.place.unit.is_empty() || !print.services.contains(&Service::Node.name()) {
             return Ok(None);
         }
@@ -504,10 +505,25 @@ impl Task {
         self.set("ready", &health, Some(ready)).await;
     }
 
-    /// The one place where a plugin's state changes: it is seen at once, and its health's turns are events.
     async fn set(&mut self, state: &'static str, message: &str, ready: Option<Ready>) {
+        self.set_because(state, message, false, ready).await;
+    }
+
+    async fn set_hidden(&mut self, hidden: &Hidden) {
+        self.set_because("unhealthy", &hidden.why, hidden.by_unit, None).await;
+    }
+
+    /// The one place where a plugin's state changes: it is seen at once, and its health's turns are events.
+    async fn set_because(
+        &mut self,
+        state: &'static str,
+        message: &str,
+        hidden_by_unit: bool,
+        ready: Option<Ready>,
+    ) {
         let (from, was_healthy) = (self.view.state, self.view.healthy);
         self.view.state = state;
+        self.view.hidden_by_unit = hidden_by_unit;
         self.view.healthy = ready.is_some();
         if self.view.health_message != message {
             self.view.health_message = message.to_owned();

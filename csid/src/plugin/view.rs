@@ -37,6 +37,8 @@ pub struct PluginView {
     pub state: &'static str,
     pub healthy: bool,
     pub health_message: String,
+    /// Whether the health message is about settings of the unit, which hide the plugin's mounts. It is no property.
+    pub hidden_by_unit: bool,
     pub supervision: &'static str,
     pub unit: String,
     pub socket: String,

@@ -7,42 +7,58 @@ use crate::plugin::profile::Profile;
 use crate::plugin::spec::PluginSpec;
 use crate::plugin::unit_settings;
 
-/// Why the host does not, and what to do; `None`: it does.
+/// Why the host does not see a plugin's mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hidden {
+    pub why: String,
+    /// Whether settings of the plugin's unit do it, not its definition.
+    pub by_unit: bool,
+}
+
+/// Returns why the host does not. `None`: it does.
 pub(super) async fn hidden(
     units: &Units,
     id: &str,
     spec: &PluginSpec,
     unit: &str,
     adopted: Option<u32>,
-) -> Result<Option<String>, UnitsError> {
+) -> Result<Option<Hidden>, UnitsError> {
     let settings = units.hiding(unit).await?;
     if settings.is_empty() {
         return Ok(None);
     }
-    let why = why(spec, unit, &settings);
+    let hidden = why(spec, unit, &settings);
     if let Some(pid) = adopted
         && units.is_in_hosts_namespaces(pid).await?
     {
+        let why = hidden.why;
         tracing::warn!(plugin = %id, pid, "plugin {id}: this process was started without what the next one would be: {why}");
         return Ok(None);
     }
-    Ok(Some(why))
+    Ok(Some(hidden))
 }
 
-fn why(spec: &PluginSpec, unit: &str, settings: &[String]) -> String {
+fn why(spec: &PluginSpec, unit: &str, settings: &[String]) -> Hidden {
     let text = "so the host would not see what it mounts";
-    if spec.profile == Some(Profile::Controller) {
-        return format!(
+    let by_definition = if spec.profile == Some(Profile::Controller) {
+        Some(format!(
             "it has a node service, and its profile `controller` a mount namespace of its own, {text}; choose a node- profile"
-        );
+        ))
+    } else {
+        unit_settings::apart(spec).map(|propagation| {
+            format!(
+                "it has a node service, and its propagation is `{propagation}`, {text}; that of a node plugin is \
+                 bidirectional"
+            )
+        })
+    };
+    match by_definition {
+        Some(why) => Hidden { why, by_unit: false },
+        None => Hidden {
+            why: format!("{} gives {unit} a mount namespace of its own, {text}", settings.join(", ")),
+            by_unit: true,
+        },
     }
-    if let Some(propagation) = unit_settings::apart(spec) {
-        return format!(
-            "it has a node service, and its propagation is `{propagation}`, {text}; that of a node plugin is \
-             bidirectional"
-        );
-    }
-    format!("{} gives {unit} a mount namespace of its own, {text}", settings.join(", "))
 }
 
 #[cfg(test)]
@@ -54,10 +70,11 @@ mod tests {
     fn origin_of_hiding_setting_is_named() {
         let of = |spec: PluginSpec| why(&spec, "u.service", &["PrivateTmp=yes".to_owned()]);
         let theirs = of(PluginSpec::default());
-        assert!(theirs.starts_with("PrivateTmp=yes gives u.service a mount namespace"), "{theirs}");
+        assert!(theirs.why.starts_with("PrivateTmp=yes gives u.service a mount namespace"), "{theirs:?}");
+        assert!(theirs.by_unit, "{theirs:?}");
         let own = of(PluginSpec { propagation: Some(Propagation::HostToTask), ..PluginSpec::default() });
-        assert!(own.contains("propagation is `host-to-task`"), "{own}");
+        assert!(own.why.contains("propagation is `host-to-task`") && !own.by_unit, "{own:?}");
         let own = of(PluginSpec { profile: Some(Profile::Controller), ..PluginSpec::default() });
-        assert!(own.contains("profile `controller`"), "{own}");
+        assert!(own.why.contains("profile `controller`") && !own.by_unit, "{own:?}");
     }
 }

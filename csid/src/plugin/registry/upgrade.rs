@@ -282,10 +282,14 @@ impl Plugins {
             let message = &found.health_message;
             let why = message.split_once(AGAIN).map_or(message.as_str(), |(why, _)| why);
             let text = unchanged(format!("instance `{new}` did not become healthy: {why}"));
-            return Err(Error::new(Kind::PluginUnavailable, text).with(|details| {
+            let error = Error::new(Kind::PluginUnavailable, text).with(|details| {
                 details.plugin = Some(id.to_owned());
                 details.retryable = false;
-            }));
+            });
+            return Err(match found.hidden_by_unit {
+                true => errors::hidden(error, &found.unit),
+                false => error,
+            });
         }
         let (mut state, journalled) = {
             let state = self.entry(id, old, |entry| entry.state.clone()).ok_or_else(stopping)?;

@@ -123,6 +123,30 @@ async fn an_adopted_plugin_that_is_slow_is_not_stopped() {
 }
 
 #[tokio::test]
+async fn hidden_mounts_name_the_unit_in_the_details() {
+    let host = Host::new();
+    let systemd = Systemd::behind(&host.plugins.units()).await;
+    let mut fake = host.fake();
+    (systemd.machine().runs, systemd.machine().hides) = ("/bin/sleep 1000", true);
+    host.plugins.register("p", managed(&fake.socket), 0).await.unwrap();
+    until(|| systemd.pid() != 0).await;
+    fake.start();
+    host.state(&["unhealthy"]).await;
+    let refused =
+        async || host.plugins.wait("p", Service::Node, Some(soon(Duration::ZERO))).await.unwrap_err();
+    let error = refused().await;
+    assert!(error.message.contains("PrivateTmp=yes gives csi-plugin-p-default.service"), "{error}");
+    assert_eq!(error.details.obstacle.map(|obstacle| obstacle.name()), Some("hidden"));
+    assert_eq!(error.details.holders, ["csi-plugin-p-default.service"]);
+
+    // The next reason is another one.
+    fake.kill();
+    until(|| !host.plugins.view("p").unwrap().health_message.contains("PrivateTmp")).await;
+    let error = refused().await;
+    assert_eq!((error.details.obstacle, error.details.holders), (None, Vec::new()), "{}", error.message);
+}
+
+#[tokio::test]
 async fn probe_or_restart_ends_the_pause_of_failed() {
     let pace = Pace { restart: Duration::from_millis(10), longest: LONG * 60, ..PACE };
     let host = Host::with(pace, Vec::new());

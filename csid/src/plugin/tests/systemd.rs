@@ -35,6 +35,8 @@ pub struct Machine {
     /// A restart is answered at once; the process ends, and the next one begins, when this is taken back.
     pub lingers: bool,
     restarts: bool,
+    /// Whether the unit has PrivateTmp=.
+    pub hides: bool,
 }
 
 #[derive(Clone)]
@@ -84,8 +86,21 @@ impl Machine {
         let (orders, output) =
             (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()).lines());
         let (starts, doubles, main, exit, is_loaded) = (0, 0, 0, (0, 0), false);
-        let (lingers, restarts) = (false, false);
-        Machine { runs: "", starts, doubles, shell, orders, output, main, exit, is_loaded, lingers, restarts }
+        let (lingers, restarts, hides) = (false, false, false);
+        Machine {
+            runs: "",
+            starts,
+            doubles,
+            shell,
+            orders,
+            output,
+            main,
+            exit,
+            is_loaded,
+            lingers,
+            restarts,
+            hides,
+        }
     }
 
     fn hear(&mut self) -> u32 {
@@ -189,8 +204,7 @@ impl Machine {
                 let value = OwnedVariant::try_from(self.property(&name)).unwrap();
                 answer.build(&value).unwrap()
             }
-            // None of its settings hides a mount.
-            "GetAll" => answer.build(&HashMap::<String, OwnedVariant>::new()).unwrap(),
+            "GetAll" => answer.build(&HashMap::from([("PrivateTmp", Variant::from(self.hides))])).unwrap(),
             other => panic!("{other} is called"),
         }
     }
