@@ -98,21 +98,26 @@ enum Obstacle {
 /// The words behind the path of a mount that processes use.
 const UNSEEN: &str = " is in use by processes that csid may not see";
 
-/// The obstacles with the words of csid's text, and words behind those, that identify them. `explained` and the hint for NotAuthorized
-/// read csid's texts, too.
+/// The words between the path of a mount and its users in another mount namespace.
+const ELSEWHERE: &str = " is in use in another mount namespace, by ";
+
+/// The words before another error of csid's.
+const UNSETTLED: &str = "an earlier operation on this mount has not come to an end: ";
+
+/// The obstacles with the words at the start of csid's text, and those at its end, that identify them. In the middle stand names that
+/// a caller, a plugin or a process chose, with any words. `explained` and the hint for NotAuthorized read csid's texts, too.
 const WORDS: [(&str, &str, Obstacle); 19] = [
     ("the kernel did not answer in time for ", "", Obstacle::Hung),
     ("csid's helper did not answer for ", "", Obstacle::Helper),
     ("csid's helper is still closing earlier descriptors", "", Obstacle::Closing),
-    (" is mounted and no row explains it", "", Obstacle::Orphan),
+    ("/", " is mounted and no row explains it; the volume stays staged until it is gone", Obstacle::Orphan),
     ("something that no row explains is at ", "", Obstacle::Orphan),
-    ("the external id of ", " could not be read from the damaged journal", Obstacle::Unidentified),
-    ("but another mount namespace still shows it", "", Obstacle::Held),
-    ("its block device ", " is still in use", Obstacle::Held),
-    (" is in use in another mount namespace, by ", "", Obstacle::InUseElsewhere),
-    (UNSEEN, "", Obstacle::Unseen),
+    ("the external id of ", " to unpublish", Obstacle::Unidentified),
+    ("the volume is unpublished, but another mount namespace still shows it, by ", "", Obstacle::Held),
+    ("the volume is unmounted, but its block device ", "", Obstacle::Held),
+    ("the file system at ", "; its server may answer yet", Obstacle::Hung),
     ("something else is mounted at ", "", Obstacle::Occupied),
-    ("so what is mounted at ", " cannot be shown to be from there", Obstacle::Unproven),
+    ("nothing is mounted at ", " cannot be shown to be from there", Obstacle::Unproven),
     ("the file system at ", " is dead or does not answer", Obstacle::HungOrDead),
     ("the file system at ", " does not answer", Obstacle::Hung),
     ("the file system does not answer", "", Obstacle::Hung),
@@ -120,12 +125,15 @@ const WORDS: [(&str, &str, Obstacle); 19] = [
     ("removed behind csid's back", "", Obstacle::Vanished),
     ("nothing is mounted at its target", "", Obstacle::Vanished),
     ("the claim is of node ", ", which has to release it itself", Obstacle::OtherNode),
+    ("/", UNSEEN, Obstacle::Unseen),
 ];
 
 fn obstacle(text: &str) -> Option<Obstacle> {
-    let is_there =
-        |first: &str, then: &str| text.split_once(first).is_some_and(|(_, rest)| rest.contains(then));
-    WORDS.iter().find(|(first, then, _)| is_there(first, then)).map(|(_, _, obstacle)| *obstacle)
+    let text = text.strip_prefix(UNSETTLED).unwrap_or(text);
+    let is_it = |first: &str, last: &str| text.strip_prefix(first).is_some_and(|rest| rest.ends_with(last));
+    let found = WORDS.iter().find(|(first, last, _)| is_it(first, last)).map(|(_, _, obstacle)| *obstacle);
+    // A path may have these words, too. The hint for them names no command.
+    found.or_else(|| (text.starts_with('/') && text.contains(ELSEWHERE)).then_some(Obstacle::InUseElsewhere))
 }
 
 /// Returns how to end a mount whose file system hangs. `mount`: its name for `csictl unmount`.
@@ -166,9 +174,10 @@ fn obstructed(error: &CsidError, tried: &Tried, mount: &str) -> Option<String> {
         )),
         Obstacle::Held => Some(HELD.to_owned()),
         Obstacle::Unseen => {
-            let (before, _) = error.message.split_once(UNSEEN)?;
-            // The path may stand behind words of another error.
-            let path = before.find('/').map_or("PATH".into(), |start| quoted(&before[start..]));
+            let path = error.message.strip_suffix(UNSEEN)?;
+            let path = path.strip_prefix(UNSETTLED).unwrap_or(path);
+            // csid shortens a long path.
+            let path = if path.contains('…') { "PATH".to_owned() } else { quoted(path) };
             Some(format!(
                 "`fuser -vm {path}` as root lists them. End them, then repeat the command. If the mount's server is gone, as \
                  `csictl mounts` shows, `csictl unmount --force {mount}` detaches it anyway."
@@ -504,8 +513,7 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         Kind::NotSupported => {
             format!("Features of the plugin: `csictl plugin show {plugin}`; of csid: `csictl status`.")
         }
-        // The message names a polkit action if the caller lacks one.
-        Kind::NotAuthorized if !error.message.contains("org.csid1.") => {
+        Kind::NotAuthorized if !lacks_action(&error.message) => {
             "Ask as root, or leave out what requires root: no rule of polkit allows it.".to_owned()
         }
         Kind::NotAuthorized => {
@@ -576,6 +584,12 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         _ => return None,
     };
     Some(hint)
+}
+
+/// Returns whether the message of a refusal names the polkit action that the caller lacks.
+fn lacks_action(message: &str) -> bool {
+    let uid = message.strip_prefix("uid ").and_then(|rest| rest.split_once(" may not do org.csid1."));
+    uid.is_some_and(|(uid, _)| uid.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
 /// Returns the command that ends a volume's wait. Empty: none is needed. `mounts`: those of the volume, for their tags and errors, which
@@ -1033,6 +1047,26 @@ mod tests {
             assert!(hint.contains("`fuser -vm '/srv/my pg'` as root"), "{hint}");
             assert!(hint.contains("`csictl unmount --force ns v job`"), "{hint}");
         }
+    }
+
+    /// A caller chooses the path of a target, and with it words in csid's errors.
+    #[test]
+    fn words_of_a_callers_path_choose_no_hint() {
+        let attack = "/srv/t/x gives y'; touch pwned; echo ' a mount namespace of its own, z";
+        let message = format!("something else is mounted at {attack}");
+        let hint = failed(Kind::Busy, &message, Details::default(), &tried("mount"));
+        assert!(!hint.contains("pwned"), "{hint}");
+        for (first, then, _) in WORDS {
+            let path = format!("/srv/a {first}b{then}");
+            for message in
+                [format!("{path} is not below /srv/csid"), format!("target {path} is over csid's own")]
+            {
+                assert!(obstacle(&message).is_none(), "{message}");
+            }
+        }
+        let polkit =
+            failed(Kind::NotAuthorized, "/srv/org.csid1.x is uid 7's", Details::default(), &tried("mount"));
+        assert!(!polkit.contains("the action named above"), "{polkit}");
     }
 
     #[test]
