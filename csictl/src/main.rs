@@ -63,7 +63,7 @@ fn report(failure: &Failure, json: bool) {
             "operation-id": failure.tried.operation,
             "hint": hint,
         });
-        eprintln!("{error}");
+        eprintln!("{}", output::json_line(&error));
         return;
     }
     eprintln!("csictl: {}", output::lines(&format!("{:#}", failure.error)));
@@ -73,7 +73,7 @@ fn report(failure: &Failure, json: bool) {
         eprintln!("Held by: {}", output::plain(&error.details.holders.join(", ")));
     }
     if let Some(hint) = hint {
-        eprintln!("{hint}");
+        eprintln!("{}", output::lines(&hint));
     }
 }
 

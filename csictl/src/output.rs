@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};
 pub use stats::{Used, plugin_stats, top};
 use text::{facts, seconds, table, timestamp};
-pub use text::{lines, plain, print, print_json};
+pub use text::{json_line, lines, plain, print, print_json};
 pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
 
 pub struct Status {
@@ -181,14 +181,13 @@ pub fn event(event: &Event) -> String {
 pub fn event_json(event: &Event) -> String {
     let details: Map<_, _> =
         event.details.iter().map(|(key, value)| (key.clone(), csid_client::json(value))).collect();
-    json!({
+    json_line(&json!({
         "sequence": event.sequence,
         "realtime-usec": event.realtime_usec,
         "type": event.kind,
         "subject": event.subject,
         "details": details,
-    })
-    .to_string()
+    }))
 }
 
 #[cfg(test)]

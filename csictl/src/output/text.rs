@@ -8,6 +8,9 @@ use std::{
 
 use comfy_table::{Table, presets};
 use serde::Serialize;
+use serde_json::Value;
+
+use crate::shell::{deceives, escape};
 
 /// Prints to standard output. A closed pipe (`csictl mounts | head`) is not an error.
 pub fn print(text: &str) -> io::Result<()> {
@@ -20,15 +23,36 @@ pub fn print(text: &str) -> io::Result<()> {
 }
 
 pub fn print_json(value: &impl Serialize) -> io::Result<()> {
-    print(&serde_json::to_string_pretty(value)?)
+    print(&json_text(value)?)
 }
 
-/// Returns a plugin's or a caller's text without characters that control a terminal.
+/// Returns the value as JSON whose strings escape all characters that [deceive](deceives).
+fn json_text(value: &impl Serialize) -> io::Result<String> {
+    Ok(escaped(&serde_json::to_string_pretty(value)?))
+}
+
+/// Returns JSON on a line, escaped likewise.
+pub fn json_line(value: &Value) -> String {
+    escaped(&value.to_string())
+}
+
+/// `json` has these characters in strings alone, but for line breaks.
+fn escaped(json: &str) -> String {
+    json.chars().map(|c| if c != '\n' && deceives(c) { escape(c) } else { c.to_string() }).collect()
+}
+
+/// Returns a plugin's or a caller's text without characters that control a terminal. Those that change the direction of text are
+/// escaped.
 pub fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    let shown = |c: char| match c {
+        c if c.is_control() => '\u{fffd}'.to_string(),
+        c if deceives(c) => escape(c),
+        c => c.to_string(),
+    };
+    text.chars().map(shown).collect()
 }
 
-/// Returns a message's lines without characters that control a terminal.
+/// Returns the same of each line of a message.
 pub fn lines(text: &str) -> String {
     text.trim().lines().map(plain).collect::<Vec<_>>().join("\n")
 }
@@ -80,6 +104,21 @@ pub fn timestamp(usec: u64) -> impl Display {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn direction_of_text_is_not_changed() {
+        for c in ['\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}', '\u{200f}', '\u{61c}'] {
+            let (name, escape) = (format!("a{c}b"), format!("a\\u{:04x}b", u32::from(c)));
+            assert_eq!(plain(&name), escape);
+            assert_eq!(lines(&format!("{name}\n{name}")), format!("{escape}\n{escape}"));
+            assert!(table(["NAME"], [[name.clone()]]).contains(&escape));
+            assert!(facts([("name", name.clone())]).contains(&escape));
+            assert_eq!(json_text(&[&name]).unwrap(), format!("[\n  \"{escape}\"\n]"));
+        }
+        let text = json_text(&"a\u{9b}2J\u{7f}").unwrap();
+        assert_eq!(text, r#""a\u009b2J\u007f""#);
+        assert_eq!(plain("ä ש \t"), "ä ש \u{fffd}");
+    }
 
     #[test]
     fn dates_are_right() {
