@@ -1,5 +1,6 @@
 //! Details of a call for polkit's rules, besides its action: the namespace, the volume, the plugin, the unit and the owner's uid, if
 //! the call names them. The arguments are decoded with the handlers' types, so both see the same values, even if a map has a key twice.
+//! An empty namespace is `default` here as it is for the handlers.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,6 +9,7 @@ use zbus::{Message, OwnedVariant, Type};
 
 use super::contract::{MANAGER, Method, Object};
 use super::rooms::Rooms;
+use crate::names::DEFAULT_NAMESPACE;
 
 pub(super) type CallFacts = BTreeMap<&'static str, String>;
 
@@ -31,9 +33,11 @@ pub(super) fn of(method: &Method, object: &Object, message: &Message, rooms: &Ro
     }
     let (names, options) = arguments(method.takes, message).unwrap_or_default();
     for key in ["namespace", "volume", "plugin", "unit"] {
-        add(&mut facts, key, text(&options, key));
+        if let Some(text) = text(&options, key) {
+            add(&mut facts, key, text);
+        }
     }
-    if let Some(unit) = text(&options, "bind").strip_prefix("unit:") {
+    if let Some(unit) = text(&options, "bind").and_then(|bind| bind.strip_prefix("unit:")) {
         add(&mut facts, "unit", unit);
     }
     for (key, name) in positions(method).iter().zip(&names) {
@@ -44,13 +48,15 @@ pub(super) fn of(method: &Method, object: &Object, message: &Message, rooms: &Ro
 }
 
 fn add(facts: &mut CallFacts, key: &'static str, text: &str) {
+    let text = if key == "namespace" && text.is_empty() { DEFAULT_NAMESPACE } else { text };
     if !text.is_empty() && text.len() <= LONGEST {
         facts.insert(key, text.to_owned());
     }
 }
 
-fn text<'o>(options: &'o Options, key: &str) -> &'o str {
-    options.get(key).and_then(|value| <&str>::try_from(&**value).ok()).unwrap_or_default()
+/// Returns the text of an option. `None`: the call does not have the option, or not as a text.
+fn text<'o>(options: &'o Options, key: &str) -> Option<&'o str> {
+    options.get(key).and_then(|value| <&str>::try_from(&**value).ok())
 }
 
 /// Returns the meanings of a method's first strings.

@@ -177,6 +177,30 @@ async fn polkit_rule_allows_one_namespace() {
     assert_eq!(received, due);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_namespace_is_default_for_polkit() {
+    let Some(bus) = is_root().then(|| Bus::start(false)).flatten() else { return };
+    let world = World::new();
+    let _serving = bus.serve(&world, QUICK).await;
+    let authority = polkit(&bus, Script::In("default")).await;
+    let client = bus.connect_as(NOBODY).await;
+    let refused = |answer: Result<Message, (String, String)>| {
+        answer.err().is_some_and(|(name, _)| name == "org.csid1.Error.NotAuthorized")
+    };
+    for namespace in ["", "default"] {
+        assert!(!refused(manager(&client, "GetVolume", &(namespace, "v")).await), "{namespace:?}");
+        let filter = Options::from([("namespace", namespace.into())]);
+        assert!(!refused(manager(&client, "ListMounts", &filter).await), "{namespace:?}");
+        let inline = Options::from([("plugin", "p".into()), ("external-id", "x".into())]);
+        let mount = manager(&client, "Mount", &(namespace, "v", "job", inline)).await;
+        assert!(!refused(mount), "{namespace:?}");
+    }
+    assert!(refused(manager(&client, "ListMounts", &Options::new()).await), "a list of all namespaces");
+    let received = authority.facts.lock().unwrap().clone();
+    let unnamed = |(_, facts): &&(String, CallFacts)| !facts.contains_key("namespace");
+    assert_eq!(received.iter().filter(unnamed).count(), 1, "{received:?}");
+}
+
 async fn read_as_member(bus: &Bus) -> Result<(), String> {
     let client = bus.connect_as(MEMBER).await;
     manager(&client, "ListPlugins", &()).await.map(drop).map_err(|(name, text)| format!("{name}: {text}"))
