@@ -9,9 +9,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Workers at once that sift, or close what they did not pass on. With the other calls' fewer than there can be workers.
 const AT_ONCE: usize = 8;
-/// The number of places of one sender.
+/// The number of places of one uid.
 const EACH: usize = 2;
-/// The places of the workers that sift, by the sender's uid; `None`: it is not known.
+/// The number of places of the senders on the system bus together. The others are for the private socket's senders, whose uids are known.
+const ON_BUS: usize = 6;
+/// The places of the workers that sift, by the sender's uid; `None`: it is not known, on the system bus.
 pub(super) struct SiftPlaces {
     all: Arc<Room>,
     each: Mutex<BTreeMap<Option<u32>, Arc<Room>>>,
@@ -72,7 +74,8 @@ impl SiftPlaces {
     pub(super) async fn enter(&self, uid: Option<u32>, patience: Duration) -> Option<SiftPlace> {
         let each = {
             let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(each.entry(uid).or_insert_with(|| Room::new(EACH)))
+            let size = if uid.is_some() { EACH } else { ON_BUS };
+            Arc::clone(each.entry(uid).or_insert_with(|| Room::new(size)))
         };
         let rooms = [each, Arc::clone(&self.all)];
         let patience = if rooms.iter().any(|room| room.is_stuck()) { Duration::ZERO } else { patience };
@@ -106,10 +109,26 @@ mod tests {
         assert!(enter(4).await.is_some());
     }
 
+    /// Senders on the system bus share their places: one of them does not refuse all others with two descriptors that hang.
+    #[tokio::test]
+    async fn bus_has_six_places_and_leaves_two() {
+        let places = SiftPlaces::default();
+        let enter = async |uid| places.enter(uid, Duration::ZERO).await;
+        let mut held = Vec::new();
+        for _ in 0..6 {
+            held.push(enter(None).await.expect("a place on the bus"));
+        }
+        assert!(enter(None).await.is_none(), "the bus has its share");
+        for uid in [7, 8] {
+            held.push(enter(Some(uid)).await.expect("a place on the private socket"));
+        }
+        assert!(enter(Some(9)).await.is_none(), "all are taken");
+    }
+
     #[tokio::test]
     async fn places_of_closing_workers_are_not_waited_for() {
         let places = SiftPlaces::default();
-        let enter = async |patience| places.enter(None, patience).await;
+        let enter = async |patience| places.enter(Some(7), patience).await;
         let held = [enter(PATIENCE).await.expect("a place"), enter(PATIENCE).await.expect("a place")];
         let closing = held.each_ref().map(SiftPlace::closes);
         let refused = enter(Duration::from_secs(3600));
