@@ -2,7 +2,9 @@
 //! details map. The rooms have error types of their own, which keep their source; they become this one where a request ends.
 //! Messages never hold secrets, context values or mount flags.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::path::Path;
 
 /// The names under `org.csid1.Error`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +144,28 @@ impl Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// The limit of a caller's text in an error.
+pub const SHOWN: usize = 256;
+
+/// Returns a caller's text as an error shows it, at most [`SHOWN`] bytes of it.
+pub fn shortened(text: &str) -> Cow<'_, str> {
+    cut(text, SHOWN)
+}
+
+/// Returns a path as an error shows it, which a caller may have chosen.
+pub fn shown(path: impl AsRef<Path>) -> String {
+    shortened(&path.as_ref().to_string_lossy()).into_owned()
+}
+
+/// Returns the text, or as much of its beginning as fits in `most` bytes with a mark.
+pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
+    const CUT: &str = "…";
+    match text.len() <= most {
+        true => text.into(),
+        false => format!("{}{CUT}", &text[..text.floor_char_boundary(most - CUT.len())]).into(),
     }
 }
 

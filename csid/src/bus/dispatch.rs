@@ -13,11 +13,11 @@ use super::call::{Answer, Call, Server, UntilSent};
 use super::caller::{Caller, CallerSource};
 use super::contract::{INTROSPECTABLE, MANAGER, Method, OBJECT_MANAGER, Object, PEER, PLUGIN, PROPERTIES};
 use super::facts::{self, CallFacts};
-use super::failure::{Failure, encode_failure, shortened};
+use super::failure::{Failure, encode_failure};
 use super::introspect::Interfaces;
 use super::limits::{CallClass, Slot};
 use super::{claims, exec, inventory, manager, mounts, oversize, plugin, standard, upgrade, volumes};
-use crate::error::Error;
+use crate::error::{Error, shortened};
 
 /// The limit of all arguments of a call together. The bus would pass 32 MiB.
 const MAX_BYTES: usize = 64 * 1024;

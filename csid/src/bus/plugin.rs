@@ -7,9 +7,9 @@ use zbus::{Fd, OwnedVariant};
 
 use super::call::{Answer, Call, within};
 use super::contract::{Map, Object};
-use super::failure::{Failure, shortened};
+use super::failure::Failure;
 use super::options::Options;
-use crate::error::Step;
+use crate::error::{Step, shortened};
 use crate::names;
 use crate::plugin::{InstanceStats, Lines, PluginView, RpcCount, code_name};
 use crate::volume::OperationKind;

@@ -4,54 +4,55 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Kind, Obstacle};
+use crate::error::{Error, Kind, Obstacle, shown};
 
 /// Why the kernel, or csid before it asked, refused.
 #[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum HostError {
     /// Whether it was done is not known: look again.
-    #[error("the kernel did not answer in time for {}; what serves its file system does not answer", .0.display())]
+    #[error("the kernel did not answer in time for {}; what serves its file system does not answer", shown(.0))]
     Hung(PathBuf),
     /// Likewise.
-    #[error("csid's helper did not answer for {}: {source}", path.display())]
+    #[error("csid's helper did not answer for {}: {source}", shown(path))]
     Helper {
         path: PathBuf,
         #[serde(with = "number")]
         source: std::io::Error,
     },
     /// Each holder is `PID COMMAND`, or `mount PATH` for one below.
-    #[error("{} is in use{}", path.display(), list(holders))]
+    #[error("{} is in use{}", shown(path), list(holders))]
     Busy { path: PathBuf, holders: Vec<String> },
-    #[error("something else is mounted at {}", .0.display())]
+    #[error("something else is mounted at {}", shown(.0))]
     Occupied(PathBuf),
-    #[error("{} is not {wanted}", path.display())]
+    #[error("{} is not {wanted}", shown(path))]
     WrongKind { path: PathBuf, wanted: Cow<'static, str> },
-    #[error("{} is not below {}", path.display(), root.display())]
+    #[error("{} is not below {}", shown(path), shown(root))]
     Outside { path: PathBuf, root: PathBuf },
-    #[error("a symbolic link or a rename is in the way to {}", .0.display())]
+    #[error("a symbolic link or a rename is in the way to {}", shown(.0))]
     Link(PathBuf),
     #[error(
         "nothing is mounted at {} any more, so what is mounted at {} cannot be shown to be from there",
-        source_path.display(), path.display()
+        shown(source_path),
+        shown(path)
     )]
     Unproven { path: PathBuf, source_path: PathBuf },
-    #[error("{} belongs to uid {uid}, not to csid", path.display())]
+    #[error("{} belongs to uid {uid}, not to csid", shown(path))]
     Foreign { path: PathBuf, uid: u32 },
-    #[error("{} is an automount point, which waits for the mount that it asked for", .0.display())]
+    #[error("{} is an automount point, which waits for the mount that it asked for", shown(.0))]
     Automount(PathBuf),
     /// Nothing was done, since a walk to the path waits until the automount's daemon has mounted or unmounted.
-    #[error("an automount is under way at {}; csid cannot go there before it ends", .0.display())]
+    #[error("an automount is under way at {}; csid cannot go there before it ends", shown(.0))]
     AutomountPending(PathBuf),
-    #[error("target-fd is no descriptor of {}: {why}", path.display())]
+    #[error("target-fd is no descriptor of {}: {why}", shown(path))]
     NotTarget { path: PathBuf, why: Cow<'static, str> },
     /// A `target-fd` has to be of the directory that the volume covered.
-    #[error("the volume is still mounted at {}", .0.display())]
+    #[error("the volume is still mounted at {}", shown(.0))]
     StillBound(PathBuf),
     /// A target, or a directory on the way to it, that uid `uid` may not have covered. `owner`: whose it is, where that is why;
     /// `None`: others may write there.
-    #[error("{} {} uid {uid} and root", path.display(), others(*owner))]
+    #[error("{} {} uid {uid} and root", shown(path), others(*owner))]
     Others { path: PathBuf, owner: Option<u32>, uid: u32 },
-    #[error("cannot {step} {}: {source}", path.display())]
+    #[error("cannot {step} {}: {source}", shown(path))]
     Os {
         step: Cow<'static, str>,
         path: PathBuf,
@@ -166,6 +167,24 @@ mod tests {
             let logged = error.to_string();
             assert_eq!(logged, format!("{text}: {}", source()));
             assert_eq!(Error::from(error).message, logged);
+        }
+    }
+
+    #[test]
+    fn error_echoes_256_bytes_of_a_path() {
+        let path = PathBuf::from(format!("/srv{}", "/a b".repeat(1000)));
+        let errors = [
+            HostError::Hung(path.clone()),
+            HostError::Busy { path: path.clone(), holders: Vec::new() },
+            HostError::Occupied(path.clone()),
+            HostError::Outside { path: path.clone(), root: "/r".into() },
+            HostError::Link(path.clone()),
+            HostError::Others { path: path.clone(), owner: Some(7), uid: 8 },
+            HostError::Os { step: "open".into(), path, source: std::io::ErrorKind::NotFound.into() },
+        ];
+        for error in errors {
+            let text = Error::from(error).message;
+            assert!(text.matches("/a b").count() * 4 <= 256 && text.len() < 512, "{text:.512}");
         }
     }
 }

@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{Error, Kind, Result, Step};
+use crate::error::{Error, Kind, Result, Step, shown};
 use crate::host::{Look, MountTable};
 use crate::plugin::{ATTACHES, Ready};
 use crate::store::registry::{Claim, Record, VolumeName};
@@ -315,7 +315,7 @@ impl Context {
         if let Some(target) = &spec.target
             && !self.host.is_bound(plugin, source, Path::new(target)).await?
         {
-            let text = format!("target {target} does not show what is at {}", source.display());
+            let text = format!("target {} does not show what is at {}", shown(target), shown(source));
             return Err(Error::invalid(text).with(|details| details.step = Some(Step::Verify)));
         }
         Ok((device, look))
@@ -331,12 +331,12 @@ fn refuse_another_file_system(table: &MountTable, staging: &Path, source: &Path)
 }
 
 fn another(staging: &Path, source: &Path) -> Error {
-    let text = format!("{} does not show what is staged at {}", source.display(), staging.display());
+    let text = format!("{} does not show what is staged at {}", shown(source), shown(staging));
     Error::invalid(text).with(|details| details.step = Some(Step::Verify))
 }
 
 fn writable(source: &Path) -> Error {
-    let text = format!("read-only is asked for, but {} can be written", source.display());
+    let text = format!("read-only is asked for, but {} can be written", shown(source));
     Error::invalid(text).with(|details| details.step = Some(Step::Verify))
 }
 
@@ -351,6 +351,6 @@ fn not_shown(what: &str, path: &Path, wanted: &str, look: Look) -> Error {
         }
         Look::Hung => (Kind::PluginError, "its file system does not answer".to_owned()),
     };
-    let text = format!("the {what} path {} has to show {wanted}, but {is}", path.display());
+    let text = format!("the {what} path {} has to show {wanted}, but {is}", shown(path));
     Error::new(kind, text).with(|details| details.step = Some(Step::Verify))
 }

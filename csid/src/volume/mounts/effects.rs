@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::error::{Error, Kind, Obstacle};
+use crate::error::{Error, Kind, Obstacle, shown};
 use crate::fault;
 use crate::host::TargetFd;
 use crate::host::{Access, Backing, Bind, Host, HostError, Look, Restrict, Unbind};
@@ -154,7 +154,7 @@ pub(in crate::volume) async fn clear_the_way(
         _ => String::new(),
     };
     let at = if look == Look::Plain { source } else { own };
-    let text = format!("something that no row explains is at {}{ill}", at.display());
+    let text = format!("something that no row explains is at {}{ill}", shown(at));
     Err(Error::new(Kind::Busy, text).obstructed_by(Obstacle::UnknownMount))
 }
 
@@ -256,7 +256,7 @@ impl EffectContext<'_> {
     async fn publish(&self) -> Effect {
         let (published, source) = (self.published(), self.source());
         if published == source {
-            let text = format!("{} is no path that csid makes", source.display());
+            let text = format!("{} is no path that csid makes", shown(source));
             let failure = EffectFailure::definite(Error::internal(text));
             return Err(EffectFailure { outcome: Outcome::NotSent, ..failure });
         }
@@ -428,8 +428,8 @@ impl EffectContext<'_> {
             Some(path) => {
                 let text = format!(
                     "nothing is mounted at {}, but the volume is at {}, perhaps since a directory was renamed",
-                    target.display(),
-                    path.display()
+                    shown(target),
+                    shown(&path)
                 );
                 let error = Error::new(Kind::Busy, text)
                     .obstructed_by(Obstacle::UnknownTarget)

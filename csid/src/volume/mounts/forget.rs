@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::error::{Error, Kind, Result, Step};
+use crate::error::{Error, Kind, Result, Step, shown};
 use crate::host::{Backing, HostError, Sought};
 use crate::names::word;
 use crate::store::Durability;
@@ -222,7 +222,7 @@ impl Executor<'_> {
 const NAMED: usize = 16;
 
 fn still_mounted(paths: &[PathBuf], consumer: &str, holders: Vec<String>) -> Error {
-    let named: Vec<String> = paths.iter().take(NAMED).map(|path| path.display().to_string()).collect();
+    let named: Vec<String> = paths.iter().take(NAMED).map(shown).collect();
     let text =
         format!("it is still mounted, at {}; it is forgotten only when that is unmounted", named.join(", "));
     Error::new(Kind::Busy, text).with(|details| {

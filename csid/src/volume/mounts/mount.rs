@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::backoff::Backoff;
-use crate::error::{Error, Kind, Result, Step};
+use crate::error::{Error, Kind, Result, Step, shown};
 use crate::fault;
 use crate::host::{HostError, Look};
 use crate::plugin::Ready;
@@ -186,7 +186,7 @@ impl Executor<'_> {
         let Uncovered { target, fd } = uncovered;
         let Some(row) = self.row(key) else { return Ok(()) };
         if row.spec.target.as_ref() != Some(&target) {
-            return Err(Error::invalid(format!("{target} is not the target of this mount")));
+            return Err(Error::invalid(format!("{} is not the target of this mount", shown(target))));
         }
         if !self.shared.host.is_free(&fd, Path::new(&target))? {
             return Err(HostError::StillBound(target.into()).into());
@@ -244,6 +244,7 @@ impl Executor<'_> {
                     AttachmentMode::FileSystem => "directory",
                     AttachmentMode::BlockDevice => "empty file",
                 };
+                let target = shown(target);
                 Err(Error::invalid(format!(
                     "target {target} is not there; create it ({what}), then mount again"
                 )))

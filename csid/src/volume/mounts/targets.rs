@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use serde_json::Value;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, shown};
 use crate::host::HostError;
 use crate::store::rows::MountSpec;
 use crate::store::rows::{EventDetails, NewEvent};
@@ -46,8 +46,7 @@ impl Context {
         let own = [&self.directories.state, &self.directories.runtime];
         match own.into_iter().find(|own| target.starts_with(own) || own.starts_with(target)) {
             Some(own) => {
-                let text =
-                    format!("target {} is over or below csid's own {}", target.display(), own.display());
+                let text = format!("target {} is over or below csid's own {}", shown(target), own.display());
                 Err(Error::invalid(text))
             }
             None => Ok(()),

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
 
-use crate::error::{Error, Kind, Obstacle, Result};
+use crate::error::{Error, Kind, Obstacle, Result, shown};
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::model::paths;
@@ -116,7 +116,7 @@ impl Directory {
         if let Some(target) = target
             && table.targets.get(target).is_some_and(|holder| Some(holder) != subject.mount())
         {
-            let text = format!("target {target} shows another mount");
+            let text = format!("target {} shows another mount", shown(target));
             return Err(Error::new(Kind::ClaimConflict, text).obstructed_by(Obstacle::Target));
         }
         if let (Some(target), Some(mount)) = (target, subject.mount()) {
