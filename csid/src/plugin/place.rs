@@ -51,8 +51,7 @@ impl Location {
             (Supervision::Managed, None) => (unit_name(id, spec.instance()), own.join(SOCKET), Some(own)),
         };
         let network = NamespaceCommands::of(id, spec);
-        // In a directory that is not csid's own another user could not listen.
-        let has_own = directory.is_some() && spec.profile == Some(Profile::Controller);
+        let has_own = spec.supervision == Supervision::Managed && spec.profile == Some(Profile::Controller);
         let user = has_own.then(|| user_name(id));
         Location { unit, network, socket, directory, user, root, view }
     }

@@ -246,8 +246,15 @@ impl PluginSpec {
             .try_for_each(|(key, command)| check_command(key, command))
     }
 
-    /// Checks that each program exists and that only root can change it, for root runs it.
-    pub fn check_program(&self) -> Result<()> {
+    /// Checks what a start needs: a socket where the plugin's user can listen, and programs that exist and that only root can change,
+    /// because root runs them. A spec that an older csid has journaled may fail here.
+    pub fn check_start(&self) -> Result<()> {
+        if self.profile == Some(Profile::Controller) && self.environment.contains_key(ENDPOINT) {
+            return Err(Error::invalid(format!(
+                "environment: {ENDPOINT}: a plugin of profile `controller` has a user of its own, which listens only in the directory \
+                 that csid makes for it"
+            )));
+        }
         let commands = [
             ("argv", &self.argv),
             ("network-prestart", &self.network_prestart),

@@ -172,12 +172,12 @@ fn wrong_specs() {
 fn a_program_that_is_not_there_is_refused() {
     let spec = PluginSpec { argv: vec!["/usr/bin/no-such-program".into()], ..managed() };
     spec.validate("a").unwrap();
-    assert!(spec.check_program().unwrap_err().message.contains("/usr/bin/no-such-program"));
-    managed().check_program().unwrap();
-    external().check_program().unwrap();
-    in_namespace().check_program().unwrap();
+    assert!(spec.check_start().unwrap_err().message.contains("/usr/bin/no-such-program"));
+    managed().check_start().unwrap();
+    external().check_start().unwrap();
+    in_namespace().check_start().unwrap();
     let spec = PluginSpec { network_poststop: vec!["/usr/bin/no-such-program".into()], ..in_namespace() };
-    assert!(spec.check_program().unwrap_err().message.starts_with("network-poststop[0]"));
+    assert!(spec.check_start().unwrap_err().message.starts_with("network-poststop[0]"));
 }
 
 #[test]
@@ -228,6 +228,18 @@ fn unset_keys_are_not_serialized() {
         let error = toml::from_str::<PluginSpec>(&file).unwrap_err().to_string();
         assert!(error.contains("line 3"), "{error}");
     }
+}
+
+/// It would run as root, which reaches every other socket and may signal csid.
+#[test]
+fn controller_profile_has_no_endpoint_of_its_own() {
+    let own = |profile| PluginSpec { profile, ..environment("CSI_ENDPOINT", "unix:///srv/p/csi.sock") };
+    own(None).check_start().unwrap();
+    own(Some(Profile::NodeNet)).check_start().unwrap();
+    let error = own(Some(Profile::Controller)).check_start().unwrap_err();
+    assert_eq!(error.kind, Kind::InvalidArgument);
+    assert!(error.message.contains("CSI_ENDPOINT") && error.message.contains("controller"), "{error}");
+    PluginSpec { profile: Some(Profile::Controller), ..managed() }.check_start().unwrap();
 }
 
 #[test]

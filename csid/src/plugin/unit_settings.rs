@@ -129,18 +129,11 @@ impl Profile {
     }
 }
 
-/// Paths through which root can have anything done on this host, where they exist. A plugin with a socket elsewhere is root.
-const COMMANDS: [&str; 4] = [
-    "-/run/dbus/system_bus_socket",
-    "-/run/systemd/private",
-    "-/run/csid/csid.sock",
-    "-/run/csid/helper.sock",
-];
-
-/// The parts of /run that a plugin with a user of its own keeps, where they exist. /etc/resolv.conf may be a link to there.
+/// The parts of /run that a plugin in the sandbox keeps, where they exist. /etc/resolv.conf may be a link to there.
 const RESOLVERS: [&str; 3] = ["/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"];
 
-/// Returns settings for a user of its own, and of /run only its own directory.
+/// Returns settings for a user of its own, and of /run only its own directory. A cover of single sockets would not last: who makes a
+/// socket again uncovers it.
 fn apart_from_others(user: &str, directory: &str) -> [Setting; 5] {
     let bind = |path: &str, is_optional: bool| (path.to_owned(), path.to_owned(), is_optional, libc::MS_REC);
     [
@@ -168,22 +161,20 @@ fn sandbox(place: &Location) -> Vec<Setting> {
         "ProtectHostname",
         "RestrictSUIDSGID",
     ];
-    let socket = place.socket.parent().map(|directory| directory.to_string_lossy().into_owned());
+    // csid's own directory, unless an older csid has journaled another one.
+    let directory = place.socket.parent().unwrap_or(&place.socket).to_string_lossy().into_owned();
     let mut settings: Vec<Setting> = on.map(|name| (name, true.into())).into();
     settings.extend([
         ("ProtectSystem", "strict".into()),
         ("ProtectHome", "yes".into()),
         ("ProtectProc", "invisible".into()),
-        ("ReadWritePaths", Vec::from_iter(socket.clone()).into()),
+        ("ReadWritePaths", vec![directory.clone()].into()),
         ("RestrictNamespaces", 0_u64.into()),
         ("RestrictAddressFamilies", allowed(&["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"])),
         ("SystemCallFilter", allowed(&["@system-service"])),
     ]);
-    match (&place.user, socket) {
-        (Some(user), Some(directory)) => settings.extend(apart_from_others(user, &directory)),
-        // The plugin is root, and listens where its environment says.
-        _ => settings.push(("InaccessiblePaths", COMMANDS.map(str::to_owned).to_vec().into())),
-    }
+    // With an empty name systemd names the user by the unit; it is never root.
+    settings.extend(apart_from_others(place.user.as_deref().unwrap_or_default(), &directory));
     settings
 }
 
@@ -289,6 +280,25 @@ mod tests {
         for profile in [Profile::NodeBlock, Profile::NodeFuse, Profile::NodeNet] {
             assert_eq!(of(&with(Some(profile), Network::Host), "DynamicUser"), None, "{profile:?}");
         }
+    }
+
+    /// csid starts no controller that an older csid has journaled with a socket of its own.
+    #[test]
+    fn no_controller_runs_as_root() {
+        let directories = Directories { state: "/s".into(), runtime: "/r".into(), configuration: "/".into() };
+        let spec = PluginSpec {
+            supervision: Supervision::Managed,
+            profile: Some(Profile::Controller),
+            environment: [("CSI_ENDPOINT".to_owned(), "unix:///srv/p/csi.sock".to_owned())].into(),
+            ..PluginSpec::default()
+        };
+        let settings = settings(&spec, &Location::of(&directories, "a", &spec));
+        let has = |name: &str| settings.iter().find(|(of, _)| *of == name).map(|(_, value)| value);
+        assert_eq!(has("User"), Some(&"csi-a".into()));
+        assert_eq!(has("DynamicUser"), Some(&true.into()));
+        let hidden = vec![("/run".to_owned(), "ro,mode=0755".to_owned())];
+        assert_eq!(has("TemporaryFileSystem"), Some(&hidden.into()));
+        assert_eq!(has("InaccessiblePaths"), None, "a cover is gone when its socket is made again");
     }
 
     #[test]

@@ -239,6 +239,12 @@ say end
 exec /usr/local/sbin/test-plugin /var/lib/p
 "#;
 
+const CONNECTS: &str = r#"#!/usr/bin/perl
+use Socket;
+socket(S, PF_UNIX, SOCK_STREAM, 0);
+connect(S, pack_sockaddr_un($ARGV[0])) or exit 1;
+"#;
+
 #[test]
 fn controller_reaches_no_other_plugin() {
     let m = Machine::with_csid();
@@ -253,7 +259,7 @@ fn controller_reaches_no_other_plugin() {
     // As Docker's is, and one outside of /run that root alone may connect to.
     m.write(
         "/root/listens",
-        "use Socket;\nmy @kept;\nfor (['/run/docker.sock', 0660], ['/srv/roots.sock', 0600]) {\n\
+        "use Socket;\nmy @kept;\nunlink '/run/docker.sock', '/srv/roots.sock';\nfor (['/run/docker.sock', 0660], ['/srv/roots.sock', 0600]) {\n\
          socket(my $s, PF_UNIX, SOCK_STREAM, 0); bind($s, pack_sockaddr_un($_->[0])); chmod($_->[1], $_->[0]);\n\
          listen($s, 9); push @kept, $s;\n}\nsleep 600;\n",
     );
@@ -290,6 +296,20 @@ fn controller_reaches_no_other_plugin() {
     // A volume, a command, a restart of csid and an upgrade.
     m.run("csictl volume create demo c --plugin p --access-mode single-node-writer --capacity 1MiB");
     assert_eq!(m.run("csictl plugin exec p -- sh -c 'echo of the command'"), "of the command");
+
+    // A socket that is made again stays out of reach, also of a command that runs there as root.
+    m.run("systemctl stop sockets && rm /srv/roots.sock && systemd-run --quiet --unit sockets perl /root/listens");
+    m.until("[ -S /srv/roots.sock ]");
+    m.write("/usr/local/sbin/connects", CONNECTS);
+    m.run("chmod 755 /usr/local/sbin/connects && /usr/local/sbin/connects /run/docker.sock");
+    for socket in ["/run/docker.sock", "/run/csid/csid.sock", "/run/csid/helper.sock"] {
+        let refused = format!("csictl plugin exec p -- sh -c '/usr/local/sbin/connects {socket} || echo $?'");
+        assert_eq!(m.run(&refused), "1", "{socket}");
+    }
+    // With a socket of its own it would have to be root.
+    let own = "csictl plugin register q --profile controller --env CSI_ENDPOINT=unix:///run/q/csi.sock -- /usr/local/sbin/pries";
+    let refused = m.run(&format!("{own} 2>&1 || true"));
+    assert!(refused.contains("CSI_ENDPOINT") && refused.contains("profile `controller`"), "{refused}");
     m.run("systemctl restart csid && csictl plugin wait p --service controller --deadline 30s");
     assert_eq!(uid(UNIT), before);
     define(&m, "p", &[argv, r#"profile = "controller""#, r#"environment = { A = "b" }"#]);

@@ -262,7 +262,7 @@ impl Plugins {
         let Some((first, number)) = self.place_of(id, &spec, uid)? else { return Ok(()) };
         self.refuse_upgrading(id)?;
         // Not before: an instance that is here already needs no look.
-        spec.check_program()?;
+        spec.check_start()?;
         let came = events::came(id, spec.instance(), uid, first);
         let row = Kept::new(&spec).row(id, number, uid)?;
         self.commit(vec![Change::PutPlugin(row), Change::Event(came)]).await?;

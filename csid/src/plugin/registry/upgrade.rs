@@ -95,7 +95,7 @@ impl Plugins {
         self.give_name(id, &mut spec);
         self.refuse_beside(id, &before, &spec)?;
         spec.validate(id)?;
-        spec.check_program()?;
+        spec.check_start()?;
         let kept = Kept { replaces: Some(old.to_owned()), before: facts, ..Kept::new(&spec) };
         self.commit(vec![Change::PutPlugin(kept.row(id, number, of)?)]).await?;
         let to = spec.instance();

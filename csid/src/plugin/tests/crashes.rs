@@ -146,6 +146,29 @@ async fn hidden_mounts_name_the_unit_in_the_details() {
     assert_eq!((error.details.obstacle, error.details.holders), (None, Vec::new()), "{}", error.message);
 }
 
+/// csid registered such a plugin until now, and ran it as root.
+#[tokio::test]
+async fn journaled_controller_with_an_endpoint_is_not_started() {
+    let host = Host::new();
+    let socket = host.directory.path().join("csi.sock");
+    host.plugins.register("p", managed(&socket), 0).await.unwrap();
+    host.plugins.shutdown().await;
+    let Host { directory, store, .. } = host;
+    store.close().await.unwrap();
+
+    let (store, mut rows) = open(directory.path());
+    rows[0].spec = rows[0].spec.replacen('{', r#"{"profile":"controller","#, 1);
+    let directories = directories(directory.path());
+    let known = (rows, BTreeMap::new());
+    let plugins = Plugins::start_at(PACE, &directories, RPC, store.clone(), Vec::new(), known);
+    let host = Host { directory, store, plugins };
+    let systemd = Systemd::behind(&host.plugins.units()).await;
+    systemd.machine().runs = "/bin/sleep 1000";
+    let is_refused = || host.plugins.view("p").unwrap().health_message.contains("CSI_ENDPOINT");
+    until(|| is_refused() || systemd.machine().starts > 0).await;
+    assert_eq!((is_refused(), systemd.machine().starts), (true, 0));
+}
+
 #[tokio::test]
 async fn probe_or_restart_ends_the_pause_of_failed() {
     let pace = Pace { restart: Duration::from_millis(10), longest: LONG * 60, ..PACE };
