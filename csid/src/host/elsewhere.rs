@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use crate::host::calls::Host;
 use crate::host::device::BlockDevice;
 use crate::host::error::HostError;
 use crate::host::helper::HelperRequest;
-use crate::host::lookout::{LOOKS, Looking, PAUSE, answer_all, ended};
+use crate::host::lookout::{ANSWER, LOOKS, PAUSE, answer_all, ended};
 use crate::host::namespaces::{Backing, Holder, MountElsewhere, NAMED, Question, Shown, Sought};
 use crate::host::process_tables::described;
 use crate::host::table::{MountEntry, blocking};
@@ -73,17 +71,17 @@ impl Host {
     }
 
     async fn look_elsewhere(&self, question: Question) -> Result<Vec<MountElsewhere>, HostError> {
-        let (answer, answered) = oneshot::channel();
-        let is_first = {
-            let mut waiting = self.elsewhere.waiting();
-            waiting.questions.push((question, answer));
-            !std::mem::replace(&mut waiting.is_looking, true)
-        };
-        if is_first {
-            let looking = Looking { at: Arc::clone(&self.elsewhere), has_ended: false };
+        let (answer, number, looking) = self.elsewhere.ask(question);
+        if let Some(looking) = looking {
             tokio::task::spawn_blocking(move || answer_all(looking));
         }
-        answered.await.unwrap_or_else(|_| Err(ended()))
+        match tokio::time::timeout(ANSWER, answer).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(ended("it ended without an answer"))),
+            Err(_) => {
+                self.elsewhere.give_up(number);
+                Err(ended("the kernel did not answer in time"))
+            }
+        }
     }
 
     /// Returns the mounts in csid's own namespace of what is `sought`, by the mount table alone.

@@ -15,31 +15,75 @@ use crate::host::{process_tables, statmount};
 pub(super) const LOOKS: u32 = 3;
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// Questions that wait for the next search, and whether a search is under way. One search answers all questions asked before it.
+/// The time that an answer takes at most: of the search under way, and of the one after it. A search whose file closes a namespace's
+/// last reference may wait for a file system's server.
+pub(super) const ANSWER: Duration = Duration::from_secs(30);
+/// Searches at most that did not end in that time, and still have a thread.
+const STUCK: usize = 4;
+
+/// Questions that wait for the next search, and the search under way. One search answers all questions asked before it.
 #[derive(Default)]
 pub(super) struct Lookout {
     waiting: Mutex<Waiting>,
-    known: Mutex<Known>,
 }
 
 #[derive(Default)]
-pub(super) struct Waiting {
-    pub(super) is_looking: bool,
-    pub(super) questions: Vec<(Question, ProbeReply)>,
+struct Waiting {
+    /// The number of the search under way.
+    looking: Option<u64>,
+    /// Searches so far.
+    searches: u64,
+    stuck: usize,
+    questions: Vec<(Question, ProbeReply)>,
+    /// What the next search knows.
+    known: Known,
 }
 
-pub(super) type ProbeReply = oneshot::Sender<Result<Vec<MountElsewhere>, HostError>>;
+type ProbeReply = oneshot::Sender<Result<Vec<MountElsewhere>, HostError>>;
+pub(super) type ProbeAnswer = oneshot::Receiver<Result<Vec<MountElsewhere>, HostError>>;
 
 impl Lookout {
-    pub(super) fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a question. Returns where its answer comes, the number of the search that gives it, and that search, if the caller has to
+    /// start it. The answer is an error if too many searches are stuck.
+    pub(super) fn ask(self: &Arc<Self>, question: Question) -> (ProbeAnswer, u64, Option<Looking>) {
+        let (reply, answer) = oneshot::channel();
+        let mut waiting = self.waiting();
+        if let Some(number) = waiting.looking {
+            waiting.questions.push((question, reply));
+            return (answer, number, None);
+        }
+        if waiting.stuck == STUCK {
+            return (answer, waiting.searches, None);
+        }
+        waiting.questions.push((question, reply));
+        waiting.searches += 1;
+        let number = waiting.searches;
+        waiting.looking = Some(number);
+        let known = std::mem::take(&mut waiting.known);
+        (answer, number, Some(Looking { at: Arc::clone(self), number, known, has_ended: false }))
+    }
+
+    /// Gives up a search that has not answered in time. The next question starts another one.
+    pub(super) fn give_up(&self, search: u64) {
+        let mut waiting = self.waiting();
+        if waiting.looking == Some(search) {
+            waiting.looking = None;
+            waiting.stuck += 1;
+            waiting.questions.clear();
+        }
     }
 }
 
-/// A search under way. After one that panics the next question starts another one.
+/// A search under way.
 pub(super) struct Looking {
-    pub(super) at: Arc<Lookout>,
-    pub(super) has_ended: bool,
+    at: Arc<Lookout>,
+    number: u64,
+    known: Known,
+    has_ended: bool,
 }
 
 impl Drop for Looking {
@@ -48,33 +92,40 @@ impl Drop for Looking {
             return;
         }
         let mut waiting = self.at.waiting();
-        waiting.is_looking = false;
-        waiting.questions.clear();
+        if waiting.looking == Some(self.number) {
+            // It panicked. The next question starts another one.
+            waiting.looking = None;
+            waiting.questions.clear();
+        } else {
+            // It was given up.
+            waiting.stuck -= 1;
+        }
     }
 }
 
-pub(super) fn ended() -> HostError {
-    let source = std::io::Error::other("the search of other mount namespaces ended without an answer");
-    HostError::Os { step: "read".into(), path: "/proc".into(), source }
+pub(super) fn ended(why: &'static str) -> HostError {
+    let source = std::io::Error::other(why);
+    HostError::Os { step: "search other mount namespaces by".into(), path: "/proc".into(), source }
 }
 
-/// Answers questions until none waits.
+/// Answers questions until none waits, or the search is given up.
 pub(super) fn answer_all(mut looking: Looking) {
-    let at = Arc::clone(&looking.at);
-    let mut known = at.known.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         let batch = {
             let mut waiting = looking.at.waiting();
+            if waiting.looking != Some(looking.number) {
+                return;
+            }
             if waiting.questions.is_empty() {
-                waiting.is_looking = false;
-                drop(waiting);
+                waiting.looking = None;
+                waiting.known = std::mem::take(&mut looking.known);
                 looking.has_ended = true;
                 return;
             }
             std::mem::take(&mut waiting.questions)
         };
         let (questions, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        match search(&questions, &mut known, &Budget::new()) {
+        match search(&questions, &mut looking.known, &Budget::new()) {
             Ok(found) => {
                 for (answer, found) in answers.into_iter().zip(found) {
                     let _ = answer.send(Ok(found));
@@ -97,9 +148,7 @@ fn search(
     budget: &Budget,
 ) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
     let mut search = Search::new(questions);
-    match statmount::namespaces()
-        .and_then(|namespaces| namespace_tables::search(&mut search, namespaces, known, budget))
-    {
+    match namespace_tables::search(&mut search, statmount::namespaces, known, budget) {
         Ok(answers) => Ok(answers),
         // An older kernel, a filter of system calls, csid in a container, or a mount that another one hides.
         Err(error) => {
@@ -179,7 +228,7 @@ mod tests {
     fn both(questions: &[Question], known: &mut Known) -> [Vec<Vec<MountElsewhere>>; 2] {
         let listed = namespace_tables::search(
             &mut Search::new(questions),
-            statmount::namespaces().expect("Linux 6.12 or later"),
+            statmount::namespaces,
             known,
             &Budget::new(),
         );
@@ -245,13 +294,13 @@ mod tests {
             let questions = [question(&[]), question(&[&copy])];
             let none = || Budget::lasting(Duration::ZERO);
             let mut known = Known::default();
-            let namespaces = || statmount::namespaces().expect("Linux 6.12 or later");
             let unsearched = MountElsewhere::unsearched(Holder::Process(copy.0.id()));
 
             let read = process_tables::search(&mut Search::new(&questions), &none()).unwrap();
             assert!(read[0].contains(&unsearched) && !read[1].contains(&unsearched), "{read:?}");
             let mut search = Search::new(&questions);
-            let listed = namespace_tables::search(&mut search, namespaces(), &mut known, &none()).unwrap();
+            let listed =
+                namespace_tables::search(&mut search, statmount::namespaces, &mut known, &none()).unwrap();
             // Only the first ones are named by a process.
             assert!(listed[0].iter().all(|copy| copy.path.is_none()), "{listed:?}");
             assert!(listed[0].len() > NAMED || listed[0].contains(&unsearched), "{listed:?}");
@@ -293,6 +342,53 @@ mod tests {
             let holders: Vec<_> = listed[0].iter().map(|copy| copy.holder).collect();
             assert_eq!(holders, due);
         });
+    }
+
+    #[test]
+    fn copy_that_moves_between_list_and_search_is_found() {
+        apart("host::lookout::tests::copy_that_moves_between_list_and_search_is_found", || {
+            let questions = [question(&[])];
+            let first = std::cell::Cell::new(Some(Consumer::new("private", "")));
+            let second = std::cell::Cell::new(None);
+            // After the first list the process leaves its namespace for a copy of it.
+            let list = || {
+                let listed = statmount::namespaces();
+                if let Some(moved) = first.take() {
+                    second.set(Some(Consumer::new("private", "")));
+                    drop(moved);
+                }
+                listed
+            };
+            let mut search = Search::new(&questions);
+            let found =
+                namespace_tables::search(&mut search, list, &mut Known::default(), &Budget::new()).unwrap();
+            let holder = Holder::Process(second.take().unwrap().0.id());
+            assert_eq!(found, [vec![MountElsewhere { holder, path: Some(VOLUME.into()), read_only: false }]]);
+        });
+    }
+
+    #[test]
+    fn stuck_search_is_given_up_and_the_next_answers() {
+        let at = Arc::new(Lookout::default());
+        let question = || Question { shown: vec![], but_of: vec![] };
+        let mut stuck = Vec::new();
+        for _ in 0..STUCK {
+            let (mut first, number, looking) = at.ask(question());
+            stuck.push(looking.expect("no search is under way"));
+            let (mut joined, same, none) = at.ask(question());
+            assert!(none.is_none() && same == number);
+            at.give_up(number);
+            assert!(first.try_recv().is_err() && joined.try_recv().is_err());
+        }
+        assert!(at.ask(question()).2.is_none(), "each stuck search has a thread");
+        at.give_up(1);
+        drop(stuck.pop());
+        let (mut answer, _, looking) = at.ask(question());
+        answer_all(looking.expect("one of the threads has ended"));
+        assert!(answer.try_recv().unwrap().is_ok());
+        // A search that ends late answers nothing.
+        stuck.into_iter().for_each(answer_all);
+        assert!(at.ask(question()).2.is_some());
     }
 
     #[test]

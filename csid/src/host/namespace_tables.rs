@@ -107,7 +107,7 @@ impl Known {
         end: Instant,
     ) -> Result<bool> {
         let in_sight = self.of(namespace);
-        let Some(first) = in_sight.first() else { return Ok(true) };
+        let Some(first) = in_sight.first() else { return Err(Error::from_raw_os_error(libc::ENOENT)) };
         let mut bottom = first.id;
         loop {
             match stat.parent(namespace, bottom)? {
@@ -168,58 +168,43 @@ impl Plugins {
     }
 }
 
-/// Returns the answers in the order of the questions. Fails if the kernel lacks one of the calls, or hides a mount that counts.
+/// Lists of namespaces that one search reads at most. A process may leave a namespace for a copy of it between a list and the search.
+const LISTS: usize = 8;
+
+/// Returns the answers in the order of the questions. `list` returns the id of csid's own namespace and those of the others. Fails if the
+/// kernel lacks one of the calls, or hides a mount that counts.
 pub(super) fn search(
     search: &mut Search<'_>,
-    (own, others): (u64, Vec<u64>),
+    list: impl Fn() -> Result<(u64, Vec<u64>)>,
     known: &mut Known,
     budget: &Budget,
 ) -> Result<Vec<Vec<MountElsewhere>>> {
     let mut stat = Stat::new();
+    let mut plugins = Plugins::default();
+    let (own, mut others) = list()?;
     let alive: BTreeSet<u64> = others.iter().copied().chain([own]).collect();
     known.0.retain(|id, _| alive.contains(id));
 
     let mut found: Vec<(u64, ForeignMount)> = Vec::new();
     let mut unsearched: Vec<u64> = Vec::new();
-    let mut plugins = Plugins::default();
-    for &namespace in &others {
-        // Even without time the first mounts are read, for the name of the namespace's process.
-        if budget.is_spent() && unsearched.len() >= NAMED {
-            unsearched.push(namespace);
-            continue;
+    let mut searched: BTreeSet<u64> = BTreeSet::new();
+    let mut new = others.clone();
+    for lists in 1.. {
+        in_namespaces(&new, search, known, budget, &mut stat, &mut plugins, (&mut found, &mut unsearched))?;
+        searched.extend(&new);
+        // What was found is an answer. That nothing was found is one only if no namespace has come since the list.
+        if !found.is_empty() || !unsearched.is_empty() {
+            break;
         }
-        let end = budget.of_namespace();
-        let Entries { entries, mut is_cut } = known.entries(namespace, search, &mut stat, end)?;
-        if !is_cut {
-            let hidden = known.refuse_hidden(namespace, search, &mut stat, end);
-            is_cut = unless_namespace_gone(namespace, hidden)? == Some(false);
+        new = list()?.1;
+        new.retain(|namespace| !searched.contains(namespace));
+        if new.is_empty() {
+            break;
         }
-        for entry in entries {
-            let mut of = search.asking(&entry);
-            of.retain(|number| !plugins.are_in(namespace, &search.questions[*number].but_of, known));
-            if of.is_empty() {
-                continue;
-            }
-            let on = match entry.parent == entry.id {
-                true => None,
-                false => unless_gone(stat.entry(namespace, entry.parent))?,
-            };
-            let parent = on.and_then(|on| Some((on.groups, place_on(&entry, &on)?)));
-            let below = unless_gone(mounts(namespace, Some(entry.id), end))?;
-            let is_parent = below.is_some_and(|below| below.is_cut || !below.ids.is_empty());
-            let copy = MountElsewhere {
-                holder: Holder::Namespace(namespace),
-                path: Some(entry.path),
-                read_only: entry.read_only,
-            };
-            found.push((namespace, ForeignMount { copy, of, device: entry.device, parent, is_parent }));
-            if Instant::now() >= end {
-                is_cut = true;
-                break;
-            }
-        }
-        if is_cut {
-            unsearched.push(namespace);
+        others.extend(&new);
+        if lists == LISTS {
+            unsearched.append(&mut new);
+            break;
         }
     }
 
@@ -262,6 +247,59 @@ pub(super) fn search(
     Ok(answers)
 }
 
+/// Searches these namespaces, and adds what is found, and the namespaces for which there was no time.
+fn in_namespaces(
+    namespaces: &[u64],
+    search: &Search<'_>,
+    known: &mut Known,
+    budget: &Budget,
+    stat: &mut Stat,
+    plugins: &mut Plugins,
+    (found, unsearched): (&mut Vec<(u64, ForeignMount)>, &mut Vec<u64>),
+) -> Result<()> {
+    for &namespace in namespaces {
+        // Even without time the first mounts are read, for the name of the namespace's process.
+        if budget.is_spent() && unsearched.len() >= NAMED {
+            unsearched.push(namespace);
+            continue;
+        }
+        let end = budget.of_namespace();
+        let Entries { entries, mut is_cut } = known.entries(namespace, search, stat, end)?;
+        if !is_cut {
+            let hidden = known.refuse_hidden(namespace, search, stat, end);
+            is_cut = unless_namespace_gone(namespace, hidden)? == Some(false);
+        }
+        for entry in entries {
+            let mut of = search.asking(&entry);
+            of.retain(|number| !plugins.are_in(namespace, &search.questions[*number].but_of, known));
+            if of.is_empty() {
+                continue;
+            }
+            let on = match entry.parent == entry.id {
+                true => None,
+                false => unless_gone(stat.entry(namespace, entry.parent))?,
+            };
+            let parent = on.and_then(|on| Some((on.groups, place_on(&entry, &on)?)));
+            let below = unless_gone(mounts(namespace, Some(entry.id), end))?;
+            let is_parent = below.is_some_and(|below| below.is_cut || !below.ids.is_empty());
+            let copy = MountElsewhere {
+                holder: Holder::Namespace(namespace),
+                path: Some(entry.path),
+                read_only: entry.read_only,
+            };
+            found.push((namespace, ForeignMount { copy, of, device: entry.device, parent, is_parent }));
+            if Instant::now() >= end {
+                is_cut = true;
+                break;
+            }
+        }
+        if is_cut {
+            unsearched.push(namespace);
+        }
+    }
+    Ok(())
+}
+
 /// Returns what has each of the namespaces, by the namespace's id. A namespace that is gone has no entry.
 fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Holder>> {
     let mut holders = BTreeMap::new();
@@ -278,7 +316,8 @@ fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Hol
         wanted.is_empty()
     };
     // The other threads of a process are mostly in its own namespace.
-    let all = processes();
+    // A holder that cannot be named as a process is named as a namespace.
+    let all = processes().unwrap_or_default();
     let is_done = all.iter().any(|process| note(*process, first_id(*process)));
     if !is_done {
         all.iter().flat_map(|process| threads(*process)).any(|(process, first)| note(process, first));

@@ -24,11 +24,14 @@ pub(super) fn search(
     budget: &Budget,
 ) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
     let mut text = Vec::new();
-    let own_line = first_line(Path::new("/proc/self"), &mut text).map(|(_, line)| line).unwrap_or_default();
+    let own_line = first_line(Path::new("/proc/self"), &mut text)?.map(|(_, line)| line).unwrap_or_default();
     let mut but_of: Vec<HashSet<Vec<u8>>> = Vec::new();
     for question in search.questions {
-        let lines = question.but_of.iter().filter_map(|process| first_line(&directory(*process), &mut text));
-        but_of.push(lines.map(|(_, line)| line).collect());
+        let mut lines = HashSet::new();
+        for process in &question.but_of {
+            lines.extend(first_line(&directory(*process), &mut text)?.map(|(_, line)| line));
+        }
+        but_of.push(lines);
     }
 
     let own = table::entries()?;
@@ -43,16 +46,24 @@ pub(super) fn search(
     let mut masters = Masters::default();
     let mut found: BTreeMap<u64, ForeignMount> = BTreeMap::new();
     let mut unread: Vec<(MountElsewhere, Vec<u8>)> = Vec::new();
-    for process in processes() {
+    let mut new = processes()?;
+    let mut read: BTreeSet<u32> = BTreeSet::new();
+    // A process may leave a namespace for a copy of it, or to a child, after it was listed.
+    let mut lists = 1;
+    while let Some(process) = next(&mut new, &mut read, &mut lists)? {
         // A process that has ended has no namespace.
-        let Some((mut file, line)) = first_line(&directory(process), &mut text) else { continue };
+        let Some((mut file, line)) = first_line(&directory(process), &mut text)? else { continue };
         if seen.contains(&line) {
             continue;
         }
         match read_rest(&mut file, &mut text, budget.of_namespace()) {
             Ok(true) => {}
             Ok(false) => unread.push((MountElsewhere::unsearched(Holder::Process(process)), line.clone())),
-            Err(_) => continue,
+            Err(error) if has_ended(&error) => continue,
+            Err(source) => {
+                let path = directory(process).join("mountinfo");
+                return Err(HostError::Os { step: "read".into(), path, source });
+            }
         }
         let briefs: Vec<Brief<'_>> = table::briefs(&text).collect();
         let mut by_id: Option<(HashMap<u64, &Brief<'_>>, HashSet<u64>)> = None;
@@ -117,39 +128,83 @@ fn read_rest(file: &mut File, text: &mut Vec<u8>, end: Instant) -> std::io::Resu
     Ok(false)
 }
 
+/// Lists of processes that one search reads at most.
+const LISTS: u32 = 8;
+
+/// Returns the next process to read. `None`: no process has come since the last list, or there were many lists.
+fn next(
+    new: &mut BTreeSet<u32>,
+    read: &mut BTreeSet<u32>,
+    lists: &mut u32,
+) -> Result<Option<u32>, HostError> {
+    if new.is_empty() && *lists < LISTS {
+        *lists += 1;
+        *new = processes()?;
+        new.retain(|process| !read.contains(process));
+    }
+    let process = new.pop_first();
+    read.extend(process);
+    Ok(process)
+}
+
+/// Returns whether a process has ended, or has left its namespace at its end.
+fn has_ended(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH | libc::EINVAL))
+}
+
 fn directory(process: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{process}"))
 }
 
 /// Returns the processes, the first ones first.
-pub(super) fn processes() -> BTreeSet<u32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten();
-    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+pub(super) fn processes() -> Result<BTreeSet<u32>, HostError> {
+    let unread = |source| HostError::Os { step: "read".into(), path: "/proc".into(), source };
+    let mut processes = BTreeSet::new();
+    for entry in std::fs::read_dir("/proc").map_err(unread)? {
+        let name = entry.map_err(unread)?.file_name();
+        processes.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(processes)
 }
 
 /// Opens a process' table of mounts and reads its first line, which identifies the namespace and how much of it the process'
-/// root shows. What was read is in `text`. `None`: the process has ended, or sees no mount.
-fn first_line(process: &Path, text: &mut Vec<u8>) -> Option<(File, Vec<u8>)> {
-    let mut file = File::open(process.join("mountinfo")).ok()?;
+/// root shows. What was read is in `text`. `None`: the process has ended, or sees no mount. Fails if csid cannot read the table.
+fn first_line(process: &Path, text: &mut Vec<u8>) -> Result<Option<(File, Vec<u8>)>, HostError> {
     text.clear();
+    let path = process.join("mountinfo");
+    match read_line(&path, text) {
+        Ok(None) => Ok(None),
+        Ok(Some((file, end))) => Ok(Some((file, text[..end].to_vec()))),
+        Err(error) if has_ended(&error) => Ok(None),
+        Err(source) => Err(HostError::Os { step: "read".into(), path, source }),
+    }
+}
+
+/// Reads the first line, and returns its length.
+fn read_line(path: &Path, text: &mut Vec<u8>) -> std::io::Result<Option<(File, usize)>> {
+    let mut file = File::open(path)?;
     // The kernel writes no more lines than are asked for.
     let mut part = [0; 256];
     loop {
-        let count = file.read(&mut part).ok().filter(|count| *count > 0)?;
+        let count = file.read(&mut part)?;
+        if count == 0 {
+            return Ok(None);
+        }
         text.extend_from_slice(&part[..count]);
         if let Some(end) = text.iter().position(|&byte| byte == b'\n') {
-            return Some((file, text[..end].to_vec()));
+            return Ok(Some((file, end)));
         }
     }
 }
 
-/// Returns the id of the first mount that a process sees. `None`: it has ended, or sees no mount.
+/// Returns the id of the first mount that a process sees, to name the process. `None`: it has ended, or sees no mount, or csid cannot
+/// read its table.
 pub(super) fn first_id(process: u32) -> Option<u64> {
     first_id_in(&directory(process))
 }
 
 fn first_id_in(directory: &Path) -> Option<u64> {
-    let (_, line) = first_line(directory, &mut Vec::new())?;
+    let (_, line) = first_line(directory, &mut Vec::new()).ok()??;
     table::briefs(&line).next().map(|brief| brief.id)
 }
 
