@@ -35,6 +35,8 @@ pub(super) fn look(path: &Path) -> Look {
 fn missing(error: Errno) -> Look {
     match error {
         Errno::NOENT | Errno::NOTDIR => Look::Missing,
+        // These say nothing about the path.
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR => Look::Hung,
         error => Look::Dead(error.raw_os_error()),
     }
 }

@@ -12,6 +12,7 @@ const ROOT: u64 = 1;
 const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 const EINVAL: i32 = 22;
+const EIO: i32 = 5;
 const HEADER: usize = 40;
 /// The most that a request writes.
 const MAX_WRITE: u32 = 65536;
@@ -112,12 +113,14 @@ struct Node {
 pub struct FileSystem {
     /// By their numbers, the root excepted.
     files: BTreeMap<u64, Node>,
+    /// The requests that are answered with EIO.
+    pub fails: Vec<Op>,
 }
 
 impl FileSystem {
     pub fn new() -> Self {
         let file = Node { name: FILE.to_owned(), mode: 0o644, data: TEXT.into() };
-        FileSystem { files: [(ROOT + 1, file)].into() }
+        FileSystem { files: [(ROOT + 1, file)].into(), fails: Vec::new() }
     }
 
     /// Writes the files to a directory, which is made.
@@ -151,6 +154,9 @@ impl FileSystem {
         let name = |at| name_at(body, at).ok_or(EINVAL);
         let place = |at| usize::try_from(long(at)?).map_err(|_| EINVAL);
         let opened = || Bytes::default().u64s([0]).u32s([0, 0]);
+        if request.op().is_some_and(|op| self.fails.contains(&op)) {
+            return Err(EIO);
+        }
         match *opcode {
             INIT => {
                 let front = Bytes::default().u32s([7, 31, MAX_WRITE, 0]).u16(0).u16(0);

@@ -63,6 +63,10 @@ pub enum Ask {
         name: Option<String>,
         ops: Vec<Op>,
     },
+    /// From now on answer these with EIO, of every file system that is there.
+    Fail {
+        ops: Vec<Op>,
+    },
     /// Answer nothing more of it: its server is dead.
     End {
         name: String,
@@ -140,6 +144,11 @@ impl Hung {
     /// As `hold`, of one file system: a volume's, where a plugin mounts it.
     pub fn hold_of(&self, name: &str, ops: &[Op]) {
         self.ask(&Ask::Hold { name: Some(name.to_owned()), ops: ops.to_vec() });
+    }
+
+    /// Answers these requests of every file system with EIO, and the others as before.
+    pub fn fail(&self, ops: &[Op]) {
+        self.ask(&Ask::Fail { ops: ops.to_vec() });
     }
 
     /// Answers everything.

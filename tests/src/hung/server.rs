@@ -116,6 +116,11 @@ fn done(ask: Ask, server: &Mutex<Server>) -> io::Result<Answer> {
             let of = all.mounts.iter().filter(|mount| name.as_ref().is_none_or(|name| *name == mount.name));
             of.for_each(|mount| mount.hold(&ops));
         }
+        Ask::Fail { ops } => {
+            for mount in &locked(server).mounts {
+                locked(&mount.state).system.fails.clone_from(&ops);
+            }
+        }
         Ask::End { name } => {
             let all = locked(server);
             for mount in all.mounts.iter().filter(|mount| mount.name == name) {

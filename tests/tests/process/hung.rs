@@ -229,6 +229,32 @@ fn force_refuses_a_mount_that_hangs() {
     });
 }
 
+/// SMB answers EHOSTDOWN while it connects again, and a soft NFS mount ETIMEDOUT. Its consumer may write again later.
+#[test]
+fn force_refuses_a_mount_that_answers_an_error() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = able_to_hang(w, &client, "v").await;
+        let open = File::open(source.join(FILE)).unwrap();
+        w.hung().fail(&[Op::StatFs]);
+        let (kind, error) = refusal(client.unmount(NAMESPACE, "v", "job", by_force()).await);
+        assert_eq!(kind, Kind::Busy, "{error}");
+        assert!(error.message.contains("answers with an error"), "{error}");
+        assert_eq!(kernel::stacked(&source).unwrap(), 1);
+        assert_eq!(w.plugin("p").count("NodeUnpublishVolume", ""), 0, "nothing is begun");
+        w.hung().fail(&[]);
+        eventually("it is healthy again", async || row(&client, "v", "job").await.unwrap().healthy).await;
+
+        // Root asks for it by name.
+        w.hung().fail(&[Op::StatFs]);
+        let by_name = UnmountOptions { force_hung: Some(true), ..UnmountOptions::default() };
+        client.unmount(NAMESPACE, "v", "job", by_name).await.unwrap();
+        assert_eq!(kernel::stacked(&source).unwrap(), 0);
+        drop(open);
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn force_hung_detaches_a_mount_that_hangs() {
     world(async |w| {

@@ -69,6 +69,8 @@ pub(in crate::volume) enum MountError {
     Dead { path: String },
     #[error("the file system at {path} does not answer; its server may answer yet")]
     Hung { path: String, consumer: String },
+    #[error("the file system at {path} answers with an error ({source}); its server may answer yet")]
+    Failing { path: String, consumer: String, source: std::io::Error },
     /// A consumer's target that no row has, and that would still show the volume.
     #[error("the volume is also mounted at {}, for a consumer that only the damaged journal named", path.display())]
     ShownAt { path: PathBuf },
@@ -138,6 +140,7 @@ impl MountError {
             | MountError::StillElsewhere { .. }
             | MountError::DeviceInUse { .. }
             | MountError::Hung { .. }
+            | MountError::Failing { .. }
             | MountError::ShownAt { .. } => Kind::Busy,
             MountError::Dead { .. } => Kind::PluginError,
         }
@@ -170,7 +173,7 @@ impl MountError {
             }
             MountError::DeviceInUse { consumer, .. } => details.holders = vec![consumer],
             MountError::Dead { .. } => details.step = Some(Step::Verify),
-            MountError::Hung { consumer, .. } => {
+            MountError::Hung { consumer, .. } | MountError::Failing { consumer, .. } => {
                 details.step = Some(Step::Verify);
                 details.holders = vec![consumer];
             }

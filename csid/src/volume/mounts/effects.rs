@@ -560,7 +560,7 @@ impl EffectContext<'_> {
         }
         let look = self.host.look_below(self.plugin(), self.base, path).await;
         let is_due = match look {
-            Look::Dead(_) => look.has_lost_its_server() || self.force != Force::No,
+            Look::Dead(_) => look.has_lost_its_server() || self.force == Force::Hung,
             Look::Hung => self.force == Force::Hung,
             _ => false,
         };

@@ -221,7 +221,15 @@ impl Executor<'_> {
             }
             Look::Hung => Ok(Force::Hung),
             Look::Missing | Look::Plain => Ok(Force::Gone),
-            Look::Dead(_) => Ok(Force::Dead),
+            Look::Dead(_) if look.has_lost_its_server() => Ok(Force::Dead),
+            // A server that answers an error may come back, and a consumer may still write.
+            Look::Dead(_) if force == Force::Hung => Ok(Force::Hung),
+            Look::Dead(code) => Err(MountError::Failing {
+                path: row.source.clone(),
+                consumer: row.key.consumer.clone(),
+                source: std::io::Error::from_raw_os_error(code),
+            }
+            .into()),
         }
     }
 
