@@ -10,6 +10,7 @@ use csid_tests::fault::Fault;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, count, eventually, refusal, world};
+use rustix::mount::{UnmountFlags, unmount as unmount_now};
 
 fn directory(w: &World, name: &str) -> PathBuf {
     let path = w.path(name);
@@ -297,6 +298,60 @@ fn unused_disk_is_released() {
         let (client, _) = on_a_disk(w).await;
         unmount(&client, "v", "job").await.unwrap();
         assert_eq!(w.plugin("p").count("NodeUnstageVolume", ""), 1);
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn copy_keeps_a_volume_unmounted_by_another_program() {
+    world(async |w| {
+        let client = running(w).await;
+        w.add_disk("p", "disk");
+        for volume in ["v", "disk"] {
+            let source = mounted(&client, "job", inline(volume)).await;
+            let staging = PathBuf::from(row(&client, volume, "job").await.unwrap().staging);
+            // A disk is known by its number, another file system by the paths.
+            let inside = directory(w, &format!("inside-{volume}"));
+            let consumer = match volume {
+                "disk" => Consumer::bind(&source, &inside, "private"),
+                _ => Consumer::copy("private"),
+            };
+            for path in [&source, &private(&source), &staging] {
+                unmount_now(path, UnmountFlags::empty()).unwrap();
+            }
+            let (kind, error) = refusal(unmount(&client, volume, "job").await);
+            assert_eq!(kind, Kind::Busy, "{volume}: {error}");
+            names(&error.details.holders, &consumer);
+            assert_eq!(w.plugin("p").count("NodeUnpublishVolume", volume), 0, "nothing is begun");
+            consumer.end();
+            eventually("it is unmounted", async || unmount(&client, volume, "job").await.is_ok()).await;
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn copy_made_during_unstage_keeps_the_volume() {
+    world(async |w| {
+        let client = running(w).await;
+        mounted(&client, "job", inline("v")).await;
+        let staging = PathBuf::from(row(&client, "v", "job").await.unwrap().staging);
+        w.plugin("p").rules([Rule::once("NodeUnstageVolume", Act::Hold)]);
+        let before = w.plugin("p").recorded();
+        let asking = client.clone();
+        let asked = tokio::spawn(async move { unmount(&asking, "v", "job").await });
+        eventually("the plugin unstages", async || {
+            w.plugin("p").begun_since(before, "NodeUnstageVolume") == 1
+        })
+        .await;
+        let inside = directory(w, "inside");
+        let consumer = Consumer::bind(&staging, &inside, "private");
+        w.plugin("p").honest();
+        let (kind, error) = refusal(asked.await.unwrap());
+        assert_eq!(kind, Kind::Busy, "{error}");
+        names(&error.details.holders, &consumer);
+        assert_eq!(state(&client, "v", "job").await, "unmounting");
+        consumer.end();
         w.nothing_left(&client).await;
     });
 }

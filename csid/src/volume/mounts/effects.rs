@@ -588,6 +588,8 @@ impl EffectContext<'_> {
         let look = self.host.look_below(self.plugin(), self.base, staging).await;
         match look {
             Look::Missing | Look::Plain | Look::Device { .. } => {
+                // A namespace may have copied the staging while the call waited for its turn.
+                self.refuse_while_elsewhere(&backing, Outcome::Failed).await?;
                 self.refuse_while_held(&backing).await?;
                 Ok(None)
             }

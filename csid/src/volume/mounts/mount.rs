@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result, Step, shown};
 use crate::fault;
-use crate::host::{HostError, Look};
+use crate::host::{HostError, Look, Sought};
 use crate::plugin::Ready;
 use crate::store::Durability;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phase};
@@ -329,7 +329,12 @@ impl Executor<'_> {
         let mounts = self.own_mounts.insert(host.own_mounts().await?);
         let shown = mounts.backing(&own, row.device.filter(|_| is_block), None).shown;
         let plugin = self.shared.plugins.processes(&row.volume.plugin);
-        let mut found = host.copies_elsewhere(&shown, &plugin).await?;
+        let mut found = match shown.is_empty() && row.publish == Leg::Present {
+            false => host.copies_elsewhere(&shown, &plugin).await?,
+            // The mounts were unmounted behind csid's back, and only the number of their file system is known. Copies elsewhere have
+            // not gone with them.
+            true => host.still_elsewhere(self.gone(row)).await?,
+        };
         let others = self.rows.volume().mounts.iter();
         let others: Vec<_> =
             others.filter(|other| other.key != row.key && other.publish != Leg::Absent).collect();
@@ -352,6 +357,21 @@ impl Executor<'_> {
             holders,
         }
         .into())
+    }
+
+    /// Returns what to search for a row whose mounts are gone in csid's own namespace.
+    fn gone(&self, row: &MountRow) -> Sought {
+        let volume = self.rows.volume();
+        let paths = [row.source.as_str(), row.published(), volume.row.staging.as_str()].into_iter();
+        let is_alone = !volume.published_elsewhere(&row.key);
+        Sought {
+            below: paths.filter(|path| !path.is_empty()).map(PathBuf::from).collect(),
+            target: row.spec.target.as_ref().map(PathBuf::from),
+            device: row.device,
+            shown: Vec::new(),
+            everywhere: is_alone,
+            base: self.shared.directories.state.clone(),
+        }
     }
 
     async fn until_done(
@@ -574,8 +594,8 @@ impl Executor<'_> {
         }
         let is_block = mount.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
         let number = mount.device.filter(|_| is_block);
-        // Another csid made the mounts, and they are gone. Only their device number is known.
-        let had = mount.device.filter(|_| !is_block && effect.from == Leg::Removing);
+        // If the mounts are gone, only their device number is known.
+        let had = mount.device.filter(|_| !is_block);
         let own = [Some(&mount.source), Some(&mount.published), staging].into_iter().flatten();
         let own: Vec<&Path> = own.filter(|path| !path.is_empty()).map(Path::new).collect();
         let mut backing = effects::known(&volume.row)?;
