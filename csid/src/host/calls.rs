@@ -313,12 +313,25 @@ impl Host {
 
     /// Removes a path that no row explains, as [`Self::remove`] does. If `ours`, a mount there is unmounted first, unless it is in use.
     pub async fn remove_orphan(&self, root: &Path, path: &Path, ours: bool) -> Result<bool, HostError> {
+        self.remove_by_helper(root, path, ours, false).await
+    }
+
+    /// Removes a path as [`Self::remove`] does, also when an earlier call there has hung. The kernel unmounts what other namespaces have
+    /// mounted there, and a server may hold that up.
+    pub async fn remove_unsearched(&self, root: &Path, path: &Path) -> Result<bool, HostError> {
+        self.remove_by_helper(root, path, false, true).await
+    }
+
+    async fn remove_by_helper(
+        &self,
+        root: &Path,
+        path: &Path,
+        ours: bool,
+        despite_hung: bool,
+    ) -> Result<bool, HostError> {
         let plugin = root.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        self.within(
-            &plugin,
-            HelperRequest::RemoveOrphan { root: root.to_owned(), path: path.to_owned(), ours },
-        )
-        .await
+        let (root, path) = (root.to_owned(), path.to_owned());
+        self.within(&plugin, HelperRequest::RemoveOrphan { root, path, ours, despite_hung }).await
     }
 
     pub(super) async fn within<T: DeserializeOwned>(

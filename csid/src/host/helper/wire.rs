@@ -88,6 +88,7 @@ pub(in crate::host) enum HelperRequest {
         root: PathBuf,
         path: PathBuf,
         ours: bool,
+        despite_hung: bool,
     },
     /// Closes the descriptor that comes with it.
     Close,
@@ -132,7 +133,9 @@ impl HelperRequest {
     pub(super) fn is_despite_hung(&self) -> bool {
         matches!(
             self,
-            HelperRequest::Look { despite_hung: true, .. } | HelperRequest::Detach { despite_hung: true, .. }
+            HelperRequest::Look { despite_hung: true, .. }
+                | HelperRequest::Detach { despite_hung: true, .. }
+                | HelperRequest::RemoveOrphan { despite_hung: true, .. }
         )
     }
 }

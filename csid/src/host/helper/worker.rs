@@ -244,7 +244,7 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
         HelperRequest::Resolve { directory } => plain(&path::resolve_root(&directory)),
         HelperRequest::IsHeld { device, shows } => plain(&device::held(&device, shows)),
         HelperRequest::InUse { path } => plain(&mount::in_use(&path, &caller)),
-        HelperRequest::RemoveOrphan { root, path, ours } => {
+        HelperRequest::RemoveOrphan { root, path, ours, .. } => {
             plain(&remove_orphan(&root, &path, ours, &caller))
         }
         HelperRequest::Close => {

@@ -483,7 +483,7 @@ impl EffectContext<'_> {
             // csid removes the paths that it made, not those of another manager.
             Look::Plain | Look::Device { .. } if self.is_left_at_foreign_path(look)? => Ok(None),
             // The plugin has to delete its target (CSI rule 29). Some plugins leave it.
-            Look::Plain | Look::Device { .. } => match self.host.remove(self.base, published)? {
+            Look::Plain | Look::Device { .. } => match self.remove(published).await? {
                 true => Ok(None),
                 false => Err(self.still_there("NodeUnpublishVolume", published, look).await),
             },
@@ -520,10 +520,24 @@ impl EffectContext<'_> {
         known(&self.volume.row)
     }
 
+    /// Returns whether csid removes the mount whatever other namespaces show. Nothing can write to a dead mount.
+    fn is_unsearched(&self) -> bool {
+        self.force >= Force::Dead || self.mount.status.healing
+    }
+
+    /// Removes a path that csid made, if it is empty. Where another namespace has a mount there, the kernel unmounts it with the path, and
+    /// its server may not answer. So the helper removes what csid has not searched for.
+    async fn remove(&self, path: &Path) -> Result<bool, HostError> {
+        match self.is_unsearched() {
+            true => self.host.remove_unsearched(self.base, path).await,
+            false => self.host.remove(self.base, path),
+        }
+    }
+
     /// Returns an error while another mount namespace shows the volume. A consumer's namespace may have copied the mounts since
-    /// Unmount probed. A dead mount is not checked, because nothing can write to it.
+    /// Unmount probed.
     async fn refuse_while_elsewhere(&self, backing: &Backing, outcome: Outcome) -> Result<(), EffectFailure> {
-        if self.force >= Force::Dead || self.mount.status.healing {
+        if self.is_unsearched() {
             return Ok(());
         }
         let found = self.host.copies_elsewhere(&backing.shown, &self.processes).await;
@@ -540,7 +554,7 @@ impl EffectContext<'_> {
 
     /// Returns an error while a user that no mount table shows holds the block device exclusively.
     async fn refuse_while_held(&self, backing: &Backing) -> Result<(), EffectFailure> {
-        if self.force >= Force::Dead || self.mount.status.healing {
+        if self.is_unsearched() {
             return Ok(());
         }
         match self.host.is_held(self.plugin(), backing).await? {

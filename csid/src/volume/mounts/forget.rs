@@ -139,7 +139,7 @@ impl Executor<'_> {
         self.rows
             .step(forget)
             .map_err(|refusal| Error::internal(format!("a forget was refused: {refusal:?}")))?;
-        self.clean_up(key);
+        self.clean_up(key).await;
         self.persist(Durability::Disk, Some(event)).await.map_err(|failure| failure.error)?;
         let (plugin, name) = (&self.rows.volume().row.key.plugin, VolumeName::of(key));
         tracing::warn!(

@@ -464,7 +464,7 @@ impl Executor<'_> {
         why: Option<EffectFailure>,
         purpose: Purpose,
     ) -> Result<(), EffectFailure> {
-        self.clean_up(key);
+        self.clean_up(key).await;
         if let Some(failure) = &why {
             mount_events::log(key, self.rows.volume(), &failure.error);
         }
@@ -725,7 +725,7 @@ impl Executor<'_> {
     }
 
     /// Removes the directories that a row leaves, if they are empty, before the row that explains them goes.
-    pub(in crate::volume) fn clean_up(&self, key: &MountKey) {
+    pub(in crate::volume) async fn clean_up(&self, key: &MountKey) {
         let volume = self.rows.volume();
         let idle =
             volume.row.stage == Leg::Absent && volume.mounts.iter().all(|mount| mount.publish == Leg::Absent);
@@ -738,7 +738,13 @@ impl Executor<'_> {
             let kinds = [paths::STAGING, paths::PRIVATE, paths::PUBLISH];
             let below = path.ancestors().find(|above| kinds.iter().any(|kind| above.ends_with(kind)));
             let Some(below) = below else { continue };
-            if let Err(error) = self.shared.host.remove(below, path) {
+            // The kernel unmounts copies of other namespaces at the path. A forced removal has not searched for these, so the helper
+            // makes it.
+            let removed = match self.force >= Force::Dead {
+                true => self.shared.host.remove_unsearched(below, path).await,
+                false => self.shared.host.remove(below, path),
+            };
+            if let Err(error) = removed {
                 tracing::warn!(path = %path.display(), %error, "cannot remove a directory that is no longer used");
             }
         }
