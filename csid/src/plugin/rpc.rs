@@ -68,6 +68,11 @@ impl From<RpcError> for Error {
 }
 
 impl RpcError {
+    /// Returns whether the plugin refused because of the volume's state.
+    pub fn is_failed_precondition(&self) -> bool {
+        self.code == Code::FailedPrecondition
+    }
+
     /// Returns what csid does after this error of an RPC of this kind.
     pub fn outcome(&self, kind: RpcKind) -> RpcOutcome {
         outcome(self.class, self.code, kind)

@@ -111,6 +111,9 @@ pub struct MountStatus {
     /// boots.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub healing: bool,
+    /// Whether the mount was published in an earlier boot, and not since. A driver that counts publishes still counts that one.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub counted: bool,
     /// The device numbers that the mount had before, while it is made again. Its target may still show a mount with one of them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub died: Vec<u64>,

@@ -317,10 +317,15 @@ mod tests {
         let MountRow { spec, status, .. } = sample("v", "job");
         let text = |status: &MountStatus| json(&SpecColumn { spec: &spec, status }).unwrap();
         assert_eq!(text(&status), json(&spec).unwrap(), "a status at rest adds nothing");
-        let healing =
-            MountStatus { secrets_beside: true, healing: true, died: vec![7], node_id: "n".to_owned() };
+        let healing = MountStatus {
+            secrets_beside: true,
+            healing: true,
+            counted: true,
+            died: vec![7],
+            node_id: "n".to_owned(),
+        };
         let written = text(&healing);
-        let status_of = r#","secrets-beside":true,"healing":true,"died":[7],"node-id":"n"}"#;
+        let status_of = r#","secrets-beside":true,"healing":true,"counted":true,"died":[7],"node-id":"n"}"#;
         assert!(written.starts_with(text(&status).trim_end_matches('}')), "{written}");
         assert!(written.ends_with(status_of), "{written}");
         let (read, kept): (MountSpec, MountStatus) =

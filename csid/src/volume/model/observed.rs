@@ -52,6 +52,7 @@ pub(in crate::volume) fn recovered(volume: &mut Volume, same_boot: bool, sights:
     for (key, phase, sight) in &seen {
         let Some(mount) = volume.mount_mut(key) else { continue };
         if !same_boot && (*phase != Phase::Mounted || *sight == Observed::Gone) {
+            mount.status.counted |= mount.publish != Leg::Absent;
             mount.publish = Leg::Absent;
             mount.target = Leg::Absent;
             mount.device = None;

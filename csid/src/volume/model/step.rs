@@ -287,6 +287,9 @@ fn ended(volume: &mut Volume, effect: Effect, outcome: Outcome, error: String) -
     if let Some(mount) = volume.mount_mut(&key) {
         match outcome {
             Outcome::Done { device } => {
+                if matches!(action, Action::Publish | Action::Unpublish) {
+                    mount.status.counted = false;
+                }
                 if action == Action::Publish {
                     // The dead file system stays at the target until it is replaced.
                     let former = mount.device.filter(|_| mount.status.healing && mount.target != Leg::Absent);

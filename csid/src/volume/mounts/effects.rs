@@ -272,6 +272,11 @@ impl EffectContext<'_> {
             AttachmentMode::FileSystem => self.make_directory(source, Access::MountPoint)?,
             AttachmentMode::BlockDevice => self.make_file(source)?,
         }
+        if self.mount.status.counted
+            && let Err(error) = self.ready.unpublish(self.call()).await
+        {
+            tracing::info!(plugin = self.plugin(), %error, "it was published in an earlier boot");
+        }
         fault::around("NodePublishVolume", self.ready.publish(self.call())).await?;
         // The plugin has published, so the former state is gone, whatever csid failed to do.
         let changed = |failure: EffectFailure| match failure.outcome {
@@ -597,8 +602,7 @@ impl EffectContext<'_> {
         let backing = self.backing()?;
         self.refuse_while_elsewhere(&backing, Outcome::NotSent).await?;
         self.detach_dead(staging).await?;
-        self.unpublish_again().await;
-        fault::around("NodeUnstageVolume", self.ready.unstage(self.call())).await?;
+        fault::around("NodeUnstageVolume", self.unstage_counted()).await?;
         let look = self.host.look_below(self.plugin(), self.base, staging).await;
         match look {
             Look::Missing | Look::Plain | Look::Device { .. } => {
@@ -613,15 +617,28 @@ impl EffectContext<'_> {
         }
     }
 
-    /// Repeats the unpublish of a mount before an Unstage that is repeated. A driver that counts publishes does not check the
-    /// mounts. After a reboot that the driver did not see, it counts one more than csid has made. The answer decides nothing.
-    async fn unpublish_again(&self) {
-        let was_published = self.mount.device.is_some() && self.mount.publish == Leg::Absent;
-        if self.from != Leg::Removing || !was_published {
-            return;
+    /// Asks the plugin to unstage. A driver that counts publishes does not check the mounts. After a reboot that the driver did not see, it
+    /// counts one more than csid has made, and refuses.
+    async fn unstage_counted(&self) -> Result<(), RpcError> {
+        if self.from == Leg::Removing {
+            self.unpublish_again().await;
         }
-        if let Err(error) = self.ready.unpublish(self.call()).await {
-            tracing::info!(plugin = self.plugin(), %error, "it was unpublished before");
+        match self.ready.unstage(self.call()).await {
+            Err(error) if error.is_failed_precondition() => {
+                self.unpublish_again().await;
+                self.ready.unstage(self.call()).await
+            }
+            other => other,
+        }
+    }
+
+    /// Repeats the unpublish of each mount of the volume, none of which is published. The answers decide nothing.
+    async fn unpublish_again(&self) {
+        let unpublished = self.volume.mounts.iter().filter(|mount| mount.publish == Leg::Absent);
+        for target in unpublished.map(|mount| mount.published()).filter(|path| !path.is_empty()) {
+            if let Err(error) = self.ready.unpublish(NodeCall { target, ..self.call() }).await {
+                tracing::info!(plugin = self.plugin(), %error, "it was unpublished before");
+            }
         }
     }
 
