@@ -1,12 +1,14 @@
 //! The crash matrix: csid is killed at every journal and RPC edge of mount, unmount and restore, and of what repairs,
-//! undoes and finishes them; one volume in flight and many, of each kind, the plugin answering, failing, hanging and dying.
+//! undoes and finishes them; one volume in flight and many, of each kind, the plugin answering, failing, hanging, dying, late, serving
+//! one call at a time, counting publishes and leaving mounts behind.
 //! Then csid starts again, and what it owes its clients is looked at (`site`). The same of volumes that are registered, claimed
-//! and attached (`registered`), and of volumes that another mount namespace writes to (`elsewhere`).
+//! and attached (`registered`), of volumes that another mount namespace writes to (`elsewhere`), and beside volumes whose file systems hang (`hung`).
 //!
 //! `CSID_KILLS` is how many kills there are at least, `CSID_SEED` repeats a run, and with `CSID_CHAPTER` only one world of it.
 
 mod check;
 mod elsewhere;
+mod hung;
 mod model;
 mod plan;
 mod registered;
@@ -24,7 +26,7 @@ use std::sync::{Arc, Mutex};
 
 use csid_tests::dice::Dice;
 use csid_tests::world::{program, world};
-use plan::{Chapter, Kind, Life};
+use plan::{Chapter, Kind, Life, Plugin};
 use report::Report;
 use site::Site;
 
@@ -48,7 +50,20 @@ fn kinds(chapter: &Chapter) -> Vec<Kind> {
     }
 }
 
+/// Returns whether the plugins count publishes, from the beginning of the life to its end.
+fn counts(chapter: &Chapter, dice: &mut Dice) -> bool {
+    match chapter {
+        Chapter::EveryEdge(cells, _) | Chapter::RandomEdge(cells, _) => {
+            cells.iter().any(|cell| cell.plugin == Plugin::Counts)
+        }
+        Chapter::Sequences(_) => dice.once_in(2),
+    }
+}
+
 async fn live(mut site: Site<'_>, chapter: Chapter) {
+    if counts(&chapter, &mut site.dice) {
+        site.count_publishes();
+    }
     match chapter {
         Chapter::EveryEdge(cells, calls) => {
             for cell in cells {
@@ -78,6 +93,7 @@ fn run(number: u64, life: Life, report: &Arc<Report>, seed: u64) {
                 }
                 Life::Registered(chapter) => registered::live(w, chapter, dice, for_world).await,
                 Life::Elsewhere(volumes) => elsewhere::live(w, volumes, dice, for_world).await,
+                Life::Hung(rounds) => hung::live(w, rounds, dice, for_world).await,
             }
         });
     });

@@ -46,6 +46,11 @@ pub enum Told {
 }
 
 impl Told {
+    /// The plugin refused because of the volume's state.
+    pub fn is_failed_precondition(&self) -> bool {
+        *self == Told::Refused(Kind::PluginError, Some("FAILED_PRECONDITION"))
+    }
+
     /// The plugin did not answer in time, which a busy machine does to an honest one, too.
     pub fn is_held_up(&self) -> bool {
         *self == Told::Refused(Kind::PluginError, Some("DEADLINE_EXCEEDED"))

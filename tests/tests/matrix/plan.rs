@@ -3,7 +3,7 @@
 use std::fmt;
 
 use csid_tests::dice::Dice;
-use csid_tests::script::{Act, Rule};
+use csid_tests::script::{Act, Lie, Rule};
 
 use crate::registered;
 
@@ -45,17 +45,28 @@ pub enum Operation {
     Finish,
 }
 
-/// The behaviour of the plugin at one of its calls.
+/// The behaviour of the plugin at one of its calls, or at all of that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plugin {
     Answers,
     Fails,
     Hangs,
     Dies,
+    /// The plugin does the call once, answers later than the RPC's deadline, and at once when it is asked again.
+    Late,
+    /// The plugin serves one call at a time.
+    Serial,
+    /// The plugin answers that a mount is gone, and leaves it.
+    Leaves,
+    /// The plugin counts the publishes of a volume, and refuses NodeUnstageVolume above 0.
+    Counts,
 }
 
 impl Plugin {
+    /// Behaviours at one call.
     pub const ALL: [Plugin; 4] = [Plugin::Answers, Plugin::Fails, Plugin::Hangs, Plugin::Dies];
+    /// Behaviours of drivers that are slow, or that lie.
+    pub const ODD: [Plugin; 4] = [Plugin::Late, Plugin::Serial, Plugin::Leaves, Plugin::Counts];
 }
 
 impl Operation {
@@ -108,6 +119,8 @@ pub enum Life {
     Registered(registered::Chapter),
     /// A number of volumes that another mount namespace writes to.
     Elsewhere(usize),
+    /// A number of mounts and unmounts while other volumes' file systems hang.
+    Hung(usize),
 }
 
 pub enum Chapter {
@@ -147,9 +160,34 @@ pub fn matrix() -> Vec<Life> {
             chapters.push(Chapter::RandomEdge(Operation::ALL.iter().map(cell(MANY)).collect(), 16));
         }
     }
+    for plugin in Plugin::ODD {
+        chapters.extend(odd(plugin));
+    }
     chapters.extend((0..4).map(|_| Chapter::Sequences(40)));
     let registered = registered::matrix().into_iter().map(Life::Registered);
-    chapters.into_iter().map(Life::Inline).chain(registered).chain([Life::Elsewhere(24)]).collect()
+    chapters
+        .into_iter()
+        .map(Life::Inline)
+        .chain(registered)
+        .chain([Life::Elsewhere(24), Life::Hung(48)])
+        .collect()
+}
+
+/// Returns the lives of a plugin that is slow, or that lies.
+fn odd(plugin: Plugin) -> Vec<Chapter> {
+    let cells = |flight, kinds: &[Kind]| -> Vec<Cell> {
+        let of = |kind: &Kind| {
+            let kind = *kind;
+            Operation::ALL.map(|operation| Cell { operation, flight, kind, plugin })
+        };
+        kinds.iter().flat_map(of).collect()
+    };
+    let random = Chapter::RandomEdge(cells(MANY, &Kind::ALL), 16);
+    match plugin {
+        // Each round waits for the late call.
+        Plugin::Late => vec![random],
+        _ => vec![Chapter::EveryEdge(cells(1, &[Kind::FileSystem]), Calls::One), random],
+    }
 }
 
 /// Returns the further lives of a long run.
@@ -168,17 +206,18 @@ pub fn every_call() -> Vec<Life> {
 
 /// And at last.
 pub fn another(dice: &mut Dice) -> Life {
-    match dice.below(4) {
+    match dice.below(5) {
         0 => return Life::Registered(registered::another(dice)),
         1 => return Life::Inline(Chapter::Sequences(40)),
         2 => return Life::Elsewhere(48),
+        3 => return Life::Hung(96),
         _ => {}
     }
     let cells = (0..12).map(|_| Cell {
         operation: dice.of(&Operation::ALL),
         flight: dice.of(&[1, 2, MANY]),
         kind: dice.of(&Kind::ALL),
-        plugin: dice.of(&Plugin::ALL),
+        plugin: if dice.once_in(3) { dice.of(&Plugin::ODD) } else { dice.of(&Plugin::ALL) },
     });
     Life::Inline(Chapter::RandomEdge(cells.collect(), 48))
 }
@@ -195,10 +234,20 @@ impl Cell {
             Plugin::Hangs => hang(before),
             Plugin::Dies if before => Act::DieBefore,
             Plugin::Dies => Act::DieAfter,
+            Plugin::Late => return vec![Rule::always(rpc, Act::Background(LATE))],
+            Plugin::Serial => return vec![Rule::always(rpc, Act::Serial(TURN))],
+            // A plugin that answers that it has made a mount and has not is one that fails.
+            Plugin::Leaves if rpc.contains("Un") => Act::Lie(Lie::Nothing),
+            Plugin::Leaves | Plugin::Counts => return Vec::new(),
         };
         vec![Rule { from: 1 + dice.below(self.flight as u64), ..Rule::once(rpc, act) }]
     }
 }
+
+/// Milliseconds, more than the plugins' `rpc-deadline`.
+pub const LATE: u64 = 1_300;
+/// Milliseconds of one call.
+pub const TURN: u64 = 40;
 
 /// Longer than any patience.
 pub fn hang(before: bool) -> Act {

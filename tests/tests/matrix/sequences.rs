@@ -237,7 +237,8 @@ impl Fate<'_> {
             _ => {
                 let kind = dice.of(&Kind::ALL);
                 let operation = dice.of(&[Operation::Mount, Operation::Unmount]);
-                let cell = plan::Cell { operation, flight: 2, kind, plugin: dice.of(&Plugin::ALL) };
+                let behaviours = [&Plugin::ALL[..], &Plugin::ODD[..]].concat();
+                let cell = plan::Cell { operation, flight: 2, kind, plugin: dice.of(&behaviours) };
                 let rpc = dice.of(&operation.rpcs(kind));
                 let mut rules = cell.rules(rpc, dice);
                 if rules.is_empty() {

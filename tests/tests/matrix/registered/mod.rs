@@ -80,6 +80,7 @@ pub fn matrix() -> Vec<Chapter> {
     let cells = Plugin::ALL.into_iter().flat_map(|plugin| FLIGHTS.map(|flight| (flight, plugin)));
     let mut chapters = vec![Chapter::EveryEdge];
     chapters.extend(cells.map(|(flight, plugin)| Chapter::AnyEdge(flight, plugin, 12)));
+    chapters.extend([Plugin::Late, Plugin::Serial].map(|plugin| Chapter::AnyEdge(8, plugin, 6)));
     chapters.extend([1, 8, 1, 8].map(|volumes| Chapter::Clients(Setting::Usual, volumes, 30)));
     chapters.extend(Plugin::ALL.map(Chapter::Born));
     chapters.push(Chapter::Bound);

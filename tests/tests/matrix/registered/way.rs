@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 
 use super::{Answer, Ask, Caller, Manner, Pool, first_of};
 use crate::model::Told;
-use crate::plan::{Plugin, hang};
+use crate::plan::{LATE, Plugin, TURN, hang};
 use crate::site::{POLL, arm};
 
 /// More edges than one volume's way has.
@@ -197,5 +197,9 @@ pub fn misbehaviour(plugin: Plugin, rpc: &str, dice: &mut csid_tests::dice::Dice
         Plugin::Hangs => Some(hang(before)),
         Plugin::Dies if before => Some(Act::DieBefore),
         Plugin::Dies => Some(Act::DieAfter),
+        Plugin::Late => Some(Act::Background(LATE)),
+        Plugin::Serial => Some(Act::Serial(TURN)),
+        // What these do differently they do in calls about mounts.
+        Plugin::Leaves | Plugin::Counts => None,
     }
 }

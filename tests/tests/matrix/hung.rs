@@ -1,0 +1,120 @@
+//! Volumes whose file systems hang, and others that are mounted and unmounted meanwhile. csid is killed on the way. What hangs stays
+//! mounted, costs no other volume, and keeps no csid from its start.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use csid_client::{Client, Target, UnmountOptions};
+use csid_tests::ask::*;
+use csid_tests::dice::Dice;
+use csid_tests::hung::LOOKS;
+use csid_tests::kernel;
+use csid_tests::world::{World, eventually};
+
+use crate::report::{Broken, Report};
+use crate::site::{arm, disarm};
+
+/// Volumes whose file systems hang.
+const HUNG: usize = 4;
+/// Others, each mounted and unmounted in turn.
+const OTHERS: u64 = 3;
+/// More edges than a mount has.
+const EDGES: u64 = 24;
+/// The time of a call that a hung file system may keep from its end.
+const BRIEF: Duration = Duration::from_millis(300);
+const CELL: &str = "mounts beside hung ones";
+
+pub async fn live(w: &mut World, rounds: usize, dice: Dice, report: Arc<Report>) {
+    w.add_plugin_with("p", "rpc-deadline = \"1s\"").await;
+    let fault = w.path("fault").to_str().expect("UTF-8").to_owned();
+    w.environment.insert("CSID_FAULT".to_owned(), fault);
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    let mut life = Life { w, client, dice, report, hung: Vec::new() };
+    life.hang().await;
+    for round in 0..rounds {
+        life.round(round).await;
+    }
+    life.close().await;
+}
+
+struct Life<'w> {
+    w: &'w mut World,
+    client: Client,
+    dice: Dice,
+    report: Arc<Report>,
+    /// The published paths of what hangs.
+    hung: Vec<PathBuf>,
+}
+
+fn hung(number: usize) -> String {
+    format!("hung-{number}")
+}
+
+impl Life<'_> {
+    async fn hang(&mut self) {
+        self.w.hang("p", "NodeStageVolume");
+        for number in 0..HUNG {
+            self.hung.push(mounted(&self.client, "job", inline(&hung(number))).await);
+        }
+        self.w.plugin("p").honest();
+        self.w.hung().hold(&LOOKS);
+    }
+
+    async fn round(&mut self, round: usize) {
+        let volume = format!("v-{}", self.dice.below(OTHERS));
+        let is_mount = self.dice.once_in(2);
+        arm(self.w, &format!("any:{}", 1 + self.dice.below(EDGES)));
+        let (client, options) = (self.client.clone(), inline(&volume));
+        if round % 8 == 7 {
+            // It is refused, or is not answered in this time. Nothing of it may be unmounted.
+            let brief = UnmountOptions {
+                deadline_usec: Some(BRIEF.as_micros() as u64),
+                force: Some(self.dice.once_in(2)),
+                ..UnmountOptions::default()
+            };
+            let number = self.dice.below(HUNG as u64) as usize;
+            let answer = client.unmount(NAMESPACE, &hung(number), "job", brief).await;
+            assert!(answer.is_err(), "{} was unmounted while it hangs", hung(number));
+        }
+        let _ = match is_mount {
+            true => client.mount(NAMESPACE, &volume, "job", options).await.map(drop),
+            false => unmount(&client, &volume, "job").await,
+        };
+        self.comes_back().await;
+        match is_mount {
+            true => drop(mounted(&self.client, "job", inline(&volume)).await),
+            false => unmount(&self.client, &volume, "job").await.expect("an unmount"),
+        }
+        // The mount table asks no file system.
+        for source in &self.hung {
+            if kernel::stacked(source).expect("the mount table") != 1 {
+                self.report.wrong(Broken::WrongUnmount);
+                panic!("{} was unmounted while it hangs", source.display());
+            }
+        }
+    }
+
+    /// Starts csid again if it was killed. It is not killed before the next `arm`.
+    async fn comes_back(&mut self) {
+        let edge = disarm(self.w);
+        if !edge.is_empty() && !edge.contains(':') {
+            eventually("csid has ended", async || self.w.dead()).await;
+            let number = self.report.kill(&edge, CELL);
+            println!("kill {number} at {edge}: {CELL}");
+            assert!(self.w.launch(&[]).await, "csid ended without a fault");
+        }
+        self.client = Client::connect(&Target::Socket(self.w.socket())).await.expect("csid's socket");
+        healthy(&self.client, "p").await;
+    }
+
+    async fn close(&mut self) {
+        self.w.hung().release();
+        let all = (0..HUNG).map(hung).chain((0..OTHERS).map(|number| format!("v-{number}")));
+        for volume in all {
+            eventually("it is unmounted", async || unmount(&self.client, &volume, "job").await.is_ok()).await;
+        }
+        self.w.nothing_left(&self.client).await;
+    }
+}
