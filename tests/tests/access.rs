@@ -387,6 +387,35 @@ fn polkit_is_asked_for_the_tables_action() {
 }
 
 #[test]
+fn root_only_options_are_refused_whatever_polkit_says() {
+    world(async |w| {
+        group_csid(w);
+        let bus = Bus::start(w, Policy::Everything).await;
+        let _polkit = Polkit::start(&bus, Verdict::Yes).await;
+        let (client, _) = busy(w).await;
+        bus.has_csid().await;
+        let other = bus.connect(OTHER).await;
+        let mut refused = 0;
+        for (method, volume, consumer, option) in [
+            ("Unmount", "in-use", Some("job"), "force-hung"),
+            ("Unmount", "in-use", Some("job"), "forget"),
+            ("Release", "kept", Some("job"), "forget"),
+            ("DeregisterVolume", "kept", None, "forget"),
+            ("DeregisterVolume", "none", None, "forget"),
+        ] {
+            let names = [Some(NAMESPACE), Some(volume), consumer].into_iter().flatten().map(text);
+            let values = names.chain([dict(vec![(option, Variant::from(true))])]).collect();
+            let (name, words) = call(&other, MANAGER_PATH, MANAGER, method, values).await.unwrap_err();
+            assert_eq!(name, REFUSED, "{method} {volume} {option}: {words}");
+            assert!(words.starts_with(&format!("{option} requires root")), "{method} {volume}: {words}");
+            refused += 1;
+        }
+        count("calls with an option of root's refused though polkit allows", refused);
+        nothing_happened(w, &client).await;
+    });
+}
+
+#[test]
 fn polkit_yes_gives_no_right_to_a_mount_of_another_uid() {
     world(async |w| {
         group_csid(w);

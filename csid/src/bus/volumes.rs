@@ -194,12 +194,10 @@ pub(super) async fn deregister_volume(call: Call) -> Answer {
     let (namespace, volume, map): Named = call.arguments()?;
     let mut options = Options::check(map, &[("force", "b"), ("forget", "b")])?;
     let (force, forget) = (options.flag("force"), options.flag("forget"));
+    arguments::require_root(&call.permit, [(forget, "forget")])?;
     let request = request(&call, namespace, volume, &mut options).await?;
     if force {
         call.server.authoriser.also(&call.permit, PolkitAction::UnmountOthers).await?;
-    }
-    if forget {
-        call.server.authoriser.also(&call.permit, PolkitAction::Manage).await?;
     }
     call.server.rooms.volumes.deregister_volume(request, force, forget).await?;
     call.reply(&())

@@ -207,6 +207,17 @@ fn polkit_rule_allows_one_namespace_alone() {
     assert!(m.run("csictl mounts").contains("mounted"));
     let (unmounted, said) = by("batch", "unmount batch data job");
     assert!(unmounted, "the rule allows it: {said}");
+    // A rule that allows everything gives no option of root's.
+    let everything = "polkit.addRule(function (action, subject) {
+        return subject.user == \"batch\" ? polkit.Result.YES : polkit.Result.NOT_HANDLED;
+    });";
+    m.write("/etc/polkit-1/rules.d/40-everything.rules", everything);
+    m.run("chmod 644 /etc/polkit-1/rules.d/40-everything.rules; systemctl restart polkit");
+    let (forgotten, said) = by("batch", "volume deregister --forget --yes batch/none batch none");
+    assert!(!forgotten && said.contains("forget requires root"), "{said}");
+    let (done, said) = by("batch", "volume deregister batch none");
+    assert!(done, "the rule allows it: {said}");
+    m.run("rm /etc/polkit-1/rules.d/40-everything.rules");
     // Without the rule nothing is allowed.
     m.run("rm /etc/polkit-1/rules.d/50-batch.rules; systemctl restart polkit");
     let (mounted, said) = by("batch", "mount batch data job");
