@@ -102,7 +102,7 @@ const UNSEEN: &str = " is in use by processes that csid may not see";
 const ELSEWHERE: &str = " is in use in another mount namespace, by ";
 
 /// The words before another error of csid's.
-const UNSETTLED: &str = "an earlier operation on this mount has not come to an end: ";
+const UNSETTLED: &str = "an earlier operation has not ended: ";
 
 /// The obstacles with the words at the start of csid's text, and those at its end, that identify them. In the middle stand names that
 /// a caller, a plugin or a process chose, with any words. `explained` and the hint for NotAuthorized read csid's texts, too.
@@ -939,9 +939,19 @@ mod tests {
         for (error, command) in [
             ("something else is mounted at /p", "`findmnt PATH`"),
             ("something that no row explains is at /p", "`csictl reconcile --remove-orphans`"),
-            ("/p is mounted and no row explains it; the volume stays", "`csictl reconcile --remove-orphans`"),
-            ("so what is mounted at /p cannot be shown to be from there", "`umount PATH`"),
-            ("the external id of a/b could not be read from the damaged journal", "--external-id ID`"),
+            (
+                "/p is mounted and no row explains it; the volume stays staged until it is gone",
+                "`csictl reconcile --remove-orphans`",
+            ),
+            (
+                "nothing is mounted at /s any more, so what is mounted at /p cannot be shown to be from there",
+                "`umount PATH`",
+            ),
+            (
+                "the external id of a/b could not be read from the damaged journal, and without it csid cannot name the \
+                 volume to unpublish",
+                "--external-id ID`",
+            ),
         ] {
             let next = ends(&mount("unmounting", error));
             assert!(next.contains(command) && !next.contains("--forget"), "{error}: {next}");
