@@ -62,7 +62,10 @@ pub(in crate::volume) trait PluginWaits: Site {
                 }
                 tokio::select! {
                     biased;
-                    () = preempted(&mut signals) => return false,
+                    () = preempted(&mut signals) => {
+                        self.operation().step.note_yield();
+                        return false;
+                    }
                     () = orders.came() => {}
                     () = tokio::time::sleep(wait) => return true,
                 }
@@ -90,7 +93,10 @@ where
         let found = tokio::select! {
             biased;
             found = wanted(give_up) => Some(found),
-            () = preempted(&mut signals) => return Err(OperationError::Yielded.into()),
+            () = preempted(&mut signals) => {
+                site.operation().step.note_yield();
+                return Err(OperationError::Yielded.into());
+            }
             () = orders.came() => None,
         };
         let Some(found) = found else {

@@ -1,5 +1,7 @@
 //! Unmount's options: what must be there, every tag, and an answer after the first try.
 
+use std::time::Duration;
+
 use csid_client::{Client, Kind, MountOptions, Result, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::script::{Act, Rule};
@@ -12,6 +14,10 @@ fn tagged(tag: &str) -> MountOptions {
 
 async fn unmount_with(client: &Client, options: UnmountOptions) -> Result<()> {
     client.unmount(NAMESPACE, "v", "job", options).await
+}
+
+async fn unmount_by(client: Client, options: UnmountOptions) -> Result<()> {
+    unmount_with(&client, options).await
 }
 
 fn must_exist() -> UnmountOptions {
@@ -110,6 +116,63 @@ fn without_waiting_the_first_error_is_the_answer() {
 
         mounted(&client, "job", inline("v")).await;
         unmount_with(&client, at_once()).await.expect("it is gone at the first try");
+        w.nothing_left(&client).await;
+    });
+}
+
+/// A caller that waits is retried for two minutes. One that does not wait has its own try in between, and each gets its answer.
+#[test]
+fn no_wait_is_answered_between_anothers_tries() {
+    world(async |w| {
+        let client = running(w).await;
+        mounted(&client, "job", shared("v")).await;
+        mounted(&client, "other", shared("v")).await;
+        w.plugin("p").rules([Rule::always("NodeUnpublishVolume", Act::Say(14, "not now".to_owned()))]);
+        let mut waiting = tokio::spawn(unmount_by(w.client().await, must_exist()));
+        eventually("csid retries", async || w.plugin("p").count("NodeUnpublishVolume", "v") >= 3).await;
+        let at_once = || UnmountOptions { wait: Some(false), ..must_exist() };
+        for consumer in ["job", "other"] {
+            let asked = client.unmount(NAMESPACE, "v", consumer, at_once());
+            let answer = tokio::time::timeout(Duration::from_secs(30), asked).await;
+            let (_, error) = refusal(answer.expect("an answer long before the other caller's deadline"));
+            assert_eq!(error.details.plugin_message.as_deref(), Some("not now"), "{consumer}: {error}");
+            assert_eq!(error.details.rpc.as_deref(), Some("NodeUnpublishVolume"), "{consumer}: {error}");
+        }
+        let early = tokio::time::timeout(Duration::from_millis(1), &mut waiting).await;
+        assert!(early.is_err(), "the first caller still waits: {early:?}");
+
+        // Also where the mount ends by the other's try. The first caller's next try may be earlier: then it is NotFound.
+        w.plugin("p").rules([]);
+        client.unmount(NAMESPACE, "v", "job", at_once()).await.ok();
+        waiting.await.unwrap().expect("the first caller's mount is gone");
+        unmount(&client, "v", "other").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// A plugin that is away has not been called. That is the answer to a caller that does not wait.
+#[test]
+fn no_wait_is_answered_while_the_plugin_is_away() {
+    world(async |w| {
+        let client = running(w).await;
+        mounted(&client, "job", inline("v")).await;
+        w.plugin("p").kill();
+        let waiting = tokio::spawn(unmount_by(w.client().await, UnmountOptions::default()));
+        eventually("csid waits for the plugin", async || {
+            client
+                .list_operations()
+                .await
+                .unwrap()
+                .iter()
+                .any(|operation| operation.step == "waiting for plugin")
+        })
+        .await;
+        let at_once = UnmountOptions { wait: Some(false), ..UnmountOptions::default() };
+        let answer = tokio::time::timeout(Duration::from_secs(30), unmount_with(&client, at_once)).await;
+        let (kind, error) = refusal(answer.expect("an answer long before the other caller's deadline"));
+        assert_eq!(kind, Kind::PluginUnavailable, "{error}");
+        w.plugin("p").start().await;
+        waiting.await.unwrap().expect("the plugin has come back");
         w.nothing_left(&client).await;
     });
 }

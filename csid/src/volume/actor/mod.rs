@@ -333,7 +333,8 @@ impl VolumeActor {
     }
 
     async fn perform(&mut self, mut current: Operation, rows: &mut JournaledVolume) {
-        let (begun, retries, taken) = (Instant::now(), self.retries, self.orders.taken());
+        let begun = current.begun.unwrap_or_else(Instant::now);
+        let (retries, taken) = (self.retries, self.orders.taken());
         let patience = self.shared.config.borrow().deadlines.operation;
         let give_up = |current: &Operation| match current.work {
             ref work if work.is_undone() || matches!(work, OperationRequest::Restore { .. }) => {
@@ -344,8 +345,10 @@ impl VolumeActor {
             // A caller's deadline ends only its own wait.
             _ => begun + patience,
         };
+        let preempt = self.next_once(&current).is_some();
         let (signals, receiver) =
-            watch::channel(ActorSignals { abandon: None, preempt: false, give_up: give_up(&current) });
+            watch::channel(ActorSignals { abandon: None, preempt, give_up: give_up(&current) });
+        let was_there = current.work.subject().mount().is_some_and(|key| rows.volume().mount(key).is_some());
         let anonymous = current.anonymous_ticket(&self.shared, &self.key, rows.volume());
         self.recovering = None;
         let names = current.names();
@@ -388,7 +391,7 @@ impl VolumeActor {
             signals.send_if_modified(|signals| {
                 let wanted = give_up(&current);
                 let others = !self.queue.is_empty() || self.retry.is_some();
-                let preempt = current.waiters.is_empty() && others;
+                let preempt = (current.waiters.is_empty() && others) || self.next_once(&current).is_some();
                 let changed = signals.give_up != wanted || signals.preempt != preempt;
                 // A caller that leaves does not shorten the operation under way.
                 signals.give_up = signals.give_up.max(wanted);
@@ -398,6 +401,17 @@ impl VolumeActor {
         };
         drop(running);
         drop(anonymous);
+        if current.step.take_yield()
+            && !current.waiters.is_empty()
+            && let Some(once) = self.next_once(&current).and_then(|place| self.queue.remove(place))
+        {
+            current.begun = Some(begun);
+            if was_there {
+                current.work.found_mount();
+            }
+            self.queue.push_front(current);
+            return self.queue.push_front(once);
+        }
         if let Some(step) = current.work.waits(&result, Instant::now())
             && !current.waiters.is_empty()
         {
@@ -497,6 +511,12 @@ impl VolumeActor {
     /// Returns why a queued operation refuses `asked`. `None`: none refuses it.
     fn refusal(&self, asked: &OperationRequest) -> Option<Error> {
         self.queue.iter().chain(&self.waiting).find_map(|queued| queued.refuses(asked, &self.shared))
+    }
+
+    /// Returns the place in the queue of an operation that is tried once and has its turn between two tries of `current`. `None`:
+    /// there is none.
+    fn next_once(&self, current: &Operation) -> Option<usize> {
+        self.queue.iter().position(|queued| current.work.gives_way_to(&queued.work))
     }
 
     /// Abandons an operation whose last caller has left, if it ends with its callers, such as a Mount. Other operations continue.

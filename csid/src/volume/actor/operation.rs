@@ -16,6 +16,8 @@ pub(in crate::volume) struct Operation {
     pub(in crate::volume) work: OperationRequest,
     pub(in crate::volume) waiters: Vec<Waiter>,
     pub(in crate::volume) step: Progress,
+    /// When the operation began, if another one had its turn since. `None`: it has not begun.
+    pub(in crate::volume) begun: Option<Instant>,
     /// The values that callers gave to be held until the end, also those of callers that have left.
     holds: Vec<Arc<dyn Send + Sync>>,
     /// The ticket of the last caller that left before the end. An operation without callers is listed under its name.
@@ -32,6 +34,7 @@ impl Operation {
             work,
             waiters: Vec::new(),
             step: Progress::new(),
+            begun: None,
             holds: Vec::new(),
             left: None,
             number: 0,

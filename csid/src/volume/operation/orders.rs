@@ -16,7 +16,7 @@ use crate::store::rows::MountKey;
 pub(in crate::volume) struct ActorSignals {
     /// Why the operation is abandoned; `None`: it is not.
     pub(in crate::volume) abandon: Option<Kind>,
-    /// Whether the operation has no caller and another one waits.
+    /// Whether another operation waits that has its turn before the next try: this one has no caller, or that one is tried once.
     pub(in crate::volume) preempt: bool,
     /// The time when retries of the operation end.
     pub(in crate::volume) give_up: Instant,

@@ -432,6 +432,18 @@ impl OperationRequest {
         matches!(self, OperationRequest::Unmount { how: Unmounting { once: true, .. }, .. })
     }
 
+    /// Returns whether `once`, which is tried once, has its turn between two tries of this operation.
+    pub(in crate::volume) fn gives_way_to(&self, once: &OperationRequest) -> bool {
+        matches!(self, OperationRequest::Unmount { .. }) && !self.is_tried_once() && once.is_tried_once()
+    }
+
+    /// Marks an Unmount that found its mount: it succeeds if the mount is gone when it continues.
+    pub(in crate::volume) fn found_mount(&mut self) {
+        if let OperationRequest::Unmount { how, .. } = self {
+            how.must_exist = false;
+        }
+    }
+
     /// Returns whether later callers are refused the volume while this operation waits.
     pub(in crate::volume) fn expands(&self) -> bool {
         matches!(self, OperationRequest::Call { call: ControllerRequest::Expand { .. }, .. })

@@ -22,6 +22,7 @@ pub(in crate::volume) struct Progress {
     step: Arc<Mutex<Step>>,
     decided: Arc<AtomicBool>,
     unasked: Arc<AtomicBool>,
+    yielded: Arc<AtomicBool>,
     said: Arc<Mutex<String>>,
     /// The details of the plugin's last error. `None`: there was none.
     failed: Arc<Mutex<Option<Box<Details>>>>,
@@ -33,6 +34,7 @@ impl Progress {
             step: Arc::new(Mutex::new(Step::Queued)),
             decided: Arc::default(),
             unasked: Arc::default(),
+            yielded: Arc::default(),
             said: Arc::default(),
             failed: Arc::default(),
         }
@@ -91,6 +93,16 @@ impl Progress {
     /// Returns whether the operation can end without a trace: the plugin was never asked.
     pub(in crate::volume) fn is_unasked(&self) -> bool {
         self.unasked.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the operation ends before its time because it was preempted.
+    pub(in crate::volume) fn note_yield(&self) {
+        self.yielded.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the operation was preempted since the last call of this function.
+    pub(in crate::volume) fn take_yield(&self) -> bool {
+        self.yielded.swap(false, Ordering::Relaxed)
     }
 
     pub(in crate::volume) fn is_decided(&self) -> bool {
