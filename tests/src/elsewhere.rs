@@ -1,11 +1,93 @@
 //! Consumers in mount namespaces of their own, each a real process: it says when its mounts are made, and has them until it is
 //! dropped.
 
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
 use crate::world::child;
+
+/// A Perl program that tries, as whoever runs it, what a volume's content may not do in `$ARGV[0]`, which has the files of
+/// [`give_probes`]. It prints a line for each: the uid of a set-uid program, and how the rest ended.
+pub const PROBE: &str = r#"
+my $at = $ARGV[0];
+chomp(my $uid = `"$at/id" -u`);
+print "setuid: $uid\n";
+for my $node ("character", "block") {
+    my ($file, $byte);
+    print "$node: ", open($file, "<", "$at/$node") && sysread($file, $byte, 1) ? "read" : $!, "\n";
+}
+print "write: ", open(my $file, ">", "$at/written") ? "written" : $!, "\n";
+"#;
+
+/// What [`PROBE`] printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    setuid: String,
+    character: String,
+    block: String,
+    write: String,
+}
+
+impl Probe {
+    pub fn of(printed: &str) -> Self {
+        let ended = |what: &str| {
+            let found = printed.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(": "));
+            found.unwrap_or_else(|| panic!("no {what} in {printed}")).to_owned()
+        };
+        let [setuid, character, block, write] = ["setuid", "character", "block", "write"].map(ended);
+        Probe { setuid, character, block, write }
+    }
+
+    /// Returns what `nobody` gets of a read-only mount: its own uid, and errors.
+    pub fn refused() -> Self {
+        let [setuid, node] = ["65534", "Permission denied"].map(str::to_owned);
+        Probe { setuid, character: node.clone(), block: node, write: "Read-only file system".to_owned() }
+    }
+
+    /// Returns what `nobody` gets where nothing is forbidden.
+    pub fn permitted() -> Self {
+        let [setuid, node, write] = ["0", "read", "written"].map(str::to_owned);
+        Probe { setuid, character: node.clone(), block: node, write }
+    }
+
+    /// Returns the same of a mount that is not read-only.
+    pub fn writes(self) -> Self {
+        Probe { write: Probe::permitted().write, ..self }
+    }
+
+    /// Returns how many of the four tries were refused.
+    pub fn refusals(&self) -> usize {
+        let all = Probe::permitted();
+        let tries = [
+            (&self.setuid, &all.setuid),
+            (&self.character, &all.character),
+            (&self.block, &all.block),
+            (&self.write, &all.write),
+        ];
+        tries.iter().filter(|(ended, permitted)| ended != permitted).count()
+    }
+}
+
+/// Gives a volume the files of [`PROBE`]: a set-uid program, and nodes of /dev/zero and of `disk` that everybody may read.
+pub fn give_probes(volume: &Path, disk: &Path) {
+    let program = volume.join("id");
+    fs::copy("/usr/bin/id", &program).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+    let disk = fs::metadata(disk).unwrap().rdev();
+    for (name, kind, device) in
+        [("character", FileType::CharacterDevice, makedev(1, 5)), ("block", FileType::BlockDevice, disk)]
+    {
+        let node = volume.join(name);
+        mknodat(CWD, &node, kind, Mode::from_raw_mode(0o666), device).unwrap();
+        fs::set_permissions(&node, Permissions::from_mode(0o666)).unwrap();
+    }
+    fs::set_permissions(volume, Permissions::from_mode(0o1777)).unwrap();
+}
 
 /// A process in a mount namespace of its own.
 pub struct Consumer {
@@ -62,7 +144,7 @@ impl Consumer {
 
     /// Returns the process's own mount table.
     pub fn mounts(&self) -> String {
-        std::fs::read_to_string(format!("/proc/{}/mountinfo", self.pid())).expect("it runs")
+        fs::read_to_string(format!("/proc/{}/mountinfo", self.pid())).expect("it runs")
     }
 
     /// Returns the uid that `id` prints when `nobody` runs it in this directory of the consumer's namespace. `None`: the directory

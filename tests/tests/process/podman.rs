@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 
 use csid_client::{AccessMode, Kind, MountOptions, ReleaseOptions};
 use csid_tests::ask::*;
+use csid_tests::elsewhere::{PROBE, Probe, give_probes};
 use csid_tests::kernel;
 use csid_tests::world::{World, count, eventually, refusal, world};
 use rustix::mount::{MountFlags, UnmountFlags, mount as mount_at, unmount as unmount_at};
@@ -55,6 +56,10 @@ impl Podman {
         for applet in ["sh", "sleep"] {
             symlink("busybox", image.join("bin").join(applet)).unwrap();
         }
+        // For programs of the host, where its /usr is a volume.
+        for libraries in ["lib", "lib64"] {
+            symlink(Path::new("usr").join(libraries), image.join(libraries)).unwrap();
+        }
         let archive = directory.join("image.tar");
         let packed = Command::new("tar").arg("-C").arg(&image).arg("-cf").arg(&archive).arg(".").status();
         assert!(packed.expect("tar").success());
@@ -89,14 +94,25 @@ impl Podman {
 
     /// A container with this volume (`PATH:PATH[:OPTIONS]`) that runs `script`, then sleeps.
     fn run(&self, name: &'static str, volume: &str, script: &str) -> Container {
+        self.run_with(name, &[volume], script)
+    }
+
+    fn run_with(&self, name: &'static str, volumes: &[&str], script: &str) -> Container {
         let script = format!("{script}\nexec sleep 600");
         let run = ["run", "--detach", "--name", name, "--network", "none", "--cgroups", "disabled"];
         // More than some test environments permit is Podman's default.
         let limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"];
-        let rest = ["--volume", volume, "csid-test", "sh", "-e", "-c", &script];
-        self.says(&[&run[..], &limits, &rest].concat());
+        let volumes: Vec<&str> = volumes.iter().flat_map(|volume| ["--volume", volume]).collect();
+        let rest = ["csid-test", "sh", "-e", "-c", &script];
+        self.says(&[&run[..], &limits, &volumes, &rest].concat());
         let pid = self.says(&["inspect", name, "--format", "{{.State.Pid}}"]);
         Container { name, pid: pid.parse().expect("a pid") }
+    }
+
+    /// Runs [`PROBE`] as `nobody` in the container, on this directory there.
+    fn probe(&self, container: &Container, directory: &str) -> Probe {
+        let run = ["exec", "--user", "65534:65534", container.name, "/usr/bin/perl", "-e", PROBE, directory];
+        Probe::of(&self.says(&run))
     }
 
     fn end(&self, container: &Container) {
@@ -184,6 +200,52 @@ fn container_older_than_a_mount_does_not_hold_it() {
         unmount(&client, "earlier", "job").await.unwrap();
         assert!(!slave.shows(&inside(&earlier)));
         podman.end(&slave);
+        drop(podman);
+        w.nothing_left(&client).await;
+    });
+}
+
+/// At a target with `suid` and `dev` nothing is refused: the probes work.
+#[test]
+fn older_container_gets_no_setuid_no_device() {
+    world(async |w| {
+        let client = running(w).await;
+        let podman = Podman::new(w);
+        let disk = w.add_device("p", "disk").writable;
+        let [state, targets] = ["state", "targets"].map(|name| w.path(name).display().to_string());
+        let volumes =
+            [format!("{state}:{state}:rslave"), format!("{targets}:{targets}:rslave"), "/usr:/usr:ro".into()];
+        let volumes: Vec<&str> = volumes.iter().map(String::as_str).collect();
+        let container = podman.run_with("early", &volumes, "");
+
+        give_probes(&mounted(&client, "setup", shared("v")).await, &disk);
+        unmount(&client, "v", "setup").await.unwrap();
+        let at = |name: &str, options: MountOptions| {
+            let target = w.path("targets").join(name);
+            fs::create_dir(&target).unwrap();
+            MountOptions { target: Some(target.to_str().unwrap().to_owned()), ..options }
+        };
+        let loose = MountOptions { suid: Some(true), dev: Some(true), ..shared("v") };
+        let reading = || MountOptions { read_only: Some(true), ..shared("v") };
+        let mut refused = 0;
+        for (consumer, options, due) in [
+            ("published", shared("v"), Probe::refused().writes()),
+            ("target", at("target", shared("v")), Probe::refused().writes()),
+            ("reads", reading(), Probe::refused()),
+            ("reads-target", at("reads-target", reading()), Probe::refused()),
+            ("loose", at("loose", loose), Probe::permitted()),
+        ] {
+            let target = options.target.clone();
+            let source = mounted(&client, consumer, options).await;
+            let path = target.unwrap_or_else(|| source.to_str().unwrap().to_owned());
+            assert_eq!(podman.probe(&container, &path), due, "{consumer}");
+            refused += due.refusals();
+        }
+        count("setuid programs, device nodes and writes refused to an older container", refused);
+        for consumer in ["published", "target", "reads", "reads-target", "loose"] {
+            unmount(&client, "v", consumer).await.unwrap();
+        }
+        podman.end(&container);
         drop(podman);
         w.nothing_left(&client).await;
     });
