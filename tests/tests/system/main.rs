@@ -3,6 +3,7 @@
 
 mod access;
 mod bound;
+mod closed;
 mod credentials;
 mod drivers;
 mod exec;
