@@ -46,6 +46,23 @@ struct Csid {
     mounting: Arc<AtomicBool>,
     /// Volumes, and whether by force.
     released: Arc<Mutex<Vec<String>>>,
+    /// Each call's flags and times, in the order of their names.
+    given: Arc<Mutex<Vec<String>>>,
+}
+
+impl Csid {
+    fn note(&self, options: &Dict) {
+        let mut given: Vec<_> = options
+            .iter()
+            .filter_map(|(key, value)| match &**value {
+                Variant::Bool(value) => Some(format!("{key}={value}")),
+                Variant::U64(value) => Some(format!("{key}={value}")),
+                _ => None,
+            })
+            .collect();
+        given.sort();
+        self.given.lock().unwrap().push(given.join(" "));
+    }
 }
 
 #[interface(name = "org.csid1.Manager")]
@@ -58,6 +75,7 @@ impl Csid {
         options: Dict,
     ) -> Result<(String, bool), Failure> {
         assert!(options.contains_key("operation-id"), "csictl makes one when none is given");
+        self.note(&options);
         match volume.as_str() {
             "held" => {
                 let holders = Variant::from(vec!["job-1", "job\u{7}-2"]).try_into_owned().unwrap();
@@ -104,7 +122,16 @@ impl Csid {
     }
 
     fn release(&self, _namespace: String, volume: String, _consumer: String, options: Dict) {
+        self.note(&options);
         self.released.lock().unwrap().push(format!("{volume} {}", options.contains_key("force")));
+    }
+
+    fn unmount(&self, _namespace: String, _volume: String, _consumer: String, options: Dict) {
+        self.note(&options);
+    }
+
+    fn deregister_volume(&self, _namespace: String, _volume: String, options: Dict) {
+        self.note(&options);
     }
 
     fn list_claims(&self, _filter: Dict) -> Vec<Dict> {
@@ -438,6 +465,26 @@ async fn irreversible_commands_ask_for_the_name() {
     assert_eq!(f.run("release default v job --force --yes default/v").await.0, 0);
     assert_eq!(f.run("release default w job").await, (0, String::new(), String::new()));
     assert_eq!(*f.csid.released.lock().unwrap(), ["v true", "w false"]);
+}
+
+#[tokio::test]
+async fn flags_of_a_command_reach_csid() {
+    let f = Fixture::new();
+    for (line, given) in [
+        ("unmount default v job", ""),
+        ("unmount default v job --no-wait", "wait=false"),
+        ("unmount default v job --all-tags", "all-tags=true"),
+        ("unmount default v job --must-exist", "must-exist=true"),
+        ("unmount default v job --force-hung", "force-hung=true"),
+        ("unmount default v job --forget --yes default/v", "forget=true must-exist=true"),
+        ("mount default v job --plugin p --external-id x --wait 90s", "wait-usec=90000000"),
+        ("release default v job --forget --yes default/v", "forget=true"),
+        ("volume deregister default v --forget --yes default/v", "forget=true"),
+    ] {
+        let (code, _, err) = f.run(line).await;
+        assert_eq!((code, err.as_str()), (0, ""), "{line}");
+        assert_eq!(f.csid.given.lock().unwrap().split_off(0), [given], "{line}");
+    }
 }
 
 #[tokio::test]
