@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use crate::world::child;
 
-/// A Perl program that tries, as whoever runs it, what a volume's content may not do in `$ARGV[0]`, which has the files of
+/// A Perl program that tries, as the user that runs it, what a volume's content may not do in `$ARGV[0]`, which has the files of
 /// [`give_probes`]. It prints a line for each: the uid of a set-uid program, and how the rest ended.
 pub const PROBE: &str = r#"
 my $at = $ARGV[0];
