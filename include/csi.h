@@ -1229,7 +1229,9 @@ csi_code csi_mount_volume(struct csi_client *client,
  * Errors of the operation, besides those of every operation and of every plugin call (top of this file):
  * - CSI_E_BUSY: processes use the mount, or another mount namespace still shows it. With CSI_FORGET: any mount
  *   namespace shows it.
- * - CSI_E_NOT_FOUND: with CSI_MUST_EXIST, there is no such mount.
+ * - CSI_E_NOT_FOUND: with CSI_MUST_EXIST, there is no such mount. The detail `tags` lists the consumer's other mounts,
+ *   `holders` has "mount PATH" for each mount of the volume that is not csid's. csid sees those only while it has the
+ *   volume staged or published.
  * - CSI_E_DENIED: the mount is another user's, or the flag is root's.
  *
  * Threads: any thread; never blocks. After a cancellation csid goes on with it.

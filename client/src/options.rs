@@ -136,8 +136,9 @@ options! {
         tag: String,
         /// Unmounts every mount of the consumer. Excludes `tag`. `None`: false.
         all_tags: bool,
-        /// Makes a missing mount `NotFound`, with the existing tags in the details. `None`: false, it is
-        /// success.
+        /// Makes a missing mount `NotFound`. The details have the consumer's existing tags, and `mount PATH` among the
+        /// holders for each mount of the volume that is not csid's. csid sees those only while it has the volume staged or
+        /// published. `None`: false, it is success.
         must_exist: bool,
         /// Detaches a dead mount lazily. `None`: false.
         force: bool,

@@ -44,7 +44,9 @@ type UnmountOptions struct {
 	Tag string
 	// AllTags unmounts every mount of the consumer. Tag must be empty.
 	AllTags bool
-	// MustExist makes a missing mount ErrNotFound. Error.Tags then names the consumer's existing mounts.
+	// MustExist makes a missing mount ErrNotFound. Error.Tags then names the consumer's existing mounts. Error.Holders has
+	// "mount PATH" for each mount of the volume that is not csid's, which csid sees only while it has the volume staged or
+	// published.
 	MustExist bool
 	// Force detaches a dead mount lazily.
 	Force bool

@@ -295,6 +295,11 @@ impl Host {
         table::copies(source)
     }
 
+    /// Returns what [`Self::copies`] does, and every mount point that shows a directory below.
+    pub fn copies_and_parts(&self, source: &Path) -> Result<Vec<PathBuf>, HostError> {
+        table::copies_and_parts(source)
+    }
+
     /// Detaches the topmost mount at `path`, also one in use, for a forced removal. `despite_hung`: also when an earlier
     /// call there has hung.
     pub async fn detach(&self, plugin: &str, path: &Path, despite_hung: bool) -> Result<(), HostError> {

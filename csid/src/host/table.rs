@@ -239,6 +239,16 @@ pub(super) fn mounts_below(root: &Path) -> Result<Vec<MountPoint>, HostError> {
 }
 
 pub(super) fn copies(source: &Path) -> Result<Vec<PathBuf>, HostError> {
+    shown(source, |shown, root| shown == root)
+}
+
+/// As [`copies`], with the mounts of directories below.
+pub(super) fn copies_and_parts(source: &Path) -> Result<Vec<PathBuf>, HostError> {
+    shown(source, |shown, root| shown.starts_with(root))
+}
+
+/// Returns the mount points, other than `source`, of the same file system whose root `is_of` the root of what is at `source`.
+fn shown(source: &Path, is_of: impl Fn(&Path, &Path) -> bool) -> Result<Vec<PathBuf>, HostError> {
     let entries = entries()?;
     // The topmost mount at the source; a block device's node is itself none, but lies in one.
     let around = entries.iter().filter(|entry| source.starts_with(&entry.path));
@@ -247,8 +257,9 @@ pub(super) fn copies(source: &Path) -> Result<Vec<PathBuf>, HostError> {
     };
     let root: PathBuf =
         around.root.components().chain(source.components().skip(around.path.components().count())).collect();
-    let is_copy =
-        |entry: &&MountEntry| entry.device == around.device && entry.root == root && entry.path != source;
+    let is_copy = |entry: &&MountEntry| {
+        entry.device == around.device && is_of(&entry.root, &root) && entry.path != source
+    };
     Ok(entries.iter().filter(is_copy).map(|entry| entry.path.clone()).collect())
 }
 

@@ -72,6 +72,8 @@ fn copies() {
         rustix::mount::mount_bind(&part, directory(root.join("part"))).unwrap();
         assert_eq!(host.copies(&source).unwrap().as_slice(), std::slice::from_ref(&moved));
         assert_eq!(host.copies(&part).unwrap(), [root.join("part")]);
+        assert_eq!(host.copies_and_parts(&source).unwrap(), [moved.clone(), root.join("part")]);
+        assert_eq!(host.copies_and_parts(&part).unwrap(), [root.join("part")], "not what is above");
         assert!(host.unbind(P, &source, &moved, vec![], Unbind::Unused).await.unwrap());
         assert!(host.copies(&source).unwrap().is_empty());
 

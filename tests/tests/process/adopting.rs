@@ -570,6 +570,32 @@ fn unattached_volume_is_adopted_inline() {
     });
 }
 
+/// Without a mount of its own csid does not know which file system the volume is.
+#[test]
+fn must_exist_names_nothing_of_an_unknown_mount() {
+    world(async |w| {
+        let client = running(w).await;
+        let mut manager = Manager::of(w, "other").await;
+        let foreign = manager.mounts("v", "one").await;
+        let must_exist = UnmountOptions { must_exist: Some(true), ..UnmountOptions::default() };
+        for known in [false, true] {
+            if known {
+                registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+            }
+            let (kind, error) = refusal(client.unmount(NAMESPACE, "v", "one", must_exist.clone()).await);
+            assert_eq!(
+                (kind, error.details.holders.len()),
+                (Kind::NotFound, 0),
+                "registered {known}: {error}"
+            );
+        }
+        assert_eq!(kernel::stacked(&foreign.published).unwrap(), 1);
+        client.adopt_mount(NAMESPACE, "v", "one", of(&foreign, MountOptions::default())).await.unwrap();
+        client.unmount(NAMESPACE, "v", "one", must_exist).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn must_exist_names_a_foreign_mount_in_use() {
     world(async |w| {
@@ -583,15 +609,49 @@ fn must_exist_names_a_foreign_mount_in_use() {
         ];
         adopted(&client, "one", of(&one, shared("v"))).await;
         let must_exist = || UnmountOptions { must_exist: Some(true), ..UnmountOptions::default() };
+        // Also a directory of the volume, as a container has one.
+        let [part, at] = [two.published.join("part"), w.path("other/part")];
+        for path in [&part, &at] {
+            fs::create_dir(path).unwrap();
+        }
+        rustix::mount::mount_bind(&part, &at).unwrap();
         let (kind, error) = refusal(client.unmount(NAMESPACE, "v", "two", must_exist()).await);
         assert_eq!(kind, Kind::NotFound);
-        assert_eq!(error.details.holders, [format!("mount {}", two.published.display())], "{error:?}");
+        let due = [&at, &two.published].map(|path| format!("mount {}", path.display()));
+        assert_eq!(error.details.holders, due, "{error:?}");
+        rustix::mount::unmount(&at, UnmountFlags::empty()).unwrap();
         client.unmount(NAMESPACE, "v", "two", UnmountOptions::default()).await.expect("gone is gone");
         assert_eq!(kernel::stacked(&two.published).unwrap(), 1, "and nothing is unmounted");
 
         adopted(&client, "two", of(&two, shared("v"))).await;
         unmount(&client, "v", "one").await.unwrap();
         client.unmount(NAMESPACE, "v", "two", must_exist()).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// The volume is staged, and published for no consumer.
+#[test]
+fn must_exist_names_mounts_of_a_staged_volume() {
+    world(async |w| {
+        let client = running(w).await;
+        mounted(&client, "one", shared("v")).await;
+        w.plugin("p").rules([Rule::always("NodeUnstageVolume", Act::Fail(14))]);
+        let at_once = UnmountOptions { wait: Some(false), ..UnmountOptions::default() };
+        let (_, error) = refusal(client.unmount(NAMESPACE, "v", "one", at_once).await);
+        assert_eq!(error.details.rpc.as_deref(), Some("NodeUnstageVolume"), "{error}");
+        let row = row(&client, "v", "one").await.expect("the row");
+        let at = w.path("at");
+        fs::create_dir(&at).unwrap();
+        rustix::mount::mount_bind(&row.staging, &at).unwrap();
+        let must_exist =
+            UnmountOptions { must_exist: Some(true), wait: Some(false), ..UnmountOptions::default() };
+        let (kind, error) = refusal(client.unmount(NAMESPACE, "v", "two", must_exist).await);
+        assert_eq!(kind, Kind::NotFound, "{error}");
+        assert_eq!(error.details.holders, [format!("mount {}", at.display())], "{error:?}");
+        rustix::mount::unmount(&at, UnmountFlags::empty()).unwrap();
+        w.plugin("p").rules([]);
+        unmount(&client, "v", "one").await.unwrap();
         w.nothing_left(&client).await;
     });
 }

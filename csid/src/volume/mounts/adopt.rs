@@ -194,8 +194,8 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Returns the paths at which the kernel shows the volume and no row has it. Empty: there is none, no row is mounted, or
-    /// the mounts cannot be read.
+    /// Returns the paths at which the kernel shows the volume, or a directory of it, and no row has it. Empty: there is none, csid
+    /// has the volume neither staged nor published and so does not know its file system, or the mounts cannot be read.
     pub(in crate::volume) fn foreign_mounts(&self) -> Vec<PathBuf> {
         let volume = self.rows.volume();
         let rows = volume.mounts.iter();
@@ -206,10 +206,11 @@ impl Executor<'_> {
             .chain([volume.row.staging.as_str()])
             .map(Path::new)
             .collect();
-        let mounted = rows.filter(|row| row.publish == Leg::Present);
-        let copies =
-            mounted.flat_map(|row| self.shared.host.copies(Path::new(&row.source)).unwrap_or_default());
-        let mut found: Vec<PathBuf> = copies.filter(|path| !own.contains(&path.as_path())).collect();
+        let published = rows.filter(|row| row.publish == Leg::Present).map(|row| &row.source);
+        let staged = Some(&volume.row.staging).filter(|_| volume.row.stage != Leg::Absent);
+        let known = published.chain(staged).map(Path::new);
+        let shown = known.flat_map(|path| self.shared.host.copies_and_parts(path).unwrap_or_default());
+        let mut found: Vec<PathBuf> = shown.filter(|path| !own.contains(&path.as_path())).collect();
         found.sort();
         found.dedup();
         found
