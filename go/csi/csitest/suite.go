@@ -81,6 +81,7 @@ func Run(t *testing.T, way Way) {
 		{"events", false, events},
 		{"claims", true, claims},
 		{"controller", true, controller},
+		{"forgotten", true, forgotten},
 		{"specs", false, specs},
 		{"node", true, node},
 		{"adopting", false, adopting},

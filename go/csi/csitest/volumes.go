@@ -73,6 +73,29 @@ func claims(f *fixture) {
 	f.ok(f.client.DeleteVolume(ctx, volume))
 }
 
+// forgotten gives up a creation that never ends.
+func forgotten(f *fixture) {
+	ctx := f.Context()
+	f.plugin.Rules(Always("CreateVolume", Say(13, "not now")))
+	named := csi.Volume{Namespace: namespace, ID: "v"}
+	done := make(chan error, 1)
+	go func() {
+		volume := csi.Volume{Namespace: namespace, ID: "v", Plugin: f.plugin.ID, Capabilities: writer}
+		_, err := f.client.CreateVolume(ctx, volume, csi.CreateSpec{Register: true})
+		done <- err
+	}()
+	f.begun("CreateVolume", 1)
+	f.is(f.client.DeregisterVolume(ctx, named, csi.DeregisterOptions{}), csi.ErrBusy)
+	f.ok(f.client.DeregisterVolume(ctx, named, csi.DeregisterOptions{Forget: true}))
+	f.is(<-done, csi.ErrCancelled)
+	_, err := f.client.GetVolume(ctx, named)
+	f.is(err, csi.ErrNotFound)
+	f.plugin.Rules()
+	volumes, err := f.client.ListVolumes(ctx, csi.VolumeFilter{Plugin: f.plugin.ID})
+	f.ok(err)
+	f.that(volumes == nil, "nothing comes back: %+v", volumes)
+}
+
 // pages goes on behind the one claim of the volume, and behind the one volume.
 func (f *fixture) pages(volume csi.Volume) {
 	f.Helper()
