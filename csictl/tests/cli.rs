@@ -48,6 +48,8 @@ struct Csid {
     released: Arc<Mutex<Vec<String>>>,
     /// Each call's flags and times, in the order of their names.
     given: Arc<Mutex<Vec<String>>>,
+    /// The access and attachment modes of the capabilities that are to be validated.
+    validated: Arc<Mutex<Vec<String>>>,
 }
 
 impl Csid {
@@ -177,8 +179,19 @@ impl Csid {
         (least, true)
     }
 
-    fn validate_volume(&self, _n: String, _volume: String, _options: Dict) -> (bool, String) {
+    fn validate_volume(&self, _n: String, _volume: String, mut options: Dict) -> (bool, String) {
+        let asked = options.remove("capabilities").map(|asked| Vec::<Dict>::try_from(asked).unwrap());
+        let mode = |capability: &Dict, key: &str| capability[key].downcast_ref::<&str>().unwrap().to_owned();
+        let mut validated = self.validated.lock().unwrap();
+        for capability in asked.iter().flatten() {
+            validated.push(["access-mode", "attachment-mode"].map(|key| mode(capability, key)).join(" "));
+        }
         (false, "no".to_owned())
+    }
+
+    fn create_snapshot(&self, _n: String, _volume: String, name: String, options: Dict) -> (Dict,) {
+        self.note(&options);
+        (dict([("id", format!("id-{name}").into())]),)
     }
 
     fn has_mount(&self, source: String) -> bool {
@@ -480,6 +493,8 @@ async fn flags_of_a_command_reach_csid() {
         ("mount default v job --plugin p --external-id x --wait 90s", "wait-usec=90000000"),
         ("release default v job --forget --yes default/v", "forget=true"),
         ("volume deregister default v --forget --yes default/v", "forget=true"),
+        ("volume snapshot default v s", ""),
+        ("volume snapshot default v s --no-wait", "wait=false"),
     ] {
         let (code, _, err) = f.run(line).await;
         assert_eq!((code, err.as_str()), (0, ""), "{line}");
@@ -503,4 +518,12 @@ async fn expand_takes_units_and_validate_sets_the_exit_code() {
     let (code, out, _) = f.run("volume validate default v").await;
     assert_eq!((code, out.as_str()), (1, "not confirmed: no\n"));
     assert_eq!(f.run("volume validate default v --csid-socket /nonexistent/s").await.0, 3);
+    assert!(f.csid.validated.lock().unwrap().is_empty(), "all that it is registered with");
+    let both = "--access-mode single-node-writer --access-mode multi-node-reader-only";
+    for (more, attachment) in [("", "file-system"), ("--block", "block-device")] {
+        assert_eq!(f.run(&format!("volume validate default v {both} {more}")).await.0, 1);
+        let due =
+            ["single-node-writer", "multi-node-reader-only"].map(|access| format!("{access} {attachment}"));
+        assert_eq!(f.csid.validated.lock().unwrap().split_off(0), due);
+    }
 }

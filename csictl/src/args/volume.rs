@@ -31,10 +31,10 @@ pub enum Volume {
     Validate {
         #[command(flatten)]
         volume: OneVolume,
-        /// The way; all that the volume was registered with, when absent
+        /// A way in which it shall be usable, each once; all that the volume was registered with, when absent
         #[arg(long, value_name = "MODE", value_parser = words::<AccessMode>(AccessMode::WORDS))]
-        access_mode: Option<AccessMode>,
-        /// As a raw block device
+        access_mode: Vec<AccessMode>,
+        /// All these ways as a raw block device
         #[arg(long, requires = "access_mode")]
         block: bool,
         #[command(flatten)]
@@ -215,6 +215,9 @@ pub struct Snapshot {
     /// A parameter of the plugin's
     #[arg(long, value_name = "KEY=VALUE")]
     pub parameter: Vec<Pair>,
+    /// Return when the plugin has answered, though the snapshot may not be ready to use yet (`ready` of --json)
+    #[arg(long)]
+    pub no_wait: bool,
     #[command(flatten)]
     pub secrets: Secrets,
     #[command(flatten)]

@@ -4,8 +4,9 @@ use std::{collections::HashMap, future::Future, process::ExitCode, time::SystemT
 
 use anyhow::Context;
 use csid_client::{
-    AttachmentMode, CallOptions, ClaimFilter, ClaimOptions, Client, DeregisterOptions, ExpandOptions,
-    MountFilter, ReleaseOptions, SnapshotOptions, ValidateOptions, VolumeFilter, VolumeOptions, VolumeRow,
+    AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimOptions, Client, DeregisterOptions,
+    ExpandOptions, MountFilter, ReleaseOptions, SnapshotOptions, ValidateOptions, VolumeFilter,
+    VolumeOptions, VolumeRow,
 };
 use serde_json::json;
 
@@ -62,13 +63,14 @@ pub async fn volume(
             let work = Work::begin("validate", &volume, wait.operation_id.clone(), tried)?;
             let attachment_mode =
                 if block { AttachmentMode::BlockDevice } else { AttachmentMode::FileSystem };
+            let capability = |access_mode| Capability { access_mode, attachment_mode };
+            let capabilities: Vec<_> = access_mode.into_iter().map(capability).collect();
             let options = ValidateOptions {
                 deadline_usec: wait.deadline.usec(),
                 operation_id: Some(work.id.clone()),
                 secrets: sealed(secrets.secrets_file.as_deref())?,
                 credential: secrets.credential,
-                access_mode,
-                attachment_mode: access_mode.map(|_| attachment_mode),
+                capabilities: (!capabilities.is_empty()).then_some(capabilities),
                 ..ValidateOptions::default()
             };
             let call = client.validate_volume(&volume.namespace, &volume.volume, options);
@@ -111,6 +113,7 @@ pub async fn volume(
                 secrets: sealed(args.secrets.secrets_file.as_deref())?,
                 credential: args.secrets.credential,
                 parameters: pairs(args.parameter),
+                wait: args.no_wait.then_some(false),
                 ..SnapshotOptions::default()
             };
             let OneVolume { namespace, volume } = &args.volume;
