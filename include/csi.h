@@ -1131,11 +1131,12 @@ csi_code csi_delete_snapshot(struct csi_client *client,
  *
  * @param client  The connection. Not NULL.
  * @param kind  One of the words above. Not NULL.
- * @param filter  Only objects that match all of these. volumes: namespace, plugin, node, prefix. claims:
- *   namespace, volume, consumer, node, past ("true": those that ended). mounts: namespace, volume, consumer,
- *   tag, plugin, state, uid, target. plugins and operations take none. items NULL: no filter. volumes, claims
- *   and mounts also come in pages: max is the number of rows, after is the cursor of the last row of the page
- *   before, with the same filter (if the features of csi_get_manager contain "pages").
+ * @param filter  Only objects that match all of these. volumes: namespace, plugin, node, prefix, declared
+ *   ("true": also those that files of volumes.d declare and that are not registered yet). claims: namespace,
+ *   volume, consumer, node, past ("true": those that ended). mounts: namespace, volume, consumer, tag, plugin,
+ *   state, uid, target. plugins and operations take none. items NULL: no filter. volumes, claims and mounts also
+ *   come in pages: max is the number of rows, after is the cursor of the last row of the page before, with the
+ *   same filter (if the features of csi_get_manager contain "pages").
  * @param call  Only its deadline is used. NULL: none.
  * @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
  * @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.

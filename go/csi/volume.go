@@ -138,6 +138,8 @@ type VolumeInfo struct {
 	MountGroup string
 	// Heal is "report" or "remount", as in VolumeSpec.
 	Heal string
+	// Standing is "creating", "registered" or "deleting", or "declared" in a list with VolumeFilter.Declared.
+	Standing string
 	// ControllerRequired says whether the plugin has to attach the volume.
 	ControllerRequired bool
 	// Schedulable says whether the plugin offers the services that the volume needs.
@@ -167,6 +169,8 @@ type VolumeFilter struct {
 	Node string
 	// Prefix is what the ID begins with.
 	Prefix string
+	// Declared also selects volumes that files of volumes.d declare and that are not registered yet.
+	Declared bool
 	// ListPage is the part of the list.
 	ListPage
 }

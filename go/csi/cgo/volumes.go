@@ -46,6 +46,9 @@ func (c *Client) ListVolumes(ctx context.Context, f csi.VolumeFilter) ([]csi.Vol
 		"node":      f.Node,
 		"prefix":    f.Prefix,
 	}
+	if f.Declared {
+		filter["declared"] = "true"
+	}
 	page(filter, f.ListPage)
 	return list(c, ctx, "volumes", filter, row.VolumeInfo)
 }

@@ -82,6 +82,7 @@ func Run(t *testing.T, way Way) {
 		{"claims", true, claims},
 		{"controller", true, controller},
 		{"forgotten", true, forgotten},
+		{"declared", false, declared},
 		{"specs", false, specs},
 		{"node", true, node},
 		{"adopting", false, adopting},

@@ -51,7 +51,7 @@ func claims(f *fixture) {
 	f.that(info.Context != nil, "%+v", info)
 	volumes, err := f.client.ListVolumes(ctx, csi.VolumeFilter{Plugin: f.plugin.ID})
 	f.ok(err)
-	f.that(len(volumes) == 1 && volumes[0].ID == "v", "%+v", volumes)
+	f.that(len(volumes) == 1 && volumes[0].ID == "v" && volumes[0].Standing == "registered", "%+v", volumes)
 	f.pages(named)
 	f.is(f.client.DeregisterVolume(ctx, named, csi.DeregisterOptions{}), csi.ErrBusy)
 	f.is(f.client.Release(ctx, named, "a", csi.ReleaseOptions{Forget: true}), csi.ErrBusy)
@@ -85,15 +85,34 @@ func forgotten(f *fixture) {
 		done <- err
 	}()
 	f.begun("CreateVolume", 1)
+	info, err := f.client.GetVolume(ctx, named)
+	f.ok(err)
+	f.that(info.Standing == "creating", "%+v", info)
 	f.is(f.client.DeregisterVolume(ctx, named, csi.DeregisterOptions{}), csi.ErrBusy)
 	f.ok(f.client.DeregisterVolume(ctx, named, csi.DeregisterOptions{Forget: true}))
 	f.is(<-done, csi.ErrCancelled)
-	_, err := f.client.GetVolume(ctx, named)
+	_, err = f.client.GetVolume(ctx, named)
 	f.is(err, csi.ErrNotFound)
 	f.plugin.Rules()
 	volumes, err := f.client.ListVolumes(ctx, csi.VolumeFilter{Plugin: f.plugin.ID})
 	f.ok(err)
 	f.that(volumes == nil, "nothing comes back: %+v", volumes)
+}
+
+// declared lists a volume whose file waits for its plugin.
+func declared(f *fixture) {
+	ctx := f.Context()
+	f.world.Declare("d")
+	volumes, err := f.client.ListVolumes(ctx, csi.VolumeFilter{})
+	f.ok(err)
+	f.that(volumes == nil, "it is not registered: %+v", volumes)
+	volumes, err = f.client.ListVolumes(ctx, csi.VolumeFilter{Declared: true})
+	f.ok(err)
+	f.that(len(volumes) == 1 && volumes[0].ID == "d" && volumes[0].Standing == "declared", "%+v", volumes)
+	f.world.Undeclare("d")
+	volumes, err = f.client.ListVolumes(ctx, csi.VolumeFilter{Declared: true})
+	f.ok(err)
+	f.that(volumes == nil, "%+v", volumes)
 }
 
 // pages goes on behind the one claim of the volume, and behind the one volume.

@@ -186,6 +186,18 @@ func (w *World) Waits(volume string) {
 	w.ask(wish{"do": "waits", "volume": volume}, nil)
 }
 
+// Declare has a file of volumes.d declare a volume whose plugin is never there, and csid read it.
+func (w *World) Declare(volume string) {
+	w.t.Helper()
+	w.ask(wish{"do": "declare", "volume": volume}, nil)
+}
+
+// Undeclare removes the file, and has csid read that.
+func (w *World) Undeclare(volume string) {
+	w.t.Helper()
+	w.ask(wish{"do": "undeclare", "volume": volume}, nil)
+}
+
 // NothingLeft fails the test if something of a volume is left, or a plugin saw a violation of CSI.
 func (w *World) NothingLeft() {
 	w.t.Helper()

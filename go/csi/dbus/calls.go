@@ -204,6 +204,7 @@ func (c *Client) ListVolumes(ctx context.Context, f csi.VolumeFilter) ([]csi.Vol
 	o.text("plugin", f.Plugin)
 	o.text("node", f.Node)
 	o.text("prefix", f.Prefix)
+	o.flag("declared", f.Declared)
 	o.page(f.ListPage)
 	rows, err := c.list(ctx, "ListVolumes", o)
 	return row.Each(rows, row.VolumeInfo), err

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use csi_proto::csi::v1;
 use csi_proto::csi::v1::node_client::NodeClient;
 use csi_proto::csi::v1::volume_capability::{AccessType, MountVolume, access_mode};
+use csid_client::CallOptions;
 use csid_tests::ask::NAMESPACE;
 use csid_tests::dbus::{Bus, Policy};
 use csid_tests::script::{self, Rule};
@@ -94,6 +95,13 @@ enum Wish {
     Waits {
         volume: String,
     },
+    /// A file of volumes.d declares this volume, whose plugin is never there; or the file goes.
+    Declare {
+        volume: String,
+    },
+    Undeclare {
+        volume: String,
+    },
     /// Checks that nothing is left of any volume, and no witness saw a broken rule.
     NothingLeft,
 }
@@ -177,6 +185,15 @@ async fn grant(w: &mut World, wish: Wish) -> Value {
                 operations.iter().any(|o| o.subject == subject && o.step.starts_with("waiting"))
             })
             .await;
+        }
+        Wish::Declare { volume } => {
+            w.declare(&volume, "capabilities = [{ access-mode = \"single-node-writer\" }]\n");
+            w.client().await.reload(CallOptions::default()).await.expect("a reload");
+        }
+        Wish::Undeclare { volume } => {
+            let file = w.path("etc/volumes.d").join(format!("{volume}.toml"));
+            std::fs::remove_file(file).expect("a declared volume");
+            w.client().await.reload(CallOptions::default()).await.expect("a reload");
         }
         Wish::NothingLeft => {
             let client = w.client().await;
