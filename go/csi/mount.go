@@ -70,6 +70,8 @@ type MountFilter struct {
 	State string
 	// Target is the exact path of a target.
 	Target string
+	// UID is the user that owns a mount. Nil: any.
+	UID *uint32
 	// ListPage is the part of the list.
 	ListPage
 }

@@ -143,6 +143,9 @@ func (c *Client) ListMounts(ctx context.Context, f csi.MountFilter) ([]csi.Mount
 		"state":     f.State,
 		"target":    f.Target,
 	}
+	if f.UID != nil {
+		filter["uid"] = strconv.FormatUint(uint64(*f.UID), 10)
+	}
 	page(filter, f.ListPage)
 	return list(c, ctx, "mounts", filter, row.MountRow)
 }

@@ -64,6 +64,12 @@ func unmounting(f *fixture) {
 	err := unmount(csi.UnmountOptions{MustExist: true})
 	f.is(err, csi.ErrNotFound)
 	f.that(slices.Equal(err.(*csi.Error).Tags, []string{"one", "two"}), "%+v", err)
+	// Of one user: the tests run as root.
+	for uid, there := range map[uint32]int{0: 2, 1: 0} {
+		rows, err := f.client.ListMounts(f.Context(), csi.MountFilter{Plugin: f.plugin.ID, UID: &uid})
+		f.ok(err)
+		f.that(len(rows) == there, "of %d: %+v", uid, rows)
+	}
 	// In pages, each of which goes on behind a row that is gone or there.
 	of := csi.MountFilter{Plugin: f.plugin.ID, ListPage: csi.ListPage{Max: 1}}
 	for _, tag := range []string{"one", "two"} {

@@ -132,6 +132,9 @@ func (c *Client) ListMounts(ctx context.Context, f csi.MountFilter) ([]csi.Mount
 	o.text("plugin", f.Plugin)
 	o.text("state", f.State)
 	o.text("target", f.Target)
+	if f.UID != nil {
+		o["uid"] = dbus.MakeVariant(*f.UID)
+	}
 	o.page(f.ListPage)
 	rows, err := c.list(ctx, "ListMounts", o)
 	return row.Each(rows, row.MountRow), err
