@@ -685,7 +685,8 @@ typedef struct csi_usage {
 #define CSI_E_PENDING 19
 
 /**
- * A defect or a lack of resources in csid or in this library, such as a panic or no free descriptor.
+ * A defect or a lack of resources in csid or in this library, such as a panic or no free descriptor; or an error
+ * of csid that this library does not know, whose name begins the message.
  */
 #define CSI_E_INTERNAL 99
 

@@ -45,7 +45,8 @@ const (
 	ErrStateCorrupt Code = "StateCorrupt"
 	// ErrDisconnected: csid cannot be reached or is stopping, or the client was closed before the answer.
 	ErrDisconnected Code = "Disconnected"
-	// ErrInternal: a defect or a lack of resources in csid or in the client.
+	// ErrInternal: a defect or a lack of resources in csid or in the client; or an error of csid that the client does not know,
+	// whose name begins the message.
 	ErrInternal Code = "Internal"
 )
 

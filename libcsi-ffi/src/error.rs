@@ -56,7 +56,8 @@ pub const CSI_E_STATE_CORRUPT: csi_code = 18;
 /// csi_op_wait: the operation is still running. csi_events_next: there is no event now. No csi_error comes with
 /// it.
 pub const CSI_E_PENDING: csi_code = 19;
-/// A defect or a lack of resources in csid or in this library, such as a panic or no free descriptor.
+/// A defect or a lack of resources in csid or in this library, such as a panic or no free descriptor; or an error
+/// of csid that this library does not know, whose name begins the message.
 pub const CSI_E_INTERNAL: csi_code = 99;
 
 /// Why a call failed. Owned: its receiver frees it with csi_error_free. The texts and rows read from it live as
@@ -97,7 +98,11 @@ impl From<Error> for csi_error {
     fn from(error: Error) -> Self {
         let mut made = Self::new(code_of(&error), error.to_string());
         if let Error::Csid(error) = error {
-            made.message = cstring(error.message);
+            made.message = cstring(match error.kind {
+                // The code is CSI_E_INTERNAL, so the message has the name.
+                Kind::Other(name) => format!("{name}: {}", error.message),
+                _ => error.message,
+            });
             made.retryable = error.details.retryable.unwrap_or(made.retryable);
             made.grpc_code = error.details.grpc_code.and_then(|code| code.try_into().ok()).unwrap_or(-1);
             made.details = Arc::new(csi_row::of(&error.details));
@@ -250,4 +255,23 @@ unsafe fn detail(error: *const csi_error, key: &str) -> *const c_char {
     unsafe { error.as_ref() }
         .and_then(|error| error.details.text(key))
         .map_or(ptr::null(), |text| text.as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use csid_client::{CsidError, Details};
+
+    use super::*;
+
+    #[test]
+    fn unknown_error_name_is_internal_with_the_name() {
+        let error = |kind| {
+            let details = Details { retryable: Some(true), ..Details::default() };
+            csi_error::from(Error::Csid(Box::new(CsidError { kind, message: "words".to_owned(), details })))
+        };
+        let unknown = error(Kind::Other("Novel".to_owned()));
+        assert_eq!((unknown.code, unknown.message.to_str().unwrap()), (CSI_E_INTERNAL, "Novel: words"));
+        assert!(unknown.retryable);
+        assert_eq!(error(Kind::Busy).message.to_str().unwrap(), "words");
+    }
 }

@@ -300,6 +300,15 @@ func wasLost(err error) bool {
 	return is
 }
 
+// known are csid's names of errors that have a [csi.Code].
+var known = map[csi.Code]bool{
+	csi.ErrInvalidArgument: true, csi.ErrNotFound: true, csi.ErrAlreadyExists: true, csi.ErrBusy: true,
+	csi.ErrClaimConflict: true, csi.ErrPluginUnavailable: true, csi.ErrPluginShutdown: true, csi.ErrPlugin: true,
+	csi.ErrNotSupported: true, csi.ErrNotAuthorized: true, csi.ErrCancelled: true, csi.ErrTimedOut: true,
+	csi.ErrUncertain: true, csi.ErrRateLimited: true, csi.ErrSecretRequired: true, csi.ErrStateCorrupt: true,
+	csi.ErrInternal: true,
+}
+
 // failure converts an error of csid, the bus or the connection.
 func failure(member string, err error) error {
 	var said dbus.Error
@@ -312,6 +321,10 @@ func failure(member string, err error) error {
 	message := said.Error()
 	if code, is := strings.CutPrefix(said.Name, "org.csid1.Error."); is {
 		made := &csi.Error{Code: csi.Code(code), Message: message}
+		if code != "ShuttingDown" && !known[made.Code] {
+			// As in libcsi. Callers have no other code to compare with, so the message has the name.
+			made.Code, made.Message = csi.ErrInternal, code+": "+message
+		}
 		if len(said.Body) > 1 {
 			details, _ := said.Body[1].(map[string]dbus.Variant)
 			facts := of(details)

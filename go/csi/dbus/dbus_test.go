@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/godbus/dbus/v5"
+
 	"github.com/csid-project/csid/go/csi"
 )
 
@@ -61,5 +63,21 @@ func TestPropertiesHaveTheContractsNames(t *testing.T) {
 	given := properties(values{"NodeId": "n", "ControllerCapabilities": []string{"A"}, "Id": "i"})
 	if given.Text("node-id") != "n" || len(given.Texts("controller-capabilities")) != 1 || given.Text("id") != "i" {
 		t.Error(given)
+	}
+}
+
+func TestAnUnknownErrorNameIsInternalWithTheName(t *testing.T) {
+	for name, want := range map[string]csi.Error{
+		"Novel":        {Code: csi.ErrInternal, Message: "Novel: words", Retryable: true},
+		"Disconnected": {Code: csi.ErrInternal, Message: "Disconnected: words", Retryable: true},
+		"StateCorrupt": {Code: csi.ErrStateCorrupt, Message: "words", Retryable: true},
+		"ShuttingDown": {Code: csi.ErrDisconnected, Message: "words", Retryable: true},
+	} {
+		details := map[string]dbus.Variant{"retryable": dbus.MakeVariant(true)}
+		said := dbus.Error{Name: "org.csid1.Error." + name, Body: []any{"words", details}}
+		made, is := callerError(failure("Mount", said)).(*csi.Error)
+		if !is || made.Code != want.Code || made.Message != want.Message || made.Retryable != want.Retryable {
+			t.Errorf("%s: %+v", name, made)
+		}
 	}
 }
