@@ -471,10 +471,16 @@ async fn irreversible_commands_ask_for_the_name() {
     let (code, _, err) = f.run("release default v job --force --yes default/w").await;
     assert_eq!(code, 1);
     assert!(err.contains("that is not default/v: nothing was done"), "{err}");
-    for wrong in ["volume delete default v", "volume deregister default v --force"] {
+    for wrong in [
+        "volume delete default v",
+        "volume deregister default v --force",
+        "volume deregister default v --forget --yes default/w",
+        "unmount default v job --forget",
+        "release default v job --forget",
+    ] {
         assert_eq!(f.run(wrong).await.0, 1, "{wrong}");
     }
-    assert!(f.csid.released.lock().unwrap().is_empty());
+    assert!(f.csid.given.lock().unwrap().is_empty());
     assert_eq!(f.run("release default v job --force --yes default/v").await.0, 0);
     assert_eq!(f.run("release default w job").await, (0, String::new(), String::new()));
     assert_eq!(*f.csid.released.lock().unwrap(), ["v true", "w false"]);
