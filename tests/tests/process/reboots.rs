@@ -25,7 +25,9 @@ async fn hold_rests_and_auto_is_back(w: &mut World, calls_before: usize) {
     assert_eq!(kernel::stacked(held.source.as_ref()).unwrap(), 0);
     let after: Vec<_> = w.plugin("p").volume_calls().split_off(calls_before);
     assert_eq!(after.iter().filter(|c| c.call.volume == "held").count(), 0, "untouched: {after:?}");
-    assert_eq!(after.len(), 2, "the auto mount is one stage and one publish");
+    let rpcs: Vec<_> = after.iter().map(|call| call.call.rpc.as_str()).collect();
+    // A driver that counts publishes still counts the one of the earlier boot.
+    assert_eq!(rpcs, ["NodeStageVolume", "NodeUnpublishVolume", "NodePublishVolume"]);
 }
 
 async fn two_mounts(w: &mut World) -> usize {

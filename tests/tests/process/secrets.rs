@@ -72,9 +72,10 @@ fn mount_with_a_credential_is_restored() {
         w.reboot().await;
         let client = w.start().await;
         eventually("it is back", async || state(&client, "v", "job").await == "mounted").await;
-        let stages: Vec<_> = w.plugin("p").volume_calls();
-        assert_eq!(stages.len(), 4);
-        for call in &stages {
+        let mut made = w.plugin("p").volume_calls();
+        made.retain(|call| !call.call.rpc.contains("Un"));
+        assert_eq!(made.len(), 4);
+        for call in &made {
             assert_eq!(call.call.secrets, [("password".to_owned(), CANARY.to_owned())]);
         }
         unmount(&client, "v", "job").await.unwrap();
