@@ -23,7 +23,7 @@ const OTHERS: u64 = 3;
 const EDGES: u64 = 24;
 /// The time of a call that a hung file system may keep from its end.
 const BRIEF: Duration = Duration::from_millis(300);
-const CELL: &str = "mounts beside hung ones";
+const CELL: &str = "mounts next to hung ones";
 
 pub async fn live(w: &mut World, rounds: usize, dice: Dice, report: Arc<Report>) {
     w.add_plugin_with("p", "rpc-deadline = \"1s\"").await;
