@@ -153,7 +153,7 @@ fn ask(file: &File, request: libc::c_ulong) -> Result<(NamespaceInfo, Option<Fil
 }
 
 /// The ids of mounts, in ascending order.
-pub(super) struct Listed {
+pub(super) struct ListedMounts {
     pub ids: Vec<u64>,
     /// Whether the list ends before the namespace does, because it took too long.
     pub is_cut: bool,
@@ -162,7 +162,7 @@ pub(super) struct Listed {
 /// Returns the mounts below `mount`, or as many as the kernel lists by `end`. With `None` they are all mounts that are in sight of a process
 /// whose root is the namespace's: a mount over `/` hides those below it. Fails with `ENOENT` if the namespace or
 /// the mount is gone.
-pub(super) fn mounts(namespace: u64, mount: Option<u64>, end: Instant) -> Result<Listed> {
+pub(super) fn mounts(namespace: u64, mount: Option<u64>, end: Instant) -> Result<ListedMounts> {
     let mut found: Vec<u64> = Vec::new();
     loop {
         let last = found.last().copied().unwrap_or_default();
@@ -175,10 +175,10 @@ pub(super) fn mounts(namespace: u64, mount: Option<u64>, end: Instant) -> Result
         let Ok(count) = usize::try_from(count) else { return Err(Error::last_os_error()) };
         found.extend_from_slice(&page[..count]);
         if count < PAGE {
-            return Ok(Listed { ids: found, is_cut: false });
+            return Ok(ListedMounts { ids: found, is_cut: false });
         }
         if Instant::now() >= end {
-            return Ok(Listed { ids: found, is_cut: true });
+            return Ok(ListedMounts { ids: found, is_cut: true });
         }
     }
 }

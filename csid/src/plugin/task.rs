@@ -39,7 +39,7 @@ use crate::plugin::rpc_outcome::Class;
 use crate::plugin::spec::{Log, PluginSpec, Supervision};
 use crate::plugin::supervise;
 use crate::plugin::view::{PluginChange, PluginView, Service};
-use crate::plugin::visible::{self, Hidden};
+use crate::plugin::visible::{self, HidingSetting};
 use crate::store::Store;
 
 /// How fast a plugin is looked at. Only tests have another.
@@ -136,7 +136,7 @@ pub(super) struct Task {
     view: PluginView,
     print: Option<Fingerprint>,
     /// Why the host does not see what this process mounts; `None`: that was not looked at yet.
-    hidden: Option<Option<Hidden>>,
+    hidden: Option<Option<HidingSetting>>,
     /// The process, where csid has not started it itself.
     adopted: Option<u32>,
     load: Arc<Load>,
@@ -154,7 +154,7 @@ enum Look {
     NotConnected(String),
     Failed(String),
     /// The plugin answers, but must not mount while this process lives, for this reason.
-    Hidden(Hidden),
+    Hidden(HidingSetting),
 }
 
 impl Task {
@@ -426,7 +426,10 @@ impl Task {
     }
 
     /// Why the host does not see what the plugin mounts, if it does any mounts.
-    async fn hidden(&mut self, print: &Fingerprint) -> std::result::Result<Option<Hidden>, UnitsError> {
+    async fn hidden(
+        &mut self,
+        print: &Fingerprint,
+    ) -> std::result::Result<Option<HidingSetting>, UnitsError> {
         if self.place.unit.is_empty() || !print.services.contains(&Service::Node.name()) {
             return Ok(None);
         }
@@ -509,7 +512,7 @@ impl Task {
         self.set_because(state, message, false, ready).await;
     }
 
-    async fn set_hidden(&mut self, hidden: &Hidden) {
+    async fn set_hidden(&mut self, hidden: &HidingSetting) {
         self.set_because("unhealthy", &hidden.why, hidden.by_unit, None).await;
     }
 

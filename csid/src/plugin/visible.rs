@@ -9,7 +9,7 @@ use crate::plugin::unit_settings;
 
 /// Why the host does not see a plugin's mounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Hidden {
+pub(super) struct HidingSetting {
     pub why: String,
     /// Whether settings of the plugin's unit do it, not its definition.
     pub by_unit: bool,
@@ -22,7 +22,7 @@ pub(super) async fn hidden(
     spec: &PluginSpec,
     unit: &str,
     adopted: Option<u32>,
-) -> Result<Option<Hidden>, UnitsError> {
+) -> Result<Option<HidingSetting>, UnitsError> {
     let settings = units.hiding(unit).await?;
     if settings.is_empty() {
         return Ok(None);
@@ -38,7 +38,7 @@ pub(super) async fn hidden(
     Ok(Some(hidden))
 }
 
-fn why(spec: &PluginSpec, unit: &str, settings: &[String]) -> Hidden {
+fn why(spec: &PluginSpec, unit: &str, settings: &[String]) -> HidingSetting {
     let text = "so the host would not see what it mounts";
     let by_definition = if spec.profile == Some(Profile::Controller) {
         Some(format!(
@@ -53,8 +53,8 @@ fn why(spec: &PluginSpec, unit: &str, settings: &[String]) -> Hidden {
         })
     };
     match by_definition {
-        Some(why) => Hidden { why, by_unit: false },
-        None => Hidden {
+        Some(why) => HidingSetting { why, by_unit: false },
+        None => HidingSetting {
             why: format!("{} gives {unit} a mount namespace of its own, {text}", settings.join(", ")),
             by_unit: true,
         },
