@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::error::{Details, Error, Kind, Obstacle, Step};
+use crate::error::{Details, Error, Kind, Obstacle, Step, shown};
 use crate::names::word;
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, Phase};
@@ -24,7 +24,7 @@ pub(in crate::volume) enum MountError {
     MountedOtherwise { key: MountKey, option: &'static str },
     #[error("an earlier mount of {} by {} is still being unmounted", VolumeName::of(key), key.consumer)]
     TakenDown { key: MountKey },
-    #[error("the {what} path of {} for {} is {path}, not the one given", VolumeName::of(key), key.consumer)]
+    #[error("the {what} path of {} for {} is {}, not the one given", VolumeName::of(key), key.consumer, shown(path))]
     OtherPath { key: MountKey, what: &'static str, path: String },
     #[error("the external id is in use as {name} by {}; one name at a time", holders.join(", "))]
     OtherName { name: VolumeName, holders: Vec<String> },
@@ -48,10 +48,10 @@ pub(in crate::volume) enum MountError {
     #[error("{}", missing(key, tags, foreign))]
     NoMount { key: MountKey, tags: Vec<String>, foreign: Vec<PathBuf> },
     /// `processes` is empty where csid's capabilities do not show them.
-    #[error("{} is in use by {}", path.display(), named(processes))]
+    #[error("{} is in use by {}", shown(path), named(processes))]
     InUse { path: PathBuf, consumer: String, processes: Vec<String> },
     /// `holders`: processes of another mount namespace, where a mount of the volume would outlive csid's unmount.
-    #[error("{} is in use in another mount namespace, by {}", path.display(), holders.join(", "))]
+    #[error("{} is in use in another mount namespace, by {}", shown(path), holders.join(", "))]
     InUseElsewhere { path: PathBuf, consumer: String, holders: Vec<String> },
     /// The same for holders that were found after the unmount.
     #[error(
@@ -72,7 +72,10 @@ pub(in crate::volume) enum MountError {
     #[error("the file system at {path} answers with an error ({source}); its server may answer yet")]
     Failing { path: String, consumer: String, source: std::io::Error },
     /// A consumer's target that no row has, and that would still show the volume.
-    #[error("the volume is also mounted at {}, for a consumer that only the damaged journal named", path.display())]
+    #[error(
+        "the volume is also mounted at {}, for a consumer that only the damaged journal named",
+        shown(path)
+    )]
     ShownAt { path: PathBuf },
 }
 
@@ -87,7 +90,7 @@ fn missing(key: &MountKey, tags: &[String], foreign: &[PathBuf]) -> String {
         text += &format!(" with the tag {tag:?}; it has {tags:?}");
     }
     if let Some(path) = foreign.first() {
-        text += &format!("; the volume is mounted at {}, which is not csid's mount", path.display());
+        text += &format!("; the volume is mounted at {}, which is not csid's mount", shown(path));
     }
     text
 }
@@ -202,5 +205,22 @@ mod tests {
         let seen = error(vec!["psql (7)".to_owned()]);
         assert_eq!(seen.message, "/srv/pg is in use by psql (7)");
         assert_eq!(seen.details.holders, ["job", "psql (7)"]);
+    }
+
+    #[test]
+    fn mount_error_echoes_256_bytes_of_a_path() {
+        let path = || PathBuf::from(format!("/srv{}", "/a b".repeat(1000)));
+        let [namespace, volume, consumer, tag] = ["n", "v", "c", ""].map(str::to_owned);
+        let key = MountKey { namespace, volume, consumer: consumer.clone(), tag };
+        for error in [
+            MountError::InUse { path: path(), consumer: consumer.clone(), processes: Vec::new() },
+            MountError::InUseElsewhere { path: path(), consumer, holders: Vec::new() },
+            MountError::OtherPath { key: key.clone(), what: "target", path: path().display().to_string() },
+            MountError::NoMount { key, tags: Vec::new(), foreign: vec![path()] },
+            MountError::ShownAt { path: path() },
+        ] {
+            let text = error.to_string();
+            assert!(text.matches("/a b").count() * 4 <= 256 && text.len() < 512, "{text:.512}");
+        }
     }
 }
