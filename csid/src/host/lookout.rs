@@ -348,6 +348,8 @@ mod tests {
     fn copy_that_moves_between_list_and_search_is_found() {
         apart("host::lookout::tests::copy_that_moves_between_list_and_search_is_found", || {
             let questions = [question(&[])];
+            // Its copy goes along with csid's unmount, as that of a service with PrivateTmp= does.
+            let _slave = Consumer::new("slave", "");
             let first = std::cell::Cell::new(Some(Consumer::new("private", "")));
             let second = std::cell::Cell::new(None);
             // After the first list the process leaves its namespace for a copy of it.

@@ -192,8 +192,8 @@ pub(super) fn search(
     for lists in 1.. {
         in_namespaces(&new, search, known, budget, &mut stat, &mut plugins, (&mut found, &mut unsearched))?;
         searched.extend(&new);
-        // What was found is an answer. That nothing was found is one only if no namespace has come since the list.
-        if !found.is_empty() || !unsearched.is_empty() {
+        // Copies that go along with csid's own unmount are no answer yet. Only a namespace that is not searched is.
+        if !unsearched.is_empty() {
             break;
         }
         new = list()?.1;
