@@ -79,7 +79,7 @@ pub(in crate::volume) enum ClaimError {
 
 fn others(holders: &[String]) -> String {
     match holders.is_empty() {
-        true => "somebody else".to_owned(),
+        true => "another consumer".to_owned(),
         false => holders.join(", "),
     }
 }
