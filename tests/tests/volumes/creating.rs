@@ -345,6 +345,22 @@ fn delete_during_create_runs_after_it() {
     });
 }
 
+/// A plugin cannot be asked about a volume whose id it has not answered.
+#[test]
+fn detach_during_create_calls_no_plugin() {
+    world(async |w| {
+        let mut s = Site::new(w).await;
+        s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
+        assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
+        let (kind, error) = refusal(s.client.detach_volume(NAMESPACE, "a", "node-2", options()).await);
+        assert!(kind == Kind::Busy && error.message.contains("is being created"), "{kind:?} {error:?}");
+        assert_eq!(s.w.plugin("p").count("ControllerUnpublishVolume", ""), 0);
+        s.w.plugin("p").honest();
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
 /// Adds another plugin that creates volumes.
 async fn with_another(s: &mut Site<'_>) {
     let plugin = s.w.add_plugin("q").await;

@@ -141,7 +141,7 @@ impl ControllerRequest {
     }
 
     /// Refuses the call if the uid may not make it, or the volume is not in the right state. A volume in creation or deletion can
-    /// only be deleted, detached or, by force, deregistered.
+    /// only be deleted, detached (once it has an external id) or, by force, deregistered.
     pub(in crate::volume) fn refuse(
         &self,
         name: &VolumeName,

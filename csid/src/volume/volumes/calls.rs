@@ -19,7 +19,7 @@ use crate::volume::api::requests::{
 use crate::volume::api::views::{Claimed, VolumeView};
 use crate::volume::context::Context;
 use crate::volume::errors::volume::VolumeError;
-use crate::volume::lifecycle::{ModeFilter, new_claim, new_registration, unregistered};
+use crate::volume::lifecycle::{ModeFilter, is_unborn, new_claim, new_registration, unregistered};
 use crate::volume::manager::Volumes;
 use crate::volume::model::claim;
 use crate::volume::model::subject::ClaimKey;
@@ -283,6 +283,10 @@ impl Volumes {
             None => match &record.registration {
                 Some(registration) => {
                     call.refuse(&record.name, registration, uid)?;
+                    // An RPC names the volume by its id, which the plugin has not answered.
+                    if is_unborn(&record) {
+                        return Err(VolumeError::InTransition { name: record.name.clone() }.into());
+                    }
                     (record.volume.clone(), registration.clone(), true)
                 }
                 // An inline attachment is known by its name, for a Detach and for reads of its own mounts.
