@@ -341,6 +341,20 @@ fn error_details_are_the_encoded_ones() {
 }
 
 #[test]
+fn described_event_types_are_the_written_ones() {
+    let (_, members) = contract();
+    let event = members.iter().find(|member| member.title() == "org.csid1.Manager.Event").unwrap();
+    let text = event.comment.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
+    let (_, types) = text.split_once("The types are ").unwrap();
+    let (types, _) = types.split_once(". ").unwrap();
+    let described: Vec<&str> = types.split([',', ';']).map(str::trim).collect();
+    let file = source("csid/src/store/event_kind.rs");
+    let names = file.lines().filter_map(|line| line.trim().strip_prefix("EventKind::")?.split_once(" => \""));
+    let written: Vec<&str> = names.filter_map(|(_, name)| name.strip_suffix("\",")).collect();
+    assert_eq!(described, written);
+}
+
+#[test]
 fn described_row_keys_are_the_encoded_ones() {
     let (_, members) = contract();
     for (member, argument, module, function, from) in [

@@ -11,6 +11,7 @@ use crate::config::{Config, Directories};
 use crate::daemon::notify::notify;
 use crate::error::{Error, Kind, with_causes};
 use crate::plugin::{PluginSpec, Plugins, files};
+use crate::store::event_kind::EventKind;
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability, Store};
 use crate::volume;
@@ -99,7 +100,7 @@ impl Handles {
         }
         .await;
         notify(&[NotifyState::Ready]);
-        self.tell_event("reload", String::new(), result.as_ref().err()).await;
+        self.tell_reload(result.as_ref().err()).await;
         result
     }
 
@@ -113,7 +114,7 @@ impl Handles {
                 Err(error) => {
                     tracing::error!(%error, "this volume is left out; mend its file, then `csictl reload`");
                     let wrong = Error::invalid(error.to_string());
-                    self.tell_event("reload", String::new(), Some(&wrong)).await;
+                    self.tell_reload(Some(&wrong)).await;
                     all = false;
                 }
             }
@@ -124,14 +125,14 @@ impl Handles {
         }
     }
 
-    async fn tell_event(&self, kind: &'static str, subject: String, error: Option<&Error>) {
+    async fn tell_reload(&self, error: Option<&Error>) {
         let mut details = EventDetails::from([("success", Value::from(error.is_none()))]);
         details.extend(error.map(|error| ("error", Value::from(error.to_string()))));
-        let event = Change::Event(NewEvent { kind, subject, details });
+        let event = Change::Event(NewEvent { kind: EventKind::Reload, subject: String::new(), details });
         if self.store.writable().is_ok()
             && let Err(error) = self.store.commit(vec![event], Durability::Process).await
         {
-            tracing::warn!(%error, kind, "an event could not be written");
+            tracing::warn!(%error, kind = EventKind::Reload.name(), "an event could not be written");
         }
     }
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::plugin::view::PluginView;
+use crate::store::event_kind::EventKind;
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability, Store};
 
@@ -14,36 +15,37 @@ const PROGRAM: usize = 256;
 /// `first`: the plugin came with this instance.
 pub(super) fn came(id: &str, instance: &str, uid: u32, first: bool) -> NewEvent {
     let details = [("success", true.into()), ("uid", uid.into()), ("to", instance.into())];
-    event(if first { "plugin-registered" } else { "plugin-instance" }, id, instance, details)
+    event(if first { EventKind::PluginRegistered } else { EventKind::PluginInstance }, id, instance, details)
 }
 
 /// `last`: the plugin left with this instance.
 pub(super) fn left(id: &str, instance: &str, last: bool) -> NewEvent {
     let details = [("success", true.into()), ("from", instance.into())];
-    event(if last { "plugin-deregistered" } else { "plugin-instance" }, id, instance, details)
+    event(if last { EventKind::PluginDeregistered } else { EventKind::PluginInstance }, id, instance, details)
 }
 
 /// An instance has, or has not (`error`), taken another's place.
 pub(super) fn upgraded(id: &str, from: &str, to: &str, error: Option<&str>) -> NewEvent {
     let mut details = vec![("success", error.is_none().into()), ("from", from.into()), ("to", to.into())];
     details.extend(error.map(|error| ("error", error.into())));
-    event("plugin-upgraded", id, to, details)
+    event(EventKind::PluginUpgraded, id, to, details)
 }
 
 pub(super) async fn restarted(store: &Store, view: &PluginView, why: &str) {
-    write(store, of("plugin-restarted", view, [("success", true.into()), ("error", why.into())])).await;
+    write(store, of(EventKind::PluginRestarted, view, [("success", true.into()), ("error", why.into())]))
+        .await;
 }
 
 pub(super) async fn node_id(store: &Store, view: &PluginView, from: &str) {
     let to = view.node_id.as_str();
     let details = [("success", true.into()), ("from", from.into()), ("to", to.into())];
-    write(store, of("plugin-node-id", view, details)).await;
+    write(store, of(EventKind::PluginNodeId, view, details)).await;
 }
 
 pub(super) fn node_id_accepted(id: &str, from: &str, to: &str, uid: u32) -> NewEvent {
     let details = [("success", true.into()), ("from", from.into()), ("to", to.into()), ("uid", uid.into())];
     NewEvent {
-        kind: "plugin-node-id",
+        kind: EventKind::PluginNodeId,
         subject: id.to_owned(),
         details: details.into_iter().chain([("plugin", id.into()), ("accepted", true.into())]).collect(),
     }
@@ -62,7 +64,7 @@ pub(super) async fn health(store: &Store, view: &PluginView, from: &'static str)
     if !view.health_message.is_empty() {
         details.push(("error", view.health_message.as_str().into()));
     }
-    write(store, of("plugin-health", view, details)).await;
+    write(store, of(EventKind::PluginHealth, view, details)).await;
 }
 
 pub(super) async fn fingerprint(store: &Store, view: &PluginView) {
@@ -72,7 +74,7 @@ pub(super) async fn fingerprint(store: &Store, view: &PluginView) {
         ("provider-version", view.provider_version.as_str().into()),
         ("services", view.services.join(" ").into()),
     ];
-    write(store, of("plugin-fingerprint", view, details)).await;
+    write(store, of(EventKind::PluginFingerprint, view, details)).await;
 }
 
 /// Returns the event of a command in the plugin. It has only the program, for arguments may hold secrets.
@@ -86,7 +88,7 @@ pub(super) fn exec(id: &str, uid: u32, operation: &str, program: &str, error: Op
         ("program", program.into()),
     ]);
     details.extend(error.map(|error| ("error", error.to_string().into())));
-    NewEvent { kind: "plugin-exec", subject: id.to_owned(), details }
+    NewEvent { kind: EventKind::PluginExec, subject: id.to_owned(), details }
 }
 
 /// A task's view is of its own instance alone.
@@ -95,7 +97,7 @@ fn instance(view: &PluginView) -> &str {
 }
 
 fn of(
-    kind: &'static str,
+    kind: EventKind,
     view: &PluginView,
     details: impl IntoIterator<Item = (&'static str, Value)>,
 ) -> NewEvent {
@@ -103,7 +105,7 @@ fn of(
 }
 
 fn event(
-    kind: &'static str,
+    kind: EventKind,
     id: &str,
     instance: &str,
     details: impl IntoIterator<Item = (&'static str, Value)>,
@@ -118,7 +120,7 @@ pub(super) async fn write(store: &Store, event: NewEvent) {
     if store.writable().is_err() {
         return;
     }
-    let kind = event.kind;
+    let kind = event.kind.name();
     if let Err(error) = store.commit(vec![Change::Event(event)], Durability::Process).await {
         tracing::warn!(kind, %error, "an event was not written");
     }

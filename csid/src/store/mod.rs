@@ -21,6 +21,7 @@ mod claim;
 pub mod claim_set;
 mod counts;
 mod error;
+pub mod event_kind;
 mod file;
 mod handle;
 mod held;

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::store::event_kind::EventKind;
+
 /// The state of a leg of a mount: the staging, a publish, or a consumer's target. Each leg is made and removed.
 ///
 /// `Making` and `Removing` are intents: the effect may or may not have happened. A `Making` leg may be tried again as it
@@ -284,7 +286,7 @@ pub type EventDetails = BTreeMap<&'static str, serde_json::Value>;
 /// An event to be written; the store gives it its sequence and time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewEvent {
-    pub kind: &'static str,
+    pub kind: EventKind,
     pub subject: String,
     pub details: EventDetails,
 }
@@ -293,7 +295,14 @@ pub struct NewEvent {
 pub struct Event {
     pub sequence: u64,
     pub realtime_usec: u64,
+    /// The contract's word for the type, perhaps of a newer or older csid.
     pub kind: String,
     pub subject: String,
     pub details: BTreeMap<String, serde_json::Value>,
+}
+
+impl Event {
+    pub fn is(&self, kind: EventKind) -> bool {
+        self.kind == kind.name()
+    }
 }

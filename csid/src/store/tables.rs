@@ -289,7 +289,7 @@ pub(super) fn put_event(db: &Connection, new: &NewEvent, sequence: u64) -> rusql
     let event = Event {
         sequence,
         realtime_usec: since_1970.as_micros() as u64,
-        kind: new.kind.into(),
+        kind: new.kind.name().to_owned(),
         subject: new.subject.clone(),
         details: new.details.iter().map(|(&key, value)| (key.to_owned(), value.clone())).collect(),
     };

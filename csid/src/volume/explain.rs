@@ -8,13 +8,13 @@ use tokio::sync::oneshot;
 
 use crate::error::{Result, Step};
 use crate::store::MountFilter;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{Blocked, Claim, ClaimState, Record, Standing, VolumeName};
 use crate::store::rows::{Event, Leg, Phase};
 use crate::volume::api::views::{Explanation, MountView, OperationView};
 use crate::volume::control::declarations::Waits;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
-use crate::volume::events::mount::FORGOTTEN;
 use crate::volume::lifecycle::{is_of_file, is_unborn, queue_key};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
@@ -105,7 +105,7 @@ const EVENTS: u64 = 1000;
 
 fn failed(event: &Event) -> Option<Explanation> {
     let text = |key: &str| event.details.get(key).and_then(Value::as_str).unwrap_or_default();
-    if event.kind == FORGOTTEN {
+    if event.is(EventKind::MountForgotten) {
         return Some(Explanation {
             last_error: text("last-error").to_owned(),
             steps: vec![format!("the mount of {} was forgotten, at {}", text("consumer"), text("source"))],
@@ -120,10 +120,12 @@ fn failed(event: &Event) -> Option<Explanation> {
     Some(Explanation {
         waiting_for: format!("a repeated {kind}{of}: the last one failed, and csid does not repeat it"),
         last_error: text("error").to_owned(),
-        steps: vec![match kind.as_str() {
-            "mount-lost" => format!("the mount{of} was lost"),
-            "mount-dead" => format!("the mount{of} died"),
-            _ => format!("the last {kind}{of} failed"),
+        steps: vec![if event.is(EventKind::MountLost) {
+            format!("the mount{of} was lost")
+        } else if event.is(EventKind::MountDead) {
+            format!("the mount{of} died")
+        } else {
+            format!("the last {kind}{of} failed")
         }],
         ..Explanation::default()
     })

@@ -3,6 +3,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use csid::store::event_kind::EventKind;
 use csid::store::rows::{EventDetails, NewEvent, PluginRow};
 use csid::store::{Change, Durability, Store, StoreError};
 use rustix::mount::{MountFlags, mount};
@@ -15,7 +16,8 @@ fn name(n: usize) -> String {
 
 fn plugin(n: usize) -> Vec<Change> {
     let spec = format!("{{\"argv\":[\"{}\"]}}", "x".repeat(3000));
-    let event = NewEvent { kind: "plugin-registered", subject: name(n), details: EventDetails::new() };
+    let event =
+        NewEvent { kind: EventKind::PluginRegistered, subject: name(n), details: EventDetails::new() };
     vec![
         Change::PutPlugin(PluginRow { id: name(n), instance: "default".into(), number: 1, uid: 0, spec }),
         Change::Event(event),

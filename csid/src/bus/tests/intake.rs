@@ -12,6 +12,7 @@ use zbus::{Message, Variant};
 use super::harness::{
     MANAGER, MEMBER, Options, World, connect, connect_as, is_root, manager, properties, raw, raw_as,
 };
+use crate::store::event_kind::EventKind;
 use crate::store::rows::NewEvent;
 use crate::store::{Change, Durability};
 
@@ -325,7 +326,7 @@ async fn peer_with_unread_large_answers_is_disconnected() {
     let world = World::new();
     let events = (0..1000).map(|_| {
         Change::Event(NewEvent {
-            kind: "test",
+            kind: EventKind::Mount,
             subject: "x".repeat(200),
             details: BTreeMap::from([("text", "y".repeat(200).into())]),
         })

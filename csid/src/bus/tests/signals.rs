@@ -12,6 +12,7 @@ use super::harness::{
 };
 use super::on_bus::QUICK;
 use crate::bus::State;
+use crate::store::event_kind::EventKind;
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability};
 
@@ -19,7 +20,7 @@ impl World {
     async fn happens(&self, subject: &str) {
         let details =
             EventDetails::from([("success", true.into()), ("error", "x".into()), ("uid", 7.into())]);
-        let event = NewEvent { kind: "mount", subject: subject.to_owned(), details };
+        let event = NewEvent { kind: EventKind::Mount, subject: subject.to_owned(), details };
         self.rooms.store.commit(vec![Change::Event(event)], Durability::Process).await.unwrap();
     }
 }

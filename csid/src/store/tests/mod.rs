@@ -22,6 +22,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::broadcast;
 
+use super::event_kind::EventKind;
 use super::journal::{Done, Journal};
 use super::place::JournalDirectory;
 use super::registry::Registry;
@@ -142,7 +143,7 @@ fn plugin(id: &str) -> PluginRow {
 
 fn event(subject: &str) -> Change {
     let details = EventDetails::from([("success", json!(true)), ("uid", json!(7)), ("error", json!("none"))]);
-    Change::Event(NewEvent { kind: "mount", subject: subject.into(), details })
+    Change::Event(NewEvent { kind: EventKind::Mount, subject: subject.into(), details })
 }
 
 /// Rows that use every column and every word at least once.

@@ -1,6 +1,7 @@
 //! Records and swaps of the tests.
 
 use super::*;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::*;
 
 pub(crate) fn name(volume: &str) -> VolumeName {
@@ -81,7 +82,7 @@ pub(super) fn work(swap: Swap) -> Work {
 
 fn event_of(swap: &Swap) -> NewEvent {
     let details = EventDetails::from([("success", json!(true))]);
-    NewEvent { kind: "volume-changed", subject: swap.after.name.volume.clone(), details }
+    NewEvent { kind: EventKind::VolumeChanged, subject: swap.after.name.volume.clone(), details }
 }
 
 /// One of a volume that was not there.

@@ -6,6 +6,7 @@ use crate::error::{Error, Result, Step};
 use crate::plugin::{ATTACHES, Controller};
 use crate::secret::Secrets;
 use crate::store::Durability;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
 use crate::store::rows::Leg;
 use crate::volume::control::engine::Engine;
@@ -122,7 +123,7 @@ impl<S: Site> Engine<'_, S> {
                 at.boot = Some(boot.clone());
                 at.publish_context.clone_from(&context);
             }
-            Ok(Some(registration_events::attached("volume-attached", record, node_id)))
+            Ok(Some(registration_events::attached(EventKind::VolumeAttached, record, node_id)))
         };
         let amended = self.records.amend(&target.name, Durability::Disk, present).await;
         amended.map_err(RpcFailure::after)?;
@@ -199,7 +200,7 @@ impl<S: Site> Engine<'_, S> {
             .await?;
         let gone = |record: &mut Record| {
             record.attachments.retain(|at| !at.is_by_call(node_id));
-            Ok(Some(registration_events::attached("volume-detached", record, node_id)))
+            Ok(Some(registration_events::attached(EventKind::VolumeDetached, record, node_id)))
         };
         self.records.amend(&name, Durability::Disk, gone).await.map(drop)
     }

@@ -10,6 +10,7 @@ use std::time::Instant;
 use crate::error::{Error, Kind, Result, Step};
 use crate::plugin::{Controller, Create, Created, Service, Source};
 use crate::store::Durability;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{Blocked, Creation, Record, Registration, Standing, VolumeName, VolumeSpec};
 use crate::store::rows::{Usage, VolumeKey};
 use crate::volume::control::engine::Engine;
@@ -303,7 +304,7 @@ impl<S: Site> Engine<'_, S> {
                 return Ok(None);
             }
             registration.standing = Standing::Registered;
-            Ok(Some(registration_events::registered("volume-registered", record)))
+            Ok(Some(registration_events::registered(EventKind::VolumeRegistered, record)))
         };
         match self.records.amend(&name, Durability::Disk, entered).await {
             Ok(record) if is_being_deleted(&record) => {

@@ -3,6 +3,7 @@
 use crate::error::{Result, Step};
 use crate::plugin::Controller;
 use crate::store::Durability;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
@@ -90,7 +91,7 @@ impl<S: Site> Engine<'_, S> {
     async fn deleted(&mut self, name: &VolumeName) -> Result<()> {
         let gone = |record: &mut Record| {
             let event = is_being_deleted(record)
-                .then(|| registration_events::registered("volume-deregistered", record));
+                .then(|| registration_events::registered(EventKind::VolumeDeregistered, record));
             record.registration = record.registration.take().filter(|_| event.is_none());
             Ok(event)
         };

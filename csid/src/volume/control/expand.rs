@@ -5,6 +5,7 @@
 use crate::error::{Error, Kind, Result, Step};
 use crate::plugin::{Can, Controller};
 use crate::store::Durability;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{Expansion, Record, Registration};
 use crate::volume::api::requests::Part;
 use crate::volume::control::engine::Engine;
@@ -154,7 +155,7 @@ impl<S: Site> Engine<'_, S> {
             let expanded = registration.capacity != capacity;
             registration.pending_expansion = pending;
             registration.capacity = capacity;
-            Ok(expanded.then(|| registration_events::registered("volume-expanded", record)))
+            Ok(expanded.then(|| registration_events::registered(EventKind::VolumeExpanded, record)))
         };
         self.records.amend(&target.name, Durability::Disk, noted).await.map(drop)
     }

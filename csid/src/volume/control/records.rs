@@ -9,6 +9,7 @@ use crate::fault;
 use crate::plugin::Plugins;
 use crate::store::Durability;
 use crate::store::claim_set::ClaimSet;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{
     Blocked, Claim, Conflict, Origin, Record, RecordFilter, Registration, Registry, RegistryError, Standing,
     Swap, VolumeName,
@@ -149,7 +150,7 @@ impl Records {
             }
             record.volume = volume.clone();
             record.registration = Some(new.clone());
-            return Ok(Some(registration_events::registered("volume-registered", record)));
+            return Ok(Some(registration_events::registered(EventKind::VolumeRegistered, record)));
         };
         may_change(&record.name, &record.volume, present, volume, new)?;
         if present.spec == new.spec {
@@ -160,7 +161,7 @@ impl Records {
             return Err(VolumeError::RegistrationInUse { name, holders }.into());
         }
         present.spec = new.spec.clone();
-        Ok(Some(registration_events::registered("volume-changed", record)))
+        Ok(Some(registration_events::registered(EventKind::VolumeChanged, record)))
     }
 
     /// Refuses a call that changes a volume of a file, and a file that changes a volume of a call.
@@ -233,7 +234,7 @@ impl Records {
             record.registration = None;
             record.claims = ClaimSet::default();
             record.attachments.retain(|at| at.by_call.is_some());
-            Ok(Some(registration_events::registered("volume-deregistered", record)))
+            Ok(Some(registration_events::registered(EventKind::VolumeDeregistered, record)))
         };
         self.amend(name, Durability::Disk, gone).await?;
         self.synced().await

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::error::Error;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{Claim, ClaimState, Record, VolumeName};
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::volume::model::claim::ClaimEvent;
@@ -48,8 +49,11 @@ pub(in crate::volume) fn changed(before: &Record, after: &Record, event: &ClaimE
         }
         details.insert("from", Value::from(from));
         details.insert("to", Value::from(to));
-        let kind =
-            if forced.is_some_and(|forced| forced == consumer) { "claim-forced" } else { "claim-changed" };
+        let kind = if forced.is_some_and(|forced| forced == consumer) {
+            EventKind::ClaimForced
+        } else {
+            EventKind::ClaimChanged
+        };
         Some(NewEvent { kind, subject: after.name.to_string(), details })
     });
     changed.collect()

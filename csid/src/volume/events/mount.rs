@@ -3,19 +3,17 @@
 use serde_json::Value;
 
 use crate::error::Error;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::VolumeName;
 use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent};
 use crate::volume::errors::mount::MountError;
 use crate::volume::model::volume::Volume;
 
-/// The kind of the event for a mount that was forgotten.
-pub(in crate::volume) const FORGOTTEN: &str = "mount-forgotten";
-
 /// Makes the event of a probe. `mount-healed` is a success; every other kind is a failure with the reason `why`.
-pub(in crate::volume) fn watched(kind: &'static str, row: &MountRow, why: &str) -> NewEvent {
+pub(in crate::volume) fn watched(kind: EventKind, row: &MountRow, why: &str) -> NewEvent {
     let mut details = EventDetails::new();
-    details.insert("success", Value::from(kind == "mount-healed"));
-    if kind != "mount-healed" {
+    details.insert("success", Value::from(kind == EventKind::MountHealed));
+    if kind != EventKind::MountHealed {
         details.insert("error", Value::from(why));
     }
     details.insert("consumer", Value::from(row.key.consumer.clone()));
@@ -27,14 +25,14 @@ pub(in crate::volume) fn watched(kind: &'static str, row: &MountRow, why: &str) 
 
 pub(in crate::volume) fn secret_required(row: &MountRow) -> NewEvent {
     let error = MountError::SecretsNeeded { key: row.key.clone() };
-    let mut event = watched("secret-required", row, &error.to_string());
+    let mut event = watched(EventKind::SecretRequired, row, &error.to_string());
     event.details.insert("success", Value::from(false));
     event
 }
 
 /// Makes the event of an operation that has ended. `None`: it has no row.
 pub(in crate::volume) fn ended(
-    kind: &'static str,
+    kind: EventKind,
     row: Option<&MountRow>,
     error: Option<&Error>,
 ) -> Option<NewEvent> {

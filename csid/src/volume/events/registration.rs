@@ -3,11 +3,12 @@
 use serde_json::Value;
 
 use crate::error::{Error, Kind};
+use crate::store::event_kind::EventKind;
 use crate::store::registry::Record;
 use crate::store::rows::{EventDetails, NewEvent};
 
 /// Makes an event about a registration.
-pub(in crate::volume) fn registered(kind: &'static str, record: &Record) -> NewEvent {
+pub(in crate::volume) fn registered(kind: EventKind, record: &Record) -> NewEvent {
     let mut details = EventDetails::from([
         ("success", Value::from(true)),
         ("plugin", Value::from(record.volume.plugin.clone())),
@@ -19,7 +20,7 @@ pub(in crate::volume) fn registered(kind: &'static str, record: &Record) -> NewE
 }
 
 /// Makes an event about an attachment by AttachVolume.
-pub(in crate::volume) fn attached(kind: &'static str, record: &Record, node_id: &str) -> NewEvent {
+pub(in crate::volume) fn attached(kind: EventKind, record: &Record, node_id: &str) -> NewEvent {
     let mut event = registered(kind, record);
     event.details.insert("node", Value::from(node_id));
     event
@@ -27,7 +28,8 @@ pub(in crate::volume) fn attached(kind: &'static str, record: &Record, node_id: 
 
 /// Makes the event for a creation or deletion that continues only when a caller repeats it.
 pub(in crate::volume) fn parked(record: &Record, why: &Error) -> NewEvent {
-    let kind = if why.kind == Kind::SecretRequired { "secret-required" } else { "volume-parked" };
+    let kind =
+        if why.kind == Kind::SecretRequired { EventKind::SecretRequired } else { EventKind::VolumeParked };
     let mut event = registered(kind, record);
     event.details.insert("success", Value::from(false));
     event.details.insert("error", Value::from(why.to_string()));

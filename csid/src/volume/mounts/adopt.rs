@@ -15,6 +15,7 @@ use std::sync::Arc;
 use crate::error::{Error, Kind, Result, Step, shown};
 use crate::host::{Look, MountTable};
 use crate::plugin::{ATTACHES, Ready};
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{Claim, Record, VolumeName};
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, Phase};
 use crate::store::{Durability, MountFilter};
@@ -120,7 +121,7 @@ impl Executor<'_> {
             row.published = published;
         });
         self.operation.step.decide();
-        let event = mount_events::ended("mount", self.row(key), None);
+        let event = mount_events::ended(EventKind::Mount, self.row(key), None);
         self.persist(Durability::Disk, event).await.map_err(|failure| failure.error)?;
         self.answer(key)
     }

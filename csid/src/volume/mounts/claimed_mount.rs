@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 use crate::store::Durability;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{Claim, Record, Registration, VolumeName};
 use crate::store::rows::{Leg, MountKey, MountRow, Phase};
 use crate::volume::api::views::Mounted;
@@ -140,7 +141,8 @@ impl Executor<'_> {
     /// Writes into the row, and once into an event, why the mount is not made again.
     async fn tell_unhealed(&mut self, key: &MountKey, error: &Error) {
         let Some(row) = self.row(key).filter(|row| row.error != error.message) else { return };
-        let kind = if error.kind == Kind::SecretRequired { "secret-required" } else { "mount" };
+        let kind =
+            if error.kind == Kind::SecretRequired { EventKind::SecretRequired } else { EventKind::Mount };
         let event = mount_events::ended(kind, Some(row), Some(error));
         self.rows.remark(key, |row| row.error.clone_from(&error.message));
         if let Err(error) = self.rows.persist(&self.shared.store, Durability::Process, event).await {

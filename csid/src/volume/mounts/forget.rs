@@ -12,13 +12,13 @@ use crate::error::{Error, Kind, Result, Step, shown};
 use crate::host::{Backing, HostError, Sought};
 use crate::names::word;
 use crate::store::Durability;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{Claim, VolumeName};
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent};
 use crate::volume::api::requests::{Authority, ForgetRequest};
 use crate::volume::errors::mount::MountError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::events::mount as mount_events;
-use crate::volume::events::mount::FORGOTTEN;
 use crate::volume::executor::Executor;
 use crate::volume::manager::Volumes;
 use crate::volume::model::subject::{ClaimKey, Subject};
@@ -232,8 +232,8 @@ fn still_mounted(paths: &[PathBuf], consumer: &str, holders: Vec<String>) -> Err
 
 /// Returns an event with all that was known of the mount.
 fn forgotten(row: &MountRow, staging: &str, stage: Leg) -> NewEvent {
-    let mut event = mount_events::ended(FORGOTTEN, Some(row), None).unwrap_or(NewEvent {
-        kind: FORGOTTEN,
+    let mut event = mount_events::ended(EventKind::MountForgotten, Some(row), None).unwrap_or(NewEvent {
+        kind: EventKind::MountForgotten,
         subject: VolumeName::of(&row.key).to_string(),
         details: Default::default(),
     });

@@ -10,6 +10,7 @@ use crate::fault;
 use crate::host::{HostError, Look, Sought};
 use crate::plugin::Ready;
 use crate::store::Durability;
+use crate::store::event_kind::EventKind;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phase};
 use crate::volume::api::requests::{Authority, Force, Uncovered};
 use crate::volume::api::views::Mounted;
@@ -447,7 +448,7 @@ impl Executor<'_> {
                 Next::Mounted => {
                     self.operation.step.decide();
                     let is_healed = self.rows.written(key).is_some_and(|row| row.status.healing);
-                    let kind = if is_healed { "mount-healed" } else { "mount" };
+                    let kind = if is_healed { EventKind::MountHealed } else { EventKind::Mount };
                     let event = mount_events::ended(kind, self.row(key), None);
                     return self.persist(Durability::Disk, event).await;
                 }
@@ -471,8 +472,12 @@ impl Executor<'_> {
         let row = self.rows.written(key).or_else(|| self.row(key));
         let is_gone = self.row(key).is_none();
         let event = match purpose {
-            Purpose::Mount => mount_events::ended("mount", row, why.as_ref().map(|failure| &failure.error)),
-            Purpose::Unmount | Purpose::Settle if is_gone => mount_events::ended("unmount", row, None),
+            Purpose::Mount => {
+                mount_events::ended(EventKind::Mount, row, why.as_ref().map(|failure| &failure.error))
+            }
+            Purpose::Unmount | Purpose::Settle if is_gone => {
+                mount_events::ended(EventKind::Unmount, row, None)
+            }
             Purpose::Unmount | Purpose::Settle => None,
         };
         // The removal of a rolled-back mount's row need not outlive a power cut, because its intent did not have to either.
@@ -511,7 +516,7 @@ impl Executor<'_> {
             .rows
             .written(key)
             .filter(|_| failure.orphan)
-            .and_then(|row| mount_events::ended("orphan", Some(row), Some(&failure.error)));
+            .and_then(|row| mount_events::ended(EventKind::Orphan, Some(row), Some(&failure.error)));
         let persisted = match event.map_or(Ok(Next::Rest), |event| self.event(event)) {
             Ok(_) => self.persist(if keep { Durability::Disk } else { Durability::Process }, orphan).await,
             Err(error) => Err(error.into()),

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Kind, Result, shown};
 use crate::host::HostError;
+use crate::store::event_kind::EventKind;
 use crate::store::rows::MountSpec;
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability};
@@ -144,7 +145,8 @@ impl Context {
                 details.insert("error", Value::from(error.to_string()));
             }
         }
-        let event = NewEvent { kind: "target-root", subject: root.to_string_lossy().into_owned(), details };
+        let event =
+            NewEvent { kind: EventKind::TargetRoot, subject: root.to_string_lossy().into_owned(), details };
         if self.store.writable().is_ok()
             && let Err(error) = self.store.commit(vec![Change::Event(event)], Durability::Process).await
         {

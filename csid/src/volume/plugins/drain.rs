@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Kind, Result};
 use crate::plugin::PluginSpec;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::RecordFilter;
 use crate::store::rows::{EventDetails, MountKey, NewEvent, VolumeKey};
 use crate::store::{Change, Durability, MountFilter};
@@ -144,7 +145,7 @@ impl Volumes {
         if failed > 0 {
             details.insert("error", Value::from(format!("{failed} mounts could not be unmounted")));
         }
-        let event = NewEvent { kind: "plugin-drained", subject: id.to_owned(), details };
+        let event = NewEvent { kind: EventKind::PluginDrained, subject: id.to_owned(), details };
         if let Err(error) = self.shared.store.commit(vec![Change::Event(event)], Durability::Process).await {
             tracing::warn!(%error, "an event could not be written");
         }

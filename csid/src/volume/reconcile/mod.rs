@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::error::Result;
 use crate::host::Look;
+use crate::store::event_kind::EventKind;
 use crate::store::rows::{EventDetails, MountRow, NewEvent, Phase};
 use crate::store::{Change, Durability, MountFilter};
 use crate::volume::api::requests::{ReconcileOptions, Wait};
@@ -102,7 +103,7 @@ impl Volumes {
             tracing::warn!(path, "no row explains this; `csictl reconcile` shows more");
             let details =
                 EventDetails::from([("success", Value::from(false)), ("error", Value::from(path.clone()))]);
-            Change::Event(NewEvent { kind: "orphan", subject: path, details })
+            Change::Event(NewEvent { kind: EventKind::Orphan, subject: path, details })
         });
         let events: Vec<Change> = events.collect();
         if !events.is_empty() {

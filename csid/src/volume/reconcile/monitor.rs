@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::error::Result;
 use crate::host::{Look, trim_memory};
 use crate::plugin::PluginChange;
+use crate::store::event_kind::EventKind;
 use crate::store::rows::{MountKey, MountRow, Phase};
 use crate::store::{Change, Durability, MountFilter};
 use crate::volume::context::{Context, SWEEP};
@@ -110,9 +111,9 @@ impl Context {
             };
             let kind = match is {
                 is if is == was => None,
-                Some(MountFailure::Lost) => Some("mount-lost"),
-                Some(MountFailure::Dead) => Some("mount-dead"),
-                None => Some("mount-healed"),
+                Some(MountFailure::Lost) => Some(EventKind::MountLost),
+                Some(MountFailure::Dead) => Some(EventKind::MountDead),
+                None => Some(EventKind::MountHealed),
             };
             // A mount that was unmounted on request meanwhile was not lost.
             if let Some(kind) = kind

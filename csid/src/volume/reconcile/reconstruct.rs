@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::error::{Error, Kind, Result};
 use crate::host::{Host, Look, boot};
 use crate::plugin::validate_id;
+use crate::store::event_kind::EventKind;
 use crate::store::rows::{
     AccessMode, AttachmentMode, EventDetails, Leg, MountKey, MountRow, MountSpec, MountStatus, NewEvent,
     Phase, Propagation, Restore, Usage, VolumeKey, VolumeRow,
@@ -397,7 +398,7 @@ fn begun(volumes: usize) -> NewEvent {
         "the journal was damaged; a new one was begun with {volumes} volumes that are mounted or staged"
     );
     let details = EventDetails::from([("success", Value::from(true)), ("error", Value::from(error))]);
-    NewEvent { kind: "state", subject: String::new(), details }
+    NewEvent { kind: EventKind::State, subject: String::new(), details }
 }
 
 /// Returns the names in a directory that have the form of csid's names.

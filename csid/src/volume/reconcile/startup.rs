@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use crate::fault;
 use crate::host::{Look, Restrict};
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{
     Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, RegistryError,
 };
@@ -211,7 +212,7 @@ fn tell(row: &MountRow, sight: Observed, same_boot: bool) -> Option<NewEvent> {
     match (row.phase, sight) {
         (Phase::Mounted, Observed::Gone | Observed::Unbound) => {
             let why = if same_boot { "removed behind csid's back" } else { "the host has booted" };
-            Some(watched("mount-lost", row, why))
+            Some(watched(EventKind::MountLost, row, why))
         }
         _ => None,
     }

@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::plugin::Service;
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{Origin, Record, RecordFilter, Registration, RegistryError, VolumeName};
 use crate::store::{Change, Durability};
 use crate::volume::api::requests::{Declared, RegisterRequest, Wait};
@@ -157,7 +158,7 @@ impl Context {
         let (name, kind) = (&declared.name, error.kind.name());
         tracing::warn!(volume = %name, kind, "{name} is not registered as declared: {}", error.message);
         let record = Record { volume: declared.volume.clone(), ..Record::none(name.clone()) };
-        let mut event = registration_events::registered("volume-registered", &record);
+        let mut event = registration_events::registered(EventKind::VolumeRegistered, &record);
         event.details.insert("success", Value::from(false));
         event.details.insert("error", Value::from(error.to_string()));
         if let Err(error) = self.store.commit(vec![Change::Event(event)], Durability::Process).await {
