@@ -29,7 +29,7 @@ const OF_VOLUME: [(&str, &[&str]); 21] = [
     ("control", &["api", "errors", "events", "lifecycle", "model", "operation", "seam", "waits"]),
     ("context", &["control", "operation", "tables"]),
     ("probe", &["context", "model"]),
-    ("submit", &["api", "context", "errors", "model", "operation"]),
+    ("submit", &["api", "context", "errors", "operation"]),
     ("executor", &["api", "context", "control", "errors", "model", "operation", "seam"]),
     ("actor", &["context", "errors", "executor", "model", "operation"]),
     ("manager", &["actor", "api", "context", "errors", "model", "operation", "probe"]),

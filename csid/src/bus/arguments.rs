@@ -41,7 +41,7 @@ pub(super) fn volume_key(options: &mut Options) -> Result<Option<VolumeKey>> {
     let plugin = options.checked("plugin", |_, id| validate_id(id))?;
     let external_id = options.checked("external-id", names::external_id)?;
     match (plugin, external_id) {
-        (Some(plugin), Some(external_id)) => Ok(Some(VolumeKey { plugin, external_id })),
+        (Some(plugin), Some(external_id)) => Ok(Some(VolumeKey::new(plugin, external_id))),
         (None, None) => Ok(None),
         (Some(_), None) => Err(Error::invalid("plugin requires external-id")),
         (None, Some(_)) => Err(Error::invalid("external-id requires plugin")),
@@ -249,7 +249,7 @@ mod tests {
         let key = |name: &'static str| (name, Variant::from("x"));
         let given = inline(&mut options(vec![key("plugin"), key("external-id"), key("fs-type")]));
         let given = given.unwrap().unwrap();
-        assert_eq!((given.volume.external_id.as_str(), given.spec.fs_type.as_str()), ("x", "x"));
+        assert_eq!((&*given.volume.handle.text(), given.spec.fs_type.as_str()), ("x", "x"));
         assert!(inline(&mut options(vec![])).unwrap().is_none());
         let context = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
         for half in [

@@ -317,7 +317,7 @@ fn row(view: MountView) -> Map {
         ("plugin", row.volume.plugin.into()),
         ("state", word(row.phase).into()),
         ("uid", row.uid.into()),
-        ("external-id", row.volume.external_id.into()),
+        ("external-id", row.volume.handle.to_string().into()),
         ("source", row.source.into()),
         ("staging", staging.into()),
         ("target", row.spec.target.unwrap_or_default().into()),

@@ -35,11 +35,11 @@ fn standing(standing: &Standing) -> &'static str {
 /// Returns the row of a registered volume. It has no mount flags or secrets.
 pub(super) fn row(view: VolumeView) -> Map {
     let record = view.record;
-    let VolumeKey { plugin, external_id } = record.volume;
+    let VolumeKey { plugin, handle } = record.volume;
     let mut row = Map::from([
         ("namespace", record.name.namespace.into()),
         ("id", record.name.volume.into()),
-        ("external-id", external_id.into()),
+        ("external-id", handle.to_string().into()),
         ("plugin", plugin.into()),
         ("provider", view.provider.into()),
         ("provider-version", view.provider_version.into()),
@@ -128,7 +128,7 @@ mod tests {
         };
         let record = Record {
             name: VolumeName { namespace: "ns".into(), volume: "v".into() },
-            volume: VolumeKey { plugin: "p".into(), external_id: "x".into() },
+            volume: VolumeKey::new("p", "x"),
             registration: Some(registration),
             claims: vec![claim("reader", ClaimMode::Read), claim("writer", ClaimMode::Write)].into(),
             attachments: Vec::new(),

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::plugin::rpc::map_bytes;
-use crate::store::rows::WITHOUT_ID;
+use crate::store::volume_handle::WITHOUT_ID;
 
 const ID_BYTES: usize = 1024;
 const BYTES: usize = 64 * 1024;

@@ -503,7 +503,7 @@ fn apply_change(
         Change::PutVolume(row) => put_volume(db, row).map_err(at("keep a volume")),
         Change::DeleteVolume(key) => db
             .prepare_cached("DELETE FROM volumes WHERE plugin = ?1 AND external_id = ?2")
-            .and_then(|mut statement| statement.execute([&key.plugin, &key.external_id]))
+            .and_then(|mut statement| statement.execute(params![key.plugin, key.handle]))
             .map(drop)
             .map_err(at("delete a volume")),
         Change::PutMount(row) => put_mount(db, row, counters.modify_index).map_err(at("keep a mount")),

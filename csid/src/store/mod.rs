@@ -43,6 +43,7 @@ mod tables;
 #[cfg(test)]
 pub(crate) mod tests;
 mod thread;
+pub mod volume_handle;
 mod words;
 
 pub use change::{Change, Durability};

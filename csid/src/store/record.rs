@@ -104,7 +104,7 @@ pub struct Creation {
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
     Registered,
-    /// The plugin is or was asked to create it; the external id is empty until it has answered.
+    /// The plugin is or was asked to create it; the handle is `Creating` until it has answered.
     Creating(Creation),
     /// The plugin is or was asked to delete it.
     Deleting {
@@ -275,7 +275,7 @@ impl AttachCall {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Record {
     pub name: VolumeName,
-    /// The volume as the plugin knows it.
+    /// The volume as the plugin knows it. It has no meaning in an empty record.
     pub volume: VolumeKey,
     /// Absent: it is only attached.
     pub registration: Option<Registration>,
@@ -290,7 +290,7 @@ impl Record {
     pub fn none(name: VolumeName) -> Self {
         Record {
             name,
-            volume: VolumeKey { plugin: String::new(), external_id: String::new() },
+            volume: VolumeKey::creating("", ""),
             registration: None,
             claims: ClaimSet::default(),
             attachments: Vec::new(),

@@ -11,12 +11,13 @@ use crate::store::claim::Claim;
 use crate::store::claim_set::ClaimSet;
 use crate::store::error::{StoreError, at};
 use crate::store::known_claims::{self, KnownClaims};
-use crate::store::record::{Record, VolumeName};
+use crate::store::record::{Record, Registration, VolumeName};
 use crate::store::registry::{
     ClaimFilter, ClaimPlace, Conflict, ListedClaim, OfVolume, RecordFilter, RegistryError, Swap,
 };
 use crate::store::rows::VolumeKey;
 use crate::store::tables::{checked, whole};
+use crate::store::volume_handle::VolumeHandle;
 use crate::store::words::{from_bits, from_json, json};
 
 const REGISTRY: &str =
@@ -36,16 +37,21 @@ thread_local! {
 /// A row of the [`checked`] columns of the registry; the claims are rows of their own.
 pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     whole(row)?;
+    let registration: Option<Registration> = match row.get_ref(4)? {
+        ValueRef::Null => None,
+        _ => Some(from_json(row, 4)?),
+    };
+    let creating = || {
+        let name = registration.as_ref().map(|registration| registration.spec.name.clone());
+        VolumeHandle::Creating { name: name.unwrap_or_default() }
+    };
     Ok(Record {
         name: VolumeName { namespace: row.get(0)?, volume: row.get(1)? },
         volume: VolumeKey {
             plugin: row.get(2)?,
-            external_id: row.get::<_, Option<String>>(3)?.unwrap_or_default(),
+            handle: row.get::<_, Option<VolumeHandle>>(3)?.unwrap_or_else(creating),
         },
-        registration: match row.get_ref(4)? {
-            ValueRef::Null => None,
-            _ => Some(from_json(row, 4)?),
-        },
+        registration,
         claims: ClaimSet::default(),
         attachments: from_json(row, 5)?,
         revision: from_bits(row, 7)?,
@@ -270,8 +276,8 @@ fn revision(db: &Connection, name: &VolumeName) -> rusqlite::Result<u64> {
 fn other_name(db: &Connection, record: &Record) -> rusqlite::Result<Option<VolumeName>> {
     let sql = "SELECT namespace, volume FROM registry WHERE plugin = ?1 AND external_id = ?2 \
                AND (namespace, volume) <> (?3, ?4)";
-    let values =
-        [&record.volume.plugin, &record.volume.external_id, &record.name.namespace, &record.name.volume];
+    let Record { name: VolumeName { namespace, volume }, volume: VolumeKey { plugin, handle }, .. } = record;
+    let values = params![plugin, handle, namespace, volume];
     let name = |row: &Row<'_>| Ok(VolumeName { namespace: row.get(0)?, volume: row.get(1)? });
     db.prepare_cached(sql)?.query_row(values, name).optional()
 }
@@ -303,7 +309,7 @@ fn put_record(db: &Connection, record: &Record, modify_index: u64) -> rusqlite::
         record.name.namespace,
         record.name.volume,
         record.volume.plugin,
-        Some(&record.volume.external_id).filter(|id| !id.is_empty()),
+        record.volume.handle,
         record.registration.as_ref().map(json).transpose()?,
         json(&record.attachments)?,
         record.is_restless(),

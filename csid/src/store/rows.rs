@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::store::event_kind::EventKind;
+use crate::store::volume_handle::VolumeHandle;
 
 /// The state of a leg of a mount: the staging, a publish, or a consumer's target. Each leg is made and removed.
 ///
@@ -210,11 +211,28 @@ impl MountSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VolumeKey {
     pub plugin: String,
-    pub external_id: String,
+    pub handle: VolumeHandle,
 }
 
-/// Prefix of the external id of a volume whose own id is not known. csid refuses a plugin's id with this prefix.
-pub const WITHOUT_ID: &str = "unidentified:";
+impl VolumeKey {
+    /// Makes the key of a volume that the plugin has created, by the handle's text.
+    pub fn new(plugin: impl Into<String>, external_id: impl Into<String>) -> Self {
+        VolumeKey { plugin: plugin.into(), handle: VolumeHandle::of(external_id.into()) }
+    }
+
+    /// Makes the key of a volume that the plugin is to create under this name. Requests to create the same name wait for each
+    /// other.
+    pub fn creating(plugin: &str, name: &str) -> Self {
+        let handle = VolumeHandle::Creating { name: name.to_owned() };
+        VolumeKey { plugin: plugin.to_owned(), handle }
+    }
+
+    /// Makes the key of a volume of which only the name of its directories is known.
+    pub fn lost(plugin: &str, directory: &str) -> Self {
+        let handle = VolumeHandle::Lost { directory: directory.to_owned() };
+        VolumeKey { plugin: plugin.to_owned(), handle }
+    }
+}
 
 /// A mount's identity in the contract.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

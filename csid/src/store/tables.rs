@@ -132,7 +132,7 @@ pub(super) fn plugin(row: &Row<'_>) -> rusqlite::Result<PluginRow> {
 pub(super) fn volume(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
     whole(row)?;
     Ok(VolumeRow {
-        key: VolumeKey { plugin: row.get(0)?, external_id: row.get(1)? },
+        key: VolumeKey { plugin: row.get(0)?, handle: row.get(1)? },
         namespace: row.get(2)?,
         volume: row.get(3)?,
         staging: row.get(4)?,
@@ -159,7 +159,7 @@ pub(super) fn mount(row: &Row<'_>) -> rusqlite::Result<MountRow> {
             consumer: row.get(2)?,
             tag: row.get(3)?,
         },
-        volume: VolumeKey { plugin: row.get(4)?, external_id: row.get(5)? },
+        volume: VolumeKey { plugin: row.get(4)?, handle: row.get(5)? },
         uid: row.get(6)?,
         spec: from_json(row, 7)?,
         status: from_json(row, 7)?,
@@ -233,7 +233,7 @@ pub(super) fn put_volume(db: &Connection, row: &VolumeRow) -> rusqlite::Result<(
                namespace = excluded.namespace, volume = excluded.volume, staging = excluded.staging, \
                stage = excluded.stage, backing = excluded.backing, sum = excluded.sum";
     let VolumeRow { key, namespace, volume, staging, stage, backing } = row;
-    let values = params![key.plugin, key.external_id, namespace, volume, staging, word(stage)?, backing];
+    let values = params![key.plugin, key.handle, namespace, volume, staging, word(stage)?, backing];
     db.prepare_cached(sql)?.execute(values).map(drop)
 }
 
@@ -255,7 +255,7 @@ pub(super) fn put_mount(db: &Connection, row: &MountRow, modify_index: u64) -> r
         row.key.consumer,
         row.key.tag,
         row.volume.plugin,
-        row.volume.external_id,
+        row.volume.handle,
         row.uid,
         json(&SpecColumn { spec: &row.spec, status: &row.status })?,
         word(&row.phase)?,

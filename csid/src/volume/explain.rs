@@ -15,7 +15,7 @@ use crate::volume::api::views::{Explanation, MountView, OperationView};
 use crate::volume::control::declarations::Waits;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
-use crate::volume::lifecycle::{is_of_file, is_unborn, queue_key};
+use crate::volume::lifecycle::{is_of_file, is_unborn};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::table::now_usec;
@@ -46,7 +46,7 @@ impl Volumes {
         let volume = match (mounts.first(), &waiting) {
             (Some(mount), _) => mount.row.volume.clone(),
             (None, Some((declared, _))) if record.registration.is_none() => declared.volume.clone(),
-            (None, _) => queue_key(&record),
+            (None, _) => record.volume.clone(),
         };
         let (answer, answered) = oneshot::channel();
         shared.directory.tell(&volume, Message::NextTry(answer));
@@ -275,7 +275,7 @@ mod tests {
         let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
         let spec = VolumeSpec { name: "disk".into(), ..VolumeSpec::default() };
         let registration = Registration { standing, ..new_registration(7, spec, Origin::Bus) };
-        let volume = VolumeKey { plugin: "p".into(), external_id: "x".into() };
+        let volume = VolumeKey::new("p", "x");
         Record { volume, registration: Some(registration), ..Record::none(name) }
     }
 
@@ -337,7 +337,7 @@ mod tests {
             ..Creation::default()
         };
         let mut creating = record(Standing::Creating(creation));
-        creating.volume.external_id.clear();
+        creating.volume = VolumeKey::creating("p", "disk");
         creating.registration.as_mut().unwrap().error = Some("CreateVolume: INTERNAL: no".into());
         let (explanation, cause) = explain(&creating, &[], &[]);
         assert_eq!(cause, Cause::Other("the plugin's answer to CreateVolume of disk".into()));

@@ -6,15 +6,15 @@ use crate::store::registry::{
     VolumeSpec,
 };
 use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
+use crate::store::volume_handle::VolumeHandle;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::volume::VolumeError;
-use crate::volume::model::paths;
-use crate::volume::model::subject::ClaimKey;
+use crate::volume::model::subject::{ClaimKey, Subject};
 
 /// Returns whether the volume is being created and its external id is unknown.
 pub(in crate::volume) fn is_unborn(record: &Record) -> bool {
     let standing = record.registration.as_ref().map(|registration| &registration.standing);
-    matches!(standing, Some(Standing::Creating(_))) && record.volume.external_id.is_empty()
+    matches!(standing, Some(Standing::Creating(_))) && record.volume.handle.is_creating()
 }
 
 /// Returns whether the plugin was never asked to create the volume.
@@ -23,19 +23,18 @@ pub(in crate::volume) fn is_unasked(record: &Record) -> bool {
     matches!(standing, Some(Standing::Creating(Creation { unasked: true, .. })))
 }
 
-/// Returns the key by which operations on the volume queue. A volume without an external id queues by its name at the plugin.
-pub(in crate::volume) fn queue_key(record: &Record) -> VolumeKey {
-    match &record.registration {
-        Some(registration) if is_unborn(record) => {
-            paths::unborn(&record.volume.plugin, &registration.spec.name)
-        }
-        _ => record.volume.clone(),
-    }
-}
-
 /// Returns whether the creation in `record` belongs to the queue `task`. After a forced Forget another creation may use the name.
 pub(in crate::volume) fn is_asked_for_by(record: &Record, task: &VolumeKey) -> bool {
-    is_unborn(record) && queue_key(record) == *task
+    is_unborn(record) && record.volume == *task
+}
+
+/// Returns the id by which an RPC names the volume. An error: no RPC can name it.
+pub(in crate::volume) fn known_id<'a>(volume: &'a VolumeKey, subject: &Subject) -> Result<&'a str> {
+    match &volume.handle {
+        VolumeHandle::Known(id) => Ok(id),
+        VolumeHandle::Creating { .. } => Err(VolumeError::InTransition { name: subject.volume() }.into()),
+        VolumeHandle::Lost { .. } => Err(VolumeError::unidentified(volume, subject).into()),
+    }
 }
 
 /// Refuses a uid that is neither root nor the owner of the registration.
@@ -190,7 +189,7 @@ pub(in crate::volume) fn may_change(
     let (old, new) = (&present.spec, &new.spec);
     match () {
         () if volume.plugin != new_volume.plugin => exists("plugin"),
-        () if volume.external_id != new_volume.external_id => exists("external-id"),
+        () if volume.handle != new_volume.handle => exists("external-id"),
         () if old.snapshot != new.snapshot => exists("snapshot"),
         () if old.clone != new.clone => exists("clone"),
         () if old.parameters != new.parameters => exists("parameters"),

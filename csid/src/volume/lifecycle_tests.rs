@@ -28,7 +28,10 @@ fn wanted() -> Registration {
 
 fn record(external_id: &str, registration: Registration) -> Record {
     let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
-    let volume = VolumeKey { plugin: "p".into(), external_id: external_id.into() };
+    let volume = match external_id {
+        "" => VolumeKey::creating("p", &registration.spec.name),
+        id => VolumeKey::new("p", id),
+    };
     Record { volume, registration: Some(registration), ..Record::none(name) }
 }
 
@@ -111,18 +114,29 @@ fn different_create_volume_names_the_option() {
 }
 
 #[test]
-fn volume_without_id_queues_by_its_name() {
-    let unborn = record("", wanted());
-    assert_eq!(queue_key(&unborn), paths::unborn("p", "disk"));
-    assert_eq!(queue_key(&made(|_| {})).external_id, "x");
+fn creation_belongs_to_the_queue_of_its_name() {
+    let task = VolumeKey::creating("p", "disk");
+    assert!(is_asked_for_by(&record("", wanted()), &task));
+    assert!(!is_asked_for_by(&record("", wanted()), &VolumeKey::creating("p", "other")));
     let unfetched = made(|of| of.standing = Standing::Creating(creation()));
-    assert_eq!(queue_key(&unfetched).external_id, "x");
+    assert!(!is_asked_for_by(&unfetched, &task) && !is_asked_for_by(&unfetched, &unfetched.volume));
+}
+
+#[test]
+fn only_a_plugins_own_id_is_sent_to_it() {
+    let subject = Subject::Volume(record("", wanted()).name);
+    let sent = |key: &VolumeKey| known_id(key, &subject).map(str::to_owned).map_err(|error| error.kind);
+    assert_eq!(sent(&VolumeKey::new("p", "x")), Ok("x".to_owned()));
+    assert_eq!(sent(&VolumeKey::creating("p", "disk")), Err(Kind::Busy));
+    let lost = VolumeKey::lost("p", "d41d8cd98f00b204e9800998ecf8427e");
+    assert_eq!(sent(&lost), Err(Kind::Uncertain));
+    assert_eq!(lost, VolumeKey::new("p", lost.handle.text()), "as the journal has it");
 }
 
 #[test]
 fn identity_fields_are_immutable() {
     let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
-    let volume = |plugin: &str, id: &str| VolumeKey { plugin: plugin.into(), external_id: id.into() };
+    let volume = |plugin: &str, id: &str| VolumeKey::new(plugin, id);
     let present = new_registration(7, VolumeSpec::default(), Origin::Bus);
     let change = |present: &Registration, uid, to: VolumeKey, spec: &VolumeSpec| {
         let new = new_registration(uid, spec.clone(), Origin::Bus);

@@ -10,7 +10,6 @@ use crate::volume::api::requests::Wait;
 use crate::volume::context::Context;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
-use crate::volume::model::paths;
 use crate::volume::operation::request::{OperationRequest, OperationResponse, Waiter};
 use crate::volume::operation::table::{Begin, Progress};
 
@@ -29,7 +28,7 @@ impl Context {
             return Err(OperationError::ShuttingDown.into());
         }
         self.changeable()?;
-        if paths::lacks_id(volume) {
+        if volume.handle.is_lost() {
             return Err(VolumeError::unidentified(volume, &work.subject()).into());
         }
         let kind = work.kind();

@@ -83,7 +83,7 @@ pub(crate) fn mount(volume: &str, consumer: &str) -> MountRow {
             consumer: consumer.into(),
             tag: String::new(),
         },
-        volume: VolumeKey { plugin: "local".into(), external_id: format!("ext-{volume}") },
+        volume: VolumeKey::new("local", format!("ext-{volume}")),
         uid: 1000,
         spec: MountSpec {
             usage: Usage {
@@ -122,7 +122,7 @@ pub(crate) fn mount(volume: &str, consumer: &str) -> MountRow {
 
 fn volume(name: &str) -> VolumeRow {
     VolumeRow {
-        key: VolumeKey { plugin: "local".into(), external_id: format!("ext-{name}") },
+        key: VolumeKey::new("local", format!("ext-{name}")),
         namespace: "default".into(),
         volume: name.into(),
         staging: format!("/var/lib/csid/plugins/local/staging/{name}"),

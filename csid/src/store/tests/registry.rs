@@ -78,7 +78,7 @@ async fn conflicting_swap_changes_nothing<R: Registry>(registry: R) {
     let mut second_name = record("other", &["job"]);
     second_name.volume = current.volume.clone();
     let mut renamed = record("data", &[]);
-    renamed.volume.external_id = "ext-neighbour".into();
+    renamed.volume = VolumeKey::new("local", "ext-neighbour");
     swap_in(&registry, new(record("neighbour", &[]))).await.unwrap();
     let taken_by = |volume| Some(name(volume));
     let refused = [

@@ -56,7 +56,7 @@ pub(crate) fn record(volume: &str, consumers: &[&str]) -> Record {
     attachment.publish_context.insert("device".into(), "/dev/x".into());
     attachment.secrets = Some(AttachSecrets { credential: Some("csid.claim".into()), given: true });
     Record {
-        volume: VolumeKey { plugin: "local".into(), external_id: format!("ext-{volume}") },
+        volume: VolumeKey::new("local", format!("ext-{volume}")),
         registration: Some(registration),
         claims: consumers.iter().map(|consumer| claim(consumer, "n1")).collect(),
         attachments: vec![attachment],
@@ -93,7 +93,7 @@ pub(crate) fn new(after: Record) -> Swap {
 /// What the fixtures of the versions that have a registry hold in addition.
 pub(super) fn representative_swaps() -> Vec<Swap> {
     let mut creating = record("new", &[]);
-    creating.volume.external_id.clear();
+    creating.volume = VolumeKey::creating("local", "a name");
     let creation = Creation {
         capacity_min: 1,
         capacity_max: 2,

@@ -107,7 +107,7 @@ impl<S: Site> Engine<'_, S> {
         call: &AttachCall,
         secrets: Option<Secrets>,
     ) -> Result<BTreeMap<String, String>, RpcFailure> {
-        let id = &self.external_id();
+        let id = &self.external_id(target).map_err(RpcFailure::before)?;
         let usage = &target.registration.usage(call.capability);
         let read_only = call.read_only || reader_only(call.capability.access_mode);
         let publish = |controller: Controller, request| async move {
@@ -186,14 +186,14 @@ impl<S: Site> Engine<'_, S> {
     }
 
     async fn detach_for_call(&mut self, target: &CallTarget, node_id: &str) -> Result<()> {
-        let name = target.name.clone();
+        let (name, id) = (target.name.clone(), &self.external_id(target)?);
         let removing = |record: &mut Record| {
             let of_call = record.attachments.iter_mut().filter(|at| at.is_by_call(node_id));
             of_call.for_each(|at| at.leg = Leg::Removing);
             Ok(None)
         };
         self.records.amend(&name, Durability::Disk, removing).await?;
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
+        let secrets = self.target_secrets(target).await?;
         let unpublish =
             |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
         self.controlled(Step::Detach, "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish)

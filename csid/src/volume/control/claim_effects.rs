@@ -13,9 +13,10 @@ use crate::volume::control::engine::Engine;
 use crate::volume::control::secrets::given_values;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
+use crate::volume::lifecycle::known_id;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimOutcome};
-use crate::volume::model::subject::ClaimKey;
+use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::orders::abandoned;
 use crate::volume::seam::Site;
 use crate::volume::waits::PluginWaits;
@@ -37,6 +38,8 @@ impl ClaimEffectFailure {
 /// The arguments of a controller call for a claim's attachment.
 struct ControllerCall<'a> {
     controller: Controller,
+    /// The plugin's id of the volume.
+    id: &'a str,
     claim: &'a Claim,
     registration: &'a Registration,
     at: &'a Attachment,
@@ -81,13 +84,8 @@ impl<S: Site> Engine<'_, S> {
         let asking = self.asking(record, effect).await?;
         let usage = asking.registration.usage(asking.claim.usage.capability);
         let read_only = claim::reader_only(asking.claim.usage.capability.access_mode);
-        let publish = asking.controller.publish(
-            &record.volume.external_id,
-            &asking.at.node_id,
-            &usage,
-            read_only,
-            asking.request(),
-        );
+        let publish =
+            asking.controller.publish(asking.id, &asking.at.node_id, &usage, read_only, asking.request());
         let mut signals = self.site.operation().signals.clone();
         tokio::select! {
             biased;
@@ -116,8 +114,7 @@ impl<S: Site> Engine<'_, S> {
         }
         self.site.operation().step.set(Step::Detach);
         let asking = self.asking(record, effect).await?;
-        let unpublish =
-            asking.controller.unpublish(&record.volume.external_id, &asking.at.node_id, asking.request());
+        let unpublish = asking.controller.unpublish(asking.id, &asking.at.node_id, asking.request());
         tokio::select! {
             biased;
             done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, RpcKind::Detach)),
@@ -135,6 +132,7 @@ impl<S: Site> Engine<'_, S> {
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
+        let id = known_id(&record.volume, &Subject::Volume(record.name.clone())).map_err(unsent)?;
         let had = record.attach_secrets(&effect.node);
         let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
         let secrets = self.secrets_of(credential).await.map_err(unsent)?;
@@ -146,7 +144,7 @@ impl<S: Site> Engine<'_, S> {
         let controller = self.site.controller().await.map_err(unreached)?;
         let controller = controller.hiding(given_values(registration, &record.attachments));
         let patience = self.records.config.borrow().deadlines.operation;
-        Ok(ControllerCall { controller, claim, registration, at, secrets, secrets_forgotten, patience })
+        Ok(ControllerCall { controller, id, claim, registration, at, secrets, secrets_forgotten, patience })
     }
 
     /// Returns the secrets of the call, or those of the credential. `None`: there are neither.

@@ -17,7 +17,7 @@ use crate::volume::control::secrets::given_values;
 use crate::volume::control::tries::{RpcFailure, RpcTries};
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
-use crate::volume::lifecycle::{queue_key, unregistered};
+use crate::volume::lifecycle::{known_id, unregistered};
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
@@ -90,7 +90,7 @@ impl<S: Site> Engine<'_, S> {
         capabilities: &[Capability],
     ) -> Result<Result<(), String>> {
         let usages: Vec<Usage> = capabilities.iter().map(|of| target.registration.usage(*of)).collect();
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
+        let (id, secrets) = (&self.external_id(target)?, self.target_secrets(target).await?);
         let (usages, parameters) = (&usages, &target.registration.spec.parameters);
         let call = |controller: Controller, request| async move {
             controller.validate(id, usages, parameters, request).await
@@ -108,7 +108,7 @@ impl<S: Site> Engine<'_, S> {
         parameters: &BTreeMap<String, String>,
         waits: bool,
     ) -> Result<Snapshot> {
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
+        let (id, secrets) = (&self.external_id(target)?, self.target_secrets(target).await?);
         loop {
             let call = |controller: Controller, request| async move {
                 controller.snapshot(id, name, parameters, request).await
@@ -137,7 +137,7 @@ impl<S: Site> Engine<'_, S> {
         let subject = Subject::Attachment { volume: name.clone(), node_id: node_id.to_owned() };
         self.site.set_unfinished(subject, None);
         // The name may have come to mean another volume since then.
-        if queue_key(&record) != *self.site.volume() {
+        if record.volume != *self.site.volume() {
             return Ok(());
         }
         let Some(at) = record.attachments.iter().find(unsettled) else { return Ok(()) };
@@ -153,14 +153,14 @@ impl<S: Site> Engine<'_, S> {
         let record = self.records.registry.record(name.clone()).await?;
         self.site.set_unfinished(Subject::Volume(name.clone()), None);
         // The name may have come to mean another volume since then.
-        if queue_key(&record) != *self.site.volume() {
+        if record.volume != *self.site.volume() {
             return Ok(());
         }
         let Some(registration) = record.registration.clone() else { return Ok(()) };
         match registration.standing {
             // The plugin was never asked, so the row is removed. A caller that still wants the volume repeats the call.
             Standing::Creating(ref creation) if creation.unasked => self.not_born(name).await,
-            Standing::Creating(_) if record.volume.external_id.is_empty() => {
+            Standing::Creating(_) if record.volume.handle.is_creating() => {
                 self.ask_for(record, false).await.map(drop)
             }
             Standing::Deleting { ref back, .. } => {
@@ -205,8 +205,9 @@ impl<S: Site> Engine<'_, S> {
         }
     }
 
-    pub(in crate::volume::control) fn external_id(&self) -> String {
-        self.site.volume().external_id.clone()
+    /// Returns the id by which RPCs name the target's volume. An error: no RPC can name it.
+    pub(in crate::volume::control) fn external_id(&self, target: &CallTarget) -> Result<String> {
+        known_id(self.site.volume(), &Subject::Volume(target.name.clone())).map(str::to_owned)
     }
 
     pub(in crate::volume::control) fn plugin(&self) -> String {

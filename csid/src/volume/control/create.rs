@@ -1,8 +1,8 @@
 //! CreateVolume. The request is in the registry before the plugin is called, and stays until the plugin has answered (CSI rule
 //! 39). After a time-out and after a restart csid requests the same name with the same arguments. So every volume has a row.
 //!
-//! A volume in creation has no external id. Its operations queue by its name at the plugin (`paths::unborn`), and its record cannot be
-//! used until the id is known.
+//! A volume in creation has no external id. Its operations queue by its name at the plugin (`VolumeKey::creating`), and its
+//! record cannot be used until the id is known.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -18,7 +18,9 @@ use crate::volume::control::tries::RpcFailure;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::{claim as claim_events, registration as registration_events};
-use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, refuse_anothers, refuse_other};
+use crate::volume::lifecycle::{
+    is_asked_for_by, is_being_deleted, is_unborn, known_id, refuse_anothers, refuse_other,
+};
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::CallTarget;
@@ -53,7 +55,7 @@ impl<S: Site> Engine<'_, S> {
                     creation.unasked = unasked;
                     creation.place.clone_from(&place);
                 }
-                record.volume = VolumeKey { plugin: plugin.clone(), external_id: String::new() };
+                record.volume = VolumeKey::creating(&plugin, &new.spec.name);
                 record.registration = Some(new);
                 return Ok(None);
             }
@@ -79,7 +81,7 @@ impl<S: Site> Engine<'_, S> {
             Some(Standing::Creating(creation)) if creation.sourceless => {
                 Err(VolumeError::UnconfirmedSource {
                     name: record.name,
-                    external_id: record.volume.external_id,
+                    external_id: record.volume.handle.to_string(),
                 }
                 .into())
             }
@@ -118,7 +120,7 @@ impl<S: Site> Engine<'_, S> {
                 return Err(Error::invalid(text));
             }
             refuse_anothers(&source, uid)?;
-            return Ok(source.volume.external_id);
+            return Ok(known_id(&source.volume, &Subject::Volume(source.name))?.to_owned());
         }
         if spec.snapshot.is_empty() {
             return Ok(String::new());
@@ -257,11 +259,11 @@ impl<S: Site> Engine<'_, S> {
     /// Enters the volume that the plugin has created.
     async fn born(&mut self, target: &CallTarget, created: Created) -> Result<Record> {
         let name = target.name.clone();
-        let volume = VolumeKey { plugin: self.plugin(), external_id: created.external_id.clone() };
+        let volume = VolumeKey::new(self.plugin(), created.external_id.as_str());
         let task = self.site.volume().clone();
         let entered = |record: &mut Record| {
             let not_needed =
-                || VolumeError::Spare { name: name.clone(), external_id: volume.external_id.clone() }.into();
+                || VolumeError::Spare { name: name.clone(), external_id: created.external_id.clone() }.into();
             let is_anothers = record.registration.is_some() && !is_asked_for_by(record, &task);
             // After a forced Forget an attachment may use the name.
             if is_anothers || !record.attachments.is_empty() || !record.claims.is_empty() {
@@ -271,7 +273,7 @@ impl<S: Site> Engine<'_, S> {
             let Some(registration) = &mut record.registration else {
                 return Err(VolumeError::GivenUp {
                     name: name.clone(),
-                    external_id: volume.external_id.clone(),
+                    external_id: created.external_id.clone(),
                 }
                 .into());
             };
@@ -295,7 +297,7 @@ impl<S: Site> Engine<'_, S> {
                 // The volume may be empty, or may have existed before. csid neither uses nor deletes it without a request.
                 let doubt = Error::from(VolumeError::UnconfirmedSource {
                     name: name.clone(),
-                    external_id: volume.external_id.clone(),
+                    external_id: created.external_id.clone(),
                 });
                 registration.blocked = Some(Blocked { reason: doubt.message.clone() });
                 return Ok(Some(registration_events::parked(record, &doubt)));
@@ -313,7 +315,7 @@ impl<S: Site> Engine<'_, S> {
                 Ok(record)
             }
             Ok(record) if created.from_source => Ok(record),
-            Ok(_) => Err(VolumeError::UnconfirmedSource { name, external_id: volume.external_id }.into()),
+            Ok(_) => Err(VolumeError::UnconfirmedSource { name, external_id: created.external_id }.into()),
             // The plugin's volume of that name is already known under another name.
             Err(error) if error.kind == Kind::AlreadyExists => {
                 claim_events::log(&name, "", &error);

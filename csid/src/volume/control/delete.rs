@@ -2,6 +2,7 @@
 
 use crate::error::{Result, Step};
 use crate::plugin::Controller;
+use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{Origin, Record, Registration, Standing, VolumeName};
@@ -62,12 +63,7 @@ impl<S: Site> Engine<'_, S> {
             Ok(None) if needs => Err(RpcFailure::before(
                 VolumeError::SecretsNeeded { name: name.clone(), call: "DeleteVolume" }.into(),
             )),
-            Ok(secrets) => {
-                let id = &self.external_id();
-                let delete =
-                    |controller: Controller, request| async move { controller.delete(id, request).await };
-                self.making(Step::Delete, "DeleteVolume", target, secrets.as_ref(), delete).await
-            }
+            Ok(secrets) => self.delete_at_plugin(target, secrets.as_ref()).await,
         };
         let ended = match deleted {
             Ok(()) => self.deleted(&name).await,
@@ -86,6 +82,16 @@ impl<S: Site> Engine<'_, S> {
         let left = left.map(|error| Unfinished { uid: target.uid, parked: !error.details.retryable });
         self.site.set_unfinished(Subject::Volume(target.name.clone()), left);
         ended
+    }
+
+    async fn delete_at_plugin(
+        &mut self,
+        target: &CallTarget,
+        secrets: Option<&Secrets>,
+    ) -> Result<(), RpcFailure> {
+        let id = &self.external_id(target).map_err(RpcFailure::before)?;
+        let delete = |controller: Controller, request| async move { controller.delete(id, request).await };
+        self.making(Step::Delete, "DeleteVolume", target, secrets, delete).await
     }
 
     async fn deleted(&mut self, name: &VolumeName) -> Result<()> {

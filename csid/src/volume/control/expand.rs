@@ -97,8 +97,9 @@ impl<S: Site> Engine<'_, S> {
         }
         let Registration { capacity, pending_expansion, .. } = target.registration;
         let expansion = Expansion { required, limit, by_controller: false };
+        let id = &self.external_id(target)?;
         self.note_expansion(target, Some(expansion), capacity).await?;
-        let (id, secrets) = (&self.external_id(), self.target_secrets(target).await?);
+        let secrets = self.target_secrets(target).await?;
         let usage = &target.registration.usage(self.capability(target));
         let call = |controller: Controller, request| async move {
             controller.expand(id, required, limit, usage, request).await

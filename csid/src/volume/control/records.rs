@@ -110,7 +110,7 @@ impl Records {
         }
         let filter = RecordFilter {
             plugin: Some(volume.plugin.clone()),
-            external_id: Some(volume.external_id.clone()),
+            external_id: Some(volume.handle.to_string()),
             ..RecordFilter::default()
         };
         match self.registry.records(filter).await?.0.into_iter().find(|record| record.name != *name) {

@@ -29,7 +29,7 @@ pub(in crate::volume) enum VolumeError {
     #[error("{name} is registered, so a call cannot give its plugin and external id")]
     Registered { name: VolumeName },
     /// `how`: registered or attached.
-    #[error("external id `{}` of plugin {} is {how} as {name}", volume.external_id, volume.plugin)]
+    #[error("external id `{}` of plugin {} is {how} as {name}", volume.handle, volume.plugin)]
     KnownAs { name: VolumeName, volume: VolumeKey, how: &'static str },
     #[error("{name} is claimed by {}", holders.join(", "))]
     InUse { name: VolumeName, holders: Vec<String> },
@@ -147,7 +147,7 @@ impl VolumeError {
         }
         let error = VolumeError::NameAttached {
             name: record.name.clone(),
-            external_id: record.volume.external_id.clone(),
+            external_id: record.volume.handle.to_string(),
             plugin: record.volume.plugin.clone(),
             nodes: record.attachments.iter().map(|at| at.node_id.clone()).collect(),
         };

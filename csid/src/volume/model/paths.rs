@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::store::registry::VolumeName;
-use crate::store::rows::{AccessMode, MountKey, VolumeKey, WITHOUT_ID};
+use crate::store::rows::{AccessMode, MountKey, VolumeKey};
+use crate::store::volume_handle::VolumeHandle;
+
+pub use crate::store::volume_handle::is_ours;
 
 pub const STAGING: &str = "staging";
 pub const PUBLISH: &str = "publish";
@@ -74,8 +77,10 @@ pub fn root(source: &Path) -> Option<&Path> {
 /// Returns whether csid chose `path` to stage or to publish the volume. Any other path belongs to another manager. csid uses
 /// the mount there, and makes and removes nothing at that path itself.
 pub fn is_own(volume: &VolumeKey, path: &Path) -> bool {
-    let recorded = volume.external_id.strip_prefix(WITHOUT_ID).filter(|name| is_ours(name));
-    let name = recorded.map_or_else(|| name(volume), str::to_owned);
+    let name = match &volume.handle {
+        VolumeHandle::Lost { directory } => directory.clone(),
+        VolumeHandle::Known(_) | VolumeHandle::Creating { .. } => name(volume),
+    };
     let published = Path::new(PUBLISH).join(&name);
     let is_private =
         path.parent().is_some_and(|directory| directory.ends_with(Path::new(PRIVATE).join(&name)));
@@ -90,33 +95,14 @@ pub fn is_at_or_below(path: &str, above: &str) -> bool {
     path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || above == "/")
 }
 
-/// Returns whether `name` has the form of the names made here.
-pub fn is_ours(name: &str) -> bool {
-    name.len() == 32 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-}
-
 /// Returns the name of a volume's directories.
 pub fn name(key: &VolumeKey) -> String {
-    digest(&[&key.plugin, &key.external_id])
-}
-
-/// Returns the key of a volume of which only the name of its directories is known.
-pub fn without_id(plugin: &str, name: &str) -> VolumeKey {
-    VolumeKey { plugin: plugin.to_owned(), external_id: format!("{WITHOUT_ID}{name}") }
-}
-
-pub fn lacks_id(key: &VolumeKey) -> bool {
-    key.external_id.strip_prefix(WITHOUT_ID).is_some_and(is_ours)
-}
-
-/// Returns the key of a volume that the plugin is to create under this name. The volume has no external id yet, and no caller
-/// can pass an id with a control character. Requests to create the same name wait for each other.
-pub fn unborn(plugin: &str, name: &str) -> VolumeKey {
-    VolumeKey { plugin: plugin.to_owned(), external_id: format!("{UNBORN}{name}") }
-}
-
-pub fn is_unborn(key: &VolumeKey) -> bool {
-    key.external_id.starts_with(UNBORN)
+    match &key.handle {
+        VolumeHandle::Creating { name } => digest(&[&key.plugin, "", name]),
+        handle @ (VolumeHandle::Known(_) | VolumeHandle::Lost { .. }) => {
+            digest(&[&key.plugin, &handle.text()])
+        }
+    }
 }
 
 /// Returns the name to give the plugin for a volume whose caller gives no name. The name is always the same for the same
@@ -124,8 +110,6 @@ pub fn is_unborn(key: &VolumeKey) -> bool {
 pub fn name_at_plugin(node: &str, name: &VolumeName) -> String {
     format!("csid-{}", digest(&[node, &name.namespace, &name.volume]))
 }
-
-const UNBORN: &str = "\u{1}unborn:";
 
 /// Returns half of a SHA-256 over the parts. The length of each part precedes it, so two different lists of parts never form
 /// the same text.
@@ -144,7 +128,7 @@ mod tests {
 
     #[test]
     fn names_are_ours_whatever_the_strings_are() {
-        let volume = VolumeKey { plugin: "local".into(), external_id: "../../etc".into() };
+        let volume = VolumeKey::new("local", "../../etc");
         let mount = MountKey {
             namespace: "a/b".into(),
             volume: "..".into(),
@@ -175,11 +159,11 @@ mod tests {
 
     #[test]
     fn only_paths_of_the_volumes_own_hash_are_own() {
-        let volume = VolumeKey { plugin: "local".into(), external_id: "v".into() };
+        let volume = VolumeKey::new("local", "v");
         let mount =
             MountKey { namespace: "ns".into(), volume: "v".into(), consumer: "c".into(), tag: String::new() };
         let root = Path::new("/srv/plugin");
-        let recorded = without_id("local", &name(&volume));
+        let recorded = VolumeKey::lost("local", &name(&volume));
         for mode in [AccessMode::SingleNodeWriter, AccessMode::MultiNodeMultiWriter] {
             let own = root.join(publish(&volume, &mount, mode));
             let private = private(&own).unwrap();
@@ -190,7 +174,7 @@ mod tests {
         let own = root.join(staging(&volume));
         assert!(is_own(&volume, &own) && is_own(&recorded, &own), "{own:?}");
 
-        let other = VolumeKey { external_id: "w".into(), ..volume.clone() };
+        let other = VolumeKey::new("local", "w");
         let md5 = "d41d8cd98f00b204e9800998ecf8427e";
         for foreign in [
             root.join(staging(&other)),
@@ -213,11 +197,13 @@ mod tests {
         assert!(is_ours(made.strip_prefix("csid-").unwrap()), "{made}");
         assert_ne!(made, name_at_plugin("n2", &name("a/\u{1f980}")));
         assert_ne!(made, name_at_plugin("n1", &name("b")));
-        assert!(is_unborn(&unborn("p", "x")) && !is_unborn(&without_id("p", "x")));
     }
 
     #[test]
     fn no_two_identities_share_a_path() {
+        let names = [VolumeKey::new("p", "x"), VolumeKey::creating("p", "x"), VolumeKey::lost("p", "x")];
+        let names = names.map(|key| name(&key));
+        assert!(names[0] != names[1] && names[1] != names[2] && names[2] != names[0], "{names:?}");
         assert_ne!(digest(&["ab", "c"]), digest(&["a", "bc"]));
         assert_ne!(digest(&["a", ""]), digest(&["", "a"]));
     }

@@ -55,7 +55,7 @@ fn paths(consumer: u8) -> Paths {
 pub const ABLE: Abilities = Abilities { stages: true, single_node_multi_writer: true, mount_group: true };
 
 pub fn volume() -> Volume {
-    Volume::new(VolumeKey { plugin: "p".into(), external_id: "x".into() }, "ns", "vol")
+    Volume::new(VolumeKey::new("p", "x"), "ns", "vol")
 }
 
 /// Returns a volume whose only mount is under way.

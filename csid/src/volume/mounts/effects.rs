@@ -15,7 +15,9 @@ use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
 use crate::volume::api::requests::Force;
 use crate::volume::errors::mount::MountError;
+use crate::volume::lifecycle::known_id;
 use crate::volume::model::paths;
+use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::{Action, Outcome, Volume};
 use crate::volume::probe::STALE;
 use crate::volume::tables::watched_volumes::WatchedVolumes;
@@ -119,7 +121,7 @@ pub(in crate::volume) fn known(volume: &VolumeRow) -> Result<Backing, EffectFail
     Backing::from_text(&volume.backing).map_err(|error| {
         let text = format!(
             "the journal's record of what the mounts of volume {} of plugin {} showed cannot be read: {error}",
-            volume.key.external_id, volume.key.plugin
+            volume.key.handle, volume.key.plugin
         );
         EffectFailure { outcome: Outcome::NotSent, ..EffectFailure::definite(Error::internal(text)) }
     })
@@ -184,13 +186,20 @@ pub(in crate::volume) struct EffectContext<'a> {
 impl EffectContext<'_> {
     pub(in crate::volume) async fn perform(&self, action: Action) -> Effect {
         match action {
-            Action::Stage => self.stage().await,
-            Action::Publish => self.publish().await,
+            Action::Stage => self.stage(self.external_id()?).await,
+            Action::Publish => self.publish(self.external_id()?).await,
             Action::Bind => self.bind().await,
             Action::Unbind => self.unbind().await,
-            Action::Unpublish => self.unpublish().await,
-            Action::Unstage => self.unstage().await,
+            Action::Unpublish => self.unpublish(self.external_id()?).await,
+            Action::Unstage => self.unstage(self.external_id()?).await,
         }
+    }
+
+    /// Returns the id by which RPCs name the volume. A failure changed nothing.
+    fn external_id(&self) -> Result<&str, EffectFailure> {
+        let subject = Subject::Mount(self.mount.key.clone());
+        known_id(&self.volume.row.key, &subject)
+            .map_err(|error| EffectFailure { outcome: Outcome::NotSent, ..EffectFailure::definite(error) })
     }
 
     fn plugin(&self) -> &str {
@@ -206,10 +215,10 @@ impl EffectContext<'_> {
         Path::new(self.mount.published())
     }
 
-    fn call(&self) -> NodeCall<'_> {
+    fn call<'c>(&'c self, external_id: &'c str) -> NodeCall<'c> {
         let spec = &self.mount.spec;
         NodeCall {
-            external_id: &self.volume.row.key.external_id,
+            external_id,
             staging: &self.volume.row.staging,
             target: self.mount.published(),
             usage: &spec.usage,
@@ -222,14 +231,14 @@ impl EffectContext<'_> {
         }
     }
 
-    async fn stage(&self) -> Effect {
+    async fn stage(&self, external_id: &str) -> Effect {
         let staging = Path::new(&self.volume.row.staging);
         let parent = staging.parent().unwrap_or(self.base);
         if self.host.look_unmounted(self.base, parent) == Some(Look::Missing) {
             self.make_directory(parent, Access::Private)?;
         }
         self.make_directory(staging, Access::MountPoint)?;
-        fault::around("NodeStageVolume", self.ready.stage(self.call())).await?;
+        fault::around("NodeStageVolume", self.ready.stage(self.call(external_id))).await?;
         Ok(None)
     }
 
@@ -253,7 +262,7 @@ impl EffectContext<'_> {
         })
     }
 
-    async fn publish(&self) -> Effect {
+    async fn publish(&self, external_id: &str) -> Effect {
         let (published, source) = (self.published(), self.source());
         if published == source {
             let text = format!("{} is no path that csid makes", shown(source));
@@ -273,11 +282,11 @@ impl EffectContext<'_> {
             AttachmentMode::BlockDevice => self.make_file(source)?,
         }
         if self.mount.status.counted
-            && let Err(error) = self.ready.unpublish(self.call()).await
+            && let Err(error) = self.ready.unpublish(self.call(external_id)).await
         {
             tracing::info!(plugin = self.plugin(), %error, "it was published in an earlier boot");
         }
-        fault::around("NodePublishVolume", self.ready.publish(self.call())).await?;
+        fault::around("NodePublishVolume", self.ready.publish(self.call(external_id))).await?;
         // The plugin has published, so the former state is gone, whatever csid failed to do.
         let changed = |failure: EffectFailure| match failure.outcome {
             Outcome::NotSent => EffectFailure { outcome: Outcome::Failed, ..failure },
@@ -445,11 +454,11 @@ impl EffectContext<'_> {
         }
     }
 
-    async fn unpublish(&self) -> Effect {
+    async fn unpublish(&self, external_id: &str) -> Effect {
         let (published, source) = (self.published(), self.source());
         self.detach_dead(source).await?;
         if published == source {
-            return self.unpublish_all().await;
+            return self.unpublish_all(external_id).await;
         }
         fault::around("withdraw", self.withdraw()).await?;
         // The consumer's mount is gone, so the leg has changed, whether the RPC was sent or not.
@@ -457,7 +466,7 @@ impl EffectContext<'_> {
             Outcome::NotSent => EffectFailure { outcome: Outcome::Again, ..failure },
             _ => failure,
         };
-        self.unpublish_all().await.map_err(changed)
+        self.unpublish_all(external_id).await.map_err(changed)
     }
 
     /// Unmounts the path where consumers find the volume, unless it is in use.
@@ -477,11 +486,11 @@ impl EffectContext<'_> {
         }
     }
 
-    async fn unpublish_all(&self) -> Effect {
+    async fn unpublish_all(&self, external_id: &str) -> Effect {
         let published = self.published();
         let backing = self.backing()?;
         self.detach_dead(published).await?;
-        fault::around("NodeUnpublishVolume", self.ready.unpublish(self.call())).await?;
+        fault::around("NodeUnpublishVolume", self.ready.unpublish(self.call(external_id))).await?;
         let look = self.host.look_below(self.plugin(), self.base, published).await;
         let gone = match look {
             Look::Missing => Ok(None),
@@ -589,7 +598,7 @@ impl EffectContext<'_> {
         Ok(())
     }
 
-    async fn unstage(&self) -> Effect {
+    async fn unstage(&self, external_id: &str) -> Effect {
         if let Some(path) = self.unexplained() {
             let text = format!(
                 "{} is mounted and no row explains it; the volume stays staged until it is gone",
@@ -602,7 +611,7 @@ impl EffectContext<'_> {
         let backing = self.backing()?;
         self.refuse_while_elsewhere(&backing, Outcome::NotSent).await?;
         self.detach_dead(staging).await?;
-        fault::around("NodeUnstageVolume", self.unstage_counted()).await?;
+        fault::around("NodeUnstageVolume", self.unstage_counted(external_id)).await?;
         let look = self.host.look_below(self.plugin(), self.base, staging).await;
         match look {
             Look::Missing | Look::Plain | Look::Device { .. } => {
@@ -619,24 +628,24 @@ impl EffectContext<'_> {
 
     /// Asks the plugin to unstage. A driver that counts publishes does not check the mounts. After a reboot that the driver did not see, it
     /// counts one more than csid has made, and refuses.
-    async fn unstage_counted(&self) -> Result<(), RpcError> {
+    async fn unstage_counted(&self, external_id: &str) -> Result<(), RpcError> {
         if self.from == Leg::Removing {
-            self.unpublish_again().await;
+            self.unpublish_again(external_id).await;
         }
-        match self.ready.unstage(self.call()).await {
+        match self.ready.unstage(self.call(external_id)).await {
             Err(error) if error.is_failed_precondition() => {
-                self.unpublish_again().await;
-                self.ready.unstage(self.call()).await
+                self.unpublish_again(external_id).await;
+                self.ready.unstage(self.call(external_id)).await
             }
             other => other,
         }
     }
 
     /// Repeats the unpublish of each mount of the volume, none of which is published. The answers decide nothing.
-    async fn unpublish_again(&self) {
+    async fn unpublish_again(&self, external_id: &str) {
         let unpublished = self.volume.mounts.iter().filter(|mount| mount.publish == Leg::Absent);
         for target in unpublished.map(|mount| mount.published()).filter(|path| !path.is_empty()) {
-            if let Err(error) = self.ready.unpublish(NodeCall { target, ..self.call() }).await {
+            if let Err(error) = self.ready.unpublish(NodeCall { target, ..self.call(external_id) }).await {
                 tracing::info!(plugin = self.plugin(), %error, "it was unpublished before");
             }
         }

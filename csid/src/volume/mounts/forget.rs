@@ -239,7 +239,7 @@ fn forgotten(row: &MountRow, staging: &str, stage: Leg) -> NewEvent {
     });
     let usage = &row.spec.usage;
     let facts = [
-        ("external-id", row.volume.external_id.clone()),
+        ("external-id", row.volume.handle.to_string()),
         ("state", word(row.phase).to_owned()),
         ("staging", staging.to_owned()),
         ("source", row.source.clone()),

@@ -12,6 +12,7 @@ use crate::volume::api::requests::{Authority, Force};
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::executor::Executor;
+use crate::volume::lifecycle::known_id;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::request::CallTarget;
 use crate::volume::operation::running::RunningOperation;
@@ -103,7 +104,7 @@ impl Site for Executor<'_> {
     async fn stats(&mut self, target: &CallTarget) -> Result<Stats> {
         let ready = self.ready().await?;
         let row = self.mounted().ok_or_else(|| VolumeError::NotMounted { name: target.name.clone() })?;
-        let call = self.node_call(&row, target, None);
+        let call = self.node_call(&row, target, None)?;
         Ok(ready.stats(call).await?)
     }
 
@@ -119,7 +120,7 @@ impl Site for Executor<'_> {
             return Ok(None);
         }
         let row = self.mounted().ok_or_else(|| VolumeError::NotMounted { name: target.name.clone() })?;
-        let call = self.node_call(&row, target, secrets);
+        let call = self.node_call(&row, target, secrets)?;
         let expanded = ready.expand(call, expansion.required, expansion.limit);
         Ok(fault::around("NodeExpandVolume", expanded).await?)
     }
@@ -174,9 +175,9 @@ impl Executor<'_> {
         row: &'a MountRow,
         target: &CallTarget,
         secrets: Option<&'a Secrets>,
-    ) -> NodeCall<'a> {
-        NodeCall {
-            external_id: &row.volume.external_id,
+    ) -> Result<NodeCall<'a>> {
+        Ok(NodeCall {
+            external_id: known_id(&row.volume, &Subject::Mount(row.key.clone()))?,
             staging: &self.rows.volume().row.staging,
             target: row.published(),
             usage: &row.spec.usage,
@@ -186,6 +187,6 @@ impl Executor<'_> {
             secrets_forgotten: self.rows.volume().has_forgotten_secrets(&row.key, secrets.is_some()),
             patience: self.shared.config.borrow().deadlines.operation,
             asked: None,
-        }
+        })
     }
 }

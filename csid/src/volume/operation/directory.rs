@@ -9,7 +9,6 @@ use tokio::sync::mpsc;
 use crate::error::{Error, Kind, Obstacle, Result, shown};
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
-use crate::volume::model::paths;
 use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::Volume;
 use crate::volume::operation::journal::JournaledVolume;
@@ -80,15 +79,12 @@ impl Directory {
         let table = self.lock();
         match table.names.get(name) {
             Some(other) if other != key => {
-                return Some(format!(
-                    "{name} is external id `{}` of plugin {}",
-                    other.external_id, other.plugin
-                ));
+                return Some(format!("{name} is external id `{}` of plugin {}", other.handle, other.plugin));
             }
             _ => {}
         }
         let other = table.names.iter().find(|(other, volume)| *volume == key && *other != name)?;
-        Some(format!("external id `{}` of plugin {} is {}", key.external_id, key.plugin, other.0))
+        Some(format!("external id `{}` of plugin {} is {}", key.handle, key.plugin, other.0))
     }
 
     /// Sends a request to the actor of a volume, and starts the actor if there is none. A name means one volume while it is in
@@ -103,10 +99,10 @@ impl Directory {
         let name = subject.volume();
         let mut table = self.lock();
         match table.names.get(&name) {
-            Some(other) if other != key && !paths::is_unborn(key) => {
+            Some(other) if other != key && !key.handle.is_creating() => {
                 let text = format!(
                     "{name} is external id `{}` of plugin {} as long as it is in use",
-                    other.external_id, other.plugin
+                    other.handle, other.plugin
                 );
                 return Err(Error::new(Kind::AlreadyExists, text));
             }
@@ -249,7 +245,7 @@ impl Table {
     /// Binds a name to a volume. A volume in creation gets no name: it cannot be used yet, and its actor is not the one of the
     /// created volume.
     fn name(&mut self, name: &VolumeName, key: &VolumeKey) {
-        if !paths::is_unborn(key) {
+        if !key.handle.is_creating() {
             self.names.insert(name.clone(), key.clone());
         }
     }

@@ -218,7 +218,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_changes_make_the_rows(count in 0..12_usize, acts in prop::collection::vec((0..3_u8, 0..12_usize), 0..8)) {
-            let key = VolumeKey { plugin: "local".into(), external_id: "ext-v".into() };
+            let key = VolumeKey::new("local", "ext-v");
             let volume = Volume { mounts: rows(count), ..Volume::new(key, "default", "v") };
             let mut journalled = JournaledVolume::new(volume.clone());
             let mut new = volume.clone();

@@ -354,7 +354,7 @@ impl OperationTable {
         let begin = Begin {
             kind,
             subject: None,
-            volume: &VolumeKey { plugin: plugin.to_owned(), external_id: String::new() },
+            volume: &VolumeKey::new(plugin, "x"),
             uid,
             id: wait.operation.clone(),
             deadline: wait.deadline,

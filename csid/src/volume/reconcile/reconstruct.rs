@@ -61,7 +61,7 @@ struct Old<'a> {
 impl<'a> Old<'a> {
     fn of(rows: &'a Loaded) -> Self {
         let keys = rows.volumes.iter().map(|row| &row.key);
-        let keys = keys.chain(rows.mounts.iter().map(|row| &row.volume)).filter(|key| !paths::lacks_id(key));
+        let keys = keys.chain(rows.mounts.iter().map(|row| &row.volume)).filter(|key| !key.handle.is_lost());
         Old {
             ids: keys.map(|key| (paths::name(key), key.clone())).collect(),
             volumes: rows.volumes.iter().map(|row| (&row.key, row)).collect(),
@@ -237,7 +237,7 @@ impl Context {
 
     async fn record(&self, found: Found, old: &Old<'_>, names: &mut BTreeSet<(String, String)>) -> Volume {
         let Found { plugin, root, name, published, staging } = found;
-        let key = old.ids.get(&name).cloned().unwrap_or_else(|| paths::without_id(&plugin, &name));
+        let key = old.ids.get(&name).cloned().unwrap_or_else(|| VolumeKey::lost(&plugin, &name));
         let named = old.volumes.get(&key).map(|row| (row.namespace.clone(), row.volume.clone()));
         let named = named.or_else(|| {
             let mount = published.iter().find_map(|found| old.mounts.get(found.source.to_str()?))?;
@@ -355,7 +355,7 @@ impl Context {
 
     /// Gives a volume that was recorded without its id the id whose hash names its directories.
     pub(in crate::volume) async fn identify(&self, key: &VolumeKey) -> Result<()> {
-        let nameless = paths::without_id(&key.plugin, &paths::name(key));
+        let nameless = VolumeKey::lost(&key.plugin, &paths::name(key));
         let Some(mut volume) = self.directory.at_rest(&nameless) else { return Ok(()) };
         volume.row.key = key.clone();
         let mut changes = vec![Change::DeleteVolume(nameless.clone()), Change::PutVolume(volume.row.clone())];

@@ -16,7 +16,7 @@ use crate::store::rows::{Leg, MountRow, NewEvent, Phase, VolumeKey, VolumeRow};
 use crate::store::{Change, Durability};
 use crate::volume::api::views::Recovered;
 use crate::volume::events::mount::{secret_required, watched};
-use crate::volume::lifecycle::{is_being_deleted, is_unborn, queue_key};
+use crate::volume::lifecycle::{is_being_deleted, is_unborn};
 use crate::volume::manager::Volumes;
 use crate::volume::model::paths;
 use crate::volume::model::subject::{ClaimKey, Subject};
@@ -189,7 +189,7 @@ struct Left {
 /// Returns the parts of a record that are between two states: claims of this node, attachments that AttachVolume left, a
 /// creation, a deletion.
 fn unfinished(record: &Record, node: &str) -> Vec<Left> {
-    let volume = queue_key(record);
+    let volume = record.volume.clone();
     let left = |subject, uid| Left { volume: volume.clone(), subject, uid };
     let is_open =
         |claim: &&Claim| claim.node == node && (claim.releasing || claim.state != ClaimState::Taken);
@@ -234,13 +234,13 @@ mod tests {
         let spec = VolumeSpec { name: "disk".into(), ..VolumeSpec::default() };
         let registration =
             standing.map(|standing| Registration { standing, ..new_registration(1000, spec, Origin::Bus) });
-        let volume = VolumeKey { plugin: "p".into(), external_id: "x".into() };
+        let volume = VolumeKey::new("p", "x");
         Record { volume, registration, ..Record::none(name) }
     }
 
-    fn left(record: &Record) -> Vec<(String, Subject, u32)> {
+    fn left(record: &Record) -> Vec<(VolumeKey, Subject, u32)> {
         let left = unfinished(record, "n1").into_iter();
-        left.map(|left| (left.volume.external_id, left.subject, left.uid)).collect()
+        left.map(|left| (left.volume, left.subject, left.uid)).collect()
     }
 
     #[test]
@@ -249,12 +249,12 @@ mod tests {
             access_mode: AccessMode::SingleNodeWriter,
             attachment_mode: AttachmentMode::FileSystem,
         };
-        let volume = || Subject::Volume(record(None).name);
+        let (volume, known) = (|| Subject::Volume(record(None).name), || record(None).volume);
         assert_eq!(left(&record(None)), []);
         assert_eq!(left(&record(Some(Standing::Registered))), []);
 
         let deleting = record(Some(Standing::Deleting { secrets_given: true, back: None }));
-        assert_eq!(left(&deleting), [("x".into(), volume(), 1000)]);
+        assert_eq!(left(&deleting), [(known(), volume(), 1000)]);
 
         let creation = Creation {
             capacity_min: 0,
@@ -267,8 +267,8 @@ mod tests {
         };
         let mut creating = record(Some(Standing::Creating(creation)));
         assert_eq!(left(&creating), [], "the plugin has answered; the answer waits for its caller");
-        creating.volume.external_id.clear();
-        assert_eq!(left(&creating), [(paths::unborn("p", "disk").external_id, volume(), 1000)]);
+        creating.volume = VolumeKey::creating("p", "disk");
+        assert_eq!(left(&creating), [(creating.volume.clone(), volume(), 1000)]);
 
         let mut used = record(Some(Standing::Registered));
         let usage = Use { mode: ClaimMode::Write, capability };
@@ -292,6 +292,6 @@ mod tests {
         ];
         let pending = Subject::Claim(ClaimKey::new(&used.name, "pending"));
         let detach = Subject::Attachment { volume: used.name.clone(), node_id: "i-1".into() };
-        assert_eq!(left(&used), [("x".into(), pending, 7), ("x".into(), detach, 8)]);
+        assert_eq!(left(&used), [(known(), pending, 7), (known(), detach, 8)]);
     }
 }

@@ -374,8 +374,8 @@ impl Volumes {
             let text = format!("{consumer} has claimed {name} on another node");
             return Err(Error::new(Kind::NotFound, text));
         }
-        // A claim that is being made has no row yet.
-        if record.registration.is_none() && claim.is_none() {
+        // A claim that is being made has no row yet. A volume in creation has no claims.
+        if (record.registration.is_none() || is_unborn(&record)) && claim.is_none() {
             return self.shared.records.synced().await;
         }
         let (Authority::Own(uid) | Authority::Any(uid)) = authority;

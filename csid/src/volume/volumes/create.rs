@@ -49,7 +49,7 @@ impl Volumes {
         // A volume that exists can be returned without its plugin.
         if record.registration.is_none() {
             shared.refuse_if_it_cannot(&plugin)?;
-            let volume = VolumeKey { plugin: plugin.clone(), external_id: String::new() };
+            let volume = VolumeKey::creating(&plugin, &spec.name);
             shared.refuse_in_use_otherwise(&name, &volume)?;
         }
         let registration = Registration {
@@ -75,7 +75,7 @@ impl Volumes {
         by: (u32, Wait),
     ) -> Result<Record> {
         let (uid, wait) = by;
-        let task = paths::unborn(plugin, &registration.spec.name);
+        let task = VolumeKey::creating(plugin, &registration.spec.name);
         let target = Box::new(CallTarget { name: name.clone(), uid, registration, is_registered: false });
         let work = OperationRequest::Call { target, call, secrets };
         let answer = self.shared.ask(&task, uid, work, wait)?;
@@ -90,7 +90,7 @@ impl Volumes {
     async fn forget_fetched(&self, name: &VolumeName) -> Result<()> {
         let forget = |record: &mut Record| {
             if let Some(Registration { standing: Standing::Creating(_), .. }) = &record.registration
-                && !record.volume.external_id.is_empty()
+                && !record.volume.handle.is_creating()
             {
                 record.registration = None;
             }

@@ -6,7 +6,7 @@ use crate::store::registry::{Record, Registration, Standing};
 use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::VolumeRequest;
 use crate::volume::context::Context;
-use crate::volume::lifecycle::{is_unasked, is_unborn, queue_key, refuse_anothers};
+use crate::volume::lifecycle::{is_unasked, is_unborn, refuse_anothers};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::ControllerRequest;
@@ -70,8 +70,7 @@ impl Context {
         };
         self.records.amend(&record.name, Durability::Disk, gone).await?;
         if dropped {
-            self.directory
-                .tell(&queue_key(record), Message::GiveUp(record.name.clone(), OperationKind::Delete));
+            self.directory.tell(&record.volume, Message::GiveUp(record.name.clone(), OperationKind::Delete));
         }
         Ok(dropped)
     }

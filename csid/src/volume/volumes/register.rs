@@ -15,7 +15,7 @@ use crate::volume::api::requests::{RegisterRequest, VolumeRequest, Wait};
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
 use crate::volume::errors::volume::VolumeError;
-use crate::volume::lifecycle::{is_unasked, new_registration, queue_key, refuse_nonsense};
+use crate::volume::lifecycle::{is_unasked, new_registration, refuse_nonsense};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationRequest, OperationResponse};
@@ -39,7 +39,7 @@ impl Volumes {
             // Nothing is left to create or delete, so operations that still ask the plugin are ended.
             self.shared
                 .directory
-                .tell(&queue_key(&record), Message::GiveUp(name.clone(), OperationKind::Deregister));
+                .tell(&record.volume, Message::GiveUp(name.clone(), OperationKind::Deregister));
             return Ok(());
         }
         // Without `force` the volume must be unused, so its actor does not interfere.

@@ -94,7 +94,7 @@ fn read(path: &Path, id: &str, text: &str) -> Result<Declared, String> {
         ..VolumeSpec::default()
     };
     refuse_nonsense(&spec).map_err(message_of)?;
-    let (name, volume) = (VolumeName { namespace, volume: id }, VolumeKey { plugin, external_id });
+    let (name, volume) = (VolumeName { namespace, volume: id }, VolumeKey::new(plugin, external_id));
     Ok(Declared { file: path.into(), name, volume, spec })
 }
 
@@ -203,7 +203,7 @@ mod tests {
         let files = load_texts(&[("a.toml", whole), ("b.toml", &least("y")), (".c.toml", "no")]);
         let Declared { file, name, volume, spec } = files[0].as_ref().unwrap();
         assert!(file.ends_with("a.toml"));
-        assert_eq!((name.to_string(), volume.external_id.as_str()), ("prod/pg/1".to_owned(), "x"));
+        assert_eq!((name.to_string(), &*volume.handle.text()), ("prod/pg/1".to_owned(), "x"));
         let of = |key: &str, value: &str| Texts::from([(key.to_owned(), value.to_owned())]);
         let texts = [&spec.name, &spec.fs_type, &spec.mount_flags[0], &spec.mount_group];
         assert_eq!(texts, ["disk", "xfs", "noatime", "26"]);
