@@ -22,7 +22,7 @@ pub async fn published_without_own_directories(w: &mut World) {
         take_private(w, &mut row);
         unmount(&row.source, UnmountFlags::empty()).expect("an unmount");
         fs::remove_dir(&row.source).expect("its directory");
-        mount_bind(&volume.staging, &own).expect("a mount");
+        mount_bind(volume.staging.as_ref().expect("a staging path"), &own).expect("a mount");
         mount_remount(&own, MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV, c"")
             .expect("its flags");
         row.source = own.to_str().expect("a path").to_owned();
@@ -51,7 +51,7 @@ pub async fn half_published(w: &mut World) {
 
 /// Takes away the plugin's own mount, of which an older csid knew nothing. So csid never asks the plugin to unpublish it.
 fn take_private(w: &mut World, row: &mut MountRow) {
-    let published = std::mem::take(&mut row.published);
+    let published = row.published.take().expect("the plugin's own mount");
     w.may_excuse(22, &published);
     unmount(&published, UnmountFlags::empty()).expect("an unmount");
     fs::remove_dir(&published).expect("its directory");

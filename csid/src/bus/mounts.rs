@@ -66,7 +66,7 @@ pub(super) async fn adopt_mount(call: Call) -> Answer {
     arguments::require_root(&call.permit, [(true, "AdoptMount")])?;
     let (identity, options) = identified(&call)?;
     let mut options = Options::check_all(options, &[MOUNT, INLINE, ADOPT])?;
-    let staging = options.checked("staging-path", names::path)?.unwrap_or_default();
+    let staging = options.checked("staging-path", names::path)?;
     let Some(source) = options.checked("published-path", names::path)? else {
         return Err(Error::invalid("published-path is missing").into());
     };

@@ -28,8 +28,8 @@ pub struct Ready(pub(super) Arc<Instance>, pub(super) Option<Hand>);
 /// The arguments that the RPCs of a mount have in common. The caller's frame owns the secrets.
 pub struct NodeCall<'a> {
     pub external_id: &'a str,
-    /// The staging path on the host.
-    pub staging: &'a str,
+    /// The staging path on the host. `None`: the volume has none.
+    pub staging: Option<&'a str>,
     /// The published path on the host.
     pub target: &'a str,
     pub usage: &'a Usage,
@@ -115,7 +115,7 @@ impl Ready {
         let request = v1::NodeStageVolumeRequest {
             volume_id: call.external_id.to_owned(),
             publish_context: call.usage.publish_context.clone(),
-            staging_target_path: self.seen(call.staging),
+            staging_target_path: self.staging(&call),
             volume_capability: Some(capability(call.usage, &self.0.print.node)),
             secrets: sent(call.secrets),
             volume_context: call.usage.context.clone(),
@@ -154,7 +154,7 @@ impl Ready {
     pub async fn unstage(&self, call: NodeCall<'_>) -> Result<(), RpcError> {
         let request = v1::NodeUnstageVolumeRequest {
             volume_id: call.external_id.to_owned(),
-            staging_target_path: self.seen(call.staging),
+            staging_target_path: self.staging(&call),
         };
         let send = async |channel, request| NodeClient::new(channel).node_unstage_volume(request).await;
         gone(self.call("NodeUnstageVolume", &call, request, send).await)
@@ -233,7 +233,12 @@ impl Ready {
 
     /// The staging path as the plugin sees it, if it stages (CSI rule 33).
     fn staged(&self, call: &NodeCall<'_>) -> String {
-        if self.stages() { self.seen(call.staging) } else { String::new() }
+        if self.stages() { self.staging(call) } else { String::new() }
+    }
+
+    /// The staging path as the plugin sees it. Empty: the volume has none.
+    fn staging(&self, call: &NodeCall<'_>) -> String {
+        call.staging.map(|path| self.seen(path)).unwrap_or_default()
     }
 
     /// A host path in the plugin's own file-system. One outside its root was journalled under another spec,

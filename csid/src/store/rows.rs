@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::event_kind::EventKind;
 use crate::store::volume_handle::VolumeHandle;
+use crate::store::words::or_default;
 
 /// The state of a leg of a mount: the staging, a publish, or a consumer's target. Each leg is made and removed.
 ///
@@ -120,15 +121,15 @@ pub struct MountStatus {
     /// The device numbers that the mount had before, while it is made again. Its target may still show a mount with one of them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub died: Vec<u64>,
-    /// The plugin's id of this node when the volume was staged. Empty: not known, or not needed.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub node_id: String,
+    /// The plugin's id of this node when the volume was staged. `None`: not known, or not needed.
+    #[serde(with = "or_default", skip_serializing_if = "Option::is_none")]
+    pub node_id: Option<String>,
 }
 
 impl MountRow {
     /// Returns where the plugin publishes.
     pub fn published(&self) -> &str {
-        if self.published.is_empty() { &self.source } else { &self.published }
+        self.published.as_deref().unwrap_or(&self.source)
     }
 
     /// Returns whether the row is published and nothing is under way. The kernel then shows whether the mount is still there.
@@ -249,12 +250,12 @@ pub struct VolumeRow {
     /// The one name the volume has while it has users.
     pub namespace: String,
     pub volume: String,
-    /// The staging path on the host; empty until one was made. Nothing recomputes it.
-    pub staging: String,
+    /// The staging path on the host. `None`: none was made. Nothing recomputes it.
+    pub staging: Option<String>,
     pub stage: Leg,
-    /// The file systems and devices that kept the volume's mounts when the last mount was to go, as JSON of `host::Backing`. Empty:
-    /// not known.
-    pub backing: String,
+    /// The file systems and devices that kept the volume's mounts when the last mount was to go, as JSON of `host::Backing`.
+    /// `None`: not known.
+    pub backing: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -269,16 +270,16 @@ pub struct MountRow {
     pub kept: bool,
     /// The path on the host where consumers find the published volume. It is never computed again.
     pub source: String,
-    /// The path at which the plugin publishes. Only root can reach it; `source` is a clone of it. Empty: the plugin publishes at
+    /// The path at which the plugin publishes. Only root can reach it; `source` is a clone of it. `None`: the plugin publishes at
     /// `source`, as with an older csid.
-    pub published: String,
+    pub published: Option<String>,
     pub publish: Leg,
     /// The leg of `spec.target`; `Absent` without one.
     pub target: Leg,
     /// The device number of what is published, a block device or the file system, good for the boot it was read in.
     pub device: Option<u64>,
-    /// Why the row is not `mounted`, for a person; redacted.
-    pub error: String,
+    /// The reason why the row is not `mounted`, for people; redacted. `None`: nothing has failed.
+    pub error: Option<String>,
     /// The callers' names for the operation in flight.
     pub operations: Vec<String>,
     /// When the phase was entered, microseconds since 1970.

@@ -14,7 +14,7 @@ use crate::store::rows::{
     Event, MountKey, MountRow, MountSpec, MountStatus, NewEvent, PluginRow, VolumeKey, VolumeRow,
 };
 use crate::store::schema::{self, TableSchema};
-use crate::store::words::{from_bits, from_json, from_word, json, word};
+use crate::store::words::{from_bits, from_json, from_text, from_word, json, text, word};
 
 /// A table's columns, but for their checksum.
 pub(super) const META: &str = "key, value";
@@ -135,9 +135,9 @@ pub(super) fn volume(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
         key: VolumeKey { plugin: row.get(0)?, handle: row.get(1)? },
         namespace: row.get(2)?,
         volume: row.get(3)?,
-        staging: row.get(4)?,
+        staging: from_text(row, 4)?,
         stage: from_word(row, 5)?,
-        backing: row.get(6)?,
+        backing: from_text(row, 6)?,
     })
 }
 
@@ -166,11 +166,11 @@ pub(super) fn mount(row: &Row<'_>) -> rusqlite::Result<MountRow> {
         phase: from_word(row, 8)?,
         kept: row.get(9)?,
         source: row.get(10)?,
-        published: row.get(11)?,
+        published: from_text(row, 11)?,
         publish: from_word(row, 12)?,
         target: from_word(row, 13)?,
         device: row.get::<_, Option<i64>>(14)?.map(|bits| bits as u64),
-        error: row.get(15)?,
+        error: from_text(row, 15)?,
         operations: from_json(row, 16)?,
         since_usec: from_bits(row, 17)?,
         modify_index: from_bits(row, 18)?,
@@ -233,7 +233,8 @@ pub(super) fn put_volume(db: &Connection, row: &VolumeRow) -> rusqlite::Result<(
                namespace = excluded.namespace, volume = excluded.volume, staging = excluded.staging, \
                stage = excluded.stage, backing = excluded.backing, sum = excluded.sum";
     let VolumeRow { key, namespace, volume, staging, stage, backing } = row;
-    let values = params![key.plugin, key.handle, namespace, volume, staging, word(stage)?, backing];
+    let values =
+        params![key.plugin, key.handle, namespace, volume, text(staging), word(stage)?, text(backing)];
     db.prepare_cached(sql)?.execute(values).map(drop)
 }
 
@@ -261,11 +262,11 @@ pub(super) fn put_mount(db: &Connection, row: &MountRow, modify_index: u64) -> r
         word(&row.phase)?,
         row.kept,
         row.source,
-        row.published,
+        text(&row.published),
         word(&row.publish)?,
         word(&row.target)?,
         row.device.map(|bits| bits as i64),
-        row.error,
+        text(&row.error),
         json(&row.operations)?,
         row.since_usec as i64,
         modify_index as i64,
@@ -322,7 +323,7 @@ mod tests {
             healing: true,
             counted: true,
             died: vec![7],
-            node_id: "n".to_owned(),
+            node_id: Some("n".to_owned()),
         };
         let written = text(&healing);
         let status_of = r#","secrets-beside":true,"healing":true,"counted":true,"died":[7],"node-id":"n"}"#;

@@ -27,6 +27,16 @@ pub(super) fn from_word<'de, T: Deserialize<'de>>(row: &'de Row<'_>, column: usi
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, error.into()))
 }
 
+/// A text, or `None` for an empty one, as which each csid has written it.
+pub(super) fn from_text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<String>> {
+    Ok(Some(row.get(column)?).filter(|text: &String| !text.is_empty()))
+}
+
+/// The text of an optional value, as [`from_text`] reads it.
+pub(super) fn text(value: &Option<String>) -> &str {
+    value.as_deref().unwrap_or_default()
+}
+
 pub(super) fn from_bits(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)? as u64)
 }

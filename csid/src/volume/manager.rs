@@ -191,8 +191,8 @@ impl Volumes {
             let error = match sight {
                 Observed::Unbound if is_mounted => "nothing is mounted at its target".to_owned(),
                 // The error of the row says more: why the mount cannot be healed.
-                _ if is_mounted && !healthy && row.error.is_empty() => why(look),
-                _ => row.error.clone(),
+                _ if is_mounted && !healthy && row.error.is_none() => why(look),
+                _ => row.error.clone().unwrap_or_default(),
             };
             MountView { row, staging, healthy, error }
         };

@@ -25,7 +25,7 @@ pub fn usage() -> Usage {
 pub fn call(usage: &Usage, deadline: Instant) -> NodeCall<'_> {
     NodeCall {
         external_id: "vol-1",
-        staging: "/srv/root/staging/x",
+        staging: Some("/srv/root/staging/x"),
         target: "/srv/root/publish/x/y",
         usage,
         read_only: true,

@@ -109,11 +109,11 @@ pub(crate) fn mount(volume: &str, consumer: &str) -> MountRow {
         phase: Phase::Mounted,
         kept: true,
         source: format!("/var/lib/csid/plugins/local/publish/{volume}"),
-        published: String::new(),
+        published: None,
         publish: Leg::Present,
         target: Leg::Making,
         device: None,
-        error: String::new(),
+        error: None,
         operations: vec!["op-1".into(), "op 2".into()],
         since_usec: 1_700_000_000_000_000,
         modify_index: 0,
@@ -125,9 +125,9 @@ fn volume(name: &str) -> VolumeRow {
         key: VolumeKey::new("local", format!("ext-{name}")),
         namespace: "default".into(),
         volume: name.into(),
-        staging: format!("/var/lib/csid/plugins/local/staging/{name}"),
+        staging: Some(format!("/var/lib/csid/plugins/local/staging/{name}")),
         stage: Leg::Present,
-        backing: String::new(),
+        backing: None,
     }
 }
 
@@ -154,7 +154,7 @@ fn representative() -> Vec<Change> {
     block.phase = Phase::Uncertain;
     block.publish = Leg::Removing;
     block.target = Leg::Absent;
-    block.error = "NodeUnpublishVolume: DEADLINE_EXCEEDED".into();
+    block.error = Some("NodeUnpublishVolume: DEADLINE_EXCEEDED".into());
     block.spec.target = None;
     block.spec.credential = None;
     block.spec.secrets_given = true;
@@ -182,7 +182,7 @@ fn representative() -> Vec<Change> {
         Change::PutPlugin(plugin("local")),
         Change::PutPlugin(plugin("nfs.example")),
         Change::PutVolume(volume("data")),
-        Change::PutVolume(VolumeRow { stage: Leg::Absent, staging: String::new(), ..volume("vol[0]") }),
+        Change::PutVolume(VolumeRow { stage: Leg::Absent, staging: None, ..volume("vol[0]") }),
         Change::PutMount(block.into()),
         event("default/data"),
         event(""),
@@ -248,19 +248,40 @@ async fn opens_every_older_schema() {
 #[tokio::test]
 async fn the_plugins_path_and_the_backing_are_kept() {
     let (_root, directory) = of_schema(4);
-    let mount = MountRow { published: "/root/private/v/m".into(), ..mount("data", "new") };
-    let volume = VolumeRow { backing: "{}".into(), ..volume("data") };
+    let mount = MountRow { published: Some("/root/private/v/m".into()), ..mount("data", "new") };
+    let volume = VolumeRow { backing: Some("{}".into()), ..volume("data") };
     let (store, loaded) = opened(&directory).unwrap();
-    assert!(loaded.mounts.iter().all(|row| row.published.is_empty()));
+    assert!(loaded.mounts.iter().all(|row| row.published.is_none()));
     let changes = vec![Change::PutMount(mount.clone().into()), Change::PutVolume(volume.clone())];
     store.commit(changes, Durability::Disk).await.unwrap();
-    let moved = MountRow { published: "/root/private/v/other".into(), ..mount };
+    let moved = MountRow { published: Some("/root/private/v/other".into()), ..mount };
     store.commit(vec![Change::PutMount(moved.clone().into())], Durability::Disk).await.unwrap();
     store.close().await.unwrap();
     let (_, loaded) = opened(&directory).unwrap();
     let found = loaded.mounts.iter().find(|row| row.key == moved.key).unwrap();
     assert_eq!(found.published, moved.published);
     assert!(loaded.volumes.contains(&volume));
+}
+
+/// Each csid writes and reads an absent text of a row as an empty one.
+#[tokio::test]
+async fn absent_texts_of_rows_are_written_as_empty() {
+    let (_root, directory) = temporary();
+    let (row, volume) = (mount("data", "job"), VolumeRow { staging: None, ..volume("data") });
+    assert!(row.published.is_none() && row.error.is_none() && volume.backing.is_none());
+    let (store, _) = opened(&directory).unwrap();
+    let changes = vec![Change::PutVolume(volume.clone()), Change::PutMount(row.into())];
+    store.commit(changes, Durability::Disk).await.unwrap();
+    store.close().await.unwrap();
+    let db = Connection::open(database(&directory)).unwrap();
+    let texts =
+        |sql: &str| -> [String; 2] { db.query_row(sql, [], |row| Ok([row.get(0)?, row.get(1)?])).unwrap() };
+    assert_eq!(texts("SELECT published, error FROM mounts"), ["", ""]);
+    assert_eq!(texts("SELECT staging, backing FROM volumes"), ["", ""]);
+    drop(db);
+    let (_, loaded) = opened(&directory).unwrap();
+    let row = &loaded.mounts[0];
+    assert!(row.published.is_none() && row.error.is_none() && loaded.volumes == [volume]);
 }
 
 /// Of an older csid a plugin's instance is in its spec alone.

@@ -14,18 +14,19 @@ pub(super) fn adopt(
     device: u64,
 ) -> Result<(), Refusal> {
     let other = |what, path: &str| Err(Refusal::OtherPath { what, path: path.to_owned() });
+    let other_staging = |volume: &Volume| other("staging", volume.row.staging.as_deref().unwrap_or_default());
     let key = &wanted.key;
     let is_down = volume.mount(key).is_none_or(|row| volume.is_down(row));
     if let Some(row) = volume.mount(key).filter(|_| !is_down) {
         return match row.phase {
             _ if row.source != at.source => other("published", &row.source),
-            _ if volume.row.staging != at.staging => other("staging", &volume.row.staging),
+            _ if volume.row.staging != at.staging => other_staging(volume),
             Phase::Mounted => Ok(()),
             _ => Err(Refusal::Unsettled),
         };
     }
     match volume.row.stage {
-        Leg::Present if volume.row.staging != at.staging => return other("staging", &volume.row.staging),
+        Leg::Present if volume.row.staging != at.staging => return other_staging(volume),
         Leg::Making | Leg::Removing => return Err(Refusal::Unsettled),
         Leg::Present | Leg::Absent => {}
     }
@@ -38,10 +39,10 @@ pub(super) fn adopt(
     }
     // The backing of an earlier staging does not describe this one.
     if volume.row.stage == Leg::Absent && !volume.published_elsewhere(key) {
-        volume.row.backing.clear();
+        volume.row.backing = None;
     }
     volume.row.staging.clone_from(&at.staging);
-    volume.row.stage = if at.staging.is_empty() { Leg::Absent } else { Leg::Present };
+    volume.row.stage = if at.staging.is_some() { Leg::Present } else { Leg::Absent };
     volume.mounts.retain(|row| row.key != *key);
     volume.mounts.push(Arc::new(MountRow {
         key: key.clone(),
@@ -52,11 +53,11 @@ pub(super) fn adopt(
         phase: Phase::Mounted,
         kept: true,
         source: at.source.clone(),
-        published: String::new(),
+        published: None,
         publish: Leg::Present,
         target: if wanted.spec.target.is_some() { Leg::Present } else { Leg::Absent },
         device: Some(device),
-        error: String::new(),
+        error: None,
         operations: Vec::new(),
         since_usec: 0,
         modify_index: 0,

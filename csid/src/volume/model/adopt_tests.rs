@@ -8,7 +8,7 @@ use crate::volume::model::step::tests::{ABLE, key, volume, wanted};
 use crate::volume::model::volume::{Action, MountEvent, Next, Observed, Outcome};
 
 fn at(consumer: u8) -> Paths {
-    Paths { staging: "/other/staging".into(), source: format!("/other/{consumer}") }
+    Paths { staging: Some("/other/staging".into()), source: format!("/other/{consumer}") }
 }
 
 fn adopting(wanted: &DesiredMount, paths: Paths) -> MountEvent {
@@ -29,7 +29,7 @@ fn refusal(volume: &Volume, event: MountEvent) -> Refusal {
 fn adopted_row_has_all_its_legs() {
     let volume = adopted();
     let row = volume.mount(&key(1)).unwrap();
-    assert_eq!((volume.row.staging.as_str(), volume.row.stage), ("/other/staging", Leg::Present));
+    assert_eq!((volume.row.staging.as_deref(), volume.row.stage), (Some("/other/staging"), Leg::Present));
     assert_eq!((row.source.as_str(), row.publish, row.target), ("/other/1", Leg::Present, Leg::Absent));
     assert!(row.phase == Phase::Mounted && row.kept && row.device == Some(7));
 
@@ -45,7 +45,7 @@ fn adopting_twice_changes_nothing_unless_paths_differ() {
     assert!(again == volume && next == Next::Mounted);
     for (paths, what) in [
         (Paths { source: "/other/9".into(), ..at(1) }, "published"),
-        (Paths { staging: "/other/9".into(), ..at(1) }, "staging"),
+        (Paths { staging: Some("/other/9".into()), ..at(1) }, "staging"),
     ] {
         let Refusal::OtherPath { what: named, .. } = refusal(&volume, adopting(&wanted(1), paths)) else {
             panic!("{what}");
@@ -60,7 +60,7 @@ fn adopting_twice_changes_nothing_unless_paths_differ() {
 #[test]
 fn second_consumer_shares_the_given_staging() {
     let volume = adopted();
-    let elsewhere = Paths { staging: "/other/9".into(), ..at(3) };
+    let elsewhere = Paths { staging: Some("/other/9".into()), ..at(3) };
     assert!(matches!(
         refusal(&volume, adopting(&wanted(3), elsewhere)),
         Refusal::OtherPath { what: "staging", .. }
@@ -71,11 +71,11 @@ fn second_consumer_shares_the_given_staging() {
         Refusal::Conflict { what: "the path", .. }
     ));
 
-    let own = Paths { staging: "/staging".into(), source: "/publish/3".into() };
+    let own = Paths { staging: Some("/staging".into()), source: "/publish/3".into() };
     let event = MountEvent::Mount { wanted: wanted(3), paths: own, abilities: ABLE };
     let (mounting, next) = step(&volume, event).unwrap_or_else(|r| panic!("{r:?}"));
     let Next::Run(effect) = next else { panic!("{next:?}") };
-    assert_eq!((effect.action, mounting.row.staging.as_str()), (Action::Publish, "/other/staging"));
+    assert_eq!((effect.action, mounting.row.staging.as_deref()), (Action::Publish, Some("/other/staging")));
 }
 
 #[test]
@@ -101,9 +101,8 @@ fn adopted_mount_is_unmounted_like_any_other() {
     let mut done = Vec::new();
     while let Next::Run(effect) = next {
         done.push(effect.action);
-        assert_eq!(volume.row.staging, "/other/staging");
-        let event =
-            MountEvent::Ended { effect, outcome: Outcome::Done { device: None }, error: String::new() };
+        assert_eq!(volume.row.staging.as_deref(), Some("/other/staging"));
+        let event = MountEvent::Ended { effect, outcome: Outcome::Done { device: None }, error: None };
         (volume, next) = step(&volume, event).unwrap_or_else(|r| panic!("{r:?}"));
     }
     assert_eq!((done.as_slice(), next), (&[Action::Unpublish, Action::Unstage][..], Next::Gone));
@@ -119,11 +118,14 @@ fn adoption_is_repeated_after_another_boot() {
         let (volume, _) = step(&volume, booted).unwrap_or_else(|r| panic!("{r:?}"));
         let row = volume.mount(&key(1)).unwrap();
         assert!(volume.row.stage == Leg::Absent && row.publish == Leg::Absent && row.phase != Phase::Mounted);
-        let elsewhere = Paths { staging: "/third/staging".into(), source: "/third/1".into() };
+        let elsewhere = Paths { staging: Some("/third/staging".into()), source: "/third/1".into() };
         let (volume, next) = step(&volume, adopting(&wanted, elsewhere)).unwrap_or_else(|r| panic!("{r:?}"));
         let row = volume.mount(&key(1)).unwrap();
         assert!(next == Next::Mounted && volume.mounts.len() == 1 && row.phase == Phase::Mounted);
-        assert_eq!((row.source.as_str(), volume.row.staging.as_str()), ("/third/1", "/third/staging"));
+        assert_eq!(
+            (row.source.as_str(), volume.row.staging.as_deref()),
+            ("/third/1", Some("/third/staging"))
+        );
     }
 }
 

@@ -41,7 +41,7 @@ pub(in crate::volume) fn recovered(volume: &mut Volume, same_boot: bool, sights:
         .collect();
     if !same_boot {
         // The device numbers are valid only in the boot in which they were read.
-        volume.row.backing.clear();
+        volume.row.backing = None;
         // No mount outlives a boot. A mount that is observed all the same keeps the staging and itself: the boot was a
         // container's, or a marker was lost. Block nodes are never observed here, because they may be left over.
         let any = seen.iter().any(|(_, phase, sight)| *phase == Phase::Mounted && *sight != Observed::Gone);

@@ -140,7 +140,7 @@ fn begin(volume: &mut Volume, wanted: &DesiredMount, paths: Paths, abilities: Ab
         volume.row.namespace.clone_from(&wanted.key.namespace);
         volume.row.volume.clone_from(&wanted.key.volume);
     }
-    if abilities.stages && volume.row.staging.is_empty() {
+    if abilities.stages && volume.row.staging.is_none() {
         volume.row.staging = paths.staging;
     }
     let is_down = volume.mount(&wanted.key).is_some_and(|mount| volume.is_down(mount));
@@ -155,7 +155,7 @@ fn begin(volume: &mut Volume, wanted: &DesiredMount, paths: Paths, abilities: Ab
         mount.spec.remember_secrets(&wanted.spec);
         if mount.phase != Phase::Mounted {
             mount.phase = Phase::Mounting;
-            mount.error.clear();
+            mount.error = None;
             mount.operations.clone_from(&wanted.operations);
         }
         return;
@@ -174,7 +174,7 @@ fn begin(volume: &mut Volume, wanted: &DesiredMount, paths: Paths, abilities: Ab
         publish: Leg::Absent,
         target: Leg::Absent,
         device: None,
-        error: String::new(),
+        error: None,
         operations: wanted.operations.clone(),
         since_usec: 0,
         modify_index: 0,
@@ -193,7 +193,7 @@ fn advance(volume: &mut Volume, key: &MountKey) -> Next {
 }
 
 fn upwards(volume: &mut Volume, key: &MountKey) -> Next {
-    let stages = !volume.row.staging.is_empty();
+    let stages = volume.row.staging.is_some();
     let stage = volume.row.stage;
     let Some(mount) = volume.mount(key) else { return Next::Gone };
     let (publish, target, has_target) = (mount.publish, mount.target, mount.spec.target.is_some());
@@ -201,7 +201,7 @@ fn upwards(volume: &mut Volume, key: &MountKey) -> Next {
     if target == Leg::Removing {
         return run(volume, Action::Unbind, key, key);
     }
-    if publish == Leg::Removing || (publish == Leg::Making && mount.published.is_empty()) {
+    if publish == Leg::Removing || (publish == Leg::Making && mount.published.is_none()) {
         // A publish that an older csid began continues at another path.
         return run(volume, Action::Unpublish, key, key);
     }
@@ -235,17 +235,16 @@ fn upwards(volume: &mut Volume, key: &MountKey) -> Next {
         mount.kept = true;
         mount.status.healing = false;
         mount.status.died.clear();
-        mount.error.clear();
+        mount.error = None;
         mount.operations.clear();
     }
     Next::Mounted
 }
 
-/// Returns the path at which the plugin publishes the mount that consumers find at `source`. Empty: csid makes no path like
-/// `source`.
-fn private(source: &str) -> String {
-    let path = paths::private(Path::new(source));
-    path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
+/// Returns the path at which the plugin publishes the mount that consumers find at `source`. `None`: csid makes no path
+/// like `source`.
+fn private(source: &str) -> Option<String> {
+    paths::private(Path::new(source)).map(|path| path.to_string_lossy().into_owned())
 }
 
 fn downwards(volume: &mut Volume, key: &MountKey) -> Next {
@@ -273,7 +272,7 @@ fn downwards(volume: &mut Volume, key: &MountKey) -> Next {
     }
 }
 
-fn ended(volume: &mut Volume, effect: Effect, outcome: Outcome, error: String) -> Next {
+fn ended(volume: &mut Volume, effect: Effect, outcome: Outcome, error: Option<String>) -> Next {
     let Effect { action, key, goal, from } = effect;
     let Some(leg) = leg_mut(volume, action, &key) else { return Next::Gone };
     let makes = action.makes();

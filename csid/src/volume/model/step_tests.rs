@@ -49,7 +49,7 @@ pub fn wanted(consumer: u8) -> DesiredMount {
 }
 
 fn paths(consumer: u8) -> Paths {
-    Paths { staging: "/staging".into(), source: format!("/root/publish/v/{consumer}") }
+    Paths { staging: Some("/staging".into()), source: format!("/root/publish/v/{consumer}") }
 }
 
 pub const ABLE: Abilities = Abilities { stages: true, single_node_multi_writer: true, mount_group: true };
@@ -268,7 +268,8 @@ impl Run {
                 self.world.happen(&effect, self.stages);
             }
             let makes = effect.action.makes();
-            let Some(after) = self.step(MountEvent::Ended { effect, outcome, error: "failed".into() }) else {
+            let Some(after) = self.step(MountEvent::Ended { effect, outcome, error: Some("failed".into()) })
+            else {
                 return false;
             };
             next = if done {
@@ -393,7 +394,8 @@ fn co_rule_25_abandoned_making_is_negated() {
     let mut volume = begun();
     let key = key(0);
     let stage = |from| Effect { action: Action::Stage, key: key.clone(), goal: key.clone(), from };
-    let ended = |from, outcome| MountEvent::Ended { effect: stage(from), outcome, error: "timed out".into() };
+    let ended =
+        |from, outcome| MountEvent::Ended { effect: stage(from), outcome, error: Some("timed out".into()) };
     let go_on = || MountEvent::Continue { key: key.clone() };
     for from in [Leg::Absent, Leg::Making, Leg::Making] {
         let (after, _) = step(&volume, ended(from, Outcome::Again)).ok().unwrap();
@@ -429,8 +431,7 @@ fn one_intent_covers_a_mount_or_an_unmount() {
                 (written, commits) = (ahead, commits + 1);
             }
             let outcome = Outcome::Done { device: Some(1) };
-            (volume, next) =
-                step(&volume, MountEvent::Ended { effect, outcome, error: String::new() }).ok().unwrap();
+            (volume, next) = step(&volume, MountEvent::Ended { effect, outcome, error: None }).ok().unwrap();
         }
         (volume, commits)
     };
@@ -493,7 +494,7 @@ fn dead_device_is_kept_until_its_target_is_replaced() {
                 break;
             }
             let device = (effect.action == Action::Publish).then_some(number);
-            let ended = MountEvent::Ended { effect, outcome: Outcome::Done { device }, error: String::new() };
+            let ended = MountEvent::Ended { effect, outcome: Outcome::Done { device }, error: None };
             (volume, next) = step(&volume, ended).ok().unwrap();
         }
         (volume, next)
@@ -564,7 +565,7 @@ fn every_state_takes_every_event() {
     }) {
         for kept in [false, true] {
             let mut before = volume();
-            before.row.staging = "/staging".into();
+            before.row.staging = Some("/staging".into());
             before.row.stage = stage;
             let wanted = wanted(0);
             before.mounts.push(Arc::new(MountRow {
@@ -576,11 +577,11 @@ fn every_state_takes_every_event() {
                 phase,
                 kept,
                 source: "/root/publish/v/0".into(),
-                published: String::new(),
+                published: None,
                 publish,
                 target,
                 device: None,
-                error: String::new(),
+                error: None,
                 operations: Vec::new(),
                 since_usec: 0,
                 modify_index: 0,
@@ -644,7 +645,7 @@ fn events(wanted: &DesiredMount) -> Vec<MountEvent> {
     for action in Action::ALL {
         for outcome in [Outcome::Done { device: None }, Outcome::NotSent, Outcome::Again, Outcome::Failed] {
             let effect = Effect { action, key: key.clone(), goal: key.clone(), from: Leg::Absent };
-            events.push(MountEvent::Ended { effect, outcome, error: "why".into() });
+            events.push(MountEvent::Ended { effect, outcome, error: Some("why".into()) });
         }
     }
     events
@@ -789,7 +790,7 @@ fn a_uid_has_only_so_many_mounts_of_a_volume() {
 /// whose mounts are published.
 fn stuck(consumers: &[u8], published: &[u8]) -> Volume {
     let mut volume = volume();
-    volume.row.staging = "/staging".into();
+    volume.row.staging = Some("/staging".into());
     volume.row.stage = Leg::Removing;
     for consumer in consumers {
         let event = MountEvent::Mount { wanted: wanted(*consumer), paths: paths(*consumer), abilities: ABLE };

@@ -43,7 +43,8 @@ impl DesiredMount {
 /// Paths at which a mount is made, or at which an existing mount is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
-    pub staging: String,
+    /// `None`: the plugin does not stage.
+    pub staging: Option<String>,
     pub source: String,
 }
 
@@ -76,8 +77,7 @@ pub enum Observed {
 pub enum MountEvent {
     /// Mount, requested by a caller or by the restoration of a row at rest.
     Mount { wanted: DesiredMount, paths: Paths, abilities: Abilities },
-    /// The kernel shows a mount of another manager at `paths`, and a caller hands it over. The staging path is empty if the
-    /// plugin does not stage.
+    /// The kernel shows a mount of another manager at `paths`, and a caller hands it over.
     Adopt { wanted: DesiredMount, paths: Paths, abilities: Abilities, device: u64 },
     /// A caller requests the unmount.
     Unmount { key: MountKey },
@@ -86,7 +86,7 @@ pub enum MountEvent {
     /// Next try towards the state that the row wants.
     Continue { key: MountKey },
     /// Outcome of the effect. `error` is kept in the row unless the outcome is `Done`.
-    Ended { effect: Effect, outcome: Outcome, error: String },
+    Ended { effect: Effect, outcome: Outcome, error: Option<String> },
     /// The time for a removal is over. The row waits for another try.
     GaveUp { key: MountKey },
     /// csid postpones a mount that only csid itself wants, and whose effect may have been tried. A row that was answered once
@@ -170,9 +170,9 @@ impl Volume {
             key,
             namespace: namespace.to_owned(),
             volume: volume.to_owned(),
-            staging: String::new(),
+            staging: None,
             stage: Leg::Absent,
-            backing: String::new(),
+            backing: None,
         };
         Volume { row, mounts: Vec::new() }
     }

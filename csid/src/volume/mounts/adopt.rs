@@ -126,16 +126,16 @@ impl Executor<'_> {
         self.answer(key)
     }
 
-    /// Returns the path at which the plugin publishes a mount at one of csid's own paths whose row was lost. Empty: the path is
+    /// Returns the path at which the plugin publishes a mount at one of csid's own paths whose row was lost. `None`: the path is
     /// not csid's, or nothing is there.
-    fn own_private(&self, ready: &Ready, source: &Path) -> String {
+    fn own_private(&self, ready: &Ready, source: &Path) -> Option<String> {
         let base = self.shared.base(ready.host_root());
         let private = Some(source)
             .filter(|source| paths::is_own(&self.rows.volume().row.key, source))
             .and_then(paths::private);
         let private =
             private.filter(|path| self.shared.host.look_unmounted(base, path) != Some(Look::Missing));
-        private.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
+        private.map(|path| path.to_string_lossy().into_owned())
     }
 
     /// Refuses a registered volume of a plugin that attaches, unless csid has attached it to this node. Otherwise the claim's
@@ -165,7 +165,7 @@ impl Executor<'_> {
         }
         let volume = &self.rows.volume().row;
         let is_own = |path: &str| paths::is_own(&volume.key, Path::new(path));
-        let restages = effect.action == Action::Stage && !is_own(&volume.staging);
+        let restages = effect.action == Action::Stage && !volume.staging.as_deref().is_some_and(is_own);
         let row = self.row(&effect.goal).filter(|row| {
             let is_to_come = row.publish == Leg::Absent || effect.action == Action::Publish;
             is_to_come && !is_own(&row.source)
@@ -182,9 +182,9 @@ impl Executor<'_> {
             let source = self.paths(&ready, &wanted).source;
             let base = self.shared.base(ready.host_root());
             clear_the_way(&self.shared.host, ready.id(), base, Path::new(&source)).await?;
-            let published = paths::private(Path::new(&source)).unwrap_or_default();
+            let published = paths::private(Path::new(&source));
             self.rows.remark(&effect.goal, |row| {
-                row.published = published.to_string_lossy().into_owned();
+                row.published = published.map(|path| path.to_string_lossy().into_owned());
                 row.source = source;
             });
         }
@@ -204,11 +204,11 @@ impl Executor<'_> {
             .clone()
             .flat_map(|row| [Some(row.source.as_str()), Some(row.published()), row.spec.target.as_deref()])
             .flatten()
-            .chain([volume.row.staging.as_str()])
+            .chain(volume.row.staging.as_deref())
             .map(Path::new)
             .collect();
-        let published = rows.filter(|row| row.publish == Leg::Present).map(|row| &row.source);
-        let staged = Some(&volume.row.staging).filter(|_| volume.row.stage != Leg::Absent);
+        let published = rows.filter(|row| row.publish == Leg::Present).map(|row| row.source.as_str());
+        let staged = volume.row.staging.as_deref().filter(|_| volume.row.stage != Leg::Absent);
         let known = published.chain(staged).map(Path::new);
         let shown = known.flat_map(|path| self.shared.host.copies_and_parts(path).unwrap_or_default());
         let mut found: Vec<PathBuf> = shown.filter(|path| !own.contains(&path.as_path())).collect();
@@ -220,16 +220,18 @@ impl Executor<'_> {
 
 /// Refuses a staging path that does not match the plugin's capability: a row without the path would never be unstaged.
 fn refuse_other_staging(ready: &Ready, at: &Paths) -> Result<()> {
-    match (ready.stages(), at.staging.is_empty()) {
-        (true, true) => Err(Error::invalid(format!(
+    match (ready.stages(), at.staging.is_some()) {
+        (true, false) => Err(Error::invalid(format!(
             "staging-path is missing: plugin {} has STAGE_UNSTAGE_VOLUME",
             ready.id()
         ))),
-        (false, false) => Err(Error::invalid(format!(
+        (false, true) => Err(Error::invalid(format!(
             "staging-path is given, but plugin {} has no STAGE_UNSTAGE_VOLUME",
             ready.id()
         ))),
-        _ if at.staging == at.source => Err(Error::invalid("staging-path and published-path are one path")),
+        _ if at.staging.as_ref() == Some(&at.source) => {
+            Err(Error::invalid("staging-path and published-path are one path"))
+        }
         _ => Ok(()),
     }
 }
@@ -242,8 +244,7 @@ impl Context {
         key: &MountKey,
         at: &Paths,
     ) -> Result<()> {
-        let given = [at.source.as_str(), at.staging.as_str()];
-        for path in given.into_iter().filter(|path| !path.is_empty()) {
+        for path in [Some(at.source.as_str()), at.staging.as_deref()].into_iter().flatten() {
             let by_source = MountFilter { source: Some(path.to_owned()), ..MountFilter::default() };
             let by_staging = MountFilter { staging: Some(path.to_owned()), ..MountFilter::default() };
             let mut published = self.store.mounts(by_source).await?;
@@ -276,7 +277,7 @@ impl Context {
     async fn prove(&self, wanted: &DesiredMount, plugin: &str, at: &Paths) -> Result<(u64, Look)> {
         let spec = &wanted.spec;
         let source = Path::new(&at.source);
-        let staging = Some(Path::new(&at.staging)).filter(|path| !path.as_os_str().is_empty());
+        let staging = at.staging.as_deref().map(Path::new);
         let look = self.host.look(plugin, source).await;
         let device = match (spec.usage.attachment_mode, look) {
             (AttachmentMode::FileSystem, Look::Mounted { device, .. }) => {

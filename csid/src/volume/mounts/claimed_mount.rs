@@ -140,11 +140,13 @@ impl Executor<'_> {
 
     /// Writes into the row, and once into an event, why the mount is not made again.
     async fn tell_unhealed(&mut self, key: &MountKey, error: &Error) {
-        let Some(row) = self.row(key).filter(|row| row.error != error.message) else { return };
+        let Some(row) = self.row(key).filter(|row| row.error.as_ref() != Some(&error.message)) else {
+            return;
+        };
         let kind =
             if error.kind == Kind::SecretRequired { EventKind::SecretRequired } else { EventKind::Mount };
         let event = mount_events::ended(kind, Some(row), Some(error));
-        self.rows.remark(key, |row| row.error.clone_from(&error.message));
+        self.rows.remark(key, |row| row.error = Some(error.message.clone()));
         if let Err(error) = self.rows.persist(&self.shared.store, Durability::Process, event).await {
             tracing::warn!(%error, "the journal could not be written");
         }

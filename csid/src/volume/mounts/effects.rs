@@ -118,7 +118,7 @@ type Effect = Result<Option<u64>, EffectFailure>;
 
 /// Returns the journal's record of the file systems and devices that keep the volume. An error changed nothing.
 pub(in crate::volume) fn known(volume: &VolumeRow) -> Result<Backing, EffectFailure> {
-    Backing::from_text(&volume.backing).map_err(|error| {
+    Backing::from_text(volume.backing.as_deref().unwrap_or_default()).map_err(|error| {
         let text = format!(
             "the journal's record of what the mounts of volume {} of plugin {} showed cannot be read: {error}",
             volume.key.handle, volume.key.plugin
@@ -210,6 +210,15 @@ impl EffectContext<'_> {
         Path::new(&self.mount.source)
     }
 
+    /// Returns the staging path. A failure changed nothing.
+    fn staging(&self) -> Result<&Path, EffectFailure> {
+        let staging = self.volume.row.staging.as_deref().map(Path::new);
+        staging.ok_or_else(|| EffectFailure {
+            outcome: Outcome::NotSent,
+            ..EffectFailure::definite(Error::internal("a volume that is staged has no staging path"))
+        })
+    }
+
     /// Returns the path at which the plugin publishes.
     fn published(&self) -> &Path {
         Path::new(self.mount.published())
@@ -219,7 +228,7 @@ impl EffectContext<'_> {
         let spec = &self.mount.spec;
         NodeCall {
             external_id,
-            staging: &self.volume.row.staging,
+            staging: self.volume.row.staging.as_deref(),
             target: self.mount.published(),
             usage: &spec.usage,
             read_only: spec.read_only,
@@ -232,7 +241,7 @@ impl EffectContext<'_> {
     }
 
     async fn stage(&self, external_id: &str) -> Effect {
-        let staging = Path::new(&self.volume.row.staging);
+        let staging = self.staging()?;
         let parent = staging.parent().unwrap_or(self.base);
         if self.host.look_unmounted(self.base, parent) == Some(Look::Missing) {
             self.make_directory(parent, Access::Private)?;
@@ -300,7 +309,7 @@ impl EffectContext<'_> {
     fn access(&self, own: &Path) -> Access {
         let is_there = |mount: &MountRow| mount.key == self.mount.key || mount.publish != Leg::Absent;
         // The row of an older csid lets the consumer use this path as well as its target.
-        let uses_it = |mount: &MountRow| mount.spec.target.is_none() || mount.published.is_empty();
+        let uses_it = |mount: &MountRow| mount.spec.target.is_none() || mount.published.is_none();
         let own = own.to_string_lossy();
         let is_below = |mount: &MountRow| paths::is_at_or_below(&mount.source, &own);
         match self.volume.mounts.iter().any(|mount| is_below(mount) && is_there(mount) && uses_it(mount)) {
@@ -429,7 +438,7 @@ impl EffectContext<'_> {
     fn refuse_if_moved(&self, target: &Path) -> Result<(), EffectFailure> {
         let ours = |path: &Path| {
             let rows = self.volume.mounts.iter();
-            path == Path::new(&self.volume.row.staging)
+            Some(path) == self.volume.row.staging.as_deref().map(Path::new)
                 || rows
                     .flat_map(|row| {
                         [Some(row.source.as_str()), Some(row.published()), row.spec.target.as_deref()]
@@ -607,7 +616,7 @@ impl EffectContext<'_> {
             let failure = EffectFailure::definite(Error::new(Kind::Busy, text));
             return Err(EffectFailure { outcome: Outcome::NotSent, orphan: true, ..failure });
         }
-        let staging = Path::new(&self.volume.row.staging);
+        let staging = self.staging()?;
         let backing = self.backing()?;
         self.refuse_while_elsewhere(&backing, Outcome::NotSent).await?;
         self.detach_dead(staging).await?;

@@ -134,7 +134,7 @@ impl Executor<'_> {
         let with_staging = self.rows.volume().forgets_staging(key);
         self.refuse_while_mounted(&row, with_staging).await?;
         let staging = self.rows.volume().row.staging.clone();
-        let event = forgotten(&row, &staging, self.rows.volume().row.stage);
+        let event = forgotten(&row, staging, self.rows.volume().row.stage);
         let forget = MountEvent::Forget { key: key.clone() };
         self.rows
             .step(forget)
@@ -154,10 +154,9 @@ impl Executor<'_> {
     /// device. `with_staging`: also while one shows the staging, or while the volume's block device is held exclusively.
     async fn refuse_while_mounted(&self, row: &MountRow, with_staging: bool) -> Result<()> {
         let (host, volume) = (&self.shared.host, self.rows.volume());
-        let staging = Some(&volume.row.staging).filter(|path| !path.is_empty());
+        let staging = volume.row.staging.as_deref();
         let own = [row.source.as_str(), row.published()].into_iter();
-        let below: Vec<PathBuf> =
-            own.chain(staging.filter(|_| with_staging).map(String::as_str)).map(PathBuf::from).collect();
+        let below: Vec<PathBuf> = own.chain(staging.filter(|_| with_staging)).map(PathBuf::from).collect();
         let target = row.spec.target.as_ref().filter(|_| row.target != Leg::Absent).map(PathBuf::from);
         let mut backing = effects::known(&volume.row).map_err(|failure| failure.error)?;
         if backing == Backing::default() {
@@ -231,7 +230,7 @@ fn still_mounted(paths: &[PathBuf], consumer: &str, holders: Vec<String>) -> Err
 }
 
 /// Returns an event with all that was known of the mount.
-fn forgotten(row: &MountRow, staging: &str, stage: Leg) -> NewEvent {
+fn forgotten(row: &MountRow, staging: Option<String>, stage: Leg) -> NewEvent {
     let mut event = mount_events::ended(EventKind::MountForgotten, Some(row), None).unwrap_or(NewEvent {
         kind: EventKind::MountForgotten,
         subject: VolumeName::of(&row.key).to_string(),
@@ -241,14 +240,14 @@ fn forgotten(row: &MountRow, staging: &str, stage: Leg) -> NewEvent {
     let facts = [
         ("external-id", row.volume.handle.to_string()),
         ("state", word(row.phase).to_owned()),
-        ("staging", staging.to_owned()),
+        ("staging", staging.unwrap_or_default()),
         ("source", row.source.clone()),
         ("published", row.published().to_owned()),
         ("target", row.spec.target.clone().unwrap_or_default()),
         ("access-mode", word(usage.access_mode).to_owned()),
         ("attachment-mode", word(usage.attachment_mode).to_owned()),
         ("fs-type", usage.fs_type.clone()),
-        ("last-error", row.error.clone()),
+        ("last-error", row.error.clone().unwrap_or_default()),
     ];
     event.details.extend(facts.map(|(key, text)| (key, Value::from(text))));
     for (key, leg) in [("stage", stage), ("publish", row.publish), ("bind", row.target)] {

@@ -206,7 +206,7 @@ impl Executor<'_> {
             // that it shows is not.
             Force::Hung => {
                 let mut look = host.look_despite_hung(plugin, source).await?;
-                let staging = Some(self.rows.volume().row.staging.as_str()).filter(|path| !path.is_empty());
+                let staging = self.rows.volume().row.staging.as_deref();
                 for path in [row.published()].into_iter().chain(staging) {
                     if matches!(look, Look::Missing | Look::Plain) && path != row.source {
                         look = host.look_despite_hung(plugin, Path::new(path)).await?;
@@ -294,7 +294,7 @@ impl Executor<'_> {
         if self.operation.signals.borrow().preempt {
             return;
         }
-        self.rows.remark(key, |row| row.error.clone_from(&error.message));
+        self.rows.remark(key, |row| row.error = Some(error.message.clone()));
         if let Err(failure) = self.persist(Durability::Process, None).await {
             tracing::warn!(error = %failure.error, "the journal could not be written");
         }
@@ -363,10 +363,10 @@ impl Executor<'_> {
     /// Returns what to search for a row whose mounts are gone in csid's own namespace.
     fn gone(&self, row: &MountRow) -> Sought {
         let volume = self.rows.volume();
-        let paths = [row.source.as_str(), row.published(), volume.row.staging.as_str()].into_iter();
+        let own = [row.source.as_str(), row.published()].into_iter().filter(|path| !path.is_empty());
         let is_alone = !volume.published_elsewhere(&row.key);
         Sought {
-            below: paths.filter(|path| !path.is_empty()).map(PathBuf::from).collect(),
+            below: own.chain(volume.row.staging.as_deref()).map(PathBuf::from).collect(),
             target: row.spec.target.as_ref().map(PathBuf::from),
             device: row.device,
             shown: Vec::new(),
@@ -407,7 +407,7 @@ impl Executor<'_> {
                             self.event(MountEvent::Ended {
                                 effect,
                                 outcome: Outcome::Done { device },
-                                error: String::new(),
+                                error: None,
                             })?
                         }
                         Err(mut failure) => {
@@ -418,7 +418,7 @@ impl Executor<'_> {
                                 self.ask_what_it_can().await;
                             }
                             let (effect_action, makes) = (effect.action, effect.action.makes());
-                            let (outcome, error) = (failure.outcome, failure.error.message.clone());
+                            let (outcome, error) = (failure.outcome, Some(failure.error.message.clone()));
                             self.event(MountEvent::Ended { effect, outcome, error })?;
                             let lasting = failure.definite || (makes && outcome == Outcome::Failed);
                             let again = !lasting && self.pause(&mut delay).await;
@@ -577,14 +577,14 @@ impl Executor<'_> {
         let mounts = self.own_mounts.take();
         let volume = self.rows.volume();
         let Some(mount) = volume.mount(&effect.key) else { return Ok(()) };
-        let staging = Some(&volume.row.staging).filter(|path| !path.is_empty());
+        let staging = volume.row.staging.as_deref();
         let is_first = match effect.action {
             Action::Stage => true,
             Action::Publish => staging.is_none() && !volume.published_elsewhere(&mount.key),
             Action::Bind | Action::Unbind | Action::Unpublish | Action::Unstage => false,
         };
         if is_first {
-            self.rows.set_backing(String::new());
+            self.rows.set_backing(None);
             return Ok(());
         }
         // Without a staging each publish may be a file system of its own. Another file system may get its number once it is
@@ -593,7 +593,7 @@ impl Executor<'_> {
         let removes = matches!(effect.action, Action::Unpublish | Action::Unstage) && !is_not_last;
         // An Unpublish since the volume was staged has recorded the staging, too.
         let is_noted =
-            effect.action == Action::Unstage && effect.from == Leg::Present && !volume.row.backing.is_empty();
+            effect.action == Action::Unstage && effect.from == Leg::Present && volume.row.backing.is_some();
         if !removes || is_noted || self.force >= Force::Dead || mount.status.healing {
             return Ok(());
         }
@@ -601,8 +601,8 @@ impl Executor<'_> {
         let number = mount.device.filter(|_| is_block);
         // If the mounts are gone, only their device number is known.
         let had = mount.device.filter(|_| !is_block);
-        let own = [Some(&mount.source), Some(&mount.published), staging].into_iter().flatten();
-        let own: Vec<&Path> = own.filter(|path| !path.is_empty()).map(Path::new).collect();
+        let own = [Some(mount.source.as_str()), mount.published.as_deref(), staging].into_iter().flatten();
+        let own: Vec<&Path> = own.map(Path::new).collect();
         let mut backing = effects::known(&volume.row)?;
         let nothing_done = |failure: EffectFailure| EffectFailure { outcome: Outcome::NotSent, ..failure };
         let mounts = match mounts {
@@ -615,14 +615,14 @@ impl Executor<'_> {
                 Error::internal(format!("what the volume's mounts show is not JSON: {error}")).into(),
             )
         })?;
-        self.rows.set_backing(text);
+        self.rows.set_backing(Some(text));
         Ok(())
     }
 
     /// Returns the failure of an effect that an order to forget interrupts. The row keeps its last error, because the order may
     /// be refused.
     fn interrupted(&self, effect: &Effect, outcome: Outcome) -> EffectFailure {
-        let last = self.row(&effect.key).map(|row| row.error.clone()).filter(|last| !last.is_empty());
+        let last = self.row(&effect.key).and_then(|row| row.error.clone());
         let error =
             last.map_or_else(|| OperationError::Forgotten.into(), |last| Error::new(Kind::Cancelled, last));
         EffectFailure::new(outcome, error)
@@ -726,7 +726,7 @@ impl Executor<'_> {
         let volume = &self.rows.volume().row.key;
         let text = |path: PathBuf| ready.host_root().join(path).to_string_lossy().into_owned();
         let source = text(paths::publish(volume, key, spec.usage.access_mode));
-        Paths { staging: text(paths::staging(volume)), source }
+        Paths { staging: Some(text(paths::staging(volume))), source }
     }
 
     /// Removes the directories that a row leaves, if they are empty, before the row that explains them goes.
@@ -735,7 +735,7 @@ impl Executor<'_> {
         let idle =
             volume.row.stage == Leg::Absent && volume.mounts.iter().all(|mount| mount.publish == Leg::Absent);
         let own = self.rows.written(key).into_iter().flat_map(|row| [row.source.as_str(), row.published()]);
-        let staging = Some(volume.row.staging.as_str()).filter(|path| idle && !path.is_empty());
+        let staging = volume.row.staging.as_deref().filter(|_| idle);
         let is_own = |path: &&Path| paths::is_own(&volume.row.key, path);
         for path in own.chain(staging).map(Path::new).filter(is_own) {
             // A path is …/ROOT/staging/HASH, …/ROOT/private/HASH/HASH, …/ROOT/publish/HASH/HASH, or longer. The directories

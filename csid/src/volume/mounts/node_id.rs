@@ -10,12 +10,11 @@ use crate::volume::model::volume::{Action, DesiredMount, Effect};
 use crate::volume::waits::PluginWaits;
 
 impl Executor<'_> {
-    /// Returns the node id of the attachment that is staged, or is to be staged. Empty: it is not known or not needed.
-    pub(in crate::volume) fn staged_under(&self, ready: &Ready, wanted: &DesiredMount) -> String {
+    /// Returns the node id of the attachment that is staged, or is to be staged. `None`: it is not known or not needed.
+    pub(in crate::volume) fn staged_under(&self, ready: &Ready, wanted: &DesiredMount) -> Option<String> {
         let volume = self.rows.volume();
         if volume.row.stage != Leg::Absent {
-            let known = volume.mounts.iter().map(|row| &row.status.node_id).find(|id| !id.is_empty());
-            return known.cloned().unwrap_or_default();
+            return volume.mounts.iter().find_map(|row| row.status.node_id.clone());
         }
         match self.row(&wanted.key).filter(|row| row.publish != Leg::Absent) {
             Some(row) => row.status.node_id.clone(),
@@ -23,20 +22,18 @@ impl Executor<'_> {
         }
     }
 
-    /// Returns the present node id. Empty: it is not needed, because a claim's attachment has its own, or the plugin does not
+    /// Returns the present node id. `None`: it is not needed, because a claim's attachment has its own, or the plugin does not
     /// attach.
-    fn node_id_now(&self, ready: &Ready, spec: &MountSpec) -> String {
-        match spec.registered || self.shared.plugins.can(ready.id(), ATTACHES) == Some(false) {
-            true => String::new(),
-            false => ready.node_id().to_owned(),
-        }
+    fn node_id_now(&self, ready: &Ready, spec: &MountSpec) -> Option<String> {
+        let is_needed = !spec.registered && self.shared.plugins.can(ready.id(), ATTACHES) != Some(false);
+        Some(ready.node_id().to_owned()).filter(|id| is_needed && !id.is_empty())
     }
 
     /// Writes the node id into the rows before the volume is staged, or before it is published if nothing is staged. The id may
     /// have changed since the rows were begun (CSI rule 23).
     pub(in crate::volume) async fn note_node_id(&mut self, effect: &Effect, ready: &Ready) -> Result<()> {
         let volume = self.rows.volume();
-        let stages = !volume.row.staging.is_empty();
+        let stages = volume.row.staging.is_some();
         let its = volume.mounts.iter().filter(|row| effect.action == Action::Stage || row.key == effect.key);
         if !matches!((effect.action, stages), (Action::Stage, _) | (Action::Publish, false)) {
             return Ok(());
@@ -53,10 +50,10 @@ impl Executor<'_> {
         let volume = self.rows.volume();
         let is_staged = |row: &&Arc<MountRow>| volume.row.stage != Leg::Absent || row.publish != Leg::Absent;
         let staged: Vec<_> = volume.mounts.iter().filter(is_staged).collect();
-        if staged.iter().any(|row| row.status.node_id == node_id) {
+        if staged.iter().any(|row| row.status.node_id.as_deref() == Some(node_id)) {
             return Ok(true);
         }
-        let is_known = !staged.is_empty() && staged.iter().all(|row| !row.status.node_id.is_empty());
+        let is_known = !staged.is_empty() && staged.iter().all(|row| row.status.node_id.is_some());
         // While the staged node id is not known, it may be the plugin's present one.
         Ok(!is_known && self.ready().await?.node_id() == node_id)
     }

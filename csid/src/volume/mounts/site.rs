@@ -178,7 +178,7 @@ impl Executor<'_> {
     ) -> Result<NodeCall<'a>> {
         Ok(NodeCall {
             external_id: known_id(&row.volume, &Subject::Mount(row.key.clone()))?,
-            staging: &self.rows.volume().row.staging,
+            staging: self.rows.volume().row.staging.as_deref(),
             target: row.published(),
             usage: &row.spec.usage,
             read_only: row.spec.read_only,

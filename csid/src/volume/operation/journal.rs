@@ -80,14 +80,14 @@ impl JournaledVolume {
         }
     }
 
-    /// Sets the backing of the volume's mounts, as JSON of `host::Backing`. The next intent writes it.
-    pub(in crate::volume) fn set_backing(&mut self, backing: String) {
+    /// Sets the backing of the volume's mounts, as JSON of `host::Backing`. `None`: it is not known. The next intent writes it.
+    pub(in crate::volume) fn set_backing(&mut self, backing: Option<String>) {
         self.now.row.backing = backing;
     }
 
     /// Sets the staging path of a volume that is not staged.
     pub(in crate::volume) fn stage_at(&mut self, staging: String) {
-        self.now.row.staging = staging;
+        self.now.row.staging = Some(staging);
     }
 
     /// Returns whether the journal holds the current rows.
@@ -209,7 +209,7 @@ mod tests {
         assert!(between(&before, &after).0.is_empty());
         after.push(Arc::new(mount("v", "new")));
         assert_eq!(between(&before, &after), (1_000..1_000, 1_000..1_001));
-        Arc::make_mut(&mut after[500]).error = "failed".into();
+        Arc::make_mut(&mut after[500]).error = Some("failed".into());
         assert_eq!(between(&before, &after[..1_000]), (500..501, 500..501));
         after.remove(0);
         assert_eq!(between(&before[..1], &[]), (0..1, 0..0));
@@ -226,7 +226,7 @@ mod tests {
                 match act {
                     0 => new.mounts.push(Arc::new(mount("v", &format!("new{at}")))),
                     1 if place < new.mounts.len() => drop(new.mounts.remove(place)),
-                    2 if place < new.mounts.len() => Arc::make_mut(&mut new.mounts[place]).error += "again",
+                    2 if place < new.mounts.len() => Arc::make_mut(&mut new.mounts[place]).error.get_or_insert_default().push_str("again"),
                     _ => {}
                 }
             }

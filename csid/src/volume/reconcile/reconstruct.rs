@@ -250,14 +250,14 @@ impl Context {
             key: key.clone(),
             namespace: namespace.clone(),
             volume: volume.clone(),
-            staging: staging.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+            staging: staging.as_ref().map(|path| path.to_string_lossy().into_owned()),
             stage: match &staging {
                 None => Leg::Absent,
                 Some(_) if published.iter().any(|found| found.look != Look::Plain) => Leg::Present,
                 // The state is unknown, so an Unmount has the volume unstaged.
                 Some(_) => Leg::Removing,
             },
-            backing: String::new(),
+            backing: None,
         };
         let mount = |tag: String| MountRow {
             key: MountKey {
@@ -273,11 +273,11 @@ impl Context {
             phase: Phase::Mounted,
             kept: true,
             source: String::new(),
-            published: String::new(),
+            published: None,
             publish: Leg::Present,
             target: Leg::Absent,
             device: None,
-            error: String::new(),
+            error: None,
             operations: Vec::new(),
             since_usec: now_usec(),
             modify_index: 0,
@@ -288,20 +288,21 @@ impl Context {
             let tag = if mounts.is_empty() { String::new() } else { file_name(own) };
             let source = path.to_string_lossy().into_owned();
             let before = old.mounts.get(source.as_str()).filter(|row| row.volume == key);
-            let published = private.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+            let published = private.map(|path| path.to_string_lossy().into_owned());
             let mut row = MountRow { source, published, device, ..mount(tag) };
             match before {
                 Some(before) => {
                     row.spec = MountSpec { restore: Restore::Hold, ..before.spec.clone() };
-                    row.error =
+                    let text =
                         format!("recorded when the journal was replaced; it was of {}", title(&before.key));
+                    row.error = Some(text);
                 }
                 None => {
                     if matches!(look, Look::Device { .. }) {
                         row.spec = unread(AttachmentMode::BlockDevice);
                     }
-                    row.error =
-                        "recorded when the journal was replaced; its row could not be read".to_owned();
+                    let text = "recorded when the journal was replaced; its row could not be read";
+                    row.error = Some(text.to_owned());
                 }
             }
             if matches!(look, Look::Plain | Look::Missing) {
@@ -328,7 +329,8 @@ impl Context {
                 .join(paths::publish(&key, &row.key, row.spec.usage.access_mode))
                 .to_string_lossy()
                 .into_owned();
-            row.error = "recorded when the journal was replaced; only its staging was there".to_owned();
+            let text = "recorded when the journal was replaced; only its staging was there";
+            row.error = Some(text.to_owned());
             mounts.push(Arc::new(row));
         }
         Volume { row, mounts }
@@ -345,7 +347,7 @@ impl Context {
             let rows = rows.flat_map(|row| {
                 [Some(row.source.as_str()), Some(row.published()), row.spec.target.as_deref()]
             });
-            rows.flatten().chain([volume.row.staging.as_str()]).any(|own| path == Path::new(own))
+            rows.flatten().chain(volume.row.staging.as_deref()).any(|own| path == Path::new(own))
         };
         match self.host.copies(Path::new(&row.source))?.into_iter().find(|path| !own(path)) {
             None => Ok(()),

@@ -128,7 +128,7 @@ impl Volumes {
     /// A failure is only logged, because the mount was never answered.
     async fn restrict_half_published(&self, mounts: &[MountRow]) {
         let is_half =
-            |row: &&MountRow| row.published.is_empty() && !matches!(row.publish, Leg::Absent | Leg::Present);
+            |row: &&MountRow| row.published.is_none() && !matches!(row.publish, Leg::Absent | Leg::Present);
         // csid never restricts a publish of another manager.
         let is_own = |row: &&MountRow| paths::is_own(&row.volume, Path::new(&row.source));
         let restricting = mounts.iter().filter(is_half).filter(is_own).map(|row| async {
