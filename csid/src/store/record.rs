@@ -82,9 +82,9 @@ pub struct Creation {
     /// Whether csid keeps the row. `false`: the caller keeps its own, and csid deletes the row once the caller has its answer.
     pub register: bool,
     pub secrets_given: bool,
-    /// The plugin's id of the volume that it is to be a clone of; empty: of none.
-    #[serde(default)]
-    pub source: String,
+    /// The plugin's id of the volume that it is to be a clone of. `None`: of none.
+    #[serde(default, with = "or_default")]
+    pub source: Option<String>,
     /// Whether the volume exists, but the plugin does not confirm that it comes from its snapshot or volume.
     #[serde(default)]
     pub sourceless: bool,
@@ -181,9 +181,10 @@ impl Registration {
 #[serde(rename_all = "kebab-case")]
 pub struct Attachment {
     pub node: String,
-    /// The plugin's own name of the node when it was attached: a detach uses no other.
-    #[serde(default)]
-    pub node_id: String,
+    /// The plugin's own name of the node when it was attached: a detach uses no other. `None`: the attach was not begun, or an
+    /// earlier csid did not note it.
+    #[serde(default, with = "or_default")]
+    pub node_id: Option<String>,
     pub leg: Leg,
     #[serde(default)]
     pub publish_context: BTreeMap<String, String>,
@@ -237,16 +238,21 @@ impl fmt::Debug for Attachment {
 }
 
 impl Attachment {
+    /// Returns the node's name for people: the plugin's own, or csid's if that is not known.
+    pub fn shown_node(&self) -> &str {
+        self.node_id.as_deref().unwrap_or(&self.node)
+    }
+
     /// Returns whether AttachVolume made the attachment for this node id.
     pub fn is_by_call(&self, node_id: &str) -> bool {
-        self.by_call.is_some() && self.node_id == node_id
+        self.by_call.is_some() && self.node_id.as_deref() == Some(node_id)
     }
 
     /// Makes an attachment that a claim wants. Nothing but its leg is known.
     pub fn new(node: &str, leg: Leg) -> Self {
         Attachment {
             node: node.to_owned(),
-            node_id: String::new(),
+            node_id: None,
             leg,
             publish_context: BTreeMap::new(),
             boot: None,

@@ -196,7 +196,7 @@ fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -
         waits.extend(claim_waits(claim));
     }
     for at in &record.attachments {
-        let node = if at.node_id.is_empty() { &at.node } else { &at.node_id };
+        let node = at.shown_node();
         if at.by_call.is_some() {
             explanation.holders.push(format!("node {node}"));
         }
@@ -332,7 +332,7 @@ mod tests {
             capacity_max: 0,
             register: true,
             secrets_given: false,
-            source: String::new(),
+            source: None,
             sourceless: false,
             ..Creation::default()
         };

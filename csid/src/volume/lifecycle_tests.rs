@@ -8,7 +8,7 @@ fn creation() -> Creation {
         capacity_max: 20,
         register: true,
         secrets_given: false,
-        source: String::new(),
+        source: None,
         sourceless: false,
         ..Creation::default()
     }

@@ -267,7 +267,7 @@ fn absent_values_are_written_as_empty() {
     let known =
         Registration { capacity: Some(7), blocked: blocked(), error: Some("e".into()), ..idle.clone() };
     let unknown = Attachment::new("n1", Leg::Present);
-    let called = Attachment { boot: Some("b".into()), ..unknown.clone() };
+    let called = Attachment { boot: Some("b".into()), node_id: Some("i-1".into()), ..unknown.clone() };
     let texts = |value: serde_json::Value, due: serde_json::Value| {
         for (key, due) in due.as_object().unwrap() {
             assert_eq!(&value[key], due, "{key}");
@@ -282,10 +282,15 @@ fn absent_values_are_written_as_empty() {
     assert!(serde_json::from_value::<Registration>(written).unwrap() == idle);
     let written = texts(json!(&known), json!({"capacity": 7, "parked": "no secrets", "error": "e"}));
     assert!(serde_json::from_value::<Registration>(written).unwrap() == known);
-    let written = texts(json!(&unknown), json!({"boot": ""}));
+    let written = texts(json!(&unknown), json!({"boot": "", "node-id": ""}));
     assert_eq!(serde_json::from_value::<Attachment>(written).unwrap(), unknown);
-    let written = texts(json!(&called), json!({"boot": "b"}));
+    let written = texts(json!(&called), json!({"boot": "b", "node-id": "i-1"}));
     assert_eq!(serde_json::from_value::<Attachment>(written).unwrap(), called);
+    for (source, text) in [(None, ""), (Some("x".to_owned()), "x")] {
+        let creation = Creation { source, ..Creation::default() };
+        let written = texts(json!(&creation), json!({"source": text}));
+        assert_eq!(serde_json::from_value::<Creation>(written).unwrap(), creation);
+    }
 }
 
 #[test]

@@ -99,7 +99,7 @@ pub(super) fn representative_swaps() -> Vec<Swap> {
         capacity_max: 2,
         register: true,
         secrets_given: true,
-        source: "of-another".into(),
+        source: Some("of-another".into()),
         sourceless: false,
         ..Creation::default()
     };

@@ -25,7 +25,7 @@ use crate::volume::waits::PluginWaits;
 fn refuse_anothers(at: &Attachment, uid: u32, name: &VolumeName) -> Result<()> {
     match &at.by_call {
         Some(owner) if uid != 0 && uid != owner.uid => {
-            Err(ClaimError::NotAttacher { name: name.clone(), node_id: at.node_id.clone() }.into())
+            Err(ClaimError::NotAttacher { name: name.clone(), node_id: at.shown_node().to_owned() }.into())
         }
         _ => Ok(()),
     }
@@ -70,7 +70,7 @@ impl<S: Site> Engine<'_, S> {
             record.volume = volume.clone();
             record.attachments.retain(|at| !at.is_by_call(node_id));
             let by_call = Some(by_call.clone());
-            let node_id = node_id.to_owned();
+            let node_id = Some(node_id.to_owned());
             record.attachments.push(Attachment { node_id, by_call, ..Attachment::new("", Leg::Making) });
             Ok(None)
         };

@@ -354,7 +354,7 @@ impl<S: Site> Engine<'_, S> {
         let registration = record.registration.as_ref();
         Claims {
             attaches: self.records.plugins.can(&record.volume.plugin, ATTACHES),
-            node_id: self.records.plugins.node_id(&record.volume.plugin),
+            node_id: Some(self.records.plugins.node_id(&record.volume.plugin)).filter(|id| !id.is_empty()),
             capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
             claims: record.claims.clone(),
             ahead: Vec::new(),

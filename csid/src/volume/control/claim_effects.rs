@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Obstacle, Result, Step};
 use crate::fault;
 use crate::plugin::{CallContext, Controller, RpcError, RpcKind, RpcOutcome};
 use crate::secret::Secrets;
-use crate::store::registry::{Attachment, Claim, Record, Registration};
+use crate::store::registry::{Claim, Record, Registration};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::secrets::given_values;
 use crate::volume::errors::claim::ClaimError;
@@ -40,9 +40,11 @@ struct ControllerCall<'a> {
     controller: Controller,
     /// The plugin's id of the volume.
     id: &'a str,
+    /// The plugin's name of the node. Empty in a detach from an attachment of an earlier csid, which did not note it: the plugin
+    /// then detaches the volume from every node.
+    node_id: &'a str,
     claim: &'a Claim,
     registration: &'a Registration,
-    at: &'a Attachment,
     secrets: Option<Secrets>,
     secrets_forgotten: bool,
     patience: Duration,
@@ -85,7 +87,7 @@ impl<S: Site> Engine<'_, S> {
         let usage = asking.registration.usage(asking.claim.usage.capability);
         let read_only = claim::reader_only(asking.claim.usage.capability.access_mode);
         let publish =
-            asking.controller.publish(asking.id, &asking.at.node_id, &usage, read_only, asking.request());
+            asking.controller.publish(asking.id, asking.node_id, &usage, read_only, asking.request());
         let mut signals = self.site.operation().signals.clone();
         tokio::select! {
             biased;
@@ -114,7 +116,7 @@ impl<S: Site> Engine<'_, S> {
         }
         self.site.operation().step.set(Step::Detach);
         let asking = self.asking(record, effect).await?;
-        let unpublish = asking.controller.unpublish(asking.id, &asking.at.node_id, asking.request());
+        let unpublish = asking.controller.unpublish(asking.id, asking.node_id, asking.request());
         tokio::select! {
             biased;
             done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, RpcKind::Detach)),
@@ -132,6 +134,13 @@ impl<S: Site> Engine<'_, S> {
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?;
         let registration = record.registration.as_ref().ok_or_else(no_row)?;
         let at = record.attachment(&effect.node).ok_or_else(no_row)?;
+        let node_id = match effect.action {
+            ClaimAction::Attach => {
+                let unknown = || unsent(ClaimError::NoNodeId { plugin: record.volume.plugin.clone() }.into());
+                at.node_id.as_deref().ok_or_else(unknown)?
+            }
+            ClaimAction::NodeDetach | ClaimAction::Detach => at.node_id.as_deref().unwrap_or_default(),
+        };
         let id = known_id(&record.volume, &Subject::Volume(record.name.clone())).map_err(unsent)?;
         let had = record.attach_secrets(&effect.node);
         let credential = had.credential.as_ref().or(registration.spec.credential.as_ref());
@@ -144,7 +153,16 @@ impl<S: Site> Engine<'_, S> {
         let controller = self.site.controller().await.map_err(unreached)?;
         let controller = controller.hiding(given_values(registration, &record.attachments));
         let patience = self.records.config.borrow().deadlines.operation;
-        Ok(ControllerCall { controller, id, claim, registration, at, secrets, secrets_forgotten, patience })
+        Ok(ControllerCall {
+            controller,
+            id,
+            node_id,
+            claim,
+            registration,
+            secrets,
+            secrets_forgotten,
+            patience,
+        })
     }
 
     /// Returns the secrets of the call, or those of the credential. `None`: there are neither.

@@ -183,7 +183,8 @@ impl<S: Site> Engine<'_, S> {
         if !record.claims.is_empty() {
             return Err(VolumeError::in_use(&record).into());
         }
-        let nodes: Vec<String> = record.attachments.iter().map(|at| format!("node {}", at.node_id)).collect();
+        let nodes: Vec<String> =
+            record.attachments.iter().map(|at| format!("node {}", at.shown_node())).collect();
         if !nodes.is_empty() {
             return Err(VolumeError::Attached { name, nodes }.into());
         }

@@ -99,7 +99,7 @@ impl<S: Site> Engine<'_, S> {
         Ok(wanted)
     }
 
-    /// Returns the external id of the volume to clone. Empty: there is none. A source must belong to the caller and to the
+    /// Returns the external id of the volume to clone. `None`: there is none. A source must belong to the caller and to the
     /// volume's namespace (CVE-2019-11255). The source of a clone must be registered there. A snapshot belongs to the owner of
     /// its volume, but root may name any.
     async fn find_source(
@@ -108,7 +108,7 @@ impl<S: Site> Engine<'_, S> {
         plugin: &str,
         spec: &VolumeSpec,
         uid: u32,
-    ) -> Result<String> {
+    ) -> Result<Option<String>> {
         if !spec.clone.is_empty() {
             let source = VolumeName { namespace: name.namespace.clone(), volume: spec.clone.clone() };
             let source = self.records.registered(&source).await?;
@@ -120,14 +120,14 @@ impl<S: Site> Engine<'_, S> {
                 return Err(Error::invalid(text));
             }
             refuse_anothers(&source, uid)?;
-            return Ok(known_id(&source.volume, &Subject::Volume(source.name))?.to_owned());
+            return Ok(Some(known_id(&source.volume, &Subject::Volume(source.name))?.to_owned()));
         }
         if spec.snapshot.is_empty() {
-            return Ok(String::new());
+            return Ok(None);
         }
         let deadline = self.site.operation().signals.borrow().give_up;
         match self.site.is_own_snapshot(&name.namespace, &spec.snapshot, uid, deadline).await? {
-            true => Ok(String::new()),
+            true => Ok(None),
             false => Err(VolumeError::NotOwnSnapshot { snapshot: spec.snapshot.clone() }.into()),
         }
     }
@@ -234,9 +234,8 @@ impl<S: Site> Engine<'_, S> {
         }
         let usages: Vec<Usage> =
             spec.capabilities.iter().map(|capability| target.registration.usage(*capability)).collect();
-        let source = match (spec.snapshot.as_str(), creation.source.as_str()) {
-            ("", "") => None,
-            ("", volume) => Some(Source::Volume(volume)),
+        let source = match (spec.snapshot.as_str(), creation.source.as_deref()) {
+            ("", volume) => volume.map(Source::Volume),
             (snapshot, _) => Some(Source::Snapshot(snapshot)),
         };
         let place = std::slice::from_ref(&creation.place);

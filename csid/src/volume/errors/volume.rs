@@ -149,7 +149,7 @@ impl VolumeError {
             name: record.name.clone(),
             external_id: record.volume.handle.to_string(),
             plugin: record.volume.plugin.clone(),
-            nodes: record.attachments.iter().map(|at| at.node_id.clone()).collect(),
+            nodes: record.attachments.iter().map(|at| at.shown_node().to_owned()).collect(),
         };
         Err(error.into())
     }

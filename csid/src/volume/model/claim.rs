@@ -26,8 +26,8 @@ use crate::volume::model::admission::OF_UID;
 pub struct Claims {
     /// Whether the plugin has a controller that attaches. `None`: not known yet.
     pub attaches: Option<bool>,
-    /// Id that the plugin uses for the node whose csid asks now. Empty: not known yet.
-    pub node_id: String,
+    /// Id that the plugin uses for the node whose csid asks now. `None`: not known yet.
+    pub node_id: Option<String>,
     /// Capabilities that the volume was registered with.
     pub capabilities: Vec<Capability>,
     pub claims: ClaimSet,
@@ -260,8 +260,9 @@ impl Claims {
     /// Returns whether the plugin had another id for the node when the volume was attached. Only a detach by that id ends the
     /// attachment.
     fn is_renamed(&self, node: &str) -> bool {
-        let other = |at: &Attachment| at.node == node && !at.node_id.is_empty() && at.node_id != self.node_id;
-        !self.node_id.is_empty() && self.attachments.iter().any(other)
+        let Some(now) = &self.node_id else { return false };
+        let other = |at: &Attachment| at.node == node && at.node_id.as_ref().is_some_and(|id| id != now);
+        self.attachments.iter().any(other)
     }
 
     /// Returns whether the node is known to be detached. An attach that was intended before the plugin was known not to attach
@@ -403,7 +404,7 @@ fn advance(volume: &mut Claims, consumer: &str) -> ClaimNext {
                     volume.set_leg(&claim.node, Leg::Removing);
                     return run(ClaimAction::Detach);
                 }
-                Some(false) if volume.node_id.is_empty() => return ClaimNext::Unseen,
+                Some(false) if volume.node_id.is_none() => return ClaimNext::Unseen,
                 Some(false) => {
                     volume.make(&claim.node);
                     return run(ClaimAction::Attach);

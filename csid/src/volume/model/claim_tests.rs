@@ -30,7 +30,7 @@ fn volume(attaches: bool) -> Claims {
     let attaches = Some(attaches);
     let both = |mode| [capability(mode, FileSystem), capability(mode, BlockDevice)];
     let capabilities = MODES.into_iter().flat_map(both).collect();
-    Claims { attaches, node_id: "now".to_owned(), capabilities, ..Claims::default() }
+    Claims { attaches, node_id: Some("now".to_owned()), capabilities, ..Claims::default() }
 }
 
 fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -> Claim {
@@ -261,7 +261,7 @@ impl Run {
     /// Restarts csid on both nodes. Neither has probed the plugin yet.
     fn restart(&mut self) {
         self.volume.attaches = None;
-        self.volume.node_id.clear();
+        self.volume.node_id = None;
         for node in ["n0", "n1"] {
             self.turn(ClaimEvent::Recovered { node: node.to_owned() }, false);
         }
@@ -283,7 +283,7 @@ impl Run {
                 // The plugin may be away for longer than any caller waits.
                 ClaimNext::Unseen if outcome == ClaimOutcome::Done => {
                     self.volume.attaches = Some(self.attaches);
-                    self.volume.node_id.clone_from(&self.node_id);
+                    self.volume.node_id = Some(self.node_id.clone());
                     let seen = step(&self.volume, ClaimEvent::Continue { consumer: consumer.clone() });
                     (self.volume, next) = seen.expect("a claim goes on");
                     continue;
@@ -312,7 +312,7 @@ impl Run {
             }
             if happened {
                 let at = self.volume.attachments.iter().find(|at| at.node == effect.node);
-                let id = at.map(|at| at.node_id.clone()).unwrap_or_default();
+                let id = at.and_then(|at| at.node_id.clone()).unwrap_or_default();
                 self.world.does(&effect, &id, outcome == ClaimOutcome::Done && !die);
             }
             if die {
@@ -354,7 +354,7 @@ proptest! {
         endings in proptest::collection::vec(endings(), 0..48),
     ) {
         let (volume, endings) = (volume(attaches), endings.into_iter());
-        let node_id = volume.node_id.clone();
+        let node_id = volume.node_id.clone().unwrap();
         let mut run = Run { volume, attaches, node_id, world: World::default(), endings };
         for (turn, die) in turns {
             let name = |consumer: u8| format!("c{consumer}");
@@ -600,7 +600,7 @@ fn forgotten_claim_ends_waits_for_its_detach() {
     let one = claim("a", "here", Write, SingleNodeMultiWriter);
     let two = claim("b", "here", Write, SingleNodeMultiWriter);
     let claims = holding(&[one, two]).claims;
-    let mut held = Claims { claims, node_id: "n".into(), ..volume(true) };
+    let mut held = Claims { claims, node_id: Some("n".into()), ..volume(true) };
     held.claims[1].state = ClaimState::Pending;
     held.claims[0].releasing = true;
     held.claims[0].state = ClaimState::NodeDetached;

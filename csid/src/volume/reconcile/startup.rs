@@ -198,8 +198,8 @@ fn unfinished(record: &Record, node: &str) -> Vec<Left> {
         claims.map(|claim| left(Subject::Claim(ClaimKey::new(&record.name, &claim.consumer)), claim.uid));
     let attached = record.attachments.iter().filter(|at| at.leg != Leg::Present);
     let attached = attached.filter_map(|at| {
-        let (volume, node_id) = (record.name.clone(), at.node_id.clone());
-        at.by_call.as_ref().map(|call| left(Subject::Attachment { volume, node_id }, call.uid))
+        let (call, node_id) = at.by_call.as_ref().zip(at.node_id.clone())?;
+        Some(left(Subject::Attachment { volume: record.name.clone(), node_id }, call.uid))
     });
     let registration = record.registration.as_ref().filter(|_| is_unborn(record) || is_being_deleted(record));
     let registration =
@@ -261,7 +261,7 @@ mod tests {
             capacity_max: 0,
             register: false,
             secrets_given: false,
-            source: String::new(),
+            source: None,
             sourceless: false,
             ..Creation::default()
         };
@@ -281,7 +281,7 @@ mod tests {
         ]);
         let by_call = Some(AttachCall { uid: 8, read_only: false, capability, secrets_given: false });
         let at = |node_id: &str, leg, by_call| Attachment {
-            node_id: node_id.into(),
+            node_id: Some(node_id.into()),
             by_call,
             ..Attachment::new("", leg)
         };

@@ -355,7 +355,7 @@ impl Volumes {
         let at = record.attachment(&node);
         let publish_context = at.map(|at| at.publish_context.clone()).unwrap_or_default();
         let external_node_id = match at {
-            Some(at) => at.node_id.clone(),
+            Some(at) => at.node_id.clone().unwrap_or_default(),
             None => {
                 self.shared.plugins.view(&record.volume.plugin).map(|view| view.node_id).unwrap_or_default()
             }

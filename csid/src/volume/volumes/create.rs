@@ -40,7 +40,7 @@ impl Volumes {
             capacity_max,
             register,
             secrets_given,
-            source: String::new(),
+            source: None,
             sourceless: false,
             ..Creation::default()
         };
