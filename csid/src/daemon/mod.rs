@@ -32,7 +32,7 @@ use crate::metrics;
 use crate::plugin::{Plugins, files};
 use crate::store::registry::RegistryError;
 use crate::store::rows::Phase;
-use crate::store::{Health, Loaded, Store};
+use crate::store::{Health, Loaded, Store, StoreError};
 use crate::unix_signals::{SignalOrder, UnixSignals};
 use crate::volume::model::volume::Action;
 use crate::volume::{OperationKind, Recovered, Volumes};
@@ -88,11 +88,18 @@ pub fn main() -> ExitCode {
     report(start(directories))
 }
 
+/// The log's advice on a journal of a newer csid.
+const NEWER: &str = "Install the newer csid again, or restore the backup of the journal from before it. If no newer csid was ever \
+                     here, the file is damaged: move it aside, then start csid.";
+
 fn report(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("csid: {}", with_causes(error.as_ref()));
+            if let Some(StoreError::Newer { .. }) = error.downcast_ref() {
+                eprintln!("csid: {NEWER}");
+            }
             ExitCode::FAILURE
         }
     }

@@ -8,15 +8,12 @@ pub enum StoreError {
     #[error("the journal's thread has ended")]
     Gone,
     #[error(
-        "the journal {} is damaged: {why}. What is mounted stays, and nothing is changed until a new journal is \
-         begun (Reconcile with `new-journal`)",
+        "the journal {} is damaged: {why}. What is mounted stays, and csid refuses every change",
         path.display()
     )]
     Corrupt { path: PathBuf, why: String },
     #[error(
-        "the journal {} is of schema version {found}, this csid knows up to {known}: it is left as it is, and csid \
-         does not start. Install the newer csid again, or restore the backup of the journal from before it (if none \
-         was ever here, the file is damaged: move it aside, then start csid)",
+        "the journal {} is of schema version {found}, and this csid knows up to {known}: csid leaves it as it is",
         path.display()
     )]
     Newer { path: PathBuf, found: u32, known: u32 },
