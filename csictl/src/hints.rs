@@ -281,6 +281,14 @@ fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume: &str) -> 
                  plugin restart {plugin}`."
             )
         }
+        "credential" => {
+            let name = error.message.strip_prefix("credential ").and_then(|text| text.split_once(": "));
+            let name = name.map_or("NAME".into(), |(name, _)| quoted(name));
+            format!(
+                "Put it into /etc/credstore/{name} (root's, mode 0600), or say where it is by LoadCredential={name}:PATH in \
+                 csid.service, then `systemctl daemon-reload`. Then repeat the command."
+            )
+        }
         "target" => "Choose another --target, or unmount what is there: `csictl mounts --json` shows the targets.".to_owned(),
         "known-volume" => format!("Use it by its name, `{volume}`, without --plugin and --external-id."),
         "unidentified-volume" => format!(
@@ -861,6 +869,7 @@ mod tests {
             ("symbolic-link", "`namei -l PATH`"),
             ("bound-target", "`umount TARGET`"),
             ("hidden", "`systemctl cat 'op 1'`"),
+            ("credential", "/etc/credstore/NAME"),
         ];
         assert_eq!(words, commands.map(|(word, _)| word));
         for (word, command) in commands {

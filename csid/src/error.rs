@@ -263,6 +263,8 @@ pub enum Obstacle {
     BoundTarget,
     /// A setting of the plugin's unit, which hides the plugin's mounts from the host.
     Hidden,
+    /// A systemd credential that cannot be loaded.
+    Credential,
 }
 
 impl Obstacle {
@@ -303,6 +305,7 @@ impl Obstacle {
             Obstacle::SymbolicLink => "symbolic-link",
             Obstacle::BoundTarget => "bound-target",
             Obstacle::Hidden => "hidden",
+            Obstacle::Credential => "credential",
         }
     }
 }

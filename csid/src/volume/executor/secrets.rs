@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use zeroize::Zeroizing;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::host::credential::CredentialError;
 use crate::host::units::UnitsError;
 use crate::secret::{MAX_BYTES, Secrets};
@@ -15,6 +15,7 @@ use crate::store::MountFilter;
 use crate::store::registry::{Creation, Record, RecordFilter, Standing};
 use crate::store::rows::MountKey;
 use crate::volume::context::Context;
+use crate::volume::errors::credential::SecretsError;
 use crate::volume::model::volume::{Volume, may_have_had_secrets};
 
 impl Context {
@@ -22,27 +23,22 @@ impl Context {
     /// is no systemd, those of csid's start are used.
     pub(in crate::volume) async fn credential(&self, name: &str) -> Result<Secrets> {
         if name.is_empty() || name.starts_with('.') || name.contains('/') {
-            return Err(Error::invalid(format!("`{name}` is no credential's name")));
+            return Err(SecretsError::NoName { name: name.to_owned() }.into());
         }
-        let required = |why: &dyn std::fmt::Display| {
-            let text = format!(
-                "credential {name}: {why}; put it into /etc/credstore/{name} (root's, mode 0600), or say where it is by \
-                 LoadCredential={name}:PATH in csid.service, then `systemctl daemon-reload`"
-            );
-            Error::new(Kind::SecretRequired, text)
-        };
-        let (found, otherwise) = match self.units.credential(name, MAX_BYTES).await {
-            Ok(found) => (found, "systemd has none of that name"),
+        let (found, unknown) = match self.units.credential(name, MAX_BYTES).await {
+            Ok(found) => (found, SecretsError::Unknown { name: name.to_owned() }),
             Err(CredentialError::Units(UnitsError::NoManager { .. })) => {
-                (None, "no systemd answers, and csid was started without it")
+                (None, SecretsError::NotGiven { name: name.to_owned() })
             }
-            Err(error) => return Err(required(&error)),
+            Err(source) => {
+                return Err(SecretsError::NotLoaded { name: name.to_owned(), source: source.into() }.into());
+            }
         };
         let document = match found {
             Some(document) => document,
-            None => {
-                given_at_start(name).map_err(|error| required(&error))?.ok_or_else(|| required(&otherwise))?
-            }
+            None => given_at_start(name)
+                .map_err(|source| SecretsError::Unreadable { name: name.to_owned(), source })?
+                .ok_or(unknown)?,
         };
         Secrets::of_credential(&document)
     }
@@ -71,10 +67,7 @@ impl Context {
         let Some(deadline) = deadline else { return found.await.map(Some) };
         match tokio::time::timeout_at(deadline.into(), found).await {
             Ok(found) => found.map(Some),
-            Err(_) => {
-                let text = format!("the deadline passed before systemd handed over the credential {name}");
-                Err(Error::new(Kind::TimedOut, text))
-            }
+            Err(_) => Err(SecretsError::Late { name }.into()),
         }
     }
 }
