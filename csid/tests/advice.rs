@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const LOGS: [&str; 3] = ["daemon/mod.rs", "daemon/reload.rs", "volume/reconcile/mod.rs"];
 
 /// Words of advice: commands, the option `force`, and what a caller may do next.
-const ADVICE: [&str; 14] = [
+const ADVICE: [&str; 21] = [
     "csictl",
     "fuser -vm",
     "use force",
@@ -21,6 +21,13 @@ const ADVICE: [&str; 14] = [
     "Ask once",
     "name the directory itself",
     "then give",
+    "`systemctl",
+    "`journalctl",
+    "`ip netns",
+    "; register its",
+    "; register the plugin",
+    "put it into /etc",
+    "Install the newer",
 ];
 
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {

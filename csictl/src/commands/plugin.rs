@@ -51,7 +51,7 @@ pub async fn plugin(
                 value["consumers"] = serde_json::to_value(&consumers)?;
                 print_json(&value)?;
             } else {
-                print(&output::plugin(&shown, &consumers))?;
+                print(&output::plugin(&shown, &consumers, hints::unhealthy(&shown)))?;
             }
         }
         Plugin::Register(args) => {

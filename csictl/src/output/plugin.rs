@@ -33,7 +33,7 @@ pub fn plugins(rows: &[PluginRow]) -> String {
     )
 }
 
-pub fn plugin(p: &Plugin, consumers: &BTreeSet<Consumer>) -> String {
+pub fn plugin(p: &Plugin, consumers: &BTreeSet<Consumer>, next: String) -> String {
     let mut topology: Vec<_> = p.topology.iter().map(|(key, value)| format!("{key}={value}")).collect();
     topology.sort();
     let health = match (p.healthy, p.health_message.as_str()) {
@@ -51,6 +51,7 @@ pub fn plugin(p: &Plugin, consumers: &BTreeSet<Consumer>) -> String {
         ("plugin", p.id.clone()),
         ("state", p.state.clone()),
         ("health", health),
+        ("do", next),
         ("provider", format!("{} {}", p.provider, p.provider_version).trim().to_owned()),
         ("supervision", p.supervision.clone()),
         ("unit", p.unit.clone()),
@@ -116,7 +117,7 @@ mod tests {
     #[test]
     fn plugin_is_shown_with_its_users() {
         let of = |number: usize| Consumer::new("job", "prod", &format!("v{number}"));
-        let shown = |most| plugin(&Plugin::default(), &(0..most).map(of).collect());
+        let shown = |most| plugin(&Plugin::default(), &(0..most).map(of).collect(), String::new());
         assert!(!shown(0).contains("consumers"));
         assert!(shown(2).ends_with("consumers: job (prod/v0), job (prod/v1)\n"), "{}", shown(2));
         assert!(shown(16).ends_with("job (prod/v9)\n"), "{}", shown(16));

@@ -13,34 +13,28 @@ pub(super) enum StartError {
     Program(String),
     #[error("cannot prepare {}: {source}", path.display())]
     Socket { path: PathBuf, source: io::Error },
-    #[error("there is no network namespace {}: make it (`ip netns add`), or have network-prestart make it", path.display())]
+    #[error("there is no network namespace {}", path.display())]
     NoNamespace { path: PathBuf },
-    #[error("network-prestart: {unit}: {how}; see `journalctl -u '{unit}'`")]
+    #[error("network-prestart: {unit}: {how}")]
     Network { unit: String, how: String },
     #[error("network-prestart ({unit}) ended well, but did not make {}", path.display())]
     NotMade { path: PathBuf, unit: String },
     #[error("{unit} ended as it was started: {how}")]
     Ended { unit: String, how: String },
-    #[error(
-        "{unit} has ended, but processes of it are left (FUSE helpers?) that keep the definition of before; \
-         unmount what they serve, or end them"
-    )]
+    #[error("{unit} has ended, but processes of it are left, which keep the definition of before")]
     Leftovers { unit: String },
-    #[error("{unit} stays {active}; see `systemctl status {unit}`")]
+    #[error("{unit} stays {active}")]
     Stuck { unit: String, active: String },
-    #[error(
-        "there is no {unit}; write it and `systemctl daemon-reload`, or register the plugin with another one"
-    )]
+    #[error("there is no {unit}")]
     NotFound { unit: String },
-    #[error("{unit} is masked; `systemctl unmask {unit}`")]
+    #[error("{unit} is masked")]
     Masked { unit: String },
-    #[error("systemd cannot load {unit} ({load}); see `systemctl status {unit}`")]
+    #[error("systemd cannot load {unit} ({load})")]
     NotLoaded { unit: String, load: String },
-    #[error("{unit} is another name of {name}; register the plugin with that one")]
+    #[error("{unit} is another name of {name}")]
     Alias { unit: String, name: String },
     #[error(
-        "{unit} has no main process to watch: it is of Type=oneshot, or of Type=forking without PIDFile=; register its \
-         plugin as external"
+        "{unit} has no main process to watch: it is of Type=oneshot, or of Type=forking without PIDFile="
     )]
     NoProcess { unit: String },
 }

@@ -22,11 +22,11 @@ fn health(m: &Machine, plugin: &str, text: &str) {
 fn foreign_unit_is_started_and_never_stopped() {
     let m = Machine::with_csid();
     let pid = || property(&m, "driver.service", "MainPID");
-    // What cannot be adopted says why, and what to do.
+    // What cannot be adopted says why.
     m.run(REGISTER);
-    health(&m, "adopted", "there is no driver.service; write it");
+    health(&m, "adopted", "there is no driver.service");
     m.run("systemctl mask --quiet driver.service");
-    health(&m, "adopted", "driver.service is masked; `systemctl unmask driver.service`");
+    health(&m, "adopted", "driver.service is masked");
     m.run("systemctl unmask --quiet driver.service");
     m.write(
         "/etc/systemd/system/driver.service",
