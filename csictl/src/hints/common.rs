@@ -1,0 +1,25 @@
+//! The facts about a command, and advice that several hints give.
+
+/// The facts about a command that a hint needs.
+#[derive(Default)]
+pub struct Tried {
+    /// The subcommand, `mount`.
+    pub command: &'static str,
+    pub plugin: Option<String>,
+    /// `NAMESPACE VOLUME CONSUMER`, and of an unmount its `--tag TAG` or `--all-tags`; quoted for a shell.
+    pub mount: Option<String>,
+    /// `NAMESPACE VOLUME`, quoted for a shell.
+    pub volume: Option<String>,
+    pub operation: Option<String>,
+}
+
+pub(super) const HELPER: &str = "If csid-helper.socket has failed (`systemctl status csid-helper.socket csid-helper.service`): \
+                      `systemctl reset-failed csid-helper.socket csid-helper.service; systemctl start \
+                      csid-helper.socket`. Your mounts stay. Then repeat the command.";
+
+pub(super) const STOPPING: &str = "csid is stopping; repeat it when csid is back: `systemctl status csid`.";
+
+pub(super) const HELD: &str = "End what holds it; csid then continues by itself.";
+
+pub(super) const ORPHAN: &str =
+    "`csictl reconcile --dry-run` shows it; `csictl reconcile --remove-orphans` or `umount PATH` removes it.";
