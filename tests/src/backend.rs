@@ -204,6 +204,11 @@ impl Backend {
         }
     }
 
+    /// Returns the plugin's own place for a mount at `path`.
+    pub fn apart(&self, path: &Path) -> PathBuf {
+        self.directory.join("apart").join(digest(&path.to_string_lossy()))
+    }
+
     /// Returns the directory of a volume's data, which outlives every mount.
     pub fn data(&self, volume: &str) -> PathBuf {
         self.directory.join("data").join(file_name(volume))

@@ -50,6 +50,8 @@ pub struct Script {
     pub hung: PathBuf,
     /// Whether the plugin counts the publishes of a volume, and refuses NodeUnstageVolume above 0. The count outlives a boot.
     pub counts_publishes: bool,
+    /// Whether the plugin has mounts of its own in csid's mount namespace: one for a staging, and one for each publish.
+    pub mounts_apart: bool,
     pub rules: Vec<Rule>,
 }
 
@@ -187,6 +189,7 @@ impl Default for Script {
             secret: None,
             hung: PathBuf::new(),
             counts_publishes: false,
+            mounts_apart: false,
             rules: Vec::new(),
         }
     }

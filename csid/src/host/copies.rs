@@ -97,9 +97,20 @@ impl<'a> Search<'a> {
 
     /// Returns whether csid's own unmount takes this mount along.
     pub fn goes_along(&self, found: &ForeignMount, masters: &Masters) -> bool {
-        let Some((groups, place)) = found.parent.as_ref().filter(|_| !found.is_parent) else { return false };
-        let begins = |group: u64| self.unmounted.contains(&(found.device, group, place.clone()));
-        masters.reach(*groups).any(begins)
+        self.takes_along(found.device, found.parent.clone(), found.is_parent, masters)
+    }
+
+    /// Returns the same for a mount with this device number, parent, and something mounted on it or not.
+    pub fn takes_along(
+        &self,
+        device: u64,
+        parent: Option<(Groups, PathBuf)>,
+        is_parent: bool,
+        masters: &Masters,
+    ) -> bool {
+        let Some((groups, place)) = parent.filter(|_| !is_parent) else { return false };
+        let begins = |group: u64| self.unmounted.contains(&(device, group, place.clone()));
+        masters.reach(groups).any(begins)
     }
 
     /// Returns the answers in the order of the questions.

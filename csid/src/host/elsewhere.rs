@@ -1,15 +1,17 @@
 //! Calls about mounts of a volume in csid's own and in other mount namespaces.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::host::calls::Host;
+use crate::host::copies::{Masters, Search, place_on};
 use crate::host::device::BlockDevice;
 use crate::host::error::HostError;
 use crate::host::helper::HelperRequest;
 use crate::host::lookout::{ANSWER, LOOKS, PAUSE, answer_all, ended};
-use crate::host::namespaces::{Backing, Holder, MountElsewhere, NAMED, Question, Shown, Sought};
+use crate::host::namespaces::{Backing, Holder, MountElsewhere, NAMED, PlacedMount, Question, Shown, Sought};
 use crate::host::process_tables::described;
 use crate::host::table::{MountEntry, blocking};
 
@@ -38,8 +40,60 @@ impl OwnMounts {
         let numbers = node.into_iter().chain(shown.iter().map(|own| own.device)).chain(had);
         let device = numbers.filter(is_whole).find_map(BlockDevice::of);
         let is_remembered = device.as_ref().is_some_and(|device| had == Some(device.number));
-        Backing { shown, device, is_remembered }
+        Backing { shown, device, is_remembered, ..Backing::default() }
     }
+
+    /// Returns the mounts of what is `shown`, or of something in it, at other paths than these. A mount that goes along with the
+    /// unmount of one of the paths is left out, as in other namespaces.
+    pub fn foreign(&self, shown: &[Shown], paths: &OwnPaths<'_>) -> Vec<PlacedMount> {
+        let is_own = |path: &Path| {
+            paths.exact.contains(path.as_os_str()) || paths.below.iter().any(|above| path.starts_with(above))
+        };
+        let is_foreign =
+            |entry: &&MountEntry| shown.iter().any(|shown| shown.is_shown_by(entry)) && !is_own(&entry.path);
+        let mut found: Vec<&MountEntry> = self.0.iter().filter(is_foreign).collect();
+        if !found.is_empty() {
+            let taken_along = self.taken_along(&found, shown, paths);
+            found.retain(|entry| !taken_along.contains(&entry.id));
+        }
+        let placed = |entry: &MountEntry| PlacedMount {
+            path: entry.path.clone(),
+            root: entry.root.clone(),
+            read_only: entry.read_only,
+        };
+        found.into_iter().map(placed).collect()
+    }
+
+    /// Returns the ids of the mounts that the kernel unmounts with a mount at one of the volume's own paths.
+    fn taken_along(&self, found: &[&MountEntry], shown: &[Shown], paths: &OwnPaths<'_>) -> HashSet<u64> {
+        let questions = [Question { shown: shown.to_vec(), but_of: Vec::new() }];
+        let mut search = Search::new(&questions);
+        let by_id: HashMap<u64, &MountEntry> = self.0.iter().map(|entry| (entry.id, entry)).collect();
+        let mut masters = Masters::default();
+        let mut parents = HashSet::new();
+        for entry in self.0.iter() {
+            masters.add(entry.groups);
+            parents.insert(entry.parent);
+            if paths.exact.contains(entry.path.as_os_str())
+                && let Some(on) = by_id.get(&entry.parent)
+            {
+                search.note_own(entry, on);
+            }
+        }
+        let goes_along = |entry: &&&MountEntry| {
+            let parent = by_id.get(&entry.parent).and_then(|on| Some((on.groups, place_on(entry, on)?)));
+            search.takes_along(entry.device, parent, parents.contains(&entry.id), &masters)
+        };
+        found.iter().filter(goes_along).map(|entry| entry.id).collect()
+    }
+}
+
+/// The paths in csid's own namespace where mounts of a volume are csid's.
+pub struct OwnPaths<'a> {
+    /// The paths of the volume's rows.
+    pub exact: HashSet<&'a OsStr>,
+    /// Directories that only csid and the plugin mount in.
+    pub below: Vec<&'a Path>,
 }
 
 impl Host {

@@ -45,11 +45,11 @@ use std::path::{Path, PathBuf};
 
 pub use bind::{Bind, Restrict, Unbind};
 pub use calls::{Host, TargetFd};
-pub use elsewhere::OwnMounts;
+pub use elsewhere::{OwnMounts, OwnPaths};
 pub use error::HostError;
 pub use helper::{Sifted, Tree};
 pub use look::Look;
-pub use namespaces::{Backing, MountElsewhere, Shown, Sought};
+pub use namespaces::{Backing, MountElsewhere, PlacedMount, Shown, Sought};
 pub use path::Access;
 pub use table::{MountPoint, MountTable, TableMount};
 

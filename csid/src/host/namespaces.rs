@@ -91,9 +91,97 @@ pub struct Backing {
     pub(super) device: Option<BlockDevice>,
     /// The device is known by the number alone that the mounts had.
     pub(super) is_remembered: bool,
+    /// The mounts of csid's own namespace that appeared when the plugin published, at paths that no row has. They are no use of the
+    /// volume. `None`: not known, as in the row of an older csid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) of_plugin: Option<Vec<PlacedMount>>,
+    /// Such mounts that were there before the plugin published, while it also had the volume. They are a use of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) of_others: Vec<PlacedMount>,
+}
+
+/// A mount of csid's own namespace, by its path and by what of its file system it shows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PlacedMount {
+    #[serde(with = "bytes")]
+    pub(super) path: PathBuf,
+    #[serde(with = "bytes")]
+    pub(super) root: PathBuf,
+    /// Not journaled: a mount stays the same if its flags change.
+    #[serde(skip)]
+    pub(super) read_only: bool,
+}
+
+impl PlacedMount {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn is_same(&self, other: &PlacedMount) -> bool {
+        self.path == other.path && self.root == other.root
+    }
 }
 
 impl Backing {
+    /// Returns whether nothing is known of what the mounts showed.
+    pub fn is_unknown(&self) -> bool {
+        self.shown.is_empty() && self.device.is_none()
+    }
+
+    /// Returns the record for a new staging. `there`: the mounts at paths that no row has. They stay a use of the volume, unless they
+    /// were the plugin's.
+    pub fn restaged(self, there: Vec<PlacedMount>) -> Self {
+        let of_others = if self.knows_own() { self.foreign(there) } else { self.of_others };
+        Backing { of_others, ..Backing::default() }
+    }
+
+    /// Notes the mounts at paths that no row has, before the plugin publishes.
+    pub fn note_before(&mut self, there: Vec<PlacedMount>) {
+        if self.knows_own() {
+            self.of_others = self.foreign(there);
+        }
+    }
+
+    /// Notes the same mounts after the plugin has published. What was not there before is the plugin's.
+    pub fn note_published(&mut self, there: Vec<PlacedMount>) {
+        let mut of_plugin = self.of_plugin.take().unwrap_or_default();
+        for mount in there {
+            if !of_plugin.iter().chain(&self.of_others).any(|known| known.is_same(&mount)) {
+                of_plugin.push(mount);
+            }
+        }
+        self.of_plugin = Some(of_plugin);
+    }
+
+    /// Notes that these mounts, at paths that no row has, are no use: they are of the plugin, or of another manager.
+    pub fn note_found(&mut self, there: Vec<PlacedMount>) {
+        self.of_others.clear();
+        self.note_published(there);
+    }
+
+    /// Regards each mount of csid's own namespace as no use, because it is not known which are the plugin's.
+    pub fn forget_own(&mut self) {
+        self.of_plugin = None;
+        self.of_others.clear();
+    }
+
+    /// Returns whether it is known which mounts of csid's own namespace are the plugin's.
+    pub fn knows_own(&self) -> bool {
+        self.of_plugin.is_some()
+    }
+
+    /// Returns those of the mounts that are not the plugin's. Empty: there are none, or it is not known which are.
+    pub fn foreign(&self, mut there: Vec<PlacedMount>) -> Vec<PlacedMount> {
+        let Some(of_plugin) = &self.of_plugin else { return Vec::new() };
+        there.retain(|mount| !of_plugin.iter().any(|known| known.is_same(mount)));
+        there
+    }
+
     /// Returns whether the device is known by the number alone that the mounts had: it may be another one by now.
     pub fn is_remembered(&self) -> bool {
         self.is_remembered

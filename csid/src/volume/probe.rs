@@ -1,15 +1,17 @@
 //! Probes the paths of mounts, and derives the observed state of their rows.
 
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::host::{Look, MountTable, TableMount};
+use crate::host::{Backing, Look, MountTable, OwnMounts, OwnPaths, PlacedMount, Shown, TableMount};
 use crate::store::rows::{AttachmentMode, MountRow};
 use crate::volume::context::Context;
 use crate::volume::model::paths;
-use crate::volume::model::volume::Observed;
+use crate::volume::model::volume::{Observed, Volume};
 
 /// The pause before a stale mount is probed again.
 pub(super) const STALE: Duration = Duration::from_secs(1);
@@ -125,6 +127,48 @@ impl Context {
         });
         side_by_side(looking).await
     }
+}
+
+impl Context {
+    /// Returns the mounts of what is `shown` that are at no path of a row, nor in a directory of csid's.
+    pub(super) fn mounted_here(
+        &self,
+        volume: &Volume,
+        mounts: &OwnMounts,
+        shown: &[Shown],
+    ) -> Vec<PlacedMount> {
+        let rows = volume.mounts.iter();
+        let roots: HashSet<&Path> = rows.filter_map(|row| paths::root(Path::new(&row.source))).collect();
+        let roots = roots.into_iter().filter(|root| !root.starts_with(&self.directories.state));
+        let below = roots.chain([self.directories.state.as_path()]).collect();
+        let mut found = mounts.foreign(shown, &OwnPaths { exact: own_paths(volume), below });
+        // A volume of another name may be of the same file system.
+        found.retain(|mount| mount.path().to_str().is_none_or(|path| self.directory.holder(path).is_none()));
+        found
+    }
+
+    /// Notes in `backing` that all mounts of the volume at other paths are the plugin's, or another manager's.
+    pub(super) fn note_found(&self, volume: &Volume, mounts: &OwnMounts, backing: &mut Backing) {
+        let shown = shown_by(volume, mounts, None);
+        backing.note_found(self.mounted_here(volume, mounts, &shown));
+    }
+}
+
+/// Returns the paths of the volume's rows, and of its staging.
+fn own_paths(volume: &Volume) -> HashSet<&OsStr> {
+    let rows = volume.mounts.iter();
+    let paths =
+        rows.flat_map(|row| [Some(row.source.as_str()), Some(row.published()), row.spec.target.as_deref()]);
+    let paths = paths.flatten().chain(volume.row.staging.as_deref());
+    paths.filter(|path| !path.is_empty()).map(OsStr::new).collect()
+}
+
+/// Returns what the mounts at the paths of the volume's rows show. `device`: the number of the block device that is being published.
+pub(super) fn shown_by(volume: &Volume, mounts: &OwnMounts, device: Option<u64>) -> Vec<Shown> {
+    let own: Vec<&Path> = own_paths(volume).into_iter().map(Path::new).collect();
+    let is_block = |row: &MountRow| row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
+    let node = volume.mounts.iter().find(|row| is_block(row)).and_then(|row| row.device.or(device));
+    mounts.backing(&own, node, None).shown
 }
 
 /// Returns whether the row's target shows what is at its source. A row without a target counts as bound. `None`: the table has no

@@ -3,6 +3,7 @@
 
 mod adopting;
 mod automount;
+mod binds;
 mod calls;
 mod closed;
 mod consumers;

@@ -53,7 +53,16 @@ pub(in crate::volume) enum MountError {
     /// `holders`: processes of another mount namespace, where a mount of the volume would outlive csid's unmount.
     #[error("{} is in use in another mount namespace, by {}", shown(path), holders.join(", "))]
     InUseElsewhere { path: PathBuf, consumer: String, holders: Vec<String> },
-    /// The same for holders that were found after the unmount.
+    /// `at`: paths in csid's own mount namespace that no row has, where a mount of the volume would outlive csid's unmount.
+    #[error("{} is in use: the volume is also mounted at {}", shown(path), listed(at))]
+    BoundHere { path: PathBuf, at: Vec<PathBuf> },
+    /// The same for mounts that were found after the unmount.
+    #[error(
+        "the volume is unpublished, but it is still mounted at {}; it is released when that is unmounted",
+        listed(at)
+    )]
+    StillBoundHere { at: Vec<PathBuf> },
+    /// The same as InUseElsewhere for holders that were found after the unmount.
     #[error(
         "the volume is unpublished, but another mount namespace still shows it, by {}; it is released when they have ended",
         holders.join(", ")
@@ -102,6 +111,14 @@ fn named(processes: &[String]) -> String {
     }
 }
 
+/// Number of paths that an error names.
+const NAMED: usize = 16;
+
+fn listed(paths: &[PathBuf]) -> String {
+    let named: Vec<String> = paths.iter().take(NAMED).map(shown).collect();
+    named.join(", ")
+}
+
 fn first_and(consumer: String, holders: Vec<String>) -> Vec<String> {
     std::iter::once(consumer).chain(holders).collect()
 }
@@ -141,6 +158,8 @@ impl MountError {
             MountError::InUse { .. }
             | MountError::InUseElsewhere { .. }
             | MountError::StillElsewhere { .. }
+            | MountError::BoundHere { .. }
+            | MountError::StillBoundHere { .. }
             | MountError::DeviceInUse { .. }
             | MountError::Hung { .. }
             | MountError::Failing { .. }
@@ -154,7 +173,9 @@ impl MountError {
             MountError::OtherUser { .. } => Some(Obstacle::OtherUser),
             MountError::MountedOtherwise { .. } => Some(Obstacle::MountedOtherwise),
             MountError::NotMounted { .. } => Some(Obstacle::NotMounted),
-            MountError::ShownAt { .. } => Some(Obstacle::UnknownTarget),
+            MountError::ShownAt { .. } | MountError::BoundHere { .. } | MountError::StillBoundHere { .. } => {
+                Some(Obstacle::UnknownTarget)
+            }
             _ => None,
         }
     }
@@ -181,6 +202,9 @@ impl MountError {
                 details.holders = vec![consumer];
             }
             MountError::ShownAt { path } => details.holders = vec![path.display().to_string()],
+            MountError::BoundHere { at, .. } | MountError::StillBoundHere { at, .. } => {
+                details.holders = at.iter().take(NAMED).map(|path| path.display().to_string()).collect();
+            }
             _ => {}
         }
     }
@@ -218,6 +242,8 @@ mod tests {
             MountError::OtherPath { key: key.clone(), what: "target", path: path().display().to_string() },
             MountError::NoMount { key, tags: Vec::new(), foreign: vec![path()] },
             MountError::ShownAt { path: path() },
+            MountError::BoundHere { path: path(), at: vec![path()] },
+            MountError::StillBoundHere { at: vec![path()] },
         ] {
             let text = error.to_string();
             assert!(text.matches("/a b").count() * 4 <= 256 && text.len() < 512, "{text:.512}");

@@ -28,7 +28,7 @@ use crate::volume::executor::Executor;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::{Action, DesiredMount, Effect, MountEvent, Paths};
 use crate::volume::model::{paths, step};
-use crate::volume::mounts::effects::clear_the_way;
+use crate::volume::mounts::effects::{clear_the_way, known};
 use crate::volume::mounts::mount::abilities;
 use crate::volume::seam::Control;
 use crate::volume::tables::watched_volumes::WatchedVolumes;
@@ -120,6 +120,11 @@ impl Executor<'_> {
             row.status.node_id = node_id;
             row.published = published;
         });
+        // Mounts of the volume at other paths are the plugin's, or of the manager that made this one.
+        let mounts = self.shared.host.own_mounts().await?;
+        let mut backing = known(&self.rows.volume().row).map_err(|failure| failure.error)?;
+        self.shared.note_found(self.rows.volume(), &mounts, &mut backing);
+        self.set_known(&backing)?;
         self.operation.step.decide();
         let event = mount_events::ended(EventKind::Mount, self.row(key), None);
         self.persist(Durability::Disk, event).await.map_err(|failure| failure.error)?;

@@ -14,13 +14,13 @@ use crate::plugin::{NodeCall, Ready, RpcError, RpcKind, RpcOutcome};
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
 use crate::volume::api::requests::Force;
+use crate::volume::context::Context;
 use crate::volume::errors::mount::MountError;
 use crate::volume::lifecycle::known_id;
 use crate::volume::model::paths;
 use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::{Action, Outcome, Volume};
 use crate::volume::probe::STALE;
-use crate::volume::tables::watched_volumes::WatchedVolumes;
 
 /// Reason why an effect did not succeed.
 pub(in crate::volume) struct EffectFailure {
@@ -163,7 +163,7 @@ pub(in crate::volume) async fn clear_the_way(
 /// Context in which one effect is performed.
 pub(in crate::volume) struct EffectContext<'a> {
     pub(in crate::volume) host: &'a Host,
-    pub(in crate::volume) served: &'a WatchedVolumes,
+    pub(in crate::volume) shared: &'a Context,
     pub(in crate::volume) ready: &'a Ready,
     pub(in crate::volume) volume: &'a Volume,
     pub(in crate::volume) mount: &'a MountRow,
@@ -338,7 +338,7 @@ impl EffectContext<'_> {
         match (spec.usage.attachment_mode, look) {
             (AttachmentMode::FileSystem, Look::Mounted { device, served }) => {
                 if served {
-                    self.served.note(self.mount);
+                    self.shared.served.note(self.mount);
                 }
                 Ok(Some(device))
             }
@@ -557,21 +557,30 @@ impl EffectContext<'_> {
         }
     }
 
-    /// Returns an error while another mount namespace shows the volume. A consumer's namespace may have copied the mounts since
-    /// Unmount probed.
+    /// Returns an error while another mount namespace, or another path of csid's own, shows the volume. Such a mount may have appeared
+    /// since Unmount probed.
     async fn refuse_while_elsewhere(&self, backing: &Backing, outcome: Outcome) -> Result<(), EffectFailure> {
         if self.is_unsearched() {
             return Ok(());
         }
-        let found = self.host.copies_elsewhere(&backing.shown, &self.processes).await;
-        let found = found.map_err(|error| EffectFailure { outcome, ..EffectFailure::from(error) })?;
+        let failed = |error| EffectFailure { outcome, ..EffectFailure::from(error) };
+        let consumer = &self.mount.key.consumer;
+        if backing.knows_own() && !backing.shown.is_empty() {
+            let mounts = self.host.own_mounts().await.map_err(failed)?;
+            let found = backing.foreign(self.shared.mounted_here(self.volume, &mounts, &backing.shown));
+            if !found.is_empty() {
+                let at = found.iter().map(|mount| mount.path().to_owned()).collect();
+                return Err(EffectFailure::held(outcome, MountError::StillBoundHere { at }.into()));
+            }
+        }
+        let found = self.host.copies_elsewhere(&backing.shown, &self.processes).await.map_err(failed)?;
         if found.is_empty() {
             return Ok(());
         }
         let holders = self.host.holders_elsewhere(&found).await;
         Err(EffectFailure::held(
             outcome,
-            MountError::StillElsewhere { consumer: self.mount.key.consumer.clone(), holders }.into(),
+            MountError::StillElsewhere { consumer: consumer.clone(), holders }.into(),
         ))
     }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use crate::error::{Error, Kind, Result, Step, shown};
-use crate::host::{Backing, HostError, Sought};
+use crate::host::{HostError, Sought};
 use crate::names::word;
 use crate::store::Durability;
 use crate::store::event_kind::EventKind;
@@ -159,7 +159,7 @@ impl Executor<'_> {
         let below: Vec<PathBuf> = own.chain(staging.filter(|_| with_staging)).map(PathBuf::from).collect();
         let target = row.spec.target.as_ref().filter(|_| row.target != Leg::Absent).map(PathBuf::from);
         let mut backing = effects::known(&volume.row).map_err(|failure| failure.error)?;
-        if backing == Backing::default() {
+        if backing.is_unknown() {
             // No removal has begun. Only the device number of the mounts is known.
             let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
             let (node, had) = if is_block { (row.device, None) } else { (None, row.device) };

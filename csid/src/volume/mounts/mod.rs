@@ -7,6 +7,7 @@ pub(in crate::volume) mod forget;
 pub(in crate::volume) mod mount;
 pub(in crate::volume) mod node_id;
 pub(in crate::volume) mod open_tree;
+mod own_namespace;
 mod site;
 pub(in crate::volume) mod system_stop;
 pub(in crate::volume) mod targets;

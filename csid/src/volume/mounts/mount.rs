@@ -320,14 +320,16 @@ impl Executor<'_> {
         self.refuse_while_elsewhere(&row).await
     }
 
-    /// Returns Busy while another mount namespace shows the file system or device of the row's mount and would continue to show
-    /// it.
+    /// Returns Busy while another mount namespace, or another path of csid's own, shows the file system or device of the row's mount
+    /// and would continue to show it.
     async fn refuse_while_elsewhere(&mut self, row: &MountRow) -> Result<()> {
         let host = &self.shared.host;
         let own = [Some(row.source.as_str()), row.spec.target.as_deref()].into_iter().flatten();
         let own: Vec<&Path> = own.map(Path::new).collect();
         let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-        let mounts = self.own_mounts.insert(host.own_mounts().await?);
+        let mounts = host.own_mounts().await?;
+        self.refuse_while_bound_here(row, &mounts)?;
+        let mounts = self.own_mounts.insert(mounts);
         let shown = mounts.backing(&own, row.device.filter(|_| is_block), None).shown;
         let plugin = self.shared.plugins.processes(&row.volume.plugin);
         let mut found = match shown.is_empty() && row.publish == Leg::Present {
@@ -402,6 +404,9 @@ impl Executor<'_> {
                     };
                     next = match performed {
                         Ok(device) => {
+                            if effect.action == Action::Publish {
+                                self.note_published(device).await?;
+                            }
                             delay = Backoff::new();
                             tries = Tries::default();
                             self.event(MountEvent::Ended {
@@ -583,17 +588,18 @@ impl Executor<'_> {
             Action::Publish => staging.is_none() && !volume.published_elsewhere(&mount.key),
             Action::Bind | Action::Unbind | Action::Unpublish | Action::Unstage => false,
         };
-        if is_first {
-            self.rows.set_backing(None);
-            return Ok(());
+        let nothing_done = |failure: EffectFailure| EffectFailure { outcome: Outcome::NotSent, ..failure };
+        if is_first || effect.action == Action::Publish {
+            return self.note_before(effect, is_first).await.map_err(|error| nothing_done(error.into()));
         }
         // Without a staging each publish may be a file system of its own. Another file system may get its number once it is
         // gone.
         let is_not_last = staging.is_none() && volume.published_elsewhere(&mount.key);
         let removes = matches!(effect.action, Action::Unpublish | Action::Unstage) && !is_not_last;
         // An Unpublish since the volume was staged has recorded the staging, too.
+        let mut backing = effects::known(&volume.row)?;
         let is_noted =
-            effect.action == Action::Unstage && effect.from == Leg::Present && volume.row.backing.is_some();
+            effect.action == Action::Unstage && effect.from == Leg::Present && !backing.is_unknown();
         if !removes || is_noted || self.force >= Force::Dead || mount.status.healing {
             return Ok(());
         }
@@ -603,20 +609,12 @@ impl Executor<'_> {
         let had = mount.device.filter(|_| !is_block);
         let own = [Some(mount.source.as_str()), mount.published.as_deref(), staging].into_iter().flatten();
         let own: Vec<&Path> = own.map(Path::new).collect();
-        let mut backing = effects::known(&volume.row)?;
-        let nothing_done = |failure: EffectFailure| EffectFailure { outcome: Outcome::NotSent, ..failure };
         let mounts = match mounts {
             Some(mounts) => mounts,
             None => self.shared.host.own_mounts().await.map_err(|error| nothing_done(error.into()))?,
         };
         backing.join(mounts.backing(&own, number, had));
-        let text = backing.to_text().map_err(|error| {
-            nothing_done(
-                Error::internal(format!("what the volume's mounts show is not JSON: {error}")).into(),
-            )
-        })?;
-        self.rows.set_backing(Some(text));
-        Ok(())
+        self.set_known(&backing).map_err(|error| nothing_done(error.into()))
     }
 
     /// Returns the failure of an effect that an order to forget interrupts. The row keeps its last error, because the order may
@@ -653,7 +651,7 @@ impl Executor<'_> {
         let asked = AtomicBool::new(false);
         let surroundings = EffectContext {
             host: &self.shared.host,
-            served: &self.shared.served,
+            shared: self.shared,
             ready: &ready,
             volume: self.rows.volume(),
             mount,

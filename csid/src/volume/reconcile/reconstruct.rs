@@ -13,7 +13,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::error::{Error, Kind, Result};
-use crate::host::{Host, Look, boot};
+use crate::host::{Backing, Host, Look, boot};
 use crate::plugin::validate_id;
 use crate::store::event_kind::EventKind;
 use crate::store::rows::{
@@ -150,6 +150,13 @@ impl Context {
         let mut names = BTreeSet::new();
         for found in self.found(rows).await? {
             volumes.push(self.record(found, &old, &mut names).await);
+        }
+        // What else shows a volume now is not known to be a consumer's.
+        let mounts = self.host.own_mounts().await?;
+        for volume in &mut volumes {
+            let mut backing = Backing::default();
+            self.note_found(volume, &mounts, &mut backing);
+            volume.row.backing = backing.to_text().ok().filter(|text| !text.is_empty());
         }
         Ok(volumes)
     }

@@ -80,11 +80,36 @@ pub fn stage(backend: &Backend, script: &Script, call: &Call, lie: Option<Lie>) 
     if lie == Some(Lie::Hung) {
         return mount_hung(script, call, staging);
     }
-    mount_bind(&data, staging).map_err(|error| internal(error.into()))
+    let from = apart(backend, script, &data, Path::new(&call.staging))?;
+    mount_bind(&from, staging).map_err(|error| internal(error.into()))
 }
 
-pub fn unstage(call: &Call) -> Result<(), Status> {
-    unmount_all(Path::new(&call.staging))
+/// Binds `from` at the plugin's own place for `path`, if it has such mounts. Returns the place, or `from`.
+fn apart(backend: &Backend, script: &Script, from: &Path, path: &Path) -> Result<PathBuf, Status> {
+    if !script.mounts_apart {
+        return Ok(from.to_owned());
+    }
+    let place = backend.apart(path);
+    fs::create_dir_all(&place).map_err(internal)?;
+    if !mounted(&place)? {
+        mount_bind(from, &place).map_err(|error| internal(error.into()))?;
+    }
+    Ok(place)
+}
+
+/// Unmounts the plugin's own place for `path`, if it has one.
+fn leave_apart(backend: &Backend, path: &Path) -> Result<(), Status> {
+    let place = backend.apart(path);
+    if place.is_dir() {
+        unmount_all(&place)?;
+        fs::remove_dir(&place).map_err(internal)?;
+    }
+    Ok(())
+}
+
+pub fn unstage(backend: &Backend, call: &Call) -> Result<(), Status> {
+    unmount_all(Path::new(&call.staging))?;
+    leave_apart(backend, Path::new(&call.staging))
 }
 
 /// Whether the target of a publish is mounted.
@@ -155,6 +180,7 @@ pub fn publish(backend: &Backend, script: &Script, call: &Call, lie: Option<Lie>
     if let Some(life) = life {
         return fuse::mount_at(target, life).map_err(internal);
     }
+    let source = if directory { apart(backend, script, &source, target)? } else { source };
     mount_bind(&source, target).map_err(|error| internal(error.into()))?;
     if call.read_only && lie != Some(Lie::Writable) {
         mount_remount(target, MountFlags::BIND | MountFlags::RDONLY, c"")
@@ -163,10 +189,11 @@ pub fn publish(backend: &Backend, script: &Script, call: &Call, lie: Option<Lie>
     Ok(())
 }
 
-pub fn unpublish(call: &Call) -> Result<(), Status> {
+pub fn unpublish(backend: &Backend, call: &Call) -> Result<(), Status> {
     let target = Path::new(&call.target);
     fuse::forget(target);
     unmount_all(target)?;
+    leave_apart(backend, target)?;
     let removed = match fs::symlink_metadata(target) {
         Err(error) => Err(error),
         Ok(metadata) if metadata.is_dir() => fs::remove_dir(target),

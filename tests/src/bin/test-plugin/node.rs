@@ -71,7 +71,7 @@ impl node_server::Node for Plugin {
             {
                 Err(Status::failed_precondition("the volume is still published (CO rule 22)"))
             }
-            None => effects::unstage(call).map(|()| NodeUnstageVolumeResponse {}),
+            None => effects::unstage(&backend, call).map(|()| NodeUnstageVolumeResponse {}),
         })
         .await
     }
@@ -116,7 +116,7 @@ impl node_server::Node for Plugin {
             }
             match lie {
                 Some(_) => Ok(NodeUnpublishVolumeResponse {}),
-                None => effects::unpublish(call).map(|()| NodeUnpublishVolumeResponse {}),
+                None => effects::unpublish(&backend, call).map(|()| NodeUnpublishVolumeResponse {}),
             }
         })
         .await
