@@ -61,7 +61,11 @@ impl OwnMounts {
             root: entry.root.clone(),
             read_only: entry.read_only,
         };
-        found.into_iter().map(placed).collect()
+        let mut mounts: Vec<PlacedMount> = found.into_iter().map(placed).collect();
+        // A mount on a shared mount that lies on its own peer is there twice.
+        mounts.sort_by(|one, other| one.path.cmp(&other.path));
+        mounts.dedup_by(|one, other| one.is_same(other));
+        mounts
     }
 
     /// Returns the ids of the mounts that the kernel unmounts with a mount at one of the volume's own paths.

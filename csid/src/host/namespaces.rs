@@ -122,7 +122,7 @@ impl PlacedMount {
         self.read_only
     }
 
-    fn is_same(&self, other: &PlacedMount) -> bool {
+    pub(super) fn is_same(&self, other: &PlacedMount) -> bool {
         self.path == other.path && self.root == other.root
     }
 }
@@ -339,6 +339,28 @@ mod tests {
         assert_eq!(Backing::default().to_text().unwrap(), "");
         assert_eq!(Backing::from_text("").unwrap(), Backing::default());
         assert!(Backing::from_text("{").is_err());
+    }
+
+    #[test]
+    fn mounts_during_publishes_are_the_plugins() {
+        let there = |paths: &[&str]| -> Vec<PlacedMount> {
+            let placed = |path: &&str| PlacedMount { path: path.into(), root: "/".into(), read_only: false };
+            paths.iter().map(placed).collect()
+        };
+        let mut known = Backing::default();
+        assert!(known.foreign(there(&["/srv"])).is_empty(), "an older csid noted nothing");
+        known.note_before(there(&["/driver/a"]));
+        known.note_published(there(&["/driver/a"]));
+        known.note_before(there(&["/driver/a", "/srv"]));
+        known.note_published(there(&["/driver/a", "/driver/b", "/srv"]));
+        let read = Backing::from_text(&known.to_text().unwrap()).unwrap();
+        assert_eq!(read, known);
+        assert_eq!(read.foreign(there(&["/driver/a", "/driver/b", "/srv"])), there(&["/srv"]));
+        let mut staged = read.restaged(there(&["/driver/a", "/srv"]));
+        assert!(!staged.knows_own(), "a volume that is not published is not searched for");
+        staged = staged.restaged(Vec::new());
+        staged.note_published(there(&["/driver/a", "/srv"]));
+        assert_eq!(staged.foreign(there(&["/driver/a", "/srv"])), there(&["/srv"]), "it was there before");
     }
 
     #[test]
