@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use csid::store::registry::{Registry, Swap, VolumeName};
 use csid::store::rows::{Leg, MountRow, Phase};
 use csid::store::{Change, Durability, Store};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
@@ -46,6 +47,20 @@ pub async fn half_published(w: &mut World) {
         changes.push(Change::PutMount(Arc::new(row)));
     }
     store.commit(changes, Durability::Disk).await.expect("a commit");
+    store.close().await.expect("the journal is closed");
+}
+
+/// csid is stopped, and then no attachment of the volume has a node id.
+pub async fn attached_without_node_id(w: &mut World, name: VolumeName) {
+    w.stop().await;
+    let (store, _) =
+        Store::open(&w.path("state/journal"), &w.path("run"), None).expect("the journal can be opened");
+    let before = store.record(name).await.expect("the volume's record");
+    let mut after = before.clone();
+    after.attachments.iter_mut().for_each(|at| at.node_id = None);
+    assert!(after != before, "it is attached");
+    let swap = Swap { before, after, past: Vec::new(), durability: Durability::Disk };
+    store.swap(swap, Vec::new()).await.expect("a swap");
     store.close().await.expect("the journal is closed");
 }
 

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use csid::store::registry::VolumeName;
 use csid_client::{AccessMode, AttachOptions, CallOptions, CsidError, Kind};
 use csid_tests::ask::*;
-use csid_tests::script::{Act, Rule};
+use csid_tests::older;
+use csid_tests::script::{Act, Half, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
 
 use crate::*;
@@ -399,5 +401,44 @@ fn credential_wait_ends_with_the_call() {
         assert_eq!(claimed(&client).await, [pair("one", "taken")]);
         release(&client, "v", "one").await.unwrap();
         w.nothing_left(&client).await;
+    });
+}
+
+/// To CSI no node id means every node.
+#[test]
+fn detach_without_a_node_id_names_this_node() {
+    world(async |w| {
+        let client = attaching(w).await;
+        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        claim(&client, "v", "job").await.unwrap();
+        let name = VolumeName { namespace: NAMESPACE.to_owned(), volume: "v".to_owned() };
+        older::attached_without_node_id(w, name).await;
+        // Without a node service the plugin does not name this node.
+        w.plugin("p").set(|script| script.serves = vec![Half::Controller]);
+        w.plugin("p").kill();
+        w.plugin("p").start().await;
+        let client = w.start().await;
+        eventually("the plugin answers", async || {
+            client.list_plugins().await.unwrap().iter().any(|plugin| plugin.state == "ready")
+        })
+        .await;
+        let options = ReleaseOptions { deadline_usec: Some(1_000_000), ..ReleaseOptions::default() };
+        refusal(client.release(NAMESPACE, "v", "job", options).await);
+        eventually("the release names what is missing", async || {
+            claims(&client).await.iter().any(|claim| claim.error.contains("has no node id"))
+        })
+        .await;
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", ""), 0);
+        w.plugin("p").set(|script| script.control(ATTACH));
+        w.plugin("p").kill();
+        w.plugin("p").start().await;
+        eventually("the claim ends", async || claims(&client).await.is_empty()).await;
+        let calls = w.plugin("p").calls();
+        let nodes: Vec<_> = calls
+            .iter()
+            .filter(|call| call.call.rpc == "ControllerUnpublishVolume")
+            .map(|call| call.call.node.as_str())
+            .collect();
+        assert_eq!(nodes, ["node-1"]);
     });
 }

@@ -40,9 +40,8 @@ struct ControllerCall<'a> {
     controller: Controller,
     /// The plugin's id of the volume.
     id: &'a str,
-    /// The plugin's name of the node. Empty in a detach from an attachment of an earlier csid, which did not note it: the plugin
-    /// then detaches the volume from every node.
-    node_id: &'a str,
+    /// The plugin's name of the node.
+    node_id: String,
     claim: &'a Claim,
     registration: &'a Registration,
     secrets: Option<Secrets>,
@@ -87,7 +86,7 @@ impl<S: Site> Engine<'_, S> {
         let usage = asking.registration.usage(asking.claim.usage.capability);
         let read_only = claim::reader_only(asking.claim.usage.capability.access_mode);
         let publish =
-            asking.controller.publish(asking.id, asking.node_id, &usage, read_only, asking.request());
+            asking.controller.publish(asking.id, &asking.node_id, &usage, read_only, asking.request());
         let mut signals = self.site.operation().signals.clone();
         tokio::select! {
             biased;
@@ -116,13 +115,39 @@ impl<S: Site> Engine<'_, S> {
         }
         self.site.operation().step.set(Step::Detach);
         let asking = self.asking(record, effect).await?;
-        let unpublish = asking.controller.unpublish(asking.id, asking.node_id, asking.request());
+        let unpublish = asking.controller.unpublish(asking.id, &asking.node_id, asking.request());
         tokio::select! {
             biased;
             done = fault::around("ControllerUnpublishVolume", unpublish) => done.map_err(|error| failed(error, RpcKind::Detach)),
             // An order to forget ends the wait for a detach. The outcome is then unknown.
             () = self.site.operation().orders.came() => Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, OperationError::Forgotten.into())),
         }
+    }
+
+    /// Returns the node id to detach from. An older csid may have written none: then it is the accepted one of this node. To CSI no
+    /// node id means every node.
+    fn attached_under(
+        &self,
+        record: &Record,
+        effect: &ClaimEffect,
+        journaled: Option<&str>,
+    ) -> Result<String, ClaimEffectFailure> {
+        let is_here = effect.node == self.records.node;
+        let plugin = &record.volume.plugin;
+        let known = match journaled {
+            None if is_here => self.records.plugins.node_id(plugin),
+            journaled => journaled.unwrap_or_default().to_owned(),
+        };
+        if !known.is_empty() {
+            return Ok(known);
+        }
+        let unknown = ClaimError::UnknownAttachment {
+            name: record.name.clone(),
+            node: effect.node.clone(),
+            plugin: plugin.clone(),
+        };
+        // The plugin may name this node later.
+        Err(if is_here { unreached(unknown.into()) } else { unsent(unknown.into()) })
     }
 
     /// Collects the arguments of the controller call for this effect. On failure the controller was not called.
@@ -137,9 +162,11 @@ impl<S: Site> Engine<'_, S> {
         let node_id = match effect.action {
             ClaimAction::Attach => {
                 let unknown = || unsent(ClaimError::NoNodeId { plugin: record.volume.plugin.clone() }.into());
-                at.node_id.as_deref().ok_or_else(unknown)?
+                at.node_id.clone().ok_or_else(unknown)?
             }
-            ClaimAction::NodeDetach | ClaimAction::Detach => at.node_id.as_deref().unwrap_or_default(),
+            ClaimAction::NodeDetach | ClaimAction::Detach => {
+                self.attached_under(record, effect, at.node_id.as_deref())?
+            }
         };
         let id = known_id(&record.volume, &Subject::Volume(record.name.clone())).map_err(unsent)?;
         let had = record.attach_secrets(&effect.node);

@@ -45,6 +45,11 @@ pub(in crate::volume) enum ClaimError {
     SecretsNeeded { name: VolumeName },
     #[error("plugin {plugin} attaches volumes, but its node service gives no node id (NodeGetInfo)")]
     NoNodeId { plugin: String },
+    /// The attachment's row has no node id, and the plugin has none for `node`.
+    #[error(
+        "the attachment of {name} to node {node} has no node id, and plugin {plugin} names none for that node"
+    )]
+    UnknownAttachment { name: VolumeName, node: String, plugin: String },
     #[error("bind {to}: its end cannot be watched: {source}")]
     Unwatchable { to: BoundTo, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("bind {to}: that does not run")]
@@ -131,7 +136,7 @@ impl ClaimError {
             ClaimError::TooMany { .. } | ClaimError::TooManyUnits { .. } => Kind::RateLimited,
             ClaimError::NoRow | ClaimError::InnerEvent { .. } => Kind::Internal,
             ClaimError::SecretsNeeded { .. } => Kind::SecretRequired,
-            ClaimError::NoNodeId { .. } => Kind::PluginError,
+            ClaimError::NoNodeId { .. } | ClaimError::UnknownAttachment { .. } => Kind::PluginError,
             ClaimError::Unwatchable { .. } | ClaimError::AttachesNothing { .. } => Kind::NotSupported,
             ClaimError::NotRunning { .. } => Kind::NotFound,
             ClaimError::StagedHere { .. } | ClaimError::PerhapsStagedHere { .. } => Kind::Busy,
