@@ -83,3 +83,29 @@ fn calls_of_a_leaving_instance_end_well() {
         w.nothing_left(&client).await;
     });
 }
+
+#[test]
+fn root_of_a_plugin_stays_under_mounts() {
+    world(async |w| {
+        let client = running(w).await;
+        mounted(&client, "job", inline("v")).await;
+        let socket = w.plugin("p").witnessed_socket();
+        let elsewhere = w.path("elsewhere");
+        std::fs::create_dir(&elsewhere).unwrap();
+        for more in [format!("plugin-root = {elsewhere:?}\n"), format!("plugin-view = {elsewhere:?}\n")] {
+            w.configure_plugin("p", &socket, &more);
+            let (kind, error) = refusal(client.reload(Default::default()).await);
+            assert_eq!(kind, Kind::PluginUnavailable, "{error}");
+            let key = more.split_once(' ').unwrap().0;
+            assert!(error.message.contains(key) && error.message.contains("default/v"), "{error}");
+        }
+        unmount(&client, "v", "job").await.expect("the plugin is where it was");
+        let root = format!("plugin-root = {elsewhere:?}\n");
+        w.configure_plugin("p", &socket, &root);
+        client.reload(Default::default()).await.expect("nothing is mounted");
+        healthy(&client, "p").await;
+        let source = mounted(&client, "job", inline("v")).await;
+        assert!(source.starts_with(&elsewhere), "{source:?}");
+        unmount(&client, "v", "job").await.unwrap();
+    });
+}

@@ -1,10 +1,12 @@
 //! The plugins of `plugins.d`, when it is read again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use crate::error::Result;
 use crate::plugin::events;
 use crate::plugin::network::Network;
+use crate::plugin::place::Location;
 use crate::plugin::registry::facts::InstanceFacts;
 use crate::plugin::registry::kept::Kept;
 use crate::plugin::registry::plugins::{
@@ -12,8 +14,8 @@ use crate::plugin::registry::plugins::{
 };
 use crate::plugin::spec::{PluginSpec, Supervision, unit_name};
 use crate::plugin::task::How;
-use crate::store::Change;
 use crate::store::rows::PluginRow;
+use crate::store::{Change, MountFilter};
 
 /// The result of [`Plugins::apply_files`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -139,6 +141,11 @@ impl Plugins {
             if self.is_left_alone(&id, &mut applied) {
                 continue;
             }
+            if let Some(why) = self.moved_under_mounts(&id, runs, &spec).await? {
+                tracing::warn!(plugin = %id, "plugin {id} stays as it is: {why}");
+                applied.failed.push(format!("{id}: {why}"));
+                continue;
+            }
             let is_same_process = spec.same_process(filed);
             if !is_same_process && let Some(upgrade) = self.upgrade_filed(&id, filed, runs, &spec).await? {
                 upgrades.push((id, upgrade));
@@ -165,6 +172,34 @@ impl Plugins {
             self.commit(changes).await?;
         }
         Ok(Applying { applied, upgrades })
+    }
+
+    /// Returns why the plugin's directory cannot be moved: a volume has mounts there, and csid would look for them, and for its plugin's
+    /// answers about them, elsewhere. `None`: the directory stays, or no volume has mounts there.
+    async fn moved_under_mounts(
+        &self,
+        id: &str,
+        runs: &PluginSpec,
+        spec: &PluginSpec,
+    ) -> Result<Option<String>> {
+        let place = |spec| Location::of(&self.0.directories, id, spec);
+        let (old, new) = (place(runs), place(spec));
+        let key = match (old.root == new.root, old.view == new.view) {
+            (true, true) => return Ok(None),
+            (true, false) => "plugin-view",
+            (false, _) => "plugin-root",
+        };
+        let filter = MountFilter { plugin: Some(id.to_owned()), ..MountFilter::default() };
+        let is_there = |path: &str| Path::new(path).starts_with(&old.root);
+        let mounts = self.0.shared.store.mounts(filter).await?;
+        let mut below = mounts.iter().filter(|(row, staging)| is_there(&row.source) || is_there(staging));
+        Ok(below.next().map(|(row, _)| {
+            let (root, key_of) = (old.root.display(), &row.key);
+            format!(
+                "{key} cannot change while volumes have mounts below {root}: {}/{} is mounted by {}",
+                key_of.namespace, key_of.volume, key_of.consumer
+            )
+        }))
     }
 
     /// Returns whether the plugin is being upgraded, so that it is not changed.
