@@ -48,7 +48,7 @@ pub(super) const UNSETTLED: &str = "an earlier operation has not ended: ";
 
 /// The obstacles with the words at the start of csid's text, and those at its end, that identify them. In the middle stand names that
 /// a caller, a plugin or a process chose, with any words. `explained` and the hint for NotAuthorized read csid's texts, too.
-pub(super) const WORDS: [(&str, &str, Obstacle); 19] = [
+pub(super) const WORDS: [(&str, &str, Obstacle); 20] = [
     ("the kernel did not answer in time for ", "", Obstacle::Hung),
     ("csid's helper did not answer for ", "", Obstacle::Helper),
     ("csid's helper is still closing earlier descriptors", "", Obstacle::Closing),
@@ -56,6 +56,7 @@ pub(super) const WORDS: [(&str, &str, Obstacle); 19] = [
     ("something that no row explains is at ", "", Obstacle::Orphan),
     ("the external id of ", " to unpublish", Obstacle::Unidentified),
     ("the volume is unpublished, but another mount namespace still shows it, by ", "", Obstacle::Held),
+    ("the volume is unpublished, but it is still mounted at ", "", Obstacle::Held),
     ("the volume is unmounted, but its block device ", "", Obstacle::Held),
     ("the file system at ", "; its server may answer yet", Obstacle::Hung),
     ("something else is mounted at ", "", Obstacle::Occupied),
@@ -183,8 +184,14 @@ mod tests {
     #[test]
     fn held_mount_does_not_suggest_forget() {
         let elsewhere = "/p is in use in another mount namespace, by 7 sh";
-        for row in [mount("unmounting", IS_HELD), mount("uncertain", IS_HELD), mount("unmounting", elsewhere)]
-        {
+        let bound = "the volume is unpublished, but it is still mounted at /srv; it is released when that is unmounted";
+        let held = [
+            ("unmounting", IS_HELD),
+            ("uncertain", IS_HELD),
+            ("unmounting", elsewhere),
+            ("uncertain", bound),
+        ];
+        for row in held.map(|(state, error)| mount(state, error)) {
             assert_eq!(ends(&row), HELD);
         }
         let explanation = Explanation {
