@@ -95,7 +95,7 @@ fn reads_work_and_every_change_is_refused() {
                 refusal(client.reconcile(ReconcileOptions::default()).await),
             ] {
                 assert_eq!(refused.0, Kind::StateCorrupt, "{what}: {}", refused.1);
-                assert!(refused.1.message.contains("Reconcile with `new-journal`"), "{}", refused.1);
+                assert!(refused.1.message.contains("csid refuses every change"), "{}", refused.1);
             }
             assert_eq!(mounts(w), live, "{what}");
             assert_eq!(w.plugin("p").volume_calls().len(), calls, "{what}: no plugin was asked for anything");

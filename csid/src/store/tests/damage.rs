@@ -308,7 +308,7 @@ async fn damage_that_comes_while_csid_runs() {
 
     let left = store.rows().await.unwrap();
     assert!(left.plugins.len() > 100 && left.plugins.len() < 2002, "{}", left.plugins.len());
-    assert!(is_damaged(&store, "Reconcile with `new-journal`"), "{:?}", store.health().borrow());
+    assert!(is_damaged(&store, "csid refuses every change"), "{:?}", store.health().borrow());
     let refused = store.commit(vec![event("x")], Durability::Disk).await;
     assert!(matches!(refused, Err(StoreError::Corrupt { .. })), "{refused:?}");
     assert!(store.writable().is_err());

@@ -642,7 +642,7 @@ mod tests {
         shared.directory.ask(&volume_key, work, waiter).unwrap();
         let error = shared.answered(answer).await.err().unwrap();
         assert_eq!(error.kind, Kind::StateCorrupt, "{error}");
-        assert!(error.message.contains("Reconcile with `new-journal`"), "{error}");
+        assert!(error.message.contains("csid refuses every change"), "{error}");
     }
 
     #[tokio::test]

@@ -242,7 +242,8 @@ mod tests {
             MountError::OtherPath { key: key.clone(), what: "target", path: path().display().to_string() },
             MountError::NoMount { key, tags: Vec::new(), foreign: vec![path()] },
             MountError::ShownAt { path: path() },
-            MountError::BoundHere { path: path(), at: vec![path()] },
+            MountError::BoundHere { path: path(), at: vec!["/mnt".into()] },
+            MountError::BoundHere { path: "/srv".into(), at: vec![path()] },
             MountError::StillBoundHere { at: vec![path()] },
         ] {
             let text = error.to_string();
