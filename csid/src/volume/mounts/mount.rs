@@ -404,9 +404,6 @@ impl Executor<'_> {
                     };
                     next = match performed {
                         Ok(device) => {
-                            if effect.action == Action::Publish {
-                                self.note_published(device).await?;
-                            }
                             delay = Backoff::new();
                             tries = Tries::default();
                             self.event(MountEvent::Ended {
@@ -676,7 +673,7 @@ impl Executor<'_> {
                 OperationError::Stopped { kind }.into(),
             )
         };
-        let ended = tokio::select! {
+        let mut ended = tokio::select! {
             biased;
             ended = fault::around(effect.action.name(), surroundings.perform(effect.action)) => ended,
             // Only a making is dropped, and with it the RPC. A removal continues to its end. With a descriptor a bind ends
@@ -690,7 +687,13 @@ impl Executor<'_> {
         if let Err(failure) = &ended {
             self.operation.step.note(&failure.error);
         }
-        // The effect ended just when no caller wanted it any more.
+        if let Ok(device) = ended
+            && effect.action == Action::Publish
+            && let Err(error) = self.note_published(device).await
+        {
+            ended = Err(EffectFailure::new(Outcome::Failed, error));
+        }
+        // The effect ended just when no caller wanted it any more. Nothing waits between this check and the commit point.
         match self.operation.signals.borrow().abandon.filter(|_| makes && ended.is_ok()) {
             Some(kind) => Err(unwanted(kind)),
             None => ended,
