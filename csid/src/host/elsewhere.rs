@@ -22,15 +22,7 @@ impl OwnMounts {
     /// Returns what is mounted at these paths, and the block device below it. A path where nothing is mounted adds nothing. `node`: the
     /// number of the block device whose node is published. `had`: the number that the mounts had, for where none is there any more.
     pub fn backing(&self, paths: &[&Path], node: Option<u64>, had: Option<u64>) -> Backing {
-        let at = |entry: &&MountEntry| paths.iter().any(|path| path.as_os_str() == entry.path.as_os_str());
-        let mut shown: Vec<Shown> = Vec::new();
-        for entry in self.0.iter().filter(at) {
-            let (device, fs_type, root) = (entry.device, entry.fs_type.clone(), entry.root.clone());
-            let own = Shown { device, fs_type, root, is_node: node.is_some() };
-            if !shown.contains(&own) {
-                shown.push(own);
-            }
-        }
+        let shown = self.shown_at(&paths.iter().map(|path| path.as_os_str()).collect(), node.is_some());
         // A directory of a file system is not all that its device is used for.
         let is_whole = |number: &u64| {
             let mut own = shown.iter().filter(|own| own.device == *number).peekable();
@@ -41,6 +33,21 @@ impl OwnMounts {
         let device = numbers.filter(is_whole).find_map(BlockDevice::of);
         let is_remembered = device.as_ref().is_some_and(|device| had == Some(device.number));
         Backing { shown, device, is_remembered, ..Backing::default() }
+    }
+
+    /// Returns what the mounts at these paths show. `is_node`: the nodes of a block device.
+    pub fn shown_at(&self, paths: &HashSet<&OsStr>, is_node: bool) -> Vec<Shown> {
+        let mut shown: Vec<Shown> = Vec::new();
+        for entry in self.0.iter().filter(|entry| paths.contains(entry.path.as_os_str())) {
+            let is_known = |own: &Shown| {
+                own.device == entry.device && own.root == entry.root && own.fs_type == entry.fs_type
+            };
+            if !shown.iter().any(is_known) {
+                let (device, fs_type, root) = (entry.device, entry.fs_type.clone(), entry.root.clone());
+                shown.push(Shown { device, fs_type, root, is_node });
+            }
+        }
+        shown
     }
 
     /// Returns the mounts of what is `shown`, or of something in it, at other paths than these. A mount that goes along with the

@@ -100,6 +100,9 @@ pub struct Backing {
     pub(super) of_others: Vec<PlacedMount>,
 }
 
+/// Mounts of a plugin that are remembered although they are gone.
+const REMEMBERED: usize = 256;
+
 /// A mount of csid's own namespace, by its path and by what of its file system it shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -150,6 +153,10 @@ impl Backing {
     /// Notes the same mounts after the plugin has published. What was not there before is the plugin's.
     pub fn note_published(&mut self, there: Vec<PlacedMount>) {
         let mut of_plugin = self.of_plugin.take().unwrap_or_default();
+        // A plugin that is restarting may mount there again, so a mount that is gone is not dropped at once.
+        if of_plugin.len() > REMEMBERED {
+            of_plugin.retain(|known| there.iter().any(|mount| mount.is_same(known)));
+        }
         for mount in there {
             if !of_plugin.iter().chain(&self.of_others).any(|known| known.is_same(&mount)) {
                 of_plugin.push(mount);

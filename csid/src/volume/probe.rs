@@ -149,7 +149,7 @@ impl Context {
 
     /// Notes in `backing` that all mounts of the volume at other paths are the plugin's, or another manager's.
     pub(super) fn note_found(&self, volume: &Volume, mounts: &OwnMounts, backing: &mut Backing) {
-        let shown = shown_by(volume, mounts, None);
+        let shown = shown_by(volume, mounts);
         backing.note_found(self.mounted_here(volume, mounts, &shown));
     }
 }
@@ -163,12 +163,10 @@ fn own_paths(volume: &Volume) -> HashSet<&OsStr> {
     paths.filter(|path| !path.is_empty()).map(OsStr::new).collect()
 }
 
-/// Returns what the mounts at the paths of the volume's rows show. `device`: the number of the block device that is being published.
-pub(super) fn shown_by(volume: &Volume, mounts: &OwnMounts, device: Option<u64>) -> Vec<Shown> {
-    let own: Vec<&Path> = own_paths(volume).into_iter().map(Path::new).collect();
-    let is_block = |row: &MountRow| row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-    let node = volume.mounts.iter().find(|row| is_block(row)).and_then(|row| row.device.or(device));
-    mounts.backing(&own, node, None).shown
+/// Returns what the mounts at the paths of the volume's rows show.
+pub(super) fn shown_by(volume: &Volume, mounts: &OwnMounts) -> Vec<Shown> {
+    let is_block = |row: &Arc<MountRow>| row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
+    mounts.shown_at(&own_paths(volume), volume.mounts.iter().any(is_block))
 }
 
 /// Returns whether the row's target shows what is at its source. A row without a target counts as bound. `None`: the table has no

@@ -687,9 +687,9 @@ impl Executor<'_> {
         if let Err(failure) = &ended {
             self.operation.step.note(&failure.error);
         }
-        if let Ok(device) = ended
+        if ended.is_ok()
             && effect.action == Action::Publish
-            && let Err(error) = self.note_published(device).await
+            && let Err(error) = self.note_published().await
         {
             ended = Err(EffectFailure::new(Outcome::Failed, error));
         }

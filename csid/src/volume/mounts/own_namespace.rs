@@ -35,7 +35,7 @@ impl Executor<'_> {
         let there = match backing.knows_own() && (is_first || is_quiet) {
             true => {
                 let mounts = self.shared.host.own_mounts().await?;
-                Some(self.shared.mounted_here(volume, &mounts, &shown_by(volume, &mounts, None)))
+                Some(self.shared.mounted_here(volume, &mounts, &shown_by(volume, &mounts)))
             }
             false => None,
         };
@@ -48,7 +48,7 @@ impl Executor<'_> {
     }
 
     /// Notes the plugin's own mounts, after it has published.
-    pub(in crate::volume::mounts) async fn note_published(&mut self, device: Option<u64>) -> Result<()> {
+    pub(in crate::volume::mounts) async fn note_published(&mut self) -> Result<()> {
         let volume = self.rows.volume();
         let mut backing = known(&volume.row).map_err(|failure| failure.error)?;
         // The staging of an older csid: what is the plugin's is not known.
@@ -58,7 +58,7 @@ impl Executor<'_> {
         }
         match self.shared.host.own_mounts().await {
             Ok(mounts) => {
-                let shown = shown_by(volume, &mounts, device);
+                let shown = shown_by(volume, &mounts);
                 backing.note_published(self.shared.mounted_here(volume, &mounts, &shown));
             }
             Err(error) => {
@@ -88,7 +88,7 @@ impl Executor<'_> {
         if !backing.knows_own() {
             return Ok(());
         }
-        let shown = shown_by(volume, mounts, None);
+        let shown = shown_by(volume, mounts);
         let mut found = backing.foreign(self.shared.mounted_here(volume, mounts, &shown));
         found.retain(|mount| belongs_to(volume, row, mount.path(), mount.is_read_only()));
         if found.is_empty() {
