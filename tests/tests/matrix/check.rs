@@ -16,7 +16,7 @@ use crate::site::Site;
 use crate::slot::{CANARY, Slot};
 
 impl Site<'_> {
-    /// Hold rows, mounts and paths against what the answers allow.
+    /// Compares rows, mounts and paths with what the answers allow.
     pub fn check(&mut self, rows: &[MountRow]) {
         let mut wrong = Vec::new();
         let mut table = kernel::below(&self.w.dir).expect("the mount table");
@@ -103,16 +103,21 @@ impl Site<'_> {
         if wrong.is_empty() {
             return;
         }
+        // The panic holds it all: of a failed run, some readers see only the panics.
+        let mut text = String::new();
         for (wrong, what) in wrong {
-            eprintln!("{wrong:?}: {what}");
+            text.push_str(&format!("\n{wrong:?}: {what}"));
+        }
+        for Slot { volume, consumer, history, .. } in
+            self.slots.iter().filter(|slot| !slot.history.is_empty())
+        {
+            let written = model::written(history);
+            text.push_str(&format!("\n{volume} {consumer}, since it was looked at:{written}"));
         }
         for row in rows {
-            eprintln!("{row:?}");
+            text.push_str(&format!("\n{row:?}"));
         }
-        for Slot { volume, consumer, history, .. } in &self.slots {
-            eprintln!("{volume} {consumer}, since it was looked at:{}", model::written(history));
-        }
-        panic!("what csid shows is not what the answers allow");
+        panic!("what csid shows is not what the answers allow:{text}");
     }
 
     /// Everything is asked away, and nothing is left. The secrets were written nowhere.
@@ -147,7 +152,6 @@ impl Site<'_> {
     }
 }
 
-/// The state a row shows.
 /// A published path and the directories that csid made for it alone or for its volume.
 pub fn own_paths(source: &Path) -> impl Iterator<Item = PathBuf> + '_ {
     let is_own = |path: &&Path| !path.ends_with("publish");
@@ -156,6 +160,7 @@ pub fn own_paths(source: &Path) -> impl Iterator<Item = PathBuf> + '_ {
     source.ancestors().take_while(is_own).map(Path::to_path_buf).chain([private]).chain(of_volume)
 }
 
+/// Returns the state that a row shows.
 fn seen(row: Option<&MountRow>) -> State {
     match row.map(|row| (row.state.as_str(), row.healthy)) {
         None => State::Absent,
