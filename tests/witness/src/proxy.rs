@@ -7,6 +7,7 @@ use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -78,29 +79,39 @@ async fn converse(co: UnixStream, socket: usize, plugin: Arc<Path>, shared: Arc<
     let pid = |stream: &UnixStream| stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(0);
     let Some(plugin) = connected(&plugin).await else { return };
     let number = shared.log.connected(socket, pid(&co), pid(&plugin));
+    let closed = Arc::new(AtomicBool::new(false));
     if let Ok((sender, upstream)) = client::handshake(TokioExecutor::new(), TokioIo::new(plugin)).await {
-        let connection =
-            Arc::new(Connection { shared: Arc::clone(&shared), number, sender, broken: Notify::new() });
+        let (broken, closed) = (Notify::new(), Arc::clone(&closed));
+        let connection = Arc::new(Connection { shared: Arc::clone(&shared), number, sender, broken, closed });
         let service = service_fn(|request| Arc::clone(&connection).forward(request));
         let mut server = server::Builder::new(TokioExecutor::new());
         // How many calls may be open is the plugin's to say.
         server.max_concurrent_streams(None);
         let downstream = server.serve_connection(TokioIo::new(co), service);
-        let (mut upstream, mut downstream) = (pin!(upstream), pin!(downstream));
-        let mut plugin_is_there = true;
+        let (mut upstream, mut downstream) = (Some(Box::pin(upstream)), pin!(downstream));
         loop {
             tokio::select! {
                 _ = &mut downstream => break,
                 () = connection.broken.notified() => break,
                 // Earlier answers still go out.
-                _ = &mut upstream, if plugin_is_there => {
-                    plugin_is_there = false;
+                () = ended(upstream.as_mut()) => {
+                    // With it go the calls that it has queued and not sent.
+                    upstream = None;
                     downstream.as_mut().graceful_shutdown();
                 }
             }
         }
     }
+    closed.store(true, Ordering::Relaxed);
     shared.log.write(Event::Closed { connection: number });
+}
+
+/// Waits for the end of a connection. Never returns for one that has ended.
+async fn ended(connection: Option<impl Future>) {
+    match connection {
+        Some(connection) => drop(connection.await),
+        None => std::future::pending().await,
+    }
 }
 
 /// The CO's connection cannot be refused any more, only ended, and a CO may take that for more than a plugin that is not
@@ -121,6 +132,8 @@ struct Connection {
     number: u64,
     sender: client::SendRequest<Payload>,
     broken: Notify,
+    /// Whether the log has the connection's end. All connections share one thread, so no call is written after it.
+    closed: Arc<AtomicBool>,
 }
 
 impl Connection {
@@ -130,7 +143,7 @@ impl Connection {
             Some(method) if !method.streams => self.unary(method, request).await,
             known => {
                 let rpc = known.map_or(request.uri().path(), |method| &method.name);
-                let call = self.called(rpc, Value::Null);
+                let call = self.called(rpc, Value::Null).await;
                 let (parts, body) = self.send(request.map(BodyExt::boxed_unsync)).await?.into_parts();
                 let code = parts.headers.get("grpc-status").cloned();
                 Ok(Response::from_parts(parts, Watched { body, code, call: Some(call) }.boxed_unsync()))
@@ -143,7 +156,7 @@ impl Connection {
         let (body, trailers) = whole(body).await?;
         let shown = message::decode(&method.input, body.clone());
         let shown = shown.map_or(Value::Null, |message| self.shared.mask.show(&message));
-        let mut call = self.called(&method.name, shown);
+        let mut call = self.called(&method.name, shown).await;
 
         let plan = self.shared.script.plan(&method.name);
         if let Some(code) = self.play(&plan.before, &mut call).await {
@@ -210,7 +223,11 @@ impl Connection {
         std::future::pending().await
     }
 
-    fn called(&self, rpc: &str, request: Value) -> Call {
+    /// Writes down a call that is to be forwarded. Never returns if the connection has ended: the plugin does not get the call.
+    async fn called(&self, rpc: &str, request: Value) -> Call {
+        if self.closed.load(Ordering::Relaxed) {
+            return self.break_off().await;
+        }
         let call = self.shared.log.called(self.number, rpc, request);
         Call { shared: Arc::clone(&self.shared), call, fault: None, ended: false }
     }
@@ -298,5 +315,33 @@ fn payload(body: Bytes, trailers: Option<HeaderMap>) -> Payload {
     match trailers {
         Some(trailers) => body.with_trailers(std::future::ready(Some(Ok(trailers)))).boxed_unsync(),
         None => body.boxed_unsync(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// The report would take the call for one of a CO that it does not know.
+    #[tokio::test]
+    async fn call_after_the_end_is_not_logged() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log.jsonl");
+        let log = Log::create(&path).unwrap();
+        let shared = Arc::new(Shared { log, script: Script::default(), mask: Mask::default() });
+        let (near, _far) = tokio::io::duplex(1 << 16);
+        let handshake = client::handshake::<_, _, Payload>(TokioExecutor::new(), TokioIo::new(near));
+        let (sender, _upstream) = handshake.await.unwrap();
+        let closed = Arc::new(AtomicBool::new(true));
+        let broken = Notify::new();
+        let connection = Connection { shared, number: 1, sender, broken, closed: Arc::clone(&closed) };
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(pin!(connection.called("Probe", Value::Null)).poll(&mut context).is_pending());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        closed.store(false, Ordering::Relaxed);
+        drop(connection.called("Probe", Value::Null).await);
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2, "begun and ended");
     }
 }

@@ -131,3 +131,25 @@ async fn call_is_delayed_by_a_fraction_of_a_millisecond() {
     println!("median of a call past the witness {past:?}, through it {through:?}");
     assert!(through < past + Duration::from_millis(20));
 }
+
+/// A call that the witness has queued for the plugin ends with the plugin's connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queued_calls_end_with_the_plugin() {
+    let mut world = World::new("");
+    for _ in 0..20 {
+        let co = world.co().await;
+        probe(&co).await.unwrap();
+        let probing: Vec<_> = (0..8)
+            .map(|_| {
+                let co = co.clone();
+                tokio::spawn(async move { while probe(&co).await.is_ok() {} })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        world.kill_plugin();
+        for probing in probing {
+            timeout(AGES, probing).await.expect("the calls end").unwrap();
+        }
+        world.start_plugin();
+    }
+}
