@@ -67,12 +67,14 @@ pub enum What {
     Rebooted,
     /// Somebody unmounted it behind csid's back, if it was mounted.
     Taken,
+    /// A Mount of another consumer of the volume, whose own mount may be taken. csid then probes every mount of the volume.
+    Probed,
 }
 
 impl What {
     /// Whether a mount may end by it.
     pub fn may_unmount(&self) -> bool {
-        !matches!(self, What::Asked(Ask::Mount, _) | What::Restarted)
+        !matches!(self, What::Asked(Ask::Mount, _) | What::Restarted | What::Probed)
     }
 }
 
@@ -109,6 +111,7 @@ pub fn after(before: State, what: &What, restores: Restores) -> BTreeSet<State> 
         (What::Rebooted, _) => &[after_loss(before, restores)],
         (What::Taken, Mounted) => &[Mounted, Taken],
         (What::Taken, _) => &[before],
+        (What::Probed, _) => &[before, after_loss(before, restores)],
     };
     states.iter().copied().collect()
 }
@@ -205,5 +208,14 @@ mod tests {
         assert_eq!(allowed(&[(Mount, Done, 0, 1), (Unmount, CutOff, 2, 3)]), [Absent, Mounted]);
         assert_eq!(allowed(&[(Mount, Refused(Kind::TimedOut, None), 0, 1)]), [Absent]);
         assert_eq!(allowed(&[(Mount, CutOff, 0, 1), (Unmount, Done, 2, 3)]), [Absent]);
+    }
+
+    #[test]
+    fn probe_of_another_consumer_notices_a_loss() {
+        let after = |state| after(state, &What::Probed, Restores::OnRequest).into_iter().collect::<Vec<_>>();
+        assert_eq!(after(State::Taken), [State::Lost, State::Taken]);
+        for state in [State::Absent, State::Mounted, State::Lost, State::Waiting] {
+            assert_eq!(after(state), [state]);
+        }
     }
 }

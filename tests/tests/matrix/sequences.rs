@@ -15,7 +15,7 @@ use csid_tests::script::{Act, Rule};
 use csid_tests::world::World;
 use futures_util::future::join_all;
 
-use crate::model::{Ask, Entry, Told, What, after, after_all};
+use crate::model::{Ask, Entry, State, Told, What, after, after_all};
 use crate::plan::{self, Kind, Operation, Plugin};
 use crate::report::{Broken, Report};
 use crate::site::{POLL, Site, Witnesses, arm, disarm};
@@ -64,7 +64,9 @@ impl Site<'_> {
         let mut fate = Fate { w: self.w, host: &host, witnesses: &self.witnesses };
         tokio::join!(clients, fate.until(&paused, &mut self.dice));
 
-        for (slot, history) in self.slots.iter_mut().zip(history.into_inner()) {
+        let mut histories = history.into_inner();
+        self.note_probes(&mut histories);
+        for (slot, history) in self.slots.iter_mut().zip(histories) {
             let after = |state, what: &What| after(state, what, slot.restores);
             slot.allowed = after_all(slot.state(), &history, after);
             if history.iter().any(|entry| entry.what.may_unmount()) {
@@ -90,6 +92,29 @@ impl Site<'_> {
             site.report.kill(edge, CELL);
         })
         .await;
+    }
+
+    /// Enters each Mount of a consumer whose mount may be taken into the histories of the volume's other consumers.
+    fn note_probes(&self, histories: &mut [Vec<Entry<What>>]) {
+        let mut probes = Vec::new();
+        for (number, slot) in self.slots.iter().enumerate() {
+            let history = &histories[number];
+            let may_be_taken =
+                slot.state() == State::Taken || history.iter().any(|entry| entry.what == What::Taken);
+            if !may_be_taken {
+                continue;
+            }
+            let mounts = history.iter().filter(|entry| matches!(entry.what, What::Asked(Ask::Mount, _)));
+            let probed = mounts.map(|entry| Entry { what: What::Probed, ..entry.clone() });
+            probes.extend(probed.map(|entry| (number, entry)));
+        }
+        for (by, probe) in probes {
+            for (number, slot) in self.slots.iter().enumerate() {
+                if number != by && slot.volume == self.slots[by].volume {
+                    histories[number].push(probe.clone());
+                }
+            }
+        }
     }
 }
 
