@@ -28,10 +28,10 @@ use crate::{
     error::{Connecting, Error, Result},
     options::{
         AttachOptions, CallOptions, CapacityOptions, ClaimFilter, ClaimOptions, CreateVolume,
-        DeregisterOptions, ExecOptions, ExpandOptions, LogOptions, MountFilter, MountOptions, OpenOptions,
-        PluginService, PluginSpec, ReconcileOptions, RegisterVolume, ReleaseOptions, SnapshotFilter,
-        SnapshotOptions, UnmountOptions, UnregisterOptions, UpgradeOptions, ValidateOptions, VolumeFilter,
-        VolumeOptions,
+        DeregisterOptions, DetachOptions, ExecOptions, ExpandOptions, LogOptions, MountFilter, MountOptions,
+        OpenOptions, PluginService, PluginSpec, ReconcileOptions, RegisterVolume, ReleaseOptions,
+        SnapshotFilter, SnapshotOptions, UnmountOptions, UnregisterOptions, UpgradeOptions, ValidateOptions,
+        VolumeFilter, VolumeOptions,
     },
     rows::{
         ClaimRow, Claimed, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow, Manager, MountRow,
@@ -493,13 +493,13 @@ impl Client {
     ///
     /// Those of every call and of every plugin call: see the [crate's errors](crate#errors). Also
     /// [`Kind::Busy`] while the volume is staged on this host under that node ID; [`Kind::ClaimConflict`] if
-    /// the attachment belongs to a claim.
+    /// the attachment belongs to a claim; [`Kind::NotAuthorized`] for `forget` by a caller other than root.
     pub async fn detach_volume(
         &self,
         namespace: &str,
         volume: &str,
         node_id: &str,
-        options: VolumeOptions,
+        options: DetachOptions,
     ) -> Result<()> {
         let body = (namespace.to_owned(), volume.to_owned(), node_id.to_owned(), options);
         self.call(PATH, MANAGER, "DetachVolume", body).await

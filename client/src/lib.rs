@@ -42,10 +42,11 @@ pub use error::{Connecting, CsidError, Details, Error, Kind, Result};
 pub use events::{Follower, News};
 pub use options::{
     AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimFilter,
-    ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, Descriptor, ExecOptions, ExpandOptions, Heal,
-    LogOptions, MountFilter, MountOptions, OpenOptions, Part, PluginService, PluginSpec, Propagation,
-    ReconcileOptions, RegisterVolume, ReleaseOptions, Restore, SnapshotFilter, SnapshotOptions, Supervision,
-    UnmountOptions, UnregisterOptions, UpgradeOptions, ValidateOptions, VolumeFilter, VolumeOptions,
+    ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, Descriptor, DetachOptions, ExecOptions,
+    ExpandOptions, Heal, LogOptions, MountFilter, MountOptions, OpenOptions, Part, PluginService, PluginSpec,
+    Propagation, ReconcileOptions, RegisterVolume, ReleaseOptions, Restore, SnapshotFilter, SnapshotOptions,
+    Supervision, UnmountOptions, UnregisterOptions, UpgradeOptions, ValidateOptions, VolumeFilter,
+    VolumeOptions,
 };
 pub use pages::Pages;
 pub use rows::{

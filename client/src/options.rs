@@ -269,8 +269,47 @@ volume_options! {
 }
 
 volume_options! {
-    /// Options of [`crate::Client::delete_volume`] and [`crate::Client::detach_volume`].
+    /// Options of [`crate::Client::delete_volume`].
     VolumeOptions {}
+}
+
+volume_options! {
+    /// Options of [`crate::Client::detach_volume`].
+    DetachOptions {
+        /// The last resort: drops the record of the attachment although the plugin has not acknowledged the detach. Root
+        /// only; not together with inline options. `None`: false.
+        forget: bool,
+    }
+}
+
+impl From<VolumeOptions> for DetachOptions {
+    fn from(options: VolumeOptions) -> Self {
+        let VolumeOptions {
+            deadline_usec,
+            operation_id,
+            secrets,
+            credential,
+            plugin,
+            external_id,
+            volume_context,
+            capabilities,
+            fs_type,
+            mount_flags,
+        } = options;
+        DetachOptions {
+            deadline_usec,
+            operation_id,
+            secrets,
+            credential,
+            plugin,
+            external_id,
+            volume_context,
+            capabilities,
+            fs_type,
+            mount_flags,
+            forget: None,
+        }
+    }
 }
 
 volume_options! {

@@ -7,8 +7,8 @@ use std::{
 
 use csid_client::{
     AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimMode, ClaimOptions,
-    Client, CreateVolume, DeregisterOptions, ExpandOptions, Heal, Part, RegisterVolume, ReleaseOptions,
-    SnapshotOptions, Target, ValidateOptions, VolumeFilter, VolumeOptions,
+    Client, CreateVolume, DeregisterOptions, DetachOptions, ExpandOptions, Heal, Part, RegisterVolume,
+    ReleaseOptions, SnapshotOptions, Target, ValidateOptions, VolumeFilter, VolumeOptions,
 };
 use tokio::net::UnixListener;
 use zbus::{Connection, Guid, OwnedVariant, Variant, connection::Builder, interface};
@@ -253,9 +253,10 @@ async fn volume_commands_take_inline_volumes() {
     let options = AttachOptions { read_only: Some(true), ..AttachOptions::default() };
     assert_eq!(f.client.attach_volume("ns", "v", "n-1", options).await.unwrap(), map("node", "n-1"));
     assert_eq!(f.sent(), "read-only b");
-    let options = VolumeOptions { credential: Some("c".into()), ..VolumeOptions::default() };
+    let options =
+        DetachOptions { credential: Some("c".into()), forget: Some(true), ..DetachOptions::default() };
     f.client.detach_volume("ns", "v", "n-1", options).await.unwrap();
-    assert_eq!(f.sent(), "credential s");
+    assert_eq!(f.sent(), "credential s, forget b");
     f.client.delete_volume("ns", "v", VolumeOptions::default()).await.unwrap();
     assert_eq!(f.sent(), "");
     let options = DeregisterOptions { force: Some(true), ..DeregisterOptions::default() };

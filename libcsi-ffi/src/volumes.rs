@@ -120,7 +120,7 @@ pub unsafe extern "C" fn csi_detach_volume(
             let node_id = text("node_id", node_id)?;
             Ok(move |client: Client, common| {
                 let (namespace, id, node_id) = (namespace.clone(), id.clone(), node_id.clone());
-                let options = inline.clone().with(common);
+                let options = inline.clone().with(common).into();
                 async move { client.detach_volume(&namespace, &id, &node_id, options).await.map(nothing) }
             })
         })

@@ -402,6 +402,7 @@ fn root_only_options_are_refused_whatever_polkit_says() {
             ("Release", "kept", Some("job"), "forget"),
             ("DeregisterVolume", "kept", None, "forget"),
             ("DeregisterVolume", "none", None, "forget"),
+            ("DetachVolume", "kept", Some("node-1"), "forget"),
         ] {
             let names = [Some(NAMESPACE), Some(volume), consumer].into_iter().flatten().map(text);
             let values = names.chain([dict(vec![(option, Variant::from(true))])]).collect();

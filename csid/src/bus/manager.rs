@@ -31,6 +31,7 @@ const FEATURES: &[&str] = &[
     "claims",
     "pages",
     "attach",
+    "forget-attachment",
     "restart",
     "log",
     "stats",

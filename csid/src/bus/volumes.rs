@@ -271,9 +271,18 @@ fn default_capability(inline: &mut Inline, access: Option<AccessMode>, attachmen
 pub(super) async fn detach_volume(call: Call) -> Answer {
     let (namespace, volume, node_id, map): (String, String, String, HashMap<_, _>) = call.arguments()?;
     names::node_id(&node_id)?;
-    let mut options = Options::check(map, INLINE)?;
+    let mut options = Options::check_all(map, &[&[("forget", "b")], INLINE])?;
+    let forget = options.flag("forget");
+    arguments::require_root(&call.permit, [(forget, "forget")])?;
     let request = request(&call, namespace, volume, &mut options).await?;
-    call.server.rooms.volumes.detach_volume(request, node_id).await?;
+    if forget && request.inline.is_some() {
+        return Err(Error::invalid("forget excludes plugin and the other inline options").into());
+    }
+    let volumes = &call.server.rooms.volumes;
+    match forget {
+        true => volumes.forget_attachment(request.name, node_id, request.wait).await?,
+        false => volumes.detach_volume(request, node_id).await?,
+    }
     call.reply(&())
 }
 

@@ -38,6 +38,9 @@ pub(in crate::volume) trait Site: Send + Sync {
     /// Returns whether the volume is or may be staged or published here.
     fn is_staged(&self) -> bool;
 
+    /// Returns whether the volume is or may be staged here under this node id, as far as the rows say. Calls no plugin.
+    fn may_be_staged_under(&self, node_id: &str) -> bool;
+
     /// Returns whether the volume is or may be staged here under this node id.
     fn is_staged_under(&mut self, node_id: &str) -> impl Future<Output = Result<bool>> + Send;
 
@@ -146,6 +149,13 @@ pub(in crate::volume) trait Control: Send {
 
     /// Retries a creation or deletion.
     fn continue_call(&mut self, name: &VolumeName) -> impl Future<Output = Result<()>> + Send;
+
+    /// Removes the row of an attachment by AttachVolume without a call to the plugin.
+    fn forget_attachment(
+        &mut self,
+        name: &VolumeName,
+        node_id: &str,
+    ) -> impl Future<Output = Result<()>> + Send;
 
     /// Finishes what AttachVolume or DetachVolume left between two states.
     fn continue_detach(

@@ -1,6 +1,6 @@
 //! AttachVolume that came to nothing: what was never asked of a controller leaves nothing, and keeps nobody from the volume.
 
-use csid_client::{AttachOptions, Kind};
+use csid_client::{AttachOptions, DetachOptions, Kind};
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
 use csid_tests::script::{Act, Rule};
@@ -261,6 +261,124 @@ fn inline_attach_takes_a_usage_without_capabilities() {
             client.attach_volume(NAMESPACE, "v", "node-2", usage).await.unwrap();
             client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
         }
+        w.nothing_left(&client).await;
+    });
+}
+
+fn forget() -> DetachOptions {
+    DetachOptions { forget: Some(true), ..DetachOptions::default() }
+}
+
+/// Returns how many of csid's events say that an attachment was forgotten.
+async fn forgotten(client: &Client) -> usize {
+    let of_forget = |event: &csid_client::Event| {
+        event.kind == "volume-detached" && event.details.contains_key("forgotten")
+    };
+    events(client, 0).await.iter().filter(|event| of_forget(event)).count()
+}
+
+/// Starts a DetachVolume whose RPC the plugin holds.
+async fn held_detach(w: &mut World, client: &Client) -> tokio::task::JoinHandle<Result<()>> {
+    w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Hold)]);
+    let before = w.plugin("p").count("ControllerUnpublishVolume", "v");
+    let asking = client.clone();
+    let detaching =
+        tokio::spawn(async move { asking.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await });
+    eventually("the plugin has the call", async || {
+        w.plugin("p").count("ControllerUnpublishVolume", "v") > before
+    })
+    .await;
+    detaching
+}
+
+/// The plugin answers neither the call of a caller nor that of the next csid.
+#[test]
+fn forget_ends_a_detach_without_an_answer() {
+    world(async |w| {
+        let client = attaching(w).await;
+        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
+        let detaching = held_detach(w, &client).await;
+        let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", within(300)).await);
+        assert_eq!(kind, Kind::TimedOut, "{error}");
+        w.kill();
+        assert!(detaching.await.unwrap().is_err(), "csid was killed");
+        let client = w.start().await;
+        let detaching = held_detach(w, &client).await;
+        client.detach_volume(NAMESPACE, "v", "node-1", forget()).await.expect("nothing to forget");
+        assert!(!detaching.is_finished() && forgotten(&client).await == 0);
+        client.detach_volume(NAMESPACE, "v", "node-2", forget()).await.unwrap();
+        assert_eq!(refusal(detaching.await.unwrap()).0, Kind::Cancelled);
+        assert_eq!(forgotten(&client).await, 1);
+        let client = is_forgotten(w, client).await;
+        w.honest();
+        healthy(&client, "p").await;
+        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+fn within(milliseconds: u64) -> AttachOptions {
+    AttachOptions { deadline_usec: Some(milliseconds * 1000), ..writer() }
+}
+
+/// The plugin answers neither the attach nor its rollback.
+#[test]
+fn forget_ends_an_attach_without_an_answer() {
+    world(async |w| {
+        let client = attaching(w).await;
+        let held = ["ControllerPublishVolume", "ControllerUnpublishVolume"];
+        w.plugin("p").rules(held.map(|rpc| Rule::always(rpc, Act::Hold)));
+        let asking = client.clone();
+        let attaching =
+            tokio::spawn(async move { asking.attach_volume(NAMESPACE, "v", "node-2", writer()).await });
+        eventually("the plugin has the call", async || {
+            w.plugin("p").count("ControllerPublishVolume", "v") == 1
+        })
+        .await;
+        client.detach_volume(NAMESPACE, "v", "node-2", forget()).await.unwrap();
+        assert_eq!(refusal(attaching.await.unwrap()).0, Kind::Cancelled);
+        assert_eq!(forgotten(&client).await, 1);
+        let client = is_forgotten(w, client).await;
+        w.honest();
+        healthy(&client, "p").await;
+        // The plugin may have it attached; csid does not know.
+        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// A detach that the plugin refuses for good rests until a caller repeats it.
+#[test]
+fn forget_ends_a_detach_at_rest() {
+    world(async |w| {
+        let client = attaching(w).await;
+        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
+        w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Fail(9))]);
+        let detach = |options| client.detach_volume(NAMESPACE, "v", "node-2", options);
+        assert_eq!(refusal(detach(Default::default()).await).0, Kind::PluginError);
+        let inline =
+            DetachOptions { plugin: Some("p".to_owned()), external_id: Some("v".to_owned()), ..forget() };
+        assert_eq!(refusal(detach(inline).await).0, Kind::InvalidArgument);
+        let calls = w.plugin("p").count("ControllerUnpublishVolume", "v");
+        detach(forget()).await.unwrap();
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), calls);
+        is_forgotten(w, client.clone()).await;
+    });
+}
+
+#[test]
+fn forget_refuses_an_attachment_staged_here() {
+    world(async |w| {
+        let client = attaching(w).await;
+        let context = client.attach_volume(NAMESPACE, "v", "node-1", writer()).await.unwrap();
+        let attached = MountOptions { publish_context: Some(context), ..inline("v") };
+        mount(&client, "job", attached).await.unwrap();
+        let (kind, error) = refusal(client.detach_volume(NAMESPACE, "v", "node-1", forget()).await);
+        assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["job".to_owned()]));
+        unmount(&client, "v", "job").await.unwrap();
+        client.detach_volume(NAMESPACE, "v", "node-1", Default::default()).await.unwrap();
         w.nothing_left(&client).await;
     });
 }

@@ -1,8 +1,8 @@
 //! What only a controller does: validate, expand, snapshot, attach for a scheduler; and two instances of it.
 
 use csid_client::{
-    AccessMode, AttachOptions, DeregisterOptions, ExpandOptions, Kind, PluginSpec, Supervision,
-    UnregisterOptions, VolumeOptions,
+    AccessMode, AttachOptions, DeregisterOptions, DetachOptions, ExpandOptions, Kind, PluginSpec,
+    Supervision, UnregisterOptions,
 };
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
@@ -127,15 +127,15 @@ fn scheduler_attaches_and_detaches_by_itself() {
         w.kill();
         let client = w.start().await;
         healthy(&client, "p").await;
-        client.detach_volume(NAMESPACE, "v", "node-2", VolumeOptions::default()).await.unwrap();
-        client.detach_volume(NAMESPACE, "v", "node-2", VolumeOptions::default()).await.unwrap();
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
         assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 1);
         w.nothing_left(&client).await;
 
         // What a claim has attached is not touched.
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
         claim(&client, "v", "one").await.unwrap();
-        let detach = client.detach_volume(NAMESPACE, "v", "node-1", VolumeOptions::default()).await;
+        let detach = client.detach_volume(NAMESPACE, "v", "node-1", Default::default()).await;
         assert_eq!(refusal(detach).0, Kind::ClaimConflict);
         release(&client, "v", "one").await.unwrap();
         w.nothing_left(&client).await;
@@ -255,7 +255,7 @@ fn co_rule_23_staged_is_not_detached_without_plugin() {
         w.plugin("p").kill();
         let client = w.start().await;
         let detach = |client: Client| async move {
-            client.detach_volume(NAMESPACE, "v", "node-1", VolumeOptions::default()).await
+            client.detach_volume(NAMESPACE, "v", "node-1", Default::default()).await
         };
         // The journal knows under which node ID the volume is staged.
         let (kind, error) = refusal(detach(client.clone()).await);
@@ -309,10 +309,10 @@ fn deregister_waits_for_the_claim_under_way() {
         assert_eq!(refusal(waiting.await.unwrap()).0, Kind::NotFound, "the waiting caller gets an error");
         assert_eq!(claimed(&client).await, []);
         // What force leaves attached is detached by its id.
-        let inline = VolumeOptions {
+        let inline = DetachOptions {
             plugin: Some("p".to_owned()),
             external_id: Some("v".to_owned()),
-            ..VolumeOptions::default()
+            ..DetachOptions::default()
         };
         client.detach_volume(NAMESPACE, "v", "node-1", inline).await.unwrap();
         w.nothing_left(&client).await;
@@ -370,7 +370,7 @@ fn attach_without_its_secrets_is_not_begun() {
         // What cannot be detached for want of them is known to rest, and ends when they are there.
         attach().await.unwrap();
         std::fs::remove_file(&path).unwrap();
-        let detach = || client.detach_volume(NAMESPACE, "v", "node-2", VolumeOptions::default());
+        let detach = || client.detach_volume(NAMESPACE, "v", "node-2", Default::default());
         assert_eq!(refusal(detach().await).0, Kind::SecretRequired);
         there(&path);
         detach().await.unwrap();
@@ -396,7 +396,7 @@ fn plugin_with_attachments_is_not_unregistered() {
         client.attach_volume(NAMESPACE, "v", "node-2", AttachOptions::default()).await.unwrap();
         let (kind, error) = refusal(unregister().await);
         assert_eq!(kind, Kind::Busy, "{error}");
-        client.detach_volume(NAMESPACE, "v", "node-2", VolumeOptions::default()).await.unwrap();
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
 
         // Its row is still to come.
         fault.arm("claim.held");

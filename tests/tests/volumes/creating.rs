@@ -352,7 +352,8 @@ fn detach_during_create_calls_no_plugin() {
         let mut s = Site::new(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
         assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
-        let (kind, error) = refusal(s.client.detach_volume(NAMESPACE, "a", "node-2", options()).await);
+        let (kind, error) =
+            refusal(s.client.detach_volume(NAMESPACE, "a", "node-2", Default::default()).await);
         assert!(kind == Kind::Busy && error.message.contains("is being created"), "{kind:?} {error:?}");
         assert_eq!(s.w.plugin("p").count("ControllerUnpublishVolume", ""), 0);
         s.w.plugin("p").honest();
@@ -506,7 +507,7 @@ fn forgotten_create_is_not_an_attached_volume() {
             external_id: Some(id.to_owned()),
             ..options()
         };
-        s.client.detach_volume(NAMESPACE, "a", "node-2", of("x")).await.unwrap();
+        s.client.detach_volume(NAMESPACE, "a", "node-2", of("x").into()).await.unwrap();
         assert_eq!(s.w.plugin("p").count("ControllerUnpublishVolume", "x"), 1);
         let made = late(&mut s).expect("the late one");
         s.delete("y", of(&made)).await.unwrap();

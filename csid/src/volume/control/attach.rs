@@ -1,6 +1,7 @@
 //! AttachVolume and DetachVolume, for a scheduler that keeps its own claims.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::error::{Error, Result, Step};
 use crate::plugin::{ATTACHES, Controller};
@@ -84,7 +85,7 @@ impl<S: Site> Engine<'_, S> {
             Ok(()) => Err(error),
             Err(undo) => {
                 // This includes a rollback that was refused before it began.
-                self.note_detach(&name, node_id, call.uid, Some(&undo));
+                self.note_detach(&name, node_id, call.uid, Some(&undo)).await?;
                 Err(OperationError::UndoneLater { source: error, undo }.into())
             }
         }
@@ -130,12 +131,30 @@ impl<S: Site> Engine<'_, S> {
         Ok(context)
     }
 
-    /// Notes a detach that failed with `error`. It is retried, or waits for a caller if the error is not retryable. `None`:
-    /// nothing is left to do.
-    fn note_detach(&mut self, name: &VolumeName, node_id: &str, uid: u32, error: Option<&Error>) {
-        let left = error.map(|error| Unfinished { uid, parked: !error.details.retryable });
+    /// Notes a detach that failed with `error`. It is retried, or waits for a caller if the error is not retryable. `None`, or an
+    /// attachment without a row: nothing is left to do.
+    async fn note_detach(
+        &mut self,
+        name: &VolumeName,
+        node_id: &str,
+        uid: u32,
+        error: Option<&Error>,
+    ) -> Result<()> {
+        let left = match error {
+            Some(error) if self.has_row(name, node_id).await? => {
+                Some(Unfinished { uid, parked: !error.details.retryable })
+            }
+            _ => None,
+        };
         let subject = Subject::Attachment { volume: name.clone(), node_id: node_id.to_owned() };
         self.site.set_unfinished(subject, left);
+        Ok(())
+    }
+
+    /// Returns whether AttachVolume's attachment to this node has a row.
+    async fn has_row(&self, name: &VolumeName, node_id: &str) -> Result<bool> {
+        let record = self.records.registry.record(name.clone()).await?;
+        Ok(record.attachments.iter().any(|at| at.is_by_call(node_id)))
     }
 
     /// Carries out DetachVolume, also of an attachment without a row if the call names its volume.
@@ -175,17 +194,18 @@ impl<S: Site> Engine<'_, S> {
             Ok(true) if lacks_secrets => {
                 return Err(ClaimError::SecretsNeeded { name: record.name.clone() }.into());
             }
-            Ok(true) => self.detach_for_call(target, node_id).await,
+            Ok(true) => self.detach_for_call(target, node_id, at.is_some()).await,
             // The attach was intended but never sent (CSI rule 19).
             Ok(false) => self.put_back(&name, node_id).await,
             Err(error) => Err(error),
         };
-        self.note_detach(&name, node_id, uid.unwrap_or_default(), uid.and(done.as_ref().err()));
+        self.note_detach(&name, node_id, uid.unwrap_or_default(), uid.and(done.as_ref().err())).await?;
         done?;
         self.records.synced().await
     }
 
-    async fn detach_for_call(&mut self, target: &CallTarget, node_id: &str) -> Result<()> {
+    /// Detaches the volume. `has_row`: the attachment has a row, so an order to forget the row ends the detach.
+    async fn detach_for_call(&mut self, target: &CallTarget, node_id: &str, has_row: bool) -> Result<()> {
         let (name, id) = (target.name.clone(), &self.external_id(target)?);
         let removing = |record: &mut Record| {
             let of_call = record.attachments.iter_mut().filter(|at| at.is_by_call(node_id));
@@ -194,14 +214,58 @@ impl<S: Site> Engine<'_, S> {
         };
         self.records.amend(&name, Durability::Disk, removing).await?;
         let secrets = self.target_secrets(target).await?;
-        let unpublish =
-            |controller: Controller, request| async move { controller.unpublish(id, node_id, request).await };
-        self.controlled(Step::Detach, "ControllerUnpublishVolume", target, secrets.as_ref(), unpublish)
-            .await?;
+        let orders = Arc::clone(&self.site.operation().orders);
+        loop {
+            // An order may have been carried out while the operation waited for the plugin.
+            if has_row && !self.has_row(&name, node_id).await? {
+                return Err(OperationError::Forgotten.into());
+            }
+            let unpublish = |controller: Controller, request| async move {
+                controller.unpublish(id, node_id, request).await
+            };
+            let rpc = "ControllerUnpublishVolume";
+            tokio::select! {
+                biased;
+                // The RPC may hang, and an order to forget does not wait for it. The outcome is then unknown, so a row that is
+                // still there is detached again.
+                () = orders.came() => {}
+                done = self.controlled(Step::Detach, rpc, target, secrets.as_ref(), unpublish) => {
+                    done?;
+                    break;
+                }
+            }
+            Box::pin(self.site.carry_out_orders()).await?;
+        }
         let gone = |record: &mut Record| {
             record.attachments.retain(|at| !at.is_by_call(node_id));
             Ok(Some(registration_events::attached(EventKind::VolumeDetached, record, node_id)))
         };
         self.records.amend(&name, Durability::Disk, gone).await.map(drop)
+    }
+
+    /// Removes the row of an attachment by AttachVolume, although the plugin has not acknowledged the detach. Refuses a volume that
+    /// is or may be staged here under this node id.
+    pub(in crate::volume::control) async fn forget_attached(
+        &mut self,
+        name: &VolumeName,
+        node_id: &str,
+    ) -> Result<()> {
+        if !self.has_row(name, node_id).await? {
+            return self.records.synced().await;
+        }
+        if self.site.is_staged() && self.site.may_be_staged_under(node_id) {
+            return Err(ClaimError::StagedHere { name: name.clone(), holders: self.site.consumers() }.into());
+        }
+        let gone = |record: &mut Record| {
+            record.attachments.retain(|at| !at.is_by_call(node_id));
+            let mut event = registration_events::attached(EventKind::VolumeDetached, record, node_id);
+            event.details.insert("forgotten", true.into());
+            Ok(Some(event))
+        };
+        self.records.amend(name, Durability::Disk, gone).await?;
+        self.note_detach(name, node_id, 0, None).await?;
+        let plugin = self.plugin();
+        tracing::warn!(plugin, volume = %name, node_id, "an attachment was forgotten");
+        self.records.synced().await
     }
 }

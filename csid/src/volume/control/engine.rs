@@ -74,6 +74,10 @@ impl<S: Site> Control for Engine<'_, S> {
         self.retry_call(name).await
     }
 
+    async fn forget_attachment(&mut self, name: &VolumeName, node_id: &str) -> Result<()> {
+        self.forget_attached(name, node_id).await
+    }
+
     async fn continue_detach(&mut self, name: &VolumeName, node_id: &str) -> Result<()> {
         self.retry_detach(name, node_id).await
     }

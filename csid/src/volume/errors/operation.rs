@@ -9,8 +9,8 @@ pub(in crate::volume) enum OperationError {
     /// Another call has ended the operation: an Unmount ends a Mount of the same key, a Release a Claim.
     #[error("{} came in", ending(*by))]
     EndedBy { by: OperationKind },
-    /// An order to forget the mount or claim has ended the operation.
-    #[error("an order to forget the mount or claim came in")]
+    /// An order to forget the mount, claim or attachment has ended the operation.
+    #[error("an order to forget the mount, claim or attachment came in")]
     Forgotten,
     /// `kind`: TimedOut, ShuttingDown or Cancelled.
     #[error("{}", stopped(*kind))]

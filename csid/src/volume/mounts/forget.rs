@@ -1,4 +1,4 @@
-//! Forget: root drops the row of a mount, or a claim with its mounts, although the plugin never confirmed their end. It is the
+//! Forget: root drops the row of a mount or attachment, or a claim with its mounts, although the plugin never confirmed their end. It is the
 //! last resort and always ends: it probes the kernel only.
 //!
 //! Forget interrupts an operation of the volume that waits for its plugin: a removal during its RPC, any other between two
@@ -14,8 +14,8 @@ use crate::names::word;
 use crate::store::Durability;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{Claim, VolumeName};
-use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent};
-use crate::volume::api::requests::{Authority, ForgetRequest};
+use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, VolumeKey};
+use crate::volume::api::requests::{Authority, ForgetRequest, Wait};
 use crate::volume::errors::mount::MountError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::events::mount as mount_events;
@@ -57,21 +57,11 @@ impl Volumes {
         }
         let volume = self.shared.directory.find(&key).or((!record.is_empty()).then(|| record.volume.clone()));
         let volume = volume.ok_or_else(|| Error::internal("a mount's volume has no rows"))?;
-        let (reply, answer) = tokio::sync::oneshot::channel();
-        let order = Order { key: key.clone(), all_tags: all_tags || claim, claim, reply };
-        self.shared.directory.send(&volume, VolumeName::of(&key), Message::Forget(order));
-        let answered = async {
-            answer.await.unwrap_or_else(|_| {
-                Err(self.shared.store.writable().err().unwrap_or_else(|| OperationError::ShuttingDown.into()))
-            })
+        let subject = match claim {
+            true => Subject::Claim(ClaimKey::of(&key)),
+            false => Subject::Mount(key.clone()),
         };
-        let answered = match wait.deadline {
-            None => answered.await,
-            Some(at) => tokio::time::timeout_at(at.into(), answered).await.unwrap_or_else(|_| {
-                let text = "the deadline passed before it was forgotten; it is forgotten yet";
-                Err(Error::new(Kind::TimedOut, text))
-            }),
-        };
+        let answered = self.order(&volume, VolumeName::of(&key), subject, all_tags, &wait).await;
         answered.map_err(|error| {
             error.with(|details| {
                 details.namespace.get_or_insert_with(|| key.namespace.clone());
@@ -80,6 +70,44 @@ impl Volumes {
                 details.step.get_or_insert(Step::Forget);
             })
         })
+    }
+
+    /// Drops the row of an attachment by AttachVolume. A missing one is success. Returns Busy while this host has the volume staged
+    /// under the node id.
+    pub async fn forget_attachment(&self, name: VolumeName, node_id: String, wait: Wait) -> Result<()> {
+        self.shared.changeable()?;
+        let record = self.shared.records.registry.record(name.clone()).await?;
+        if !record.attachments.iter().any(|at| at.is_by_call(&node_id)) {
+            return self.shared.synced().await;
+        }
+        let subject = Subject::Attachment { volume: name.clone(), node_id };
+        self.order(&record.volume, name, subject, false, &wait).await
+    }
+
+    /// Has the actor of a volume forget rows, and waits for its answer until the deadline.
+    async fn order(
+        &self,
+        volume: &VolumeKey,
+        name: VolumeName,
+        subject: Subject,
+        all_tags: bool,
+        wait: &Wait,
+    ) -> Result<()> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        let order = Order { subject, all_tags, reply };
+        self.shared.directory.send(volume, name, Message::Forget(order));
+        let answered = async {
+            answer.await.unwrap_or_else(|_| {
+                Err(self.shared.store.writable().err().unwrap_or_else(|| OperationError::ShuttingDown.into()))
+            })
+        };
+        match wait.deadline {
+            None => answered.await,
+            Some(at) => tokio::time::timeout_at(at.into(), answered).await.unwrap_or_else(|_| {
+                let text = "the deadline passed before it was forgotten; it is forgotten yet";
+                Err(Error::new(Kind::TimedOut, text))
+            }),
+        }
     }
 }
 
@@ -105,22 +133,27 @@ impl Executor<'_> {
     }
 
     async fn forget(&mut self, order: &Order) -> Result<()> {
-        let Order { key, all_tags, claim, .. } = order;
-        let claim_key = ClaimKey::of(key);
-        let keys = match all_tags {
-            true => self.mounts_of(&claim_key),
-            false => vec![key.clone()],
+        let (claim_key, keys) = match &order.subject {
+            Subject::Attachment { volume, node_id } => {
+                return self.control().forget_attachment(volume, node_id).await;
+            }
+            Subject::Volume(name) => {
+                return Err(Error::internal(format!("{name} is no mount, claim or attachment to forget")));
+            }
+            Subject::Claim(key) => (key.clone(), self.mounts_of(key)),
+            Subject::Mount(key) if order.all_tags => (ClaimKey::of(key), self.mounts_of(&ClaimKey::of(key))),
+            Subject::Mount(key) => (ClaimKey::of(key), vec![key.clone()]),
         };
         for key in &keys {
             self.forget_mount(key).await?;
         }
-        if *claim {
+        if matches!(order.subject, Subject::Claim(_)) {
             return self.control().release(&claim_key, Authority::Any(0), true).await;
         }
         // Releases the claim that a Mount took implicitly, after its last mount.
         if self.mounts_of(&claim_key).is_empty() {
             let record = self.shared.records.registry.record(claim_key.volume.clone()).await?;
-            if let Some(claim) = record.claim(&key.consumer).filter(|claim| claim.by_mount) {
+            if let Some(claim) = record.claim(&claim_key.consumer).filter(|claim| claim.by_mount) {
                 let go_on = Message::Continue(Subject::Claim(claim_key), claim.uid);
                 self.shared.directory.tell(&self.rows.volume().row.key, go_on);
             }

@@ -47,14 +47,27 @@ impl Executor<'_> {
 
     /// Returns whether a mount here is or may be staged under this node id. The plugin may have changed the id since.
     pub(in crate::volume) async fn is_staged_as(&mut self, node_id: &str) -> Result<bool> {
+        match self.rows_staged_as(node_id) {
+            Some(is_staged) => Ok(is_staged),
+            // While the staged node id is not known, it may be the plugin's present one.
+            None => Ok(self.ready().await?.node_id() == node_id),
+        }
+    }
+
+    /// Like [`Self::is_staged_as`], but calls no plugin: an unknown node id may be any.
+    pub(in crate::volume) fn may_be_staged_as(&self, node_id: &str) -> bool {
+        self.rows_staged_as(node_id).unwrap_or(true)
+    }
+
+    /// Returns whether the rows say that a mount is staged under this node id. `None`: they do not have every node id.
+    fn rows_staged_as(&self, node_id: &str) -> Option<bool> {
         let volume = self.rows.volume();
         let is_staged = |row: &&Arc<MountRow>| volume.row.stage != Leg::Absent || row.publish != Leg::Absent;
         let staged: Vec<_> = volume.mounts.iter().filter(is_staged).collect();
         if staged.iter().any(|row| row.status.node_id.as_deref() == Some(node_id)) {
-            return Ok(true);
+            return Some(true);
         }
         let is_known = !staged.is_empty() && staged.iter().all(|row| row.status.node_id.is_some());
-        // While the staged node id is not known, it may be the plugin's present one.
-        Ok(!is_known && self.ready().await?.node_id() == node_id)
+        is_known.then_some(false)
     }
 }

@@ -55,6 +55,10 @@ impl Site for Executor<'_> {
         volume.row.stage != Leg::Absent || volume.mounts.iter().any(|row| row.publish != Leg::Absent)
     }
 
+    fn may_be_staged_under(&self, node_id: &str) -> bool {
+        self.may_be_staged_as(node_id)
+    }
+
     async fn is_staged_under(&mut self, node_id: &str) -> Result<bool> {
         self.is_staged_as(node_id).await
     }

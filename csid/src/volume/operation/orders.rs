@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::error::{Kind, Result};
-use crate::store::rows::MountKey;
+use crate::volume::model::subject::Subject;
 
 /// Signals of the actor to its running operation.
 #[derive(Clone, Debug)]
@@ -40,12 +40,10 @@ pub(in crate::volume) async fn preempted(signals: &mut watch::Receiver<ActorSign
 
 /// An order of root to forget rows, with its reply.
 pub(in crate::volume) struct Order {
-    /// The consumer, with the tag if one mount is meant.
-    pub(in crate::volume) key: MountKey,
-    /// Whether every mount of the consumer is forgotten, whatever its tag.
+    /// A mount, a claim with all mounts of its consumer, or an attachment by AttachVolume.
+    pub(in crate::volume) subject: Subject,
+    /// Whether every mount of the mount's consumer is forgotten, whatever its tag.
     pub(in crate::volume) all_tags: bool,
-    /// Whether the consumer's claim is forgotten too.
-    pub(in crate::volume) claim: bool,
     pub(in crate::volume) reply: oneshot::Sender<Result<()>>,
 }
 

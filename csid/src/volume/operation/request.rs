@@ -496,13 +496,24 @@ impl OperationRequest {
         }
     }
 
-    /// Returns whether the operation makes a mount or claim that the order forgets.
+    /// Returns whether the operation makes a mount, claim or attachment that the order forgets.
     pub(in crate::volume) fn is_given_up_by(&self, order: &Order) -> bool {
-        match (self, self.makes_mount()) {
-            (_, Some(mount)) if order.all_tags => ClaimKey::of(&order.key).has_mount(mount),
-            (_, Some(mount)) => *mount == order.key,
-            (OperationRequest::Claim { key, .. }, None) => order.claim && key.consumer == order.key.consumer,
-            (_, None) => false,
+        match (&order.subject, self) {
+            (Subject::Claim(forgotten), OperationRequest::Claim { key, .. }) => key == forgotten,
+            (Subject::Claim(forgotten), _) => {
+                self.makes_mount().is_some_and(|mount| forgotten.has_mount(mount))
+            }
+            (Subject::Mount(key), _) if order.all_tags => {
+                self.makes_mount().is_some_and(|mount| ClaimKey::of(key).has_mount(mount))
+            }
+            (Subject::Mount(key), _) => self.makes_mount() == Some(key),
+            (
+                Subject::Attachment { volume, node_id },
+                OperationRequest::Call {
+                    target, call: ControllerRequest::Attach { node_id: to, .. }, ..
+                },
+            ) => target.name == *volume && to == node_id,
+            (Subject::Attachment { .. } | Subject::Volume(_), _) => false,
         }
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use csi_witness::GRPC_CODES;
 use csid_client::{
-    AttachOptions, AttachmentMode, Capability, ClaimMode, ClaimOptions, Client, CreateVolume, Error,
-    ExpandOptions, Kind, MountOptions, RegisterVolume, ReleaseOptions, SnapshotOptions, Target,
+    AttachOptions, AttachmentMode, Capability, ClaimMode, ClaimOptions, Client, CreateVolume, DetachOptions,
+    Error, ExpandOptions, Kind, MountOptions, RegisterVolume, ReleaseOptions, SnapshotOptions, Target,
     UnmountOptions, Via, VolumeOptions,
 };
 use csid_tests::ask::NAMESPACE;
@@ -250,7 +250,7 @@ pub async fn ask(client: &Client, volume: &Volume, thing: Thing, ask: Ask, manne
                 client.attach_volume(ns, volume, node, options).await.map(|_| no)
             }
             (Ask::Detach, Thing::Attachment { node }) => {
-                let options = VolumeOptions { deadline_usec, operation_id, ..Default::default() };
+                let options = DetachOptions { deadline_usec, operation_id, ..Default::default() };
                 client.detach_volume(ns, volume, node, options).await.map(|()| no)
             }
             (ask, thing) => panic!("{ask:?} of {thing:?}"),
