@@ -63,7 +63,7 @@ pub enum Command {
     /// List, show, register, unregister, restart, upgrade, drain plugins, wait for one, read its log, run a command in one, show its usage, volumes and capacity
     #[command(subcommand)]
     Plugin(Box<Plugin>),
-    /// Register, create, list, show, validate, expand, snapshot, deregister, delete volumes, see how full one is
+    /// Register, create, list, show, validate, expand, snapshot, detach, deregister, delete volumes, see how full one is
     #[command(subcommand)]
     Volume(Box<Volume>),
     /// Claim a registered volume for a consumer, until it is released
@@ -302,6 +302,7 @@ mod tests {
             "volume register ns --plugin p",
             "volume expand ns v 10GB",
             "volume deregister ns v --force --forget",
+            "volume detach ns v",
             "release ns v job --force --forget",
             "volume create ns v --capacity lots",
             "mount ns v job --plugin p --external-id x --access-mode everybody",

@@ -132,6 +132,10 @@ impl Csid {
         self.note(&options);
     }
 
+    fn detach_volume(&self, _namespace: String, _volume: String, _node: String, options: Dict) {
+        self.note(&options);
+    }
+
     fn deregister_volume(&self, _namespace: String, _volume: String, options: Dict) {
         self.note(&options);
     }
@@ -473,6 +477,7 @@ async fn irreversible_commands_ask_for_the_name() {
     assert!(err.contains("that is not default/v: nothing was done"), "{err}");
     for wrong in [
         "volume delete default v",
+        "volume detach default v node-1 --forget",
         "volume deregister default v --force",
         "volume deregister default v --forget --yes default/w",
         "unmount default v job --forget",
@@ -498,6 +503,8 @@ async fn flags_of_a_command_reach_csid() {
         ("unmount default v job --forget --yes default/v", "forget=true must-exist=true"),
         ("mount default v job --plugin p --external-id x --wait 90s", "wait-usec=90000000"),
         ("release default v job --forget --yes default/v", "forget=true"),
+        ("volume detach default v node-1", ""),
+        ("volume detach default v node-1 --forget --yes default/v", "forget=true"),
         ("volume deregister default v --forget --yes default/v", "forget=true"),
         ("volume snapshot default v s", ""),
         ("volume snapshot default v s --no-wait", "wait=false"),

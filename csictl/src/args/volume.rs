@@ -64,6 +64,22 @@ pub enum Volume {
         #[command(flatten)]
         wait: Wait,
     },
+    /// Detach a volume that a scheduler attached by AttachVolume
+    Detach {
+        #[command(flatten)]
+        volume: OneVolume,
+        /// The plugin's id of the node that the volume is attached to
+        node: String,
+        /// The last resort, as root: drop the attachment though the plugin never acknowledged the detach
+        #[arg(long)]
+        forget: bool,
+        #[command(flatten)]
+        confirm: Confirm,
+        #[command(flatten)]
+        secrets: Secrets,
+        #[command(flatten)]
+        wait: Wait,
+    },
     /// Forget a volume; the plugin keeps it
     Deregister {
         #[command(flatten)]

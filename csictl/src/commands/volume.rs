@@ -5,8 +5,8 @@ use std::{collections::HashMap, future::Future, process::ExitCode, time::SystemT
 use anyhow::Context;
 use csid_client::{
     AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimOptions, Client, DeregisterOptions,
-    ExpandOptions, MountFilter, ReleaseOptions, SnapshotOptions, ValidateOptions, VolumeFilter,
-    VolumeOptions, VolumeRow,
+    DetachOptions, ExpandOptions, MountFilter, ReleaseOptions, SnapshotOptions, ValidateOptions,
+    VolumeFilter, VolumeOptions, VolumeRow,
 };
 use serde_json::json;
 
@@ -141,6 +141,26 @@ pub async fn volume(
                 ..VolumeOptions::default()
             };
             work.end(client, client.delete_volume(&volume.namespace, &volume.volume, options)).await?;
+            done(json)?;
+        }
+        Volume::Detach { volume, node, forget, confirm, secrets, wait } => {
+            tried.command = "volume detach";
+            if forget {
+                let what = "csid asks the plugin no more. If the volume is still attached to the node, it stays so there, and \
+                            another one may attach it at the same time.";
+                confirmed(&full(&volume), &confirm.yes, what)?;
+            }
+            let work = Work::begin("detach", &volume, wait.operation_id.clone(), tried)?;
+            let options = DetachOptions {
+                deadline_usec: wait.deadline.usec(),
+                operation_id: Some(work.id.clone()),
+                secrets: sealed(secrets.secrets_file.as_deref())?,
+                credential: secrets.credential,
+                forget: yes(forget),
+                ..DetachOptions::default()
+            };
+            let call = client.detach_volume(&volume.namespace, &volume.volume, &node, options);
+            work.end(client, call).await?;
             done(json)?;
         }
         Volume::Deregister { volume, force, forget, confirm, wait } => {

@@ -66,8 +66,8 @@ pub fn explained(explanation: &Explanation, mounts: &[MountRow], tried: &Tried) 
     if let Some(node) = waits.strip_prefix("the plugin's answer to ControllerUnpublishVolume from ") {
         let node = quoted(node);
         return format!(
-            "csid repeats it while the plugin may succeed later; else repeat DetachVolume. Of a registered volume, as root: `busctl \
-             call org.csid1 /org/csid1 org.csid1.Manager DetachVolume 'sssa{{sv}}' {volume} {node} 0`"
+            "`csictl volume detach {volume} {node}` calls the plugin again (with --secrets-file FILE, if it needs secrets); the \
+             last resort, as root, is `csictl volume detach --forget {volume} {node}`"
         );
     }
     let given_up = format!(
@@ -216,7 +216,7 @@ mod tests {
             ("to be registered as declared", "`csictl reload`"),
             (
                 "the plugin's answer to ControllerUnpublishVolume from node 1",
-                "org.csid1.Manager DetachVolume 'sssa{sv}' ns v 'node 1' 0`",
+                "`csictl volume detach --forget ns v 'node 1'`",
             ),
             (UNUSED, "`csictl claims`"),
             (CLAIMS, "`csictl cancel ID`"),
