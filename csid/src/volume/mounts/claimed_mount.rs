@@ -121,9 +121,8 @@ impl Executor<'_> {
         let Some(row) = self.row(key).filter(|row| row.phase == Phase::Mounted) else { return Ok(()) };
         let mut wanted = DesiredMount::of(row);
         let healed = self.restore(&mut wanted).await;
-        let put_off = self.operation.signals.borrow().preempt;
         if let Err(error) = &healed
-            && !put_off
+            && !self.operation.step.has_yielded()
             && self.row(key).is_some_and(|row| row.phase == Phase::Mounted)
         {
             self.tell_unhealed(key, error).await;

@@ -291,7 +291,7 @@ impl Executor<'_> {
 
     /// Writes into the row why it still waits, for ListMounts.
     pub(in crate::volume) async fn still_waiting(&mut self, key: &MountKey, error: &Error) {
-        if self.operation.signals.borrow().preempt {
+        if self.operation.step.has_yielded() {
             return;
         }
         self.rows.remark(key, |row| row.error = Some(error.message.clone()));

@@ -100,6 +100,11 @@ impl Progress {
         self.yielded.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether the operation ends because it was preempted, so that its error is no answer of the plugin.
+    pub(in crate::volume) fn has_yielded(&self) -> bool {
+        self.yielded.load(Ordering::Relaxed)
+    }
+
     /// Returns whether the operation was preempted since the last call of this function.
     pub(in crate::volume) fn take_yield(&self) -> bool {
         self.yielded.swap(false, Ordering::Relaxed)
