@@ -371,6 +371,23 @@ mod tests {
     }
 
     #[test]
+    fn gone_mounts_of_a_plugin_are_bounded() {
+        let placed = |number: usize| PlacedMount {
+            path: format!("/driver/{number}").into(),
+            root: "/".into(),
+            read_only: false,
+        };
+        let mut known = Backing::default();
+        for number in 0..4 * REMEMBERED {
+            known.note_published(vec![placed(0), placed(number)]);
+            let of_plugin = known.of_plugin.as_ref().unwrap();
+            assert!(of_plugin.len() <= REMEMBERED + 2, "{}", of_plugin.len());
+            let there = vec![placed(0), placed(number)];
+            assert_eq!(known.foreign(there), [], "a mount that is there is never dropped");
+        }
+    }
+
+    #[test]
     fn joined_backing_keeps_earlier_facts() {
         let shown = |device| Shown { device, fs_type: "nfs4".into(), root: "/".into(), is_node: false };
         let backing = |device| Backing { shown: vec![shown(device)], ..Backing::default() };
