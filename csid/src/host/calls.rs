@@ -37,7 +37,7 @@ impl TargetFd {
 /// The handle of the kernel's calls.
 #[derive(Clone)]
 pub struct Host {
-    helper: Helper,
+    pub(super) helper: Helper,
     pub(super) elsewhere: Arc<lookout::Lookout>,
     pub(super) own_table: Arc<table::OwnTable>,
 }

@@ -10,7 +10,7 @@ use crate::host::copies::{Masters, Search, place_on};
 use crate::host::device::BlockDevice;
 use crate::host::error::HostError;
 use crate::host::helper::HelperRequest;
-use crate::host::lookout::{ANSWER, LOOKS, PAUSE, answer_all, ended};
+use crate::host::lookout::{LOOKS, PAUSE, search_failed};
 use crate::host::namespaces::{Backing, Holder, MountElsewhere, NAMED, PlacedMount, Question, Shown, Sought};
 use crate::host::process_tables::described;
 use crate::host::table::{MountEntry, blocking};
@@ -136,17 +136,8 @@ impl Host {
     }
 
     async fn look_elsewhere(&self, question: Question) -> Result<Vec<MountElsewhere>, HostError> {
-        let (answer, number, looking) = self.elsewhere.ask(question);
-        if let Some(looking) = looking {
-            tokio::task::spawn_blocking(move || answer_all(looking));
-        }
-        match tokio::time::timeout(ANSWER, answer).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(ended("it ended without an answer"))),
-            Err(_) => {
-                self.elsewhere.give_up(number);
-                Err(ended("the kernel did not answer in time"))
-            }
-        }
+        let answer = self.elsewhere.ask(&self.helper, question).await;
+        answer.unwrap_or_else(|_| Err(search_failed("the search ended without an answer")))
     }
 
     /// Returns the mounts in csid's own namespace of what is `sought`, by the mount table alone.

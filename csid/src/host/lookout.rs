@@ -5,455 +5,221 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::host::copies::Search;
 use crate::host::error::HostError;
-use crate::host::namespace_tables::{self, Known};
-use crate::host::namespaces::{Budget, MountElsewhere, Question};
-use crate::host::{process_tables, statmount};
+use crate::host::helper::{Helper, SearchAnswered, SearchWorker};
+use crate::host::namespaces::{MountElsewhere, Question};
 
 /// Searches, and the pause between two: a container's runtime copies all mounts for an instant.
 pub(super) const LOOKS: u32 = 3;
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// The time that an answer takes at most: of the search under way, and of the one after it. A search whose file closes a namespace's
-/// last reference may wait for a file system's server.
-pub(super) const ANSWER: Duration = Duration::from_secs(30);
-/// Searches at most that did not end in that time, and still have a thread.
-const STUCK: usize = 4;
+/// The time that one search takes at most. An answer takes twice that at most: the search under way, and the one after it. A search whose
+/// worker closes a namespace's last reference may wait for a file system's server.
+const SEARCH: Duration = Duration::from_secs(15);
 
-/// Questions that wait for the next search, and the search under way. One search answers all questions asked before it.
-#[derive(Default)]
+/// Questions that wait for the next search. One search answers all questions asked before it.
 pub(super) struct Lookout {
     waiting: Mutex<Waiting>,
+    /// The time that one search takes at most.
+    limit: Duration,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// The number of the search under way.
-    looking: Option<u64>,
-    /// Searches so far.
-    searches: u64,
-    stuck: usize,
+    is_looking: bool,
     questions: Vec<(Question, ProbeReply)>,
-    /// What the next search knows.
-    known: Known,
+    /// The worker of the searches before. `None`: the next search is its worker's first one.
+    worker: Option<SearchWorker>,
 }
 
 type ProbeReply = oneshot::Sender<Result<Vec<MountElsewhere>, HostError>>;
 pub(super) type ProbeAnswer = oneshot::Receiver<Result<Vec<MountElsewhere>, HostError>>;
+
+impl Default for Lookout {
+    fn default() -> Self {
+        Lookout { waiting: Mutex::default(), limit: SEARCH }
+    }
+}
 
 impl Lookout {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a question. Returns where its answer comes, the number of the search that gives it, and that search, if the caller has to
-    /// start it. The answer is an error if too many searches are stuck.
-    pub(super) fn ask(self: &Arc<Self>, question: Question) -> (ProbeAnswer, u64, Option<Looking>) {
+    /// Adds a question, and starts a search unless one is under way. Returns where the answer comes. A sender that is dropped stands for
+    /// an error that another question of the same search got.
+    pub(super) fn ask(self: &Arc<Self>, helper: &Helper, question: Question) -> ProbeAnswer {
         let (reply, answer) = oneshot::channel();
         let mut waiting = self.waiting();
-        if let Some(number) = waiting.looking {
-            waiting.questions.push((question, reply));
-            return (answer, number, None);
-        }
-        if waiting.stuck == STUCK {
-            return (answer, waiting.searches, None);
-        }
         waiting.questions.push((question, reply));
-        waiting.searches += 1;
-        let number = waiting.searches;
-        waiting.looking = Some(number);
-        let known = std::mem::take(&mut waiting.known);
-        (answer, number, Some(Looking { at: Arc::clone(self), number, known, has_ended: false }))
-    }
-
-    /// Gives up a search that has not answered in time. The next question starts another one.
-    pub(super) fn give_up(&self, search: u64) {
-        let mut waiting = self.waiting();
-        if waiting.looking == Some(search) {
-            waiting.looking = None;
-            waiting.stuck += 1;
-            waiting.questions.clear();
+        if !waiting.is_looking {
+            waiting.is_looking = true;
+            let looking = Looking { at: Arc::clone(self), has_ended: false };
+            tokio::spawn(looking.answer_all(helper.clone(), waiting.worker.take()));
         }
+        answer
     }
 }
 
-/// A search under way.
-pub(super) struct Looking {
+/// The searches under way.
+struct Looking {
     at: Arc<Lookout>,
-    number: u64,
-    known: Known,
     has_ended: bool,
 }
 
 impl Drop for Looking {
     fn drop(&mut self) {
-        if self.has_ended {
-            return;
-        }
-        let mut waiting = self.at.waiting();
-        if waiting.looking == Some(self.number) {
-            // It panicked. The next question starts another one.
-            waiting.looking = None;
+        if !self.has_ended {
+            // It panicked, or csid ends. The next question starts another one.
+            let mut waiting = self.at.waiting();
+            waiting.is_looking = false;
             waiting.questions.clear();
-        } else {
-            // It was given up.
-            waiting.stuck -= 1;
         }
     }
 }
 
-pub(super) fn ended(why: &'static str) -> HostError {
+impl Looking {
+    /// Answers questions until none waits.
+    async fn answer_all(mut self, helper: Helper, mut worker: Option<SearchWorker>) {
+        loop {
+            let batch = {
+                let mut waiting = self.at.waiting();
+                if waiting.questions.is_empty() {
+                    waiting.is_looking = false;
+                    waiting.worker = worker;
+                    self.has_ended = true;
+                    return;
+                }
+                std::mem::take(&mut waiting.questions)
+            };
+            let (questions, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            // A search that is given up leaves no worker for the next one.
+            let search = helper.search(&mut worker, &questions);
+            let answered = match tokio::time::timeout(self.at.limit, search).await {
+                Ok(answered) => answered,
+                Err(_) => Err(search_failed("the kernel did not answer in time")),
+            };
+            let failed = match answered {
+                Ok(SearchAnswered::Found(found)) => {
+                    for (answer, found) in answers.into_iter().zip(found) {
+                        let _ = answer.send(Ok(found));
+                    }
+                    continue;
+                }
+                Ok(SearchAnswered::TooMany) => search_failed("too many earlier searches have not ended"),
+                Err(error) => error,
+            };
+            // Each question without its own error is answered by the dropped sender.
+            if let Some(answer) = answers.into_iter().next() {
+                let _ = answer.send(Err(failed));
+            }
+        }
+    }
+}
+
+pub(super) fn search_failed(why: &'static str) -> HostError {
     let source = std::io::Error::other(why);
     HostError::Os { step: "search other mount namespaces by".into(), path: "/proc".into(), source }
 }
 
-/// Answers questions until none waits, or the search is given up.
-pub(super) fn answer_all(mut looking: Looking) {
-    loop {
-        let batch = {
-            let mut waiting = looking.at.waiting();
-            if waiting.looking != Some(looking.number) {
-                return;
-            }
-            if waiting.questions.is_empty() {
-                waiting.looking = None;
-                waiting.known = std::mem::take(&mut looking.known);
-                looking.has_ended = true;
-                return;
-            }
-            std::mem::take(&mut waiting.questions)
-        };
-        let (questions, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        match search(&questions, &mut looking.known, &Budget::new()) {
-            Ok(found) => {
-                for (answer, found) in answers.into_iter().zip(found) {
-                    let _ = answer.send(Ok(found));
-                }
-            }
-            // Each question without its own error is answered by the dropped sender.
-            Err(error) => {
-                if let Some(answer) = answers.into_iter().next() {
-                    let _ = answer.send(Err(error));
-                }
-            }
-        }
-    }
-}
-
-/// Searches all mount namespaces once. Returns the answers in the order of the questions. `known` is of the searches before.
-fn search(
-    questions: &[Question],
-    known: &mut Known,
-    budget: &Budget,
-) -> Result<Vec<Vec<MountElsewhere>>, HostError> {
-    let mut search = Search::new(questions);
-    match namespace_tables::search(&mut search, statmount::namespaces, known, budget) {
-        Ok(answers) => Ok(answers),
-        // An older kernel, a filter of system calls, csid in a container, or a mount that another one hides.
-        Err(error) => {
-            tracing::debug!(%error, "mount namespaces are read from /proc");
-            process_tables::search(&mut Search::new(questions), budget)
-        }
-    }
-}
-
 #[cfg(test)]
-#[allow(clippy::disallowed_types, reason = "unshare and mount are programs")]
 mod tests {
-    use std::io::{BufRead, BufReader};
+    use std::os::fd::OwnedFd;
     use std::path::Path;
-    use std::process::{Child, Command, Stdio};
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
     use super::*;
-    use crate::host::namespaces::{Holder, NAMED, Shown};
-    use crate::host::table;
+    use crate::host::helper::worker;
 
-    const INSIDE: &str = "CSID_TEST_LOOKOUT";
-    const VOLUME: &str = "/mnt/volume";
-
-    /// A process in a mount namespace of its own, which ends with the test.
-    struct Consumer(Child);
-
-    impl Consumer {
-        fn new(propagation: &str, script: &str) -> Self {
-            let script = format!("set -e\n{script}\necho ready\nexec sleep 600");
-            let mut command = Command::new("setpriv");
-            command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--propagation", propagation]);
-            let mut process = command.args(["sh", "-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
-            let mut line = String::new();
-            BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-            assert_eq!(line, "ready\n", "{script}");
-            Consumer(process)
-        }
+    /// A helper with a worker for each of these; the workers after them answer.
+    enum Worker {
+        /// Never answers, and keeps its connection.
+        Hangs,
+        /// Ends when it has a question.
+        Dies,
     }
 
-    impl Drop for Consumer {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
-    fn run(script: &str) {
-        assert!(Command::new("sh").args(["-ec", script]).status().unwrap().success(), "{script}");
-    }
-
-    /// Runs the test in a mount namespace of its own, whose `/mnt` is shared and has the volume.
-    fn apart(test: &str, body: impl FnOnce()) {
-        if let Err(error) = statmount::namespaces() {
-            eprintln!("{test} skipped: the kernel does not list mount namespaces here: {error}");
-            return;
-        }
-        if std::env::var_os(INSIDE).is_some() {
-            run("mount -t tmpfs mnt /mnt && mount --make-shared /mnt && mkdir /mnt/volume /mnt/other");
-            run("mount -t tmpfs volume /mnt/volume");
-            return body();
-        }
-        assert!(rustix::process::geteuid().is_root(), "this test mounts: run it as root");
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private"]).arg(std::env::current_exe().unwrap());
-        let status = command.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").status().unwrap();
-        assert!(status.success(), "{test} failed in its namespace; see above");
-    }
-
-    fn question(but_of: &[&Consumer]) -> Question {
-        let own =
-            table::entries().unwrap().into_iter().rfind(|entry| entry.path == Path::new(VOLUME)).unwrap();
-        let shown = Shown { device: own.device, fs_type: own.fs_type, root: own.root, is_node: false };
-        Question { shown: vec![shown], but_of: but_of.iter().map(|consumer| consumer.0.id()).collect() }
-    }
-
-    /// Returns the answers of both searches, ordered.
-    fn both(questions: &[Question], known: &mut Known) -> [Vec<Vec<MountElsewhere>>; 2] {
-        let listed = namespace_tables::search(
-            &mut Search::new(questions),
-            statmount::namespaces,
-            known,
-            &Budget::new(),
-        );
-        let read = process_tables::search(&mut Search::new(questions), &Budget::new()).unwrap();
-        [listed.unwrap(), read].map(|mut answers| {
-            answers.iter_mut().for_each(|answer| answer.sort_by_key(|copy| (copy.holder, copy.path.clone())));
-            answers
-        })
-    }
-
-    #[test]
-    fn listed_and_read_namespaces_show_the_same() {
-        apart("host::lookout::tests::listed_and_read_namespaces_show_the_same", || {
-            let mut known = Known::default();
-            let [listed, read] = both(&[question(&[])], &mut known);
-            assert_eq!((listed, read), (vec![vec![]], vec![vec![]]), "nobody else has the volume");
-            let copy = Consumer::new("private", "");
-            let slave = Consumer::new("slave", "");
-            let peer = Consumer::new("unchanged", "");
-            let below = Consumer::new(
-                "slave",
-                "exec unshare --mount --propagation slave sh -c 'echo ready; exec sleep 600'",
-            );
-            let bound = Consumer::new(
-                "slave",
-                "mount --bind -o ro /mnt/volume /mnt/other && mount --make-private /mnt",
-            );
-            let covered =
-                Consumer::new("slave", "mkdir -p /mnt/volume/in && mount -t tmpfs in /mnt/volume/in");
-            let rslave = Consumer::new("slave", "mount --bind /mnt/volume /srv && mount --make-rslave /srv");
-            let found = |consumer: &Consumer, path: &str, read_only| MountElsewhere {
-                holder: Holder::Process(consumer.0.id()),
-                path: Some(path.into()),
-                read_only,
-            };
-            let mut due = vec![
-                found(&copy, VOLUME, false),
-                found(&bound, "/mnt/other", true),
-                found(&bound, VOLUME, false),
-                found(&covered, VOLUME, false),
-                found(&rslave, "/srv", false),
-            ];
-            due.sort_by_key(|copy| (copy.holder, copy.path.clone()));
-            let mut but = due.clone();
-            but.retain(|found| found.holder != Holder::Process(copy.0.id()));
-            // The second search knows the mounts of the first one.
-            for _ in 0..2 {
-                let [listed, read] = both(&[question(&[]), question(&[&copy])], &mut known);
-                assert_eq!(listed, [due.clone(), but.clone()]);
-                assert_eq!(read, listed);
+    fn helper(socket: &Path, workers: Vec<Worker>) -> Helper {
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let listener = listener.unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+        rustix::net::listen(&listener, 8).unwrap();
+        std::thread::spawn(move || {
+            let mut kept: Vec<OwnedFd> = Vec::new();
+            let mut workers = workers.into_iter();
+            while let Ok(connection) = rustix::net::accept(&listener) {
+                match workers.next() {
+                    Some(Worker::Hangs) => kept.push(connection),
+                    Some(Worker::Dies) => {
+                        let _ = rustix::net::recv(&connection, &mut [0; 1], rustix::net::RecvFlags::empty());
+                    }
+                    None => drop(std::thread::spawn(move || worker::serve_alone(connection))),
+                }
             }
-            drop((slave, peer, below));
-            drop((bound, covered, rslave));
-            let [listed, read] = both(&[question(&[])], &mut known);
-            assert_eq!((&listed, &read), (&vec![vec![found(&copy, VOLUME, false)]], &listed));
         });
+        Helper::at(socket.to_owned())
     }
 
-    #[test]
-    fn namespace_without_time_to_search_counts() {
-        apart("host::lookout::tests::namespace_without_time_to_search_counts", || {
-            let copy = Consumer::new("private", "");
-            let questions = [question(&[]), question(&[&copy])];
-            let none = || Budget::lasting(Duration::ZERO);
-            let mut known = Known::default();
-            let unsearched = MountElsewhere::unsearched(Holder::Process(copy.0.id()));
-
-            let read = process_tables::search(&mut Search::new(&questions), &none()).unwrap();
-            assert!(read[0].contains(&unsearched) && !read[1].contains(&unsearched), "{read:?}");
-            let mut search = Search::new(&questions);
-            let listed =
-                namespace_tables::search(&mut search, statmount::namespaces, &mut known, &none()).unwrap();
-            // Only the first ones are named by a process.
-            assert!(listed[0].iter().all(|copy| copy.path.is_none()), "{listed:?}");
-            assert!(listed[0].len() > NAMED || listed[0].contains(&unsearched), "{listed:?}");
-
-            // A search with time goes on with what the first one knows.
-            let [listed, read] = both(&questions, &mut known);
-            let due = MountElsewhere { path: Some(VOLUME.into()), ..unsearched };
-            assert_eq!((&listed, &read), (&vec![vec![due], vec![]], &listed));
-        });
+    fn question() -> Question {
+        Question { shown: vec![], but_of: vec![] }
     }
 
-    #[test]
-    fn namespaces_without_a_process_are_named_at_once() {
-        apart("host::lookout::tests::namespaces_without_a_process_are_named_at_once", || {
-            const MANY: usize = 300;
-            let keeper = std::thread::spawn(|| -> Vec<std::fs::File> {
-                let apart = rustix::thread::UnshareFlags::FS | rustix::thread::UnshareFlags::NEWNS;
-                let mut kept = Vec::new();
-                for _ in 0..=MANY {
-                    // SAFETY: only the working directory and the mounts of this thread are its own then.
-                    unsafe { rustix::thread::unshare_unsafe(apart) }.unwrap();
-                    rustix::mount::mount_change(
-                        "/",
-                        rustix::mount::MountPropagationFlags::PRIVATE
-                            | rustix::mount::MountPropagationFlags::REC,
-                    )
-                    .unwrap();
-                    kept.push(std::fs::File::open("/proc/thread-self/ns/mnt").unwrap());
-                }
-                kept
-            });
-            let kept = keeper.join().unwrap();
-            let mut due: Vec<_> = kept
-                .iter()
-                .map(|file| Holder::Namespace(std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap())))
-                .collect();
-            due.sort();
-            let [listed, _] = both(&[question(&[])], &mut Known::default());
-            let holders: Vec<_> = listed[0].iter().map(|copy| copy.holder).collect();
-            assert_eq!(holders, due);
-        });
+    fn lookout(limit: Duration) -> Arc<Lookout> {
+        Arc::new(Lookout { waiting: Mutex::default(), limit })
     }
 
-    #[test]
-    fn copy_that_moves_between_list_and_search_is_found() {
-        apart("host::lookout::tests::copy_that_moves_between_list_and_search_is_found", || {
-            let questions = [question(&[])];
-            // Its copy goes along with csid's unmount, as that of a service with PrivateTmp= does.
-            let _slave = Consumer::new("slave", "");
-            let first = std::cell::Cell::new(Some(Consumer::new("private", "")));
-            let second = std::cell::Cell::new(None);
-            // After the first list the process leaves its namespace for a copy of it.
-            let list = || {
-                let listed = statmount::namespaces();
-                if let Some(moved) = first.take() {
-                    second.set(Some(Consumer::new("private", "")));
-                    drop(moved);
-                }
-                listed
-            };
-            let mut search = Search::new(&questions);
-            let found =
-                namespace_tables::search(&mut search, list, &mut Known::default(), &Budget::new()).unwrap();
-            let holder = Holder::Process(second.take().unwrap().0.id());
-            assert_eq!(found, [vec![MountElsewhere { holder, path: Some(VOLUME.into()), read_only: false }]]);
-        });
-    }
+    const LONG: Duration = Duration::from_secs(600);
 
-    #[test]
-    fn stuck_search_is_given_up_and_the_next_answers() {
-        let at = Arc::new(Lookout::default());
-        let question = || Question { shown: vec![], but_of: vec![] };
-        let mut stuck = Vec::new();
-        for _ in 0..STUCK {
-            let (mut first, number, looking) = at.ask(question());
-            stuck.push(looking.expect("no search is under way"));
-            let (mut joined, same, none) = at.ask(question());
-            assert!(none.is_none() && same == number);
-            at.give_up(number);
-            assert!(first.try_recv().is_err() && joined.try_recv().is_err());
+    #[tokio::test]
+    async fn hung_search_fails_and_the_next_worker_answers() {
+        let directory = tempfile::tempdir().unwrap();
+        let helper = helper(&directory.path().join("socket"), vec![Worker::Hangs, Worker::Hangs]);
+        let at = lookout(Duration::from_millis(100));
+        for _ in 0..2 {
+            let error = at.ask(&helper, question()).await.unwrap().unwrap_err();
+            assert!(error.to_string().contains("in time"), "{error}");
         }
-        assert!(at.ask(question()).2.is_none(), "each stuck search has a thread");
-        at.give_up(1);
-        drop(stuck.pop());
-        let (mut answer, _, looking) = at.ask(question());
-        answer_all(looking.expect("one of the threads has ended"));
-        assert!(answer.try_recv().unwrap().is_ok());
-        // A search that ends late answers nothing.
-        stuck.into_iter().for_each(answer_all);
-        assert!(at.ask(question()).2.is_some());
+        let at = Arc::new(Lookout { waiting: std::mem::take(&mut *at.waiting()).into(), limit: LONG });
+        assert_eq!(at.ask(&helper, question()).await.unwrap().unwrap(), []);
     }
 
-    #[test]
-    fn hidden_copy_is_found_by_its_process() {
-        apart("host::lookout::tests::hidden_copy_is_found_by_its_process", || {
-            let covered = Consumer::new("private", "mount -t tmpfs cover /");
-            let questions = [question(&[])];
-            let (holder, path) = (Holder::Process(covered.0.id()), Some(VOLUME.into()));
-            let due = [vec![MountElsewhere { holder, path, read_only: false }]];
-            assert_eq!(search(&questions, &mut Known::default(), &Budget::new()).unwrap(), due);
-        });
+    #[tokio::test]
+    async fn question_during_a_hung_search_is_answered_after_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let helper = helper(&directory.path().join("socket"), vec![Worker::Hangs]);
+        let at = lookout(Duration::from_secs(4));
+        let first = at.ask(&helper, question());
+        // The search has begun, so this one waits for the next.
+        tokio::task::yield_now().await;
+        assert!(at.waiting().questions.is_empty());
+        let second = at.ask(&helper, question());
+        assert!(first.await.unwrap().is_err());
+        assert_eq!(second.await.unwrap().unwrap(), []);
     }
 
-    #[test]
-    fn namespace_that_a_file_holds_is_listed() {
-        apart("host::lookout::tests::namespace_that_a_file_holds_is_listed", || {
-            run("mkdir /mnt/held && mount -t tmpfs held /mnt/held && mount --make-private /mnt/held");
-            run(": > /mnt/held/ns");
-            // The kernel binds no namespace whose id is below that of the binding process' own, and ids are not in order.
-            let is_bound = (0..100).any(|_| {
-                let consumer = Consumer::new("private", "");
-                let namespace = format!("/proc/{}/ns/mnt", consumer.0.id());
-                Command::new("mount").args(["--bind", &namespace, "/mnt/held/ns"]).status().unwrap().success()
-            });
-            assert!(is_bound);
-            let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata("/mnt/held/ns").unwrap());
-            let [listed, read] = both(&[question(&[])], &mut Known::default());
-            let (holder, path) = (Holder::Namespace(inode), Some(VOLUME.into()));
-            assert_eq!(listed, [vec![MountElsewhere { holder, path, read_only: false }]]);
-            assert!(read[0].is_empty(), "/proc does not show it");
-            run("umount /mnt/held/ns");
-            let [listed, _] = both(&[question(&[])], &mut Known::default());
-            assert!(listed[0].is_empty(), "the namespace ended with its file");
-        });
+    #[tokio::test]
+    async fn lost_worker_is_replaced_once_for_a_search() {
+        let directory = tempfile::tempdir().unwrap();
+        let workers = vec![Worker::Dies, Worker::Dies, Worker::Dies];
+        let helper = helper(&directory.path().join("socket"), workers);
+        let at = lookout(LONG);
+        let error = at.ask(&helper, question()).await.unwrap().unwrap_err();
+        assert!(matches!(error, HostError::Helper { .. }), "two workers ended: {error}");
+        assert_eq!(at.ask(&helper, question()).await.unwrap().unwrap(), [], "one more ended");
     }
 
-    #[test]
-    fn thread_in_a_namespace_of_its_own_is_named() {
-        apart("host::lookout::tests::thread_in_a_namespace_of_its_own_is_named", || {
-            let (ready, is_ready) = std::sync::mpsc::channel();
-            let (end, is_end) = std::sync::mpsc::channel::<()>();
-            let thread = std::thread::spawn(move || {
-                let apart = rustix::thread::UnshareFlags::FS | rustix::thread::UnshareFlags::NEWNS;
-                // SAFETY: only the working directory and the mounts of this thread are its own now.
-                unsafe { rustix::thread::unshare_unsafe(apart) }.unwrap();
-                rustix::mount::mount_change(
-                    "/",
-                    rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC,
-                )
-                .unwrap();
-                ready.send(()).unwrap();
-                let _ = is_end.recv();
-            });
-            is_ready.recv().unwrap();
-            let [listed, read] = both(&[question(&[])], &mut Known::default());
-            let holder = Holder::Process(std::process::id());
-            assert_eq!(
-                listed,
-                [vec![MountElsewhere { holder, path: Some(VOLUME.into()), read_only: false }]]
-            );
-            assert!(read[0].is_empty(), "/proc/PID/mountinfo is that of the first thread");
-            drop(end);
-            thread.join().unwrap();
-        });
+    #[tokio::test]
+    async fn one_search_answers_all_that_wait() {
+        let directory = tempfile::tempdir().unwrap();
+        let helper = helper(&directory.path().join("socket"), vec![]);
+        let at = lookout(LONG);
+        let answers: Vec<_> = (0..20).map(|_| at.ask(&helper, question())).collect();
+        assert_eq!(at.waiting().questions.len(), 20, "no search has begun");
+        for answer in answers {
+            assert_eq!(answer.await.unwrap().unwrap(), []);
+        }
+        assert!(at.waiting().worker.is_some(), "the worker is kept for the next search");
     }
 }

@@ -35,6 +35,7 @@ mod process_tables;
 mod raw;
 pub(crate) mod sandbox;
 mod sealed;
+mod search;
 mod statmount;
 mod table;
 mod target;

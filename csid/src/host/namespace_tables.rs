@@ -13,7 +13,11 @@ use crate::host::table::MountEntry;
 
 /// The mounts of each namespace, by the namespace's id, as the last search found them.
 #[derive(Default)]
-pub(super) struct Known(HashMap<u64, Vec<KnownMount>>);
+pub(super) struct Known {
+    mounts: HashMap<u64, Vec<KnownMount>>,
+    /// Mounts that were asked for, by all searches.
+    learned: u64,
+}
 
 /// Facts about a mount that never change.
 #[derive(Clone, Copy)]
@@ -55,6 +59,11 @@ struct Entries {
 }
 
 impl Known {
+    /// Returns how many mounts all searches have asked for.
+    pub fn learned(&self) -> u64 {
+        self.learned
+    }
+
     /// Returns the mounts of a namespace that a question may be about, as far as they are found by `end`.
     fn entries(
         &mut self,
@@ -64,10 +73,10 @@ impl Known {
         end: Instant,
     ) -> Result<Entries> {
         let Some(listed) = unless_namespace_gone(namespace, mounts(namespace, None, end))? else {
-            self.0.remove(&namespace);
+            self.mounts.remove(&namespace);
             return Ok(Entries::default());
         };
-        let mut before = self.0.remove(&namespace).unwrap_or_default().into_iter().peekable();
+        let mut before = self.mounts.remove(&namespace).unwrap_or_default().into_iter().peekable();
         let mut now: Vec<KnownMount> = Vec::with_capacity(listed.ids.len());
         let mut found = Entries { is_cut: listed.is_cut, ..Entries::default() };
         for id in listed.ids {
@@ -80,7 +89,10 @@ impl Known {
                     break;
                 }
                 None => match unless_gone(stat.identity(namespace, id))? {
-                    Some((old_id, device)) => KnownMount { id, old_id, device },
+                    Some((old_id, device)) => {
+                        self.learned += 1;
+                        KnownMount { id, old_id, device }
+                    }
                     None => continue,
                 },
             };
@@ -93,7 +105,7 @@ impl Known {
             // The next search goes on where this one had no more time.
             now.extend(before);
         }
-        self.0.insert(namespace, now);
+        self.mounts.insert(namespace, now);
         Ok(found)
     }
 
@@ -132,7 +144,7 @@ impl Known {
     }
 
     fn of(&self, namespace: u64) -> &[KnownMount] {
-        self.0.get(&namespace).map_or(&[], Vec::as_slice)
+        self.mounts.get(&namespace).map_or(&[], Vec::as_slice)
     }
 
     /// Returns whether the first mount that a process sees is in this namespace.
@@ -183,7 +195,7 @@ pub(super) fn search(
     let mut plugins = Plugins::default();
     let (own, mut others) = list()?;
     let alive: BTreeSet<u64> = others.iter().copied().chain([own]).collect();
-    known.0.retain(|id, _| alive.contains(id));
+    known.mounts.retain(|id, _| alive.contains(id));
 
     let mut found: Vec<(u64, ForeignMount)> = Vec::new();
     let mut unsearched: Vec<u64> = Vec::new();
@@ -352,7 +364,7 @@ mod tests {
         let found = known.entries(own, &search, &mut stat, end).unwrap();
         assert!(!found.is_cut && !found.entries.is_empty());
         assert!(known.refuse_hidden(own, &search, &mut stat, end).unwrap());
-        known.0.get_mut(&own).unwrap().retain(|mount| mount.device != proc.device);
+        known.mounts.get_mut(&own).unwrap().retain(|mount| mount.device != proc.device);
         let refused = known.refuse_hidden(own, &search, &mut stat, end).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
     }

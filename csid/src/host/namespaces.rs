@@ -33,7 +33,7 @@ pub struct Shown {
     pub(super) is_node: bool,
 }
 
-/// A path in the journal: text, or an array of bytes where the path is not UTF-8.
+/// A path in the journal, and between csid and its helper: text, or an array of bytes where the path is not UTF-8.
 mod bytes {
     use std::ffi::OsString;
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -60,6 +60,24 @@ mod bytes {
             Written::Text(text) => text.into(),
             Written::Bytes(bytes) => OsString::from_vec(bytes).into(),
         })
+    }
+
+    /// A path that may be missing.
+    pub mod optional {
+        use std::path::PathBuf;
+
+        use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+        #[derive(Serialize, Deserialize)]
+        struct Path(#[serde(with = "super")] PathBuf);
+
+        pub fn serialize<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+            path.clone().map(Path).serialize(serializer)
+        }
+
+        pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+            Ok(Option::deserialize(deserializer)?.map(|Path(path)| path))
+        }
     }
 }
 
@@ -236,7 +254,7 @@ pub struct Sought {
 }
 
 /// What has a mount namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Holder {
     /// A process that is in it.
     Process(u32),
@@ -245,10 +263,11 @@ pub enum Holder {
 }
 
 /// A mount of a volume in another namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountElsewhere {
     pub holder: Holder,
     /// The path in that namespace. `None`: csid could not search the namespace to its end, so it may show the volume.
+    #[serde(with = "bytes::optional")]
     pub path: Option<PathBuf>,
     pub read_only: bool,
 }
@@ -293,6 +312,7 @@ const OF_NAMESPACE: Duration = Duration::from_secs(1);
 const OF_SEARCH: Duration = Duration::from_secs(5);
 
 /// A question about a volume.
+#[derive(Serialize, Deserialize)]
 pub(super) struct Question {
     pub(super) shown: Vec<Shown>,
     /// Processes whose namespaces are not looked at.
@@ -384,6 +404,17 @@ mod tests {
             assert!(of_plugin.len() <= REMEMBERED + 2, "{}", of_plugin.len());
             let there = vec![placed(0), placed(number)];
             assert_eq!(known.foreign(there), [], "a mount that is there is never dropped");
+        }
+    }
+
+    #[test]
+    fn mount_elsewhere_keeps_a_path_of_any_bytes() {
+        use std::os::unix::ffi::OsStringExt;
+        let odd = std::ffi::OsString::from_vec(b"/a\xff".to_vec());
+        for path in [None, Some("/a".into()), Some(odd.into())] {
+            let mount = MountElsewhere { holder: Holder::Namespace(7), path, read_only: true };
+            let text = serde_json::to_string(&mount).unwrap();
+            assert_eq!(serde_json::from_str::<MountElsewhere>(&text).unwrap(), mount);
         }
     }
 

@@ -26,6 +26,11 @@ const GRACE: u64 = 500_000;
 /// How often a worker looks whether another one has left its path.
 const TURN: Duration = Duration::from_millis(2);
 
+/// The key of a search through all mount namespaces; no path has it.
+const SEARCH: u64 = 2;
+/// Searches at most that have not ended. csid makes one at a time: each other one hangs, or is of a csid that has just ended.
+pub(super) const SEARCHES: usize = 4;
+
 /// Numbers of an entry: since when its call is under way, and hashes of its paths.
 const NUMBERS: usize = 1 + PATHS;
 
@@ -54,6 +59,11 @@ impl Slots {
 
     pub(super) fn own() -> Slots {
         Slots::Own((0..WORKERS * NUMBERS).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Whether each worker is a process.
+    pub(super) fn are_of_processes(&self) -> bool {
+        matches!(self, Slots::Shared(_))
     }
 
     fn slot(&self, number: usize) -> Slot<'_> {
@@ -92,6 +102,13 @@ impl Slots {
             std::thread::sleep(TURN);
         }
     }
+
+    /// Enters a search as worker `own`'s. False: as many others have not ended as there may be. Each keeps a worker.
+    pub(super) fn begin_search(&self, own: usize) -> bool {
+        self.slot(own).enter(&[SEARCH]);
+        let others = (0..WORKERS).filter(|other| *other != own);
+        others.filter(|other| self.slot(*other).since_at(&[SEARCH]).is_some()).count() < SEARCHES
+    }
 }
 
 impl Slot<'_> {
@@ -113,7 +130,7 @@ impl Slot<'_> {
     }
 }
 
-/// Never 0.
+/// Neither 0 nor [`SEARCH`].
 fn key(path: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     path.hash(&mut hasher);
@@ -143,6 +160,17 @@ mod tests {
         slots.end(0);
         slots.end(2);
         assert!(slots.begin(3, &[hung], false));
+    }
+
+    #[test]
+    fn fifth_search_that_has_not_ended_is_refused() {
+        let slots = Slots::own();
+        assert!(slots.begin(7, &[Path::new("/hung")], false), "another call is no search");
+        assert!((0..SEARCHES).all(|own| slots.begin_search(own)));
+        assert!(!slots.begin_search(SEARCHES));
+        slots.end(SEARCHES);
+        slots.end(0);
+        assert!(slots.begin_search(SEARCHES));
     }
 
     #[test]

@@ -13,10 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::bind::{Bind, Restrict, Unbind};
 use crate::host::device::BlockDevice;
+use crate::host::error::HostError;
 use crate::host::look::Look;
 
-/// Bytes of one packet; a request has a few paths of at most 4 KiB each, an answer at most the names of 16 processes.
-const PACKET: usize = 64 << 10;
+/// Bytes of one packet; a request has a few paths of at most 4 KiB each, an answer at most the names of 16 processes. What may be larger
+/// is in memory (`memory`).
+pub(super) const PACKET: usize = 64 << 10;
 
 /// A call that a file system's server can delay.
 #[derive(Debug, Serialize, Deserialize)]
@@ -90,6 +92,8 @@ pub(in crate::host) enum HelperRequest {
         ours: bool,
         despite_hung: bool,
     },
+    /// Searches all mount namespaces. The questions are in the memory that comes with it, and the answers in that of the reply.
+    Search,
     /// Closes the descriptor that comes with it.
     Close,
     /// Receives one byte of the stream that comes with it, and the descriptors that were sent with that byte. It is a worker's
@@ -106,6 +110,21 @@ pub(super) enum SiftAnswer {
     Passed,
     /// Several came, or one whose close may wait for a file system's server.
     Refused,
+}
+
+/// The reply to [`HelperRequest::Search`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum SearchReply {
+    /// The answers come with it.
+    Found {
+        /// Mounts that the worker has asked for since its beginning.
+        learned: u64,
+        /// Why `/proc` was read. `None`: the kernel listed the namespaces.
+        unlisted: Option<String>,
+    },
+    Failed(HostError),
+    /// No search was made: too many others have not ended.
+    TooMany,
 }
 
 impl HelperRequest {
@@ -125,7 +144,10 @@ impl HelperRequest {
             | HelperRequest::CheckTarget { target: path, .. }
             | HelperRequest::Resolve { directory: path }
             | HelperRequest::RemoveOrphan { path, .. } => vec![path],
-            HelperRequest::IsHeld { .. } | HelperRequest::Close | HelperRequest::Sift => Vec::new(),
+            HelperRequest::IsHeld { .. }
+            | HelperRequest::Search
+            | HelperRequest::Close
+            | HelperRequest::Sift => Vec::new(),
         }
     }
 

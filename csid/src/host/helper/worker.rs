@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketFlags, recvmsg};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use serde::Serialize;
@@ -24,12 +25,16 @@ use serde::Serialize;
 use crate::host::caller::WaitingCaller;
 use crate::host::device;
 use crate::host::error::HostError;
+use crate::host::helper::memory;
 use crate::host::helper::slots::{Slots, WORKERS};
-use crate::host::helper::wire::{self, HelperRequest, SiftAnswer};
+use crate::host::helper::wire::{self, HelperRequest, SearchReply, SiftAnswer};
 use crate::host::look::Look;
 use crate::host::mount;
+use crate::host::namespace_tables::Known;
+use crate::host::namespaces::{Budget, Question};
 use crate::host::path;
 use crate::host::raw;
+use crate::host::search::{self, Found};
 
 struct Worker {
     pid: Pid,
@@ -61,7 +66,7 @@ fn listen() -> io::Result<std::convert::Infallible> {
             fds.push(PollFd::new(&listener, PollFlags::IN));
         }
         match poll(&mut fds, None) {
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::INTR) => continue,
             other => other?,
         };
         let is_asked = !is_full && fds.pop().is_some_and(|fd| !fd.revents().is_empty());
@@ -72,7 +77,7 @@ fn listen() -> io::Result<std::convert::Infallible> {
         }
         let connection = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(connection) => connection,
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
+            Err(Errno::INTR | Errno::CONNABORTED) => continue,
             Err(error) => return Err(error.into()),
         };
         if !is_ours(&connection) {
@@ -113,10 +118,12 @@ fn is_ours(connection: &OwnedFd) -> bool {
 /// Answers one request after the other until the connection ends.
 pub(super) fn serve(connection: OwnedFd, slots: &Slots, slot: usize) {
     let mut buffer = Vec::new();
+    let mut known = Known::default();
+    let mut is_watched = false;
     loop {
         let fd = match wire::receive(&connection, &mut buffer) {
             Ok(Some(fd)) => fd,
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::INTR) => continue,
             Ok(None) | Err(_) => return,
         };
         let Ok(request) = serde_json::from_slice::<HelperRequest>(&buffer) else { return };
@@ -125,23 +132,52 @@ pub(super) fn serve(connection: OwnedFd, slots: &Slots, slot: usize) {
             let _ = fd.map_or(Ok(()), |stream| sift(&connection, stream));
             return;
         }
-        let paths = request.paths();
-        let turn = slots.begin(slot, &paths, request.is_despite_hung());
-        let hung_at = paths.last().map(|path| path.to_path_buf()).unwrap_or_default();
-        drop(paths);
-        let answer = match turn {
-            true => answer(request, fd, WaitingCaller::new(connection.as_fd())),
-            false => hung(&request, hung_at),
+        if matches!(request, HelperRequest::Search) && slots.are_of_processes() && !is_watched {
+            if end_at_hangup(&connection).is_err() {
+                return;
+            }
+            is_watched = true;
+        }
+        let answer = match request {
+            HelperRequest::Search if slots.begin_search(slot) => search(fd, &mut known),
+            HelperRequest::Search => plain(&SearchReply::TooMany),
+            request => {
+                let paths = request.paths();
+                let turn = slots.begin(slot, &paths, request.is_despite_hung());
+                let hung_at = paths.last().map(|path| path.to_path_buf()).unwrap_or_default();
+                drop(paths);
+                match turn {
+                    true => answer(request, fd, WaitingCaller::new(connection.as_fd())),
+                    false => hung(&request, hung_at),
+                }
+            }
         };
         slots.end(slot);
         let sent = match answer {
             Ok((packet, fd)) => wire::send(&connection, &packet, fd.as_ref()),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         };
         if sent.is_err() {
             return;
         }
     }
+}
+
+/// Has a thread end this process as soon as csid closes the connection. A search that hangs at the close of one namespace's file has that
+/// of the next namespace, and would keep the mounts there.
+fn end_at_hangup(connection: &OwnedFd) -> io::Result<()> {
+    let connection = connection.try_clone()?;
+    let watch = move || {
+        while poll(&mut [PollFd::new(&connection, PollFlags::empty())], None) == Err(Errno::INTR) {}
+        raw::close_all_and_end()
+    };
+    std::thread::Builder::new().spawn(watch).map(drop)
+}
+
+/// Answers requests as [`serve`] does, without other workers.
+#[cfg(test)]
+pub(in crate::host) fn serve_alone(connection: OwnedFd) {
+    serve(connection, &Slots::own(), 0);
 }
 
 /// Bytes of memory that is passed on; `secrets` has 16 KiB at most.
@@ -191,7 +227,7 @@ fn closes_at_once(fd: &OwnedFd) -> bool {
         && link().is_ok_and(|link| link.to_bytes().starts_with(b"pipe:["))
 }
 
-type Answer = serde_json::Result<(Vec<u8>, Option<OwnedFd>)>;
+type Answer = io::Result<(Vec<u8>, Option<OwnedFd>)>;
 
 fn plain(answer: &impl Serialize) -> Answer {
     Ok((serde_json::to_vec(answer)?, None))
@@ -251,8 +287,23 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
             drop(fd);
             plain(&Ok::<_, HostError>(()))
         }
-        // Never comes here: it ends its worker.
+        // Never come here: one ends its worker, and `serve` answers the other.
         HelperRequest::Sift => plain(&SiftAnswer::Refused),
+        HelperRequest::Search => plain(&SearchReply::TooMany),
+    }
+}
+
+/// Answers [`HelperRequest::Search`]. `known` is what the worker's searches before have learned.
+fn search(questions: Option<OwnedFd>, known: &mut Known) -> Answer {
+    let questions = questions.ok_or(io::ErrorKind::InvalidData)?;
+    let questions: Vec<Question> = memory::read(questions)?;
+    match search::search(&questions, known, &Budget::new()) {
+        Ok(Found { answers, unlisted }) => {
+            let unlisted = unlisted.map(|error| error.to_string());
+            let reply = SearchReply::Found { learned: known.learned(), unlisted };
+            Ok((serde_json::to_vec(&reply)?, Some(memory::write(&answers)?)))
+        }
+        Err(error) => plain(&SearchReply::Failed(error)),
     }
 }
 
