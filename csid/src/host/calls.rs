@@ -20,6 +20,9 @@ use crate::host::target;
 /// The name by which calls about target roots are bounded, as a plugin's calls are.
 const RESOLVING: &str = ", target roots";
 
+/// The name by which calls that name a mount's users are bounded.
+const NAMING: &str = ", users of mounts";
+
 /// A descriptor of a target, opened by a process that an automount there does not keep waiting. Every descriptor in it is closed by
 /// the helper.
 pub struct TargetFd {
@@ -279,8 +282,8 @@ impl Host {
 
     /// Returns users of the mount at `path`, as `PID COMMAND` or `mount PATH`; best effort, a few of them.
     pub async fn holders(&self, path: &Path) -> Vec<String> {
-        let path = path.to_owned();
-        tokio::task::spawn_blocking(move || table::holders(&path)).await.unwrap_or_default()
+        let request = HelperRequest::Holders { path: path.to_owned() };
+        self.within(NAMING, request).await.unwrap_or_default()
     }
 
     /// Returns every mount point at or below `root`. It reads the whole table once, for recovery and Reconcile only.

@@ -92,6 +92,11 @@ pub(in crate::host) enum HelperRequest {
         ours: bool,
         despite_hung: bool,
     },
+    /// Asks for users of the mount at `path`, by what the processes have open. A link of a process leads to a mount that may be
+    /// detached meanwhile, and reading the link then closes the mount's last reference.
+    Holders {
+        path: PathBuf,
+    },
     /// Searches all mount namespaces. The questions are in the memory that comes with it, and the answers in that of the reply.
     Search,
     /// Closes the descriptor that comes with it.
@@ -145,6 +150,7 @@ impl HelperRequest {
             | HelperRequest::Resolve { directory: path }
             | HelperRequest::RemoveOrphan { path, .. } => vec![path],
             HelperRequest::IsHeld { .. }
+            | HelperRequest::Holders { .. }
             | HelperRequest::Search
             | HelperRequest::Close
             | HelperRequest::Sift => Vec::new(),

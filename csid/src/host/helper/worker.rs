@@ -35,6 +35,7 @@ use crate::host::namespaces::{Budget, Question};
 use crate::host::path;
 use crate::host::raw;
 use crate::host::search::{self, Found};
+use crate::host::table;
 
 struct Worker {
     pid: Pid,
@@ -287,6 +288,7 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
             drop(fd);
             plain(&Ok::<_, HostError>(()))
         }
+        HelperRequest::Holders { path } => plain(&Ok::<_, HostError>(table::holders(&path))),
         // Never come here: one ends its worker, and `serve` answers the other.
         HelperRequest::Sift => plain(&SiftAnswer::Refused),
         HelperRequest::Search => plain(&SearchReply::TooMany),
