@@ -11,6 +11,7 @@ pub mod dbus;
 pub mod dice;
 pub mod elsewhere;
 pub mod fault;
+pub mod held;
 pub mod hung;
 pub mod kernel;
 pub mod older;

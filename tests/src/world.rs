@@ -21,6 +21,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::UnshareFlags;
 use tokio::net::UnixDatagram;
 
+use crate::held::{self, HeldCalls, SearchBy};
 use crate::hung::Hung;
 use crate::kernel::{self, Loop};
 use crate::plugin::TestPlugin;
@@ -49,6 +50,8 @@ pub struct World {
     csid: Option<Child>,
     /// csid's helper, which outlives it.
     helper: Option<Child>,
+    /// The calls of both, if the test holds some.
+    held: Option<HeldCalls>,
     /// Notifications that csid sent to systemd since it was started.
     notified: Arc<Mutex<Vec<String>>>,
     /// Boot ids that there were.
@@ -137,8 +140,9 @@ pub fn child(program: &Path) -> Command {
     command
 }
 
-/// Starts the helper of a csid whose runtime directory is `run`, as csid-helper.socket does. It ends with the thread that starts it.
-pub fn helper(csid: &Path, run: &Path, log: &Path) -> std::io::Result<Child> {
+/// Returns the command of a helper, as csid-helper.socket starts it for a csid whose runtime directory is `run`. The helper ends with
+/// the thread that starts it.
+fn helper(csid: &Path, run: &Path, log: &Path) -> std::io::Result<Command> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
     let path = run.join("helper.sock");
     let _ = fs::remove_file(&path);
@@ -146,7 +150,13 @@ pub fn helper(csid: &Path, run: &Path, log: &Path) -> std::io::Result<Child> {
     bind(&socket, &SocketAddrUnix::new(&path)?)?;
     listen(&socket, 128)?;
     let log = fs::OpenOptions::new().create(true).append(true).open(log)?;
-    child(csid).arg("host-helper").env_clear().stdin(socket).stdout(log.try_clone()?).stderr(log).spawn()
+    let mut command = child(csid);
+    command.arg("host-helper").env_clear().stdin(socket).stdout(log.try_clone()?).stderr(log);
+    Ok(command)
+}
+
+fn held_at(held: &HeldCalls) -> (&str, &Path) {
+    (held::SOCKET, held.socket())
 }
 
 /// Poll until `condition` holds.
@@ -191,6 +201,7 @@ impl World {
             excuses: Vec::new(),
             csid: None,
             helper: None,
+            held: None,
             notified: Arc::default(),
             boots: 0,
         };
@@ -423,6 +434,17 @@ impl World {
         true
     }
 
+    /// From the next start of csid and its helper on, the test may hold calls of searches that find mounts so.
+    pub fn hold_calls(&mut self, by: SearchBy) {
+        assert!(self.helper.is_none(), "the helper runs already");
+        self.held = Some(HeldCalls::at(self.path("held.sock"), by).expect("a socket"));
+    }
+
+    /// The calls of csid and its helper.
+    pub fn held(&self) -> &HeldCalls {
+        self.held.as_ref().expect("the test holds calls")
+    }
+
     fn spawn(&mut self, environment: &[(&str, &str)]) {
         assert!(self.csid.is_none(), "csid runs already");
         self.start_helper();
@@ -454,6 +476,7 @@ impl World {
             .env("RUST_BACKTRACE", "1")
             .envs(&self.environment)
             .envs(environment.iter().copied())
+            .envs(self.held.iter().map(held_at))
             .stdout(log.try_clone().expect("a log"))
             .stderr(log);
         self.csid = Some(command.spawn().expect("csid starts"));
@@ -465,7 +488,8 @@ impl World {
             return;
         }
         let helper = helper(&program("csid-under-test"), &self.path("run"), &self.path("csid.log"));
-        self.helper = Some(helper.expect("csid's helper"));
+        let mut helper = helper.expect("the helper's socket");
+        self.helper = Some(helper.envs(self.held.iter().map(held_at)).spawn().expect("csid's helper"));
     }
 
     fn stop_helper(&mut self) {

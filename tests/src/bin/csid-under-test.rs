@@ -1,9 +1,12 @@
 //! csid, built by the tests' own build with feature `fault`: what is tested is never an older binary. `CSID_RECORD` names
-//! the file that gets a record of what it does to its journal.
+//! the file that gets a record of what it does to its journal, and `CSID_TEST_HOLD` the socket of a test that holds its calls.
 
 fn main() -> std::process::ExitCode {
     if let Some(record) = std::env::var_os("CSID_RECORD") {
         csid_tests::power::vfs::record(record.as_ref()).expect("the record of a power cut's test");
+    }
+    if let Some(socket) = std::env::var_os(csid_tests::held::SOCKET) {
+        csid_tests::held::hand_over(socket.as_ref()).expect("a test that holds calls");
     }
     csid::daemon::main()
 }

@@ -54,6 +54,7 @@ impl Request {
             27 => Op::OpenDir,
             28 => Op::ReadDir,
             35 => Op::Create,
+            38 => Op::Destroy,
             _ => return None,
         })
     }

@@ -45,6 +45,8 @@ pub enum Op {
     OpenDir,
     ReadDir,
     Create,
+    /// A file system on a block device asks for it at its last unmount, and waits for the answer.
+    Destroy,
 }
 
 /// Whatever a look, a walk or a listing asks.
@@ -53,10 +55,12 @@ pub const LOOKS: [Op; 5] = [Op::StatFs, Op::GetAttr, Op::Lookup, Op::OpenDir, Op
 /// A request to the server, one line of JSON on each connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// Mount a file system at this path. It holds what was said of `name`, else what was said of all.
+    /// Mount a file system at this path. It holds what was said of `name`, else what was said of all. `disk`: the block device that it
+    /// is on.
     Mount {
         name: String,
         at: PathBuf,
+        disk: Option<PathBuf>,
     },
     /// From now on hold these, of one file system or of all, also of those to come; answer the others that are held.
     Hold {
@@ -133,7 +137,12 @@ impl Hung {
 
     /// Mounts a file system at `at`, a directory.
     pub fn mount(&self, name: &str, at: &Path) {
-        self.ask(&Ask::Mount { name: name.to_owned(), at: at.to_owned() });
+        self.ask(&Ask::Mount { name: name.to_owned(), at: at.to_owned(), disk: None });
+    }
+
+    /// Mounts a file system on a block device at `at`. Its last unmount waits for the server ([`Op::Destroy`]).
+    pub fn mount_disk(&self, name: &str, disk: &Path, at: &Path) {
+        self.ask(&Ask::Mount { name: name.to_owned(), at: at.to_owned(), disk: Some(disk.to_owned()) });
     }
 
     /// Holds these requests of every file system, and no others.
@@ -194,7 +203,7 @@ impl Hung {
         let _ = self.process.kill();
         let _ = self.process.wait();
         let mounts = kernel::mounts().unwrap_or_default();
-        for mount in mounts.iter().rev().filter(|mount| mount.fs_type == server::TYPE) {
+        for mount in mounts.iter().rev().filter(|mount| server::TYPES.contains(&&*mount.fs_type)) {
             if let Err(error) = unmount(&mount.point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
                 eprintln!("{} cannot be detached: {error}", mount.point.display());
             }

@@ -19,6 +19,9 @@ use super::{Answer, Ask, Op};
 
 /// The type in the mount table.
 pub const TYPE: &str = "fuse.csid-hung";
+/// The type of one on a block device.
+const ON_DISK: &str = "fuseblk.csid-hung";
+pub(super) const TYPES: [&str; 2] = [TYPE, ON_DISK];
 /// Longer than a test may run.
 const LIFE: Duration = Duration::from_secs(660);
 
@@ -91,8 +94,8 @@ fn answer(stream: UnixStream, server: &Mutex<Server>) -> io::Result<()> {
 fn done(ask: Ask, server: &Mutex<Server>) -> io::Result<Answer> {
     let mut answer = Answer::default();
     match ask {
-        Ask::Mount { name, at } => {
-            let (connection, number) = mounted(&at)?;
+        Ask::Mount { name, at, disk } => {
+            let (connection, number) = mounted(&at, disk.as_deref())?;
             let mut all = locked(server);
             let hold = all.of.get(&name).unwrap_or(&all.all).clone();
             let state =
@@ -151,18 +154,21 @@ fn done(ask: Ask, server: &Mutex<Server>) -> io::Result<Answer> {
 }
 
 /// A new mount there: its connection, and the connection's number.
-fn mounted(at: &Path) -> io::Result<(File, u64)> {
+fn mounted(at: &Path, disk: Option<&Path>) -> io::Result<(File, u64)> {
     let connection = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
     let options = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions\0",
         connection.as_raw_fd()
     );
     let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).map_err(io::Error::other)?;
-    mount("csid-hung", at, TYPE, MountFlags::NOSUID | MountFlags::NODEV, options)?;
+    let (source, fs_type) = disk.map_or((Path::new("csid-hung"), TYPE), |disk| (disk, ON_DISK));
+    mount(source, at, fs_type, MountFlags::NOSUID | MountFlags::NODEV, options)?;
     // These flags request nothing of the server.
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-    let number = statx(CWD, at, flags, StatxFlags::empty())?.stx_dev_minor;
-    Ok((connection, number.into()))
+    let device = statx(CWD, at, flags, StatxFlags::empty())?;
+    // The kernel's own form of a device number.
+    let number = u64::from(device.stx_dev_major) << 20 | u64::from(device.stx_dev_minor);
+    Ok((connection, number))
 }
 
 impl Mount {

@@ -35,7 +35,7 @@ async fn able_to_hang(w: &mut World, client: &Client, volume: &str) -> PathBuf {
 }
 
 /// The processes that have a file of the journal open, and whether one of their threads waits in the kernel.
-fn holders(journal: &Path) -> Vec<(u32, bool)> {
+pub fn holders(journal: &Path) -> Vec<(u32, bool)> {
     let numbers = |directory: &Path| -> Vec<u32> {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()

@@ -23,6 +23,7 @@ mod podman;
 mod races;
 mod reboots;
 mod registrations;
+mod searches;
 mod secrets;
 mod slow;
 mod stats;

@@ -46,7 +46,7 @@ pub fn internal(error: io::Error) -> Status {
 }
 
 fn mount_hung(script: &Script, call: &Call, at: &Path) -> Result<(), Status> {
-    let mount = hung::Ask::Mount { name: call.volume.clone(), at: at.to_owned() };
+    let mount = hung::Ask::Mount { name: call.volume.clone(), at: at.to_owned(), disk: None };
     hung::ask(&script.hung, &mount).map(drop).map_err(internal)
 }
 
