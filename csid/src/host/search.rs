@@ -9,7 +9,7 @@ use crate::host::namespaces::{Budget, MountElsewhere, Question};
 use crate::host::{process_tables, statmount};
 
 /// What a search found.
-pub(super) struct Found {
+pub(super) struct FoundCopies {
     /// The answers in the order of the questions.
     pub answers: Vec<Vec<MountElsewhere>>,
     /// Why `/proc` was read. `None`: the kernel listed the namespaces.
@@ -17,14 +17,18 @@ pub(super) struct Found {
 }
 
 /// Searches all mount namespaces once. `known` is of the searches before.
-pub(super) fn search(questions: &[Question], known: &mut Known, budget: &Budget) -> Result<Found, HostError> {
+pub(super) fn search(
+    questions: &[Question],
+    known: &mut Known,
+    budget: &Budget,
+) -> Result<FoundCopies, HostError> {
     let mut search = Search::new(questions);
     match namespace_tables::search(&mut search, statmount::namespaces, known, budget) {
-        Ok(answers) => Ok(Found { answers, unlisted: None }),
+        Ok(answers) => Ok(FoundCopies { answers, unlisted: None }),
         // An older kernel, a filter of system calls, csid in a container, or a mount that another one hides.
         Err(error) => {
             let answers = process_tables::search(&mut Search::new(questions), budget)?;
-            Ok(Found { answers, unlisted: Some(error) })
+            Ok(FoundCopies { answers, unlisted: Some(error) })
         }
     }
 }

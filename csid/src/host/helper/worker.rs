@@ -34,7 +34,7 @@ use crate::host::namespace_tables::Known;
 use crate::host::namespaces::{Budget, Question};
 use crate::host::path;
 use crate::host::raw;
-use crate::host::search::{self, Found};
+use crate::host::search::{self, FoundCopies};
 use crate::host::table;
 
 struct Worker {
@@ -300,7 +300,7 @@ fn search(questions: Option<OwnedFd>, known: &mut Known) -> Answer {
     let questions = questions.ok_or(io::ErrorKind::InvalidData)?;
     let questions: Vec<Question> = memory::read(questions)?;
     match search::search(&questions, known, &Budget::new()) {
-        Ok(Found { answers, unlisted }) => {
+        Ok(FoundCopies { answers, unlisted }) => {
             let unlisted = unlisted.map(|error| error.to_string());
             let reply = SearchReply::Found { learned: known.learned(), unlisted };
             Ok((serde_json::to_vec(&reply)?, Some(memory::write(&answers)?)))
