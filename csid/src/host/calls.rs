@@ -84,7 +84,7 @@ impl Host {
 
     /// Returns what is at `path`, without a deadline. No other call waits for this one.
     pub async fn look_long(&self, plugin: &str, path: &Path) -> Look {
-        self.ask_to_look(&format!("{plugin}, watched"), path, None).await
+        self.ask_to_look(&format!("{plugin}{}", helper::WATCHED), path, None).await
     }
 
     async fn ask_to_look(&self, plugin: &str, path: &Path, patience: Option<Duration>) -> Look {

@@ -26,6 +26,9 @@ use crate::host::helper::worker;
 pub const SOCKET: &str = "helper.sock";
 /// Calls at once that have not taken [`SLOW`] yet; this many workers are kept, too.
 const QUICK: usize = 8;
+/// The number of these calls for one plugin, those that watch its mounts included. The other places are for other plugins, however
+/// many of its file systems hang.
+const QUICK_EACH: usize = 4;
 /// Calls that have taken longer; with [`QUICK`] fewer than there can be workers.
 const ASIDE: usize = 104;
 /// The number of these calls for one plugin, and of those that watch its mounts.
@@ -33,6 +36,8 @@ const ASIDE_EACH: usize = 32;
 /// The time after which a call is put aside.
 const SLOW: Duration = Duration::from_millis(20);
 
+/// The end of the name by which calls that watch a plugin's mounts are bounded. The beginning is the plugin's name.
+pub(in crate::host) const WATCHED: &str = ", watched";
 /// The name by which the helper's closes are bounded, as a plugin's calls are.
 const CLOSING: &str = "";
 
@@ -61,9 +66,9 @@ pub(in crate::host) struct Helper(pub(super) Arc<Inner>);
 pub(super) struct Inner {
     connect: Connect,
     idle: Mutex<Vec<Connection>>,
-    quick: Arc<Semaphore>,
-    /// How many calls have ended.
-    ended: AtomicU64,
+    quick: Arc<Room>,
+    /// The room of each plugin with a quick call, or with one that waits. Others are removed at the next call.
+    quick_each: Mutex<BTreeMap<String, Arc<Room>>>,
     aside: Arc<Semaphore>,
     turns: PathTurns,
     /// How many of each plugin's calls are aside.
@@ -86,8 +91,8 @@ impl Helper {
         Helper(Arc::new(Inner {
             connect,
             idle: Mutex::default(),
-            quick: Arc::new(Semaphore::new(QUICK)),
-            ended: AtomicU64::new(0),
+            quick: Room::new(QUICK),
+            quick_each: Mutex::default(),
             aside: Arc::new(Semaphore::new(ASIDE)),
             turns: PathTurns::default(),
             aside_each: Mutex::default(),
@@ -122,28 +127,12 @@ impl Helper {
             true => PathTurn::default(),
             false => self.0.turns.wait(&request.paths()).await.ok_or(Unanswered::Hung)?,
         };
-        let mut quick = std::pin::pin!(Arc::clone(&self.0.quick).acquire_owned());
-        let quick = match patience {
-            None => quick.await,
-            Some(patience) => loop {
-                let ended = self.0.ended.load(Ordering::Relaxed);
-                match tokio::time::timeout(2 * patience, &mut quick).await {
-                    Ok(quick) => break quick,
-                    // More calls hang than there is room for.
-                    Err(_) if self.0.ended.load(Ordering::Relaxed) == ended => {
-                        return Err(Unanswered::Lost(io::ErrorKind::TimedOut.into()));
-                    }
-                    // Many calls are before this one, and they end.
-                    Err(_) => {}
-                }
-            },
-        };
-        let quick = quick.map_err(|closed| Unanswered::Lost(io::Error::other(closed)))?;
+        let quick = self.0.enter(plugin, patience).await?;
         if !request.is_despite_hung() && self.0.is_full(plugin) {
             return Err(Unanswered::Hung);
         }
         let (reply, answer) = oneshot::channel();
-        let call = Call { plugin: plugin.to_owned(), packet, fd, quick: Some(quick), turn };
+        let call = Call { plugin: plugin.to_owned(), packet, fd, quick, turn };
         tokio::spawn(Arc::clone(&self.0).carry(call, reply));
         let ended = || Unanswered::Lost(io::ErrorKind::UnexpectedEof.into());
         let answer = match patience {
@@ -223,12 +212,61 @@ impl Drop for Tree {
     }
 }
 
+/// The places of calls that have not taken [`SLOW`] yet. Calls that wait for one get it in their order.
+struct Room {
+    places: Semaphore,
+    /// How many calls have left the room: they ended, or were put aside.
+    left: AtomicU64,
+}
+
+/// A call's place in a room; dropping it lets the next call in.
+struct Place(Arc<Room>);
+
+/// The places of a quick call: among its plugin's calls, and among all.
+type Quick = (Place, Place);
+
+impl Room {
+    fn new(places: usize) -> Arc<Room> {
+        Arc::new(Room { places: Semaphore::new(places), left: AtomicU64::new(0) })
+    }
+
+    /// Waits for a place. Fails if no call leaves the room in twice the time of `patience`: the calls in it hang, and there is no
+    /// space to put them aside. `None`: waits however long it takes.
+    async fn enter(self: &Arc<Self>, patience: Option<Duration>) -> Result<Place, Unanswered> {
+        let mut place = std::pin::pin!(self.places.acquire());
+        let place = match patience {
+            None => place.await,
+            Some(patience) => loop {
+                let left = self.left.load(Ordering::Relaxed);
+                match tokio::time::timeout(2 * patience, &mut place).await {
+                    Ok(place) => break place,
+                    Err(_) if self.left.load(Ordering::Relaxed) == left => {
+                        return Err(Unanswered::Lost(io::ErrorKind::TimedOut.into()));
+                    }
+                    // Many calls are before this one, and they leave.
+                    Err(_) => {}
+                }
+            },
+        };
+        // Dropping the place gives it back.
+        place.map_err(|closed| Unanswered::Lost(io::Error::other(closed)))?.forget();
+        Ok(Place(Arc::clone(self)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.left.fetch_add(1, Ordering::Relaxed);
+        self.0.places.add_permits(1);
+    }
+}
+
 /// A call that is to be carried out.
 struct Call {
     plugin: String,
     packet: Vec<u8>,
     fd: Unsent,
-    quick: Option<OwnedSemaphorePermit>,
+    quick: Quick,
     turn: PathTurn,
 }
 
@@ -240,8 +278,21 @@ impl Inner {
         aside.get(plugin).is_some_and(|aside| *aside >= ASIDE_EACH)
     }
 
+    /// Waits for a place among the plugin's quick calls, and then for one among all. So at most [`QUICK_EACH`] calls of a plugin are
+    /// before another plugin's.
+    async fn enter(&self, plugin: &str, patience: Option<Duration>) -> Result<Quick, Unanswered> {
+        let plugin = plugin.strip_suffix(WATCHED).unwrap_or(plugin);
+        let own = {
+            let mut each = self.quick_each.lock().unwrap_or_else(PoisonError::into_inner);
+            each.retain(|_, room| Arc::strong_count(room) > 1);
+            Arc::clone(each.entry(plugin.to_owned()).or_insert_with(|| Room::new(QUICK_EACH)))
+        };
+        Ok((own.enter(patience).await?, self.quick.enter(patience).await?))
+    }
+
     async fn carry(self: Arc<Self>, call: Call, mut reply: oneshot::Sender<Packet>) {
-        let Call { plugin, packet, fd, mut quick, turn } = call;
+        let Call { plugin, packet, fd, quick, turn } = call;
+        let mut quick = Some(quick);
         let unsent = fd.lock().unwrap_or_else(PoisonError::into_inner).take();
         let connection = match self.send(&packet, unsent.as_ref()).await {
             Ok(connection) => connection,
@@ -277,7 +328,6 @@ impl Inner {
             }
         };
         drop((receiving, aside, turn));
-        self.ended.fetch_add(1, Ordering::Relaxed);
         if received.is_ok() && is_wanted {
             self.keep(connection);
         }
@@ -507,5 +557,65 @@ mod tests {
         assert!(is_open(&reader));
         drop(fd);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    }
+
+    /// Accepts connections and answers none of their requests. Returns how many came before the request about `path`.
+    async fn requests_before(listener: OwnedFd, path: &'static str) -> usize {
+        let counted = tokio::task::spawn_blocking(move || {
+            let mut unanswered = Vec::new();
+            loop {
+                let connection = rustix::net::accept(&listener).unwrap();
+                let mut buffer = Vec::new();
+                wire::receive(&connection, &mut buffer).unwrap();
+                let request: HelperRequest = serde_json::from_slice(&buffer).unwrap();
+                if request.paths() == [Path::new(path)] {
+                    return unanswered.len();
+                }
+                unanswered.push(connection);
+            }
+        });
+        counted.await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn hung_calls_leave_places_to_another_plugin() {
+        const HUNG: usize = 3 * QUICK;
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        let listener = helper_at(&socket);
+        let helper = Helper::at(socket);
+        let call = |plugin: String, path: PathBuf| {
+            let helper = helper.clone();
+            tokio::spawn(async move {
+                let request = HelperRequest::Look { path, despite_hung: false };
+                helper.call::<()>(&plugin, &request, None, None).await.map(|_| ())
+            })
+        };
+        for n in 0..HUNG {
+            let watched = if n % 2 == 0 { "" } else { WATCHED };
+            call(format!("p{watched}"), format!("/p/{n}").into());
+        }
+        call("q".into(), "/q".into());
+        let before = requests_before(listener, "/q").await;
+        assert!(before < QUICK, "{before} of {HUNG} requests of p were sent before q's");
+    }
+
+    #[tokio::test]
+    async fn plugins_room_is_gone_after_its_last_call() {
+        let Helper(inner) = Helper::at("/".into());
+        let mut calls = Vec::new();
+        for _ in 0..QUICK_EACH {
+            calls.push(inner.enter("p", None).await.unwrap());
+        }
+        let patience = Some(Duration::from_millis(1));
+        assert!(matches!(inner.enter("p", patience).await, Err(Unanswered::Lost(_))), "no place is free");
+        // The call that gave up keeps no place.
+        calls.pop();
+        calls.push(inner.enter("p", patience).await.unwrap());
+        drop(calls);
+        let _q = inner.enter("q", patience).await.unwrap();
+        let rooms = inner.quick_each.lock().unwrap();
+        assert_eq!(rooms.keys().collect::<Vec<_>>(), ["q"]);
+        assert_eq!(inner.quick.places.available_permits(), QUICK - 1);
     }
 }

@@ -16,7 +16,7 @@ mod turns;
 mod wire;
 pub mod worker;
 
-pub(super) use client::{Helper, Unanswered, hung_at};
+pub(super) use client::{Helper, Unanswered, WATCHED, hung_at};
 pub use client::{SOCKET, Tree};
 pub(super) use search::{SearchAnswered, SearchWorker};
 pub use sift::Sifted;
