@@ -1,16 +1,17 @@
-//! A plugin that hangs: its callers wait no longer than they said, and nobody else waits at all.
+//! A plugin or a file system that hangs: its callers wait no longer than they said, and nobody else waits at all.
 
 use std::time::{Duration, Instant};
 
-use csid_client::{Client, Kind, MountOptions, Mounted, UnmountOptions};
+use csid_client::{Client, Kind, MountFilter, MountOptions, Mounted, UnmountOptions};
 use csid_tests::ask::*;
+use csid_tests::hung::LOOKS;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, count, eventually, refusal};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 
 use crate::alone;
-use crate::beside::within_bound;
+use crate::beside::{median, within_bound};
 
 const CALLERS: usize = 64;
 const DEADLINE: Duration = Duration::from_millis(1500);
@@ -113,6 +114,61 @@ fn stopped_plugins_callers_wait_for_their_deadline() {
 #[test]
 fn hung_plugins_callers_wait_for_their_deadline() {
     hung(Hang::Calls);
+}
+
+/// The number of mounts whose file systems hang. The helper carries out fewer calls of one plugin at once.
+const FILE_SYSTEMS: usize = 40;
+/// The number of lists at once, each of which probes every mount.
+const LISTS: usize = 4;
+/// The number of measurements before and during the lists.
+const ROUNDS: usize = 9;
+
+/// Returns the time of a list of q's mount, which csid probes.
+async fn list_of_q(client: &Client) -> Duration {
+    let begun = Instant::now();
+    let filter = MountFilter { plugin: Some("q".to_owned()), ..MountFilter::default() };
+    assert_eq!(client.list_mounts(filter).await.unwrap().len(), 1);
+    begun.elapsed()
+}
+
+#[test]
+fn hung_file_systems_do_not_delay_other_plugins() {
+    alone(async |w| {
+        w.add_plugin("q").await;
+        let client = running(w).await;
+        healthy(&client, "q").await;
+        for plugin in ["p", "q"] {
+            w.hang(plugin, "NodeStageVolume");
+        }
+        mounted(&client, "job", of_plugin("q", "quick")).await;
+        join_all((0..FILE_SYSTEMS).map(async |n| mounted(&client, "job", inline(&volume(n))).await)).await;
+        let hung = w.hung();
+        let (mut before, mut during) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            before.push(list_of_q(&client).await);
+            (0..FILE_SYSTEMS).for_each(|n| hung.hold_of(&volume(n), &LOOKS));
+            let lists: Vec<_> = (0..LISTS)
+                .map(|_| {
+                    let client = client.clone();
+                    tokio::spawn(async move { client.list_mounts(MountFilter::default()).await })
+                })
+                .collect();
+            hung.holds(1).await;
+            during.push(list_of_q(&client).await);
+            hung.release();
+            for rows in join_all(lists).await {
+                assert_eq!(rows.unwrap().unwrap().len(), FILE_SYSTEMS + 1);
+            }
+        }
+        let (before, during) = (median(before), median(during));
+        count("µs of a probe of q's mount", before.as_micros() as usize);
+        count("µs of it while p's file systems hang", during.as_micros() as usize);
+        // Behind all of p's probes it takes more than ten times as long.
+        assert!(during < 4 * before, "{during:?} while p's file systems hang, {before:?} before");
+        unmount(&client, "quick", "job").await.unwrap();
+        join_all((0..FILE_SYSTEMS).map(async |n| unmount(&client, &volume(n), "job").await.unwrap())).await;
+        w.nothing_left(&client).await;
+    });
 }
 
 #[test]
