@@ -7,6 +7,7 @@ mod closed;
 mod credentials;
 mod drivers;
 mod exec;
+mod hung;
 mod machine;
 mod package;
 mod profiles;
