@@ -10,6 +10,11 @@ use crate::host::table::{Groups, MountEntry};
 /// A directory or file of the file system with this number.
 type Place<'a> = (u64, &'a [u8]);
 
+/// Mounts of one answer.
+const MOST: usize = 1_024;
+/// Bytes of all paths in the answers of one search.
+const PATHS: usize = 4 << 20;
+
 /// The questions that one search answers.
 pub(super) struct Search<'a> {
     pub questions: &'a [Question],
@@ -76,6 +81,12 @@ impl<'a> Search<'a> {
         self.devices.contains(&device)
     }
 
+    /// Returns the questions about the file system with this number.
+    pub fn about(&self, device: u64) -> BTreeSet<usize> {
+        let asks = |question: &Question| question.shown.iter().any(|shown| shown.device == device);
+        (0..self.questions.len()).filter(|number| asks(&self.questions[*number])).collect()
+    }
+
     /// Returns the questions that ask for a mount like this.
     pub fn asking(&self, entry: &MountEntry) -> BTreeSet<usize> {
         if !self.is_about(entry.device) {
@@ -113,12 +124,24 @@ impl<'a> Search<'a> {
         masters.reach(groups).any(begins)
     }
 
-    /// Returns the answers in the order of the questions.
+    /// Returns the answers in the order of the questions. Each is bounded, because every user can make many mounts. Its last mount then
+    /// stands for those that are left out.
     pub fn answers(&self, found: impl IntoIterator<Item = ForeignMount>) -> Vec<Vec<MountElsewhere>> {
         let mut answers = vec![Vec::new(); self.questions.len()];
+        let mut space = PATHS;
         for ForeignMount { copy, of, .. } in found {
             for number in of {
-                answers[number].push(copy.clone());
+                let answer: &mut Vec<MountElsewhere> = &mut answers[number];
+                let path = copy.path.as_ref().map_or(0, |path| path.as_os_str().len());
+                match answer.len() {
+                    0..MOST if path <= space => {
+                        space -= path;
+                        answer.push(copy.clone());
+                    }
+                    0..MOST => answer.push(MountElsewhere::unsearched(copy.holder)),
+                    MOST => answer.push(MountElsewhere::unsearched(copy.holder)),
+                    _ => {}
+                }
             }
         }
         answers
@@ -132,8 +155,31 @@ pub(super) fn place_on(entry: &MountEntry, on: &MountEntry) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::host::namespaces::Holder;
     use crate::host::table;
+
+    #[test]
+    fn answer_is_bounded_and_says_so() {
+        let questions = [Question { shown: vec![], but_of: vec![] }];
+        let found = (0..3 * MOST).map(|number| ForeignMount {
+            copy: MountElsewhere {
+                holder: Holder::Process(7),
+                path: Some(format!("/{number}").into()),
+                read_only: false,
+            },
+            of: [0].into(),
+            device: 1,
+            parent: None,
+            is_parent: false,
+        });
+        let answer = Search::new(&questions).answers(found).remove(0);
+        assert_eq!(answer.len(), MOST + 1);
+        assert_eq!(answer[MOST], MountElsewhere::unsearched(Holder::Process(7)));
+        assert!(answer[MOST].may_be_below(Path::new("/anywhere")));
+    }
 
     #[test]
     fn unmounts_come_by_peers_and_masters_alone() {

@@ -43,8 +43,9 @@ impl OwnMounts {
                 own.device == entry.device && own.root == entry.root && own.fs_type == entry.fs_type
             };
             if !shown.iter().any(is_known) {
-                let (device, fs_type, root) = (entry.device, entry.fs_type.clone(), entry.root.clone());
-                shown.push(Shown { device, fs_type, root, is_node });
+                let (device, root) = (entry.device, entry.root.clone());
+                let (fs_type, source) = (entry.fs_type.clone(), entry.source.clone());
+                shown.push(Shown { device, fs_type, root, is_node, source });
             }
         }
         shown
@@ -56,8 +57,14 @@ impl OwnMounts {
         let is_own = |path: &Path| {
             paths.exact.contains(path.as_os_str()) || paths.below.iter().any(|above| path.starts_with(above))
         };
+        let at_own = self.0.iter().filter(|entry| paths.exact.contains(entry.path.as_os_str()));
+        let there: HashSet<u64> = at_own.map(|entry| entry.device).collect();
+        // Once the volume's own mounts are gone, its number may be another file system's.
+        let shows = |shown: &Shown, entry: &MountEntry| {
+            shown.is_shown_by(entry) && (there.contains(&entry.device) || shown.is_of_source(entry))
+        };
         let is_foreign =
-            |entry: &&MountEntry| shown.iter().any(|shown| shown.is_shown_by(entry)) && !is_own(&entry.path);
+            |entry: &&MountEntry| shown.iter().any(|shown| shows(shown, entry)) && !is_own(&entry.path);
         let mut found: Vec<&MountEntry> = self.0.iter().filter(is_foreign).collect();
         if !found.is_empty() {
             let taken_along = self.taken_along(&found, shown, paths);
@@ -170,7 +177,8 @@ impl Host {
             true => self.own_table.entries().await?.iter().all(|entry| entry.device != device),
             false => false,
         };
-        let all = Shown { device, fs_type: String::new(), root: PathBuf::from("/"), is_node: false };
+        let (fs_type, source) = (String::new(), String::new());
+        let all = Shown { device, fs_type, root: PathBuf::from("/"), is_node: false, source };
         found = self.copies_elsewhere(&[all], &[]).await?;
         found.retain(|mount| is_alone || is_at(mount));
         Ok(found)
@@ -200,5 +208,34 @@ impl Host {
         let Some(device) = backing.device.clone() else { return Ok(None) };
         let shows = backing.is_remembered || backing.shown.iter().any(|shown| shown.device == device.number);
         self.within(plugin, HelperRequest::IsHeld { device, shows }).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::table;
+
+    /// A FUSE or NFS file system that was mounted after the volume's was unmounted may have its number.
+    #[test]
+    fn reused_number_is_no_use_of_the_volume() {
+        let foreign = |lines: &str| {
+            let entries = table::parsed(lines.as_bytes()).collect();
+            let of_volume = table::parsed(b"3 2 0:5 / /own rw - fuse.juicefs juicefs:A rw").collect();
+            let (own, shown) = (Path::new("/own"), OwnMounts(Arc::new(of_volume)));
+            let exact = HashSet::from([own.as_os_str()]);
+            let shown = shown.shown_at(&exact, false);
+            let found = OwnMounts(Arc::new(entries)).foreign(&shown, &OwnPaths { exact, below: vec![] });
+            found.into_iter().map(|mount| mount.path().to_owned()).collect::<Vec<_>>()
+        };
+        let other = "4 2 0:5 / /run/gvfs rw - fuse.gvfsd-fuse gvfsd-fuse rw\n";
+        let alike = "4 2 0:5 / /driver/b rw - fuse.juicefs juicefs:B rw\n";
+        let bind = "4 2 0:5 / /srv rw - fuse.juicefs juicefs:A rw\n";
+        assert!(foreign(other).is_empty() && foreign(alike).is_empty());
+        assert_eq!(foreign(bind), [Path::new("/srv")]);
+        let still = |line: &str| format!("3 2 0:5 / /own rw - fuse.juicefs juicefs:A rw\n{line}");
+        for line in [other, alike, bind] {
+            assert_eq!(foreign(&still(line)).len(), 1, "the number is the volume's while that is mounted");
+        }
     }
 }

@@ -52,6 +52,9 @@ pub enum HostError {
     /// `None`: others may write there.
     #[error("{} {} uid {uid} and root", shown(path), others(*owner))]
     Others { path: PathBuf, owner: Option<u32>, uid: u32 },
+    /// Nothing was changed, and the next search may succeed.
+    #[error("cannot search other mount namespaces: {0}")]
+    Search(Cow<'static, str>),
     #[error("cannot {step} {}: {source}", shown(path))]
     Os {
         step: Cow<'static, str>,
@@ -101,6 +104,7 @@ impl From<HostError> for Error {
             }
             HostError::Hung(_)
             | HostError::Helper { .. }
+            | HostError::Search(_)
             | HostError::Foreign { .. }
             | HostError::Os { .. } => Kind::Internal,
         };
@@ -109,7 +113,7 @@ impl From<HostError> for Error {
             HostError::StillBound(_) => Some(Obstacle::BoundTarget),
             _ => None,
         };
-        let text = error.to_string();
+        let (text, is_search) = (error.to_string(), matches!(error, HostError::Search(_)));
         let holders = match error {
             HostError::Busy { holders, .. } => holders,
             _ => Vec::new(),
@@ -117,6 +121,7 @@ impl From<HostError> for Error {
         Error::new(kind, text).with(|details| {
             details.holders = holders;
             details.obstacle = obstacle;
+            details.retryable |= is_search;
         })
     }
 }

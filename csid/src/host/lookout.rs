@@ -46,8 +46,8 @@ impl Lookout {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a question, and starts a search unless one is under way. Returns where the answer comes. A sender that is dropped stands for
-    /// an error that another question of the same search got.
+    /// Adds a question, and starts a search unless one is under way. Returns where the answer comes. A sender is dropped
+    /// only if csid ends.
     pub(super) fn ask(self: &Arc<Self>, helper: &Helper, question: Question) -> ProbeAnswer {
         let (reply, answer) = oneshot::channel();
         let mut waiting = self.waiting();
@@ -109,17 +109,19 @@ impl Looking {
                 Ok(SearchAnswered::TooMany) => search_failed("too many earlier searches have not ended"),
                 Err(error) => error,
             };
-            // Each question without its own error is answered by the dropped sender.
-            if let Some(answer) = answers.into_iter().next() {
-                let _ = answer.send(Err(failed));
+            let why = match &failed {
+                HostError::Search(why) => why.clone(),
+                other => other.to_string().into(),
+            };
+            for answer in answers {
+                let _ = answer.send(Err(HostError::Search(why.clone())));
             }
         }
     }
 }
 
 pub(super) fn search_failed(why: &'static str) -> HostError {
-    let source = std::io::Error::other(why);
-    HostError::Os { step: "search other mount namespaces by".into(), path: "/proc".into(), source }
+    HostError::Search(why.into())
 }
 
 #[cfg(test)]
@@ -206,7 +208,7 @@ mod tests {
         let helper = helper(&directory.path().join("socket"), workers);
         let at = lookout(LONG);
         let error = at.ask(&helper, question()).await.unwrap().unwrap_err();
-        assert!(matches!(error, HostError::Helper { .. }), "two workers ended: {error}");
+        assert!(error.to_string().contains("helper did not answer"), "two workers ended: {error}");
         assert_eq!(at.ask(&helper, question()).await.unwrap().unwrap(), [], "one more ended");
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Error, ErrorKind, Result};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::host::copies::{ForeignMount, Masters, Search, place_on};
 use crate::host::namespaces::{Budget, Holder, MountElsewhere, NAMED};
@@ -37,12 +37,12 @@ fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Returns the answer about a namespace. `None`: the namespace is gone. Fails if only a mount is: some kernels list nothing of a
-/// namespace with one mount.
-fn unless_namespace_gone<T>(namespace: u64, answer: Result<T>) -> Result<Option<T>> {
-    match unless_gone(answer)? {
-        None if !inodes(&BTreeSet::from([namespace]))?.is_empty() => Err(hidden()),
-        answer => Ok(answer),
+/// Fails if one of these namespaces is still there, although the kernel answered that something in it is gone: some kernels list
+/// nothing of a namespace with one mount.
+fn refuse_unlisted(gone: &BTreeSet<u64>) -> Result<()> {
+    match gone.is_empty() || inodes(gone)?.is_empty() {
+        true => Ok(()),
+        false => Err(hidden()),
     }
 }
 
@@ -54,6 +54,8 @@ fn hidden() -> Error {
 #[derive(Default)]
 struct Entries {
     entries: Vec<MountEntry>,
+    /// The file systems of mounts whose paths are longer than the kernel's answer may be.
+    unreadable: Vec<u64>,
     /// Whether the namespace has more mounts, for which there was no time.
     is_cut: bool,
 }
@@ -64,17 +66,18 @@ impl Known {
         self.learned
     }
 
-    /// Returns the mounts of a namespace that a question may be about, as far as they are found by `end`.
+    /// Returns the mounts of a namespace that a question may be about, as far as they are found by `end`. `None`: the namespace is gone,
+    /// or the kernel lists nothing of it.
     fn entries(
         &mut self,
         namespace: u64,
         search: &Search<'_>,
         stat: &mut Stat,
         end: Instant,
-    ) -> Result<Entries> {
-        let Some(listed) = unless_namespace_gone(namespace, mounts(namespace, None, end))? else {
+    ) -> Result<Option<Entries>> {
+        let Some(listed) = unless_gone(mounts(namespace, None, end))? else {
             self.mounts.remove(&namespace);
-            return Ok(Entries::default());
+            return Ok(None);
         };
         let mut before = self.mounts.remove(&namespace).unwrap_or_default().into_iter().peekable();
         let mut now: Vec<KnownMount> = Vec::with_capacity(listed.ids.len());
@@ -98,7 +101,13 @@ impl Known {
             };
             now.push(mount);
             if search.is_about(mount.device) {
-                found.entries.extend(unless_gone(stat.entry(namespace, id))?);
+                match stat.entry(namespace, id) {
+                    // Every user can mount at such a path.
+                    Err(error) if error.raw_os_error() == Some(libc::EOVERFLOW) => {
+                        found.unreadable.push(mount.device);
+                    }
+                    entry => found.entries.extend(unless_gone(entry)?),
+                }
             }
         }
         if found.is_cut {
@@ -106,7 +115,7 @@ impl Known {
             now.extend(before);
         }
         self.mounts.insert(namespace, now);
-        Ok(found)
+        Ok(Some(found))
     }
 
     /// Fails if a question is about a mount that the list of a namespace leaves out. Kernels differ in the mount that they take for the
@@ -225,7 +234,8 @@ pub(super) fn search(
     }
     if !found.is_empty() {
         // csid's own mounts say which copies its unmounts take along.
-        for entry in known.entries(own, search, &mut stat, budget.of_namespace())?.entries {
+        let of_own = known.entries(own, search, &mut stat, budget.of_namespace())?;
+        for entry in of_own.map(|found| found.entries).unwrap_or_default() {
             if entry.parent != entry.id
                 && !search.asking(&entry).is_empty()
                 && let Some(on) = unless_gone(stat.entry(own, entry.parent))?
@@ -269,6 +279,7 @@ fn in_namespaces(
     plugins: &mut Plugins,
     (found, unsearched): (&mut Vec<(u64, ForeignMount)>, &mut Vec<u64>),
 ) -> Result<()> {
+    let mut gone: BTreeSet<u64> = BTreeSet::new();
     for &namespace in namespaces {
         // Even without time the first mounts are read, for the name of the namespace's process.
         if budget.is_spent() && unsearched.len() >= NAMED {
@@ -276,10 +287,25 @@ fn in_namespaces(
             continue;
         }
         let end = budget.of_namespace();
-        let Entries { entries, mut is_cut } = known.entries(namespace, search, stat, end)?;
+        let Some(Entries { entries, unreadable, mut is_cut }) =
+            known.entries(namespace, search, stat, end)?
+        else {
+            gone.insert(namespace);
+            continue;
+        };
         if !is_cut {
-            let hidden = known.refuse_hidden(namespace, search, stat, end);
-            is_cut = unless_namespace_gone(namespace, hidden)? == Some(false);
+            match unless_gone(known.refuse_hidden(namespace, search, stat, end))? {
+                Some(all_seen) => is_cut = !all_seen,
+                None => drop(gone.insert(namespace)),
+            }
+        }
+        for device in unreadable {
+            let mut of = search.about(device);
+            of.retain(|number| !plugins.are_in(namespace, &search.questions[*number].but_of, known));
+            if !of.is_empty() {
+                let copy = MountElsewhere::unsearched(Holder::Namespace(namespace));
+                found.push((namespace, ForeignMount { copy, of, device, parent: None, is_parent: false }));
+            }
         }
         for entry in entries {
             let mut of = search.asking(&entry);
@@ -309,8 +335,12 @@ fn in_namespaces(
             unsearched.push(namespace);
         }
     }
-    Ok(())
+    // One walk for all: a user may end many namespaces during a search.
+    refuse_unlisted(&gone)
 }
+
+/// The time to find processes of the namespaces that an answer names.
+const TO_NAME: Duration = Duration::from_secs(2);
 
 /// Returns what has each of the namespaces, by the namespace's id. A namespace that is gone has no entry.
 fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Holder>> {
@@ -330,9 +360,13 @@ fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Hol
     // The other threads of a process are mostly in its own namespace.
     // A holder that cannot be named as a process is named as a namespace.
     let all = processes().unwrap_or_default();
-    let is_done = all.iter().any(|process| note(*process, first_id(*process)));
+    // A user may have many processes and threads, and a name is not worth more time.
+    let end = Instant::now() + TO_NAME;
+    let is_late = || Instant::now() >= end;
+    let is_done = all.iter().any(|process| note(*process, first_id(*process)) || is_late());
     if !is_done {
-        all.iter().flat_map(|process| threads(*process)).any(|(process, first)| note(process, first));
+        let mut threads = all.iter().flat_map(|process| threads(*process));
+        threads.any(|(process, first)| note(process, first) || is_late());
     }
     if !wanted.is_empty() {
         let inodes = inodes(&wanted)?.into_iter();
@@ -343,8 +377,6 @@ fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Hol
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::host::namespaces::{Question, Shown};
     use crate::host::statmount::namespaces;
@@ -357,11 +389,17 @@ mod tests {
             return;
         };
         let proc = table::entries().unwrap().into_iter().rfind(|entry| entry.path.ends_with("proc")).unwrap();
-        let shown = Shown { device: proc.device, fs_type: proc.fs_type, root: proc.root, is_node: false };
+        let shown = Shown {
+            device: proc.device,
+            fs_type: proc.fs_type,
+            root: proc.root,
+            is_node: false,
+            source: String::new(),
+        };
         let questions = [Question { shown: vec![shown], but_of: vec![] }];
         let (search, mut known, mut stat) = (Search::new(&questions), Known::default(), Stat::new());
         let end = Instant::now() + Duration::from_secs(60);
-        let found = known.entries(own, &search, &mut stat, end).unwrap();
+        let found = known.entries(own, &search, &mut stat, end).unwrap().unwrap();
         assert!(!found.is_cut && !found.entries.is_empty());
         assert!(known.refuse_hidden(own, &search, &mut stat, end).unwrap());
         known.mounts.get_mut(&own).unwrap().retain(|mount| mount.device != proc.device);

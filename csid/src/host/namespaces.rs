@@ -8,6 +8,8 @@
 //! From Linux 6.12 the kernel lists all mount namespaces (`namespace_tables`), also one that only a file or a descriptor holds. On older
 //! kernels, and in a container, csid reads the tables of all processes (`process_tables`).
 
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,9 @@ pub struct Shown {
     pub(super) root: PathBuf,
     /// Whether it is the node of a block device.
     pub(super) is_node: bool,
+    /// What was mounted, as the mount table writes it. Empty: not known, as in the row of an older csid.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) source: String,
 }
 
 /// A path in the journal, and between csid and its helper: text, or an array of bytes where the path is not UTF-8.
@@ -92,6 +97,14 @@ impl Shown {
     }
 }
 
+impl Shown {
+    /// Returns whether a mount of csid's own namespace may be of the same file system although the number may be another one's by now:
+    /// the kernel gives the number of an unmounted file system without a device to the next one.
+    pub(super) fn is_of_source(&self, entry: &MountEntry) -> bool {
+        self.source.is_empty() || (self.source == entry.source && self.fs_type == entry.fs_type)
+    }
+}
+
 fn without_subtype(fs_type: &str) -> &str {
     fs_type.split_once('.').map_or(fs_type, |(without, _)| without)
 }
@@ -143,8 +156,14 @@ impl PlacedMount {
         self.read_only
     }
 
+    /// Returns what makes it the same mount at two moments.
+    fn place(&self) -> (&OsStr, &OsStr) {
+        // As bytes: a plugin may have thousands.
+        (self.path.as_os_str(), self.root.as_os_str())
+    }
+
     pub(super) fn is_same(&self, other: &PlacedMount) -> bool {
-        self.path == other.path && self.root == other.root
+        self.place() == other.place()
     }
 }
 
@@ -173,13 +192,12 @@ impl Backing {
         let mut of_plugin = self.of_plugin.take().unwrap_or_default();
         // A plugin that is restarting may mount there again, so a mount that is gone is not dropped at once.
         if of_plugin.len() > REMEMBERED {
-            of_plugin.retain(|known| there.iter().any(|mount| mount.is_same(known)));
+            let there: HashSet<_> = there.iter().map(PlacedMount::place).collect();
+            of_plugin.retain(|known| there.contains(&known.place()));
         }
-        for mount in there {
-            if !of_plugin.iter().chain(&self.of_others).any(|known| known.is_same(&mount)) {
-                of_plugin.push(mount);
-            }
-        }
+        let known: HashSet<_> = of_plugin.iter().chain(&self.of_others).map(PlacedMount::place).collect();
+        let new: Vec<_> = there.iter().filter(|mount| !known.contains(&mount.place())).cloned().collect();
+        of_plugin.extend(new);
         self.of_plugin = Some(of_plugin);
     }
 
@@ -203,7 +221,8 @@ impl Backing {
     /// Returns those of the mounts that are not the plugin's. Empty: there are none, or it is not known which are.
     pub fn foreign(&self, mut there: Vec<PlacedMount>) -> Vec<PlacedMount> {
         let Some(of_plugin) = &self.of_plugin else { return Vec::new() };
-        there.retain(|mount| !of_plugin.iter().any(|known| known.is_same(mount)));
+        let known: HashSet<_> = of_plugin.iter().map(PlacedMount::place).collect();
+        there.retain(|mount| !known.contains(&mount.place()));
         there
     }
 
@@ -331,6 +350,7 @@ mod tests {
             fs_type: "devtmpfs".into(),
             root: "/loop3".into(),
             is_node,
+            source: String::new(),
         };
         let entry = |path: &str| {
             table::parsed(format!("3 2 0:5 /loop3 {path} rw - devtmpfs dev rw").as_bytes()).next().unwrap()
@@ -349,6 +369,7 @@ mod tests {
             fs_type: "nfs4".into(),
             root: "/".into(),
             is_node: false,
+            source: String::new(),
         };
         let entry = |line: &[u8]| table::parsed(line).next().unwrap();
         assert!(shown.is_shown_by(&entry(b"3 2 0:5 / /data rw - nfs4 server:/data rw")));
@@ -358,7 +379,13 @@ mod tests {
     #[test]
     fn backing_round_trips_through_text() {
         use std::os::unix::ffi::OsStringExt;
-        let shown = |root: PathBuf| Shown { device: 5, fs_type: "nfs4".into(), root, is_node: false };
+        let shown = |root: PathBuf| Shown {
+            device: 5,
+            fs_type: "nfs4".into(),
+            root,
+            is_node: false,
+            source: String::new(),
+        };
         let odd = std::ffi::OsString::from_vec(b"/a\xff".to_vec());
         let known =
             Backing { shown: vec![shown("/exported".into()), shown(odd.into())], ..Backing::default() };
@@ -420,7 +447,13 @@ mod tests {
 
     #[test]
     fn joined_backing_keeps_earlier_facts() {
-        let shown = |device| Shown { device, fs_type: "nfs4".into(), root: "/".into(), is_node: false };
+        let shown = |device| Shown {
+            device,
+            fs_type: "nfs4".into(),
+            root: "/".into(),
+            is_node: false,
+            source: String::new(),
+        };
         let backing = |device| Backing { shown: vec![shown(device)], ..Backing::default() };
         let mut known = backing(5);
         known.join(backing(6));

@@ -52,7 +52,8 @@ pub(super) fn close_stdin() {
     unsafe { libc::close(libc::STDIN_FILENO) };
 }
 
-/// Closes every descriptor of this process, and ends it. A thread that waits in the kernel keeps the process, but no descriptor.
+/// Closes every descriptor of this process, and ends it. A thread that waits in the kernel keeps the process, but no
+/// descriptor; if the close of one waits, too, those after it stay.
 pub(super) fn close_all_and_end() -> ! {
     // SAFETY: what other threads do with the numbers of closed descriptors is over with the next call. The end needs no destructor.
     unsafe {

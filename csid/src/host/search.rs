@@ -96,7 +96,13 @@ mod tests {
     fn question(but_of: &[&Consumer]) -> Question {
         let own =
             table::entries().unwrap().into_iter().rfind(|entry| entry.path == Path::new(VOLUME)).unwrap();
-        let shown = Shown { device: own.device, fs_type: own.fs_type, root: own.root, is_node: false };
+        let shown = Shown {
+            device: own.device,
+            fs_type: own.fs_type,
+            root: own.root,
+            is_node: false,
+            source: String::new(),
+        };
         Question { shown: vec![shown], but_of: but_of.iter().map(|consumer| consumer.0.id()).collect() }
     }
 

@@ -237,6 +237,7 @@ impl Stat {
             device: rustix::fs::makedev(fixed.major, fixed.minor),
             root: path(fixed.root),
             path: path(fixed.point),
+            source: String::new(),
             fs_type: String::from_utf8_lossy(answer.string(fixed.fs_type)).into_owned(),
             read_only: fixed.attributes & libc::MOUNT_ATTR_RDONLY != 0,
             groups: fixed.groups(),

@@ -38,6 +38,8 @@ pub(super) struct MountEntry {
     pub root: PathBuf,
     pub path: PathBuf,
     pub fs_type: String,
+    /// What was mounted, such as a device or `HOST:/PATH`, as the table writes it. Empty: the answer does not have it.
+    pub source: String,
     /// The mount is, whatever its file system is.
     pub read_only: bool,
     pub groups: Groups,
@@ -362,7 +364,8 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     let read_only = fields.next()?.split(|&byte| byte == b',').any(|option| option == b"ro");
     let groups = groups(fields.by_ref().take_while(|field| *field != b"-"));
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(MountEntry { id, parent, device, root, path, fs_type, read_only, groups })
+    let source = String::from_utf8_lossy(fields.next().unwrap_or_default()).into_owned();
+    Some(MountEntry { id, parent, device, root, path, fs_type, source, read_only, groups })
 }
 
 fn number(field: &[u8]) -> Option<u64> {
@@ -501,8 +504,9 @@ mod tests {
         let (root, path) = (PathBuf::from("/mnt1"), PathBuf::from("/mnt 2\\\tx\n"));
         let device = rustix::fs::makedev(98, 7);
         let groups = Groups { master: Some(1), ..Groups::default() };
-        let fs_type = "ext3".to_owned();
-        let due = MountEntry { id: 36, parent: 35, device, root, path, fs_type, read_only: false, groups };
+        let (fs_type, source) = ("ext3".to_owned(), "/dev/root".to_owned());
+        let due =
+            MountEntry { id: 36, parent: 35, device, root, path, fs_type, source, read_only: false, groups };
         assert_eq!(entry(line), Some(due));
         assert_eq!(entry(b""), None);
         assert_eq!(unescape(br"/a\04"), PathBuf::from(r"/a\04"));

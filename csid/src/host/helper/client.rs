@@ -220,7 +220,11 @@ struct Room {
 }
 
 /// A call's place in a room; dropping it lets the next call in.
-struct Place(Arc<Room>);
+struct Place {
+    room: Arc<Room>,
+    /// Whether the call leaves the room with it. A call that waits for a second place in vain does not.
+    leaves: bool,
+}
 
 /// The places of a quick call: among its plugin's calls, and among all.
 type Quick = (Place, Place);
@@ -250,14 +254,14 @@ impl Room {
         };
         // Dropping the place gives it back.
         place.map_err(|closed| Unanswered::Lost(io::Error::other(closed)))?.forget();
-        Ok(Place(Arc::clone(self)))
+        Ok(Place { room: Arc::clone(self), leaves: false })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.left.fetch_add(1, Ordering::Relaxed);
-        self.0.places.add_permits(1);
+        self.room.left.fetch_add(u64::from(self.leaves), Ordering::Relaxed);
+        self.room.places.add_permits(1);
     }
 }
 
@@ -287,7 +291,11 @@ impl Inner {
             each.retain(|_, room| Arc::strong_count(room) > 1);
             Arc::clone(each.entry(plugin.to_owned()).or_insert_with(|| Room::new(QUICK_EACH)))
         };
-        Ok((own.enter(patience).await?, self.quick.enter(patience).await?))
+        let mut own = own.enter(patience).await?;
+        let mut common = self.quick.enter(patience).await?;
+        own.leaves = true;
+        common.leaves = true;
+        Ok((own, common))
     }
 
     async fn carry(self: Arc<Self>, call: Call, mut reply: oneshot::Sender<Packet>) {

@@ -151,6 +151,7 @@ mod tests {
             fs_type: String::new(),
             root: PathBuf::from(format!("/{}", "x".repeat(4_000))),
             is_node: false,
+            source: String::new(),
         };
         let questions: Vec<_> =
             (0..20).map(|_| Question { shown: vec![long.clone()], but_of: vec![] }).collect();

@@ -303,7 +303,13 @@ fn search(questions: Option<OwnedFd>, known: &mut Known) -> Answer {
         Ok(FoundCopies { answers, unlisted }) => {
             let unlisted = unlisted.map(|error| error.to_string());
             let reply = SearchReply::Found { learned: known.learned(), unlisted };
-            Ok((serde_json::to_vec(&reply)?, Some(memory::write(&answers)?)))
+            match memory::write(&answers) {
+                Ok(answers) => Ok((serde_json::to_vec(&reply)?, Some(answers))),
+                Err(error) => {
+                    let why = format!("the answer cannot be sent: {error}");
+                    plain(&SearchReply::Failed(HostError::Search(why.into())))
+                }
+            }
         }
         Err(error) => plain(&SearchReply::Failed(error)),
     }
