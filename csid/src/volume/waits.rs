@@ -70,7 +70,9 @@ pub(in crate::volume) trait PluginWaits: Site {
                     () = tokio::time::sleep(wait) => return true,
                 }
             }
-            Box::pin(self.carry_out_orders()).await.is_ok()
+            let is_done = Box::pin(self.carry_out_orders()).await.is_ok();
+            // The order may have ended this operation.
+            is_done && self.operation().signals.borrow().abandon.is_none()
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
-use crate::store::rows::Leg;
+use crate::store::rows::{Leg, VolumeKey};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
 use crate::volume::errors::claim::ClaimError;
@@ -250,13 +250,22 @@ impl<S: Site> Engine<'_, S> {
         name: &VolumeName,
         node_id: &str,
     ) -> Result<()> {
-        if !self.has_row(name, node_id).await? {
+        let record = self.records.registry.record(name.clone()).await?;
+        // The name may have come to mean another volume since the order.
+        let is_there = |record: &Record, volume: &VolumeKey| {
+            record.volume == *volume && record.attachments.iter().any(|at| at.is_by_call(node_id))
+        };
+        if !is_there(&record, self.site.volume()) {
             return self.records.synced().await;
         }
         if self.site.is_staged() && self.site.may_be_staged_under(node_id) {
             return Err(ClaimError::StagedHere { name: name.clone(), holders: self.site.consumers() }.into());
         }
+        let volume = self.site.volume().clone();
         let gone = |record: &mut Record| {
+            if !is_there(record, &volume) {
+                return Ok(None);
+            }
             record.attachments.retain(|at| !at.is_by_call(node_id));
             let mut event = registration_events::attached(EventKind::VolumeDetached, record, node_id);
             event.details.insert("forgotten", true.into());

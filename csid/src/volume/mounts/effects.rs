@@ -101,7 +101,7 @@ impl From<RpcError> for EffectFailure {
 
 impl From<HostError> for EffectFailure {
     fn from(error: HostError) -> Self {
-        let hung = matches!(error, HostError::Hung(_) | HostError::Helper { .. });
+        let hung = matches!(error, HostError::Hung(_) | HostError::Helper { .. } | HostError::Search(_));
         let in_use = matches!(
             error,
             HostError::Busy { .. }

@@ -72,13 +72,14 @@ impl Volumes {
         })
     }
 
-    /// Drops the row of an attachment by AttachVolume. A missing one is success. Returns Busy while this host has the volume staged
-    /// under the node id.
+    /// Drops the row of an attachment by AttachVolume. Returns NotFound if there is none, and Busy while this host has the volume
+    /// staged under the node id.
     pub async fn forget_attachment(&self, name: VolumeName, node_id: String, wait: Wait) -> Result<()> {
         self.shared.changeable()?;
         let record = self.shared.records.registry.record(name.clone()).await?;
         if !record.attachments.iter().any(|at| at.is_by_call(&node_id)) {
-            return self.shared.synced().await;
+            self.shared.synced().await?;
+            return Err(Error::not_found(format!("AttachVolume has attached {name} to no node {node_id}")));
         }
         let subject = Subject::Attachment { volume: name.clone(), node_id };
         self.order(&record.volume, name, subject, false, &wait).await
@@ -226,7 +227,7 @@ impl Executor<'_> {
             return Ok(());
         }
         // This call does not run among the plugin's own calls, because hung ones would block it.
-        match host.is_held("", &backing).await {
+        match host.is_held(LAST_RESORT, &backing).await {
             Ok(None) => Ok(()),
             // Another disk may have the number by now, and Forget always ends.
             Ok(Some(device)) if backing.is_remembered() => {
@@ -250,6 +251,8 @@ impl Executor<'_> {
     }
 }
 
+/// The name by which the helper bounds a forget's calls. It is no plugin's.
+const LAST_RESORT: &str = ", forget";
 /// Number of paths that an error names.
 const NAMED: usize = 16;
 

@@ -687,9 +687,11 @@ impl Executor<'_> {
         if let Err(failure) = &ended {
             self.operation.step.note(&failure.error);
         }
-        if ended.is_ok()
-            && effect.action == Action::Publish
-            && let Err(error) = self.note_published().await
+        let is_done = ended.is_ok();
+        if effect.action == Action::Publish
+            && (is_done || asked.load(Ordering::Relaxed))
+            && let Err(error) = self.note_published(is_done).await
+            && is_done
         {
             ended = Err(EffectFailure::new(Outcome::Failed, error));
         }

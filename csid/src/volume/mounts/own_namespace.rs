@@ -47,13 +47,14 @@ impl Executor<'_> {
         self.set_known(&backing)
     }
 
-    /// Notes the plugin's own mounts, after it has published.
-    pub(in crate::volume::mounts) async fn note_published(&mut self) -> Result<()> {
+    /// Notes the plugin's own mounts, after it has published. `is_done`: the publish succeeded. Otherwise the plugin may keep mounts of
+    /// it, which matter only where its other mounts are known.
+    pub(in crate::volume::mounts) async fn note_published(&mut self, is_done: bool) -> Result<()> {
         let volume = self.rows.volume();
         let mut backing = known(&volume.row).map_err(|failure| failure.error)?;
         // The staging of an older csid: what is the plugin's is not known.
         let is_alone = volume.mounts.iter().filter(|row| row.publish != Leg::Absent).count() <= 1;
-        if !backing.knows_own() && !is_alone {
+        if !backing.knows_own() && !(is_alone && is_done) {
             return Ok(());
         }
         match self.shared.host.own_mounts().await {
