@@ -82,7 +82,7 @@ fn csid_is_killed_and_stopped_with_hung_mounts() {
         let before = pid();
         let took = m.run(
             "begun=$(date +%s%3N)
-             systemctl kill --kill-whom main --signal KILL csid && csictl wait local >/dev/null
+             systemctl kill --kill-whom main --signal KILL csid && csictl wait local --deadline 30s >/dev/null
              echo $(($(date +%s%3N) - begun))",
         );
         assert_ne!(pid(), before);
