@@ -169,10 +169,10 @@ pub struct Mount {
     /// Bind the volume to this path too
     #[arg(long, value_name = "PATH")]
     pub target: Option<String>,
-    /// How mounts inside the target reach the host and back
+    /// How mounts that are made inside the target reach the host and back
     #[arg(long, value_name = "MODE", value_parser = words::<Propagation>(Propagation::WORDS))]
     pub propagation: Option<Propagation>,
-    /// Let set-uid programs on the target work
+    /// Let set-uid programs on the mount work
     #[arg(long)]
     pub suid: bool,
     /// Let device nodes on the target work
