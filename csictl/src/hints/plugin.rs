@@ -56,7 +56,8 @@ mod tests {
     /// Reads the texts of csid's `StartError`, so that a text that changes has its hint.
     #[test]
     fn plugin_that_cannot_start_has_a_next_step() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../csid/src/plugin/start_error.rs");
+        let path =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../csid/src/plugin/errors/start.rs");
         let source = std::fs::read_to_string(path).unwrap();
         for (text, command) in [
             ("there is no network namespace {}", "`ip netns add NAME`"),

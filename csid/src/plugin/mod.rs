@@ -35,7 +35,6 @@ mod rpc;
 mod rpc_outcome;
 mod self_registered;
 mod spec;
-mod start_error;
 mod stats;
 mod supervise;
 mod tally;

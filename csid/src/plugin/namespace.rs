@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use crate::host::oneshot::Oneshot;
 use crate::host::units::{Units, UnitsError};
+use crate::plugin::errors::start::{StartError, how_it_ended};
 use crate::plugin::network::Network;
 use crate::plugin::spec::PluginSpec;
-use crate::plugin::start_error::{StartError, how_it_ended};
 
 /// The namespaces that instances are to run in: a name for each of them, whether or not it runs just now.
 #[derive(Clone, Default)]

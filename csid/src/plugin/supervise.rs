@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::host::units::{ForeignUnit, MainProcess, TransientService, Units, UnitsError};
+use crate::plugin::errors::start::{StartError, how_it_ended};
 use crate::plugin::namespace;
 use crate::plugin::place::Location;
 use crate::plugin::spec::{Log, PluginSpec, Supervision, split_credential};
-use crate::plugin::start_error::{StartError, how_it_ended};
 use crate::plugin::unit_settings;
 
 /// The mode of a directory that every user may write in.

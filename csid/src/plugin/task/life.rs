@@ -11,9 +11,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Kind};
 use crate::host::units::MainProcess;
+use crate::plugin::errors::start::StartError;
 use crate::plugin::events;
 use crate::plugin::spec::Supervision;
-use crate::plugin::start_error::StartError;
 use crate::plugin::supervise;
 use crate::plugin::task::{AGAIN, Task};
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::host::units::{UnitState, UnitsError};
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StartError {
+pub(in crate::plugin) enum StartError {
     #[error(transparent)]
     Units(#[from] UnitsError),
     #[error("{0}")]
@@ -39,7 +39,7 @@ pub(super) enum StartError {
     NoProcess { unit: String },
 }
 
-pub(super) fn how_it_ended(state: &UnitState) -> String {
+pub(in crate::plugin) fn how_it_ended(state: &UnitState) -> String {
     match state.exit {
         (1, 203) => "systemd could not execute argv[0] (status 203)".into(),
         (1, 225) => "systemd could not put it into its network namespace (status 225)".into(),

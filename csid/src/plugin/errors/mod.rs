@@ -1,40 +1,42 @@
-//! Errors that several files of the room return.
+//! The errors of the room, an enum for each subject. A variant becomes an [`Error`], with its kind and its details.
+
+pub(in crate::plugin) mod start;
 
 use crate::error::{Error, Kind, Obstacle};
 
-pub(super) fn unknown(id: &str) -> Error {
+pub(in crate::plugin) fn unknown(id: &str) -> Error {
     Error::not_found(format!("there is no plugin {id}")).obstructed_by(Obstacle::UnknownPlugin)
 }
 
 /// Makes the error for a change of a plugin that a file defines.
-pub(super) fn of_file(kind: Kind, id: &str) -> Error {
+pub(in crate::plugin) fn of_file(kind: Kind, id: &str) -> Error {
     let text = format!("the plugin {id} is defined by plugins.d/{id}.toml");
     Error::new(kind, text).obstructed_by(Obstacle::PluginOfFile)
 }
 
 /// Makes the error for the name of a new instance that only one that registers itself can have.
-pub(super) fn reserved_name(instance: &str) -> Error {
+pub(in crate::plugin) fn reserved_name(instance: &str) -> Error {
     Error::invalid(format!("instance `{instance}`: such names are of instances that register themselves"))
 }
 
 /// Adds to an error that settings of the unit hide the plugin's mounts.
-pub(super) fn hidden(error: Error, unit: &str) -> Error {
+pub(in crate::plugin) fn hidden(error: Error, unit: &str) -> Error {
     error.with(|details| details.holders = vec![unit.to_owned()]).obstructed_by(Obstacle::Hidden)
 }
 
 /// Makes the error for a call that csid's own stop has ended.
-pub(super) fn stopping(text: &str) -> Error {
+pub(in crate::plugin) fn stopping(text: &str) -> Error {
     Error::new(Kind::PluginShutdown, text).obstructed_by(Obstacle::Stopping)
 }
 
 /// Returns the text of an attach's error, and of the plugin's health, while a changed node ID has not been accepted.
-pub(super) fn disputed(plugin: &str, now: &str, agreed: &str) -> String {
+pub(in crate::plugin) fn disputed(plugin: &str, now: &str, agreed: &str) -> String {
     format!(
         "the plugin {plugin} calls this node `{now}`, which was `{agreed}`; nothing is attached until that is accepted"
     )
 }
 
-pub(super) fn disputes(plugin: &str, now: &str, agreed: &str) -> Error {
+pub(in crate::plugin) fn disputes(plugin: &str, now: &str, agreed: &str) -> Error {
     Error::new(Kind::PluginUnavailable, disputed(plugin, now, agreed))
         .with(|details| details.plugin = Some(plugin.to_owned()))
         .obstructed_by(Obstacle::NodeId)
