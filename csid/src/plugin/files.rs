@@ -18,7 +18,7 @@ pub fn load(directory: &Path) -> Result<Vec<(String, PluginSpec)>, FileError> {
 pub fn load_each(directory: &Path) -> Result<Vec<PluginFile>, FileError> {
     read_each(directory, |_, id, text| {
         let spec: PluginSpec = toml::from_str(text).map_err(|error| error.to_string())?;
-        spec.validate(id).and_then(|()| spec.check_start()).map_err(|error| error.message)?;
+        spec.validate(id).and_then(|()| spec.check_start()).map_err(|error| error.to_string())?;
         Ok((id.to_owned(), spec))
     })
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::plugin::errors::spec::SpecError;
 
 /// The directory in which `ip netns` keeps network namespaces.
 const NAMESPACES: &str = "/run/netns";
@@ -22,24 +22,22 @@ pub enum Network {
 }
 
 impl TryFrom<String> for Network {
-    type Error = Error;
+    type Error = SpecError;
 
-    fn try_from(text: String) -> Result<Self> {
+    fn try_from(text: String) -> Result<Self, SpecError> {
         let name = match text.as_str() {
             "host" => return Ok(Network::Host),
             "none" => return Ok(Network::None),
             other => other.strip_prefix("netns:"),
         };
-        let name = name.ok_or_else(|| Error::invalid("network is none of host, none, netns:NAME"))?;
+        let name = name.ok_or(SpecError::Network)?;
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
         let good = (1..=NAME_BYTES).contains(&name.len())
             && name.bytes().all(plain)
             && name.as_bytes()[0].is_ascii_alphanumeric();
         match good {
             true => Ok(Network::Namespace(name.to_owned())),
-            false => Err(Error::invalid(format!(
-                "network: the namespace's name is not 1 to {NAME_BYTES} of [A-Za-z0-9._-], a letter or digit first"
-            ))),
+            false => Err(SpecError::Namespace { limit: NAME_BYTES }),
         }
     }
 }
@@ -97,7 +95,7 @@ mod tests {
             &long,
         ] {
             let error = Network::try_from(wrong.to_owned()).unwrap_err();
-            assert!(error.message.starts_with("network"), "{wrong:?}: {error}");
+            assert!(error.to_string().starts_with("network"), "{wrong:?}: {error}");
         }
         Network::try_from(format!("netns:{}", "x".repeat(128))).unwrap();
     }

@@ -9,9 +9,9 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
 use crate::config;
-use crate::error::{Error, Result};
 use crate::names;
 use crate::plugin::common::NODE_CALLS;
+use crate::plugin::errors::spec::SpecError;
 use crate::plugin::network::Network;
 use crate::plugin::profile::Profile;
 use crate::plugin::trust;
@@ -24,6 +24,7 @@ pub(super) const SOCKET_BYTES: usize = 107;
 /// All of argv, or all of the environment.
 const TEXT_BYTES: usize = 64 * 1024;
 const UNIT_NAME_BYTES: usize = 255;
+const CREDENTIAL_NAME_BYTES: usize = 128;
 /// Node calls in flight.
 const AT_ONCE: RangeInclusive<u32> = 1..=1024;
 
@@ -95,19 +96,18 @@ pub enum Log {
 }
 
 /// Plugin ids become directories and parts of unit names (design: Names).
-pub fn validate_id(id: &str) -> Result<()> {
+pub fn validate_id(id: &str) -> crate::Result<()> {
+    Ok(check_id(id)?)
+}
+
+fn check_id(id: &str) -> Result<(), SpecError> {
     let bytes = id.as_bytes();
     let ends = [bytes.first(), bytes.last()];
     let good = bytes.len() <= 63
         && ends.iter().all(|end| end.is_some_and(u8::is_ascii_alphanumeric))
         && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(b))
         && !id.contains("..");
-    if good {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "the plugin id is not 1 to 63 of [A-Za-z0-9._-], a letter or digit first and last, without `..`",
-    ))
+    if good { Ok(()) } else { Err(SpecError::Id { id: id.to_owned() }) }
 }
 
 impl PluginSpec {
@@ -117,128 +117,111 @@ impl PluginSpec {
     }
 
     /// Checks all that needs no look at the host.
-    pub fn validate(&self, id: &str) -> Result<()> {
-        validate_id(id)?;
-        names::instance(self.instance())?;
+    pub fn validate(&self, id: &str) -> Result<(), SpecError> {
+        check_id(id)?;
+        names::instance(self.instance()).map_err(|source| SpecError::Instance { source })?;
         match self.supervision {
             Supervision::Managed => self.validate_managed(id)?,
             Supervision::Unit => self.validate_unit()?,
             Supervision::External => self.validate_external()?,
         }
         if self.unit.is_some() && self.supervision != Supervision::Unit {
-            return Err(Error::invalid("unit is for supervision = \"unit\""));
+            return Err(SpecError::ForUnit);
         }
         if self.supervision != Supervision::Managed && self.has_settings() {
-            return Err(Error::invalid(
-                "profile, propagation and network are for managed plugins; another is run as its own unit or \
-                 container says",
-            ));
+            return Err(SpecError::ForManaged { keys: "profile, propagation and network" });
         }
         for (key, path) in [("plugin-root", &self.plugin_root), ("plugin-view", &self.plugin_view)] {
-            if path.as_ref().is_some_and(|path| !is_plain_path(path)) {
-                return Err(Error::invalid(format!("{key} is not an absolute path without `..`")));
+            if let Some(path) = path.as_ref().filter(|path| !is_plain_path(path)) {
+                return Err(SpecError::Path { key, path: path.clone() });
             }
         }
-        if !AT_ONCE.contains(&self.node_calls_at_once()) {
-            let (least, most) = (AT_ONCE.start(), AT_ONCE.end());
-            return Err(Error::invalid(format!(
-                "node-calls-at-once: {} is not {least} to {most}",
-                self.node_calls_at_once()
-            )));
+        let value = self.node_calls_at_once();
+        if !AT_ONCE.contains(&value) {
+            return Err(SpecError::NodeCalls { value, least: *AT_ONCE.start(), most: *AT_ONCE.end() });
         }
         self.rpc_deadline().map(drop)
     }
 
-    fn validate_managed(&self, id: &str) -> Result<()> {
+    fn validate_managed(&self, id: &str) -> Result<(), SpecError> {
         if self.socket.is_some() {
-            return Err(Error::invalid(format!(
-                "socket is for external plugins; a managed one listens at csid's own path, or at {ENDPOINT} \
-                 of its environment"
-            )));
+            return Err(SpecError::ForExternal { endpoint: ENDPOINT });
         }
         if self.argv.is_empty() {
-            return Err(Error::invalid("a managed plugin needs argv: the program and its arguments"));
+            return Err(missing("a managed plugin", "argv", "the program and its arguments"));
         }
         check_command("argv", &self.argv)?;
         for (key, value) in &self.environment {
             let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
             if key.is_empty() || !key.bytes().all(word) || key.as_bytes()[0].is_ascii_digit() {
-                return Err(Error::invalid("an environment key is not [A-Za-z_][A-Za-z0-9_]*"));
+                return Err(SpecError::Variable);
             }
             if key.starts_with("CSI_") && key != ENDPOINT {
-                return Err(Error::invalid(format!("environment: {key}: the prefix CSI_ is reserved")));
+                return Err(SpecError::ReservedVariable { name: key.clone() });
             }
             if !is_text(value) {
-                return Err(Error::invalid(format!("environment: {key} holds control characters")));
+                return Err(SpecError::ControlCharacters { text: format!("environment: {key}") });
             }
         }
-        if self.environment.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() > TEXT_BYTES {
-            return Err(Error::invalid("environment is longer than 64 KiB"));
-        }
-        if let Some(endpoint) = self.environment.get(ENDPOINT) {
-            let path = endpoint.strip_prefix("unix://").unwrap_or_default();
-            check_socket(path, "environment: CSI_ENDPOINT is not unix:// and")?;
+        let bytes = self.environment.iter().map(|(key, value)| key.len() + value.len()).sum();
+        check_length("environment", bytes)?;
+        if let Some(value) = self.environment.get(ENDPOINT)
+            && !value.strip_prefix("unix://").is_some_and(is_socket)
+        {
+            let value = value.clone();
+            return Err(SpecError::Endpoint { key: ENDPOINT, value, limit: SOCKET_BYTES });
         }
         for credential in &self.credentials {
             let (name, path) = split_credential(credential);
             let named = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
-            if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.bytes().all(named) {
-                return Err(Error::invalid("a credential is not NAME or NAME:PATH, NAME of [A-Za-z0-9._-]"));
+            let is_short = (1..=CREDENTIAL_NAME_BYTES).contains(&name.len());
+            if !is_short || name.starts_with('.') || !name.bytes().all(named) {
+                return Err(SpecError::Credential { limit: CREDENTIAL_NAME_BYTES });
             }
             if path.is_some_and(|path| !is_plain_path(path)) {
-                return Err(Error::invalid(format!(
-                    "credentials: {name}: its path is not absolute, or holds `..`"
-                )));
+                return Err(SpecError::CredentialPath { name: name.to_owned() });
             }
         }
         self.validate_network()?;
-        if unit_name(id, self.instance()).len() > UNIT_NAME_BYTES {
-            return Err(Error::invalid(
-                "the plugin id and the instance are too long for a unit name: each `-` takes four bytes there",
-            ));
+        match unit_name(id, self.instance()).len() {
+            bytes if bytes > UNIT_NAME_BYTES => Err(SpecError::UnitName { bytes, limit: UNIT_NAME_BYTES }),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    fn validate_unit(&self) -> Result<()> {
-        let Some(unit) = &self.unit else {
-            return Err(Error::invalid("supervision = \"unit\" needs unit: the name of a service"));
-        };
+    fn validate_unit(&self) -> Result<(), SpecError> {
+        const PLUGIN: &str = "a plugin in a unit";
+        let unit = self.unit.as_ref().ok_or_else(|| missing(PLUGIN, "unit", "the name of a service"))?;
         check_service(unit)?;
-        self.refuse_what_defines()?;
-        match &self.socket {
-            Some(socket) => check_socket(socket, "socket is not"),
-            None => Err(Error::invalid("a plugin in a unit needs socket: the path where it listens")),
-        }
+        self.validate_defined_elsewhere(PLUGIN)
     }
 
-    fn refuse_what_defines(&self) -> Result<()> {
+    fn validate_external(&self) -> Result<(), SpecError> {
+        self.validate_defined_elsewhere("an external plugin")
+    }
+
+    fn validate_defined_elsewhere(&self, plugin: &'static str) -> Result<(), SpecError> {
         if !self.argv.is_empty() || !self.environment.is_empty() || !self.credentials.is_empty() {
-            return Err(Error::invalid(
-                "argv, environment and credentials are for managed plugins; csid defines how no other one runs",
-            ));
+            return Err(SpecError::ForManaged { keys: "argv, environment and credentials" });
         }
-        Ok(())
-    }
-
-    fn validate_external(&self) -> Result<()> {
-        self.refuse_what_defines()?;
+        let key = "socket";
         match &self.socket {
-            Some(socket) => check_socket(socket, "socket is not"),
-            None => Err(Error::invalid("an external plugin needs socket: the path where it listens")),
+            Some(path) if is_socket(path) => Ok(()),
+            Some(path) => Err(SpecError::Socket { key, path: path.clone(), limit: SOCKET_BYTES }),
+            None => Err(missing(plugin, key, "the path where it listens")),
         }
     }
 
-    fn validate_network(&self) -> Result<()> {
+    fn validate_network(&self) -> Result<(), SpecError> {
         let commands =
             [("network-prestart", &self.network_prestart), ("network-poststop", &self.network_poststop)];
         let mut given = commands.into_iter().filter(|(_, command)| !command.is_empty());
         let Some((key, _)) = given.next() else { return Ok(()) };
         if !matches!(self.network, Network::Namespace(_)) {
-            return Err(Error::invalid(format!("{key} needs network = \"netns:NAME\": what it makes")));
+            return Err(SpecError::WithoutNamespace { key });
         }
         if self.network_prestart.is_empty() {
-            return Err(Error::invalid("network-poststop needs network-prestart, which makes the namespace"));
+            return Err(SpecError::WithoutPrestart);
         }
         commands
             .into_iter()
@@ -248,12 +231,9 @@ impl PluginSpec {
 
     /// Checks what a start needs: a socket where the plugin's user can listen, and programs that exist and that only root can change,
     /// because root runs them. A spec that an older csid has journaled may fail here.
-    pub fn check_start(&self) -> Result<()> {
+    pub fn check_start(&self) -> Result<(), SpecError> {
         if self.profile == Some(Profile::Controller) && self.environment.contains_key(ENDPOINT) {
-            return Err(Error::invalid(format!(
-                "environment: {ENDPOINT}: a plugin of profile `controller` has a user of its own, which listens only in the directory \
-                 that csid makes for it"
-            )));
+            return Err(SpecError::ControllerEndpoint { key: ENDPOINT });
         }
         let commands = [
             ("argv", &self.argv),
@@ -262,7 +242,7 @@ impl PluginSpec {
         ];
         for (key, command) in commands {
             let Some(program) = command.first() else { continue };
-            trust::check(Path::new(program)).map_err(|error| Error::invalid(format!("{key}[0]: {error}")))?;
+            trust::check(Path::new(program)).map_err(|source| SpecError::Distrusted { key, source })?;
         }
         Ok(())
     }
@@ -302,11 +282,11 @@ impl PluginSpec {
     }
 
     /// The plugin's own deadline of an RPC, if it has one.
-    pub fn rpc_deadline(&self) -> Result<Option<Duration>> {
+    pub fn rpc_deadline(&self) -> Result<Option<Duration>, SpecError> {
         let Some(text) = &self.rpc_deadline else { return Ok(None) };
         let text: serde::de::value::StrDeserializer<'_, serde::de::value::Error> =
             text.as_str().into_deserializer();
-        config::duration(text).map(Some).map_err(|error| Error::invalid(format!("rpc-deadline: {error}")))
+        config::duration(text).map(Some).map_err(|source| SpecError::Deadline { source })
     }
 
     pub(super) fn node_calls_at_once(&self) -> u32 {
@@ -344,15 +324,27 @@ pub(super) fn unit_name(id: &str, instance: &str) -> String {
     format!("csi-plugin-{}-{}.service", escaped(id), escaped(instance))
 }
 
+fn missing(plugin: &'static str, key: &'static str, meaning: &'static str) -> SpecError {
+    SpecError::Missing { plugin, key, meaning }
+}
+
 /// A program and its arguments.
-fn check_command(key: &str, command: &[String]) -> Result<()> {
+fn check_command(key: &'static str, command: &[String]) -> Result<(), SpecError> {
     if !command.first().is_some_and(|program| is_plain_path(program)) {
-        return Err(Error::invalid(format!("{key}[0] is not an absolute path without `..`")));
+        return Err(SpecError::Program { key });
     }
-    if command.iter().map(String::len).sum::<usize>() > TEXT_BYTES || !command.iter().all(|a| is_text(a)) {
-        return Err(Error::invalid(format!("{key} is longer than 64 KiB or holds control characters")));
+    check_length(key, command.iter().map(String::len).sum())?;
+    match command.iter().all(|argument| is_text(argument)) {
+        true => Ok(()),
+        false => Err(SpecError::ControlCharacters { text: key.to_owned() }),
     }
-    Ok(())
+}
+
+fn check_length(key: &'static str, bytes: usize) -> Result<(), SpecError> {
+    match bytes > TEXT_BYTES {
+        true => Err(SpecError::TooLong { key, bytes, limit: TEXT_BYTES }),
+        false => Ok(()),
+    }
 }
 
 /// `NAME` or `NAME:PATH`.
@@ -375,30 +367,26 @@ fn is_plain_path(path: &str) -> bool {
 }
 
 /// The name of a service that can be started, and that csid does not define itself.
-fn check_service(unit: &str) -> Result<()> {
+fn check_service(unit: &str) -> Result<(), SpecError> {
     let stem = unit.strip_suffix(".service").unwrap_or_default();
     let named = |b: u8| b.is_ascii_alphanumeric() || b":-_.\\@".contains(&b);
+    let of = || unit.to_owned();
     if stem.is_empty() || unit.len() > UNIT_NAME_BYTES || !stem.bytes().all(named) {
-        return Err(Error::invalid("unit is not the name of a service, NAME.service"));
+        return Err(SpecError::NoService { unit: of(), limit: UNIT_NAME_BYTES });
     }
     if stem.starts_with('@') || stem.ends_with('@') {
-        return Err(Error::invalid(format!("unit: {unit} is a template, not an instance of one")));
+        return Err(SpecError::Template { unit: of() });
     }
     let own = ["csi-plugin-", "csi-exec-", "csid-network-", "csid-log-", "csid-credential-", "csid-look-"];
     if stem == "csid" || own.iter().any(|own| stem.starts_with(own)) {
-        return Err(Error::invalid(format!("unit: {unit} is csid's own")));
+        return Err(SpecError::OwnUnit { unit: of() });
     }
     Ok(())
 }
 
 /// CSI rule 1: a Unix socket whose name ends in `.sock`.
-fn check_socket(path: &str, what: &str) -> Result<()> {
-    if is_plain_path(path) && path.ends_with(".sock") && path.len() <= SOCKET_BYTES {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "{what} an absolute path without `..` of at most {SOCKET_BYTES} bytes that ends in .sock"
-    )))
+fn is_socket(path: &str) -> bool {
+    is_plain_path(path) && path.ends_with(".sock") && path.len() <= SOCKET_BYTES
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 use super::*;
 use crate::Kind;
 use crate::config::Directories;
+use crate::error::Error;
 use crate::plugin::place::{HASH_BYTES, Location};
 
 fn external() -> PluginSpec {
@@ -118,14 +119,14 @@ fn wrong_specs() {
         ("argv[0]", argv("true")),
         ("argv[0]", argv("/usr/../bin/true")),
         ("argv[0]", argv("")),
-        ("argv is longer", PluginSpec { argv: vec!["/bin/true".into(), "a\nb".into()], ..managed() }),
+        ("argv holds control", PluginSpec { argv: vec!["/bin/true".into(), "a\nb".into()], ..managed() }),
         ("argv is longer", PluginSpec { argv: vec!["/bin/true".into(), "a".repeat(70_000)], ..managed() }),
         ("an environment key", environment("A-B", "")),
         ("an environment key", environment("", "")),
         ("an environment key", environment("9A", "")),
         ("reserved", environment("CSI_X", "")),
         ("control characters", environment("A", "a\nb")),
-        ("64 KiB", environment("A", &"a".repeat(70_000))),
+        ("environment is longer than 65536 bytes", environment("A", &"a".repeat(70_000))),
         ("CSI_ENDPOINT", environment("CSI_ENDPOINT", "tcp://127.0.0.1:1")),
         ("CSI_ENDPOINT", environment("CSI_ENDPOINT", "unix://run/a.sock")),
         ("a credential", PluginSpec { credentials: vec!["a/b".into()], ..managed() }),
@@ -147,7 +148,7 @@ fn wrong_specs() {
         ("network-prestart[0]", PluginSpec { network_prestart: vec!["ip".into()], ..in_namespace() }),
         ("network-poststop[0]", PluginSpec { network_poststop: vec!["/../ip".into()], ..in_namespace() }),
         (
-            "network-poststop is longer",
+            "network-poststop holds control",
             PluginSpec { network_poststop: vec!["/bin/ip".into(), "a\0".into()], ..in_namespace() },
         ),
         (
@@ -159,12 +160,12 @@ fn wrong_specs() {
         ("node-calls-at-once", PluginSpec { node_calls_at_once: Some(1025), ..external() }),
     ];
     for (expected, spec) in table {
-        let error = spec.validate("a").expect_err(expected);
+        let error = Error::from(spec.validate("a").expect_err(expected));
         assert_eq!(error.kind, Kind::InvalidArgument);
         assert!(error.message.contains(expected), "{expected}: {error}");
     }
     let dashes = format!("a{}b", "-".repeat(61));
-    assert!(managed().validate(&dashes).unwrap_err().message.contains("unit name"));
+    assert!(matches!(managed().validate(&dashes), Err(SpecError::UnitName { limit: 255, .. })));
     external().validate(&dashes).unwrap();
 }
 
@@ -172,12 +173,12 @@ fn wrong_specs() {
 fn a_program_that_is_not_there_is_refused() {
     let spec = PluginSpec { argv: vec!["/usr/bin/no-such-program".into()], ..managed() };
     spec.validate("a").unwrap();
-    assert!(spec.check_start().unwrap_err().message.contains("/usr/bin/no-such-program"));
+    assert!(spec.check_start().unwrap_err().to_string().contains("/usr/bin/no-such-program"));
     managed().check_start().unwrap();
     external().check_start().unwrap();
     in_namespace().check_start().unwrap();
     let spec = PluginSpec { network_poststop: vec!["/usr/bin/no-such-program".into()], ..in_namespace() };
-    assert!(spec.check_start().unwrap_err().message.starts_with("network-poststop[0]"));
+    assert!(spec.check_start().unwrap_err().to_string().starts_with("network-poststop[0]"));
 }
 
 #[test]
@@ -230,13 +231,58 @@ fn unset_keys_are_not_serialized() {
     }
 }
 
+/// A caller may have put a secret into the wrong key.
+#[test]
+fn possible_secret_of_a_spec_is_not_quoted() {
+    let some = || "hunter2".to_owned();
+    let long = || "hunter2".repeat(10_000);
+    for spec in [
+        PluginSpec { argv: vec![some()], ..managed() },
+        PluginSpec { argv: vec!["/bin/true".into(), "hunter2\n".into()], ..managed() },
+        PluginSpec { argv: vec!["/bin/true".into(), long()], ..managed() },
+        environment("A", "hunter2\n"),
+        environment("A", &long()),
+        environment("A=hunter2", ""),
+        PluginSpec { credentials: vec!["key=hunter2".into()], ..managed() },
+        PluginSpec { network_prestart: vec![some()], ..in_namespace() },
+    ] {
+        let error = spec.validate("a").unwrap_err().to_string();
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
+
+#[test]
+fn error_of_a_spec_quotes_256_bytes_of_a_value() {
+    let long = || format!("a{}", "\u{1}".repeat(100_000));
+    for spec in [
+        PluginSpec { socket: Some(long()), ..external() },
+        PluginSpec { plugin_root: Some(long()), ..external() },
+        environment("CSI_ENDPOINT", &"x".repeat(60_000)),
+        PluginSpec { unit: Some(long()), ..unit("") },
+    ] {
+        let error = spec.validate("a").unwrap_err().to_string();
+        assert!(error.len() < 2_000 && !error.contains(char::is_control), "{error:.3000}");
+    }
+    let id = validate_id(&long()).unwrap_err().message;
+    assert!(id.len() < 2_000 && !id.contains(char::is_control), "{id:.3000}");
+}
+
+#[test]
+fn distrusted_program_is_the_source_of_a_spec_error() {
+    let spec = PluginSpec { argv: vec!["/usr/bin/no-such-program".into()], ..managed() };
+    let error = spec.check_start().unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap();
+    assert!(matches!(cause.downcast_ref(), Some(trust::Distrust::Look { .. })), "{cause}");
+    assert_eq!(error.to_string(), format!("argv[0]: {cause}"));
+}
+
 /// It would run as root, which reaches every other socket and may signal csid.
 #[test]
 fn controller_profile_has_no_endpoint_of_its_own() {
     let own = |profile| PluginSpec { profile, ..environment("CSI_ENDPOINT", "unix:///srv/p/csi.sock") };
     own(None).check_start().unwrap();
     own(Some(Profile::NodeNet)).check_start().unwrap();
-    let error = own(Some(Profile::Controller)).check_start().unwrap_err();
+    let error = Error::from(own(Some(Profile::Controller)).check_start().unwrap_err());
     assert_eq!(error.kind, Kind::InvalidArgument);
     assert!(error.message.contains("CSI_ENDPOINT") && error.message.contains("controller"), "{error}");
     PluginSpec { profile: Some(Profile::Controller), ..managed() }.check_start().unwrap();

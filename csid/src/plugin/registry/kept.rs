@@ -58,7 +58,7 @@ impl Kept {
         };
         let (replaces, replaced, filed) = (text(REPLACES), text(REPLACED), text(FILED));
         let spec: PluginSpec = serde_json::from_value(spec).map_err(|error| error.to_string())?;
-        spec.validate(&row.id).map_err(|error| error.message)?;
+        spec.validate(&row.id).map_err(|error| error.to_string())?;
         Ok(Kept { spec, replaces, before, replaced, filed })
     }
 }
