@@ -181,7 +181,7 @@ async fn start(
     place: &Location,
     loaded: bool,
 ) -> Result<(), StartError> {
-    spec.check_start().map_err(|error| StartError::Program(error.to_string()))?;
+    spec.check_start()?;
     let requires = namespace::prepare(units, &spec.network, place.network.as_ref()).await?;
     prepare_socket(place).map_err(|source| StartError::Socket { path: place.socket.clone(), source })?;
     if loaded {

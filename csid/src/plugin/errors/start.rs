@@ -4,13 +4,19 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::host::units::{UnitState, UnitsError};
+use crate::plugin::errors::spec::SpecError;
 
+/// Why a plugin cannot start, or has ended at its start. csictl's hints read these texts in the plugin's health.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::plugin) enum StartError {
     #[error(transparent)]
     Units(#[from] UnitsError),
-    #[error("{0}")]
-    Program(String),
+    /// The spec cannot be started now: of an older csid, or with a program that is gone or not root's alone.
+    #[error("{source}")]
+    Spec {
+        #[from]
+        source: SpecError,
+    },
     #[error("cannot prepare {}: {source}", path.display())]
     Socket { path: PathBuf, source: io::Error },
     #[error("there is no network namespace {}", path.display())]
@@ -47,5 +53,24 @@ pub(in crate::plugin) fn how_it_ended(state: &UnitState) -> String {
         (1, status) => format!("it exited with status {status}"),
         (2 | 3, signal) => format!("it was killed by signal {signal}"),
         _ => format!("it ended ({})", state.result),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+    use crate::plugin::trust::Distrust;
+
+    #[test]
+    fn start_error_keeps_the_cause_of_a_refused_program() {
+        let path = PathBuf::from("/usr/bin/csi-driver");
+        let source = Distrust::Writable { path, mode: 0o757 };
+        let error = StartError::from(SpecError::Distrusted { key: "argv", source });
+        let spec = error.source().unwrap();
+        let cause = spec.source().unwrap();
+        assert!(matches!(cause.downcast_ref(), Some(Distrust::Writable { .. })), "{cause}");
+        assert_eq!(error.to_string(), spec.to_string());
     }
 }
