@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::host::cgroup::Resources;
-use crate::plugin::errors;
+use crate::plugin::errors::registry::RegistrationError;
 use crate::plugin::registry::Plugins;
 use crate::plugin::tally::RpcCount;
 
@@ -25,7 +25,7 @@ impl Plugins {
     pub async fn stats(&self, id: &str) -> Result<PluginStats> {
         let (rpcs, views) = {
             let plugins = self.entries();
-            let entries = plugins.get(id).ok_or_else(|| errors::unknown(id))?;
+            let entries = plugins.get(id).ok_or_else(|| RegistrationError::unknown(id))?;
             let rpcs = entries.first().map(|entry| entry.common.tally.read()).unwrap_or_default();
             let views: Vec<_> = entries.iter().map(|entry| entry.state.borrow().view.clone()).collect();
             (rpcs, views)

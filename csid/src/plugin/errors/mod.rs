@@ -1,5 +1,6 @@
 //! The errors of the room, an enum for each subject. A variant becomes an [`Error`], with its kind and its details.
 
+pub(in crate::plugin) mod registry;
 pub(in crate::plugin) mod spec;
 pub(in crate::plugin) mod start;
 

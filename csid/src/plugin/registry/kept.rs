@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::error::{Error, Result};
+use crate::plugin::errors::registry::{KeptSpecError, RegistrationError};
 use crate::plugin::registry::facts::InstanceFacts;
 use crate::plugin::spec::PluginSpec;
 use crate::store::rows::PluginRow;
@@ -32,8 +32,8 @@ impl Kept {
         Kept { spec: spec.clone(), ..Kept::default() }
     }
 
-    pub fn row(&self, id: &str, number: u64, uid: u32) -> Result<PluginRow> {
-        let unwritten = |error| Error::internal(format!("the spec cannot be written: {error}"));
+    pub fn row(&self, id: &str, number: u64, uid: u32) -> Result<PluginRow, RegistrationError> {
+        let unwritten = |source| RegistrationError::Unwritten { source };
         let mut spec = serde_json::to_value(&self.spec).map_err(unwritten)?;
         let texts = [(REPLACES, &self.replaces), (REPLACED, &self.replaced), (FILED, &self.filed)];
         if let Some(spec) = spec.as_object_mut() {
@@ -48,17 +48,17 @@ impl Kept {
         Ok(PluginRow { id, instance, number, uid, spec: spec.to_string() })
     }
 
-    pub fn read(row: &PluginRow) -> Result<Kept, String> {
-        let mut spec: Value = serde_json::from_str(&row.spec).map_err(|error| error.to_string())?;
+    pub fn read(row: &PluginRow) -> Result<Kept, KeptSpecError> {
+        let mut spec: Value = serde_json::from_str(&row.spec)?;
         let before = spec.as_object_mut().and_then(|spec| spec.remove(BEFORE));
-        let before = before.map(serde_json::from_value).transpose().map_err(|error| error.to_string())?;
+        let before = before.map(serde_json::from_value).transpose()?;
         let mut text = |key| match spec.as_object_mut()?.remove(key)? {
             Value::String(text) => Some(text),
             _ => None,
         };
         let (replaces, replaced, filed) = (text(REPLACES), text(REPLACED), text(FILED));
-        let spec: PluginSpec = serde_json::from_value(spec).map_err(|error| error.to_string())?;
-        spec.validate(&row.id).map_err(|error| error.to_string())?;
+        let spec: PluginSpec = serde_json::from_value(spec)?;
+        spec.validate(&row.id)?;
         Ok(Kept { spec, replaces, before, replaced, filed })
     }
 }

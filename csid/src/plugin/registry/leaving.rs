@@ -1,7 +1,7 @@
 //! A plugin, or one instance of it, is forgotten.
 
-use crate::error::{Error, Kind, Obstacle, Result};
-use crate::plugin::errors;
+use crate::error::Result;
+use crate::plugin::errors::registry::RegistrationError;
 use crate::plugin::events;
 use crate::plugin::registry::kept::Kept;
 use crate::plugin::registry::plugins::{Plugins, SpecOrigin, stop, to_the_end};
@@ -39,25 +39,30 @@ impl Plugins {
             .map(|entry| {
                 // Compared here, where nobody else can register the id meanwhile.
                 if uid != 0 && uid != entry.owner {
-                    let text = format!("plugin {id} was registered by another uid");
-                    return Err(Error::new(Kind::NotAuthorized, text));
+                    return Err(RegistrationError::OtherUid { id: id.to_owned() }.into());
                 }
-                if matches!(entry.origin, SpecOrigin::File(_)) {
-                    return Err(errors::of_file(Kind::NotSupported, id));
-                }
-                if entry.origin == SpecOrigin::Socket {
-                    let instance = entry.spec.instance();
-                    let text = format!(
-                        "instance `{instance}` of the plugin {id} registered itself, and goes with its socket in {}",
-                        self.0.directories.registrations().display()
-                    );
-                    return Err(
-                        Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::SelfRegistered)
-                    );
-                }
+                self.refuse_defined_elsewhere(id, entry.spec.instance(), &entry.origin)?;
                 Ok(entry.spec.instance().to_owned())
             })
             .collect()
+    }
+
+    /// Refuses to change an instance that a file or the plugin itself defines. It is changed there.
+    pub(super) fn refuse_defined_elsewhere(
+        &self,
+        id: &str,
+        instance: &str,
+        origin: &SpecOrigin,
+    ) -> Result<(), RegistrationError> {
+        let (id, instance) = (id.to_owned(), instance.to_owned());
+        match origin {
+            SpecOrigin::Bus => Ok(()),
+            SpecOrigin::File(_) => Err(RegistrationError::OfFile { id }),
+            SpecOrigin::Socket => {
+                let directory = self.0.directories.registrations();
+                Err(RegistrationError::SelfRegistered { id, instance, directory })
+            }
+        }
     }
 
     pub(super) async fn leave(&self, id: &str, instance: &str) -> Result<()> {

@@ -12,10 +12,10 @@ use futures_util::future::{BoxFuture, Shared as SharedFuture};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::config::Directories;
-use crate::error::{Error, Kind, Obstacle, Result};
+use crate::error::Result;
 use crate::host::units::Units;
 use crate::plugin::common::Common;
-use crate::plugin::errors;
+use crate::plugin::errors::registry::RegistrationError;
 use crate::plugin::events;
 use crate::plugin::instance::Hands;
 use crate::plugin::namespace::Namespaces;
@@ -204,7 +204,7 @@ impl Plugins {
     pub async fn register(&self, id: &str, spec: PluginSpec, uid: u32) -> Result<()> {
         spec.validate(id)?;
         if uid != 0 && spec.needs_root() {
-            return Err(Error::new(Kind::NotAuthorized, ROOTS_KEYS));
+            return Err(RegistrationError::RootsKeys.into());
         }
         let (plugins, id) = (self.clone(), id.to_owned());
         to_the_end(async move { plugins.registered(&id, spec, uid).await }).await
@@ -212,10 +212,10 @@ impl Plugins {
 
     async fn registered(&self, id: &str, spec: PluginSpec, uid: u32) -> Result<()> {
         let _changing = self.0.changing.lock().await;
-        if self_registered::is_name(spec.instance()) {
-            return Err(errors::reserved_name(spec.instance()));
-        }
         let instance = spec.instance().to_owned();
+        if self_registered::is_name(&instance) {
+            return Err(RegistrationError::ReservedName { instance }.into());
+        }
         self.enter(id, spec, uid, SpecOrigin::Bus).await?;
         self.renew(id, &instance, uid).await
     }
@@ -276,10 +276,7 @@ impl Plugins {
         to_the_end(async move {
             let _changing = plugins.0.changing.lock().await;
             if plugins.is_otherwise(&id) {
-                let text = format!(
-                    "the plugin {id} is defined or registered otherwise, and nobody joins it by a socket"
-                );
-                return Err(Error::new(Kind::AlreadyExists, text));
+                return Err(RegistrationError::NotJoined { id }.into());
             }
             for (other, before) in plugins.of_sockets() {
                 if before.instance() == spec.instance() && (other != id || !before.same(&spec)) {
@@ -336,31 +333,31 @@ impl Plugins {
     }
 
     /// Whether there is such an instance already; an error if there cannot be one.
-    fn is_there(&self, id: &str, entries: &[InstanceEntry], spec: &PluginSpec, uid: u32) -> Result<bool> {
-        let exists = |text: String| Err(Error::new(Kind::AlreadyExists, text));
+    fn is_there(
+        &self,
+        id: &str,
+        entries: &[InstanceEntry],
+        spec: &PluginSpec,
+        uid: u32,
+    ) -> Result<bool, RegistrationError> {
         // Another user's instance would receive the owner's secrets and make the owner's mounts.
         if let Some(owner) = owner(entries).filter(|owner| uid != 0 && uid != *owner) {
-            let text = format!("the plugin {id} belongs to uid {owner}");
-            return Err(Error::new(Kind::NotAuthorized, text));
+            return Err(RegistrationError::OtherOwner { id: id.to_owned(), owner });
         }
         let instance = spec.instance();
         if let Some(entry) = entries.iter().find(|entry| entry.spec.instance() == instance) {
+            let (id, instance) = (id.to_owned(), instance.to_owned());
             return match &entry.origin {
-                SpecOrigin::File(_) => Err(errors::of_file(Kind::AlreadyExists, id)),
+                SpecOrigin::File(_) => Err(RegistrationError::NameOfFile { id, instance }),
                 SpecOrigin::Bus | SpecOrigin::Socket if entry.spec.same(spec) => Ok(true),
-                SpecOrigin::Bus | SpecOrigin::Socket => exists(format!(
-                    "instance `{instance}` of the plugin {id} is registered with another spec"
-                )),
+                SpecOrigin::Bus | SpecOrigin::Socket => Err(RegistrationError::OtherSpec { id, instance }),
             };
         }
         let socket = |spec| Location::of(&self.0.directories, id, spec).socket;
         match entries.iter().find(|entry| socket(&entry.spec) == socket(spec)) {
             Some(other) => {
-                let text = format!(
-                    "instance `{}` of the plugin {id} has that socket; each instance has its own",
-                    other.spec.instance()
-                );
-                Err(Error::new(Kind::AlreadyExists, text).obstructed_by(Obstacle::InstanceSocket))
+                let instance = other.spec.instance().to_owned();
+                Err(RegistrationError::SocketTaken { id: id.to_owned(), instance })
             }
             None => Ok(false),
         }
@@ -465,7 +462,7 @@ impl Plugins {
 
     pub(in crate::plugin) fn open(&self) -> Result<()> {
         if self.0.shared.closed.load(Ordering::Acquire) {
-            return Err(errors::stopping("csid is stopping"));
+            return Err(RegistrationError::Stopping.into());
         }
         Ok(())
     }
@@ -481,7 +478,7 @@ pub(super) async fn to_the_end<T: Send + 'static>(
 ) -> Result<T> {
     match tokio::spawn(work).await {
         Ok(done) => done,
-        Err(error) => Err(Error::internal(format!("the change of the registry was not ended: {error}"))),
+        Err(source) => Err(RegistrationError::Interrupted { source }.into()),
     }
 }
 
