@@ -22,11 +22,12 @@ use futures_util::FutureExt;
 use tokio::sync::{Notify, broadcast, mpsc, oneshot, watch};
 
 use crate::backoff::Backoff;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::host::units::{Units, UnitsError};
 use crate::plugin::channel;
 use crate::plugin::common::Common;
-use crate::plugin::errors::disputed;
+use crate::plugin::errors::node_id::NodeIdError;
+use crate::plugin::errors::process::ProcessError;
 use crate::plugin::events;
 use crate::plugin::fingerprint::{self, Fingerprint, FingerprintError, Identity, PartialFingerprint};
 use crate::plugin::instance::{Instance, Load};
@@ -236,7 +237,7 @@ impl Task {
             let Some(stop) = stop else { return };
             let answer = self.stop(stop.how).await;
             let over = answer.is_ok() && stop.how != How::Restart;
-            self.answer(|| Err(Error::new(Kind::PluginUnavailable, "the plugin was stopped")));
+            self.answer(|| Err(ProcessError::Stopped.into()));
             let _ = stop.done.send(answer);
             if over {
                 return;
@@ -281,10 +282,7 @@ impl Task {
         if stopped.is_err() || how == How::Restart {
             self.peer.stops.end();
         }
-        stopped.map_err(|error| {
-            Error::internal(format!("the plugin {} was not stopped: {error}", self.view.id))
-                .with(|details| details.retryable = true)
-        })
+        stopped.map_err(|source| ProcessError::NotStopped { id: self.view.id.clone(), source }.into())
     }
 
     /// Stop the unit that csid has defined, then what its network was made by, if it leaves for good or has it made again.
@@ -496,7 +494,8 @@ impl Task {
             tracing::warn!(plugin = %id, from = %agreed, to = %now, "the plugin's node id changed");
             events::node_id(&store, &self.view, agreed).await;
         }
-        let health = agreed.map(|agreed| disputed(&id, now, &agreed)).unwrap_or_default();
+        let health =
+            agreed.map(|agreed| NodeIdError::disputed(&id, now, &agreed).to_string()).unwrap_or_default();
         if self.print.as_ref() != Some(&print) {
             events::fingerprint(&store, &self.view).await;
         }

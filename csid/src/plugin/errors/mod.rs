@@ -1,5 +1,7 @@
 //! The errors of the room, an enum for each subject. A variant becomes an [`Error`], with its kind and its details.
 
+pub(in crate::plugin) mod node_id;
+pub(in crate::plugin) mod process;
 pub(in crate::plugin) mod registry;
 pub(in crate::plugin) mod spec;
 pub(in crate::plugin) mod start;
@@ -29,17 +31,4 @@ pub(in crate::plugin) fn hidden(error: Error, unit: &str) -> Error {
 /// Makes the error for a call that csid's own stop has ended.
 pub(in crate::plugin) fn stopping(text: &str) -> Error {
     Error::new(Kind::PluginShutdown, text).obstructed_by(Obstacle::Stopping)
-}
-
-/// Returns the text of an attach's error, and of the plugin's health, while a changed node ID has not been accepted.
-pub(in crate::plugin) fn disputed(plugin: &str, now: &str, agreed: &str) -> String {
-    format!(
-        "the plugin {plugin} calls this node `{now}`, which was `{agreed}`; nothing is attached until that is accepted"
-    )
-}
-
-pub(in crate::plugin) fn disputes(plugin: &str, now: &str, agreed: &str) -> Error {
-    Error::new(Kind::PluginUnavailable, disputed(plugin, now, agreed))
-        .with(|details| details.plugin = Some(plugin.to_owned()))
-        .obstructed_by(Obstacle::NodeId)
 }

@@ -2,9 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::error::{Error, Kind, Obstacle, Result, Step};
+use crate::error::{Error, Result};
 use crate::host::log::Lines;
-use crate::plugin::errors;
+use crate::plugin::errors::process::ProcessError;
+use crate::plugin::errors::registry::RegistrationError;
 use crate::plugin::registry::plugins::{Plugins, stop};
 use crate::plugin::spec::Supervision;
 use crate::plugin::task::How;
@@ -15,13 +16,12 @@ impl Plugins {
         self.open()?;
         let supervised: Vec<_> = {
             let entries = self.entries();
-            let entries = entries.get(id).ok_or_else(|| errors::unknown(id))?;
+            let entries = entries.get(id).ok_or_else(|| RegistrationError::unknown(id))?;
             let supervised = entries.iter().filter(|entry| entry.spec.supervision != Supervision::External);
             supervised.map(|entry| (entry.stops.clone(), entry.state.clone())).collect()
         };
         if supervised.is_empty() {
-            let text = format!("csid does not run the plugin {id}");
-            return Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::ExternalPlugin));
+            return Err(ProcessError::NotRun { id: id.to_owned() }.into());
         }
         // The registry stays as it is, so nobody who changes it waits for this unit.
         for (stops, state) in supervised {
@@ -50,29 +50,24 @@ impl Plugins {
 
     /// The deadline of a Restart has passed: the process was stopped, and its next one is not ready.
     pub fn not_back(&self, id: &str) -> Error {
-        let text = format!("the plugin {id} was stopped, and is not ready since: {}", self.awaited(id));
-        Error::new(Kind::TimedOut, text).with(|details| {
-            details.step = Some(Step::WaitingForPlugin);
-            details.plugin = Some(id.to_owned());
-        })
+        ProcessError::NotBack { id: id.to_owned(), awaited: self.awaited(id) }.into()
     }
 
     /// Returns a pipe with the log that the plugin's instances write to the journal.
     pub async fn log(&self, id: &str, lines: Lines) -> Result<OwnedFd> {
         let units: Vec<String> = {
             let entries = self.entries();
-            let views = entries.get(id).ok_or_else(|| errors::unknown(id))?.iter();
+            let views = entries.get(id).ok_or_else(|| RegistrationError::unknown(id))?.iter();
             let views = views.map(|entry| entry.state.borrow().view.clone());
             views.filter(|view| view.log == "journal").map(|view| view.unit.clone()).collect()
         };
         if units.is_empty() {
-            let text = format!("csid collects no log of the plugin {id}");
-            return Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::ExternalPlugin));
+            return Err(ProcessError::NoLog { id: id.to_owned() }.into());
         }
         match self.0.shared.units.log(&units, lines).await {
             Ok(Some(log)) => Ok(log),
-            Ok(None) => Err(Error::new(Kind::RateLimited, "too many logs are being read")),
-            Err(error) => Err(Error::internal(format!("the log of {id} cannot be read: {error}"))),
+            Ok(None) => Err(ProcessError::ManyLogs.into()),
+            Err(source) => Err(ProcessError::LogUnreadable { id: id.to_owned(), source }.into()),
         }
     }
 }

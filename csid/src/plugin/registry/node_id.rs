@@ -1,7 +1,8 @@
 //! The refusal to attach under a node ID that was not accepted, and the acceptance of one.
 
-use crate::error::{Error, Kind, Result};
-use crate::plugin::errors;
+use crate::error::Result;
+use crate::plugin::errors::node_id::NodeIdError;
+use crate::plugin::errors::registry::RegistrationError;
 use crate::plugin::events;
 use crate::plugin::registry::plugins::Plugins;
 use crate::store::{Change, Durability};
@@ -12,7 +13,7 @@ impl Plugins {
         let now = self.node_id_now(plugin);
         match self.0.shared.node_ids.other_than(plugin, &now) {
             None => Ok(()),
-            Some(agreed) => Err(errors::disputes(plugin, &now, &agreed)),
+            Some(agreed) => Err(NodeIdError::disputed(plugin, &now, &agreed).into()),
         }
     }
 
@@ -21,7 +22,7 @@ impl Plugins {
         let now = self.node_id_now(plugin);
         match self.0.shared.node_ids.other_than(plugin, &now) {
             Some(agreed) if [now.as_str(), agreed.as_str()].contains(&node_id) => {
-                Err(errors::disputes(plugin, &now, &agreed))
+                Err(NodeIdError::disputed(plugin, &now, &agreed).into())
             }
             _ => Ok(()),
         }
@@ -31,22 +32,19 @@ impl Plugins {
     pub async fn accept_node_id(&self, id: &str, node_id: &str, uid: u32) -> Result<()> {
         self.open()?;
         self.0.shared.store.writable()?;
-        let view = self.view(id).ok_or_else(|| errors::unknown(id))?;
+        let view = self.view(id).ok_or_else(|| RegistrationError::unknown(id))?;
         let now = self.node_id_now(id);
         if now.is_empty() {
-            let text = format!(
-                "what the plugin {id} calls this node is not known: it is {}, or says nothing",
-                view.state
-            );
-            return Err(Error::new(Kind::PluginUnavailable, text));
+            return Err(NodeIdError::Unknown { plugin: id.to_owned(), state: view.state }.into());
         }
         if now != node_id {
-            return Err(Error::invalid(format!("the plugin {id} calls this node `{now}`, not `{node_id}`")));
+            let (plugin, given) = (id.to_owned(), node_id.to_owned());
+            return Err(NodeIdError::NotReported { plugin, now, given }.into());
         }
         let _changing = self.0.changing.lock().await;
         // The plugin may have left during that wait.
         if self.view(id).is_none() {
-            return Err(errors::unknown(id));
+            return Err(RegistrationError::unknown(id).into());
         }
         let Some(agreed) = self.0.shared.node_ids.other_than(id, &now) else { return Ok(()) };
         let accepted = Change::PutNodeId(id.to_owned(), now.clone());

@@ -9,8 +9,9 @@
 use std::convert::Infallible;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::host::units::MainProcess;
+use crate::plugin::errors::process::ProcessError;
 use crate::plugin::errors::start::StartError;
 use crate::plugin::events;
 use crate::plugin::spec::Supervision;
@@ -119,8 +120,9 @@ impl Task {
         let due = Instant::now() + pause;
         let next = clock(SystemTime::now() + pause);
         self.set("failed", &format!("{why}{AGAIN} at {next}"), None).await;
-        let message = format!("the plugin {} is failed: {}", self.view.id, self.view.health_message);
-        self.answer(|| Err(Error::new(Kind::PluginUnavailable, message.clone())));
+        let (id, why) = (&self.view.id, &self.view.health_message);
+        let failed = Error::from(ProcessError::Failed { id: id.clone(), why: why.clone() });
+        self.answer(|| Err(failed.clone()));
         tokio::time::sleep(pause.min(self.shared.pace.restart)).await;
         let left = due.saturating_duration_since(Instant::now());
         let (units, unit) = (self.shared.units.clone(), self.place.unit.clone());
