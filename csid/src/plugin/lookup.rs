@@ -12,9 +12,10 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{broadcast, oneshot, watch};
 
-use crate::error::{Error, Kind, Obstacle, Result, Step};
+use crate::error::{Kind, Result};
 use crate::plugin::controller::Controller;
-use crate::plugin::errors;
+use crate::plugin::errors::registry::RegistrationError;
+use crate::plugin::errors::service::ServiceError;
 use crate::plugin::node::Ready;
 use crate::plugin::place::Location;
 use crate::plugin::registry::{InstanceEntry, Plugins, owner};
@@ -82,7 +83,7 @@ impl Plugins {
         validate_id(id)?;
         match by(deadline, self.found(id, ready, newest(service))).await {
             Some(found) => found.map(drop),
-            None => Err(self.lacking(Kind::TimedOut, id, service)),
+            None => Err(self.lacking(Kind::TimedOut, id, service).into()),
         }
     }
 
@@ -111,10 +112,10 @@ impl Plugins {
     ) -> Result<Ready> {
         by(Some(deadline), self.found(id, ready, pick))
             .await
-            .unwrap_or_else(|| Err(self.unavailable(id, service)))
+            .unwrap_or_else(|| Err(self.unavailable(id, service).into()))
     }
 
-    fn unavailable(&self, id: &str, service: Service) -> Error {
+    fn unavailable(&self, id: &str, service: Service) -> ServiceError {
         let views = self.views(id);
         let stopping = !views.is_empty() && views.iter().all(|view| view.state == "stopping");
         let kind = if stopping { Kind::PluginShutdown } else { Kind::PluginUnavailable };
@@ -135,7 +136,7 @@ impl Plugins {
         };
         let views = |_: &InstanceEntry, state: &InstanceState| Some(state.view.clone());
         let known = self.found(id, views, |views| known(views, what));
-        by(Some(deadline), known).await.unwrap_or_else(|| Err(self.unavailable(id, service)))
+        by(Some(deadline), known).await.unwrap_or_else(|| Err(self.unavailable(id, service).into()))
     }
 
     /// This node as the plugin calls it, verbatim (CSI rule 27), and may. Empty: that is not known as long as it is not healthy,
@@ -157,7 +158,7 @@ impl Plugins {
 
     /// Probes the active instance now. The result is also its health.
     pub async fn probe(&self, id: &str, deadline: Option<Instant>) -> Result<bool> {
-        let unknown = || errors::unknown(id);
+        let unknown = || RegistrationError::unknown(id);
         let probes = self
             .entries()
             .get(id)
@@ -168,13 +169,8 @@ impl Plugins {
             probes.send(asked).await.map_err(|_| unknown())?;
             answer.await.map_err(|_| unknown())?
         };
-        by(deadline, probed).await.unwrap_or_else(|| {
-            Err(Error::new(
-                Kind::TimedOut,
-                format!("the plugin {id} has not answered Probe within the deadline"),
-            )
-            .with(|details| details.plugin = Some(id.to_owned())))
-        })
+        let late = || Err(ServiceError::ProbeTimedOut { id: id.to_owned() }.into());
+        by(deadline, probed).await.unwrap_or_else(late)
     }
 
     /// Starts a probe of each instance and does not wait for it.
@@ -238,58 +234,21 @@ impl Plugins {
     }
 
     /// Returns the error of a wait for a plugin's service that timed out.
-    fn lacking(&self, kind: Kind, id: &str, service: Service) -> Error {
-        let views = self.views(id);
-        match views.first() {
-            Some(newest) => {
-                let (text, view) = self.what_lacks(id, service, &views, newest);
-                let error = waiting(Error::new(kind, text), id);
-                match view.filter(|view| view.hidden_by_unit) {
-                    Some(view) => errors::hidden(error, &view.unit),
-                    None => error,
-                }
-            }
-            None => {
-                let error = Error::new(kind, format!("no plugin {id} is registered"));
-                waiting(error.obstructed_by(Obstacle::UnknownPlugin), id)
-            }
-        }
-    }
-
-    /// Returns why the plugin with these views does not offer a service, and the view of the instance that should. `None`: all are
-    /// healthy, and none offers it.
-    fn what_lacks<'v>(
-        &self,
-        id: &str,
-        service: Service,
-        views: &'v [Arc<PluginView>],
-        newest: &'v Arc<PluginView>,
-    ) -> (String, Option<&'v PluginView>) {
+    fn lacking(&self, kind: Kind, id: &str, service: Service) -> ServiceError {
+        let (views, id) = (self.views(id), id.to_owned());
+        let Some(newest) = views.first() else { return ServiceError::Unregistered { id, kind } };
         // An instance that was never seen may offer it.
         let may = |view: &PluginView| {
             view.provider.is_empty() || view.services.iter().any(|offered| offered == service.name())
         };
         let sick = views.iter().find(|view| !view.healthy && may(view));
         if let (None, true) = (sick, views.iter().any(|view| view.healthy)) {
-            let services: BTreeSet<&str> =
-                views.iter().flat_map(|view| &view.services).map(String::as_str).collect();
-            let services = Vec::from_iter(services).join(", ");
-            let services = if services.is_empty() { "none" } else { &services };
-            let text =
-                format!("the plugin {id} offers no {} service (it offers: {services})", service.name());
-            return (text, None);
+            let offered: BTreeSet<&String> = views.iter().flat_map(|view| &view.services).collect();
+            let offered = offered.into_iter().cloned().collect();
+            return ServiceError::NotOffered { id, kind, service, offered };
         }
-        let view = sick.unwrap_or(newest);
-        let which = match views.len() {
-            1 => String::new(),
-            _ => format!(" (instance {})", view.instances.join(", ")),
-        };
-        let place = match view.unit.as_str() {
-            "" => format!("socket {}", view.socket),
-            unit => format!("unit {unit}"),
-        };
-        let message = if view.health_message.is_empty() { "not contacted yet" } else { &view.health_message };
-        (format!("the plugin {id}{which} is {}: {message} ({place})", view.state), Some(view))
+        let (view, is_only) = (sick.unwrap_or(newest).clone(), views.len() == 1);
+        ServiceError::Unhealthy { id, kind, view, is_only }
     }
 }
 
@@ -387,13 +346,6 @@ async fn changed(mut state: watch::Receiver<InstanceState>) {
     if state.changed().await.is_err() {
         std::future::pending().await
     }
-}
-
-fn waiting(error: Error, id: &str) -> Error {
-    error.with(|details| {
-        details.step = Some(Step::WaitingForPlugin);
-        details.plugin = Some(id.to_owned());
-    })
 }
 
 /// `None`: the deadline ended first.

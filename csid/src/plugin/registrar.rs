@@ -21,8 +21,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::plugin::channel;
+use crate::plugin::errors::registrar::RegistrarError;
 use crate::plugin::registry::Plugins;
 use crate::plugin::rpc;
 use crate::plugin::self_registered::instance;
@@ -137,7 +138,7 @@ impl Plugins {
                 ended = &mut *gone => return ended,
                 answered = ask(&mut registrar) => match answered {
                     Ok(info) => self.take(socket, info).await,
-                    Err(error) => Err(error),
+                    Err(error) => Err(error.into()),
                 },
             };
             let status = RegistrationStatus {
@@ -176,27 +177,26 @@ impl Plugins {
     }
 }
 
-async fn ask(registrar: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
-    let failed = |why: &str| Error::new(Kind::PluginUnavailable, format!("GetInfo: {why}"));
+async fn ask(registrar: &mut RegistrationClient<Channel>) -> Result<PluginInfo, RegistrarError> {
     match timeout(PATIENCE, registrar.get_info(InfoRequest {})).await {
         Ok(Ok(info)) => Ok(info.into_inner()),
         Ok(Err(status)) => {
             let cause = rpc::first_cause(&status).map_or(String::new(), |cause| format!(": {cause}"));
-            Err(failed(&rpc::presentable(&format!("{}{cause}", status.message()))))
+            let why = rpc::presentable(&format!("{}{cause}", status.message()));
+            Err(RegistrarError::Refused { why })
         }
-        Err(_) => Err(failed("no answer")),
+        Err(_) => Err(RegistrarError::Silent { patience: PATIENCE }),
     }
 }
 
 /// Returns the plugin that a registrar describes.
 fn described(socket: &Path, info: PluginInfo) -> Result<(String, PluginSpec)> {
     if info.r#type != "CSIPlugin" {
-        let what = rpc::presentable(&info.r#type);
-        return Err(Error::invalid(format!("csid takes plugins of type CSIPlugin, not `{what}`")));
+        return Err(RegistrarError::OtherType { found: rpc::presentable(&info.r#type) }.into());
     }
     let is_first = |version: &String| version.trim_start_matches('v').split('.').next() == Some("1");
     if !info.supported_versions.iter().any(is_first) {
-        return Err(Error::invalid("csid speaks version 1 of CSI, and the plugin supports no version 1"));
+        return Err(RegistrarError::OtherVersion.into());
     }
     let endpoint = match info.endpoint.strip_prefix("unix://").unwrap_or(&info.endpoint) {
         "" => socket.to_string_lossy().into_owned(),
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(endpoint("unix:///run/x.sock").unwrap(), "/run/x.sock");
         assert_eq!(endpoint("").unwrap(), socket.to_str().unwrap());
         for wrong in ["run/x.sock", "/run/../x.sock", "/run/x", "tcp://127.0.0.1:1"] {
-            assert_eq!(endpoint(wrong).unwrap_err().kind, Kind::InvalidArgument, "{wrong}");
+            assert_eq!(endpoint(wrong).unwrap_err().kind, crate::Kind::InvalidArgument, "{wrong}");
         }
         type Break = (&'static str, fn(&mut PluginInfo));
         let table: [Break; 5] = [

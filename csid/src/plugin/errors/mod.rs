@@ -2,7 +2,9 @@
 
 pub(in crate::plugin) mod node_id;
 pub(in crate::plugin) mod process;
+pub(in crate::plugin) mod registrar;
 pub(in crate::plugin) mod registry;
+pub(in crate::plugin) mod service;
 pub(in crate::plugin) mod spec;
 pub(in crate::plugin) mod start;
 
