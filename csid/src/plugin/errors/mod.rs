@@ -1,5 +1,6 @@
 //! The errors of the room, an enum for each subject. A variant becomes an [`Error`], with its kind and its details.
 
+pub(in crate::plugin) mod exec;
 pub(in crate::plugin) mod node_id;
 pub(in crate::plugin) mod process;
 pub(in crate::plugin) mod registrar;

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Kind, Obstacle, Result};
+use crate::error::Result;
 use crate::host::exec::{Commands, End, ExecError, ExecRecord, ExecRequest, Run, Size, Streams};
 use crate::host::units::UnitsError;
-use crate::plugin::errors;
+use crate::plugin::errors::exec::CommandError;
+use crate::plugin::errors::process::ProcessError;
+use crate::plugin::errors::registry::RegistrationError;
 use crate::plugin::events;
 use crate::plugin::place::Location;
 use crate::plugin::registry::plugins::Plugins;
@@ -53,36 +55,30 @@ impl Plugins {
         self.0.shared.store.commit(vec![event], Durability::Process).await?;
         let commands = self.commands();
         let started = commands.start(operation, (id, uid), request, exec.terminal);
-        started.await.map_err(|error| failed(id, error))
+        Ok(started.await.map_err(|error| failed(id, error))?)
     }
 
     async fn request(&self, id: &str, argv: Vec<String>, directory: Option<String>) -> Result<ExecRequest> {
-        let view = self.view(id).ok_or_else(|| errors::unknown(id))?;
+        let view = self.view(id).ok_or_else(|| RegistrationError::unknown(id))?;
         if view.unit.is_empty() {
-            let text = format!("csid does not run the plugin {id}");
-            return Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::ExternalPlugin));
+            return Err(ProcessError::NotRun { id: id.to_owned() }.into());
         }
         let instance = view.instances.first().map_or("", String::as_str);
-        let spec = self.entry(id, instance, |entry| entry.spec.clone()).ok_or_else(|| errors::unknown(id))?;
+        let spec = self
+            .entry(id, instance, |entry| entry.spec.clone())
+            .ok_or_else(|| RegistrationError::unknown(id))?;
         let environment = Location::of(&self.0.directories, id, &spec).environment(&spec);
         let (units, unit) = (&self.0.shared.units, view.unit);
         let unanswered = |error: UnitsError| failed(id, error.into());
         if spec.supervision == Supervision::Unit && units.hiding(&unit).await.map_err(unanswered)?.is_empty()
         {
-            let text = format!(
-                "the main process of {unit} is on the host as far as systemd knows: it may be a container's manager, and the \
-                 command would not be where the plugin {id} is"
-            );
-            return Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::Container));
+            return Err(CommandError::OnHost { id: id.to_owned(), unit }.into());
         }
         match units.control_group(&unit).await.map_err(unanswered)?.filter(|(_, pid)| *pid != 0) {
             Some((group, pid)) => Ok(ExecRequest { unit, group, pid, argv, environment, directory }),
             None => {
-                let text = format!(
-                    "the plugin {id} is {}, and no command can be run in it: {}",
-                    view.state, view.health_message
-                );
-                Err(Error::new(Kind::PluginUnavailable, text.trim_end_matches([':', ' '])))
+                let (id, health) = (id.to_owned(), view.health_message);
+                Err(CommandError::NotRunning { id, state: view.state, health }.into())
             }
         }
     }
@@ -101,12 +97,12 @@ impl Plugins {
     pub async fn resize_exec(&self, id: &str, operation: &str, size: Size, uid: u32) -> Result<()> {
         let record = self.command(id, operation, uid)?;
         let Some(terminal) = record.terminal else {
-            return Err(Error::invalid(format!("{operation} does not run on a terminal")));
+            return Err(CommandError::NoTerminal { operation: operation.to_owned() }.into());
         };
         match self.commands().resize(operation, &terminal, size).await {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Error::not_found(format!("{operation} has ended"))),
-            Err(error) => Err(failed(id, error)),
+            Ok(false) => Err(CommandError::Ended { operation: operation.to_owned() }.into()),
+            Err(error) => Err(failed(id, error).into()),
         }
     }
 
@@ -120,11 +116,10 @@ impl Plugins {
         loop {
             // csid's stop wakes this too.
             known.borrow_and_update();
-            let stopping = "csid is stopping; the command goes on";
-            self.open().map_err(|_| Error::new(Kind::ShuttingDown, stopping))?;
+            self.open().map_err(|_| CommandError::Stopping)?;
             tokio::select! {
                 end = &mut end => {
-                    let lost = || Error::not_found(format!("how {operation} ended is not known: what watched it was killed"));
+                    let lost = || CommandError::Lost { operation: operation.to_owned() }.into();
                     return end.map_err(|error| failed(id, error))?.ok_or_else(lost);
                 }
                 _ = known.changed() => {}
@@ -135,9 +130,9 @@ impl Plugins {
     /// Commands that run, of all plugins. It asks systemd, and waits a moment for the answer.
     pub async fn execs(&self) -> Result<Vec<Run>> {
         let commands = self.commands();
-        let silent = |_| Error::internal(format!("systemd has not answered in {} s", ASKED.as_secs()));
+        let silent = |_| CommandError::Silent { limit: ASKED };
         let asked = tokio::time::timeout(ASKED, commands.running()).await.map_err(silent)?;
-        asked.map_err(|error| failed("", error))
+        Ok(asked.map_err(|source| CommandError::Failed { id: None, source })?)
     }
 
     /// Whose a command is, if there is one of that name that has not ended.
@@ -147,19 +142,17 @@ impl Plugins {
 
     /// End it; answered when it has ended.
     pub async fn stop_exec(&self, operation: &str) -> Result<()> {
-        self.commands().stop(operation).await.map_err(|error| failed("", error))
+        let stopped = self.commands().stop(operation).await;
+        Ok(stopped.map_err(|source| CommandError::Failed { id: None, source })?)
     }
 
     /// Returns the record of a command in this plugin. A uid other than root gets only its own commands.
-    fn command(&self, id: &str, operation: &str, uid: u32) -> Result<ExecRecord> {
+    fn command(&self, id: &str, operation: &str, uid: u32) -> Result<ExecRecord, CommandError> {
         let record = self.commands().record(operation).filter(|record| record.plugin == id);
+        let operation = operation.to_owned();
         match record {
-            None => Err(Error::not_found(format!(
-                "there is no command {operation} in the plugin {id}, or it ended long ago"
-            ))),
-            Some(record) if record.uid != uid && uid != 0 => {
-                Err(Error::new(Kind::NotAuthorized, format!("{operation} is another uid's")))
-            }
+            None => Err(CommandError::Unknown { id: id.to_owned(), operation }),
+            Some(record) if record.uid != uid && uid != 0 => Err(CommandError::OtherUid { operation }),
             Some(record) => Ok(record),
         }
     }
@@ -169,11 +162,6 @@ impl Plugins {
     }
 }
 
-fn failed(id: &str, error: ExecError) -> Error {
-    let kind = match error {
-        ExecError::Many | ExecError::ManyOf { .. } => Kind::RateLimited,
-        _ => Kind::Internal,
-    };
-    Error::new(kind, format!("no command can be run: {error}"))
-        .with(|details| details.plugin = (!id.is_empty()).then(|| id.to_owned()))
+fn failed(id: &str, source: ExecError) -> CommandError {
+    CommandError::Failed { id: Some(id.to_owned()), source }
 }
