@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::plugin::errors::upgrade::InstanceLack;
 use crate::plugin::view::PluginView;
 
 /// The facts of an instance, as in its [`PluginView`].
@@ -27,12 +28,13 @@ impl InstanceFacts {
     }
 
     /// Why mounts and attachments of this one would be none of the other's.
-    pub fn lack(&self, found: &PluginView) -> Option<String> {
+    pub fn lack(&self, found: &PluginView) -> Option<InstanceLack> {
         if self.provider != found.provider {
-            return Some(format!("it is {}, and not {}", found.provider, self.provider));
+            let (found, before) = (found.provider.clone(), self.provider.clone());
+            return Some(InstanceLack::Provider { found, before });
         }
         if let Some(lost) = self.services.iter().find(|service| !found.services.contains(service)) {
-            return Some(format!("it offers no {lost} service"));
+            return Some(InstanceLack::Service { service: lost.clone() });
         }
         let lost = |before: &[String], found: &[String], name: &str| {
             let has = |names: &[String]| names.iter().any(|offered| offered == name);
@@ -40,18 +42,18 @@ impl InstanceFacts {
         };
         let stages = "STAGE_UNSTAGE_VOLUME";
         if lost(&self.node_capabilities, &found.node_capabilities, stages) {
-            return Some(format!("it does not offer {stages}, and could not unstage what is staged"));
+            let (negation, done) = ("unstage", "staged");
+            return Some(InstanceLack::Capability { capability: stages, negation, done });
         }
         let attaches = "PUBLISH_UNPUBLISH_VOLUME";
         let lost = lost(&self.controller_capabilities, &found.controller_capabilities, attaches);
-        lost.then(|| format!("it does not offer {attaches}, and could not detach what is attached"))
+        let (negation, done) = ("detach", "attached");
+        lost.then_some(InstanceLack::Capability { capability: attaches, negation, done })
     }
 }
 
 /// The same of the name that it has for this node; an empty one is not known.
-pub(super) fn other_node_id(node_id: &str, found: &PluginView) -> Option<String> {
-    (found.node_id != node_id && !node_id.is_empty()).then(|| {
-        let text = format!("it calls this node {:?}, and not {node_id:?}", found.node_id);
-        text + ", and volumes are attached by that name"
-    })
+pub(super) fn other_node_id(node_id: &str, found: &PluginView) -> Option<InstanceLack> {
+    (found.node_id != node_id && !node_id.is_empty())
+        .then(|| InstanceLack::NodeId { found: found.node_id.clone(), before: node_id.to_owned() })
 }

@@ -108,10 +108,6 @@ pub(super) enum SpecOrigin {
     Socket,
 }
 
-/// The keys by which a caller could make csid run or reach what belongs to others.
-pub(super) const ROOTS_KEYS: &str =
-    "argv, environment, unit, profile, propagation, network, plugin-root and plugin-view are root's alone";
-
 impl Plugins {
     /// Start with what `plugins.d` defines and the journal remembers; a file wins. Answers at once: no plugin
     /// is waited for. Needs a runtime. `rpc` is the deadline of one RPC where a spec gives none.

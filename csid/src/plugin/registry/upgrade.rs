@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use crate::error::{Error, Kind, Obstacle, Result};
-use crate::plugin::errors;
+use crate::error::{Error, Result};
+use crate::plugin::errors::registry::RegistrationError;
+use crate::plugin::errors::upgrade::UpgradeError;
 use crate::plugin::events;
 use crate::plugin::place::Location;
 use crate::plugin::registry::facts::{InstanceFacts, other_node_id};
 use crate::plugin::registry::kept::Kept;
 use crate::plugin::registry::plugins::{
-    InstanceEntry, Plugins, ROOTS_KEYS, SpecOrigin, Upgrade, UpgradeOutcome, owner, stop, to_the_end,
+    InstanceEntry, Plugins, SpecOrigin, Upgrade, UpgradeOutcome, owner, stop, to_the_end,
 };
 use crate::plugin::self_registered;
 use crate::plugin::spec::{PluginSpec, Supervision};
@@ -30,21 +31,19 @@ impl Plugins {
     /// what the one in its place runs by, so that an upgrade that is asked for again is known.
     pub fn upgradable(&self, id: &str, instance: Option<&str>) -> Result<PluginSpec> {
         let plugins = self.entries();
-        let entries = plugins.get(id).ok_or_else(|| errors::unknown(id))?;
+        let entries = plugins.get(id).ok_or_else(|| RegistrationError::unknown(id))?;
         let is_it =
             |entry: &&InstanceEntry| instance.is_none_or(|instance| instance == entry.spec.instance());
         let mut found = entries.iter().filter(|entry| entry.serves()).filter(is_it);
         match (found.next(), found.next()) {
             (Some(entry), None) => Ok(entry.spec.clone()),
-            (Some(_), Some(_)) => {
-                let text = format!("the plugin {id} has several instances, and option `instance` is absent");
-                Err(Error::invalid(text).obstructed_by(Obstacle::SeveralInstances))
-            }
+            (Some(_), Some(_)) => Err(UpgradeError::SeveralInstances { id: id.to_owned() }.into()),
             (None, _) => {
                 let name = instance.unwrap_or_default();
                 let now = entries.iter().find(|entry| entry.replaced.as_deref() == Some(name));
                 let spec = now.map(|now| PluginSpec { instance: Some(name.to_owned()), ..now.spec.clone() });
-                spec.ok_or_else(|| Error::not_found(format!("the plugin {id} has no instance `{name}`")))
+                let (id, instance) = (id.to_owned(), name.to_owned());
+                spec.ok_or_else(|| UpgradeError::NoInstance { id, instance }.into())
             }
         }
     }
@@ -76,7 +75,7 @@ impl Plugins {
         let (before, of, origin, number, facts) = self
             .entry(id, old, look)
             .or_else(|| self.successor(id, old, look))
-            .ok_or_else(|| errors::unknown(id))?;
+            .ok_or_else(|| RegistrationError::unknown(id))?;
         self.refuse_others(id, (old, of), &origin, &spec, uid)?;
         if let Some(outcome) = self.same_upgrade(id, old, &spec)? {
             return Ok(outcome);
@@ -89,8 +88,8 @@ impl Plugins {
             return Ok(std::future::ready(Ok(now)).boxed().shared());
         }
         if was_replaced {
-            let text = format!("instance `{old}` of the plugin {id} was replaced by `{now}`");
-            return Err(Error::not_found(text).obstructed_by(Obstacle::ReplacedInstance));
+            let (id, old) = (id.to_owned(), old.to_owned());
+            return Err(UpgradeError::Replaced { id, old, now }.into());
         }
         self.give_name(id, &mut spec);
         self.refuse_beside(id, &before, &spec)?;
@@ -119,7 +118,7 @@ impl Plugins {
         let is_replaced = old == upgrade.old || old == upgrade.spec.instance();
         match is_replaced && upgrade.spec.same(&PluginSpec { instance, ..spec.clone() }) {
             true => Ok(Some(upgrade.outcome.clone())),
-            false => Err(is_upgrading(id)),
+            false => Err(UpgradeError::UnderWay { id: id.to_owned() }.into()),
         }
     }
 
@@ -136,20 +135,12 @@ impl Plugins {
         // The new instance is its owner's, so it is not enough to be the plugin's.
         let is_own = owner == Some(uid) && of == uid;
         if uid != 0 && (!is_own || spec.needs_root()) {
-            let text = match is_own {
-                false => format!("instance `{old}` of the plugin {id} is another uid's, or the plugin is"),
-                true => ROOTS_KEYS.to_owned(),
-            };
-            return Err(Error::new(Kind::NotAuthorized, text));
+            return Err(match is_own {
+                false => UpgradeError::OtherUid { id: id.to_owned(), instance: old.to_owned() }.into(),
+                true => RegistrationError::RootsKeys.into(),
+            });
         }
-        match origin {
-            SpecOrigin::Bus => Ok(()),
-            SpecOrigin::File(_) => Err(errors::of_file(Kind::NotSupported, id)),
-            SpecOrigin::Socket => {
-                let text = format!("instance `{old}` of the plugin {id} registered itself");
-                Err(Error::new(Kind::NotSupported, text).obstructed_by(Obstacle::SelfRegistered))
-            }
-        }
+        Ok(self.refuse_defined_elsewhere(id, old, origin)?)
     }
 
     /// Give the new instance a name if it has none: not the one that was the last before it, of which something may be left.
@@ -174,44 +165,40 @@ impl Plugins {
     /// Refuses an upgrade whose instances cannot run at the same time, or not under the same mounts.
     pub(super) fn refuse_beside(&self, id: &str, before: &PluginSpec, spec: &PluginSpec) -> Result<()> {
         if self_registered::is_name(spec.instance()) {
-            return Err(errors::reserved_name(spec.instance()));
+            return Err(RegistrationError::ReservedName { instance: spec.instance().to_owned() }.into());
         }
         if before.supervision != spec.supervision {
-            return Err(fixed("supervision"));
+            return Err(UpgradeError::FixedKey { key: "supervision" }.into());
         }
         let place = |spec| Location::of(&self.0.directories, id, spec);
         let (old, new) = (place(before), place(spec));
         if old.root != new.root {
-            return Err(fixed("plugin-root"));
+            return Err(UpgradeError::FixedKey { key: "plugin-root" }.into());
         }
         let entries = self.entries();
         for entry in entries.get(id).into_iter().flatten() {
-            let instance = entry.spec.instance();
+            let (id, instance) = (id.to_owned(), entry.spec.instance().to_owned());
             if instance == spec.instance() {
-                let text = format!("the plugin {id} has an instance `{instance}` already");
-                return Err(Error::new(Kind::AlreadyExists, text));
+                return Err(UpgradeError::InstanceExists { id, instance }.into());
             }
             let socket = place(&entry.spec).socket;
             let is_named = |argument: &String| argument.contains(&*socket.to_string_lossy());
             if socket != new.socket && !spec.argv.iter().any(is_named) {
                 continue;
             }
-            let text = match spec.supervision {
-                Supervision::Managed => format!(
-                    "CSI_ENDPOINT of the environment, or an argument, is the socket of instance `{instance}`, where no two can listen"
-                ),
+            return Err(match spec.supervision {
+                Supervision::Managed => UpgradeError::EndpointInUse { instance }.into(),
                 Supervision::Unit | Supervision::External => {
-                    format!("instance `{instance}` of the plugin {id} has that socket")
+                    UpgradeError::SocketInUse { id, instance }.into()
                 }
-            };
-            return Err(Error::invalid(text).obstructed_by(Obstacle::InstanceSocket));
+            });
         }
         Ok(())
     }
 
     pub(super) fn refuse_upgrading(&self, id: &str) -> Result<()> {
         match self.upgrades().contains_key(id) {
-            true => Err(is_upgrading(id)),
+            true => Err(UpgradeError::UnderWay { id: id.to_owned() }.into()),
             false => Ok(()),
         }
     }
@@ -244,16 +231,17 @@ impl Plugins {
             plugins.upgrades().remove(&of);
             ended.map(|()| new)
         });
-        let outcome = work.map(|ended| {
-            ended.unwrap_or_else(|error| Err(Error::internal(format!("the upgrade was not ended: {error}"))))
-        });
+        let outcome =
+            work.map(|ended| ended.unwrap_or_else(|source| Err(UpgradeError::Interrupted { source }.into())));
         let outcome = outcome.boxed().shared();
         upgrades.insert(id.to_owned(), Upgrade { old, spec, outcome: outcome.clone() });
         outcome
     }
 
     async fn replace(&self, id: &str, old: &str, new: &str) -> Result<()> {
-        let Err(error) = self.tried(id, old, new).await else { return self.take_over(id, old, new).await };
+        let Err(error) = self.tried(id, old, new).await.map_err(Error::from) else {
+            return self.take_over(id, old, new).await;
+        };
         // csid stops; the next one goes on.
         self.open()?;
         self.take_back(id, old, new, &error).await?;
@@ -261,8 +249,8 @@ impl Plugins {
     }
 
     /// Wait until the new instance has shown that it can have the other's place, or that it cannot.
-    async fn tried(&self, id: &str, old: &str, new: &str) -> Result<()> {
-        let stopping = || errors::stopping("csid is stopping; the next csid continues the upgrade");
+    async fn tried(&self, id: &str, old: &str, new: &str) -> Result<(), UpgradeError> {
+        let stopping = || UpgradeError::Stopping;
         let (mut state, spec) =
             self.entry(id, new, |entry| (entry.state.clone(), entry.spec.clone())).ok_or_else(stopping)?;
         let is_decided = state.wait_for(|seen| seen.ready.is_some() || seen.view.state == "failed");
@@ -277,19 +265,13 @@ impl Plugins {
         let in_time =
             decided.unwrap_or_else(|_| self.entry(id, new, |entry| entry.state.borrow().view.clone()));
         let found = in_time.ok_or_else(stopping)?;
-        let unchanged = |why: String| format!("{why}; instance `{old}` goes on as before");
+        let names = || (id.to_owned(), old.to_owned(), new.to_owned());
         if !found.healthy {
             let message = &found.health_message;
-            let why = message.split_once(AGAIN).map_or(message.as_str(), |(why, _)| why);
-            let text = unchanged(format!("instance `{new}` did not become healthy: {why}"));
-            let error = Error::new(Kind::PluginUnavailable, text).with(|details| {
-                details.plugin = Some(id.to_owned());
-                details.retryable = false;
-            });
-            return Err(match found.hidden_by_unit {
-                true => errors::hidden(error, &found.unit),
-                false => error,
-            });
+            let why = message.split_once(AGAIN).map_or(message.as_str(), |(why, _)| why).to_owned();
+            let hiding = found.hidden_by_unit.then(|| found.unit.clone());
+            let (id, old, new) = names();
+            return Err(UpgradeError::NotHealthy { id, old, new, why, hiding });
         }
         let (mut state, journalled) = {
             let state = self.entry(id, old, |entry| entry.state.clone()).ok_or_else(stopping)?;
@@ -308,9 +290,9 @@ impl Plugins {
         let lack = || before.as_ref().and_then(|before| before.lack(&found));
         match other_node_id(&node_id, &found).or_else(lack) {
             None => Ok(()),
-            Some(why) => {
-                let text = unchanged(format!("instance `{new}` cannot take the place of `{old}`: {why}"));
-                Err(Error::invalid(text).with(|details| details.plugin = Some(id.to_owned())))
+            Some(source) => {
+                let (id, old, new) = names();
+                Err(UpgradeError::Unfit { id, old, new, source })
             }
         }
     }
@@ -425,15 +407,4 @@ impl Plugins {
     fn upgrades(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<String, Upgrade>> {
         self.0.upgrades.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
-}
-
-fn is_upgrading(id: &str) -> Error {
-    let text = format!("the plugin {id} is being upgraded");
-    let error = Error::new(Kind::Busy, text).obstructed_by(Obstacle::Upgrade);
-    error.with(|details| details.plugin = Some(id.to_owned()))
-}
-
-/// Makes the error for a key that an upgrade cannot change.
-fn fixed(key: &str) -> Error {
-    Error::invalid(format!("{key} cannot change in an upgrade")).obstructed_by(Obstacle::FixedKey)
 }
