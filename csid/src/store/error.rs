@@ -19,7 +19,7 @@ pub enum StoreError {
     Newer { path: PathBuf, found: u32, known: u32 },
     #[error("{} is not safe to keep the journal in: {why}", path.display())]
     Unsafe { path: PathBuf, why: String },
-    #[error("another process holds the journal in {}; is a second csid running?", path.display())]
+    #[error("another process holds the journal {}", path.display())]
     Held { path: PathBuf },
     #[error("no space is left on the disk of csid's journal; nothing was changed")]
     Full,
