@@ -122,7 +122,7 @@ impl Executor<'_> {
         });
         // Mounts of the volume at other paths are the plugin's, or of the manager that made this one.
         let mounts = self.shared.host.own_mounts().await?;
-        let mut backing = known(&self.rows.volume().row).map_err(|failure| failure.error)?;
+        let mut backing = known(&self.rows.volume().row)?;
         self.shared.note_found(self.rows.volume(), &mounts, &mut backing);
         self.set_known(&backing)?;
         self.operation.step.decide();

@@ -60,6 +60,11 @@ impl EffectFailure {
         }
     }
 
+    /// Makes the failure of an effect that did nothing. The error decides the rest.
+    pub(in crate::volume) fn nothing_done(error: impl Into<EffectFailure>) -> Self {
+        EffectFailure { outcome: Outcome::NotSent, ..error.into() }
+    }
+
     fn held(outcome: Outcome, error: Error) -> Self {
         EffectFailure { held: true, outcome, ..EffectFailure::definite(error) }
     }
@@ -116,14 +121,13 @@ impl From<HostError> for EffectFailure {
 
 type Effect = Result<Option<u64>, EffectFailure>;
 
-/// Returns the journal's record of the file systems and devices that keep the volume. An error changed nothing.
-pub(in crate::volume) fn known(volume: &VolumeRow) -> Result<Backing, EffectFailure> {
+/// Returns the journal's record of the file systems and devices that keep the volume.
+pub(in crate::volume) fn known(volume: &VolumeRow) -> Result<Backing, Error> {
     Backing::from_text(volume.backing.as_deref().unwrap_or_default()).map_err(|error| {
-        let text = format!(
+        Error::internal(format!(
             "the journal's record of what the mounts of volume {} of plugin {} showed cannot be read: {error}",
             volume.key.handle, volume.key.plugin
-        );
-        EffectFailure { outcome: Outcome::NotSent, ..EffectFailure::definite(Error::internal(text)) }
+        ))
     })
 }
 
@@ -198,8 +202,7 @@ impl EffectContext<'_> {
     /// Returns the id by which RPCs name the volume. A failure changed nothing.
     fn external_id(&self) -> Result<&str, EffectFailure> {
         let subject = Subject::Mount(self.mount.key.clone());
-        known_id(&self.volume.row.key, &subject)
-            .map_err(|error| EffectFailure { outcome: Outcome::NotSent, ..EffectFailure::definite(error) })
+        known_id(&self.volume.row.key, &subject).map_err(EffectFailure::nothing_done)
     }
 
     fn plugin(&self) -> &str {
@@ -213,10 +216,8 @@ impl EffectContext<'_> {
     /// Returns the staging path. A failure changed nothing.
     fn staging(&self) -> Result<&Path, EffectFailure> {
         let staging = self.volume.row.staging.as_deref().map(Path::new);
-        staging.ok_or_else(|| EffectFailure {
-            outcome: Outcome::NotSent,
-            ..EffectFailure::definite(Error::internal("a volume that is staged has no staging path"))
-        })
+        let lost = || Error::internal("a volume that is staged has no staging path");
+        staging.ok_or_else(|| EffectFailure::nothing_done(lost()))
     }
 
     /// Returns the path at which the plugin publishes.
@@ -254,20 +255,20 @@ impl EffectContext<'_> {
     /// Makes a directory before any RPC is sent. A failure here changed nothing.
     fn make_directory(&self, path: &Path, access: Access) -> Result<(), EffectFailure> {
         let made = self.host.make_directory(self.base, self.below_base(path)?, access);
-        made.map_err(|error| EffectFailure { outcome: Outcome::NotSent, ..EffectFailure::from(error) })
+        made.map_err(EffectFailure::nothing_done)
     }
 
     /// Makes an empty file at which a device is to be shown.
     fn make_file(&self, path: &Path) -> Result<(), EffectFailure> {
         let made = self.host.make_file(self.base, self.below_base(path)?);
-        made.map_err(|error| EffectFailure { outcome: Outcome::NotSent, ..EffectFailure::from(error) })
+        made.map_err(EffectFailure::nothing_done)
     }
 
     fn below_base<'p>(&self, path: &'p Path) -> Result<&'p Path, EffectFailure> {
         path.strip_prefix(self.base).map_err(|_| {
             let text =
                 format!("{} is not below {}: was plugin-root changed?", path.display(), self.base.display());
-            EffectFailure { outcome: Outcome::NotSent, ..EffectFailure::definite(Error::internal(text)) }
+            EffectFailure::nothing_done(Error::internal(text))
         })
     }
 
@@ -275,8 +276,7 @@ impl EffectContext<'_> {
         let (published, source) = (self.published(), self.source());
         if published == source {
             let text = format!("{} is no path that csid makes", shown(source));
-            let failure = EffectFailure::definite(Error::internal(text));
-            return Err(EffectFailure { outcome: Outcome::NotSent, ..failure });
+            return Err(EffectFailure::nothing_done(Error::internal(text)));
         }
         let of_volume = published.parent().unwrap_or(self.base);
         let private = of_volume.parent().unwrap_or(self.base);
@@ -374,8 +374,8 @@ impl EffectContext<'_> {
             read_only: spec.read_only,
             propagation: spec.propagation,
         };
-        let nothing = |failure: EffectFailure| EffectFailure { outcome: Outcome::NotSent, ..failure };
-        let root = self.target_root.as_ref().map_err(|error| nothing(error.clone().into()))?;
+        let refused = |error: &Error| EffectFailure::nothing_done(error.clone());
+        let root = self.target_root.as_ref().map_err(refused)?;
         let (plugin, source, target) = (self.plugin(), self.source(), Path::new(target));
         let bound = match self.target_fd {
             Some(fd) => self.host.bind_at(plugin, source, target, fd, options).await,
@@ -385,7 +385,7 @@ impl EffectContext<'_> {
             Ok(()) => Ok(None),
             // The outcome is unknown.
             Err(error @ (HostError::Hung(_) | HostError::Helper { .. })) => Err(error.into()),
-            Err(error) => Err(nothing(error.into())),
+            Err(error) => Err(EffectFailure::nothing_done(error)),
         }
     }
 
@@ -457,8 +457,7 @@ impl EffectContext<'_> {
                 let error = Error::new(Kind::Busy, text)
                     .obstructed_by(Obstacle::UnknownTarget)
                     .with(|details| details.holders = vec![path.display().to_string()]);
-                let failure = EffectFailure::definite(error);
-                Err(EffectFailure { outcome: Outcome::NotSent, in_use: true, ..failure })
+                Err(EffectFailure { in_use: true, ..EffectFailure::nothing_done(error) })
             }
         }
     }
@@ -540,7 +539,7 @@ impl EffectContext<'_> {
 
     /// Returns the journal's record of what the volume's mounts showed when their removal began.
     fn backing(&self) -> Result<Backing, EffectFailure> {
-        known(&self.volume.row)
+        known(&self.volume.row).map_err(EffectFailure::nothing_done)
     }
 
     /// Returns whether csid removes the mount whatever other namespaces show. Nothing can write to a dead mount.
@@ -622,8 +621,8 @@ impl EffectContext<'_> {
                 "{} is mounted and no row explains it; the volume stays staged until it is gone",
                 path.display()
             );
-            let failure = EffectFailure::definite(Error::new(Kind::Busy, text));
-            return Err(EffectFailure { outcome: Outcome::NotSent, orphan: true, ..failure });
+            let failure = EffectFailure::nothing_done(Error::new(Kind::Busy, text));
+            return Err(EffectFailure { orphan: true, ..failure });
         }
         let staging = self.staging()?;
         let backing = self.backing()?;
@@ -716,5 +715,20 @@ impl EffectContext<'_> {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn effect_that_did_nothing_keeps_what_its_error_says() {
+        let failure = EffectFailure::nothing_done(HostError::Hung("/srv".into()));
+        assert!(failure.outcome == Outcome::NotSent && !failure.definite && !failure.in_use);
+        let failure = EffectFailure::nothing_done(HostError::Occupied("/srv".into()));
+        assert!(failure.outcome == Outcome::NotSent && failure.definite && failure.in_use);
+        let failure = EffectFailure::nothing_done(Error::internal("no staging path"));
+        assert!(failure.outcome == Outcome::NotSent && failure.definite && !failure.in_use);
     }
 }

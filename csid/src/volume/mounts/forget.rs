@@ -192,7 +192,7 @@ impl Executor<'_> {
         let own = [row.source.as_str(), row.published()].into_iter();
         let below: Vec<PathBuf> = own.chain(staging.filter(|_| with_staging)).map(PathBuf::from).collect();
         let target = row.spec.target.as_ref().filter(|_| row.target != Leg::Absent).map(PathBuf::from);
-        let mut backing = effects::known(&volume.row).map_err(|failure| failure.error)?;
+        let mut backing = effects::known(&volume.row)?;
         if backing.is_unknown() {
             // No removal has begun. Only the device number of the mounts is known.
             let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;

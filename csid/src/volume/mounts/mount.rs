@@ -393,9 +393,7 @@ impl Executor<'_> {
                 Next::Run(effect) => {
                     let noted = match self.leave_foreign_paths(&effect).await {
                         Ok(()) => self.note_backing(&effect).await,
-                        Err(error) => {
-                            Err(EffectFailure { outcome: Outcome::NotSent, ..EffectFailure::from(error) })
-                        }
+                        Err(error) => Err(EffectFailure::nothing_done(error)),
                     };
                     fault::around("intent", self.rows.intend(&self.shared.store, &effect)).await?;
                     let performed = match noted {
@@ -585,16 +583,15 @@ impl Executor<'_> {
             Action::Publish => staging.is_none() && !volume.published_elsewhere(&mount.key),
             Action::Bind | Action::Unbind | Action::Unpublish | Action::Unstage => false,
         };
-        let nothing_done = |failure: EffectFailure| EffectFailure { outcome: Outcome::NotSent, ..failure };
         if is_first || effect.action == Action::Publish {
-            return self.note_before(effect, is_first).await.map_err(|error| nothing_done(error.into()));
+            return self.note_before(effect, is_first).await.map_err(EffectFailure::nothing_done);
         }
         // Without a staging each publish may be a file system of its own. Another file system may get its number once it is
         // gone.
         let is_not_last = staging.is_none() && volume.published_elsewhere(&mount.key);
         let removes = matches!(effect.action, Action::Unpublish | Action::Unstage) && !is_not_last;
         // An Unpublish since the volume was staged has recorded the staging, too.
-        let mut backing = effects::known(&volume.row)?;
+        let mut backing = effects::known(&volume.row).map_err(EffectFailure::nothing_done)?;
         let is_noted =
             effect.action == Action::Unstage && effect.from == Leg::Present && !backing.is_unknown();
         if !removes || is_noted || self.force >= Force::Dead || mount.status.healing {
@@ -608,10 +605,10 @@ impl Executor<'_> {
         let own: Vec<&Path> = own.map(Path::new).collect();
         let mounts = match mounts {
             Some(mounts) => mounts,
-            None => self.shared.host.own_mounts().await.map_err(|error| nothing_done(error.into()))?,
+            None => self.shared.host.own_mounts().await.map_err(EffectFailure::nothing_done)?,
         };
         backing.join(mounts.backing(&own, number, had));
-        self.set_known(&backing).map_err(|error| nothing_done(error.into()))
+        self.set_known(&backing).map_err(EffectFailure::nothing_done)
     }
 
     /// Returns the failure of an effect that an order to forget interrupts. The row keeps its last error, because the order may

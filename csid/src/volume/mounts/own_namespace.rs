@@ -25,7 +25,7 @@ impl Executor<'_> {
         is_first: bool,
     ) -> Result<()> {
         let volume = self.rows.volume();
-        let mut backing = known(&volume.row).map_err(|failure| failure.error)?;
+        let mut backing = known(&volume.row)?;
         // A try that was not answered may have mounted something already, for this row or for another one.
         let is_under_way = |row: &MountRow| match row.key == effect.key && effect.action == Action::Publish {
             true => effect.from != Leg::Absent,
@@ -51,7 +51,7 @@ impl Executor<'_> {
     /// it, which matter only where its other mounts are known.
     pub(in crate::volume::mounts) async fn note_published(&mut self, is_done: bool) -> Result<()> {
         let volume = self.rows.volume();
-        let mut backing = known(&volume.row).map_err(|failure| failure.error)?;
+        let mut backing = known(&volume.row)?;
         // The staging of an older csid: what is the plugin's is not known.
         let is_alone = volume.mounts.iter().filter(|row| row.publish != Leg::Absent).count() <= 1;
         if !backing.knows_own() && !(is_alone && is_done) {
@@ -85,7 +85,7 @@ impl Executor<'_> {
         mounts: &OwnMounts,
     ) -> Result<()> {
         let volume = self.rows.volume();
-        let backing = known(&volume.row).map_err(|failure| failure.error)?;
+        let backing = known(&volume.row)?;
         if !backing.knows_own() {
             return Ok(());
         }
