@@ -147,12 +147,12 @@ impl Plugins {
     }
 
     /// Returns the record of a command in this plugin. A uid other than root gets only its own commands.
-    fn command(&self, id: &str, operation: &str, uid: u32) -> Result<ExecRecord, CommandError> {
+    fn command(&self, id: &str, operation: &str, uid: u32) -> Result<ExecRecord> {
         let record = self.commands().record(operation).filter(|record| record.plugin == id);
         let operation = operation.to_owned();
         match record {
-            None => Err(CommandError::Unknown { id: id.to_owned(), operation }),
-            Some(record) if record.uid != uid && uid != 0 => Err(CommandError::OtherUid { operation }),
+            None => Err(CommandError::Unknown { id: id.to_owned(), operation }.into()),
+            Some(record) if record.uid != uid && uid != 0 => Err(CommandError::OtherUid { operation }.into()),
             Some(record) => Ok(record),
         }
     }
