@@ -54,7 +54,8 @@ impl Executor<'_> {
         let mut backing = known(&volume.row)?;
         // The staging of an older csid: what is the plugin's is not known.
         let is_alone = volume.mounts.iter().filter(|row| row.publish != Leg::Absent).count() <= 1;
-        if !backing.knows_own() && !(is_alone && is_done) {
+        let is_first = is_alone && is_done;
+        if !backing.knows_own() && !is_first {
             return Ok(());
         }
         match self.shared.host.own_mounts().await {
