@@ -176,7 +176,7 @@ fn kubelet_registrar_learns_the_result() {
         (format!("-version 0.3.0 {honest}"), "version 1 of CSI"),
         (format!("-type DevicePlugin {honest}"), "type CSIPlugin, not `DevicePlugin`"),
         (format!("{REGISTRATION} {NAME} tcp://127.0.0.1:1"), "socket"),
-        (format!("{REGISTRATION} local {ENDPOINT}"), "nobody joins it by a socket"),
+        (format!("{REGISTRATION} local {ENDPOINT}"), "no instance of a socket joins it"),
     ] {
         registrar(&arguments);
         m.until(&format!("grep -q '^refused: .*{word}' /root/reply"));
