@@ -19,10 +19,12 @@ use crate::host::table::{MountEntry, blocking};
 pub struct OwnMounts(Arc<Vec<MountEntry>>);
 
 impl OwnMounts {
-    /// Returns what is mounted at these paths, and the block device below it. A path where nothing is mounted adds nothing. `node`: the
-    /// number of the block device whose node is published. `had`: the number that the mounts had, for where none is there any more.
-    pub fn backing(&self, paths: &[&Path], node: Option<u64>, had: Option<u64>) -> Backing {
-        let shown = self.shown_at(&paths.iter().map(|path| path.as_os_str()).collect(), node.is_some());
+    /// Returns what is mounted at these paths, and the block device below it. A path where nothing is mounted adds nothing.
+    /// `is_block`: they are nodes of a block device, and `number` is its number. Else `number` is the one that the mounts had, for where
+    /// none is there any more. `None`: it is not known yet.
+    pub fn backing(&self, paths: &[&Path], is_block: bool, number: Option<u64>) -> Backing {
+        let shown = self.shown_at(&paths.iter().map(|path| path.as_os_str()).collect(), is_block);
+        let (node, had) = if is_block { (number, None) } else { (None, number) };
         // A directory of a file system is not all that its device is used for.
         let is_whole = |number: &u64| {
             let mut own = shown.iter().filter(|own| own.device == *number).peekable();
@@ -215,6 +217,15 @@ impl Host {
 mod tests {
     use super::*;
     use crate::host::table;
+
+    /// csid was killed before it wrote the number of the device. A container has the device meanwhile.
+    #[test]
+    fn node_without_a_known_number_is_a_node() {
+        let table = table::parsed(b"3 2 0:6 /loop3 /own rw - devtmpfs udev rw").collect();
+        let backing = OwnMounts(Arc::new(table)).backing(&[Path::new("/own")], true, None);
+        let in_dev = table::parsed(b"4 2 0:6 /loop3 /dev/loop3 rw - devtmpfs udev rw").next().unwrap();
+        assert!(!backing.shown[0].is_shown_by(&in_dev));
+    }
 
     /// A FUSE or NFS file system that was mounted after the volume's was unmounted may have its number.
     #[test]

@@ -196,8 +196,7 @@ impl Executor<'_> {
         if backing.is_unknown() {
             // No removal has begun. Only the device number of the mounts is known.
             let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-            let (node, had) = if is_block { (row.device, None) } else { (None, row.device) };
-            backing = host.own_mounts().await?.backing(&[], node, had);
+            backing = host.own_mounts().await?.backing(&[], is_block, row.device);
         }
         let sought = Sought {
             below,

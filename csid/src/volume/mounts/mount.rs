@@ -330,7 +330,7 @@ impl Executor<'_> {
         let mounts = host.own_mounts().await?;
         self.refuse_while_bound_here(row, &mounts)?;
         let mounts = self.own_mounts.insert(mounts);
-        let shown = mounts.backing(&own, row.device.filter(|_| is_block), None).shown;
+        let shown = mounts.backing(&own, is_block, row.device).shown;
         let plugin = self.shared.plugins.processes(&row.volume.plugin);
         let mut found = match shown.is_empty() && row.publish == Leg::Present {
             false => host.copies_elsewhere(&shown, &plugin).await?,
@@ -598,16 +598,14 @@ impl Executor<'_> {
             return Ok(());
         }
         let is_block = mount.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-        let number = mount.device.filter(|_| is_block);
-        // If the mounts are gone, only their device number is known.
-        let had = mount.device.filter(|_| !is_block);
         let own = [Some(mount.source.as_str()), mount.published.as_deref(), staging].into_iter().flatten();
         let own: Vec<&Path> = own.map(Path::new).collect();
         let mounts = match mounts {
             Some(mounts) => mounts,
             None => self.shared.host.own_mounts().await.map_err(EffectFailure::nothing_done)?,
         };
-        backing.join(mounts.backing(&own, number, had));
+        // If the mounts are gone, only their device number is known.
+        backing.join(mounts.backing(&own, is_block, mount.device));
         self.set_known(&backing).map_err(EffectFailure::nothing_done)
     }
 
