@@ -282,36 +282,6 @@ volume_options! {
     }
 }
 
-impl From<VolumeOptions> for DetachOptions {
-    fn from(options: VolumeOptions) -> Self {
-        let VolumeOptions {
-            deadline_usec,
-            operation_id,
-            secrets,
-            credential,
-            plugin,
-            external_id,
-            volume_context,
-            capabilities,
-            fs_type,
-            mount_flags,
-        } = options;
-        DetachOptions {
-            deadline_usec,
-            operation_id,
-            secrets,
-            credential,
-            plugin,
-            external_id,
-            volume_context,
-            capabilities,
-            fs_type,
-            mount_flags,
-            forget: None,
-        }
-    }
-}
-
 volume_options! {
     /// Options of [`crate::Client::expand_volume`].
     ExpandOptions {

@@ -118,9 +118,10 @@ pub unsafe extern "C" fn csi_detach_volume(
         start("csi_detach_volume", (client, call), (op, error), || {
             let Volume { namespace, id, inline } = Volume::read(volume)?;
             let node_id = text("node_id", node_id)?;
+            let options = with_inline!(DetachOptions, inline);
             Ok(move |client: Client, common| {
                 let (namespace, id, node_id) = (namespace.clone(), id.clone(), node_id.clone());
-                let options = inline.clone().with(common).into();
+                let options = options.clone().with(common);
                 async move { client.detach_volume(&namespace, &id, &node_id, options).await.map(nothing) }
             })
         })

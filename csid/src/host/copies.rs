@@ -133,14 +133,11 @@ impl<'a> Search<'a> {
             for number in of {
                 let answer: &mut Vec<MountElsewhere> = &mut answers[number];
                 let path = copy.path.as_ref().map_or(0, |path| path.as_os_str().len());
-                match answer.len() {
-                    0..MOST if path <= space => {
-                        space -= path;
-                        answer.push(copy.clone());
-                    }
-                    0..MOST => answer.push(MountElsewhere::unsearched(copy.holder)),
-                    MOST => answer.push(MountElsewhere::unsearched(copy.holder)),
-                    _ => {}
+                if answer.len() < MOST && path <= space {
+                    space -= path;
+                    answer.push(copy.clone());
+                } else if answer.len() <= MOST {
+                    answer.push(MountElsewhere::unsearched(copy.holder));
                 }
             }
         }
@@ -164,21 +161,22 @@ mod tests {
     #[test]
     fn answer_is_bounded_and_says_so() {
         let questions = [Question { shown: vec![], but_of: vec![] }];
-        let found = (0..3 * MOST).map(|number| ForeignMount {
-            copy: MountElsewhere {
-                holder: Holder::Process(7),
-                path: Some(format!("/{number}").into()),
-                read_only: false,
-            },
+        let found = |path: String| ForeignMount {
+            copy: MountElsewhere { holder: Holder::Process(7), path: Some(path.into()), read_only: false },
             of: [0].into(),
             device: 1,
             parent: None,
             is_parent: false,
-        });
-        let answer = Search::new(&questions).answers(found).remove(0);
-        assert_eq!(answer.len(), MOST + 1);
-        assert_eq!(answer[MOST], MountElsewhere::unsearched(Holder::Process(7)));
-        assert!(answer[MOST].may_be_below(Path::new("/anywhere")));
+        };
+        let left_out = MountElsewhere::unsearched(Holder::Process(7));
+        assert!(left_out.may_be_below(Path::new("/anywhere")));
+        let many = (0..3 * MOST).map(|number| found(format!("/{number}")));
+        let answer = Search::new(&questions).answers(many).remove(0);
+        assert_eq!((answer.len(), &answer[MOST]), (MOST + 1, &left_out));
+        let long = (0..3).map(|_| found("x".repeat(PATHS / 2)));
+        let answer = Search::new(&questions).answers(long).remove(0);
+        assert!(answer[..2].iter().all(|copy| copy.path.is_some()));
+        assert_eq!(answer[2..], [left_out]);
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use csid_client::{
-    AccessMode, AttachOptions, CallOptions, CreateVolume, DeregisterOptions, Kind, MountOptions,
-    VolumeOptions,
+    AccessMode, AttachOptions, CallOptions, CreateVolume, DeregisterOptions, DetachOptions, Kind,
+    MountOptions, VolumeOptions,
 };
 use csid_tests::ask::{NAMESPACE, cursor, event, healthy, secrets, unmount};
 use csid_tests::script::{Act, CONTROLLER, Rule};
@@ -507,7 +507,9 @@ fn forgotten_create_is_not_an_attached_volume() {
             external_id: Some(id.to_owned()),
             ..options()
         };
-        s.client.detach_volume(NAMESPACE, "a", "node-2", of("x").into()).await.unwrap();
+        let VolumeOptions { plugin, external_id, .. } = of("x");
+        let late_one = DetachOptions { plugin, external_id, ..DetachOptions::default() };
+        s.client.detach_volume(NAMESPACE, "a", "node-2", late_one).await.unwrap();
         assert_eq!(s.w.plugin("p").count("ControllerUnpublishVolume", "x"), 1);
         let made = late(&mut s).expect("the late one");
         s.delete("y", of(&made)).await.unwrap();
