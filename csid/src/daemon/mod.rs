@@ -37,7 +37,7 @@ use crate::unix_signals::{SignalOrder, UnixSignals};
 use crate::volume::model::volume::Action;
 use crate::volume::{OperationKind, Recovered, Volumes};
 use notify::notify;
-use reload::{Handles, load_config, read_configuration};
+use reload::{Handles, keep_roots, load_config, read_configuration};
 use sockets::Sockets;
 
 const USAGE: &str = "csid: a CSI volume manager for a plain Linux host; started by csid.service
@@ -202,6 +202,7 @@ impl Daemon {
         let (store, loaded) =
             Store::open(&directories.journal(), &directories.runtime, config.node.as_deref())?;
         let boot = boot::current(&directories.runtime)?;
+        let kept = keep_roots(&mut files, &loaded.mounts, &directories);
         let same_boot = loaded.boot.as_deref().is_some_and(|journalled| boot.same(journalled));
 
         let (config, config_changes) = watch::channel(Arc::new(config));
@@ -241,6 +242,9 @@ impl Daemon {
         let handles = Handles { directories, config, store, plugins, volumes, reloading };
         if untaken.is_none() && handles.store.writable().is_ok() {
             handles.declare().await;
+        }
+        if let Err(error) = &kept {
+            handles.tell_reload(Some(error)).await;
         }
         let mut daemon = Daemon { handles, state, restoration, untaken };
 

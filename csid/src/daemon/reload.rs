@@ -1,5 +1,6 @@
 //! The configuration that csid reads at its start and at a reload: csid.toml, plugins.d, volumes.d.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +11,14 @@ use tokio::sync::{Mutex, watch};
 use crate::config::{Config, Directories};
 use crate::daemon::notify::notify;
 use crate::error::{Error, Kind, with_causes};
-use crate::plugin::{PluginSpec, Plugins, files};
+use crate::plugin::{PluginSpec, Plugins, files, moved_under};
 use crate::store::event_kind::EventKind;
-use crate::store::rows::{EventDetails, NewEvent};
+use crate::store::rows::{EventDetails, MountRow, NewEvent};
 use crate::store::{Change, Durability, Store};
 use crate::volume;
 use crate::volume::Volumes;
 use crate::volume::api::requests::Declared;
+use crate::volume::model::paths;
 
 pub(super) type Configuration = (Config, Vec<(String, PluginSpec)>, Vec<Declared>);
 
@@ -44,6 +46,31 @@ fn unchanged(failed: &[String]) -> crate::Result<()> {
         failed.join("; ")
     );
     Err(Error::new(Kind::PluginUnavailable, text).with(|details| details.plugin = Some(id.to_owned())))
+}
+
+/// Keeps the directories of the plugins whose mounts are all below another root than their `files` name, as a reload does. Returns
+/// the error that a reload returns. The mounts of one plugin have one root, unless an older csid took such a file.
+pub(super) fn keep_roots(
+    files: &mut [(String, PluginSpec)],
+    mounts: &[MountRow],
+    directories: &Directories,
+) -> crate::Result<()> {
+    let mut kept = Vec::new();
+    for (id, spec) in files {
+        let own = mounts.iter().filter(|row| row.volume.plugin == *id);
+        let own = own.filter(|row| paths::is_own(&row.volume, Path::new(&row.source)));
+        let roots: Vec<_> = own.filter_map(|row| Some((row, paths::root(Path::new(&row.source))?))).collect();
+        let default = directories.plugin(id);
+        let new = spec.plugin_root.as_ref().map_or(&*default, Path::new);
+        let Some((row, root)) = roots.first().filter(|_| roots.iter().all(|(_, root)| *root != new)) else {
+            continue;
+        };
+        let why = format!("{id}: {}", moved_under("plugin-root", root, &row.key));
+        tracing::error!(plugin = %id, "plugin {why}");
+        kept.push(why);
+        spec.plugin_root = (*root != default).then(|| root.to_string_lossy().into_owned());
+    }
+    unchanged(&kept)
 }
 
 /// The rooms, and what a reload changes.
@@ -125,7 +152,7 @@ impl Handles {
         }
     }
 
-    async fn tell_reload(&self, error: Option<&Error>) {
+    pub(super) async fn tell_reload(&self, error: Option<&Error>) {
         let mut details = EventDetails::from([("success", Value::from(error.is_none()))]);
         details.extend(error.map(|error| ("error", Value::from(error.to_string()))));
         let event = Change::Event(NewEvent { kind: EventKind::Reload, subject: String::new(), details });

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
+use tokio::sync::{OnceCell, OwnedRwLockReadGuard, RwLock, Semaphore, SemaphorePermit};
 
 use crate::plugin::channel::Listeners;
 use crate::plugin::tally::Tally;
@@ -83,6 +83,9 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// A lock that keeps the directories of a plugin where they are.
+pub struct HeldDirectories(#[expect(dead_code)] OwnedRwLockReadGuard<()>);
+
 /// The state that the instances of a plugin share: the turns of calls, and counts.
 pub(super) struct Common {
     node: Turns,
@@ -90,6 +93,9 @@ pub(super) struct Common {
     looks: Turns,
     pub listeners: Arc<Listeners>,
     pub tally: Tally,
+    /// Lock of the plugin's directories. A mount reads from the choice of its paths until its row is written. A reload that moves the
+    /// directories writes.
+    pub directories: Arc<RwLock<()>>,
     /// Whether this csid sent secrets.
     pub had_secrets: AtomicBool,
     /// Whether an earlier csid did, by its rows.
@@ -104,6 +110,7 @@ impl Default for Common {
             looks: Turns::new(LOOKS),
             listeners: Arc::default(),
             tally: Tally::default(),
+            directories: Arc::default(),
             had_secrets: AtomicBool::new(false),
             had_secrets_before: OnceCell::new(),
         }
@@ -111,6 +118,10 @@ impl Default for Common {
 }
 
 impl Common {
+    pub async fn hold_directories(&self) -> HeldDirectories {
+        HeldDirectories(Arc::clone(&self.directories).read_owned().await)
+    }
+
     /// Sets how many node calls are in flight at most.
     pub fn bound_node_calls(&self, most: u32) {
         self.node.set(most as usize);

@@ -13,6 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::error::{Kind, Result};
+use crate::plugin::common::HeldDirectories;
 use crate::plugin::controller::Controller;
 use crate::plugin::errors::registry::RegistrationError;
 use crate::plugin::errors::service::ServiceError;
@@ -76,6 +77,19 @@ impl Plugins {
         let needs_controller = attaches && own.iter().any(|own| controls(own));
         others.iter().any(|other| serves(other, Service::Node) && beside(other))
             && (!needs_controller || others.iter().any(|other| serves(other, Service::Controller)))
+    }
+
+    /// Keeps a reload from moving the directories of the plugin that `ready` is an instance of. `None`: one has moved them.
+    pub async fn hold_directories(&self, ready: &Ready) -> Option<HeldDirectories> {
+        let (instance, common) = (&ready.0, &ready.0.peer.common);
+        let held = common.hold_directories().await;
+        let plugins = self.entries();
+        let mut entries = plugins.get(&*instance.peer.id).into_iter().flatten();
+        let is_there = |entry: &InstanceEntry| {
+            let place = Location::of(&self.0.directories, &instance.peer.id, &entry.spec);
+            Arc::ptr_eq(&entry.common, common) && place.root == instance.root && place.view == instance.view
+        };
+        entries.any(is_there).then_some(held)
     }
 
     /// Waits until the plugin is healthy and offers `service`. The plugin may be registered meanwhile.

@@ -48,11 +48,12 @@ mod visible;
 
 pub use crate::host::exec::{Run, Size};
 pub use crate::host::log::Lines;
+pub use common::HeldDirectories;
 pub use controller::{CallContext, Controller, Create, Created, External, Snapshot, Source};
 pub use network::Network;
 pub use node::{Measure, NodeCall, Ready, Stats};
 pub use profile::Profile;
-pub use registry::{AppliedFiles, Exec, Plugins};
+pub use registry::{AppliedFiles, Exec, Plugins, moved_under};
 pub use rpc::{RpcError, code_name};
 pub use rpc_outcome::{Class, RpcKind, RpcOutcome, is_gone, proves_no_effect, restarts_list};
 pub use spec::{Log, PluginSpec, Supervision, validate_id};

@@ -1,7 +1,10 @@
 //! Several instances of one plugin, and one of them that leaves while volumes are mounted.
 
+use std::path::Path;
+
 use csid_client::{Client, Kind, PluginSpec, Result, Supervision, UnregisterOptions};
 use csid_tests::ask::*;
+use csid_tests::fault::Fault;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
 
@@ -102,6 +105,68 @@ fn root_of_a_plugin_stays_under_mounts() {
         unmount(&client, "v", "job").await.expect("the plugin is where it was");
         let root = format!("plugin-root = {elsewhere:?}\n");
         w.configure_plugin("p", &socket, &root);
+        client.reload(Default::default()).await.expect("nothing is mounted");
+        healthy(&client, "p").await;
+        let source = mounted(&client, "job", inline("v")).await;
+        assert!(source.starts_with(&elsewhere), "{source:?}");
+        unmount(&client, "v", "job").await.unwrap();
+    });
+}
+
+#[test]
+fn reload_waits_for_a_mount_that_chose_its_paths() {
+    world(async |w| {
+        let fault = Fault::of(w);
+        let client = running(w).await;
+        let socket = w.plugin("p").witnessed_socket();
+        let elsewhere = w.path("elsewhere");
+        std::fs::create_dir(&elsewhere).unwrap();
+        fault.arm("intent.held");
+        let (made, reloaded, ()) = tokio::join!(
+            mount(&client, "job", inline("v")),
+            async {
+                fault.reached("intent").await;
+                // A reload adds the plugin `a` before it reads the rows of `p`.
+                w.configure_plugin("a", &socket, "");
+                w.configure_plugin("p", &socket, &format!("plugin-root = {elsewhere:?}\n"));
+                client.reload(Default::default()).await
+            },
+            async {
+                eventually("the reload is at the plugin", async || client.plugin("a").await.is_ok()).await;
+                fault.disarm();
+            }
+        );
+        let source = made.expect("the mount goes on").source;
+        assert!(!Path::new(&source).starts_with(&elsewhere), "{source}");
+        let (kind, error) = refusal(reloaded);
+        assert_eq!(kind, Kind::PluginUnavailable, "{error}");
+        assert!(error.message.contains("plugin-root") && error.message.contains("default/v"), "{error}");
+        unmount(&client, "v", "job").await.expect("the plugin is where it was");
+    });
+}
+
+#[test]
+fn changed_root_waits_for_mounts_at_a_start() {
+    world(async |w| {
+        let client = running(w).await;
+        let old = mounted(&client, "job", inline("v")).await;
+        let socket = w.plugin("p").witnessed_socket();
+        let elsewhere = w.path("elsewhere");
+        std::fs::create_dir(&elsewhere).unwrap();
+        w.configure_plugin("p", &socket, &format!("plugin-root = {elsewhere:?}\n"));
+        let before = cursor(&client).await;
+        w.kill();
+        let client = w.start().await;
+        let reload = event(&client, before, &["reload"], "").await;
+        let why = reload.details.get("error").expect("the file is not taken").to_string();
+        assert!(why.contains("plugin-root cannot change") && why.contains("default/v"), "{why}");
+        healthy(&client, "p").await;
+        assert_eq!(mounted(&client, "job", inline("v")).await, old, "it is there");
+        let root = old.ancestors().nth(3).unwrap();
+        let second = mounted(&client, "job", inline("w")).await;
+        assert!(second.starts_with(root), "{second:?}");
+        unmount(&client, "w", "job").await.unwrap();
+        unmount(&client, "v", "job").await.expect("the plugin is where it was");
         client.reload(Default::default()).await.expect("nothing is mounted");
         healthy(&client, "p").await;
         let source = mounted(&client, "job", inline("v")).await;

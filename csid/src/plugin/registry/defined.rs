@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::error::Result;
+use crate::plugin::common::Common;
 use crate::plugin::events;
 use crate::plugin::network::Network;
 use crate::plugin::place::Location;
@@ -14,7 +16,7 @@ use crate::plugin::registry::plugins::{
 };
 use crate::plugin::spec::{PluginSpec, Supervision, unit_name};
 use crate::plugin::task::How;
-use crate::store::rows::PluginRow;
+use crate::store::rows::{MountKey, PluginRow};
 use crate::store::{Change, MountFilter};
 
 /// The result of [`Plugins::apply_files`].
@@ -141,6 +143,11 @@ impl Plugins {
             if self.is_left_alone(&id, &mut applied) {
                 continue;
             }
+            // A mount that has chosen its paths writes its row first.
+            let _moving = match self.moved(&id, runs, &spec).and(self.common(&id)) {
+                Some(common) => Some(Arc::clone(&common.directories).write_owned().await),
+                None => None,
+            };
             if let Some(why) = self.moved_under_mounts(&id, runs, &spec).await? {
                 tracing::warn!(plugin = %id, "plugin {id} stays as it is: {why}");
                 applied.failed.push(format!("{id}: {why}"));
@@ -182,24 +189,28 @@ impl Plugins {
         runs: &PluginSpec,
         spec: &PluginSpec,
     ) -> Result<Option<String>> {
-        let place = |spec| Location::of(&self.0.directories, id, spec);
-        let (old, new) = (place(runs), place(spec));
-        let key = match (old.root == new.root, old.view == new.view) {
-            (true, true) => return Ok(None),
-            (true, false) => "plugin-view",
-            (false, _) => "plugin-root",
-        };
+        let Some(key) = self.moved(id, runs, spec) else { return Ok(None) };
+        let root = Location::of(&self.0.directories, id, runs).root;
         let filter = MountFilter { plugin: Some(id.to_owned()), ..MountFilter::default() };
-        let is_there = |path: &str| Path::new(path).starts_with(&old.root);
+        let is_there = |path: &str| Path::new(path).starts_with(&root);
         let mounts = self.0.shared.store.mounts(filter).await?;
         let mut below = mounts.iter().filter(|(row, staging)| is_there(&row.source) || is_there(staging));
-        Ok(below.next().map(|(row, _)| {
-            let (root, key_of) = (old.root.display(), &row.key);
-            format!(
-                "{key} cannot change while volumes have mounts below {root}: {}/{} is mounted by {}",
-                key_of.namespace, key_of.volume, key_of.consumer
-            )
-        }))
+        Ok(below.next().map(|(row, _)| moved_under(key, &root, &row.key)))
+    }
+
+    /// Returns the key that moves the plugin's directory. `None`: the directory stays where it is.
+    fn moved(&self, id: &str, runs: &PluginSpec, spec: &PluginSpec) -> Option<&'static str> {
+        let place = |spec| Location::of(&self.0.directories, id, spec);
+        let (old, new) = (place(runs), place(spec));
+        match (old.root == new.root, old.view == new.view) {
+            (true, true) => None,
+            (true, false) => Some("plugin-view"),
+            (false, _) => Some("plugin-root"),
+        }
+    }
+
+    fn common(&self, id: &str) -> Option<Arc<Common>> {
+        Some(self.entries().get(id)?.first()?.common.clone())
     }
 
     /// Returns whether the plugin is being upgraded, so that it is not changed.
@@ -292,4 +303,13 @@ impl Plugins {
             .filter(|entry| !matches!(entry.origin, SpecOrigin::File(_)));
         registered.any(is_in_the_way)
     }
+}
+
+/// Returns why `key` does not move a plugin's directory away from `root`: the mount is there.
+pub fn moved_under(key: &str, root: &Path, mount: &MountKey) -> String {
+    let MountKey { namespace, volume, consumer, .. } = mount;
+    let root = root.display();
+    format!(
+        "{key} cannot change while volumes have mounts below {root}: {namespace}/{volume} is mounted by {consumer}"
+    )
 }

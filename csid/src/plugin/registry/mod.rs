@@ -10,7 +10,7 @@ mod node_id;
 mod plugins;
 mod upgrade;
 
-pub use defined::AppliedFiles;
+pub use defined::{AppliedFiles, moved_under};
 pub use exec::Exec;
 pub use plugins::Plugins;
 pub(super) use plugins::{InstanceEntry, owner};

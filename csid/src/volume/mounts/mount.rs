@@ -8,7 +8,7 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result, Step, shown};
 use crate::fault;
 use crate::host::{HostError, Look, Sought};
-use crate::plugin::Ready;
+use crate::plugin::{HeldDirectories, Ready};
 use crate::store::Durability;
 use crate::store::event_kind::EventKind;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, NewEvent, Phase};
@@ -91,11 +91,11 @@ impl Executor<'_> {
                 }
                 None => Next::Rest,
             };
-            let next = match seen {
+            let (next, held) = match seen {
                 Next::Rest => self.begin(wanted).await?,
-                next => next,
+                next => (next, None),
             };
-            match self.until_done(next, key, Purpose::Mount).await {
+            match self.until_done(next, key, Purpose::Mount, held).await {
                 Ok(()) => return self.answer(key),
                 Err(failure) if failure.broken && self.pause(&mut delay).await => {}
                 Err(failure) => return Err(failure.error),
@@ -103,15 +103,22 @@ impl Executor<'_> {
         }
     }
 
-    /// Returns the first effect of a mount that is new or at rest.
-    async fn begin(&mut self, wanted: &DesiredMount) -> Result<Next> {
+    /// Returns the first effect of a mount that is new or at rest. The plugin's directories stay where they are until the effect's
+    /// intent is written.
+    async fn begin(&mut self, wanted: &DesiredMount) -> Result<(Next, Option<HeldDirectories>)> {
         let key = &wanted.key;
         self.refuse_unknown_plugin(key)?;
         if self.row(key).is_none_or(|row| row.publish != Leg::Present) {
             self.find_secrets(wanted).await?;
         }
-        let ready = self.ready().await?;
+        self.ready().await?;
         self.refuse_missing_target(wanted).await?;
+        let (ready, held) = loop {
+            let ready = self.ready().await?;
+            if let Some(held) = self.shared.plugins.hold_directories(&ready).await {
+                break (ready, held);
+            }
+        };
         let mut paths = self.paths(&ready, wanted);
         let row = self.row(key);
         let is_new = row.is_none_or(|row| row.publish == Leg::Absent);
@@ -147,7 +154,7 @@ impl Executor<'_> {
         let node_id = self.staged_under(&ready, wanted);
         let next = self.rows.step(event).map_err(|refusal| MountError::refused(refusal, &wanted.key))?;
         self.rows.remark(key, |row| row.status.node_id = node_id);
-        Ok(next)
+        Ok((next, Some(held)))
     }
 
     pub(in crate::volume) fn answer(&self, key: &MountKey) -> Result<Mounted> {
@@ -179,7 +186,7 @@ impl Executor<'_> {
         }
         self.rows.remark(key, |row| row.operations = names);
         let next = self.event(MountEvent::Unmount { key: key.clone() })?;
-        self.until_done(next, key, Purpose::Unmount).await.map_err(|failure| failure.error)
+        self.until_done(next, key, Purpose::Unmount, None).await.map_err(|failure| failure.error)
     }
 
     /// Regards the target of the mount as unmounted. The descriptor has to prove that.
@@ -237,7 +244,7 @@ impl Executor<'_> {
     /// Finishes the work that an earlier operation or another csid left under way. The background's next try does the same.
     pub(in crate::volume) async fn settle(&mut self, key: &MountKey) -> Result<()> {
         let next = self.event(MountEvent::Undo { key: key.clone() })?;
-        self.until_done(next, key, Purpose::Settle).await.map_err(|failure| failure.error)
+        self.until_done(next, key, Purpose::Settle, None).await.map_err(|failure| failure.error)
     }
 
     /// Refuses a mount whose target is missing or an automount, before anything is staged for it.
@@ -382,6 +389,7 @@ impl Executor<'_> {
         mut next: Next,
         key: &MountKey,
         purpose: Purpose,
+        mut held: Option<HeldDirectories>,
     ) -> Result<(), EffectFailure> {
         // A user keeps an answered mount even if it cannot be repaired.
         let is_there = self.row(key).is_some_and(|row| row.kept && row.publish == Leg::Present);
@@ -396,6 +404,7 @@ impl Executor<'_> {
                         Err(error) => Err(EffectFailure::nothing_done(error)),
                     };
                     fault::around("intent", self.rows.intend(&self.shared.store, &effect)).await?;
+                    drop(held.take());
                     let performed = match noted {
                         Ok(()) => self.perform(&effect).await,
                         Err(failure) => Err(failure),
