@@ -492,6 +492,12 @@ impl World {
         self.helper = Some(helper.envs(self.held.iter().map(held_at)).spawn().expect("csid's helper"));
     }
 
+    /// Replaces csid's helper, as a restart of its unit does. Its workers stay.
+    pub fn replace_helper(&mut self) {
+        self.stop_helper();
+        self.start_helper();
+    }
+
     fn stop_helper(&mut self) {
         if let Some(mut helper) = self.helper.take() {
             let _ = helper.kill();

@@ -200,7 +200,11 @@ impl Host {
             };
             if is_found { name } else { format!("{name}, whose mounts are too many to search") }
         };
-        let name = move || Ok(holders.into_iter().take(NAMED).map(named).collect());
+        let name = move || {
+            let unnamed = holders.len().saturating_sub(NAMED);
+            let names = holders.into_iter().take(NAMED).map(named);
+            Ok(names.chain((unnamed > 0).then(|| format!("{unnamed} more"))).collect())
+        };
         blocking(name).await.unwrap_or_default()
     }
 

@@ -106,7 +106,7 @@ impl Looking {
                     }
                     continue;
                 }
-                Ok(SearchAnswered::TooMany) => search_failed("too many earlier searches have not ended"),
+                Ok(SearchAnswered::TooMany(processes)) => too_many(&processes),
                 Err(error) => error,
             };
             let why = match &failed {
@@ -122,6 +122,12 @@ impl Looking {
 
 pub(super) fn search_failed(why: &'static str) -> HostError {
     HostError::Search(why.into())
+}
+
+fn too_many(processes: &[u32]) -> HostError {
+    let processes: Vec<String> = processes.iter().map(u32::to_string).collect();
+    let text = format!("too many earlier searches have not ended, of the processes {}", processes.join(", "));
+    HostError::Search(text.into())
 }
 
 #[cfg(test)]

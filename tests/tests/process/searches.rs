@@ -196,12 +196,16 @@ fn hung_searches_are_bounded_over_restarts() {
         let begun = Instant::now();
         let (kind, error) = refusal(unmount(&client, "v", "job").await);
         assert_eq!(kind, Kind::Internal, "{error}");
-        assert!(error.message.contains("have not ended"), "{error}");
+        let is_named = |(thread, ..): &(u32, _, _)| error.message.contains(&thread.to_string());
+        assert!(error.message.contains("have not ended") && searches.iter().all(is_named), "{error}");
         assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
         assert_eq!(state(&client, "v", "job").await, "mounted");
+        // A new helper serves while all four hang.
+        w.replace_helper();
+        is_busy(&client, &copy).await;
+        assert!(searches.iter().all(|(thread, ..)| kernel_state(*thread).is_some()));
         w.hung().hold_of("disk-0", &[]);
         eventually("a worker ends", async || kernel_state(searches[0].0).is_none()).await;
-        is_busy(&client, &copy).await;
         copy.end();
         let (threads, disks): (Vec<u32>, Vec<Loop>) =
             searches.into_iter().map(|(thread, _next, disk)| (thread, disk)).unzip();

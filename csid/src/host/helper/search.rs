@@ -18,8 +18,8 @@ pub(in crate::host) struct SearchWorker(Connection);
 pub(in crate::host) enum SearchAnswered {
     /// The answers in the order of the questions.
     Found(Vec<Vec<MountElsewhere>>),
-    /// No search was made: too many earlier ones, of this csid or an earlier one, have not ended.
-    TooMany,
+    /// No search was made: too many earlier ones, of this csid or an earlier one, have not ended. They are of these processes.
+    TooMany(Vec<u32>),
 }
 
 impl Helper {
@@ -50,7 +50,11 @@ impl Helper {
                 found.ok_or_else(|| unanswered(io::ErrorKind::InvalidData.into()))?
             }
             SearchReply::Failed(error) => return Err(error),
-            SearchReply::TooMany => return Ok(SearchAnswered::TooMany),
+            SearchReply::TooMany(processes) => {
+                // An administrator who replaces the helper leaves this worker, which knows nothing of the new one.
+                *worker = None;
+                return Ok(SearchAnswered::TooMany(processes));
+            }
         };
         // Another user's namespaces may make it large.
         let read = tokio::task::spawn_blocking(move || memory::read(found)).await;
@@ -120,11 +124,12 @@ mod tests {
     fn worker_refuses_a_search_while_four_have_not_ended() {
         let slots = Slots::own();
         let worker = worker(&slots);
-        assert!((0..SEARCHES).all(|own| slots.begin_search(own)));
-        assert!(matches!(asked(&worker, &[]), (SearchReply::TooMany, None)));
+        assert!((0..SEARCHES).all(|own| slots.begin_search(own).is_ok()));
+        let hung = vec![std::process::id(); SEARCHES];
+        assert!(matches!(asked(&worker, &[]), (SearchReply::TooMany(processes), None) if processes == hung));
         slots.end(1);
         assert!(matches!(asked(&worker, &[]), (SearchReply::Found { .. }, Some(_))));
-        assert!(slots.begin_search(1), "a search that has ended does not count");
+        assert!(slots.begin_search(1).is_ok(), "a search that has ended does not count");
     }
 
     #[test]

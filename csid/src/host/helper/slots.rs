@@ -26,7 +26,7 @@ const GRACE: u64 = 500_000;
 /// How often a worker looks whether another one has left its path.
 const TURN: Duration = Duration::from_millis(2);
 
-/// The key of a search through all mount namespaces; no path has it.
+/// The key of a search through all mount namespaces; no path has it. The second key of a search is its process.
 const SEARCH: u64 = 2;
 /// Searches at most that have not ended. csid makes one at a time: each other one hangs, or is of a csid that has just ended.
 pub(super) const SEARCHES: usize = 4;
@@ -103,11 +103,15 @@ impl Slots {
         }
     }
 
-    /// Enters a search as worker `own`'s. False: as many others have not ended as there may be. Each keeps a worker.
-    pub(super) fn begin_search(&self, own: usize) -> bool {
-        self.slot(own).enter(&[SEARCH]);
-        let others = (0..WORKERS).filter(|other| *other != own);
-        others.filter(|other| self.slot(*other).since_at(&[SEARCH]).is_some()).count() < SEARCHES
+    /// Enters a search as worker `own`'s. An error has the processes of the others that have not ended, as many as there may be. Each
+    /// keeps a worker.
+    pub(super) fn begin_search(&self, own: usize) -> Result<(), Vec<u32>> {
+        self.slot(own).enter(&[SEARCH, u64::from(std::process::id())]);
+        let others = (0..WORKERS).filter(|other| *other != own).map(|other| self.slot(other));
+        let others = others.filter(|other| other.since_at(&[SEARCH]).is_some());
+        let processes: Vec<u32> =
+            others.filter_map(|other| other.paths[1].load(Ordering::SeqCst).try_into().ok()).collect();
+        if processes.len() < SEARCHES { Ok(()) } else { Err(processes) }
     }
 }
 
@@ -166,11 +170,11 @@ mod tests {
     fn fifth_search_that_has_not_ended_is_refused() {
         let slots = Slots::own();
         assert!(slots.begin(7, &[Path::new("/hung")], false), "another call is no search");
-        assert!((0..SEARCHES).all(|own| slots.begin_search(own)));
-        assert!(!slots.begin_search(SEARCHES));
+        assert!((0..SEARCHES).all(|own| slots.begin_search(own).is_ok()));
+        assert_eq!(slots.begin_search(SEARCHES), Err(vec![std::process::id(); SEARCHES]));
         slots.end(SEARCHES);
         slots.end(0);
-        assert!(slots.begin_search(SEARCHES));
+        assert_eq!(slots.begin_search(SEARCHES), Ok(()));
     }
 
     #[test]

@@ -128,8 +128,8 @@ pub(super) enum SearchReply {
         unlisted: Option<String>,
     },
     Failed(HostError),
-    /// No search was made: too many others have not ended.
-    TooMany,
+    /// No search was made: too many others have not ended. They are of these processes.
+    TooMany(Vec<u32>),
 }
 
 impl HelperRequest {

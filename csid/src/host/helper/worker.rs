@@ -140,8 +140,10 @@ pub(super) fn serve(connection: OwnedFd, slots: &Slots, slot: usize) {
             is_watched = true;
         }
         let answer = match request {
-            HelperRequest::Search if slots.begin_search(slot) => search(fd, &mut known),
-            HelperRequest::Search => plain(&SearchReply::TooMany),
+            HelperRequest::Search => match slots.begin_search(slot) {
+                Ok(()) => search(fd, &mut known),
+                Err(processes) => plain(&SearchReply::TooMany(processes)),
+            },
             request => {
                 let paths = request.paths();
                 let turn = slots.begin(slot, &paths, request.is_despite_hung());
@@ -291,7 +293,7 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
         HelperRequest::Holders { path } => plain(&Ok::<_, HostError>(table::holders(&path))),
         // Never come here: one ends its worker, and `serve` answers the other.
         HelperRequest::Sift => plain(&SiftAnswer::Refused),
-        HelperRequest::Search => plain(&SearchReply::TooMany),
+        HelperRequest::Search => plain(&SearchReply::TooMany(Vec::new())),
     }
 }
 
