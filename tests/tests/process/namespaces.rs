@@ -240,6 +240,29 @@ fn namespace_made_during_unmount_keeps_the_staging() {
     });
 }
 
+#[test]
+fn unmount_searches_namespaces_twice() {
+    world(async |w| {
+        w.environment.insert("CSID_LOG".to_owned(), "info,csid::host::helper=trace".to_owned());
+        let client = running(w).await;
+        // The search before NodeUnstage is left out only if the first one has just ended.
+        for (delay, due) in [(0, 2), (1_500, 3)] {
+            mounted(&client, "job", inline("v")).await;
+            w.plugin("p").rules([Rule::once("NodeUnpublishVolume", Act::Delay(delay))]);
+            let before = searches(w);
+            unmount(&client, "v", "job").await.unwrap();
+            assert_eq!(searches(w) - before, due, "with NodeUnpublish of {delay} ms");
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
+/// The searches that csid's log has.
+fn searches(w: &World) -> usize {
+    let log = fs::read_to_string(w.path("csid.log")).unwrap();
+    log.matches("mount namespaces are searched").count()
+}
+
 /// csid with a volume on a block device of its own, registered, claimed and mounted; its published path.
 async fn on_a_disk(w: &mut World) -> (Client, PathBuf) {
     w.add_plugin("p").await;

@@ -4,8 +4,9 @@ pub(in crate::volume) mod run;
 pub(in crate::volume) mod secrets;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::host::{OwnMounts, TargetFd};
+use crate::host::{OwnMounts, Shown, TargetFd};
 use crate::volume::api::requests::Force;
 use crate::volume::context::Context;
 use crate::volume::control::engine::Engine;
@@ -30,6 +31,24 @@ pub(in crate::volume) struct Executor<'a> {
     pub(in crate::volume) in_effect: bool,
     /// The mounts that the checks before an unmount have read. Only the first effect of the operation uses them.
     pub(in crate::volume) own_mounts: Option<OwnMounts>,
+    /// The search of this operation that found no copy elsewhere. `None`: there was none, or an effect has failed since.
+    pub(in crate::volume) searched: Option<Searched>,
+}
+
+/// A search of all mount namespaces that found no mount of what is `shown`.
+pub(in crate::volume) struct Searched {
+    pub(in crate::volume) at: Instant,
+    pub(in crate::volume) shown: Vec<Shown>,
+}
+
+/// Age of a search that still says what a namespace shows. An effect that waits for a turn or for a slow plugin takes longer.
+const FRESH: Duration = Duration::from_secs(1);
+
+impl Searched {
+    /// Returns whether this search has just looked for all that is `shown`.
+    pub(in crate::volume) fn covers(&self, shown: &[Shown]) -> bool {
+        self.at.elapsed() < FRESH && shown.iter().all(|shown| self.shown.contains(shown))
+    }
 }
 
 impl<'a> Executor<'a> {
@@ -41,7 +60,8 @@ impl<'a> Executor<'a> {
     ) -> Self {
         let (target_fd, force) = (None, Force::No);
         let (heals, own, in_effect) = (false, false, false);
-        Executor { shared, rows, operation, target_fd, force, heals, own, in_effect, own_mounts: None }
+        let (own_mounts, searched) = (None, None);
+        Executor { shared, rows, operation, target_fd, force, heals, own, in_effect, own_mounts, searched }
     }
 
     /// Returns the engine of claims and controller calls for this operation.

@@ -16,6 +16,7 @@ use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
 use crate::volume::api::requests::Force;
 use crate::volume::context::Context;
 use crate::volume::errors::mount::MountError;
+use crate::volume::executor::Searched;
 use crate::volume::lifecycle::known_id;
 use crate::volume::model::paths;
 use crate::volume::model::subject::Subject;
@@ -185,6 +186,8 @@ pub(in crate::volume) struct EffectContext<'a> {
     /// State of the leg before the effect.
     pub(in crate::volume) from: Leg,
     pub(in crate::volume) force: Force,
+    /// The search of the operation that found no copy elsewhere. `None`: there was none, or an effect has failed since.
+    pub(in crate::volume) searched: Option<&'a Searched>,
 }
 
 impl EffectContext<'_> {
@@ -559,6 +562,9 @@ impl EffectContext<'_> {
     /// Returns an error while another mount namespace, or another path of csid's own, shows the volume. Such a mount may have appeared
     /// since Unmount probed.
     async fn refuse_while_elsewhere(&self, backing: &Backing, outcome: Outcome) -> Result<(), EffectFailure> {
+        // What appears since is found after the unstage. The row, the claim and the attachment stay until it is gone.
+        let has_just_searched = outcome == Outcome::NotSent
+            && self.searched.is_some_and(|searched| searched.covers(&backing.shown));
         if self.is_unsearched() {
             return Ok(());
         }
@@ -571,6 +577,9 @@ impl EffectContext<'_> {
                 let at = found.iter().map(|mount| mount.path().to_owned()).collect();
                 return Err(EffectFailure::held(outcome, MountError::StillBoundHere { at }.into()));
             }
+        }
+        if has_just_searched {
+            return Ok(());
         }
         let found = self.host.copies_elsewhere(&backing.shown, &self.processes).await.map_err(failed)?;
         if found.is_empty() {

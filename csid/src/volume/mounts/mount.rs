@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result, Step, shown};
@@ -18,7 +19,7 @@ use crate::volume::errors::mount::MountError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::mount as mount_events;
-use crate::volume::executor::Executor;
+use crate::volume::executor::{Executor, Searched};
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::{
     Abilities, Action, DesiredMount, Effect, MountEvent, Next, Observed, Outcome, Paths,
@@ -340,7 +341,12 @@ impl Executor<'_> {
         let shown = mounts.backing(&own, is_block, row.device).shown;
         let plugin = self.shared.plugins.processes(&row.volume.plugin);
         let mut found = match shown.is_empty() && row.publish == Leg::Present {
-            false => host.copies_elsewhere(&shown, &plugin).await?,
+            false => {
+                let at = Instant::now();
+                let found = host.copies_elsewhere(&shown, &plugin).await?;
+                self.searched = found.is_empty().then_some(Searched { at, shown });
+                found
+            }
             // The mounts were unmounted behind csid's back, and only the number of their file system is known. Copies elsewhere have
             // not gone with them.
             true => host.still_elsewhere(self.gone(row)).await?,
@@ -420,6 +426,7 @@ impl Executor<'_> {
                             })?
                         }
                         Err(mut failure) => {
+                            self.searched = None;
                             if effect.action.makes() {
                                 tries.note(&mut failure);
                             }
@@ -666,6 +673,7 @@ impl Executor<'_> {
             target_fd: self.target_fd.as_deref(),
             from: effect.from,
             force: self.force,
+            searched: self.searched.as_ref(),
         };
         let mut signals = self.operation.signals.clone();
         let is_bind = effect.action == Action::Bind;
