@@ -1,14 +1,16 @@
-//! Volumes for one consumer that a process in another mount namespace writes to, while their unmount is asked for and csid is
-//! killed: nobody else gets them before that process has ended.
+//! Volumes for one consumer that a process in another mount namespace writes to, or that an administrator has bound in csid's own,
+//! while their unmount is asked for and csid is killed: nobody else gets them before that process or bind has gone.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use csid_client::{Client, Error, Kind, MountOptions, Target};
 use csid_tests::ask::*;
 use csid_tests::dice::Dice;
 use csid_tests::elsewhere::Consumer;
+use csid_tests::kernel;
 use csid_tests::world::{World, eventually};
+use rustix::mount::{UnmountFlags, mount_bind, unmount as unmount_now};
 
 use crate::report::{Broken, Report};
 use crate::site::{arm, disarm};
@@ -38,6 +40,55 @@ pub async fn live(w: &mut World, volumes: usize, dice: Dice, report: Arc<Report>
     }
 }
 
+/// What keeps a volume in use.
+enum Keeper {
+    /// A process that writes to a bind in a mount namespace of its own.
+    Elsewhere(Consumer),
+    /// A bind in csid's own namespace, at this path.
+    Here(PathBuf),
+}
+
+impl Keeper {
+    fn new(is_here: bool, source: &Path, inside: &Path) -> Self {
+        if !is_here {
+            return Keeper::Elsewhere(Consumer::writer(source, inside));
+        }
+        mount_bind(source, inside).expect("a bind");
+        Keeper::Here(inside.to_owned())
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Keeper::Elsewhere(consumer) => format!("process {}", consumer.pid()),
+            Keeper::Here(path) => format!("a bind at {}", path.display()),
+        }
+    }
+
+    /// Checks that it has its mount, and can write to it.
+    async fn writes(&self, inside: &Path) {
+        match self {
+            Keeper::Elsewhere(writer) => {
+                assert!(writer.mounts().contains(inside.to_str().expect("UTF-8")), "it has its mount");
+                let file = format!("/proc/{}/root{}/elsewhere", writer.pid(), inside.display());
+                let length = || std::fs::metadata(&file).expect("the file that it writes").len();
+                let before = length();
+                eventually("it writes", async || length() > before).await;
+            }
+            Keeper::Here(path) => {
+                assert_eq!(kernel::stacked(path).expect("the mount table"), 1, "the bind is there");
+                std::fs::write(path.join("here"), "written").expect("the volume works");
+            }
+        }
+    }
+
+    fn end(self) {
+        match self {
+            Keeper::Elsewhere(consumer) => consumer.end(),
+            Keeper::Here(path) => unmount_now(path, UnmountFlags::empty()).expect("the bind"),
+        }
+    }
+}
+
 struct Life<'w> {
     w: &'w mut World,
     client: Client,
@@ -49,7 +100,9 @@ impl Life<'_> {
     async fn volume(&mut self, number: usize) {
         let (plugin, volume) = (self.dice.of(&["p", "q"]), format!("elsewhere-{number}"));
         let start = self.dice.of(&STARTS);
-        let cell = format!("unmount with a writer elsewhere, from {}", start.unwrap_or("before"));
+        let is_here = self.dice.once_in(2);
+        let what = if is_here { "a bind here" } else { "a writer elsewhere" };
+        let cell = format!("unmount with {what}, from {}", start.unwrap_or("before"));
         let options = of_plugin(plugin, &volume);
         let source = mounted(&self.client, "one", options.clone()).await;
         let inside = self.w.path(&format!("inside-{number}"));
@@ -61,7 +114,7 @@ impl Life<'_> {
         let (answer, writer);
         match start {
             None => {
-                writer = Consumer::writer(&source, &inside);
+                writer = Keeper::new(is_here, &source, &inside);
                 arm(self.w, &edge);
                 answer = asking.await;
             }
@@ -71,13 +124,13 @@ impl Life<'_> {
                 arm(self.w, &format!("{name}.held"));
                 let asked = tokio::spawn(asking);
                 eventually("csid is held", async || held.exists()).await;
-                writer = Consumer::writer(&source, &inside);
+                writer = Keeper::new(is_here, &source, &inside);
                 arm(self.w, &edge);
                 answer = asked.await.expect("the caller");
             }
         }
         if answer.is_ok() {
-            self.wrong(&format!("{volume} was unmounted while in use by {}", writer.pid()));
+            self.wrong(&format!("{volume} was unmounted while in use by {}", writer.name()));
         }
         for _ in 0..=self.dice.below(KILLS) {
             self.comes_back(&cell).await;
@@ -87,7 +140,7 @@ impl Life<'_> {
         }
         self.comes_back(&cell).await;
         self.is_refused(&volume, &options, &writer).await;
-        self.writes(&inside, &writer).await;
+        writer.writes(&inside).await;
 
         writer.end();
         eventually("the volume is unmounted", async || unmount(&self.client, &volume, "one").await.is_ok())
@@ -111,28 +164,23 @@ impl Life<'_> {
     }
 
     /// Checks that no other consumer gets the volume, and that it stays mounted. csid may be killed meanwhile.
-    async fn is_refused(&mut self, volume: &str, options: &MountOptions, writer: &Consumer) {
+    async fn is_refused(&mut self, volume: &str, options: &MountOptions, writer: &Keeper) {
         match mount(&self.client, "two", options.clone()).await {
-            Ok(_) => self.wrong(&format!("{volume} has two writers, {} and two", writer.pid())),
+            Ok(_) => self.wrong(&format!("{volume} has two writers, {} and two", writer.name())),
             Err(Error::Csid(error)) => {
                 assert!(matches!(error.kind, Kind::ClaimConflict | Kind::Busy | Kind::Uncertain), "{error}");
-                self.report.count("mounts refused with a writer elsewhere".to_owned());
+                let what = match writer {
+                    Keeper::Elsewhere(_) => "a writer elsewhere",
+                    Keeper::Here(_) => "a bind here",
+                };
+                self.report.count(format!("mounts refused with {what}"));
             }
             Err(Error::Disconnected(_)) => {}
             Err(other) => panic!("{volume}: {other}"),
         }
         if unmount(&self.client, volume, "one").await.is_ok() {
-            self.wrong(&format!("{volume} was unmounted while in use by {}", writer.pid()));
+            self.wrong(&format!("{volume} was unmounted while in use by {}", writer.name()));
         }
-    }
-
-    /// The writer has its mount and goes on.
-    async fn writes(&self, inside: &Path, writer: &Consumer) {
-        assert!(writer.mounts().contains(inside.to_str().expect("UTF-8")), "it has its mount");
-        let file = format!("/proc/{}/root{}/elsewhere", writer.pid(), inside.display());
-        let length = || std::fs::metadata(&file).expect("the file that it writes").len();
-        let before = length();
-        eventually("it writes", async || length() > before).await;
     }
 
     fn wrong(&self, what: &str) -> ! {

@@ -2,7 +2,7 @@
 //! undoes and finishes them; one volume in flight and many, of each kind, the plugin answering, failing, hanging, dying, late, serving
 //! one call at a time, counting publishes and leaving mounts behind.
 //! Then csid starts again, and what it owes its clients is looked at (`site`). The same of volumes that are registered, claimed
-//! and attached (`registered`), of volumes that another mount namespace writes to (`elsewhere`), and of volumes next to others
+//! and attached (`registered`), of volumes that another mount namespace writes to or an administrator has bound (`elsewhere`), and of volumes next to others
 //! whose file systems hang (`hung`).
 //!
 //! `CSID_KILLS` is how many kills there are at least, `CSID_SEED` repeats a run, and with `CSID_CHAPTER` only one world of it.
