@@ -252,7 +252,7 @@ pub(super) fn search(
         found.retain(|(_, found)| !search.goes_along(found, &masters));
     }
     let wanted = found.iter().map(|(namespace, _)| *namespace).chain(unsearched.iter().copied());
-    let holders = holders(wanted.collect(), known)?;
+    let holders = holders(wanted.collect(), known, TO_NAME)?;
     let mut answers = search.answers(found.into_iter().filter_map(|(namespace, mut found)| {
         found.copy.holder = *holders.get(&namespace)?;
         Some(found)
@@ -342,8 +342,13 @@ fn in_namespaces(
 /// The time to find processes of the namespaces that an answer names.
 const TO_NAME: Duration = Duration::from_secs(2);
 
-/// Returns what has each of the namespaces, by the namespace's id. A namespace that is gone has no entry.
-fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Holder>> {
+/// Returns what has each of the namespaces, by the namespace's id. A namespace that is gone has no entry. One whose process is not found
+/// in `time` is its own holder.
+pub(super) fn holders(
+    mut wanted: BTreeSet<u64>,
+    known: &Known,
+    time: Duration,
+) -> Result<BTreeMap<u64, Holder>> {
     let mut holders = BTreeMap::new();
     if wanted.is_empty() {
         return Ok(holders);
@@ -361,7 +366,7 @@ fn holders(mut wanted: BTreeSet<u64>, known: &Known) -> Result<BTreeMap<u64, Hol
     // A holder that cannot be named as a process is named as a namespace.
     let all = processes().unwrap_or_default();
     // A user may have many processes and threads, and a name is not worth more time.
-    let end = Instant::now() + TO_NAME;
+    let end = Instant::now() + time;
     let is_late = || Instant::now() >= end;
     let is_done = all.iter().any(|process| note(*process, first_id(*process)) || is_late());
     if !is_done {

@@ -195,6 +195,52 @@ mod tests {
     }
 
     #[test]
+    fn holder_that_is_not_found_in_time_is_a_namespace() {
+        apart("host::search::tests::holder_that_is_not_found_in_time_is_a_namespace", || {
+            let copy = Consumer::new("private", "");
+            let mut known = Known::default();
+            both(&[question(&[])], &mut known);
+            let all = || statmount::namespaces().unwrap().1.into_iter().collect();
+            let holders = |time| namespace_tables::holders(all(), &known, time).unwrap();
+            let named = holders(Duration::from_secs(60));
+            let of_copy = |(_, holder): &(&u64, &Holder)| **holder == Holder::Process(copy.0.id());
+            let (namespace, _) = named.iter().find(of_copy).unwrap();
+            assert!(matches!(holders(Duration::ZERO)[namespace], Holder::Namespace(_)));
+        });
+    }
+
+    /// Every user may mount at a path that is longer than an answer of the kernel may be.
+    #[test]
+    fn copy_at_too_long_a_path_counts() {
+        apart("host::search::tests::copy_at_too_long_a_path_counts", || {
+            let (ready, is_ready) = std::sync::mpsc::channel();
+            let (end, is_end) = std::sync::mpsc::channel::<()>();
+            let thread = std::thread::spawn(move || {
+                use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
+                let apart = rustix::thread::UnshareFlags::FS | rustix::thread::UnshareFlags::NEWNS;
+                // SAFETY: only the working directory and the mounts of this thread are its own now.
+                unsafe { rustix::thread::unshare_unsafe(apart) }.unwrap();
+                mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+                rustix::process::chdir("/mnt/other").unwrap();
+                let name = "x".repeat(250);
+                for _ in 0..40 {
+                    std::fs::create_dir(&name).unwrap();
+                    rustix::process::chdir(&name).unwrap();
+                }
+                mount_bind(VOLUME, ".").unwrap();
+                unmount(VOLUME, UnmountFlags::empty()).unwrap();
+                ready.send(()).unwrap();
+                let _ = is_end.recv();
+            });
+            is_ready.recv().unwrap();
+            let [listed, _] = both(&[question(&[])], &mut Known::default());
+            assert_eq!(listed, [vec![MountElsewhere::unsearched(Holder::Process(std::process::id()))]]);
+            drop(end);
+            thread.join().unwrap();
+        });
+    }
+
+    #[test]
     fn namespaces_without_a_process_are_named_at_once() {
         apart("host::search::tests::namespaces_without_a_process_are_named_at_once", || {
             const MANY: usize = 300;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use csid_client::{AccessMode, Client, Kind, MountOptions, ReleaseOptions, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::elsewhere::Consumer;
+use csid_tests::fault::Fault;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
@@ -126,6 +127,28 @@ fn bind_between_two_publishes_is_not_the_plugins() {
         is_refused(w, &client, &bound, "two", &two).await;
         drop(bound);
         unmount(&client, "v", "two").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn mounts_of_a_failed_publish_are_the_plugins() {
+    world(async |w| {
+        let fault = Fault::of(w);
+        let client = running(w).await;
+        let one = mounted(&client, "one", shared("v")).await;
+        w.plugin("p").rules([Rule::once("NodePublishVolume", Act::Fail(3))]);
+        fault.arm("NodePublishVolume.held");
+        let (failed, left) = tokio::join!(mount(&client, "two", shared("v")), async {
+            fault.reached("NodePublishVolume").await;
+            // As a plugin does that leaves what it mounted.
+            let left = Bound::at(w, "driver", &one);
+            fault.disarm();
+            left
+        });
+        assert_eq!(refusal(failed).0, Kind::PluginError);
+        unmount(&client, "v", "one").await.expect("no consumer has the plugin's mount");
+        drop(left);
         w.nothing_left(&client).await;
     });
 }

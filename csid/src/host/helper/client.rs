@@ -502,6 +502,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn call_without_a_second_place_leaves_no_room() {
+        let inner = Helper::of_threads().0;
+        let all = inner.quick.places.acquire_many(QUICK as u32).await.unwrap();
+        let own = Room::new(QUICK_EACH);
+        inner.quick_each.lock().unwrap().insert("p".to_owned(), Arc::clone(&own));
+        assert!(inner.enter("p", Some(Duration::from_millis(10))).await.is_err());
+        assert_eq!(
+            own.left.load(Ordering::Relaxed),
+            0,
+            "a call that waits for this room would go on waiting"
+        );
+        assert_eq!(own.places.available_permits(), QUICK_EACH);
+        drop(all);
+        drop(inner.enter("p", Some(Duration::from_millis(10))).await.ok().unwrap());
+        assert_eq!(own.left.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test]
     async fn dropped_tree_is_closed_by_a_worker() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("socket");
