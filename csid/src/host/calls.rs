@@ -330,6 +330,12 @@ impl Host {
         self.remove_by_helper(root, path, false, true).await
     }
 
+    /// Removes a path as [`Self::remove`] does, unless many of these calls hang. Any user may mount there in a namespace of its own. The
+    /// kernel unmounts that, and its server may hold that up.
+    pub async fn remove_reachable(&self, root: &Path, path: &Path) -> Result<bool, HostError> {
+        self.remove_by_helper(root, path, false, false).await
+    }
+
     async fn remove_by_helper(
         &self,
         root: &Path,

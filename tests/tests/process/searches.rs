@@ -10,7 +10,7 @@ use csid_tests::ask::*;
 use csid_tests::elsewhere::Consumer;
 use csid_tests::held::SearchBy;
 use csid_tests::hung::Op;
-use csid_tests::kernel::Loop;
+use csid_tests::kernel::{self, Loop};
 use csid_tests::world::{SOON, World, eventually, refusal, world};
 use rustix::mount::{UnmountFlags, unmount as kernel_unmount};
 use rustix::process::{Pid, Signal, kill_process};
@@ -174,6 +174,48 @@ fn search_that_hangs_keeps_no_other_namespace() {
         let search = hang_a_search(w, &client, "disk").await;
         mounted(&client, "job", inline("other")).await;
         restart_while_hung(w, client, copy, search).await;
+    });
+}
+
+/// Any user may mount at a directory above the consumers' path, in a namespace of its own. The kernel unmounts that with the directory.
+#[test]
+fn foreign_mount_at_csids_path_holds_up_no_csid() {
+    let _alone = alone();
+    world(async |w| {
+        let client = running(w).await;
+        w.hang("p", "NodeStageVolume");
+        w.plugin("p").honest();
+        let source = mounted(&client, "job", inline("v")).await;
+        let (disk, at) = (disk(w, "image"), w.path("disk"));
+        fs::create_dir(&at).unwrap();
+        w.hung().mount_disk("disk", &disk.device, &at);
+        let _user = Consumer::bind(&at, source.parent().unwrap(), "private");
+        kernel_unmount(&at, UnmountFlags::DETACH).unwrap();
+        w.hung().hold_of("disk", &[Op::Destroy]);
+
+        let begun = Instant::now();
+        unmount(&client, "v", "job").await.unwrap();
+        w.hung().hangs("disk").await;
+        assert!(!source.parent().unwrap().exists());
+        mounted(&client, "job", inline("other")).await;
+        assert_eq!(mounted(&client, "job", inline("v")).await, source, "the path does not hang");
+        assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
+        drop(client);
+        w.kill();
+        assert_eq!(holders(&w.path("state/journal")), [], "of a killed csid");
+        let client = w.start().await;
+        for volume in ["v", "other"] {
+            unmount(&client, volume, "job").await.unwrap();
+        }
+        assert_eq!(w.hung().held_of("disk"), [Op::Destroy]);
+        w.hung().release();
+        drop(disk);
+        eventually("the disk is free", async || {
+            let image = w.path("image").display().to_string();
+            !kernel::loops().unwrap().iter().any(|line| line.contains(&image))
+        })
+        .await;
+        w.nothing_left(&client).await;
     });
 }
 

@@ -466,7 +466,10 @@ impl Connection {
 
 /// Returns the path that names an unanswered call.
 pub(in crate::host) fn hung_at(request: &HelperRequest) -> &Path {
-    request.paths().pop().unwrap_or(Path::new("/"))
+    match request {
+        HelperRequest::RemoveOrphan { path, .. } => path,
+        request => request.paths().pop().unwrap_or(Path::new("/")),
+    }
 }
 
 #[cfg(test)]

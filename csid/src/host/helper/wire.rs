@@ -148,8 +148,10 @@ impl HelperRequest {
             | HelperRequest::InUse { path }
             | HelperRequest::CheckTarget { target: path, .. }
             | HelperRequest::Resolve { directory: path }
-            | HelperRequest::RemoveOrphan { path, .. } => vec![path],
-            HelperRequest::IsHeld { .. }
+            | HelperRequest::RemoveOrphan { path, ours: true, .. } => vec![path],
+            // What holds up a removal is in another namespace. Calls at the path do not hang with it.
+            HelperRequest::RemoveOrphan { ours: false, .. }
+            | HelperRequest::IsHeld { .. }
             | HelperRequest::Holders { .. }
             | HelperRequest::Search
             | HelperRequest::Close

@@ -147,8 +147,9 @@ pub(in crate::volume) async fn clear_the_way(
         Look::Missing => true,
         // The directory is left from a time when the volume could have several users, or could not.
         Look::Plain | Look::Device { .. } => {
-            host.remove(base, own)?
-                || (host.remove(base, &own.join(paths::VOLUME))? && host.remove(base, own)?)
+            host.remove_reachable(base, own).await?
+                || (host.remove_reachable(base, &own.join(paths::VOLUME)).await?
+                    && host.remove_reachable(base, own).await?)
         }
         Look::Mounted { .. } | Look::Dead(_) | Look::Hung => false,
     };
@@ -550,8 +551,9 @@ impl EffectContext<'_> {
         self.force >= Force::Dead || self.mount.status.healing
     }
 
-    /// Removes a path that csid made, if it is empty. Where another namespace has a mount there, the kernel unmounts it with the path, and
-    /// its server may not answer. So the helper removes what csid has not searched for.
+    /// Removes a path at which the plugin published, if it is empty. Where another namespace has a mount there, the kernel unmounts it with
+    /// the path, and its server may not answer. Only root reaches the path, and csid has searched for copies of the volume. So the helper
+    /// removes it only where csid has not searched.
     async fn remove(&self, path: &Path) -> Result<bool, HostError> {
         match self.is_unsearched() {
             true => self.host.remove_unsearched(self.base, path).await,

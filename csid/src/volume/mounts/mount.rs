@@ -760,9 +760,11 @@ impl Executor<'_> {
             let Some(below) = below else { continue };
             // The kernel unmounts copies of other namespaces at the path. A forced removal has not searched for these, so the helper
             // makes it.
+            let host = &self.shared.host;
             let removed = match self.force >= Force::Dead {
-                true => self.shared.host.remove_unsearched(below, path).await,
-                false => self.shared.host.remove(below, path),
+                true => host.remove_unsearched(below, path).await,
+                false if below.ends_with(paths::PUBLISH) => host.remove_reachable(below, path).await,
+                false => host.remove(below, path),
             };
             if let Err(error) = removed {
                 tracing::warn!(path = %path.display(), %error, "cannot remove a directory that is no longer used");
