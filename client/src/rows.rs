@@ -444,6 +444,8 @@ row! { "kebab-case",
         next_try: u64,
         /// csid's steps for the volume, and other facts, for people.
         steps: Vec<String>,
+        /// The steps of the last mount, each with its duration in microseconds. Empty: csid knows none.
+        timings: Vec<(String, u64)>,
     }
 }
 

@@ -161,6 +161,7 @@ pub fn event(event: &Event) -> String {
         .details
         .iter()
         .map(|(key, value)| match csid_client::json(value) {
+            Value::String(text) if key == "timings" => format!("{key}={}", json!(timings(&text))),
             Value::String(text) if text.contains(' ') => format!("{key}={}", json!(text)),
             Value::String(text) => format!("{key}={text}"),
             other => format!("{key}={other}"),
@@ -176,6 +177,14 @@ pub fn event(event: &Event) -> String {
         details.join(" ")
     );
     plain(line.trim_end())
+}
+
+/// Returns the steps in the detail `timings`, which is JSON. Other text stays as it is.
+fn timings(text: &str) -> String {
+    match serde_json::from_str::<Vec<(String, u64)>>(text) {
+        Ok(steps) => volume::timings(&steps),
+        Err(_) => text.to_owned(),
+    }
 }
 
 pub fn event_json(event: &Event) -> String {
@@ -261,6 +270,12 @@ operations: 0
         let report = ReconcileReport { adopted: vec!["a".into(), "b".into()], ..ReconcileReport::default() };
         let text = Status { damaged: Some(report), ..status }.text();
         assert!(text.contains("journal: damaged: ") && text.contains("(2 to be recorded)"), "{text}");
+    }
+
+    #[test]
+    fn timings_of_an_event_are_in_milliseconds() {
+        assert_eq!(timings(r#"[["queued",12],["publish",812400]]"#), "queued 0.0 ms, publish 812.4 ms");
+        assert_eq!(timings("of a later csid"), "of a later csid");
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::plugin::{PluginView, Plugins, RpcCount, code_name};
 use crate::store::registry::Registry as VolumeRegistry;
 use crate::store::rows::Phase;
 use crate::store::{Durability, Store};
-use crate::volume::Volumes;
+use crate::volume::{OperationKind, Volumes};
 
 /// A journal that takes longer is left out of the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -80,6 +80,7 @@ impl Sources {
             claims,
             operations,
             begun,
+            steps: self.volumes.operation_steps(),
             commits: [("disk", Durability::Disk), ("process", Durability::Process)]
                 .map(|(word, durability)| (word, counts.commits(durability))),
             events: counts.events(),
@@ -97,6 +98,7 @@ struct Seen {
     claims: Option<BTreeMap<String, u64>>,
     operations: BTreeMap<&'static str, u64>,
     begun: BTreeMap<&'static str, u64>,
+    steps: BTreeMap<(OperationKind, &'static str), Durations>,
     commits: [(&'static str, Durations); 2],
     events: BTreeMap<String, u64>,
 }
@@ -158,6 +160,11 @@ impl Collector for Seen {
         };
         family.gauges("operations_in_flight", "Operations under way.", kinds(&self.operations))?;
         family.counters("operations", "Operations that were begun.", kinds(&self.begun))?;
+
+        let labels = |kind: OperationKind, step| [("kind", kind.name()), ("step", step)];
+        let steps = self.steps.iter().map(|((kind, step), took)| (labels(*kind, *step), took));
+        let help = "Steps of mounts, restores and unmounts that have ended.";
+        family.histograms("operation_step_duration", help, steps)?;
 
         let commits = self.commits.iter().map(|(durability, took)| ([("durability", *durability)], took));
         let help = "The journal's commits, by what they have to survive: a power cut (disk) or csid's end (process).";

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 /// (room, what it may import of csid besides itself)
 const ROOMS: [(&str, &[&str]); 6] = [
     ("bus", &["config", "error", "names", "plugin", "secret", "store", "system_bus", "volume"]),
-    ("volume", &["backoff", "config", "error", "fault", "host", "names", "plugin", "secret", "store"]),
+    (
+        "volume",
+        &["backoff", "config", "error", "fault", "histogram", "host", "names", "plugin", "secret", "store"],
+    ),
     ("plugin", &["backoff", "config", "error", "histogram", "host", "names", "secret", "store"]),
     ("store", &["error", "histogram"]),
     ("host", &["config", "error", "store", "system_bus"]),
@@ -31,7 +34,7 @@ const OF_VOLUME: [(&str, &[&str]); 21] = [
     ("probe", &["context", "model"]),
     ("submit", &["api", "context", "errors", "operation"]),
     ("executor", &["api", "context", "control", "errors", "model", "operation", "seam"]),
-    ("actor", &["context", "errors", "executor", "model", "operation"]),
+    ("actor", &["api", "context", "errors", "executor", "model", "operation"]),
     ("manager", &["actor", "api", "context", "errors", "model", "operation", "probe"]),
     (
         "mounts",

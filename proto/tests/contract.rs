@@ -84,8 +84,14 @@ fn contract() -> (Vec<String>, Vec<Member>) {
 fn key(line: &str) -> Option<(String, String)> {
     let (key, rest) = line.split_once(" (")?;
     let name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let of_type = rest.split([',', ')']).next()?;
-    let is_type = !of_type.is_empty() && of_type.chars().all(|c| "abdghinoqstuvxy{}".contains(c));
+    // A structure in the type has parentheses of its own.
+    let mut open = 0;
+    let end = rest.find(|c| {
+        open += i32::from(c == '(') - i32::from(c == ')');
+        c == ',' || open < 0
+    })?;
+    let of_type = &rest[..end];
+    let is_type = !of_type.is_empty() && of_type.chars().all(|c| "abdghinoqstuvxy{}()".contains(c));
     (!key.is_empty() && key.chars().all(name) && is_type).then(|| (key.to_owned(), of_type.to_owned()))
 }
 

@@ -171,6 +171,12 @@ pub fn claims<'v>(
     )
 }
 
+/// Returns steps with their durations, which are in microseconds, in milliseconds.
+pub(super) fn timings(steps: &[(String, u64)]) -> String {
+    let timing = |(step, usec): &(String, u64)| format!("{step} {:.1} ms", *usec as f64 / 1_000.0);
+    steps.iter().map(timing).collect::<Vec<_>>().join(", ")
+}
+
 /// Returns the text of an explanation. `next`: the hint.
 pub fn explanation(found: &Explanation, next: String) -> String {
     let waiting_for = if found.waiting_for.is_empty() { "nothing" } else { &found.waiting_for };
@@ -181,6 +187,7 @@ pub fn explanation(found: &Explanation, next: String) -> String {
         ("last error", found.last_error.clone()),
         ("next try", next_try),
         ("steps", found.steps.join(", ")),
+        ("last mount", timings(&found.timings)),
         ("do", next),
     ])
 }

@@ -301,6 +301,7 @@ pub(super) async fn explain(call: Call) -> Answer {
         ("last-error", found.last_error.into()),
         ("next-try", found.next_try_usec.into()),
         ("steps", found.steps.into()),
+        ("timings", found.timings.into()),
     ]);
     call.reply(&(report,))
 }

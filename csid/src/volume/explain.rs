@@ -15,6 +15,7 @@ use crate::volume::api::views::{Explanation, MountView, OperationView};
 use crate::volume::control::declarations::Waits;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
+use crate::volume::events::mount as mount_events;
 use crate::volume::lifecycle::{is_of_file, is_unborn};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
@@ -37,7 +38,7 @@ impl Volumes {
         let under_way: Vec<OperationView> =
             shared.operations.list().into_iter().filter(|of| of.subject == subject).collect();
         let file = shared.records.declarations.file(&name);
-        let failure = self.last_failure(&subject).await?;
+        let (failure, timings) = self.history(&subject).await?;
         if record.is_empty() && mounts.is_empty() && under_way.is_empty() && file.is_none() {
             // An inline volume that is no longer in use has left nothing but its events.
             return failure.ok_or_else(|| VolumeError::NotRegistered { name }.into());
@@ -88,19 +89,23 @@ impl Volumes {
                 explanation.last_error = failure.last_error;
             }
         }
+        explanation.timings = timings;
         Ok(explanation)
     }
 
-    /// Returns the newest event of a volume, if it is a failure or a forgotten mount. `None`: it is neither, or is older than
-    /// [`EVENTS`].
-    async fn last_failure(&self, subject: &str) -> Result<Option<Explanation>> {
+    /// Returns what the last [`EVENTS`] tell of a volume: the newest one, if it is a failure or a forgotten mount, and how long the
+    /// steps of the last mount took.
+    async fn history(&self, subject: &str) -> Result<(Option<Explanation>, Vec<(String, u64)>)> {
         let since = self.shared.store.event_sequence().saturating_sub(EVENTS);
         let (events, _) = self.shared.store.events(since, EVENTS as u32).await?;
-        Ok(events.iter().rev().find(|event| event.subject == subject).and_then(failed))
+        let mut of_volume = events.iter().rev().filter(|event| event.subject == subject).peekable();
+        let failure = of_volume.peek().and_then(|event| failed(event));
+        let timings = of_volume.map(mount_events::timings).find(|timings| !timings.is_empty());
+        Ok((failure, timings.unwrap_or_default()))
     }
 }
 
-/// The number of latest events that are searched for a failure.
+/// The number of latest events that are searched for a failure, and for the last mount.
 const EVENTS: u64 = 1000;
 
 fn failed(event: &Event) -> Option<Explanation> {

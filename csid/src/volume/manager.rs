@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::{Config, Directories};
 use crate::error::{Error, Result};
+use crate::histogram::Durations;
 use crate::host::{Host, Look, TargetFd};
 use crate::plugin::Plugins;
 use crate::store::registry::VolumeName;
@@ -155,6 +156,11 @@ impl Volumes {
     /// Returns how many operations of each kind have begun since csid's start.
     pub fn operations_begun(&self) -> BTreeMap<OperationKind, u64> {
         self.shared.operations.begun()
+    }
+
+    /// Returns how long each step of the mounts, restores and unmounts that have ended took, by kind and step.
+    pub fn operation_steps(&self) -> BTreeMap<(OperationKind, &'static str), Durations> {
+        self.shared.operations.steps()
     }
 
     /// Returns the uids that own a mount, or all mounts of its consumer. They decide which action to authorise.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
+use csid_client::CallOptions;
 use csid_tests::ask::*;
 use csid_tests::raw;
 use csid_tests::script::{Act, Rule};
@@ -61,7 +62,8 @@ async fn samples(socket: &Path) -> BTreeMap<String, f64> {
         let labels = sample.strip_prefix(name).unwrap();
         for label in labels.trim_matches(['{', '}']).split(',').filter(|label| !label.is_empty()) {
             let (key, value) = label.split_once('=').expect("a label");
-            let known = ["plugin", "rpc", "code", "state", "kind", "type", "durability", "le", "version"];
+            let known =
+                ["plugin", "rpc", "code", "state", "kind", "step", "type", "durability", "le", "version"];
             assert!(known.contains(&key) && value.starts_with('"') && value.ends_with('"'), "{line}");
         }
         let value: f64 = value.parse().expect("a number");
@@ -72,6 +74,39 @@ async fn samples(socket: &Path) -> BTreeMap<String, f64> {
 
 fn of(samples: &BTreeMap<String, f64>, sample: &str) -> f64 {
     *samples.get(sample).unwrap_or_else(|| panic!("no {sample} in {samples:#?}"))
+}
+
+/// A slow publish shows in the event, in the explanation and in the metrics.
+#[test]
+fn mount_has_the_time_of_each_step() {
+    const SLOW: u64 = 300_000;
+    world(async |w| {
+        let client = running(w).await;
+        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Delay(SLOW / 1_000))]);
+        mounted(&client, "job", inline("v")).await;
+        unmount(&client, "v", "job").await.unwrap();
+        mounted(&client, "job", inline("v")).await;
+        let explained = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap().timings;
+        let names: Vec<_> = explained.iter().map(|(step, _)| step.as_str()).collect();
+        let due = ["queued", "waiting for plugin", "verify", "intent", "stage", "publish", "deliver"];
+        assert_eq!(names, due, "in the order of the steps, without the commit");
+        let took = |step: &str| explained.iter().find(|(of, _)| of == step).unwrap().1;
+        assert!(took("publish") >= SLOW && took("stage") < took("publish"), "{explained:?}");
+        let last = events(&client, 0).await.into_iter().rfind(|event| event.kind == "mount").unwrap();
+        let of_event: Vec<(String, u64)> = serde_json::from_str(&detail(&last, "timings")).unwrap();
+        assert_eq!(of_event, explained);
+
+        let samples = samples(&w.path("run/metrics.sock")).await;
+        let step = |kind: &str, step: &str, part: &str| {
+            let labels = format!(r#"kind="{kind}",step="{step}""#);
+            of(&samples, &format!("csid_operation_step_duration_seconds_{part}{{{labels}}}"))
+        };
+        assert_eq!((step("mount", "publish", "count"), step("unmount", "unpublish", "count")), (2.0, 1.0));
+        assert!(step("mount", "publish", "sum") >= 2.0 * SLOW as f64 / 1e6);
+        assert_eq!(step("mount", "commit", "count"), 2.0);
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
 }
 
 #[test]

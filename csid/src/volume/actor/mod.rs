@@ -17,6 +17,7 @@ use crate::fault;
 use crate::store::registry::{Claim, RegistryError};
 use crate::store::rows::{MountRow, Phase, VolumeKey};
 use crate::volume::actor::operation::Operation;
+use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::context::Context;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::executor::Executor;
@@ -433,6 +434,11 @@ impl VolumeActor {
             self.settle_pause = SETTLE.0;
             self.settle_at = Instant::now() + if result.is_ok() { Duration::ZERO } else { SETTLE.0 };
         }
+        if let kind @ (OperationKind::Mount | OperationKind::Restore | OperationKind::Unmount) =
+            current.work.kind()
+        {
+            self.shared.operations.count_steps(kind, &current.step);
+        }
         fault::around("answer", async { current.answer(&self.key, result) }).await;
     }
 
@@ -587,7 +593,6 @@ mod tests {
     use crate::host::Host;
     use crate::plugin::Plugins;
     use crate::store::Store;
-    use crate::volume::api::operation_kind::OperationKind;
     use crate::volume::api::requests::{Authority, Unmounting};
     use crate::volume::manager::Volumes;
     use crate::volume::model::step::tests::begun;

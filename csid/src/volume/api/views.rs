@@ -86,6 +86,8 @@ pub struct Explanation {
     /// The time of the next retry in microseconds since 1970. 0: none is due.
     pub next_try_usec: u64,
     pub steps: Vec<String>,
+    /// The steps of the last mount, each with its duration in microseconds. Empty: none is known.
+    pub timings: Vec<(String, u64)>,
 }
 
 /// The result of recovery, for the status line and the log.

@@ -1,11 +1,13 @@
 //! Events about mounts.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
-use crate::error::Error;
+use crate::error::{Error, Step};
 use crate::store::event_kind::EventKind;
 use crate::store::registry::VolumeName;
-use crate::store::rows::{EventDetails, MountKey, MountRow, NewEvent};
+use crate::store::rows::{Event, EventDetails, MountKey, MountRow, NewEvent};
 use crate::volume::errors::mount::MountError;
 use crate::volume::model::volume::Volume;
 
@@ -49,6 +51,22 @@ pub(in crate::volume) fn ended(
     details.insert("uid", Value::from(row.uid));
     details.insert("plugin", Value::from(row.volume.plugin.clone()));
     Some(NewEvent { kind, subject: VolumeName::of(&row.key).to_string(), details })
+}
+
+const TIMINGS: &str = "timings";
+
+/// Notes how long the steps of a mount took until its commit, as a list of pairs of a step and its microseconds.
+pub(in crate::volume) fn note_timings(event: &mut NewEvent, timings: &[(&'static str, Duration)]) {
+    let usec = |took: &Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+    let list = timings.iter().filter(|(step, _)| *step != Step::Commit.name());
+    let list = list.map(|(step, took)| Value::from(vec![Value::from(*step), Value::from(usec(took))]));
+    event.details.insert(TIMINGS, list.collect());
+}
+
+/// Returns what [`note_timings`] noted. Empty: the event has no timings.
+pub(in crate::volume) fn timings(event: &Event) -> Vec<(String, u64)> {
+    let list = event.details.get(TIMINGS).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    list.iter().filter_map(|one| Some((one[0].as_str()?.to_owned(), one[1].as_u64()?))).collect()
 }
 
 /// Logs a failure. A success is an event.

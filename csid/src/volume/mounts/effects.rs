@@ -21,6 +21,7 @@ use crate::volume::lifecycle::known_id;
 use crate::volume::model::paths;
 use crate::volume::model::subject::Subject;
 use crate::volume::model::volume::{Action, Outcome, Volume};
+use crate::volume::operation::table::Progress;
 use crate::volume::probe::STALE;
 
 /// Reason why an effect did not succeed.
@@ -184,6 +185,7 @@ pub(in crate::volume) struct EffectContext<'a> {
     pub(in crate::volume) target_root: Result<PathBuf, Error>,
     /// Descriptor of the target, from the operation's caller. `None`: the caller passed none.
     pub(in crate::volume) target_fd: Option<&'a TargetFd>,
+    pub(in crate::volume) progress: &'a Progress,
     /// State of the leg before the effect.
     pub(in crate::volume) from: Leg,
     pub(in crate::volume) force: Force,
@@ -305,6 +307,7 @@ impl EffectContext<'_> {
             Outcome::NotSent => EffectFailure { outcome: Outcome::Failed, ..failure },
             _ => failure,
         };
+        self.progress.set_part("deliver");
         fault::around("deliver", self.deliver()).await.map_err(changed)
     }
 

@@ -409,6 +409,7 @@ impl Executor<'_> {
                         Ok(()) => self.note_backing(&effect).await,
                         Err(error) => Err(EffectFailure::nothing_done(error)),
                     };
+                    self.operation.step.set_part("intent");
                     fault::around("intent", self.rows.intend(&self.shared.store, &effect)).await?;
                     drop(held.take());
                     let performed = match noted {
@@ -465,7 +466,10 @@ impl Executor<'_> {
                     self.operation.step.decide();
                     let is_healed = self.rows.written(key).is_some_and(|row| row.status.healing);
                     let kind = if is_healed { EventKind::MountHealed } else { EventKind::Mount };
-                    let event = mount_events::ended(kind, self.row(key), None);
+                    let mut event = mount_events::ended(kind, self.row(key), None);
+                    if let Some(event) = &mut event {
+                        mount_events::note_timings(event, &self.operation.step.timings());
+                    }
                     return self.persist(Durability::Disk, event).await;
                 }
                 Next::Gone | Next::Rest => return self.ended(key, why, purpose).await,
@@ -671,6 +675,7 @@ impl Executor<'_> {
             processes: self.shared.plugins.processes(&self.rows.volume().row.key.plugin),
             target_root,
             target_fd: self.target_fd.as_deref(),
+            progress: &self.operation.step,
             from: effect.from,
             force: self.force,
             searched: self.searched.as_ref(),

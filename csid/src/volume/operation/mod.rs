@@ -8,3 +8,4 @@ pub(in crate::volume) mod places;
 pub(in crate::volume) mod request;
 pub(in crate::volume) mod running;
 pub(in crate::volume) mod table;
+pub(in crate::volume) mod timeline;

@@ -4,22 +4,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::Notify;
 
 use crate::error::{Details, Error, Kind, Result, Step};
+use crate::histogram::{Durations, Histogram};
 use crate::store::registry::VolumeName;
 use crate::store::rows::{MountKey, VolumeKey};
 use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{Authority, Wait};
 use crate::volume::api::views::OperationView;
 use crate::volume::model::subject::Subject;
+use crate::volume::operation::timeline::Timeline;
 
 /// The current step of an operation, written by its executor and read by listings.
 #[derive(Clone)]
 pub(in crate::volume) struct Progress {
-    step: Arc<Mutex<Step>>,
+    timeline: Arc<Mutex<Timeline>>,
     decided: Arc<AtomicBool>,
     unasked: Arc<AtomicBool>,
     yielded: Arc<AtomicBool>,
@@ -31,7 +33,7 @@ pub(in crate::volume) struct Progress {
 impl Progress {
     pub(in crate::volume) fn new() -> Self {
         Progress {
-            step: Arc::new(Mutex::new(Step::Queued)),
+            timeline: Arc::new(Mutex::new(Timeline::new(Step::Queued))),
             decided: Arc::default(),
             unasked: Arc::default(),
             yielded: Arc::default(),
@@ -40,12 +42,26 @@ impl Progress {
         }
     }
 
+    fn timeline(&self) -> MutexGuard<'_, Timeline> {
+        self.timeline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(in crate::volume) fn set(&self, step: Step) {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
+        self.timeline().set(step);
     }
 
     pub(in crate::volume) fn get(&self) -> Step {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
+        self.timeline().step()
+    }
+
+    /// Begins a part of the current step that is timed by itself.
+    pub(in crate::volume) fn set_part(&self, part: &'static str) {
+        self.timeline().set_part(part);
+    }
+
+    /// Returns how long each step has taken, in the order of the steps.
+    pub(in crate::volume) fn timings(&self) -> Vec<(&'static str, Duration)> {
+        self.timeline().timings()
     }
 
     /// Notes the last error of the plugin, which is called again.
@@ -157,6 +173,8 @@ struct Table {
     entries: BTreeMap<u64, Entry>,
     /// The number of operations begun of each kind.
     begun: BTreeMap<OperationKind, u64>,
+    /// How long the steps of ended operations took.
+    steps: BTreeMap<(OperationKind, &'static str), Histogram>,
     news: Arc<Notify>,
     /// A counter, one more than there are [`Recovering`]s.
     recovering: Arc<()>,
@@ -290,6 +308,19 @@ impl OperationTable {
 
     pub(in crate::volume) fn begun(&self) -> BTreeMap<OperationKind, u64> {
         self.lock().begun.clone()
+    }
+
+    /// Counts the steps of an operation that has ended.
+    pub(in crate::volume) fn count_steps(&self, kind: OperationKind, step: &Progress) {
+        let timings = step.timings();
+        let mut table = self.lock();
+        for (name, took) in timings {
+            table.steps.entry((kind, name)).or_default().record(took);
+        }
+    }
+
+    pub(in crate::volume) fn steps(&self) -> BTreeMap<(OperationKind, &'static str), Durations> {
+        self.lock().steps.iter().map(|(key, steps)| (*key, steps.read())).collect()
     }
 
     /// Waits until the status may have changed since the last return, with or without an event. It has one caller.
