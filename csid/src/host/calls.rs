@@ -320,32 +320,38 @@ impl Host {
     }
 
     /// Removes a path that no row explains, as [`Self::remove`] does. If `ours`, a mount there is unmounted first, unless it is in use.
-    pub async fn remove_orphan(&self, root: &Path, path: &Path, ours: bool) -> Result<bool, HostError> {
-        self.remove_by_helper(root, path, ours, false).await
+    pub async fn remove_orphan(
+        &self,
+        plugin: &str,
+        root: &Path,
+        path: &Path,
+        ours: bool,
+    ) -> Result<bool, HostError> {
+        self.remove_by_helper(plugin, root, path, ours, false).await
     }
 
     /// Removes a path as [`Self::remove`] does, also when an earlier call there has hung. The kernel unmounts what other namespaces have
     /// mounted there, and a server may hold that up.
-    pub async fn remove_unsearched(&self, root: &Path, path: &Path) -> Result<bool, HostError> {
-        self.remove_by_helper(root, path, false, true).await
+    pub async fn remove_unsearched(&self, plugin: &str, root: &Path, path: &Path) -> Result<bool, HostError> {
+        self.remove_by_helper(plugin, root, path, false, true).await
     }
 
     /// Removes a path as [`Self::remove`] does, unless many of these calls hang. Any user may mount there in a namespace of its own. The
     /// kernel unmounts that, and its server may hold that up.
-    pub async fn remove_reachable(&self, root: &Path, path: &Path) -> Result<bool, HostError> {
-        self.remove_by_helper(root, path, false, false).await
+    pub async fn remove_reachable(&self, plugin: &str, root: &Path, path: &Path) -> Result<bool, HostError> {
+        self.remove_by_helper(plugin, root, path, false, false).await
     }
 
     async fn remove_by_helper(
         &self,
+        plugin: &str,
         root: &Path,
         path: &Path,
         ours: bool,
         despite_hung: bool,
     ) -> Result<bool, HostError> {
-        let plugin = root.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let (root, path) = (root.to_owned(), path.to_owned());
-        self.within(&plugin, HelperRequest::RemoveOrphan { root, path, ours, despite_hung }).await
+        self.within(plugin, HelperRequest::RemoveOrphan { root, path, ours, despite_hung }).await
     }
 
     pub(super) async fn within<T: DeserializeOwned>(

@@ -497,18 +497,18 @@ fn orphans() {
         let host = Host::of_threads();
         let orphan = tmpfs(root.join("publish/orphan"));
         tmpfs(orphan.clone());
-        assert!(!host.remove_orphan(&root, &orphan, false).await.unwrap());
+        assert!(!host.remove_orphan("p", &root, &orphan, false).await.unwrap());
         let open = File::create(orphan.join("open")).unwrap();
-        let busy = host.remove_orphan(&root, &orphan, true).await;
+        let busy = host.remove_orphan("p", &root, &orphan, true).await;
         assert!(matches!(busy, Err(HostError::Busy { .. })), "{busy:?}");
         assert_eq!(lines(&orphan).len(), 2);
         drop(open);
-        assert!(host.remove_orphan(&root, &orphan, true).await.unwrap());
+        assert!(host.remove_orphan("p", &root, &orphan, true).await.unwrap());
         assert!(!root.join("publish").exists());
         let full = directory(root.join("publish/full"));
         fs::write(full.join("canary"), "alive").unwrap();
         tmpfs(full.clone());
-        assert!(!host.remove_orphan(&root, &full, true).await.unwrap());
+        assert!(!host.remove_orphan("p", &root, &full, true).await.unwrap());
         assert_eq!(fs::read_to_string(full.join("canary")).unwrap(), "alive");
     });
 }

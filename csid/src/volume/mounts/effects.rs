@@ -148,9 +148,9 @@ pub(in crate::volume) async fn clear_the_way(
         Look::Missing => true,
         // The directory is left from a time when the volume could have several users, or could not.
         Look::Plain | Look::Device { .. } => {
-            host.remove_reachable(base, own).await?
-                || (host.remove_reachable(base, &own.join(paths::VOLUME)).await?
-                    && host.remove_reachable(base, own).await?)
+            host.remove_reachable(plugin, base, own).await?
+                || (host.remove_reachable(plugin, base, &own.join(paths::VOLUME)).await?
+                    && host.remove_reachable(plugin, base, own).await?)
         }
         Look::Mounted { .. } | Look::Dead(_) | Look::Hung => false,
     };
@@ -559,7 +559,7 @@ impl EffectContext<'_> {
     /// removes it only where csid has not searched.
     async fn remove(&self, path: &Path) -> Result<bool, HostError> {
         match self.is_unsearched() {
-            true => self.host.remove_unsearched(self.base, path).await,
+            true => self.host.remove_unsearched(self.plugin(), self.base, path).await,
             false => self.host.remove(self.base, path),
         }
     }

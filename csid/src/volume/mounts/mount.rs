@@ -767,8 +767,10 @@ impl Executor<'_> {
             // makes it.
             let host = &self.shared.host;
             let removed = match self.force >= Force::Dead {
-                true => host.remove_unsearched(below, path).await,
-                false if below.ends_with(paths::PUBLISH) => host.remove_reachable(below, path).await,
+                true => host.remove_unsearched(&volume.row.key.plugin, below, path).await,
+                false if below.ends_with(paths::PUBLISH) => {
+                    host.remove_reachable(&volume.row.key.plugin, below, path).await
+                }
                 false => host.remove(below, path),
             };
             if let Err(error) = removed {

@@ -179,7 +179,8 @@ impl Volumes {
             }
             let name = path.file_name().and_then(|name| name.to_str());
             let ours = name.is_some_and(|name| paths::is_ours(name) || name == paths::VOLUME);
-            match self.shared.host.remove_orphan(&root, &path, ours).await {
+            let plugin = root.file_name().unwrap_or_default().to_string_lossy();
+            match self.shared.host.remove_orphan(&plugin, &root, &path, ours).await {
                 Ok(true) => report.orphans.push(text),
                 Ok(false) => report.failed.push(format!("{text}: not empty, or not csid's")),
                 Err(error) => report.failed.push(format!("{text}: {error}")),
