@@ -1,6 +1,8 @@
 //! Paths of a volume's staging and of a mount's publish, below the plugin's root. The names are hashes of csid's own keys. No
 //! string of a caller or plugin becomes part of a path. A lost intent leads to the same path again.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -49,7 +51,9 @@ pub fn publish(volume: &VolumeKey, mount: &MountKey, mode: AccessMode) -> PathBu
 pub fn private(source: &Path) -> Option<PathBuf> {
     let of_volume = of_volume(source)?;
     let own = source.strip_prefix(of_volume).ok()?.iter().next()?;
-    Some(root(source)?.join(PRIVATE).join(of_volume.file_name()?).join(own))
+    let mut path = of_volume.parent()?.parent()?.join(PRIVATE);
+    path.extend([of_volume.file_name()?, own]);
+    Some(path)
 }
 
 /// Returns the source paths whose [`private`] path may be `path`. Empty: `path` is no such path.
@@ -66,12 +70,41 @@ pub fn found_at(path: &Path) -> Vec<PathBuf> {
 /// Returns the directory of all publishes of the volume that is published at `source`. `None`: `source` is not below such a
 /// directory.
 pub fn of_volume(source: &Path) -> Option<&Path> {
-    source.ancestors().find(|path| path.parent().is_some_and(|parent| parent.ends_with(PUBLISH)))
+    let kind = last_of(source.parent()?, &[PUBLISH])?;
+    let rest = bytes(source).get(bytes(kind).len() + 1..)?;
+    let name = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+    Some(part(source, bytes(kind).len() + 1 + name))
 }
 
 /// Returns the plugin's root, below which `source` is published. `None`: `source` is below no directory of publishes.
 pub fn root(source: &Path) -> Option<&Path> {
     of_volume(source)?.parent()?.parent()
+}
+
+/// Returns the directory of stagings or of publishes that `path` is in or that it is. `None`: there is none.
+pub fn kind(path: &Path) -> Option<&Path> {
+    last_of(path, &[STAGING, PRIVATE, PUBLISH])
+}
+
+/// Returns the longest part of `path` that ends with one of these names. The comparison is of bytes, because each mount has some.
+fn last_of<'p>(path: &'p Path, names: &[&str]) -> Option<&'p Path> {
+    let mut left = bytes(path);
+    loop {
+        let slash = left.iter().rposition(|byte| *byte == b'/')?;
+        if names.iter().any(|name| left[slash + 1..] == *name.as_bytes()) {
+            return Some(part(path, left.len()));
+        }
+        left = &left[..slash];
+    }
+}
+
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// Returns the first `length` bytes of a path.
+fn part(path: &Path, length: usize) -> &Path {
+    Path::new(OsStr::from_bytes(&bytes(path)[..length]))
 }
 
 /// Returns whether csid chose `path` to stage or to publish the volume. Any other path belongs to another manager. csid uses
@@ -81,12 +114,13 @@ pub fn is_own(volume: &VolumeKey, path: &Path) -> bool {
         VolumeHandle::Lost { directory } => directory.clone(),
         VolumeHandle::Known(_) | VolumeHandle::Creating { .. } => name(volume),
     };
-    let published = Path::new(PUBLISH).join(&name);
-    let is_private =
-        path.parent().is_some_and(|directory| directory.ends_with(Path::new(PRIVATE).join(&name)));
-    is_private
-        || path.ends_with(Path::new(STAGING).join(&name))
-        || of_volume(path).is_some_and(|directory| directory.ends_with(published))
+    let ends_with = |path: &Path, kind: &str| {
+        let above = bytes(path).strip_suffix(name.as_bytes()).and_then(|rest| rest.strip_suffix(b"/"));
+        above.and_then(|rest| rest.strip_suffix(kind.as_bytes())).is_some_and(|rest| rest.ends_with(b"/"))
+    };
+    ends_with(path, STAGING)
+        || path.parent().is_some_and(|directory| ends_with(directory, PRIVATE))
+        || of_volume(path).is_some_and(|directory| ends_with(directory, PUBLISH))
 }
 
 /// Returns whether `path` is `above` or below it. Both are as csid keeps paths: absolute, without an empty part, `.` or `..`.
@@ -119,7 +153,8 @@ fn digest(parts: &[&str]) -> String {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    let hash = hash.finalize();
+    format!("{:032x}", u128::from_be_bytes(std::array::from_fn(|at| hash[at])))
 }
 
 #[cfg(test)]

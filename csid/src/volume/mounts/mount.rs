@@ -760,9 +760,7 @@ impl Executor<'_> {
         for path in own.chain(staging).map(Path::new).filter(is_own) {
             // A path is …/ROOT/staging/HASH, …/ROOT/private/HASH/HASH, …/ROOT/publish/HASH/HASH, or longer. The directories
             // below ROOT stay, because the next mount needs them again.
-            let kinds = [paths::STAGING, paths::PRIVATE, paths::PUBLISH];
-            let below = path.ancestors().find(|above| kinds.iter().any(|kind| above.ends_with(kind)));
-            let Some(below) = below else { continue };
+            let Some(below) = paths::kind(path) else { continue };
             // The kernel unmounts copies of other namespaces at the path. A forced removal has not searched for these, so the helper
             // makes it.
             let host = &self.shared.host;
