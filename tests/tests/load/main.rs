@@ -1,10 +1,7 @@
-//! csid under load: many callers, many volumes, plugins that hang and die, a client that floods; and a secret that goes through
-//! everything and stays nowhere. Each test prints its figures.
+//! csid under load: many callers, many volumes, plugins that hang and die, a client that floods. Each test prints its figures.
 //! What is compared is measured in one run, alternately; nothing is held against a clock but what must not take for ever.
 
 mod beside;
-mod canary;
-mod canary_controller;
 mod floods;
 mod hung;
 mod killed;

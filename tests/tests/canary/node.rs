@@ -13,11 +13,9 @@ use csid_tests::kernel;
 use csid_tests::raw::{self, MANAGER, MANAGER_PATH, NAME, ROOT, dict, value};
 use csid_tests::script::{Act, Rule};
 use csid_tests::search::Haystack;
-use csid_tests::world::{World, count, eventually};
+use csid_tests::world::{World, count, eventually, world};
 use futures_util::future::join;
 use zbus::{Connection, Variant};
-
-use crate::alone;
 
 pub const SECRET: &str = "c4n4ry>?s3cr3t~4242";
 pub const CONTEXT: &str = "c4n4ry-c0nt3xt-4242";
@@ -255,7 +253,7 @@ pub fn written(w: &World, haystack: &mut Haystack) {
 
 #[test]
 fn canary_is_found_nowhere() {
-    alone(async |w| {
+    world(async |w| {
         w.environment.insert("CSID_LOG".to_owned(), "trace".to_owned());
         fs::write(w.path("credentials").join(CREDENTIAL), format!("{{\"password\":{SECRET:?}}}")).unwrap();
         let bus = Bus::start(w, Policy::Everything).await;

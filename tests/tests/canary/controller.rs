@@ -17,14 +17,13 @@ use csid_tests::dbus::{Bus, Policy};
 use csid_tests::raw::{MANAGER, MANAGER_PATH, NAME, PLUGIN, ROOT};
 use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::search::Haystack;
-use csid_tests::world::{World, count, eventually, within_time};
+use csid_tests::world::{World, count, eventually, within_time, world};
 use futures_util::future::join;
 use serde::Serialize;
 use zbus::wire::Type;
 use zbus::{Connection, Error};
 
-use crate::alone;
-use crate::canary::*;
+use crate::node::*;
 
 const BYTES: u64 = 4 << 20;
 const JOB: &str = "job";
@@ -287,7 +286,7 @@ async fn killed(w: &mut World, bus: &Bus, caller: &Caller) -> usize {
 
 #[test]
 fn canary_through_a_controller_is_found_nowhere() {
-    alone(async |w| {
+    world(async |w| {
         w.environment.insert("CSID_LOG".to_owned(), "trace".to_owned());
         fs::write(w.path("credentials").join(CREDENTIAL), format!("{{\"password\":{SECRET:?}}}")).unwrap();
         let bus = Bus::start(w, Policy::Everything).await;
