@@ -24,6 +24,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use csid_tests::dice::Dice;
 use csid_tests::world::{program, world};
@@ -84,6 +85,7 @@ async fn live(mut site: Site<'_>, chapter: Chapter) {
 
 fn run(number: u64, life: Life, report: &Arc<Report>, seed: u64) {
     let for_world = Arc::clone(report);
+    let (what, begun) = (life.to_string(), Instant::now());
     let lived = std::panic::catch_unwind(move || {
         world(async move |w| {
             let dice = Dice::new(seed, number);
@@ -98,6 +100,7 @@ fn run(number: u64, life: Life, report: &Arc<Report>, seed: u64) {
             }
         });
     });
+    report.took(begun.elapsed().as_secs(), format!("chapter {number}, {what}"));
     if lived.is_err() {
         let kills = report.numbers().kills;
         report.failed(format!(

@@ -9,6 +9,9 @@ use serde::Serialize;
 /// The CSI rules that apply to volumes with a controller.
 const RULES: [u8; 14] = [18, 20, 21, 22, 23, 24, 25, 26, 27, 31, 32, 33, 35, 39];
 
+/// The report names this number of the slowest chapters.
+const SLOWEST: usize = 20;
+
 /// Ways to break a promise; each is a number of the report that has to be 0.
 #[derive(Clone, Copy, Debug)]
 pub enum Broken {
@@ -45,6 +48,8 @@ struct Found {
     counts: BTreeMap<String, u64>,
     /// How often the witnesses had something to look at, by rule.
     rules: BTreeMap<u8, u64>,
+    /// The seconds of each chapter.
+    chapters: Vec<(u64, String)>,
     failures: Vec<String>,
 }
 
@@ -98,6 +103,10 @@ impl Report {
         });
     }
 
+    pub fn took(&self, seconds: u64, chapter: String) {
+        self.change(|found| found.chapters.push((seconds, chapter)));
+    }
+
     pub fn failed(&self, what: String) {
         self.change(|found| found.failures.push(what));
     }
@@ -124,6 +133,10 @@ impl Report {
             }
             for (rule, times) in &found.rules {
                 writeln!(out, "    {times:>6} looks at CSI rule {rule}").expect("stderr");
+            }
+            found.chapters.sort();
+            for (seconds, chapter) in found.chapters.iter().rev().take(SLOWEST) {
+                writeln!(out, "    {seconds:>6} s, {chapter}").expect("stderr");
             }
             writeln!(out, "{json}").expect("stderr");
             assert!(

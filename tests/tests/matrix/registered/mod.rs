@@ -48,6 +48,7 @@ const THINGS: [Thing; 6] = [
     Thing::Attachment { node: "node-2" },
 ];
 
+#[derive(Debug)]
 pub enum Chapter {
     /// One volume. csid is killed at each edge of its way.
     EveryEdge,
@@ -81,7 +82,7 @@ pub fn matrix() -> Vec<Chapter> {
     let mut chapters = vec![Chapter::EveryEdge];
     chapters.extend(cells.map(|(flight, plugin)| Chapter::AnyEdge(flight, plugin, 12)));
     chapters.extend([Plugin::Late, Plugin::Serial].map(|plugin| Chapter::AnyEdge(8, plugin, 6)));
-    chapters.extend([1, 8, 1, 8].map(|volumes| Chapter::Clients(Setting::Usual, volumes, 30)));
+    chapters.extend(FLIGHTS.map(|volumes| Chapter::Clients(Setting::Usual, volumes, 30)));
     chapters.extend(Plugin::ALL.map(Chapter::Born));
     chapters.push(Chapter::Bound);
     for setting in [Setting::TwoControllers, Setting::Offline] {
