@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use csid_client::{
-    AccessMode, AttachmentMode, Capability, Client, Event, MountFilter, MountOptions, MountRow, Mounted,
-    OwnedVariant, RegisterVolume, Result, Secrets, UnmountOptions, VolumeRow,
+    AccessMode, AttachmentMode, Capability, ClaimFilter, ClaimOptions, ClaimRow, Claimed, Client, Event,
+    MountFilter, MountOptions, MountRow, Mounted, OwnedVariant, RegisterVolume, ReleaseOptions, Result,
+    Secrets, UnmountOptions, VolumeRow,
 };
 
 use crate::world::{SOON, World, child, eventually, program, within_time};
@@ -49,7 +50,6 @@ pub fn secrets(pairs: &[(&str, &str)]) -> csid_client::SealedSecrets {
     secrets.seal().expect("a sealed memfd")
 }
 
-/// A volume of plugin `p` that may be used in these ways, and has to be registered.
 /// Returns where the plugin publishes what is found at `source`: csid says it to nobody.
 pub fn private(source: &Path) -> PathBuf {
     let own = if source.ends_with("volume") { source.parent().expect("its directory") } else { source };
@@ -58,18 +58,39 @@ pub fn private(source: &Path) -> PathBuf {
     root.join("private").join(volume).join(own)
 }
 
+/// Returns the capabilities of a file-system volume that has these access modes.
+pub fn capabilities(access_modes: &[AccessMode]) -> Vec<Capability> {
+    let attachment_mode = AttachmentMode::FileSystem;
+    access_modes.iter().map(|mode| Capability { access_mode: *mode, attachment_mode }).collect()
+}
+
+/// Registers a volume of plugin `p`.
 pub async fn registered(client: &Client, volume: &str, access_modes: &[AccessMode]) -> VolumeRow {
-    let capability = |access_mode: &AccessMode| Capability {
-        access_mode: *access_mode,
-        attachment_mode: AttachmentMode::FileSystem,
-    };
     let spec = RegisterVolume {
         plugin: Some("p".to_owned()),
         external_id: Some(volume.to_owned()),
-        capabilities: Some(access_modes.iter().map(capability).collect()),
+        capabilities: Some(capabilities(access_modes)),
         ..RegisterVolume::default()
     };
     client.register_volume(NAMESPACE, volume, spec).await.expect("a registered volume")
+}
+
+pub async fn claim(client: &Client, volume: &str, consumer: &str) -> Result<Claimed> {
+    client.claim(NAMESPACE, volume, consumer, ClaimOptions::default()).await
+}
+
+pub async fn release(client: &Client, volume: &str, consumer: &str) -> Result<()> {
+    client.release(NAMESPACE, volume, consumer, ReleaseOptions::default()).await
+}
+
+/// Returns the rows of the claims.
+pub async fn claims(client: &Client) -> Vec<ClaimRow> {
+    client.list_claims(ClaimFilter::default()).await.expect("the claims")
+}
+
+/// Mounts a registered volume.
+pub async fn mount_registered(client: &Client, volume: &str, consumer: &str) -> Result<Mounted> {
+    client.mount(NAMESPACE, volume, consumer, MountOptions::default()).await
 }
 
 pub async fn mount(client: &Client, consumer: &str, options: MountOptions) -> Result<Mounted> {
@@ -77,7 +98,7 @@ pub async fn mount(client: &Client, consumer: &str, options: MountOptions) -> Re
     client.mount(NAMESPACE, &volume, consumer, options).await
 }
 
-/// A mount that has to succeed; its path.
+/// Mounts a volume, which has to succeed. Returns the mount's path.
 pub async fn mounted(client: &Client, consumer: &str, options: MountOptions) -> PathBuf {
     mount(client, consumer, options).await.expect("a mount").source.into()
 }
@@ -86,7 +107,12 @@ pub async fn unmount(client: &Client, volume: &str, consumer: &str) -> Result<()
     client.unmount(NAMESPACE, volume, consumer, UnmountOptions::default()).await
 }
 
-/// The row of a volume's consumer.
+/// Returns the rows of the mounts.
+pub async fn rows(client: &Client) -> Vec<MountRow> {
+    client.list_mounts(MountFilter::default()).await.expect("the rows")
+}
+
+/// Returns the row of the mount of a volume's consumer.
 pub async fn row(client: &Client, volume: &str, consumer: &str) -> Option<MountRow> {
     let filter = MountFilter {
         namespace: Some(NAMESPACE.to_owned()),
@@ -101,7 +127,7 @@ pub async fn state(client: &Client, volume: &str, consumer: &str) -> String {
     row(client, volume, consumer).await.map_or_else(|| "none".to_owned(), |row| row.state)
 }
 
-/// csid has done what a start asks for.
+/// Waits until csid has done what it does at a start.
 pub async fn settled(client: &Client) {
     eventually("csid is ready or degraded", async || {
         ["ready", "degraded"].contains(&client.manager().await.expect("the properties").state.as_str())
@@ -109,7 +135,7 @@ pub async fn settled(client: &Client) {
     .await;
 }
 
-/// The events after `since`.
+/// Returns the events after `since`.
 pub async fn events(client: &Client, since: u64) -> Vec<Event> {
     let mut all = Vec::new();
     loop {
@@ -126,7 +152,7 @@ pub async fn cursor(client: &Client) -> u64 {
     client.manager().await.expect("the properties").event_sequence
 }
 
-/// Wait for an event of one of these types about `subject`.
+/// Waits for an event of one of these types about `subject`.
 pub async fn event(client: &Client, since: u64, kinds: &[&str], subject: &str) -> Event {
     event_within(SOON, client, since, kinds, subject).await
 }
@@ -150,13 +176,13 @@ pub async fn event_within(
     found.expect("the event")
 }
 
-/// A string among an event's details.
+/// Returns a string among an event's details, or "" if it has none of this name.
 pub fn detail(event: &Event, key: &str) -> String {
     let value: Option<&OwnedVariant> = event.details.get(key);
     value.and_then(|v| v.downcast_ref::<&str>().ok()).unwrap_or_default().to_owned()
 }
 
-/// A world with plugin `p`, and csid running.
+/// Starts csid with plugin `p`.
 pub async fn running(w: &mut World) -> Client {
     w.add_plugin("p").await;
     let client = w.start().await;
@@ -164,7 +190,7 @@ pub async fn running(w: &mut World) -> Client {
     client
 }
 
-/// A world with csi-local, whose volumes are in `volumes`, as plugin `local`, and csid running.
+/// Starts csid with csi-local as plugin `local`, whose volumes are in the directory `volumes`.
 pub async fn running_local(w: &mut World) -> (std::process::Child, Client) {
     let socket = w.path("local.sock");
     w.configure_plugin("local", &socket, "");

@@ -27,8 +27,11 @@ impl Fault {
         fs::rename(&next, &self.file).expect("the fault file");
     }
 
-    pub fn disarm(&self) {
+    /// Disarms the edge. Returns the name of the edge at which csid was killed, or the edge that was armed and killed no csid.
+    pub fn disarm(&self) -> String {
+        let edge = fs::read_to_string(&self.file).unwrap_or_default();
         self.arm("");
+        edge
     }
 
     /// Whether csid was killed at `edge`, which it writes into the file.

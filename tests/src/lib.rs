@@ -20,5 +20,6 @@ pub mod power;
 pub mod raw;
 pub mod script;
 pub mod search;
+pub mod site;
 pub mod systemd;
 pub mod world;

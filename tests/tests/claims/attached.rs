@@ -20,7 +20,7 @@ fn rpcs(w: &mut World) -> Vec<String> {
 fn co_rules_20_to_23_attach_is_first_detach_last() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let claimed = claim(&client, "v", "one").await.unwrap();
         assert_eq!(claimed.external_node_id, "node-1");
         assert!(!claimed.publish_context.is_empty(), "the plugin's context is in the answer");
@@ -47,7 +47,7 @@ fn co_rules_20_to_23_attach_is_first_detach_last() {
 fn co_rule_23_other_claim_of_node_prevents_detach() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::MultiNodeMultiWriter]).await;
+        registered(&client, "v", &[AccessMode::MultiNodeMultiWriter]).await;
         mount_registered(&client, "v", "one").await.unwrap();
         mount_registered(&client, "v", "two").await.unwrap();
         unmount(&client, "v", "one").await.unwrap();
@@ -63,7 +63,7 @@ fn co_rule_23_other_claim_of_node_prevents_detach() {
 fn failing_detach_is_repeated_until_it_succeeds() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "one").await.unwrap();
         let rule = Rule { times: 3, ..Rule::always("ControllerUnpublishVolume", Act::Fail(14)) };
         w.plugin("p").rules([rule]);
@@ -77,7 +77,7 @@ fn failing_detach_is_repeated_until_it_succeeds() {
 fn detach_that_fails_for_good_is_blocked_and_shown() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "one").await.unwrap();
         w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Fail(9))]);
         assert_eq!(refusal(release(&client, "v", "one").await).0, Kind::PluginError);
@@ -103,7 +103,7 @@ fn detach_that_fails_for_good_is_blocked_and_shown() {
 fn refused_attach_is_undone_and_its_claim_released() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         w.plugin("p").rules([Rule::always("ControllerPublishVolume", Act::FailAfter(9))]);
         assert_eq!(refusal(claim(&client, "v", "one").await).0, Kind::PluginError);
         assert_eq!(claimed(&client).await, []);
@@ -123,7 +123,7 @@ fn refused_attach_is_undone_and_its_claim_released() {
 fn co_rule_25_abandoned_claim_is_undone() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         w.plugin("p").rules([Rule::once("ControllerPublishVolume", Act::Stubborn(1500))]);
         let options = ClaimOptions { deadline_usec: Some(300_000), ..ClaimOptions::default() };
         assert_eq!(refusal(client.claim(NAMESPACE, "v", "one", options).await).0, Kind::TimedOut);
@@ -137,7 +137,7 @@ fn co_rule_25_abandoned_claim_is_undone() {
 fn reboot_attaches_again_before_staging() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         mount_registered(&client, "v", "one").await.unwrap();
         w.reboot().await;
         w.another_boot_id();
@@ -165,7 +165,7 @@ fn plugin_without_attach_seen_late_is_not_asked() {
             plugin.provision("v");
             let client = w.start().await;
             healthy(&client, "p").await;
-            register(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
+            registered(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
             mount_registered(&client, "v", "one").await.unwrap();
 
             w.plugin("p").kill();
@@ -218,7 +218,7 @@ fn missing_instance_is_named_in_the_error() {
                 let spec = RegisterVolume {
                     plugin: Some("two".to_owned()),
                     external_id: Some("v".to_owned()),
-                    capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+                    capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
                     ..RegisterVolume::default()
                 };
                 client.register_volume(NAMESPACE, "v", spec).await.unwrap();
@@ -250,7 +250,7 @@ fn missing_instance_is_named_in_the_error() {
 fn node_renamed_by_a_boot_is_detached_by_its_old_id() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         mount_registered(&client, "v", "one").await.unwrap();
         w.kill();
         w.plugin("p").set(|script| {
@@ -276,13 +276,13 @@ fn node_renamed_by_a_boot_is_detached_by_its_old_id() {
         let (kind, error) = refusal(mount_registered(&client, "v", "one").await);
         assert!(kind == Kind::PluginUnavailable && is_said(&error), "{error}");
         w.plugin("p").provision("w");
-        register(&client, "w", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "w", &[AccessMode::SingleNodeWriter]).await;
         let (kind, error) = refusal(client.claim(NAMESPACE, "w", "two", ClaimOptions::default()).await);
         assert!(kind == Kind::PluginUnavailable && is_said(&error), "{error}");
         let inline_attach = || AttachOptions {
             plugin: Some("p".to_owned()),
             external_id: Some("x".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
             ..AttachOptions::default()
         };
         for node in ["node-1", "node-2"] {
@@ -315,7 +315,7 @@ fn node_renamed_by_a_boot_is_detached_by_its_old_id() {
 fn attach_never_sent_leaves_nothing() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let typo = || Some("csid.default.typo".to_owned());
         let options = ClaimOptions { credential: typo(), ..ClaimOptions::default() };
         let (kind, error) = refusal(client.claim(NAMESPACE, "v", "one", options).await);
@@ -344,7 +344,7 @@ fn secrets_of_the_detach(w: &mut World) -> Vec<(String, String)> {
 fn co_rule_33_a_detach_has_the_secrets_of_its_attach() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
         std::fs::write(w.path("credentials/csid.default.v"), r#"{"password":"x"}"#).unwrap();
         let credential = Some("csid.default.v".to_owned());
         let with_one = ClaimOptions { credential, ..ClaimOptions::default() };
@@ -388,7 +388,7 @@ fn credential_wait_ends_with_the_call() {
         let address = format!("unix:path={}", path.display());
         w.environment.insert("DBUS_SYSTEM_BUS_ADDRESS".to_owned(), address);
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "one").await.unwrap();
         let options = ReleaseOptions {
             credential: Some("csid.default.v".to_owned()),
@@ -409,7 +409,7 @@ fn credential_wait_ends_with_the_call() {
 fn detach_without_a_node_id_names_this_node() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "job").await.unwrap();
         let name = VolumeName { namespace: NAMESPACE.to_owned(), volume: "v".to_owned() };
         older::attached_without_node_id(w, name).await;

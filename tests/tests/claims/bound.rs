@@ -27,7 +27,7 @@ async fn later_loss_ended(w: &mut World, client: &Client, grace: Duration) {
 
 /// Returns a connection that has a claim on the volume `later`.
 async fn claim_later(w: &mut World, client: &Client, grace: Duration) -> Client {
-    register(client, "later", &[AccessMode::SingleNodeWriter]).await;
+    registered(client, "later", &[AccessMode::SingleNodeWriter]).await;
     let later = w.client().await;
     later.claim(NAMESPACE, "later", "lost", bound(grace)).await.expect("a claim");
     later
@@ -58,7 +58,7 @@ fn closed_connection_unmounts_and_releases() {
     world(async |w| {
         let client = attaching(w).await;
         w.plugin("p").provision("later");
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let since = cursor(&client).await;
         let other = w.client().await;
         other.claim(NAMESPACE, "v", "one", bound(Duration::ZERO)).await.unwrap();
@@ -92,7 +92,7 @@ fn return_within_grace_time_keeps_the_claim() {
     const GRACE: Duration = Duration::from_secs(3);
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let first = w.client().await;
         first.claim(NAMESPACE, "v", "one", bound(GRACE)).await.unwrap();
         // csid has noticed the first loss when it has noticed the second.
@@ -127,7 +127,7 @@ fn return_within_grace_time_keeps_the_claim() {
 fn restart_ends_connections_and_repeats_releases() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         client.mount(NAMESPACE, "v", "one", bound_mount()).await.unwrap();
         w.plugin("p").rules([Rule { times: 2, ..Rule::always("NodeUnpublishVolume", Act::Fail(14)) }]);
         w.kill();
@@ -142,7 +142,7 @@ fn restart_ends_connections_and_repeats_releases() {
 fn unwatchable_lifetime_is_refused() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let with = |bind: Option<&str>, grace_usec| ClaimOptions {
             bind: bind.map(str::to_owned),
             grace_usec,
@@ -170,7 +170,7 @@ fn unwatchable_lifetime_is_refused() {
 fn mount_being_released_is_not_joined() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let other = w.client().await;
         let source = other.mount(NAMESPACE, "v", "one", bound_mount()).await.unwrap().source;
         let mut user =
@@ -209,7 +209,7 @@ fn joining_caller_takes_over_claim_lifetime() {
     const GRACE: Duration = Duration::from_secs(1);
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         w.plugin("p").rules([Rule::once("NodePublishVolume", Act::Delay(1500))]);
         let options = || MountOptions { grace_usec: Some(GRACE.as_micros() as u64), ..bound_mount() };
         let first = w.client().await;
@@ -242,7 +242,7 @@ fn joining_caller_takes_over_claim_lifetime() {
 fn failed_call_leaves_claim_lifetime_unchanged() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let first = w.client().await;
         let source = first.mount(NAMESPACE, "v", "one", bound_mount()).await.unwrap().source;
         // It is gone, and cannot be had again.

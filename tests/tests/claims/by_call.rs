@@ -13,7 +13,7 @@ fn writer() -> AttachOptions {
     AttachOptions {
         plugin: Some("p".to_owned()),
         external_id: Some("v".to_owned()),
-        capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+        capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
         ..AttachOptions::default()
     }
 }
@@ -101,8 +101,10 @@ fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
     world(async |w| {
         let client = attaching(w).await;
         w.plugin("p").set(|script| script.token = Some("t".to_owned()));
-        let anywhere =
-            || AttachOptions { capabilities: Some(uses(&[AccessMode::MultiNodeMultiWriter])), ..writer() };
+        let anywhere = || AttachOptions {
+            capabilities: Some(capabilities(&[AccessMode::MultiNodeMultiWriter])),
+            ..writer()
+        };
         let context = client.attach_volume(NAMESPACE, "v", "node-1", anywhere()).await.unwrap();
         client.attach_volume(NAMESPACE, "v", "node-2", anywhere()).await.unwrap();
         let attached = || MountOptions {

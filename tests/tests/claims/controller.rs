@@ -32,7 +32,7 @@ fn writer(volume: &str) -> RegisterVolume {
     RegisterVolume {
         plugin: Some("p".to_owned()),
         external_id: Some(volume.to_owned()),
-        capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+        capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
         ..RegisterVolume::default()
     }
 }
@@ -117,7 +117,7 @@ fn scheduler_attaches_and_detaches_by_itself() {
         let options = || AttachOptions {
             plugin: Some("p".to_owned()),
             external_id: Some("v".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
             ..AttachOptions::default()
         };
         let context = client.attach_volume(NAMESPACE, "v", "node-2", options()).await.unwrap();
@@ -150,7 +150,7 @@ fn plugin_without_attach_is_not_asked_to() {
         let options = AttachOptions {
             plugin: Some("p".to_owned()),
             external_id: Some("v".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
             ..AttachOptions::default()
         };
         let attach = client.attach_volume(NAMESPACE, "mine", "node-1", options).await;
@@ -245,7 +245,7 @@ fn co_rule_23_staged_is_not_detached_without_plugin() {
         let options = AttachOptions {
             plugin: Some("p".to_owned()),
             external_id: Some("v".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
             ..AttachOptions::default()
         };
         let context = client.attach_volume(NAMESPACE, "v", "node-1", options).await.unwrap();
@@ -333,7 +333,7 @@ fn claim_checks_a_changed_registration_again() {
         };
         let call = claims_slowly();
         fault.reached("claim").await;
-        let capabilities = Some(uses(&[AccessMode::SingleNodeReaderOnly]));
+        let capabilities = Some(capabilities(&[AccessMode::SingleNodeReaderOnly]));
         let changed = RegisterVolume { capabilities, ..writer("v") };
         client.register_volume(NAMESPACE, "v", changed).await.unwrap();
         fault.disarm();
@@ -421,7 +421,7 @@ fn plugin_with_attachments_is_not_unregistered() {
 fn unimplemented_attach_asks_what_the_plugin_can() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         w.plugin("p").rules([Rule::always("ControllerPublishVolume", Act::Fail(12))]);
         for _ in 0..2 {
             let (kind, error) = refusal(claim(&client, "v", "one").await);

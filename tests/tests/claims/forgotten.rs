@@ -21,7 +21,7 @@ async fn forget(client: &Client, consumer: &str) -> Result<()> {
 fn claim_whose_detach_never_ends_can_be_forgotten() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
         mount_registered(&client, "v", "one").await.unwrap();
         claim(&client, "v", "one").await.unwrap();
         let (kind, error) = refusal(forget(&client, "one").await);
@@ -65,7 +65,7 @@ fn forgotten_mount_releases_its_claim() {
         w.plugin("p").provision("v");
         let client = w.start().await;
         healthy(&client, "p").await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         w.plugin("p").rules(
             ["NodeStageVolume", "NodeUnstageVolume"].map(|rpc| Rule::always(rpc, Act::Fail(2)).of("v")),
         );

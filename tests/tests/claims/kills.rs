@@ -45,7 +45,7 @@ fn claim_ends_as_answered_after_a_kill_at_any_edge() {
     world(async |w| {
         let fault = Fault::of(w);
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let mut kills = 0;
         for edge in EDGES {
             for number in 1..=6 {
@@ -89,7 +89,7 @@ fn claim_past_commit_point_cannot_be_cancelled() {
         };
         let mut deadline = Duration::from_secs(1);
         let mut client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         for (leaves, killed) in
             ["deadline", "cancel", "release"].into_iter().flat_map(|leaves| [(leaves, true), (leaves, false)])
         {
@@ -167,7 +167,7 @@ fn claim_past_commit_point_cannot_be_cancelled() {
 fn failed_detach_is_repeated_after_a_kill() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "one").await.unwrap();
         w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Fail(10))]);
         let short = ReleaseOptions { deadline_usec: Some(200_000), ..ReleaseOptions::default() };

@@ -12,8 +12,8 @@ mod units;
 mod waits;
 
 use csid_client::{
-    AccessMode, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimOptions, ClaimRow, Claimed,
-    Client, Kind, MountOptions, Mounted, RegisterVolume, ReleaseOptions, Result,
+    AccessMode, AttachmentMode, CallOptions, ClaimFilter, ClaimOptions, Claimed, Client, Kind, MountOptions,
+    Mounted, RegisterVolume, ReleaseOptions, Result,
 };
 use csid_tests::ask::*;
 use csid_tests::world::{World, refusal, world};
@@ -40,38 +40,6 @@ async fn unattaching(w: &mut World) -> Client {
     client
 }
 
-fn uses(modes: &[AccessMode]) -> Vec<Capability> {
-    let attachment_mode = AttachmentMode::FileSystem;
-    modes.iter().map(|mode| Capability { access_mode: *mode, attachment_mode }).collect()
-}
-
-async fn register(client: &Client, volume: &str, modes: &[AccessMode]) {
-    let spec = RegisterVolume {
-        plugin: Some("p".to_owned()),
-        external_id: Some(volume.to_owned()),
-        capabilities: Some(uses(modes)),
-        ..RegisterVolume::default()
-    };
-    client.register_volume(NAMESPACE, volume, spec).await.expect("a registration");
-}
-
-async fn claim(client: &Client, volume: &str, consumer: &str) -> Result<Claimed> {
-    client.claim(NAMESPACE, volume, consumer, ClaimOptions::default()).await
-}
-
-async fn release(client: &Client, volume: &str, consumer: &str) -> Result<()> {
-    client.release(NAMESPACE, volume, consumer, ReleaseOptions::default()).await
-}
-
-/// Mounts a registered volume.
-async fn mount_registered(client: &Client, volume: &str, consumer: &str) -> Result<Mounted> {
-    client.mount(NAMESPACE, volume, consumer, MountOptions::default()).await
-}
-
-async fn claims(client: &Client) -> Vec<ClaimRow> {
-    client.list_claims(ClaimFilter::default()).await.expect("the claims")
-}
-
 /// Returns the claims as pairs of consumer and state.
 async fn claimed(client: &Client) -> Vec<(String, String)> {
     claims(client).await.into_iter().map(|row| (row.consumer, row.state)).collect()
@@ -85,7 +53,7 @@ fn pair(consumer: &str, state: &str) -> (String, String) {
 fn claim_names_its_holder_and_ends_by_release() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let first = claim(&client, "v", "one").await.unwrap();
         assert_eq!((first.state.as_str(), first.external_id.as_str()), ("taken", "v"));
         assert_eq!(claim(&client, "v", "one").await.unwrap().state, "taken", "the same again");
@@ -115,7 +83,7 @@ fn claim_names_its_holder_and_ends_by_release() {
 fn call_without_secrets_loads_no_credential() {
     world(async |w| {
         let client = running(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let credential = || Some(format!("csid.{NAMESPACE}.key"));
         let stats = CallOptions { credential: credential(), ..CallOptions::default() };
         let (kind, error) = refusal(client.volume_stats(NAMESPACE, "v", stats).await);
@@ -129,7 +97,7 @@ fn call_without_secrets_loads_no_credential() {
 fn last_unmount_releases_the_mounts_claim() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
         mount_registered(&client, "v", "one").await.unwrap();
         let second = MountOptions { tag: Some("2".to_owned()), ..MountOptions::default() };
         client.mount(NAMESPACE, "v", "one", second).await.unwrap();
@@ -163,7 +131,7 @@ fn last_unmount_releases_the_mounts_claim() {
 fn mount_that_fails_leaves_no_claim() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let refuse = csid_tests::script::Act::Fail(3);
         w.plugin("p").rules([csid_tests::script::Rule::always("NodePublishVolume", refuse)]);
         assert_eq!(refusal(mount_registered(&client, "v", "one").await).0, Kind::PluginError);

@@ -66,7 +66,7 @@ fn inline_attachment_is_its_callers() {
         let options = AttachOptions {
             plugin: Some("p".to_owned()),
             external_id: Some("v".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
             ..AttachOptions::default()
         };
         client.attach_volume(NAMESPACE, "v", "node-2", options).await.unwrap();
@@ -127,7 +127,7 @@ fn call_is_authorised_for_its_own_volume() {
         let his = waiting(&client, &other, value("a{sv}")).await;
         let force = || DeregisterOptions { force: Some(true), ..DeregisterOptions::default() };
         client.deregister_volume(NAMESPACE, "v", force()).await.unwrap();
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
         let answer = his.await.unwrap();
         assert!(["NotFound", "NotAuthorized"].contains(&answer.as_str()), "{answer}");
@@ -137,7 +137,7 @@ fn call_is_authorised_for_its_own_volume() {
         client.deregister_volume(NAMESPACE, "v", force()).await.unwrap();
         let given = dict(vec![("plugin", text("p")), ("external-id", text("v"))]);
         let inline = waiting(&client, &other, given).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
         assert_eq!(inline.await.unwrap(), "AlreadyExists");
         assert_eq!(w.plugin("p").count("ControllerExpandVolume", "v"), 0);
@@ -150,7 +150,7 @@ fn call_is_authorised_for_its_own_volume() {
 fn reboot_mounts_nothing_under_another_claim() {
     world(async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         assert_eq!(answer(&other, "Mount", "v", vec![text("job"), value("a{sv}")]).await, "");
         let force = ReleaseOptions { force: Some(true), ..ReleaseOptions::default() };
         client.release(NAMESPACE, "v", "job", force).await.unwrap();
@@ -238,7 +238,7 @@ fn attach_with_forbidden_secrets_leaves_nothing() {
         let options = || AttachOptions {
             plugin: Some("theirs".to_owned()),
             external_id: Some("v".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
             ..AttachOptions::default()
         };
         let with_secrets = AttachOptions { secrets: Some(secrets(&[("password", "x")])), ..options() };

@@ -34,7 +34,7 @@ async fn beside(w: &mut World, units: usize) -> (Bus, Systemd, Client) {
     let client = unattaching(w).await;
     for n in 0..units {
         systemd.set(&unit(n), true);
-        register(&client, &volume(n), &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, &volume(n), &[AccessMode::SingleNodeWriter]).await;
     }
     (bus, systemd, client)
 }

@@ -16,7 +16,7 @@ fn waiting(limit: Duration) -> ClaimOptions {
 fn claims_wait_in_the_order_they_came() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "first").await.unwrap();
         let mut calls = Vec::new();
         for consumer in ["a", "b", "c"] {
@@ -49,7 +49,7 @@ fn claims_wait_in_the_order_they_came() {
 fn readers_do_not_overtake_a_waiting_writer() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::MultiNodeReaderOnly, AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::MultiNodeReaderOnly, AccessMode::SingleNodeWriter]).await;
         let reader = || ClaimOptions {
             mode: Some(ClaimMode::Read),
             access_mode: Some(AccessMode::MultiNodeReaderOnly),
@@ -82,7 +82,7 @@ fn readers_do_not_overtake_a_waiting_writer() {
 fn waiting_ends_with_its_time_or_with_a_release() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "one").await.unwrap();
         let late = client.claim(NAMESPACE, "v", "two", waiting(Duration::from_millis(200))).await;
         let (kind, error) = refusal(late);
@@ -119,7 +119,7 @@ async fn claim_waits(client: &Client, consumer: &'static str, options: ClaimOpti
 fn reader_overtakes_writers_waiting_for_a_writer() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::MultiNodeSingleWriter, AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::MultiNodeSingleWriter, AccessMode::SingleNodeWriter]).await;
         let single = AccessMode::SingleNodeWriter;
         let exclusive = ClaimOptions { access_mode: Some(single), ..ClaimOptions::default() };
         client.claim(NAMESPACE, "v", "exclusive", exclusive).await.unwrap();
@@ -152,7 +152,7 @@ fn reader_overtakes_writers_waiting_for_a_writer() {
 fn queued_claim_waits_no_longer_than_its_limit() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "holder").await.unwrap();
         let first = claim_waits(&client, "first", waiting(Duration::from_secs(60))).await;
         let brief = claim_waits(&client, "brief", waiting(Duration::from_secs(2))).await;
@@ -196,7 +196,7 @@ type MountWaits = tokio::task::JoinHandle<Result<Mounted>>;
 fn mount_waits_as_a_claim_does() {
     world(async |w| {
         let client = unattaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         client.mount(NAMESPACE, "v", "one", MountOptions::default()).await.unwrap();
         let (kind, error) = refusal(client.mount(NAMESPACE, "v", "hasty", MountOptions::default()).await);
         assert_eq!((kind, error.details.retryable), (Kind::ClaimConflict, Some(true)), "{error}");
@@ -266,7 +266,7 @@ fn release_of_another_volume_frees_max_volumes() {
         let client = w.start().await;
         healthy(&client, "p").await;
         for volume in ["a", "b", "c", "d"] {
-            register(&client, volume, &[AccessMode::SingleNodeWriter]).await;
+            registered(&client, volume, &[AccessMode::SingleNodeWriter]).await;
         }
         claim(&client, "a", "one").await.unwrap();
         let b = waits(&client, "b", "two").await;
@@ -297,7 +297,7 @@ fn unreachable_topology_is_not_waited_for() {
         let spec = RegisterVolume {
             plugin: Some("p".to_owned()),
             external_id: Some("v".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
             topologies: Some(vec![[("zone".to_owned(), "far".to_owned())].into()]),
             ..RegisterVolume::default()
         };
@@ -337,12 +337,12 @@ fn limit_and_topology_hold_before_plugin_is_probed() {
         let client = w.start().await;
         healthy(&client, "p").await;
         for volume in ["a", "b"] {
-            register(&client, volume, &[AccessMode::SingleNodeWriter]).await;
+            registered(&client, volume, &[AccessMode::SingleNodeWriter]).await;
         }
         let far = RegisterVolume {
             plugin: Some("p".to_owned()),
             external_id: Some("far".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
             topologies: Some(vec![[("zone".to_owned(), "far".to_owned())].into()]),
             ..RegisterVolume::default()
         };
@@ -368,7 +368,7 @@ fn limit_and_topology_hold_before_plugin_is_probed() {
 fn failed_claim_frees_its_place_for_waiting_ones() {
     world(async |w| {
         let client = attaching(w).await;
-        register(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "one").await.unwrap();
         w.plugin("p").rules([csid_tests::script::Rule::always(
             "ControllerUnpublishVolume",

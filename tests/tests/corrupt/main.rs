@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use csid_client::{Client, MountFilter, MountOptions, MountRow, ReconcileOptions, ReconcileReport};
+use csid_client::{Client, MountOptions, MountRow, ReconcileOptions, ReconcileReport};
 use csid_tests::ask::*;
 use csid_tests::kernel::{self, Mount};
 use csid_tests::world::World;
@@ -83,10 +83,6 @@ async fn populated(w: &mut World) -> Client {
     mounted(&client, "two", shared("s")).await;
     mounted(&client, "disk", block("b")).await;
     client
-}
-
-async fn rows(client: &Client) -> Vec<MountRow> {
-    client.list_mounts(MountFilter::default()).await.expect("the rows")
 }
 
 /// What identifies the mounts and says how they are.

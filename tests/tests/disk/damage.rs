@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use csid_client::{Client, Error, Kind, MountFilter, MountRow, ReconcileOptions, UnmountOptions};
+use csid_client::{Client, Error, Kind, ReconcileOptions, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::dice::Dice;
 use csid_tests::kernel::{self, Mount};
@@ -31,10 +31,6 @@ fn mounts(w: &World) -> Vec<Mount> {
 fn published(mounts: &[Mount]) -> BTreeSet<PathBuf> {
     let points = mounts.iter().map(|mount| mount.point.clone());
     points.filter(|point| point.iter().any(|part| part == "publish")).collect()
-}
-
-async fn rows(client: &Client) -> Vec<MountRow> {
-    client.list_mounts(MountFilter::default()).await.expect("the rows")
 }
 
 /// Clients work for a random while, and then csid is no more.

@@ -12,15 +12,15 @@ use csid_tests::kernel;
 use crate::model::{self, Ask, State};
 use crate::plan::Kind;
 use crate::report::Broken;
-use crate::site::Site;
 use crate::slot::{CANARY, Slot};
+use crate::slots::Slots;
 
-impl Site<'_> {
+impl Slots<'_> {
     /// Compares rows, mounts and paths with what the answers allow.
     pub fn check(&mut self, rows: &[MountRow]) {
         let mut wrong = Vec::new();
-        let mut table = kernel::below(&self.w.dir).expect("the mount table");
-        table.retain(|mount| mount.point != self.w.path("run"));
+        let mut table = kernel::below(&self.site.w.dir).expect("the mount table");
+        table.retain(|mount| mount.point != self.site.w.path("run"));
         let mut points: BTreeSet<PathBuf> = BTreeSet::new();
         // A row that rests may have its volume staged, and published at the plugin's own path. One that was taken away while csid bound
         // it is there in part.
@@ -88,7 +88,7 @@ impl Site<'_> {
         for point in points.iter().filter(|point| !table.iter().any(|mount| mount.point == **point)) {
             wrong.push((Broken::LostMount, format!("nothing is mounted at {}", point.display())));
         }
-        let left = self.w.leftovers().into_iter();
+        let left = self.site.w.leftovers().into_iter();
         for path in left.filter_map(|left| left.strip_prefix("path ").map(PathBuf::from)) {
             if !paths.contains(&path) {
                 wrong.push((Broken::Leftover, format!("no row explains {}", path.display())));
@@ -122,20 +122,20 @@ impl Site<'_> {
 
     /// Everything is asked away, and nothing is left. The secrets were written nowhere.
     pub async fn close(mut self) {
-        self.w.honest();
+        self.site.w.honest();
         let all: Vec<_> = (0..self.slots.len()).collect();
         self.must(Ask::Unmount, &all).await;
         self.settle(|_, _| panic!("csid ended by itself")).await;
         self.witnesses.mark(Mark::Rest);
         self.check(&[]);
-        self.w.nothing_left(&self.client).await;
-        let answer = format!("{:?}", events(&self.client, 0).await);
+        self.site.w.nothing_left(&self.site.client).await;
+        let answer = format!("{:?}", events(&self.site.client, 0).await);
         self.search("an event", answer.as_bytes());
-        self.w.stop().await;
+        self.site.w.stop().await;
         let written: Vec<_> = ["state", "run"]
             .into_iter()
-            .flat_map(|directory| kernel::tree(&self.w.path(directory)).expect("a directory"))
-            .chain([self.w.path("csid.log")])
+            .flat_map(|directory| kernel::tree(&self.site.w.path(directory)).expect("a directory"))
+            .chain([self.site.w.path("csid.log")])
             .filter(|path| path.is_file())
             .collect();
         assert!(written.len() >= 3, "a log, a marker and a journal: {written:?}");

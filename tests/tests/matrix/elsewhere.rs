@@ -9,11 +9,11 @@ use csid_tests::ask::*;
 use csid_tests::dice::Dice;
 use csid_tests::elsewhere::Consumer;
 use csid_tests::kernel;
+use csid_tests::site::Site;
 use csid_tests::world::{World, eventually};
 use rustix::mount::{UnmountFlags, mount_bind, unmount as unmount_now};
 
 use crate::report::{Broken, Report};
-use crate::site::{arm, disarm};
 
 /// More edges than an unmount has that is refused.
 const EDGES: u64 = 16;
@@ -29,12 +29,10 @@ pub async fn live(w: &mut World, volumes: usize, dice: Dice, report: Arc<Report>
         w.add_plugin_and(id, &[], "").await;
     }
     w.plugin("q").set(|script| script.capabilities.retain(|c| c != "STAGE_UNSTAGE_VOLUME"));
-    let fault = w.path("fault").to_str().expect("UTF-8").to_owned();
-    w.environment.insert("CSID_FAULT".to_owned(), fault);
-    let client = w.start().await;
-    healthy(&client, "p").await;
-    healthy(&client, "q").await;
-    let mut life = Life { w, client, dice, report };
+    let site = Site::start(w).await;
+    healthy(&site.client, "p").await;
+    healthy(&site.client, "q").await;
+    let mut life = Life { site, dice, report };
     for number in 0..volumes {
         life.volume(number).await;
     }
@@ -90,8 +88,7 @@ impl Keeper {
 }
 
 struct Life<'w> {
-    w: &'w mut World,
-    client: Client,
+    site: Site<'w>,
     dice: Dice,
     report: Arc<Report>,
 }
@@ -104,28 +101,26 @@ impl Life<'_> {
         let what = if is_here { "a bind here" } else { "a writer elsewhere" };
         let cell = format!("unmount with {what}, from {}", start.unwrap_or("before"));
         let options = of_plugin(plugin, &volume);
-        let source = mounted(&self.client, "one", options.clone()).await;
-        let inside = self.w.path(&format!("inside-{number}"));
+        let source = mounted(&self.site.client, "one", options.clone()).await;
+        let inside = self.site.w.path(&format!("inside-{number}"));
         std::fs::create_dir(&inside).expect("a directory");
 
         let edge = format!("any:{}", 1 + self.dice.below(EDGES));
-        let (client, asked_for) = (self.client.clone(), volume.clone());
+        let (client, asked_for) = (self.site.client.clone(), volume.clone());
         let asking = async move { unmount(&client, &asked_for, "one").await };
         let (answer, writer);
         match start {
             None => {
                 writer = Keeper::new(is_here, &source, &inside);
-                arm(self.w, &edge);
+                self.site.fault.arm(&edge);
                 answer = asking.await;
             }
             Some(name) => {
-                let held = self.w.path("fault.held");
-                let _ = std::fs::remove_file(&held);
-                arm(self.w, &format!("{name}.held"));
+                self.site.fault.arm(&format!("{name}.held"));
                 let asked = tokio::spawn(asking);
-                eventually("csid is held", async || held.exists()).await;
+                self.site.fault.reached(name).await;
                 writer = Keeper::new(is_here, &source, &inside);
-                arm(self.w, &edge);
+                self.site.fault.arm(&edge);
                 answer = asked.await.expect("the caller");
             }
         }
@@ -135,7 +130,7 @@ impl Life<'_> {
         for _ in 0..=self.dice.below(KILLS) {
             self.comes_back(&cell).await;
             let edge = 1 + self.dice.below(EDGES);
-            arm(self.w, &format!("any:{edge}"));
+            self.site.fault.arm(&format!("any:{edge}"));
             self.is_refused(&volume, &options, &writer).await;
         }
         self.comes_back(&cell).await;
@@ -143,29 +138,32 @@ impl Life<'_> {
         writer.writes(&inside).await;
 
         writer.end();
-        eventually("the volume is unmounted", async || unmount(&self.client, &volume, "one").await.is_ok())
-            .await;
-        mounted(&self.client, "two", options).await;
-        unmount(&self.client, &volume, "two").await.expect("an unmount");
-        self.w.nothing_left(&self.client).await;
+        eventually("the volume is unmounted", async || {
+            unmount(&self.site.client, &volume, "one").await.is_ok()
+        })
+        .await;
+        mounted(&self.site.client, "two", options).await;
+        unmount(&self.site.client, &volume, "two").await.expect("an unmount");
+        self.site.w.nothing_left(&self.site.client).await;
     }
 
     /// Starts csid again if it was killed. It is not killed before the next `arm`.
     async fn comes_back(&mut self, cell: &str) {
-        let edge = disarm(self.w);
+        let edge = self.site.fault.disarm();
         let is_killed = !edge.is_empty() && !edge.contains(':');
         if is_killed {
-            eventually("csid has ended", async || self.w.dead()).await;
+            eventually("csid has ended", async || self.site.w.dead()).await;
             let number = self.report.kill(&edge, cell);
             println!("kill {number} at {edge}: {cell}");
-            assert!(self.w.launch(&[]).await, "csid ended without a fault");
+            assert!(self.site.w.launch(&[]).await, "csid ended without a fault");
         }
-        self.client = Client::connect(&Target::Socket(self.w.socket())).await.expect("csid's socket");
+        self.site.client =
+            Client::connect(&Target::Socket(self.site.w.socket())).await.expect("csid's socket");
     }
 
     /// Checks that no other consumer gets the volume, and that it stays mounted. csid may be killed meanwhile.
     async fn is_refused(&mut self, volume: &str, options: &MountOptions, writer: &Keeper) {
-        match mount(&self.client, "two", options.clone()).await {
+        match mount(&self.site.client, "two", options.clone()).await {
             Ok(_) => self.wrong(&format!("{volume} has two writers, {} and two", writer.name())),
             Err(Error::Csid(error)) => {
                 assert!(matches!(error.kind, Kind::ClaimConflict | Kind::Busy | Kind::Uncertain), "{error}");
@@ -178,7 +176,7 @@ impl Life<'_> {
             Err(Error::Disconnected(_)) => {}
             Err(other) => panic!("{volume}: {other}"),
         }
-        if unmount(&self.client, volume, "one").await.is_ok() {
+        if unmount(&self.site.client, volume, "one").await.is_ok() {
             self.wrong(&format!("{volume} was unmounted while in use by {}", writer.name()));
         }
     }

@@ -10,10 +10,10 @@ use csid_tests::ask::*;
 use csid_tests::dice::Dice;
 use csid_tests::hung::LOOKS;
 use csid_tests::kernel;
+use csid_tests::site::Site;
 use csid_tests::world::{World, eventually};
 
 use crate::report::{Broken, Report};
-use crate::site::{arm, disarm};
 
 /// Volumes whose file systems hang.
 const HUNG: usize = 4;
@@ -27,11 +27,9 @@ const CELL: &str = "mounts next to hung ones";
 
 pub async fn live(w: &mut World, rounds: usize, dice: Dice, report: Arc<Report>) {
     w.add_plugin_with("p", "rpc-deadline = \"1s\"").await;
-    let fault = w.path("fault").to_str().expect("UTF-8").to_owned();
-    w.environment.insert("CSID_FAULT".to_owned(), fault);
-    let client = w.start().await;
-    healthy(&client, "p").await;
-    let mut life = Life { w, client, dice, report, hung: Vec::new() };
+    let site = Site::start(w).await;
+    healthy(&site.client, "p").await;
+    let mut life = Life { site, dice, report, hung: Vec::new() };
     life.hang().await;
     for round in 0..rounds {
         life.round(round).await;
@@ -40,8 +38,7 @@ pub async fn live(w: &mut World, rounds: usize, dice: Dice, report: Arc<Report>)
 }
 
 struct Life<'w> {
-    w: &'w mut World,
-    client: Client,
+    site: Site<'w>,
     dice: Dice,
     report: Arc<Report>,
     /// The published paths of what hangs.
@@ -54,19 +51,19 @@ fn hung(number: usize) -> String {
 
 impl Life<'_> {
     async fn hang(&mut self) {
-        self.w.hang("p", "NodeStageVolume");
+        self.site.w.hang("p", "NodeStageVolume");
         for number in 0..HUNG {
-            self.hung.push(mounted(&self.client, "job", inline(&hung(number))).await);
+            self.hung.push(mounted(&self.site.client, "job", inline(&hung(number))).await);
         }
-        self.w.plugin("p").honest();
-        self.w.hung().hold(&LOOKS);
+        self.site.w.plugin("p").honest();
+        self.site.w.hung().hold(&LOOKS);
     }
 
     async fn round(&mut self, round: usize) {
         let volume = format!("v-{}", self.dice.below(OTHERS));
         let is_mount = self.dice.once_in(2);
-        arm(self.w, &format!("any:{}", 1 + self.dice.below(EDGES)));
-        let (client, options) = (self.client.clone(), inline(&volume));
+        self.site.fault.arm(&format!("any:{}", 1 + self.dice.below(EDGES)));
+        let (client, options) = (self.site.client.clone(), inline(&volume));
         if round % 8 == 7 {
             // It is refused, or is not answered in this time. Nothing of it may be unmounted.
             let brief = UnmountOptions {
@@ -84,8 +81,8 @@ impl Life<'_> {
         };
         self.comes_back().await;
         match is_mount {
-            true => drop(mounted(&self.client, "job", inline(&volume)).await),
-            false => unmount(&self.client, &volume, "job").await.expect("an unmount"),
+            true => drop(mounted(&self.site.client, "job", inline(&volume)).await),
+            false => unmount(&self.site.client, &volume, "job").await.expect("an unmount"),
         }
         // The mount table asks no file system.
         for source in &self.hung {
@@ -98,23 +95,25 @@ impl Life<'_> {
 
     /// Starts csid again if it was killed. It is not killed before the next `arm`.
     async fn comes_back(&mut self) {
-        let edge = disarm(self.w);
+        let edge = self.site.fault.disarm();
         if !edge.is_empty() && !edge.contains(':') {
-            eventually("csid has ended", async || self.w.dead()).await;
+            eventually("csid has ended", async || self.site.w.dead()).await;
             let number = self.report.kill(&edge, CELL);
             println!("kill {number} at {edge}: {CELL}");
-            assert!(self.w.launch(&[]).await, "csid ended without a fault");
+            assert!(self.site.w.launch(&[]).await, "csid ended without a fault");
         }
-        self.client = Client::connect(&Target::Socket(self.w.socket())).await.expect("csid's socket");
-        healthy(&self.client, "p").await;
+        self.site.client =
+            Client::connect(&Target::Socket(self.site.w.socket())).await.expect("csid's socket");
+        healthy(&self.site.client, "p").await;
     }
 
     async fn close(&mut self) {
-        self.w.hung().release();
+        self.site.w.hung().release();
         let all = (0..HUNG).map(hung).chain((0..OTHERS).map(|number| format!("v-{number}")));
         for volume in all {
-            eventually("it is unmounted", async || unmount(&self.client, &volume, "job").await.is_ok()).await;
+            eventually("it is unmounted", async || unmount(&self.site.client, &volume, "job").await.is_ok())
+                .await;
         }
-        self.w.nothing_left(&self.client).await;
+        self.site.w.nothing_left(&self.site.client).await;
     }
 }

@@ -1,7 +1,7 @@
 //! The crash matrix: csid is killed at every journal and RPC edge of mount, unmount and restore, and of what repairs,
 //! undoes and finishes them; one volume in flight and many, of each kind, the plugin answering, failing, hanging, dying, late, serving
 //! one call at a time, counting publishes and leaving mounts behind.
-//! Then csid starts again, and what it owes its clients is looked at (`site`). The same of volumes that are registered, claimed
+//! Then csid starts again, and what it owes its clients is looked at (`slots`). The same of volumes that are registered, claimed
 //! and attached (`registered`), of volumes that another mount namespace writes to or an administrator has bound (`elsewhere`), and of volumes next to others
 //! whose file systems hang (`hung`).
 //!
@@ -16,8 +16,8 @@ mod registered;
 mod report;
 mod rounds;
 mod sequences;
-mod site;
 mod slot;
+mod slots;
 mod traffic;
 
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ use csid_tests::dice::Dice;
 use csid_tests::world::{program, world};
 use plan::{Chapter, Kind, Life, Plugin};
 use report::Report;
-use site::Site;
+use slots::Slots;
 
 /// The edges that csid can be killed at.
 fn points() -> Vec<String> {
@@ -62,25 +62,25 @@ fn counts(chapter: &Chapter, dice: &mut Dice) -> bool {
     }
 }
 
-async fn live(mut site: Site<'_>, chapter: Chapter) {
-    if counts(&chapter, &mut site.dice) {
-        site.count_publishes();
+async fn live(mut slots: Slots<'_>, chapter: Chapter) {
+    if counts(&chapter, &mut slots.dice) {
+        slots.count_publishes();
     }
     match chapter {
         Chapter::EveryEdge(cells, calls) => {
             for cell in cells {
-                site.every_edge(&cell, calls).await;
+                slots.every_edge(&cell, calls).await;
             }
         }
         Chapter::RandomEdge(cells, rounds) => {
             for _ in 0..rounds {
-                let cell = site.dice.of(&cells);
-                site.random_edge(&cell).await;
+                let cell = slots.dice.of(&cells);
+                slots.random_edge(&cell).await;
             }
         }
-        Chapter::Sequences(epochs) => site.sequences(epochs).await,
+        Chapter::Sequences(epochs) => slots.sequences(epochs).await,
     }
-    site.close().await;
+    slots.close().await;
 }
 
 fn run(number: u64, life: Life, report: &Arc<Report>, seed: u64) {
@@ -91,8 +91,8 @@ fn run(number: u64, life: Life, report: &Arc<Report>, seed: u64) {
             let dice = Dice::new(seed, number);
             match life {
                 Life::Inline(chapter) => {
-                    let site = Site::new(w, &kinds(&chapter), dice, for_world).await;
-                    live(site, chapter).await;
+                    let slots = Slots::new(w, &kinds(&chapter), dice, for_world).await;
+                    live(slots, chapter).await;
                 }
                 Life::Registered(chapter) => registered::live(w, chapter, dice, for_world).await,
                 Life::Elsewhere(volumes) => elsewhere::live(w, volumes, dice, for_world).await,

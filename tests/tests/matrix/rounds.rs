@@ -9,14 +9,14 @@ use csid_tests::world::eventually;
 
 use crate::model::{Ask, Restores, State, What};
 use crate::plan::{Calls, Cell, Operation, Plugin, hang};
-use crate::site::{Site, arm};
+use crate::slots::Slots;
 
 /// More edges than one volume's operation has.
 const EDGES: u64 = 200;
 /// Fewer than each of several passes, so that a random edge is mostly there.
 const EDGES_OF_ONE: u64 = 12;
 
-impl Site<'_> {
+impl Slots<'_> {
     /// Works on one volume. csid is killed at its first edge, then at its second, to the last.
     pub async fn every_edge(&mut self, cell: &Cell, calls: Calls) {
         let mut rpcs = cell.operation.rpcs(cell.kind);
@@ -63,31 +63,31 @@ impl Site<'_> {
         };
         match ask {
             None => {
-                self.w.reboot().await;
+                self.site.w.reboot().await;
                 self.witnesses.mark(Mark::Reboot);
                 self.happened(&What::Rebooted);
             }
             Some(ask) if cell.operation.begins_cut_off() => self.cut_off(cell, ask, slots).await,
             Some(_) => {}
         }
-        self.w.plugin(cell.kind.plugin()).rules(rules.to_vec());
-        arm(self.w, &format!("any:{edge}"));
+        self.site.w.plugin(cell.kind.plugin()).rules(rules.to_vec());
+        self.site.fault.arm(&format!("any:{edge}"));
         match ask {
             Some(ask) if !cell.operation.begins_cut_off() => drop(self.ask(ask, slots).await),
             _ => self.start().await,
         }
         let mut killed = false;
-        self.settle(|site, edge| {
+        self.settle(|slots, edge| {
             killed = true;
-            let number = site.report.kill(edge, &cell.to_string());
+            let number = slots.report.kill(edge, &cell.to_string());
             println!("kill {number} at {edge}: {cell}");
             // A fault of the plugin that is still to come meets the next csid, or none.
-            if !site.dice.once_in(4) {
-                site.w.honest();
+            if !slots.dice.once_in(4) {
+                slots.site.w.honest();
             }
         })
         .await;
-        self.w.honest();
+        self.site.w.honest();
         if let Some(ask) = ask.filter(|_| killed) {
             self.must(ask, slots).await;
             self.settle(|_, _| panic!("csid ended by itself")).await;
@@ -146,20 +146,20 @@ impl Site<'_> {
         let during = if ask == Ask::Mount { Operation::Mount } else { Operation::Unmount };
         let rpc = self.dice.of(&during.rpcs(cell.kind));
         let act = hang(self.dice.once_in(2));
-        let plugin = self.w.plugin(cell.kind.plugin());
+        let plugin = self.site.w.plugin(cell.kind.plugin());
         plugin.rules([Rule::always(rpc, act)]);
         let recorded = plugin.recorded();
         let asked = self.begin(ask, slots);
         // Two consumers of a volume stage it once.
         let volumes: BTreeSet<_> = slots.iter().map(|slot| &self.slots[*slot].volume).collect();
         let many = 1 + self.dice.below(volumes.len() as u64) as usize;
-        let plugin = self.w.plugin(cell.kind.plugin());
+        let plugin = self.site.w.plugin(cell.kind.plugin());
         eventually("the plugin is in its calls", async || {
             // A volume that another consumer has is neither staged nor unstaged.
             plugin.begun_since(recorded, rpc) >= many || asked.iter().all(|call| call.is_finished())
         })
         .await;
-        self.w.kill();
+        self.site.w.kill();
         self.report.kill(&format!("{rpc}.within"), &cell.to_string());
         self.end(ask, slots, asked).await;
         self.happened(&What::Restarted);

@@ -12,14 +12,14 @@ use csid_client::{Client, Target};
 use csid_tests::dice::Dice;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::World;
+use csid_tests::site::Site;
 use futures_util::future::join_all;
 
 use crate::model::{Ask, Entry, State, Told, What, after, after_all};
 use crate::plan::{self, Kind, Operation, Plugin};
 use crate::report::{Broken, Report};
-use crate::site::{POLL, Site, Witnesses, arm, disarm};
 use crate::slot::{Manner, Slot};
+use crate::slots::{POLL, Slots, Witnesses};
 use crate::traffic::Traffics;
 
 const CLIENTS: usize = 4;
@@ -30,7 +30,7 @@ const CELL: &str = "sequences";
 /// The calls of each slot.
 type History = RefCell<Vec<Vec<Entry<What>>>>;
 
-impl Site<'_> {
+impl Slots<'_> {
     pub async fn sequences(&mut self, epochs: usize) {
         // Few, so that they meet: two consumers of a volume, what rests as lost, what waits for its secrets, each kind.
         let few = ["FileSystem-0", "FileSystem-18", "FileSystem-17", "Block-0", "Unstaged-18"];
@@ -47,8 +47,8 @@ impl Site<'_> {
         let history = RefCell::new(vec![Vec::new(); self.slots.len()]);
         let traffic = Traffics::new(self.slots.len());
         let host = Host {
-            dir: &self.w.dir.clone(),
-            socket: self.w.socket(),
+            dir: &self.site.w.dir.clone(),
+            socket: self.site.w.socket(),
             slots: &self.slots,
             history: &history,
             traffic: &traffic,
@@ -61,7 +61,7 @@ impl Site<'_> {
             join_all(clients).await;
             paused.set(true);
         };
-        let mut fate = Fate { w: self.w, host: &host, witnesses: &self.witnesses };
+        let mut fate = Fate { site: &mut self.site, host: &host, witnesses: &self.witnesses };
         tokio::join!(clients, fate.until(&paused, &mut self.dice));
 
         let mut histories = history.into_inner();
@@ -74,22 +74,22 @@ impl Site<'_> {
             }
             slot.history = history;
         }
-        self.w.honest();
+        self.site.w.honest();
         // csid may be dead, or about to die.
-        let edge = disarm(self.w);
-        self.client = loop {
-            if self.w.dead() {
+        let edge = self.site.fault.disarm();
+        self.site.client = loop {
+            if self.site.w.dead() {
                 self.report.kill(&edge, CELL);
                 self.happened(&What::Restarted);
-                assert!(self.w.launch(&[]).await, "csid ended without a fault");
+                assert!(self.site.w.launch(&[]).await, "csid ended without a fault");
             }
-            match Client::connect(&Target::Socket(self.w.socket())).await {
+            match Client::connect(&Target::Socket(self.site.w.socket())).await {
                 Ok(client) => break client,
                 Err(_) => tokio::time::sleep(POLL).await,
             }
         };
-        self.settle(|site, edge| {
-            site.report.kill(edge, CELL);
+        self.settle(|slots, edge| {
+            slots.report.kill(edge, CELL);
         })
         .await;
     }
@@ -187,21 +187,21 @@ impl Host<'_> {
 }
 
 /// The kills and reboots of the host while the clients call.
-struct Fate<'a> {
-    w: &'a mut World,
+struct Fate<'a, 'w> {
+    site: &'a mut Site<'w>,
     host: &'a Host<'a>,
     witnesses: &'a Witnesses,
 }
 
-impl Fate<'_> {
+impl Fate<'_, '_> {
     async fn until(&mut self, paused: &Cell<bool>, dice: &mut Dice) {
         let mut next = Instant::now();
         while !paused.get() {
             let alive = Instant::now();
             tokio::time::sleep(POLL).await;
-            self.w.revive().await;
-            if self.w.dead() {
-                let edge = disarm(self.w);
+            self.site.w.revive().await;
+            if self.site.w.dead() {
+                let edge = self.site.fault.disarm();
                 self.host.report.kill(&edge, CELL);
                 self.start(What::Restarted, alive).await;
             } else if alive >= next {
@@ -214,22 +214,22 @@ impl Fate<'_> {
     async fn strike(&mut self, dice: &mut Dice) {
         let begun = Instant::now();
         match dice.below(12) {
-            0..4 => arm(self.w, &format!("any:{}", 1 + dice.below(40))),
+            0..4 => self.site.fault.arm(&format!("any:{}", 1 + dice.below(40))),
             4 => {
                 self.host.report.kill("at any time", CELL);
-                self.w.kill();
+                self.site.w.kill();
                 self.start(What::Restarted, begun).await;
             }
             5 => {
                 self.host.report.count("stops in sequences".to_owned());
-                self.w.stop().await;
+                self.site.w.stop().await;
                 self.start(What::Restarted, begun).await;
             }
             6 => {
                 self.host.report.count("reboots in sequences".to_owned());
                 let slots = 0..self.host.slots.len();
                 let rides: Vec<_> = slots.map(|slot| self.host.traffic.enter(slot)).collect();
-                self.w.reboot().await;
+                self.site.w.reboot().await;
                 self.witnesses.mark(Mark::Reboot);
                 self.start(What::Rebooted, begun).await;
                 for (slot, ride) in rides.iter().enumerate() {
@@ -252,7 +252,7 @@ impl Fate<'_> {
                 self.host.traffic.leave(slot, &ride);
             }
             8 => {
-                let plugin = self.w.plugin(dice.of(&Kind::ALL).plugin());
+                let plugin = self.site.w.plugin(dice.of(&Kind::ALL).plugin());
                 self.host.report.count("kills of the plugin in sequences".to_owned());
                 plugin.kill();
                 // Else it may die of its script before it is seen to listen.
@@ -271,15 +271,15 @@ impl Fate<'_> {
                     let act = [Act::Delay(late), Act::DelayAfter(late), Act::Stubborn(late)];
                     rules.push(Rule::once(rpc, act[dice.below(3) as usize].clone()));
                 }
-                self.w.plugin(kind.plugin()).rules(rules);
+                self.site.w.plugin(kind.plugin()).rules(rules);
             }
         }
     }
 
     /// Start csid; `what` that was, since `begun`, for all mounts.
     async fn start(&mut self, what: What, begun: Instant) {
-        disarm(self.w);
-        assert!(self.w.launch(&[]).await, "csid ended without a fault");
+        self.site.fault.disarm();
+        assert!(self.site.w.launch(&[]).await, "csid ended without a fault");
         for slot in 0..self.host.slots.len() {
             self.note(slot, what.clone(), begun);
         }

@@ -7,18 +7,18 @@ use csid_client::{
     AccessMode, AttachOptions, CallOptions, CreateVolume, DeregisterOptions, DetachOptions, Kind,
     MountOptions, VolumeOptions,
 };
-use csid_tests::ask::{NAMESPACE, cursor, event, healthy, secrets, unmount};
+use csid_tests::ask::{NAMESPACE, capabilities, cursor, event, healthy, secrets, unmount};
 use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::world::{count, eventually, refusal, world};
 
-use crate::site::{PASSWORD, Site, options, spec, uses, with_secrets, within};
+use crate::site::{PASSWORD, Site, creating, options, spec, with_secrets, within};
 
 const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
 fn created_volume_is_used_and_deleted() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         let row = s.create("a", spec()).await.unwrap();
         assert_eq!((row.id.as_str(), row.capacity), ("a", 1 << 20));
         assert_eq!(row.external_id, format!("id-{}", row.name), "the plugin names it by csid's name");
@@ -47,12 +47,12 @@ fn created_volume_is_used_and_deleted() {
 #[test]
 fn refused_create_leaves_no_row() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         for code in [3, 5, 6, 9, 11, 16] {
             s.rules([Rule::always("CreateVolume", Act::Fail(code))]);
             let (kind, text) = s.refused(&format!("v{code}"), spec()).await;
             assert_eq!(kind, Kind::PluginError, "{code}: {text}");
-            assert!(s.rows().await.is_empty(), "{code}: {text}");
+            assert!(s.volumes().await.is_empty(), "{code}: {text}");
         }
         assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 6, "none was repeated");
         s.w.plugin("p").honest();
@@ -62,7 +62,7 @@ fn refused_create_leaves_no_row() {
             (CreateVolume { snapshot: Some("none".to_owned()), ..spec() }, Kind::PluginError),
         ] {
             assert_eq!(s.refused("a", spec).await.0, kind);
-            assert!(s.rows().await.is_empty());
+            assert!(s.volumes().await.is_empty());
         }
         s.nothing_left().await;
     });
@@ -72,7 +72,7 @@ fn refused_create_leaves_no_row() {
 #[test]
 fn plugin_name_belongs_to_one_volume() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         let named = || CreateVolume { name: Some("disk".to_owned()), ..spec() };
         s.create("a", named()).await.unwrap();
         let (kind, text) = s.refused("b", named()).await;
@@ -87,7 +87,7 @@ fn plugin_name_belongs_to_one_volume() {
 #[test]
 fn source_is_checked_at_the_create() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.create("a", spec()).await.unwrap();
         s.rules([Rule::once("CreateVolume", Act::DelayAfter(800))]);
         let named = || CreateVolume { name: Some("disk".to_owned()), ..spec() };
@@ -104,7 +104,7 @@ fn source_is_checked_at_the_create() {
             operations.iter().any(|operation| operation.subject == "default/a")
         })
         .await;
-        let made = s.rows().await.into_iter().find(|row| row.id == "a").expect("a row").external_id;
+        let made = s.volumes().await.into_iter().find(|row| row.id == "a").expect("a row").external_id;
         s.client.deregister_volume(NAMESPACE, "a", Default::default()).await.unwrap();
         let made_first = first.await.unwrap().unwrap();
         assert_eq!(refusal(behind.await.unwrap()).0, Kind::NotFound, "there is no such source");
@@ -120,7 +120,7 @@ fn source_is_checked_at_the_create() {
 #[test]
 fn lost_create_answer_is_asked_for_by_name() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.rules([Rule::once("CreateVolume", Act::DelayAfter(1500))]);
         let row = s.create("late", spec()).await.expect("the second answer comes in time");
         s.has(&[&row.external_id]).await;
@@ -142,7 +142,7 @@ fn lost_create_answer_is_asked_for_by_name() {
 #[test]
 fn unanswered_create_is_repeated_without_a_caller() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
         let (kind, text) = s.refused("a", within(SHORT, spec())).await;
         assert!(kind == Kind::TimedOut && text.contains("CreateVolume: INTERNAL"), "{text}");
@@ -153,7 +153,7 @@ fn unanswered_create_is_repeated_without_a_caller() {
         assert!([Kind::AlreadyExists, Kind::TimedOut].contains(&kind));
         s.restart().await;
         eventually("csid asks again", async || s.w.plugin("p").count("CreateVolume", "") > 3).await;
-        assert_eq!(s.rows().await[0].external_id, "", "it is known, and not there yet");
+        assert_eq!(s.volumes().await[0].external_id, "", "it is known, and not there yet");
         eventually("it is explained", async || {
             let reply = s.client.explain(NAMESPACE, "a", CallOptions::default()).await.unwrap();
             let waits = reply.waiting_for.contains("CreateVolume") && reply.next_try > 0;
@@ -161,7 +161,7 @@ fn unanswered_create_is_repeated_without_a_caller() {
         })
         .await;
         s.w.plugin("p").honest();
-        eventually("it is there", async || s.rows().await[0].external_id.starts_with("id-")).await;
+        eventually("it is there", async || s.volumes().await[0].external_id.starts_with("id-")).await;
         s.delete("a", options()).await.unwrap();
         s.nothing_left().await;
     });
@@ -170,14 +170,14 @@ fn unanswered_create_is_repeated_without_a_caller() {
 #[test]
 fn killed_around_a_creation_csid_finishes_it() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         for (round, edge) in ["CreateVolume.before:1", "CreateVolume.after:1"].into_iter().enumerate() {
             let volume = format!("v{round}");
-            s.arm(edge);
+            s.fault.arm(edge);
             s.create(&volume, spec()).await.expect_err("csid dies");
             s.died().await;
             s.restart().await;
-            eventually("it is made", async || !s.rows().await[0].external_id.is_empty()).await;
+            eventually("it is made", async || !s.volumes().await[0].external_id.is_empty()).await;
             let row = s.create(&volume, spec()).await.unwrap();
             s.has(&[&row.external_id]).await;
             s.delete(&volume, options()).await.unwrap();
@@ -190,13 +190,13 @@ fn killed_around_a_creation_csid_finishes_it() {
 #[test]
 fn killed_anywhere_csid_ends_as_its_caller_wants() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         let mut kills = 0;
         for register in [true, false] {
             for edge in 1.. {
                 let spec = || CreateVolume { register: Some(register), ..spec() };
                 let volume = format!("{register}-{edge}");
-                s.arm(&format!("any:{edge}"));
+                s.fault.arm(&format!("any:{edge}"));
                 let mut made = s.create(&volume, spec()).await.ok();
                 let inline = |external_id: &str| match register {
                     true => options(),
@@ -227,7 +227,7 @@ fn killed_anywhere_csid_ends_as_its_caller_wants() {
         }
         count("kills around creations and deletions", kills);
         assert!(kills >= 28, "{kills}");
-        s.arm("");
+        s.fault.disarm();
         s.nothing_left().await;
     });
 }
@@ -235,25 +235,25 @@ fn killed_anywhere_csid_ends_as_its_caller_wants() {
 #[test]
 fn unregistered_creates_row_stays_until_fetched() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         let unkept = || CreateVolume { register: Some(false), ..spec() };
         let row = s.create("a", unkept()).await.unwrap();
-        assert!(row.external_id.starts_with("id-") && s.rows().await.is_empty());
+        assert!(row.external_id.starts_with("id-") && s.volumes().await.is_empty());
         assert_eq!(s.create("a", unkept()).await.unwrap().external_id, row.external_id);
 
         // The answer of this one is lost: it is kept until it is fetched.
-        s.arm("CreateVolume.after:1");
+        s.fault.arm("CreateVolume.after:1");
         s.create("b", unkept()).await.expect_err("csid dies");
         s.died().await;
         s.restart().await;
-        eventually("it is made", async || !s.rows().await[0].external_id.is_empty()).await;
-        let kept = s.rows().await.remove(0);
+        eventually("it is made", async || !s.volumes().await[0].external_id.is_empty()).await;
+        let kept = s.volumes().await.remove(0);
         assert_eq!(
             refusal(s.client.mount(NAMESPACE, "b", "job", MountOptions::default()).await).0,
             Kind::Busy
         );
         assert_eq!(s.create("b", unkept()).await.unwrap().external_id, kept.external_id);
-        assert!(s.rows().await.is_empty());
+        assert!(s.volumes().await.is_empty());
 
         for external_id in [row.external_id, kept.external_id] {
             let inline =
@@ -267,14 +267,14 @@ fn unregistered_creates_row_stays_until_fetched() {
 #[test]
 fn secrets_that_are_needed_again_are_asked_for() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.w.plugin("p").set(|script| script.secret = Some(("password".to_owned(), PASSWORD.to_owned())));
         let secret = || CreateVolume { secrets: Some(secrets(&[("password", PASSWORD)])), ..spec() };
         assert_eq!(s.refused("a", spec()).await.0, Kind::PluginError);
-        assert!(s.rows().await.is_empty(), "nothing was made");
+        assert!(s.volumes().await.is_empty(), "nothing was made");
 
         let before = cursor(&s.client).await;
-        s.arm("CreateVolume.after:1");
+        s.fault.arm("CreateVolume.after:1");
         s.create("a", secret()).await.expect_err("csid dies");
         s.died().await;
         s.restart().await;
@@ -286,7 +286,7 @@ fn secrets_that_are_needed_again_are_asked_for() {
         s.has(&[&row.external_id]).await;
 
         assert_eq!(refusal(s.delete("a", options()).await).0, Kind::PluginError);
-        s.arm("DeleteVolume.after:1");
+        s.fault.arm("DeleteVolume.after:1");
         s.delete("a", with_secrets()).await.expect_err("csid dies");
         s.died().await;
         s.restart().await;
@@ -299,14 +299,14 @@ fn secrets_that_are_needed_again_are_asked_for() {
 #[test]
 fn killed_around_a_deletion_csid_finishes_it() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         for edge in ["DeleteVolume.before:1", "DeleteVolume.after:1"] {
             s.create("a", spec()).await.unwrap();
-            s.arm(edge);
+            s.fault.arm(edge);
             s.delete("a", options()).await.expect_err("csid dies");
             s.died().await;
             s.restart().await;
-            eventually("it is gone", async || s.rows().await.is_empty()).await;
+            eventually("it is gone", async || s.volumes().await.is_empty()).await;
             s.delete("a", options()).await.unwrap();
             s.has(&[]).await;
         }
@@ -317,7 +317,7 @@ fn killed_around_a_deletion_csid_finishes_it() {
 #[test]
 fn refused_delete_changes_nothing() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         let row = s.create("a", spec()).await.unwrap();
         s.rules([Rule::always("DeleteVolume", Act::Fail(9))]);
         assert_eq!(refusal(s.delete("a", options()).await).0, Kind::PluginError);
@@ -334,7 +334,7 @@ fn refused_delete_changes_nothing() {
 #[test]
 fn delete_during_create_runs_after_it() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.rules([Rule::once("CreateVolume", Act::DieAfter)]);
         assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
         s.w.plugin("p").died().await;
@@ -349,7 +349,7 @@ fn delete_during_create_runs_after_it() {
 #[test]
 fn detach_during_create_calls_no_plugin() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
         assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
         let (kind, error) =
@@ -383,14 +383,14 @@ async fn forget(s: &Site<'_>, volume: &str) {
 }
 
 async fn is_made(s: &Site<'_>, volume: &str) -> bool {
-    s.rows().await.iter().any(|row| row.id == volume && !row.external_id.is_empty())
+    s.volumes().await.iter().any(|row| row.id == volume && !row.external_id.is_empty())
 }
 
 /// A creation that was forgotten by force has no say in another plugin's volume that has its name since.
 #[test]
 fn forgotten_create_is_not_a_volume_elsewhere() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         with_another(&mut s).await;
         // It comes late.
         s.rules([Rule::once("CreateVolume", Act::DelayAfter(900))]);
@@ -403,7 +403,7 @@ fn forgotten_create_is_not_a_volume_elsewhere() {
         s.w.plugin("q").rules([Rule::always("CreateVolume", Act::Fail(13))]);
         assert_eq!(s.refused("a", within(SHORT, of_q())).await.0, Kind::TimedOut);
         assert_eq!(refusal(late.await.unwrap()).0, Kind::Cancelled);
-        let row = s.rows().await.remove(0);
+        let row = s.volumes().await.remove(0);
         assert_eq!((row.plugin.as_str(), row.external_id.as_str()), ("q", ""));
         s.w.plugin("q").honest();
         let made = s.create("a", of_q()).await.expect("q's answer");
@@ -455,7 +455,7 @@ fn forgotten_create_is_not_a_volume_elsewhere() {
 #[test]
 fn cancelled_create_is_completed_and_deleted() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
         let waits = {
             let client = s.client.clone();
@@ -479,7 +479,7 @@ fn cancelled_create_is_completed_and_deleted() {
 #[test]
 fn forgotten_create_is_not_an_attached_volume() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.w.plugin("p").provision("x");
         s.rules([Rule::once("CreateVolume", Act::DelayAfter(900))]);
         let late = {
@@ -491,7 +491,7 @@ fn forgotten_create_is_not_an_attached_volume() {
         let inline = AttachOptions {
             plugin: Some("p".to_owned()),
             external_id: Some("x".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeWriter])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
             ..AttachOptions::default()
         };
         s.client.attach_volume(NAMESPACE, "a", "node-2", inline).await.unwrap();
@@ -521,7 +521,7 @@ fn forgotten_create_is_not_an_attached_volume() {
 #[test]
 fn volume_created_for_deletion_is_not_returned() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
         assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
         let deletes = {
@@ -545,7 +545,7 @@ fn volume_created_for_deletion_is_not_returned() {
 #[test]
 fn creation_requires_the_place_where_the_node_was() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         let at = |zone: &str| BTreeMap::from([("zone".to_owned(), zone.to_owned())]);
         s.w.plugin("p").set(|script| {
             script.plugin.push("VOLUME_ACCESSIBILITY_CONSTRAINTS".to_owned());
@@ -566,7 +566,7 @@ fn creation_requires_the_place_where_the_node_was() {
         s.w.plugin("p").start().await;
         s.restart().await;
         s.is_ready().await;
-        eventually("it is made", async || !s.rows().await[0].external_id.is_empty()).await;
+        eventually("it is made", async || !s.volumes().await[0].external_id.is_empty()).await;
         assert_eq!(s.create("v", spec()).await.unwrap().topologies, [at("a")]);
         assert_eq!(s.create("w", spec()).await.unwrap().topologies, [at("b")]);
         for volume in ["v", "w"] {

@@ -6,19 +6,19 @@ use csid_client::{
     AccessMode, AttachOptions, ClaimOptions, CreateVolume, ExpandOptions, Expanded, Kind, MountOptions,
     ReleaseOptions,
 };
-use csid_tests::ask::{NAMESPACE, state, unmount};
+use csid_tests::ask::{NAMESPACE, capabilities, state, unmount};
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
 
-use crate::site::{Site, options, spec, uses};
+use crate::site::{Site, creating, expands_offline, options, spec};
 
 const LARGE: u64 = 8 << 20;
 
 #[test]
 fn co_rule_26_offline_expansion_waits_for_the_unmount() {
     world(async |w| {
-        let mut s = Site::new(w).await;
-        s.expands_offline().await;
+        let mut s = creating(w).await;
+        expands_offline(&mut s).await;
         s.create("a", spec()).await.unwrap();
         s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await.unwrap();
 
@@ -44,9 +44,9 @@ fn co_rule_26_offline_expansion_waits_for_the_unmount() {
 #[test]
 fn later_claims_do_not_overtake_offline_expansion() {
     world(async |w| {
-        let mut s = Site::new(w).await;
-        s.expands_offline().await;
-        let capabilities = Some(uses(&[AccessMode::SingleNodeMultiWriter]));
+        let mut s = creating(w).await;
+        expands_offline(&mut s).await;
+        let capabilities = Some(capabilities(&[AccessMode::SingleNodeMultiWriter]));
         s.create("a", CreateVolume { capabilities, ..spec() }).await.unwrap();
         let claim = async |s: &Site<'_>, consumer: &str, options: ClaimOptions| {
             s.client.claim(NAMESPACE, "a", consumer, options).await
@@ -91,7 +91,7 @@ fn later_claims_do_not_overtake_offline_expansion() {
 #[test]
 fn failed_node_expansion_is_repeated_by_the_same_call() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.w.plugin("p").set(|script| {
             script.plugin.push("ONLINE".to_owned());
             script.capabilities.push("EXPAND_VOLUME".to_owned());
@@ -109,7 +109,7 @@ fn failed_node_expansion_is_repeated_by_the_same_call() {
         };
         s.rules([Rule::always("NodeExpandVolume", Act::Fail(9))]);
         assert_eq!(refusal(expand(&s).await).0, Kind::PluginError);
-        assert_eq!(s.rows().await[0].pending_expand, LARGE);
+        assert_eq!(s.volumes().await[0].pending_expand, LARGE);
         s.w.plugin("p").honest();
         let expanded = expand(&s).await.unwrap();
         assert_eq!((expanded.capacity_bytes, expanded.node_expansion_required), (LARGE, false));
@@ -122,7 +122,7 @@ fn failed_node_expansion_is_repeated_by_the_same_call() {
 
 /// A mounted volume `a` of a plugin with these capabilities besides its controller's.
 async fn mounted<'w>(w: &'w mut World, plugin: &str, node: &[&str]) -> Site<'w> {
-    let mut s = Site::new(w).await;
+    let mut s = creating(w).await;
     s.w.plugin("p").set(|script| {
         script.plugin.push(plugin.to_owned());
         script.capabilities.extend(node.iter().map(|can| (*can).to_owned()));
@@ -206,12 +206,12 @@ fn uncertain_expansion_outlives_a_smaller_request() {
         s.w.plugin("p").honest();
         let met = expand(&s, 1 << 20).await.unwrap().unwrap();
         assert!(met.node_expansion_required, "{met:?}");
-        assert_eq!(s.rows().await[0].pending_expand, LARGE);
+        assert_eq!(s.volumes().await[0].pending_expand, LARGE);
         unmount(&s.client, "a", "job").await.unwrap();
         s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await.unwrap();
-        eventually("it is expanded", async || s.rows().await[0].pending_expand == 0).await;
+        eventually("it is expanded", async || s.volumes().await[0].pending_expand == 0).await;
         assert_eq!(s.w.plugin("p").count("NodeExpandVolume", ""), 1);
-        assert_eq!(s.rows().await[0].capacity, LARGE);
+        assert_eq!(s.volumes().await[0].capacity, LARGE);
         unmount(&s.client, "a", "job").await.unwrap();
         end(s).await;
     });
@@ -227,7 +227,7 @@ fn failed_node_expansion_is_done_after_a_reboot() {
         s.w.reboot().await;
         s.w.another_boot_id();
         s.restart().await;
-        eventually("it is expanded", async || s.rows().await[0].pending_expand == 0).await;
+        eventually("it is expanded", async || s.volumes().await[0].pending_expand == 0).await;
         assert_eq!(state(&s.client, "a", "job").await, "mounted");
         unmount(&s.client, "a", "job").await.unwrap();
         end(s).await;
@@ -255,9 +255,9 @@ fn expansion_that_fails_delays_no_mount() {
             })
             .await;
         }
-        assert_eq!(s.rows().await[0].pending_expand, LARGE);
+        assert_eq!(s.volumes().await[0].pending_expand, LARGE);
         s.w.plugin("p").honest();
-        eventually("it is expanded", async || s.rows().await[0].pending_expand == 0).await;
+        eventually("it is expanded", async || s.volumes().await[0].pending_expand == 0).await;
         unmount(&s.client, "a", "job").await.unwrap();
         end(s).await;
     });

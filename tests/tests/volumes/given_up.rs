@@ -9,7 +9,7 @@ use csid_tests::script::{Act, Rule};
 use csid_tests::world::{count, eventually, refusal, world};
 use tokio::task::JoinHandle;
 
-use crate::site::{Site, options, spec, within};
+use crate::site::{Site, creating, options, spec, within};
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -45,7 +45,7 @@ async fn back(s: &mut Site<'_>) {
 }
 
 async fn no_row(s: &Site<'_>) {
-    eventually("no row", async || s.rows().await.is_empty()).await;
+    eventually("no row", async || s.volumes().await.is_empty()).await;
 }
 
 /// Waits until csid has no operation.
@@ -56,10 +56,10 @@ async fn quiet(s: &Site<'_>) {
 #[test]
 fn create_never_sent_ends_with_its_caller() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         away(&mut s).await;
         let cancelled = create(&s, "a");
-        eventually("it is entered", async || s.rows().await.len() == 1).await;
+        eventually("it is entered", async || s.volumes().await.len() == 1).await;
         s.client.cancel_operation("a").await.unwrap();
         assert_eq!(refusal(cancelled.await.unwrap()).0, Kind::Cancelled);
         no_row(&s).await;
@@ -77,11 +77,11 @@ fn create_never_sent_ends_with_its_caller() {
 #[test]
 fn create_never_sent_ends_by_delete_or_deregister() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         away(&mut s).await;
         for round in 0..3 {
             let waits = create(&s, "a");
-            eventually("it is entered", async || s.rows().await.len() == 1).await;
+            eventually("it is entered", async || s.volumes().await.len() == 1).await;
             let ends = async {
                 match round {
                     0 => s.delete("a", options()).await,
@@ -91,7 +91,7 @@ fn create_never_sent_ends_by_delete_or_deregister() {
             };
             let ended = tokio::time::timeout(Duration::from_secs(10), ends).await;
             ended.expect("at once").unwrap();
-            assert!(s.rows().await.is_empty(), "{round}");
+            assert!(s.volumes().await.is_empty(), "{round}");
             assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled, "{round}");
         }
         quiet(&s).await;
@@ -105,10 +105,10 @@ fn create_never_sent_ends_by_delete_or_deregister() {
 #[test]
 fn create_never_sent_does_not_outlive_csid() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         away(&mut s).await;
         let waits = create(&s, "a");
-        eventually("it is entered", async || s.rows().await.len() == 1).await;
+        eventually("it is entered", async || s.volumes().await.len() == 1).await;
         waits.abort();
         s.restart().await;
         no_row(&s).await;
@@ -122,7 +122,7 @@ fn create_never_sent_does_not_outlive_csid() {
 #[test]
 fn delete_takes_over_a_create_that_is_waited_for() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
         let waits = create(&s, "a");
         eventually("p has answered", async || {
@@ -148,14 +148,14 @@ fn delete_takes_over_a_create_that_is_waited_for() {
 #[test]
 fn volume_found_by_a_refused_delete_is_registered() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
         assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
         let soon = VolumeOptions { deadline_usec: Some(300_000), ..options() };
         assert_eq!(refusal(s.delete("a", soon).await).0, Kind::TimedOut);
         s.rules([Rule::always("DeleteVolume", Act::Fail(9))]);
         assert_eq!(refusal(s.delete("a", options()).await).0, Kind::PluginError);
-        let row = s.rows().await.pop().expect("the row");
+        let row = s.volumes().await.pop().expect("the row");
         assert!(row.external_id.starts_with("id-"), "{row:?}");
         s.w.plugin("p").honest();
         s.delete("a", options()).await.unwrap();
@@ -167,7 +167,7 @@ fn volume_found_by_a_refused_delete_is_registered() {
 #[test]
 fn create_that_was_given_up_does_not_come_back() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         for (round, code) in [2, 8, 13, 14].into_iter().enumerate() {
             s.rules([Rule::always("CreateVolume", Act::Fail(code))]);
             let asked = s.w.plugin("p").count("CreateVolume", "");
@@ -179,7 +179,7 @@ fn create_that_was_given_up_does_not_come_back() {
             let options = if round < 2 { by_force() } else { forget() };
             let given_up = tokio::time::timeout(Duration::from_secs(10), deregister(&s, "a", options)).await;
             given_up.expect("at once").unwrap();
-            assert!(s.rows().await.is_empty(), "{code}");
+            assert!(s.volumes().await.is_empty(), "{code}");
             assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled, "{code}");
             quiet(&s).await;
             let asked = s.w.plugin("p").count("CreateVolume", "");
@@ -191,7 +191,7 @@ fn create_that_was_given_up_does_not_come_back() {
             s.is_ready().await;
             quiet(&s).await;
             assert_eq!(s.w.plugin("p").count("CreateVolume", ""), asked, "{code}: since it was given up");
-            assert!(s.rows().await.is_empty(), "{code}");
+            assert!(s.volumes().await.is_empty(), "{code}");
         }
         s.nothing_left().await;
     });
@@ -201,7 +201,7 @@ fn create_that_was_given_up_does_not_come_back() {
 #[test]
 fn late_answer_of_a_forgotten_create_is_ignored() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.rules([Rule::always("CreateVolume", Act::Stubborn(2_000))]);
         let waits = create(&s, "a");
         eventually("p is asked", async || s.w.plugin("p").count("CreateVolume", "") > 0).await;
@@ -209,10 +209,10 @@ fn late_answer_of_a_forgotten_create_is_ignored() {
         assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled);
         eventually("p makes it", async || !s.w.plugin("p").backend().made().unwrap().is_empty()).await;
         quiet(&s).await;
-        assert!(s.rows().await.is_empty());
+        assert!(s.volumes().await.is_empty());
         s.restart().await;
         s.is_ready().await;
-        assert!(s.rows().await.is_empty());
+        assert!(s.volumes().await.is_empty());
         let made = s.w.plugin("p").backend().made().unwrap().pop().unwrap().replace("volume ", "");
         let inline = VolumeOptions { plugin: Some("p".to_owned()), external_id: Some(made), ..options() };
         s.w.plugin("p").honest();
@@ -224,7 +224,7 @@ fn late_answer_of_a_forgotten_create_is_ignored() {
 #[test]
 fn deletion_that_was_given_up_does_not_come_back() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         for options_of in [by_force, forget] {
             let row = s.create("a", spec()).await.unwrap();
             s.rules([Rule::always("DeleteVolume", Act::Fail(13))]);
@@ -265,15 +265,15 @@ fn deletion_that_was_given_up_does_not_come_back() {
 #[test]
 fn killed_while_it_gives_up_csid_brings_nothing_back() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         let mut kills = 0;
         for edge in 1.. {
             s.rules([Rule::always("CreateVolume", Act::Fail(13))]);
             assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
             s.w.plugin("p").kill();
             s.restart().await;
-            eventually("it is known", async || s.rows().await.len() == 1).await;
-            s.arm(&format!("any:{edge}"));
+            eventually("it is known", async || s.volumes().await.len() == 1).await;
+            s.fault.arm(&format!("any:{edge}"));
             let given_up = deregister(&s, "a", forget()).await.is_ok();
             if !given_up {
                 s.died().await;
@@ -281,13 +281,13 @@ fn killed_while_it_gives_up_csid_brings_nothing_back() {
                 deregister(&s, "a", forget()).await.unwrap();
                 kills += 1;
             }
-            s.arm("");
-            assert!(s.rows().await.is_empty());
+            s.fault.disarm();
+            assert!(s.volumes().await.is_empty());
             let asked = s.w.plugin("p").count("CreateVolume", "");
             back(&mut s).await;
             quiet(&s).await;
             assert_eq!(s.w.plugin("p").count("CreateVolume", ""), asked, "since it was given up");
-            assert!(s.rows().await.is_empty());
+            assert!(s.volumes().await.is_empty());
             if given_up {
                 break;
             }

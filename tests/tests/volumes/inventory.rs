@@ -6,42 +6,40 @@ use csid_client::{
     AccessMode, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimOptions, CreateVolume, Error,
     ExpandOptions, Kind, PluginService, ReleaseOptions, SnapshotFilter, SnapshotOptions, ValidateOptions,
 };
-use csid_tests::ask::{NAMESPACE, secrets};
+use csid_tests::ask::{NAMESPACE, capabilities, secrets};
 use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::world::{count, refusal, world};
 
-use crate::site::{PASSWORD, Site, options, spec, uses, with_secrets};
+use crate::site::{PASSWORD, Site, creating, options, spec, with_secrets};
 
-impl Site<'_> {
-    /// A snapshot of `volume`; the plugin's id for it.
-    async fn snapshot(&self, volume: &str, name: &str) -> String {
-        let taken = self.client.create_snapshot(NAMESPACE, volume, name, SnapshotOptions::default());
-        taken.await.expect("a snapshot").id
-    }
+/// Takes a snapshot of `volume`. Returns the plugin's id of it.
+async fn take_snapshot(s: &Site<'_>, volume: &str, name: &str) -> String {
+    let taken = s.client.create_snapshot(NAMESPACE, volume, name, SnapshotOptions::default());
+    taken.await.expect("a snapshot").id
+}
 
-    /// Reads all pages of at most `max` entries. Returns the ids and the number of pages.
-    async fn snapshots(&self, max: u32, external_id: Option<&str>) -> (Vec<String>, usize) {
-        let (mut ids, mut pages, mut token) = (Vec::new(), 0, None);
-        loop {
-            let volume = external_id.map(str::to_owned);
-            let filter = SnapshotFilter { volume, token, max: Some(max), ..SnapshotFilter::default() };
-            let (rows, next) = self.client.list_snapshots("p", filter).await.expect("a page");
-            assert!(rows.len() <= max as usize, "{rows:?}");
-            assert!(rows.iter().all(|row| row.ready && row.size > 0), "{rows:?}");
-            ids.extend(rows.into_iter().map(|row| row.id));
-            pages += 1;
-            if next.is_empty() {
-                return (ids, pages);
-            }
-            token = Some(next);
+/// Reads all pages of at most `max` entries. Returns the ids and the number of pages.
+async fn list_snapshots(s: &Site<'_>, max: u32, external_id: Option<&str>) -> (Vec<String>, usize) {
+    let (mut ids, mut pages, mut token) = (Vec::new(), 0, None);
+    loop {
+        let volume = external_id.map(str::to_owned);
+        let filter = SnapshotFilter { volume, token, max: Some(max), ..SnapshotFilter::default() };
+        let (rows, next) = s.client.list_snapshots("p", filter).await.expect("a page");
+        assert!(rows.len() <= max as usize, "{rows:?}");
+        assert!(rows.iter().all(|row| row.ready && row.size > 0), "{rows:?}");
+        ids.extend(rows.into_iter().map(|row| row.id));
+        pages += 1;
+        if next.is_empty() {
+            return (ids, pages);
         }
+        token = Some(next);
     }
 }
 
 #[test]
 fn co_rule_40_stale_token_restarts_the_list() {
     world(async |w| {
-        let s = Site::new(w).await;
+        let s = creating(w).await;
         let mut made = BTreeSet::new();
         for volume in ["a", "b", "c"] {
             made.insert(s.create(volume, spec()).await.unwrap().external_id);
@@ -56,12 +54,12 @@ fn co_rule_40_stale_token_restarts_the_list() {
         }
         assert_eq!(listed, made);
 
-        let own = [s.snapshot("a", "one").await, s.snapshot("a", "two").await];
-        let other = s.snapshot("b", "three").await;
-        let (all, pages) = s.snapshots(1, None).await;
+        let own = [take_snapshot(&s, "a", "one").await, take_snapshot(&s, "a", "two").await];
+        let other = take_snapshot(&s, "b", "three").await;
+        let (all, pages) = list_snapshots(&s, 1, None).await;
         assert_eq!((all.len(), pages), (3, 3));
         let of_a = s.client.volume(NAMESPACE, "a").await.unwrap().external_id;
-        assert_eq!(s.snapshots(9, Some(&of_a)).await.0, own);
+        assert_eq!(list_snapshots(&s, 9, Some(&of_a)).await.0, own);
         let only = SnapshotFilter { snapshot: Some(other.clone()), ..SnapshotFilter::default() };
         let (only, next) = s.client.list_snapshots("p", only).await.unwrap();
         assert_eq!((only.len(), only[0].id.as_str(), next.as_str()), (1, other.as_str(), ""));
@@ -78,7 +76,7 @@ fn co_rule_40_stale_token_restarts_the_list() {
         for snapshot in own.iter().chain([&other]) {
             s.client.delete_snapshot("p", snapshot, CallOptions::default()).await.unwrap();
         }
-        assert_eq!(s.snapshots(9, None).await.0, Vec::<String>::new());
+        assert_eq!(list_snapshots(&s, 9, None).await.0, Vec::<String>::new());
         for volume in ["a", "b", "c"] {
             s.delete(volume, options()).await.unwrap();
         }
@@ -89,7 +87,7 @@ fn co_rule_40_stale_token_restarts_the_list() {
 #[test]
 fn capacity_query_has_use_parameters_and_topology() {
     world(async |w| {
-        let s = Site::new(w).await;
+        let s = creating(w).await;
         let all = s.client.capacity("p", CapacityOptions::default()).await.unwrap();
         s.create("a", spec()).await.unwrap();
         let less = CapacityOptions {
@@ -113,7 +111,7 @@ fn capacity_query_has_use_parameters_and_topology() {
 #[test]
 fn missing_capability_is_not_asked() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.w.plugin("p").set(|script| script.control(&CONTROLLER[..1]));
         s.w.plugin("p").kill();
         s.w.plugin("p").start().await;
@@ -158,7 +156,7 @@ fn plugin_without_controller_is_not_supported() {
 #[test]
 fn list_error_repeats_no_secret_of_another_call() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.create("a", spec()).await.unwrap();
         let words = format!("the login with {PASSWORD} failed");
         let rpcs = ["ListVolumes", "ListSnapshots", "GetCapacity"];
@@ -193,9 +191,9 @@ fn list_error_repeats_no_secret_of_another_call() {
 #[test]
 fn unready_snapshot_is_asked_for_with_its_secrets() {
     world(async |w| {
-        let s = Site::new(w).await;
+        let s = creating(w).await;
         s.create("a", spec()).await.unwrap();
-        let snapshot = s.snapshot("a", "one").await;
+        let snapshot = take_snapshot(&s, "a", "one").await;
         s.w.plugin("p").set(|script| script.secret = Some(("password".to_owned(), PASSWORD.to_owned())));
         let with = || Some(secrets(&[("password", PASSWORD)]));
         let delete = |secrets| {
@@ -235,7 +233,7 @@ fn unready_snapshot_is_asked_for_with_its_secrets() {
 
         // A caller's deadline ends the wait, and a deletion that has begun goes on.
         s.w.plugin("p").set(|script| script.secret = None);
-        let snapshot = s.snapshot("a", "two").await;
+        let snapshot = take_snapshot(&s, "a", "two").await;
         s.w.plugin("p").rules([
             Rule::once("DeleteSnapshot", Act::Delay(700)),
             Rule::once("GetCapacity", Act::Delay(60_000)),
@@ -245,8 +243,10 @@ fn unready_snapshot_is_asked_for_with_its_secrets() {
         let soon = CapacityOptions { deadline_usec: Some(200_000), ..CapacityOptions::default() };
         assert_eq!(refusal(s.client.capacity("p", soon).await).0, Kind::TimedOut);
         s.w.plugin("p").rules([]);
-        csid_tests::world::eventually("it is deleted", async || s.snapshots(9, None).await.0.is_empty())
-            .await;
+        csid_tests::world::eventually("it is deleted", async || {
+            list_snapshots(&s, 9, None).await.0.is_empty()
+        })
+        .await;
         s.delete("a", options()).await.unwrap();
         s.nothing_left().await;
     });
@@ -255,7 +255,7 @@ fn unready_snapshot_is_asked_for_with_its_secrets() {
 #[test]
 fn snapshot_without_wait_returns_before_ready() {
     world(async |w| {
-        let s = Site::new(w).await;
+        let s = creating(w).await;
         s.create("a", spec()).await.unwrap();
         s.w.plugin("p").set(|script| script.snapshot_ready_at = 3);
         let mut answers = Vec::new();
@@ -268,7 +268,7 @@ fn snapshot_without_wait_returns_before_ready() {
         assert!(answers.iter().all(|row| row.id == answers[0].id && !row.id.is_empty()), "{answers:?}");
         // With wait, the default, it is answered once it can be used.
         s.w.plugin("p").set(|script| script.snapshot_ready_at = 2);
-        let ready = s.snapshot("a", "two").await;
+        let ready = take_snapshot(&s, "a", "two").await;
         for id in [&answers[0].id, &ready] {
             s.client.delete_snapshot("p", id, CallOptions::default()).await.unwrap();
         }
@@ -281,9 +281,11 @@ fn snapshot_without_wait_returns_before_ready() {
 fn validation_asks_for_each_of_several_capabilities() {
     use AccessMode::{MultiNodeMultiWriter, SingleNodeReaderOnly, SingleNodeWriter};
     world(async |w| {
-        let s = Site::new(w).await;
-        let can =
-            CreateVolume { capabilities: Some(uses(&[SingleNodeWriter, SingleNodeReaderOnly])), ..spec() };
+        let s = creating(w).await;
+        let can = CreateVolume {
+            capabilities: Some(capabilities(&[SingleNodeWriter, SingleNodeReaderOnly])),
+            ..spec()
+        };
         s.create("a", can).await.unwrap();
         for (asked, confirmed) in [
             (vec![SingleNodeWriter, SingleNodeReaderOnly], true),
@@ -291,7 +293,8 @@ fn validation_asks_for_each_of_several_capabilities() {
             (vec![SingleNodeWriter, MultiNodeMultiWriter], false),
             (vec![MultiNodeMultiWriter, SingleNodeWriter], false),
         ] {
-            let options = ValidateOptions { capabilities: Some(uses(&asked)), ..ValidateOptions::default() };
+            let options =
+                ValidateOptions { capabilities: Some(capabilities(&asked)), ..ValidateOptions::default() };
             let answer = s.client.validate_volume(NAMESPACE, "a", options).await.unwrap();
             assert_eq!(answer.confirmed, confirmed, "{asked:?}: {}", answer.message);
             assert_eq!(answer.message.is_empty(), confirmed, "{asked:?}: {}", answer.message);
@@ -304,7 +307,7 @@ fn validation_asks_for_each_of_several_capabilities() {
 #[test]
 fn expansion_by_a_plugin_that_cannot_is_not_supported() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         let able: Vec<&str> = CONTROLLER.into_iter().filter(|can| *can != "EXPAND_VOLUME").collect();
         s.w.plugin("p").set(|script| script.control(&able));
         s.w.plugin("p").kill();

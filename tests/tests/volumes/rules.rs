@@ -7,20 +7,20 @@ use csid_client::{
     AccessMode, CallOptions, ClaimMode, ClaimOptions, CreateVolume, ExpandOptions, MountOptions,
     RegisterVolume, ReleaseOptions,
 };
-use csid_tests::ask::{NAMESPACE, secrets};
+use csid_tests::ask::{NAMESPACE, capabilities, secrets};
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{count, world};
 
-use crate::site::{PASSWORD, Site, options, spec, uses, with_secrets};
+use crate::site::{PASSWORD, Site, creating, expands_offline, options, spec, with_secrets};
 
 const RULES: [u8; 9] = [20, 23, 26, 27, 31, 32, 33, 35, 39];
 
 #[test]
 fn witness_checks_every_rule_on_volumes() {
     world(async |w| {
-        let mut s = Site::new(w).await;
+        let mut s = creating(w).await;
         s.w.plugin("p").set(|script| script.capabilities.push("GET_VOLUME_STATS".to_owned()));
-        s.expands_offline().await;
+        expands_offline(&mut s).await;
         let given = || Some(secrets(&[("password", PASSWORD)]));
         let claim = async |s: &Site<'_>, volume: &str, mode| {
             let options = ClaimOptions { mode: Some(mode), secrets: given(), ..ClaimOptions::default() };
@@ -48,7 +48,7 @@ fn witness_checks_every_rule_on_volumes() {
         let register = RegisterVolume {
             plugin: Some("p".to_owned()),
             external_id: Some("given".to_owned()),
-            capabilities: Some(uses(&[AccessMode::SingleNodeReaderOnly])),
+            capabilities: Some(capabilities(&[AccessMode::SingleNodeReaderOnly])),
             secrets: given(),
             ..RegisterVolume::default()
         };

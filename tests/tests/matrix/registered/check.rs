@@ -35,7 +35,7 @@ struct Seen {
 impl Pool<'_> {
     /// Hold rows, mounts and attachments against what the answers allow.
     pub(super) async fn check(&mut self) {
-        let (client, backend) = (&self.client, self.w.plugin("p").backend());
+        let (client, backend) = (&self.site.client, self.site.w.plugin("p").backend());
         let volumes = client.list_volumes(VolumeFilter::default()).await.expect("the volumes");
         let mut attached = BTreeSet::new();
         for volume in self.volumes.iter().filter(|volume| volumes.iter().any(|row| row.id == volume.name)) {
@@ -50,7 +50,7 @@ impl Pool<'_> {
             mounts: client.list_mounts(MountFilter::default()).await.expect("the rows"),
             made: backend.made().expect("the backend").into_iter().collect(),
             kept: backend.all().expect("the backend"),
-            table: kernel::below(&self.w.dir).expect("the mount table"),
+            table: kernel::below(&self.site.w.dir).expect("the mount table"),
         };
         let mut wrong = Vec::new();
         self.check_items(&seen, &mut wrong);
@@ -76,13 +76,13 @@ impl Pool<'_> {
 
     /// The plugin's volumes that CreateVolume made.
     pub(super) fn made_volumes(&mut self) -> BTreeSet<String> {
-        let made = self.w.plugin("p").backend().made().expect("the backend");
+        let made = self.site.w.plugin("p").backend().made().expect("the backend");
         made.into_iter().filter(|made| made.starts_with("volume ")).collect()
     }
 
     /// Checks, also before csid is at rest, that a row has each volume that was and is there, at least by its name (CSI rule 39).
     pub(super) async fn check_known(&mut self, before: &BTreeSet<String>) {
-        let rows = self.client.list_volumes(VolumeFilter::default()).await.expect("the volumes");
+        let rows = self.site.client.list_volumes(VolumeFilter::default()).await.expect("the volumes");
         let known = |row: &VolumeRow| match row.external_id.as_str() {
             "" => format!("volume {}", backend::id_of("id", &row.name)),
             id => format!("volume {id}"),
@@ -234,7 +234,7 @@ impl Pool<'_> {
                 _ => wrong.push((Broken::Leftover, format!("a row that nobody asked for: {row:?}"))),
             }
         }
-        for left in self.w.leftovers() {
+        for left in self.site.w.leftovers() {
             let is_explained = match left.split_once(' ') {
                 Some(("mount", path)) => points.contains(Path::new(path)),
                 Some(("path", path)) => paths.contains(Path::new(path)),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use csid_client::{Client, Target};
 use csid_tests::dice::Dice;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::World;
+use csid_tests::site::Site;
 use futures_util::future::join_all;
 
 use super::item::{self, Answer};
@@ -19,7 +19,7 @@ use super::{Ask, BYTES, Item, Manner, Pool, REBOOTS, SECOND, Setting, Volume, af
 use crate::model::{Entry, Told, after_all};
 use crate::plan::Plugin;
 use crate::report::Report;
-use crate::site::{POLL, arm, disarm};
+use crate::slots::POLL;
 
 const CLIENTS: usize = 4;
 /// Calls of a client between two pauses, at most.
@@ -42,7 +42,7 @@ impl Pool<'_> {
         // Few, so that they meet.
         let near = self.dice.below(self.volumes.len() as u64) as usize;
         let desk = Desk {
-            socket: self.w.socket(),
+            socket: self.site.w.socket(),
             setting: self.setting,
             volumes: &self.volumes,
             items: &self.items,
@@ -56,7 +56,7 @@ impl Pool<'_> {
             join_all(dice.into_iter().map(|dice| desk.client(dice))).await;
             paused.set(true);
         };
-        tokio::join!(clients, fate(self.w, self.setting, &self.report, &paused, &mut self.dice));
+        tokio::join!(clients, fate(&mut self.site, self.setting, &self.report, &paused, &mut self.dice));
 
         let answers = desk.answers.into_inner();
         for number in 0..self.items.len() {
@@ -69,23 +69,23 @@ impl Pool<'_> {
         for (item, got, Entry { what: (ask, _), .. }) in &answers {
             self.got(*item, *ask, got);
         }
-        self.w.honest();
+        self.site.w.honest();
         // csid may be dead, or about to die.
         loop {
-            if self.w.dead() {
-                self.report.kill(&disarm(self.w), CELL);
-                assert!(self.w.launch(&[]).await, "csid ended without a fault");
+            if self.site.w.dead() {
+                self.report.kill(&self.site.fault.disarm(), CELL);
+                assert!(self.site.w.launch(&[]).await, "csid ended without a fault");
             }
-            match Client::connect(&Target::Socket(self.w.socket())).await {
-                Ok(client) => break self.client = client,
+            match Client::connect(&Target::Socket(self.site.w.socket())).await {
+                Ok(client) => break self.site.client = client,
                 Err(_) => tokio::time::sleep(POLL).await,
             }
         }
         self.settle(CELL).await;
         if self.dice.once_in(REBOOTS) {
             self.reboot().await;
-            assert!(self.w.launch(&[]).await, "csid ended without a fault");
-            self.client = self.w.client().await;
+            assert!(self.site.w.launch(&[]).await, "csid ended without a fault");
+            self.site.client = self.site.w.client().await;
             self.settle(CELL).await;
         }
     }
@@ -148,41 +148,41 @@ impl Desk<'_> {
 }
 
 /// Kills and reboots the host while the clients call.
-async fn fate(w: &mut World, setting: Setting, report: &Report, paused: &Cell<bool>, dice: &mut Dice) {
+async fn fate(site: &mut Site<'_>, setting: Setting, report: &Report, paused: &Cell<bool>, dice: &mut Dice) {
     let mut next = Instant::now();
     while !paused.get() {
         tokio::time::sleep(POLL).await;
-        w.revive().await;
-        if w.dead() {
-            report.kill(&disarm(w), CELL);
-            assert!(w.launch(&[]).await, "csid ended without a fault");
+        site.w.revive().await;
+        if site.w.dead() {
+            report.kill(&site.fault.disarm(), CELL);
+            assert!(site.w.launch(&[]).await, "csid ended without a fault");
         } else if Instant::now() >= next {
-            strike(w, setting, report, dice).await;
+            strike(site, setting, report, dice).await;
             next = Instant::now() + Duration::from_millis(dice.below(200));
         }
     }
 }
 
-async fn strike(w: &mut World, setting: Setting, report: &Report, dice: &mut Dice) {
+async fn strike(site: &mut Site<'_>, setting: Setting, report: &Report, dice: &mut Dice) {
     let plugin = match setting {
         Setting::TwoControllers if dice.once_in(2) => format!("p.{SECOND}"),
         _ => "p".to_owned(),
     };
     match dice.below(12) {
-        0..5 => arm(w, &format!("any:{}", 1 + dice.below(60))),
+        0..5 => site.fault.arm(&format!("any:{}", 1 + dice.below(60))),
         5 => {
             report.kill("at any time", CELL);
-            w.kill();
-            disarm(w);
-            assert!(w.launch(&[]).await, "csid ended without a fault");
+            site.w.kill();
+            site.fault.disarm();
+            assert!(site.w.launch(&[]).await, "csid ended without a fault");
         }
         6 => {
-            w.stop().await;
-            disarm(w);
-            assert!(w.launch(&[]).await, "csid ended without a fault");
+            site.w.stop().await;
+            site.fault.disarm();
+            assert!(site.w.launch(&[]).await, "csid ended without a fault");
         }
         7 => {
-            let plugin = w.plugin(&plugin);
+            let plugin = site.w.plugin(&plugin);
             plugin.kill();
             plugin.start().await;
         }
@@ -195,7 +195,7 @@ async fn strike(w: &mut World, setting: Setting, report: &Report, dice: &mut Dic
             };
             let rpc = dice.of(&RPCS);
             let act = misbehaviour(dice.of(&Plugin::ALL), rpc, dice).unwrap_or(late);
-            w.plugin(&plugin).rules([Rule::once(rpc, act)]);
+            site.w.plugin(&plugin).rules([Rule::once(rpc, act)]);
         }
     }
 }

@@ -15,7 +15,7 @@ use csid_tests::ask::NAMESPACE;
 
 use super::{BYTES, Volume};
 use crate::model::{Entry, Told};
-use crate::site::POLL;
+use crate::slots::POLL;
 
 pub struct Item {
     /// The volume's place in the pool.

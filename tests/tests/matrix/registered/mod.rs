@@ -21,12 +21,13 @@ use csid_tests::ask::{NAMESPACE, healthy};
 use csid_tests::backend::id_of;
 use csid_tests::dice::Dice;
 use csid_tests::script::{CONTROLLER, Half};
+use csid_tests::site::Site;
 use csid_tests::world::{World, eventually};
 
 use crate::model::Told;
 use crate::plan::Plugin;
 use crate::report::Report;
-use crate::site::{POLL, disarm};
+use crate::slots::POLL;
 use item::{Answer, Ask, Got, Item, Manner, State, Thing, after};
 
 /// Within this csid comes to rest, however slow the machine is.
@@ -123,8 +124,7 @@ pub async fn live(w: &mut World, chapter: Chapter, dice: Dice, report: Arc<Repor
 }
 
 struct Pool<'w> {
-    w: &'w mut World,
-    client: Client,
+    site: Site<'w>,
     setting: Setting,
     volumes: Vec<Volume>,
     items: Vec<Item>,
@@ -201,13 +201,16 @@ impl<'w> Pool<'w> {
         let listens: Vec<_> = sockets.iter().map(|sockets| sockets.listen.clone()).collect();
         let witness = Witness::start(Setup { sockets, log, ..Setup::default() }).expect("a witness");
         w.configure_plugin("p", &listen, "rpc-deadline = \"1s\"");
-        let fault = w.path("fault").to_str().expect("UTF-8").to_owned();
-        w.environment.insert("CSID_FAULT".to_owned(), fault);
-        let client = match setting {
-            Setting::TwoControllers => two_instances(w, &listens).await,
-            Setting::Usual | Setting::Offline => w.start().await,
-        };
-        healthy(&client, "p").await;
+        if setting == Setting::TwoControllers {
+            // A file has but one instance, so both are registered by call.
+            std::fs::remove_file(w.path("etc/plugins.d/p.toml")).expect("the plugin's file");
+            w.configure("[deadlines]\nrpc = \"1s\"\n");
+        }
+        let site = Site::start(w).await;
+        if setting == Setting::TwoControllers {
+            register_instances(&site.client, &listens).await;
+        }
+        healthy(&site.client, "p").await;
         let volume = |number: usize| Volume {
             name: format!("v{number}"),
             is_created: number % 2 == 1,
@@ -217,11 +220,11 @@ impl<'w> Pool<'w> {
         };
         let items = (0..volumes).flat_map(|volume| THINGS.map(|thing| Item::new(volume, thing)));
         let (volumes, items) = ((0..volumes).map(volume).collect(), items.collect());
-        Pool { w, client, setting, volumes, items, witness, dice, report, rebooted: false }
+        Pool { site, setting, volumes, items, witness, dice, report, rebooted: false }
     }
 
     fn caller(&self) -> Caller<'_> {
-        Caller { client: &self.client, volumes: &self.volumes, items: &self.items }
+        Caller { client: &self.site.client, volumes: &self.volumes, items: &self.items }
     }
 
     /// This was asked of an item and answered, and nothing else meanwhile.
@@ -269,27 +272,27 @@ impl<'w> Pool<'w> {
     /// it was started again, the plugin mostly honest.
     async fn settle(&mut self, cell: &str) -> Option<String> {
         let rests = self.rests().await;
-        let edge = disarm(self.w);
-        let killed = (!rests || self.client.list_operations().await.is_err()).then_some(edge);
+        let edge = self.site.fault.disarm();
+        let killed = (!rests || self.site.client.list_operations().await.is_err()).then_some(edge);
         if let Some(edge) = &killed {
-            eventually("csid has ended", async || self.w.dead()).await;
+            eventually("csid has ended", async || self.site.w.dead()).await;
             let number = self.report.kill(edge, cell);
             println!("kill {number} at {edge}: {cell}");
             if !self.dice.once_in(4) {
-                self.w.honest();
+                self.site.w.honest();
             }
             if self.dice.once_in(REBOOTS) {
                 self.reboot().await;
             }
             let there = self.made_volumes();
-            assert!(self.w.launch(&[]).await, "csid ended without a fault");
-            self.client = self.w.client().await;
+            assert!(self.site.w.launch(&[]).await, "csid ended without a fault");
+            self.site.client = self.site.w.client().await;
             self.check_known(&there).await;
             assert!(self.rests().await, "csid ended without a fault");
         }
-        self.w.honest();
-        self.w.revive().await;
-        let claims = self.client.list_claims(ClaimFilter::default()).await.expect("the claims");
+        self.site.w.honest();
+        self.site.w.revive().await;
+        let claims = self.site.client.list_claims(ClaimFilter::default()).await.expect("the claims");
         for number in 0..self.items.len() {
             let item = &self.items[number];
             let claimed = claims.iter().any(|row| row.volume == self.volumes[item.volume].name);
@@ -307,8 +310,8 @@ impl<'w> Pool<'w> {
     /// The host boots again, csid is not started yet. What is mounted is to be mounted again by csid itself.
     async fn reboot(&mut self) {
         self.report.count("reboots with registered volumes".to_owned());
-        self.w.reboot().await;
-        self.w.another_boot_id();
+        self.site.w.reboot().await;
+        self.site.w.another_boot_id();
         self.witness.mark(Mark::Reboot).expect("the witness' log");
         self.items.iter_mut().for_each(|item| item.holds.clear());
         self.rebooted = true;
@@ -318,11 +321,11 @@ impl<'w> Pool<'w> {
     async fn rests(&mut self) -> bool {
         let end = Instant::now() + PATIENCE;
         loop {
-            self.w.revive().await;
-            if self.w.dead() {
+            self.site.w.revive().await;
+            if self.site.w.dead() {
                 return false;
             }
-            let client = &self.client;
+            let client = &self.site.client;
             let claims = client.list_claims(ClaimFilter::default()).await;
             let mounts = client.list_mounts(MountFilter::default()).await;
             let busy = match (client.list_operations().await, claims, mounts) {
@@ -368,7 +371,7 @@ impl<'w> Pool<'w> {
     /// The operator's part.
     fn provision(&mut self, volume: usize) {
         if !self.volumes[volume].is_created {
-            self.w.plugin("p").provision(&self.volumes[volume].name);
+            self.site.w.plugin("p").provision(&self.volumes[volume].name);
         }
     }
 
@@ -379,23 +382,20 @@ impl<'w> Pool<'w> {
 
     /// Everything is asked away, and nothing is left.
     async fn close(mut self) {
-        self.w.honest();
+        self.site.w.honest();
         let all: Vec<_> = (0..self.volumes.len()).collect();
         self.away(&all).await;
         assert_eq!(self.settle("closing").await, None, "csid ended by itself");
         self.witness.mark(Mark::Rest).expect("the witness' log");
         self.check().await;
         self.report.looked(&self.witness.verdict().expect("the witness' log").checked);
-        self.w.nothing_left(&self.client).await;
-        self.w.stop().await;
+        self.site.w.nothing_left(&self.site.client).await;
+        self.site.w.stop().await;
     }
 }
 
-/// csid with both instances of the plugin: a file has but one, so they are registered by call.
-async fn two_instances(w: &mut World, sockets: &[PathBuf]) -> Client {
-    std::fs::remove_file(w.path("etc/plugins.d/p.toml")).expect("the plugin's file");
-    w.configure("[deadlines]\nrpc = \"1s\"\n");
-    let client = w.start().await;
+/// Registers both instances of the plugin.
+async fn register_instances(client: &Client, sockets: &[PathBuf]) {
     for (instance, socket) in ["first", SECOND].iter().zip(sockets) {
         let spec = PluginSpec {
             supervision: Some(Supervision::External),
@@ -405,7 +405,6 @@ async fn two_instances(w: &mut World, sockets: &[PathBuf]) -> Client {
         };
         client.register_plugin("p", spec).await.expect("an instance");
     }
-    client
 }
 
 /// A caller, with the data that does not change meanwhile.

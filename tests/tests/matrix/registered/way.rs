@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use super::{Answer, Ask, Caller, Manner, Pool, first_of};
 use crate::model::Told;
 use crate::plan::{LATE, Plugin, TURN, hang};
-use crate::site::{POLL, arm};
+use crate::slots::POLL;
 
 /// More edges than one volume's way has.
 const EDGES: u64 = 300;
@@ -81,7 +81,7 @@ impl Pool<'_> {
                     }
                     act => act,
                 };
-                self.w.plugin("p").rules(act.map(|act| Rule::once(rpc, act)));
+                self.site.w.plugin("p").rules(act.map(|act| Rule::once(rpc, act)));
                 match self.round(&cell, &[(REGISTRATION, Ask::Delete)], &[1], edge).await {
                     true => edge += 1,
                     false => survived += 1,
@@ -110,7 +110,7 @@ impl Pool<'_> {
         for _ in 0..rounds {
             let (rpc, from) = (self.dice.of(&RPCS), 1 + self.dice.below(2));
             let act = misbehaviour(plugin, rpc, &mut self.dice);
-            self.w.plugin("p").rules(act.map(|act| Rule { from, ..Rule::once(rpc, act) }));
+            self.site.w.plugin("p").rules(act.map(|act| Rule { from, ..Rule::once(rpc, act) }));
             let edge = 1 + self.dice.below(EDGES_OF_ONE * volumes.len() as u64);
             self.round(&cell, &WAY, &volumes, edge).await;
         }
@@ -129,7 +129,7 @@ impl Pool<'_> {
         for volume in volumes {
             self.provision(*volume);
         }
-        arm(self.w, &format!("any:{edge}"));
+        self.site.fault.arm(&format!("any:{edge}"));
         for (item, ask, answer) in self.go(way, volumes).await {
             self.note(item, ask, &answer);
             if ask == Ask::Delete && answer.0 == Told::Done {
@@ -144,7 +144,7 @@ impl Pool<'_> {
 
     /// Each until it is cut off.
     async fn go(&mut self, way: &[(usize, Ask)], volumes: &[usize]) -> Vec<(usize, Ask, Answer)> {
-        let caller = Caller { client: &self.client, volumes: &self.volumes, items: &self.items };
+        let caller = Caller { client: &self.site.client, volumes: &self.volumes, items: &self.items };
         let ways = volumes.iter().map(|volume| {
             let first = first_of(*volume);
             let birth = (REGISTRATION, self.volumes[*volume].birth());
@@ -166,7 +166,7 @@ impl Pool<'_> {
         loop {
             tokio::select! {
                 answers = &mut ways => return answers.into_iter().flatten().collect(),
-                () = tokio::time::sleep(POLL) => self.w.revive().await,
+                () = tokio::time::sleep(POLL) => self.site.w.revive().await,
             }
         }
     }

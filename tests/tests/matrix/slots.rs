@@ -1,5 +1,5 @@
-//! A world in which csid is killed, and what a client knows of it: it asks, notes what the answers allow, starts csid again
-//! and waits until it has come to rest.
+//! The mounts of a site in which csid is killed, and what a client knows of them. The client asks, notes what the answers allow, starts csid
+//! again and waits until csid is at rest.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use csi_witness::{Mark, Setup, Sockets, Witness};
 use csid_client::{Client, MountFilter, MountRow, Target};
 use csid_tests::dice::Dice;
 use csid_tests::kernel;
+use csid_tests::site::Site;
 use csid_tests::world::{World, eventually};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
@@ -23,9 +24,8 @@ pub const POLL: Duration = Duration::from_millis(5);
 /// Within this csid comes to rest, however slow the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Site<'w> {
-    pub w: &'w mut World,
-    pub client: Client,
+pub struct Slots<'w> {
+    pub site: Site<'w>,
     pub slots: Vec<Slot>,
     pub witnesses: Witnesses,
     pub dice: Dice,
@@ -50,19 +50,7 @@ impl Witnesses {
     }
 }
 
-/// csid dies at the edge, until `disarm`.
-pub fn arm(w: &World, edge: &str) {
-    std::fs::write(w.path("fault"), edge).expect("the fault");
-}
-
-/// The edge at which csid was killed, if it was.
-pub fn disarm(w: &World) -> String {
-    let edge = std::fs::read_to_string(w.path("fault")).unwrap_or_default();
-    arm(w, "");
-    edge
-}
-
-impl<'w> Site<'w> {
+impl<'w> Slots<'w> {
     pub async fn new(w: &'w mut World, kinds: &[Kind], dice: Dice, report: Arc<Report>) -> Self {
         let mut witnesses = Witnesses::default();
         for id in kinds.iter().map(|kind| kind.plugin()).collect::<BTreeSet<_>>() {
@@ -78,17 +66,15 @@ impl<'w> Site<'w> {
             w.plugin("q").set(|script| script.capabilities.retain(|c| c != "STAGE_UNSTAGE_VOLUME"));
         }
         let slots = Slot::all(w, kinds);
-        let fault = w.path("fault").to_str().expect("UTF-8").to_owned();
-        w.environment.insert("CSID_FAULT".to_owned(), fault);
-        let client = w.start().await;
-        Site { w, client, slots, witnesses, dice, report, counts: false }
+        let site = Site::start(w).await;
+        Slots { site, slots, witnesses, dice, report, counts: false }
     }
 
     /// Makes the plugins count publishes, before anything is published.
     pub fn count_publishes(&mut self) {
         let plugins: BTreeSet<_> = self.slots.iter().map(|slot| slot.kind.plugin()).collect();
         for id in plugins {
-            self.w.plugin(id).set(|script| script.counts_publishes = true);
+            self.site.w.plugin(id).set(|script| script.counts_publishes = true);
         }
         self.counts = true;
     }
@@ -113,7 +99,7 @@ impl<'w> Site<'w> {
             if ask == Ask::Unmount {
                 slot.holds.clear();
             }
-            asked.push(tokio::spawn(slot.ask(&self.client, ask, Manner::default())));
+            asked.push(tokio::spawn(slot.ask(&self.site.client, ask, Manner::default())));
         }
         asked
     }
@@ -123,10 +109,10 @@ impl<'w> Site<'w> {
         let answers = loop {
             tokio::select! {
                 answers = &mut answers => break answers,
-                () = tokio::time::sleep(POLL) => self.w.revive().await,
+                () = tokio::time::sleep(POLL) => self.site.w.revive().await,
             }
         };
-        let table = kernel::below(&self.w.dir).expect("the mount table");
+        let table = kernel::below(&self.site.w.dir).expect("the mount table");
         let mut all = Vec::new();
         for (slot, answer) in slots.iter().zip(answers) {
             let (reply, source) = answer.expect("the caller");
@@ -182,10 +168,10 @@ impl<'w> Site<'w> {
 
     /// Start csid, which may die at once.
     pub async fn start(&mut self) {
-        if self.w.launch(&[]).await
-            && let Ok(client) = Client::connect(&Target::Socket(self.w.socket())).await
+        if self.site.w.launch(&[]).await
+            && let Ok(client) = Client::connect(&Target::Socket(self.site.w.socket())).await
         {
-            self.client = client;
+            self.site.client = client;
         }
     }
 
@@ -193,16 +179,16 @@ impl<'w> Site<'w> {
     /// started again.
     pub async fn settle(&mut self, killed: impl FnOnce(&mut Self, &str)) {
         let rests = self.rests().await;
-        let edge = disarm(self.w);
+        let edge = self.site.fault.disarm();
         let rows = if rests { self.rows().await } else { None };
         let rows = match rows {
             Some(rows) => rows,
             None => {
-                eventually("csid has ended", async || self.w.dead()).await;
+                eventually("csid has ended", async || self.site.w.dead()).await;
                 killed(self, &edge);
                 self.happened(&What::Restarted);
-                assert!(self.w.launch(&[]).await, "csid ended without a fault");
-                self.client = self.w.client().await;
+                assert!(self.site.w.launch(&[]).await, "csid ended without a fault");
+                self.site.client = self.site.w.client().await;
                 assert!(self.rests().await, "csid ended without a fault");
                 self.rows().await.expect("csid runs")
             }
@@ -211,18 +197,18 @@ impl<'w> Site<'w> {
     }
 
     pub async fn rows(&self) -> Option<Vec<MountRow>> {
-        self.client.list_mounts(MountFilter::default()).await.ok()
+        self.site.client.list_mounts(MountFilter::default()).await.ok()
     }
 
     /// Wait until nothing is under way. False: csid was killed before.
     async fn rests(&mut self) -> bool {
         let end = Instant::now() + PATIENCE;
         loop {
-            self.w.revive().await;
-            if self.w.dead() {
+            self.site.w.revive().await;
+            if self.site.w.dead() {
                 return false;
             }
-            let busy = match (self.client.list_operations().await, self.rows().await) {
+            let busy = match (self.site.client.list_operations().await, self.rows().await) {
                 (Ok(operations), Some(rows)) if operations.is_empty() => {
                     rows.iter().filter(|row| !self.is_at_rest(row)).map(|row| format!("{row:?}")).collect()
                 }
