@@ -74,7 +74,7 @@ impl Excuse {
     }
 }
 
-/// Run `test` in a world of its own. Its panic is the caller's.
+/// Runs `test` in a world of its own. Its panic is the caller's.
 pub fn world<F>(test: F)
 where
     F: for<'w> AsyncFnOnce(&'w mut World) + Send + 'static,
@@ -115,13 +115,13 @@ impl Drop for Time {
     }
 }
 
-/// A line of evidence, past the capture of the test harness.
+/// Prints a number that a test measured, past the capture of the test harness.
 pub fn count(what: &str, number: usize) {
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     let _ = writeln!(std::io::stderr(), "    {test}: {number} {what}");
 }
 
-/// A program of this package, as cargo built it for this test run.
+/// Returns the path of a program of this package, as cargo built it for this test run.
 pub fn program(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("this program's path");
     let mut beside = this.parent().expect("its directory");
@@ -133,7 +133,7 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// `command`, killed when the world's thread ends.
+/// Returns the command of a program that is killed when the world's thread ends.
 pub fn child(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]).arg(program).stdin(Stdio::null());
@@ -159,7 +159,7 @@ fn held_at(held: &HeldCalls) -> (&str, &Path) {
     (held::SOCKET, held.socket())
 }
 
-/// Poll until `condition` holds.
+/// Polls until `condition` holds.
 pub async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
     within_time(SOON, what, condition).await;
 }
@@ -172,7 +172,7 @@ pub async fn within_time(limit: Duration, what: &str, mut condition: impl AsyncF
     }
 }
 
-/// csid's error, by name; anything else is a failed test.
+/// Returns the kind of csid's error, and the error. Fails the test if there is none.
 pub fn refusal<T: std::fmt::Debug>(result: csid_client::Result<T>) -> (Kind, csid_client::CsidError) {
     match result {
         Ok(value) => panic!("answered {value:?}, an error was due"),
@@ -350,12 +350,12 @@ impl World {
         self.hung.as_ref().expect("a plugin's mounts hang")
     }
 
-    /// All plugins do again as they should.
+    /// Makes all plugins behave as they should.
     pub fn honest(&mut self) {
         self.plugins.values_mut().for_each(TestPlugin::honest);
     }
 
-    /// A plugin that died of its script comes back, and is honest then.
+    /// Starts each plugin that died of its script. It behaves as it should from then on.
     pub async fn revive(&mut self) {
         for plugin in self.plugins.values_mut() {
             if plugin.dead() {
@@ -564,7 +564,7 @@ impl World {
         }
     }
 
-    /// kill -9. Fails the test if csid does not end, as a process that waits in the kernel does not.
+    /// Kills csid (kill -9). Fails the test if csid does not end, as a process that waits in the kernel does not.
     pub fn kill(&mut self) {
         let csid = self.csid.as_mut().expect("csid runs");
         csid.kill().expect("csid is killed");
@@ -576,7 +576,7 @@ impl World {
         self.csid = None;
     }
 
-    /// As `systemctl stop` does.
+    /// Stops csid, as `systemctl stop` does.
     pub async fn stop(&mut self) {
         let pid = i32::try_from(self.csid_pid()).expect("a pid");
         let pid = Pid::from_raw(pid).expect("a pid");
@@ -588,7 +588,7 @@ impl World {
         }
     }
 
-    /// Everything dies, no mount is left, `/run` is new; the plugins that ran come back, csid is left to the test.
+    /// Reboots the host: every process ends, no mount is left, and `/run` is new. The plugins that ran are started; csid is not.
     pub async fn reboot(&mut self) {
         if self.csid.is_some() {
             self.kill();
@@ -601,7 +601,7 @@ impl World {
         self.start_plugins(&ran).await;
     }
 
-    /// As where `/run` outlives a boot: only the boot id shows it.
+    /// Reboots a host whose `/run` outlives a boot. Only the boot id shows the reboot.
     pub async fn reboot_with_old_run(&mut self) {
         self.kill();
         let ran = self.stop_plugins();
@@ -615,7 +615,7 @@ impl World {
         self.start_plugins(&ran).await;
     }
 
-    /// From now on the kernel has another boot id.
+    /// Gives the kernel another boot id.
     pub fn another_boot_id(&mut self) {
         self.boots += 1;
         let id = self.path("boot-id");
@@ -689,7 +689,8 @@ impl World {
         left
     }
 
-    /// No row, no operation, no mount, no path, no attachment, no loop device but the test's own. What is being undone may come to its end.
+    /// Checks that no row, operation, mount, path or attachment is left, and no loop device but the test's own. Waits for operations that
+    /// roll back.
     pub async fn nothing_left(&self, client: &Client) {
         let mut busy = String::new();
         eventually("no row and no operation is left", async || {
@@ -717,7 +718,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // First: what waits in the kernel does not end before.
+        // First, since a process that waits for the hung file system does not end before.
         self.hung = None;
         if let Some(mut csid) = self.csid.take() {
             let _ = csid.kill();
