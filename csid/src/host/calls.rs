@@ -139,7 +139,7 @@ impl Host {
     }
 
     /// Removes an empty directory, an empty file or a device node, then the parents that are empty, up to
-    /// `root`. False: it is not empty, or something is mounted on it.
+    /// `root`, in this process, for tests. False: it is not empty, or something is mounted on it.
     pub fn remove(&self, root: &Path, path: &Path) -> Result<bool, HostError> {
         path::remove(root, path)
     }
@@ -327,31 +327,23 @@ impl Host {
         path: &Path,
         ours: bool,
     ) -> Result<bool, HostError> {
-        self.remove_by_helper(plugin, root, path, ours, false).await
+        let (root, path) = (root.to_owned(), path.to_owned());
+        self.within(plugin, HelperRequest::RemoveOrphan { root, path, ours }).await
     }
 
-    /// Removes a path as [`Self::remove`] does, also when an earlier call there has hung. The kernel unmounts what other namespaces have
-    /// mounted there, and a server may hold that up.
-    pub async fn remove_unsearched(&self, plugin: &str, root: &Path, path: &Path) -> Result<bool, HostError> {
-        self.remove_by_helper(plugin, root, path, false, true).await
-    }
-
-    /// Removes a path as [`Self::remove`] does, unless many of these calls hang. Any user may mount there in a namespace of its own. The
-    /// kernel unmounts that, and its server may hold that up.
-    pub async fn remove_reachable(&self, plugin: &str, root: &Path, path: &Path) -> Result<bool, HostError> {
-        self.remove_by_helper(plugin, root, path, false, false).await
-    }
-
-    async fn remove_by_helper(
+    /// Removes paths, each below its directory, as [`Self::remove`] does. Returns whether all are gone. A user or the plugin may have
+    /// mounted something there, in a namespace of its own. The kernel unmounts that, and its server may hold that up, so the helper
+    /// removes the paths. `despite_hung`: also while many of these calls hang.
+    pub async fn remove_left(
         &self,
         plugin: &str,
-        root: &Path,
-        path: &Path,
-        ours: bool,
+        paths: Vec<(PathBuf, PathBuf)>,
         despite_hung: bool,
     ) -> Result<bool, HostError> {
-        let (root, path) = (root.to_owned(), path.to_owned());
-        self.within(plugin, HelperRequest::RemoveOrphan { root, path, ours, despite_hung }).await
+        match paths.is_empty() {
+            true => Ok(true),
+            false => self.within(plugin, HelperRequest::RemoveLeft { paths, despite_hung }).await,
+        }
     }
 
     pub(super) async fn within<T: DeserializeOwned>(

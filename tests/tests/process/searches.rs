@@ -2,6 +2,7 @@
 //! file system's server holds that up.
 
 use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -179,9 +180,22 @@ fn search_that_hangs_keeps_no_other_namespace() {
 
 /// Any user may mount at a directory above the consumers' path, in a namespace of its own. The kernel unmounts that with the directory.
 #[test]
-fn foreign_mount_at_csids_path_holds_up_no_csid() {
+fn users_mount_at_csids_path_holds_up_no_csid() {
+    foreign_mount_holds_up_no_csid(|source| source.parent().unwrap().to_owned());
+}
+
+/// A plugin in a container may do the same at the paths that only root reaches.
+#[test]
+fn plugins_mount_at_its_path_holds_up_no_csid() {
+    foreign_mount_holds_up_no_csid(|source| {
+        let published = source.to_str().unwrap().replacen("/publish/", "/private/", 1);
+        Path::new(&published).parent().unwrap().to_owned()
+    });
+}
+
+fn foreign_mount_holds_up_no_csid(of_source: fn(&Path) -> PathBuf) {
     let _alone = alone();
-    world(async |w| {
+    world(async move |w| {
         let client = running(w).await;
         w.hang("p", "NodeStageVolume");
         w.plugin("p").honest();
@@ -189,14 +203,14 @@ fn foreign_mount_at_csids_path_holds_up_no_csid() {
         let (disk, at) = (disk(w, "image"), w.path("disk"));
         fs::create_dir(&at).unwrap();
         w.hung().mount_disk("disk", &disk.device, &at);
-        let _user = Consumer::bind(&at, source.parent().unwrap(), "private");
+        let _user = Consumer::bind(&at, &of_source(&source), "private");
         kernel_unmount(&at, UnmountFlags::DETACH).unwrap();
         w.hung().hold_of("disk", &[Op::Destroy]);
 
         let begun = Instant::now();
         unmount(&client, "v", "job").await.unwrap();
         w.hung().hangs("disk").await;
-        assert!(!source.parent().unwrap().exists());
+        assert!(!of_source(&source).exists());
         mounted(&client, "job", inline("other")).await;
         assert_eq!(mounted(&client, "job", inline("v")).await, source, "the path does not hang");
         assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());

@@ -90,6 +90,10 @@ pub(in crate::host) enum HelperRequest {
         root: PathBuf,
         path: PathBuf,
         ours: bool,
+    },
+    /// Removes empty directories and files of csid's, each pair a directory of csid's and a path below it.
+    RemoveLeft {
+        paths: Vec<(PathBuf, PathBuf)>,
         despite_hung: bool,
     },
     /// Asks for users of the mount at `path`, by what the processes have open. A link of a process leads to a mount that may be
@@ -151,6 +155,7 @@ impl HelperRequest {
             | HelperRequest::RemoveOrphan { path, ours: true, .. } => vec![path],
             // What holds up a removal is in another namespace. Calls at the path do not hang with it.
             HelperRequest::RemoveOrphan { ours: false, .. }
+            | HelperRequest::RemoveLeft { .. }
             | HelperRequest::IsHeld { .. }
             | HelperRequest::Holders { .. }
             | HelperRequest::Search
@@ -165,7 +170,7 @@ impl HelperRequest {
             self,
             HelperRequest::Look { despite_hung: true, .. }
                 | HelperRequest::Detach { despite_hung: true, .. }
-                | HelperRequest::RemoveOrphan { despite_hung: true, .. }
+                | HelperRequest::RemoveLeft { despite_hung: true, .. }
         )
     }
 }

@@ -286,6 +286,7 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
         HelperRequest::RemoveOrphan { root, path, ours, .. } => {
             plain(&remove_orphan(&root, &path, ours, &caller))
         }
+        HelperRequest::RemoveLeft { paths, .. } => plain(&remove_left(&paths)),
         HelperRequest::Close => {
             drop(fd);
             plain(&Ok::<_, HostError>(()))
@@ -315,6 +316,12 @@ fn search(questions: Option<OwnedFd>, known: &mut Known) -> Answer {
         }
         Err(error) => plain(&SearchReply::Failed(error)),
     }
+}
+
+/// Removes each path below its directory. Returns whether all are gone, or the first error; the other paths are tried, too.
+fn remove_left(paths: &[(PathBuf, PathBuf)]) -> Result<bool, HostError> {
+    let removed: Vec<_> = paths.iter().map(|(base, path)| path::remove(base, path)).collect();
+    removed.into_iter().try_fold(true, |all, gone| Ok(gone? && all))
 }
 
 fn remove_orphan(

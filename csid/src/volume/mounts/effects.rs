@@ -148,9 +148,9 @@ pub(in crate::volume) async fn clear_the_way(
         Look::Missing => true,
         // The directory is left from a time when the volume could have several users, or could not.
         Look::Plain | Look::Device { .. } => {
-            host.remove_reachable(plugin, base, own).await?
-                || (host.remove_reachable(plugin, base, &own.join(paths::VOLUME)).await?
-                    && host.remove_reachable(plugin, base, own).await?)
+            let remove =
+                async |path: &Path| host.remove_left(plugin, vec![(base.into(), path.into())], false).await;
+            remove(own).await? || (remove(&own.join(paths::VOLUME)).await? && remove(own).await?)
         }
         Look::Mounted { .. } | Look::Dead(_) | Look::Hung => false,
     };
@@ -554,14 +554,10 @@ impl EffectContext<'_> {
         self.force >= Force::Dead || self.mount.status.healing
     }
 
-    /// Removes a path at which the plugin published, if it is empty. Where another namespace has a mount there, the kernel unmounts it with
-    /// the path, and its server may not answer. Only root reaches the path, and csid has searched for copies of the volume. So the helper
-    /// removes it only where csid has not searched.
+    /// Removes a path that csid made, if it is empty.
     async fn remove(&self, path: &Path) -> Result<bool, HostError> {
-        match self.is_unsearched() {
-            true => self.host.remove_unsearched(self.plugin(), self.base, path).await,
-            false => self.host.remove(self.base, path),
-        }
+        let left = vec![(self.base.to_owned(), path.to_owned())];
+        self.host.remove_left(self.plugin(), left, self.is_unsearched()).await
     }
 
     /// Returns an error while another mount namespace, or another path of csid's own, shows the volume. Such a mount may have appeared

@@ -754,26 +754,19 @@ impl Executor<'_> {
         let volume = self.rows.volume();
         let idle =
             volume.row.stage == Leg::Absent && volume.mounts.iter().all(|mount| mount.publish == Leg::Absent);
-        let own = self.rows.written(key).into_iter().flat_map(|row| [row.source.as_str(), row.published()]);
+        // Each user may mount at the consumers' path, in a namespace of its own, so a removal may hang there. That path is the last.
+        let own = self.rows.written(key).into_iter().flat_map(|row| [row.published(), row.source.as_str()]);
         let staging = volume.row.staging.as_deref().filter(|_| idle);
         let is_own = |path: &&Path| paths::is_own(&volume.row.key, path);
-        for path in own.chain(staging).map(Path::new).filter(is_own) {
-            // A path is …/ROOT/staging/HASH, …/ROOT/private/HASH/HASH, …/ROOT/publish/HASH/HASH, or longer. The directories
-            // below ROOT stay, because the next mount needs them again.
-            let Some(below) = paths::kind(path) else { continue };
-            // The kernel unmounts copies of other namespaces at the path. A forced removal has not searched for these, so the helper
-            // makes it.
-            let host = &self.shared.host;
-            let removed = match self.force >= Force::Dead {
-                true => host.remove_unsearched(&volume.row.key.plugin, below, path).await,
-                false if below.ends_with(paths::PUBLISH) => {
-                    host.remove_reachable(&volume.row.key.plugin, below, path).await
-                }
-                false => host.remove(below, path),
-            };
-            if let Err(error) = removed {
-                tracing::warn!(path = %path.display(), %error, "cannot remove a directory that is no longer used");
-            }
+        // A path is …/ROOT/staging/HASH, …/ROOT/private/HASH/HASH, …/ROOT/publish/HASH/HASH, or longer. The directories
+        // below ROOT stay, because the next mount needs them again.
+        let below = |path: &Path| Some((paths::kind(path)?.to_owned(), path.to_owned()));
+        let mut left: Vec<_> =
+            staging.into_iter().chain(own).map(Path::new).filter(is_own).filter_map(below).collect();
+        left.dedup();
+        let is_forced = self.force >= Force::Dead;
+        if let Err(error) = self.shared.host.remove_left(&volume.row.key.plugin, left, is_forced).await {
+            tracing::warn!(volume = %key.volume, %error, "cannot remove directories that are no longer used");
         }
     }
 }
