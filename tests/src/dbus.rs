@@ -24,7 +24,7 @@ pub enum Policy {
 const EVERYTHING: &str = r#"<policy context="default">
 <allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/><allow user="*"/></policy>"#;
 
-/// As in dbus' own system.conf.
+/// The limit of dbus' own system.conf.
 const SYSTEM: &str = r#"<policy context="default"><allow user="*"/><deny own="*"/><deny send_type="method_call"/>
 <allow send_type="signal"/><allow send_requested_reply="true" send_type="method_return"/>
 <allow send_requested_reply="true" send_type="error"/><allow receive_type="method_call"/>

@@ -24,7 +24,7 @@ for my $node ("character", "block") {
 print "write: ", open(my $file, ">", "$at/written") ? "written" : $!, "\n";
 "#;
 
-/// What [`PROBE`] printed.
+/// The output of [`PROBE`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     setuid: String,

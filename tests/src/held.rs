@@ -27,7 +27,7 @@ const NSFS: u32 = 0xb7;
 /// The calls by which a search finds the mounts of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchBy {
-    /// What the kernel has.
+    /// The calls of the kernel that list mount namespaces.
     Kernel,
     /// `/proc/PID/mountinfo`: the kernel seems not to list mount namespaces.
     Tables,

@@ -114,7 +114,7 @@ pub enum Act {
     Fail(i32),
     /// Do it, and answer this code all the same.
     FailAfter(i32),
-    /// As `Fail`, with these words.
+    /// Fails as `Fail` does, with these words.
     Say(i32, String),
     /// Wait, then do it; a caller that goes away ends the wait.
     Delay(u64),

@@ -52,7 +52,7 @@ fn every_call() -> Vec<(&'static str, String, String, Vec<Variant<'static>>)> {
     calls
 }
 
-/// What a volume can be used as.
+/// The capabilities of a volume.
 fn capabilities(access_mode: &str) -> Variant<'static> {
     vec![HashMap::from([("access-mode".to_owned(), text(access_mode))])].into()
 }

@@ -150,7 +150,7 @@ impl Hung {
         self.ask(&Ask::Hold { name: None, ops: ops.to_vec() });
     }
 
-    /// As `hold`, of one file system: a volume's, where a plugin mounts it.
+    /// Holds calls as `hold` does, of one file system only: a volume's, where a plugin mounts it.
     pub fn hold_of(&self, name: &str, ops: &[Op]) {
         self.ask(&Ask::Hold { name: Some(name.to_owned()), ops: ops.to_vec() });
     }

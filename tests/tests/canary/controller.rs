@@ -188,7 +188,7 @@ impl Caller {
         join(self.ask(ask, Descriptor, patience), self.ask(ask, Credential, patience)).await.into()
     }
 
-    /// What an honest plugin does, and csid after it was killed: what is left of it is asked away before.
+    /// Repeats a call until it succeeds. Releases the claim, or detaches the volume, that an earlier try left.
     async fn must(&self, w: &mut World, ask: Ask) {
         for by in [Descriptor, Credential] {
             within_time(4 * PATIENCE, &format!("{ask:?} {by:?}"), async || {
@@ -207,7 +207,7 @@ impl Caller {
         }
     }
 
-    /// What anybody may read meanwhile.
+    /// Makes the calls that any user may make to read.
     async fn look(&self) {
         for by in [Descriptor, Credential] {
             let volume = volume(by);

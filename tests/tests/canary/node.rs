@@ -27,7 +27,7 @@ const MAKING: [&str; 2] = ["NodeStageVolume", "NodePublishVolume"];
 const REMOVING: [&str; 2] = ["NodeUnpublishVolume", "NodeUnstageVolume"];
 pub const SHORT: Duration = Duration::from_millis(300);
 
-/// How the secret comes.
+/// The way in which csid gets the secret.
 #[derive(Clone, Copy, Debug)]
 pub enum By {
     Descriptor,
@@ -36,7 +36,7 @@ pub enum By {
 
 pub use By::{Credential, Descriptor};
 
-/// Each has a volume of its own.
+/// Returns the name of the volume of a way.
 pub fn volume(by: By) -> String {
     format!("{MARKER}-{by:?}")
 }
@@ -55,7 +55,7 @@ fn options(by: By) -> MountOptions {
     }
 }
 
-/// As a plugin may quote what it was given once.
+/// Returns the text of a plugin that quotes its arguments.
 pub fn words() -> String {
     format!("cannot log in with {SECRET} ({:?}) of {CONTEXT} and {FLAG}", format!("password={SECRET}"))
 }
@@ -89,7 +89,7 @@ impl Caller {
         assert!(one && other, "an honest plugin unmounts");
     }
 
-    /// Both mounts, both of which fail.
+    /// Requests both mounts, which have to fail. Returns their number.
     async fn refused(&self) -> usize {
         let late = |by| self.mount(by, within(SHORT, options(by)));
         let (one, other) = join(late(Descriptor), late(Credential)).await;
@@ -103,7 +103,7 @@ impl Caller {
     }
 }
 
-/// Every code of every RPC, with the secret in the plugin's words; how many calls failed.
+/// Makes every RPC fail with every code, with the secret in the plugin's words. Returns how many calls failed.
 async fn every_code(w: &mut World, caller: &Caller) -> usize {
     let mut failures = 0;
     for code in 1..=16 {
@@ -133,7 +133,7 @@ async fn every_code(w: &mut World, caller: &Caller) -> usize {
     failures
 }
 
-/// Time-outs, deaths of the plugin and of csid, at every RPC that is given the secret or follows it.
+/// Makes calls time out, and kills the plugin and csid, at every RPC that has the secret or follows it. Returns the number of these.
 async fn every_end(w: &mut World, bus: &Bus, caller: &Caller) -> usize {
     let mut ends = 0;
     for rpc in MAKING {
@@ -187,7 +187,7 @@ async fn every_end(w: &mut World, bus: &Bus, caller: &Caller) -> usize {
     ends
 }
 
-/// Descriptors and credentials that hold the secret, and are none.
+/// Gives csid invalid descriptors and credentials that contain the secret. Returns their number.
 async fn every_bad_document(w: &World, caller: &Caller) -> usize {
     let memfd = |content: &str, seal: bool| -> OwnedFd {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -238,7 +238,7 @@ async fn every_bad_document(w: &World, caller: &Caller) -> usize {
     looked
 }
 
-/// Everything csid wrote: its log, its journal and what else is below its directories.
+/// Adds everything that csid wrote: its log, its journal and the other files below its directories.
 pub fn written(w: &World, haystack: &mut Haystack) {
     haystack.add("log", &fs::read(w.path("csid.log")).unwrap());
     for directory in ["state", "run", "etc", "targets"] {

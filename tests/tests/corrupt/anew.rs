@@ -220,7 +220,7 @@ fn volume_with_lost_id_waits_for_its_external_id() {
     });
 }
 
-/// What was staged, or half made, has its way out, too.
+/// A mount that was only staged, or made in part, can be unmounted, too.
 #[test]
 fn staged_only_volume_is_reconstructed_and_ended() {
     world(async |w| {

@@ -62,7 +62,7 @@ fn put(directory: &Path, wanted: &Files) {
     }
 }
 
-/// What csid's consumers have: every mount in the world but those of the test itself.
+/// Returns the mounts of csid's consumers: every mount in the world but those of the test itself.
 fn mounts(w: &World) -> Vec<Mount> {
     let own = [w.path("run"), journal(w)];
     let all = kernel::below(&w.dir).expect("the mount table");
@@ -85,7 +85,7 @@ async fn populated(w: &mut World) -> Client {
     client
 }
 
-/// What identifies the mounts and says how they are.
+/// Returns the columns that identify the mounts, and their states.
 fn facts(rows: &[MountRow]) -> Vec<[String; 8]> {
     let fact = |row: &MountRow| {
         [

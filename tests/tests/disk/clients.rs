@@ -1,4 +1,4 @@
-//! Clients that mount and unmount at random, and what must be true by what they were answered. They note both in a record.
+//! Clients that mount and unmount at random, and note requests and answers in a record. The answers say which mounts there must be.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use csid_tests::world::{World, eventually};
 
 pub const CLIENTS: u64 = 4;
 pub const VOLUMES: u64 = 6;
-/// What the plugin refuses to publish: csid undoes the mount, and syncs nothing of it.
+/// A volume that the plugin refuses to publish. csid rolls the mount back, and syncs nothing of it.
 pub const REFUSED: &str = "refused";
 
-/// What must be true of a mount.
+/// The state that a mount must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     Mounted,
@@ -28,7 +28,7 @@ pub enum Due {
 /// By volume and consumer.
 pub type Dues = BTreeMap<(String, String), Due>;
 
-/// What must be true at the end of `record`, by what the clients noted in it.
+/// Returns the states that mounts must have at the end of `record`, by the notes of the clients in it.
 pub fn dues(before: &Dues, record: &[Entry]) -> Dues {
     let mut dues = before.clone();
     for entry in record {
@@ -48,7 +48,7 @@ pub fn dues(before: &Dues, record: &[Entry]) -> Dues {
     dues
 }
 
-/// A client's: even ones want their mounts back by themselves.
+/// Returns a consumer's option: the mounts of every other consumer are restored by csid.
 pub fn restore(consumer: &str) -> Restore {
     if consumer.ends_with(['0', '2']) { Restore::Auto } else { Restore::Hold }
 }
@@ -57,7 +57,7 @@ pub fn note(record: &File, text: &str) {
     record::append(record, &format!("note {text}"), b"").expect("the record");
 }
 
-/// Mount and unmount until `stop`, or until csid is gone. How often there was no space.
+/// Mounts and unmounts until `stop`, or until csid is gone. Returns how often there was no space.
 pub async fn caller(
     client: Client,
     record: File,
@@ -95,7 +95,7 @@ pub async fn caller(
     full
 }
 
-/// csid comes to rest by itself, and what was answered is so.
+/// Waits until csid is at rest, and checks that each mount has the state that was answered.
 pub async fn check(w: &mut World, client: &Client, dues: &mut Dues) {
     settled(client).await;
     let mut rows = Vec::new();

@@ -23,7 +23,7 @@ use crate::rounds;
 /// Times that the journal is damaged, in one world.
 const DAMAGES: usize = 12;
 
-/// What csid's consumers have.
+/// Returns the mounts of csid's consumers.
 fn mounts(w: &World) -> Vec<Mount> {
     kernel::below(&w.path("state/plugins")).expect("the mount table")
 }
@@ -33,7 +33,7 @@ fn published(mounts: &[Mount]) -> BTreeSet<PathBuf> {
     points.filter(|point| point.iter().any(|part| part == "publish")).collect()
 }
 
-/// Clients work for a random while, and then csid is no more.
+/// Lets clients work for a random time, and then kills csid.
 async fn work(w: &mut World, dice: &mut Dice) {
     let local = tokio::task::LocalSet::new();
     let stop = Rc::<Cell<bool>>::default();

@@ -17,7 +17,7 @@ use csid_tests::world::{World, count, world};
 use zbus::{Connection, Variant};
 
 const INVALID: &str = "org.csid1.Error.InvalidArgument";
-/// What the library answers when the types are wrong.
+/// The library's answer to wrong types.
 const INVALID_ARGS: &str = "org.freedesktop.DBus.Error.InvalidArgs";
 const PLUGIN_PATH: &str = "/org/csid1/plugin/p";
 

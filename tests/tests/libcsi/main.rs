@@ -30,7 +30,7 @@ fn library_exports_its_entries_and_nothing_else() {
     count("entries", exported);
 }
 
-/// The entries that the header has.
+/// Returns the entries of the header.
 fn entries() -> Vec<String> {
     let header = std::fs::read_to_string(built().join("include/csi.h")).unwrap();
     let name = |line: &str| {
@@ -45,7 +45,7 @@ fn entries() -> Vec<String> {
         .collect()
 }
 
-/// Run one of the programs in all ways, in a world of its own each time.
+/// Runs one of the programs in all ways, each time in a world of its own.
 fn in_all_ways<F>(name: &'static str, run: F)
 where
     F: for<'w> AsyncFn(&'w mut World, As) + Clone + Send + 'static,
@@ -197,7 +197,7 @@ fn deadline_holds_whatever_csid_does() {
         program.answer();
         program.ends().await;
         w.plugin("p").honest();
-        // What the stopped csid had on its socket it did later: nobody took it back.
+        // csid read the call from its socket when it went on. No caller cancelled it.
         eventually("the late call is done", async || {
             unmount(&client, "v", "job").await.unwrap();
             client.list_operations().await.unwrap().is_empty()

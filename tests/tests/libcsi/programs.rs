@@ -10,7 +10,7 @@ use std::time::Duration;
 use csid_tests::world::{World, child};
 use tokio::sync::mpsc;
 
-/// Under valgrind everything takes its time.
+/// The longest time of a program. Under valgrind all of it is slow.
 const LIMIT: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ pub fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../libcsi-ffi/tests/c").join(name)
 }
 
-/// libcsi as `link` makes it, with panics on demand, and the programs next to it.
+/// Returns the directory of libcsi as `link` makes it, with panics on demand, and of the programs. Builds both once.
 pub fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -78,7 +78,7 @@ fn run(command: &mut Command) {
     assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// One that runs.
+/// A C program that runs.
 pub struct Program {
     name: &'static str,
     process: Child,
@@ -108,7 +108,7 @@ impl Program {
         Self::spawn(w, name, command)
     }
 
-    /// Any program that finds csid by its environment.
+    /// Starts a program that finds csid by its environment.
     pub fn spawn(w: &World, name: &'static str, mut command: Command) -> Self {
         let log = w.path(&format!("{name}.log"));
         let mut process = command
@@ -128,12 +128,12 @@ impl Program {
         Program { name, process, answers, lines, log }
     }
 
-    /// It asks for this, and waits.
+    /// Waits until the program asks for `what`. The program waits for `answer`.
     pub async fn asks(&mut self, what: &str) {
         assert_eq!(self.says().await, what, "{}: {}", self.name, self.complaint());
     }
 
-    /// A line of it.
+    /// Returns the program's next line.
     pub async fn says(&mut self) -> String {
         let line = tokio::time::timeout(LIMIT, self.lines.recv()).await.ok().flatten();
         line.unwrap_or_else(|| panic!("{} says nothing: {}", self.name, self.complaint()))
@@ -144,7 +144,7 @@ impl Program {
         self.process.wait().expect("its status");
     }
 
-    /// Its standard input ends.
+    /// Closes the program's standard input.
     pub fn close(&mut self) {
         self.answers = None;
     }
@@ -153,7 +153,7 @@ impl Program {
         self.answers.as_mut().expect("a pipe").write_all(b"done\n").expect("the program reads");
     }
 
-    /// It has ended well; what it said.
+    /// Waits for the program's end, which has to be a success. Returns its output.
     pub async fn ends(mut self) -> String {
         let mut said = String::new();
         let reading = async {

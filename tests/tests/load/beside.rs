@@ -9,11 +9,11 @@ use csid_tests::world::count;
 const ROUNDS: usize = 5;
 /// Mounts of one measurement, and as many unmounts.
 const CYCLES: usize = 60;
-/// A busy machine's noise; what waits for another's plugin or queue waits longer by far.
+/// The noise of a busy machine. A call that waits for the plugin or the queue of another waits much longer.
 const NOISE: Duration = Duration::from_millis(10);
 const TRIES: usize = 3;
 
-/// The p99 of a call: mounts and unmounts of a volume of `plugin`, one after the other.
+/// Returns the p99 of a call: mounts and unmounts of a volume of `plugin`, one after the other.
 async fn p99(client: &Client, plugin: &str) -> Duration {
     let mut times = Vec::new();
     for n in 0..CYCLES {
@@ -28,7 +28,7 @@ async fn p99(client: &Client, plugin: &str) -> Duration {
     times[(times.len() * 99).div_ceil(100) - 1]
 }
 
-/// The p99 of reads, which nothing but the connection delays.
+/// Returns the p99 of reads, which only the connection delays.
 pub async fn p99_of_reads(client: &Client, during: Duration) -> Duration {
     let mut times = Vec::new();
     let first = Instant::now();

@@ -20,9 +20,9 @@ use zbus::message::Flags;
 use crate::alone;
 use crate::beside::{median, p99_of_reads};
 
-/// What dbus-daemon lets through, less the rest of the header.
+/// The largest message that dbus-daemon lets through, less the rest of the header.
 const LARGEST: usize = (32 << 20) - 1024;
-/// As the fault was measured with.
+/// The size with which the fault was measured.
 const LARGE: usize = 20 << 20;
 const SENDERS: usize = 4;
 const ROUNDS: usize = 3;
@@ -43,7 +43,7 @@ fn message(destination: &str, member: &str, length: usize) -> Vec<u8> {
     call.build(&()).unwrap().data().bytes().to_vec()
 }
 
-/// On the bus, as one that writes bytes of its own.
+/// Returns a connection to the bus on which the test writes bytes of its own.
 fn logged_in(socket: &Path) -> std::io::Result<UnixStream> {
     let mut stream = raw::hello(NOBODY, socket)?;
     let hello = zbus::Message::method_call("/org/freedesktop/DBus", "Hello");
@@ -52,7 +52,7 @@ fn logged_in(socket: &Path) -> std::io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// What comes until csid has answered, or the bus in its place.
+/// Reads until csid has answered, or the bus in its place.
 fn answer(mut stream: UnixStream) -> String {
     let mut answers = String::new();
     while !answers.contains(".Error.") {
@@ -64,7 +64,7 @@ fn answer(mut stream: UnixStream) -> String {
     answers
 }
 
-/// Senders that go on until they are ended. What they are answered they read, and do not wait for.
+/// Senders that send until `end`. They read the answers and do not wait for them.
 struct Senders {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicUsize>,
@@ -72,7 +72,7 @@ struct Senders {
 }
 
 impl Senders {
-    /// They are under way when each has sent one.
+    /// Starts the senders. Returns when they have sent as many messages as there are senders.
     async fn begin(bus: PathBuf, destination: &'static str) -> Self {
         let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let message = Arc::new(message(destination, "HasMount", LARGE));

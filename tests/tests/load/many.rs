@@ -14,9 +14,9 @@ use crate::alone;
 
 const CLIENTS: usize = 64;
 const VOLUMES: usize = 1000;
-/// One connection has so many calls under way.
+/// The number of calls under way of one connection.
 const EACH: usize = 100;
-/// Does not hang, that is all.
+/// A bound that only a csid that hangs passes.
 const BOUND: Duration = Duration::from_secs(90);
 
 async fn clients(w: &mut World, number: usize) -> Vec<Client> {

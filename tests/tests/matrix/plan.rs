@@ -222,7 +222,7 @@ pub fn every_call() -> Vec<Life> {
     chapters
 }
 
-/// And at last.
+/// Returns a random life, for the end of a long run.
 pub fn another(dice: &mut Dice) -> Life {
     match dice.below(5) {
         0 => return Life::Registered(registered::another(dice)),

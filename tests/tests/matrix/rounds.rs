@@ -53,7 +53,7 @@ impl Slots<'_> {
         self.round(cell, &slots, &rules, edge).await;
     }
 
-    /// Do an operation with csid killed at its `edge`. Whether csid came so far.
+    /// Does an operation, and kills csid at its `edge`. Returns whether csid came to the edge.
     async fn round(&mut self, cell: &Cell, slots: &[usize], rules: &[Rule], edge: u64) -> bool {
         self.prepare(cell.operation, slots).await;
         let ask = match cell.operation {
@@ -95,7 +95,7 @@ impl Slots<'_> {
         killed
     }
 
-    /// Bring the slots to where the operation begins.
+    /// Brings the slots to where the operation begins.
     async fn prepare(&mut self, operation: Operation, slots: &[usize]) {
         let (ask, is_ready): (Ask, fn(State) -> bool) = match operation {
             // A call may also be for a mount at rest.
@@ -119,14 +119,14 @@ impl Slots<'_> {
         }
     }
 
-    /// Unmount all others.
+    /// Unmounts all other slots.
     async fn alone(&mut self, slots: &[usize]) {
         let others = (0..self.slots.len()).filter(|slot| !slots.contains(slot));
         let others: Vec<_> = others.filter(|slot| self.slots[*slot].state() != State::Absent).collect();
         self.must(Ask::Unmount, &others).await;
     }
 
-    /// Mount a few others, which keep their mounts whatever happens.
+    /// Mounts a few other slots, which keep their mounts.
     async fn bystanders(&mut self, slots: &[usize]) {
         self.alone(slots).await;
         let mut others: Vec<_> = (0..self.slots.len()).filter(|slot| !slots.contains(slot)).collect();
@@ -141,7 +141,7 @@ impl Slots<'_> {
         self.must(Ask::Mount, &others).await;
     }
 
-    /// Kill csid while the plugin is in some of its calls.
+    /// Kills csid while the plugin is in some of its calls.
     async fn cut_off(&mut self, cell: &Cell, ask: Ask, slots: &[usize]) {
         let during = if ask == Ask::Mount { Operation::Mount } else { Operation::Unmount };
         let rpc = self.dice.of(&during.rpcs(cell.kind));

@@ -79,14 +79,14 @@ impl<'w> Slots<'w> {
         self.counts = true;
     }
 
-    /// The slots of a kind in random order.
+    /// Returns the slots of a kind in random order.
     pub fn choose(&mut self, kind: Kind) -> Vec<usize> {
         let mut all: Vec<_> = (0..self.slots.len()).filter(|slot| self.slots[*slot].kind == kind).collect();
         self.dice.shuffle(&mut all);
         all
     }
 
-    /// Ask for all of them at once, and note what that allows.
+    /// Makes the call for all of these slots at once, and notes which states the answers allow.
     pub async fn ask(&mut self, ask: Ask, slots: &[usize]) -> Vec<Told> {
         let asked = self.begin(ask, slots);
         self.end(ask, slots, asked).await
@@ -155,7 +155,7 @@ impl<'w> Slots<'w> {
         }
     }
 
-    /// This has happened to all mounts.
+    /// Notes an event that all mounts had.
     pub fn happened(&mut self, what: &What) {
         for slot in &mut self.slots {
             let states = slot.allowed.iter().flat_map(|state| model::after(*state, what, slot.restores));
@@ -166,7 +166,7 @@ impl<'w> Slots<'w> {
         }
     }
 
-    /// Start csid, which may die at once.
+    /// Starts csid, which may die at once.
     pub async fn start(&mut self) {
         if self.site.w.launch(&[]).await
             && let Ok(client) = Client::connect(&Target::Socket(self.site.w.socket())).await
@@ -200,7 +200,7 @@ impl<'w> Slots<'w> {
         self.site.client.list_mounts(MountFilter::default()).await.ok()
     }
 
-    /// Wait until nothing is under way. False: csid was killed before.
+    /// Waits until no operation is under way. Returns false if csid was killed before.
     async fn rests(&mut self) -> bool {
         let end = Instant::now() + PATIENCE;
         loop {

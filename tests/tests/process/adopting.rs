@@ -404,7 +404,7 @@ fn after_a_reboot_paths_are_csids_own() {
     });
 }
 
-/// What is gone is taken down where it was, and made again at csid's own paths.
+/// csid unmounts the rest of a lost mount at its old path, and mounts it again at its own paths.
 #[test]
 fn adopted_mount_is_restored_at_own_paths() {
     world(async |w| {

@@ -180,7 +180,7 @@ async fn of_an_older_csid(w: &mut World) -> (Client, [PathBuf; 2]) {
     (client, had)
 }
 
-/// What is gone behind csid's back is made again where it was; a new mount has its own directory.
+/// csid makes a mount that another process removed again at the same path. A new mount has its own directory.
 #[test]
 fn older_csids_mount_stays_open_during_a_restore() {
     world(async |w| {

@@ -21,7 +21,7 @@ use csid_tests::world::{World, count, eventually, refusal, within_time, world};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What the issue promises.
+/// The time within which csid promises to heal a mount.
 const NOTICED: Duration = Duration::from_secs(10);
 /// The second healing of a mount waits.
 const HEALED_AGAIN: Duration = Duration::from_secs(40);

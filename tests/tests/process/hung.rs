@@ -20,7 +20,7 @@ use futures_util::future::join_all;
 use rustix::mount::{MountFlags, UnmountFlags, mount as kernel_mount, unmount as kernel_unmount};
 
 const HUNG: usize = 20;
-/// What hung mounts may cost a start of csid.
+/// The time that hung mounts may add to a start of csid.
 const START: Duration = Duration::from_secs(1);
 const STOP: Duration = Duration::from_secs(5);
 /// Nothing hangs: the plugin's calls and csid's looks take milliseconds.

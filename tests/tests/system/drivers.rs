@@ -10,10 +10,10 @@ use crate::machine::Machine;
 
 const REGISTRATION: &str = "/var/lib/csid/plugins_registry/driver-reg.sock";
 const ENDPOINT: &str = "/run/driver/csi.sock";
-/// What csi-local calls itself.
+/// The name that csi-local reports.
 const NAME: &str = "local.csid1.org";
 
-/// What `make test` builds once for a machine, and not for each target directory.
+/// Returns the path of a driver that `make test` builds once for a machine, and not for each target directory.
 fn built(program: &str) -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));

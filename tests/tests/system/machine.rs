@@ -70,7 +70,7 @@ impl Machine {
         container(&self.dir, &["exec", "bash", "-c", command])
     }
 
-    /// What a command that has to succeed says.
+    /// Runs a command, which has to succeed. Returns its output.
     pub fn run(&self, command: &str) -> String {
         let output = self.try_run(command);
         assert!(

@@ -137,7 +137,7 @@ struct Pool<'w> {
 
 struct Volume {
     name: String,
-    /// Not by an operator: by CreateVolume.
+    /// Whether CreateVolume made the volume. Otherwise an operator did.
     is_created: bool,
     access_mode: AccessMode,
     /// The most bytes that were answered.

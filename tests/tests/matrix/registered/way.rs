@@ -10,7 +10,7 @@ use crate::slots::POLL;
 
 /// More edges than one volume's way has.
 const EDGES: u64 = 300;
-/// As many as one volume's way has, about.
+/// About the number of edges of one volume's way.
 const EDGES_OF_ONE: u64 = 100;
 
 /// The places of a volume's items.
