@@ -9,7 +9,7 @@ use crate::volume::control::claim_effects::failed;
 use crate::volume::control::tries::RpcTries;
 use crate::volume::model::claim::ClaimOutcome;
 use crate::volume::model::volume::Outcome;
-use crate::volume::mounts::effects::EffectFailure;
+use crate::volume::mounts::effect_failure::EffectFailure;
 use crate::volume::plugins::inventory::of_list;
 
 /// Returns the error of an RPC that the plugin has answered.
