@@ -361,6 +361,19 @@ fn described_event_types_are_the_written_ones() {
 }
 
 #[test]
+fn described_features_are_the_served_ones() {
+    let (_, members) = contract();
+    let property = members.iter().find(|member| member.title() == "org.csid1.Manager.Features").unwrap();
+    let text = property.comment.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
+    let (_, words) = text.split_once("one word for each: ").unwrap();
+    let (words, _) = words.split_once(", and exec ").unwrap();
+    let file = source("csid/src/bus/manager.rs");
+    let (_, list) = file.split_once("const FEATURES: &[&str] = &[").unwrap();
+    let served: Vec<&str> = list[..list.find("];").unwrap()].split('"').skip(1).step_by(2).collect();
+    assert_eq!(words.split(", ").collect::<Vec<_>>(), served);
+}
+
+#[test]
 fn described_row_keys_are_the_encoded_ones() {
     let (_, members) = contract();
     for (member, argument, module, function, from) in [
