@@ -467,7 +467,7 @@ impl Daemon {
 
     fn sources(&self) -> metrics::Sources {
         let Handles { plugins, volumes, store, .. } = self.handles.clone();
-        let claims = Arc::new(store.clone());
+        let claims = volumes.registry();
         metrics::Sources { state: self.state.subscribe(), plugins, volumes, store, claims }
     }
 

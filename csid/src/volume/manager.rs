@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::histogram::Durations;
 use crate::host::{Host, Look, TargetFd};
 use crate::plugin::Plugins;
-use crate::store::registry::VolumeName;
+use crate::store::registry::{Registry, VolumeName};
 use crate::store::rows::{MountKey, MountRow, Phase};
 use crate::store::{MountFilter, Store};
 use crate::volume::actor::VolumeActor;
@@ -151,6 +151,11 @@ impl Volumes {
         wait: &Wait,
     ) -> Result<OfPlugin> {
         self.shared.operations.of_plugin(kind, plugin, uid, wait)
+    }
+
+    /// Returns the registry of volumes and claims.
+    pub fn registry(&self) -> Arc<dyn Registry> {
+        Arc::clone(&self.shared.records.registry)
     }
 
     /// Returns how many operations of each kind have begun since csid's start.
