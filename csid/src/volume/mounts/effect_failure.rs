@@ -72,6 +72,7 @@ impl From<RpcError> for EffectFailure {
             RpcOutcome::Withheld => (Outcome::NotSent, true),
             RpcOutcome::Again { .. } => (Outcome::Again, false),
             RpcOutcome::Refused | RpcOutcome::Unimplemented => (Outcome::Failed, true),
+            // The first tries of a mount repeat the call instead: `Tries::note` in `until_done.rs`.
             RpcOutcome::Unknown => (Outcome::Failed, false),
         };
         let (unknown, answered, broken) = (meaning == RpcOutcome::Unknown, error.answered, error.is_broken());
