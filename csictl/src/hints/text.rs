@@ -159,6 +159,7 @@ mod tests {
             "volume/probe.rs",
             "volume/manager.rs",
             "volume/mounts/effects.rs",
+            "volume/mounts/removals.rs",
             "volume/control/claim_effects.rs",
         ];
         let errors = std::fs::read_dir(csid.join("volume/errors")).unwrap().map(|file| file.unwrap().path());
