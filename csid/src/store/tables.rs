@@ -9,6 +9,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Statement, ToSql, params, par
 use serde::Serialize;
 
 use crate::store::error::{StoreError, at};
+use crate::store::file::in_memory;
 use crate::store::loaded::{Loaded, MountFilter};
 use crate::store::rows::{
     Event, MountKey, MountRow, MountSpec, MountStatus, NewEvent, PluginRow, VolumeKey, VolumeRow,
@@ -103,7 +104,13 @@ pub(super) fn whole(row: &Row<'_>) -> rusqlite::Result<()> {
 
 /// Rows that are not read before the file is changed, or not as what they were written, are what was written.
 pub(super) fn as_written(db: &Connection, version: u32, path: &Path) -> Result<(), StoreError> {
-    for TableSchema { name, columns, .. } in schema::tables(db)? {
+    let tables = schema::tables(db)?;
+    // The page of the schema has no checksum. SQLite takes a changed name of a column for another column.
+    if tables != schema::tables(&in_memory(schema::version(db)?)?)? {
+        let why = "its tables have other columns than those that were made".to_owned();
+        return Err(StoreError::Corrupt { path: path.into(), why });
+    }
+    for TableSchema { name, columns, .. } in tables {
         if version == schema::KNOWN && !matches!(name.as_str(), "registry" | "claims") {
             continue;
         }

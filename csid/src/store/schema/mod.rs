@@ -52,6 +52,7 @@ pub(super) fn migrate(db: &mut Connection, version: u32) -> Result<(), StoreErro
 }
 
 /// A table of a file that has checksums.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct TableSchema {
     pub name: String,
     /// But for the checksum.

@@ -318,6 +318,33 @@ async fn damage_that_comes_while_csid_runs() {
     assert!(std::fs::read(database(&directory)).unwrap() == damaged, "it was written");
 }
 
+/// A bit flipped in the text of the schema makes another name of a table or column.
+#[tokio::test]
+async fn changed_schema_is_damage() {
+    let (_root, directory) = temporary();
+    filled(&directory).await.close().await.unwrap();
+    let good = std::fs::read(database(&directory)).unwrap();
+    for (table, from, to) in [
+        ("claims", "modify_index", "modify_indey"),
+        ("claims", " sum ", " sul "),
+        ("mounts", "consumer", "consumes"),
+        ("registry", "restless", "restlesr"),
+    ] {
+        let db = Connection::open(database(&directory)).unwrap();
+        db.execute_batch("PRAGMA writable_schema = ON").unwrap();
+        let sql = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = ?";
+        assert_eq!(db.execute(sql, [from, to, table]).unwrap(), 1);
+        drop(db);
+        let (store, _) = opened(&directory).unwrap();
+        assert!(matches!(&*store.health().borrow(), Health::Damaged(_)), "{table}: {from}");
+        store.close().await.unwrap();
+        std::fs::write(database(&directory), &good).unwrap();
+    }
+    let (store, _) = opened(&directory).unwrap();
+    assert!(matches!(&*store.health().borrow(), Health::Sound), "the columns that were made");
+    store.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn another_journal_replaces_a_damaged_one() {
     let (_root, directory) = temporary();
