@@ -142,6 +142,8 @@ async fn goes_on(w: &mut World, client: &Client, live: &[Mount], what: &str) {
 fn damages(seed: u64) {
     world(async move |w| {
         w.add_plugin("p").await;
+        // A publish that csid's end cut off has made no mount. Its row may be lost with the journal, and nothing else explains it.
+        w.may_excuse(22, "NodeUnstageVolume of a volume that is not known to be gone from ");
         let mut client = w.start().await;
         let mut dice = Dice::new(seed, 2);
         let (mut due, mut refused) = (Dues::new(), 0);
