@@ -328,7 +328,10 @@ impl Host {
         ours: bool,
     ) -> Result<bool, HostError> {
         let (root, path) = (root.to_owned(), path.to_owned());
-        self.within(plugin, HelperRequest::RemoveOrphan { root, path, ours }).await
+        match ours {
+            true => self.within(plugin, HelperRequest::RemoveOrphan { root, path }).await,
+            false => self.remove_left(plugin, vec![(root, path)], false).await,
+        }
     }
 
     /// Removes paths, each below its directory, as [`Self::remove`] does. Returns whether all are gone. A user or the plugin may have

@@ -467,7 +467,6 @@ impl Connection {
 /// Returns the path that names an unanswered call.
 pub(in crate::host) fn hung_at(request: &HelperRequest) -> &Path {
     match request {
-        HelperRequest::RemoveOrphan { path, .. } => path,
         HelperRequest::RemoveLeft { paths, .. } => paths.last().map_or(Path::new("/"), |(_, path)| path),
         request => request.paths().pop().unwrap_or(Path::new("/")),
     }

@@ -86,10 +86,10 @@ pub(in crate::host) enum HelperRequest {
         device: BlockDevice,
         shows: bool,
     },
+    /// Unmounts what is at `path`, unless it is in use, and removes the path.
     RemoveOrphan {
         root: PathBuf,
         path: PathBuf,
-        ours: bool,
     },
     /// Removes empty directories and files of csid's, each pair a directory of csid's and a path below it.
     RemoveLeft {
@@ -152,10 +152,9 @@ impl HelperRequest {
             | HelperRequest::InUse { path }
             | HelperRequest::CheckTarget { target: path, .. }
             | HelperRequest::Resolve { directory: path }
-            | HelperRequest::RemoveOrphan { path, ours: true, .. } => vec![path],
+            | HelperRequest::RemoveOrphan { path, .. } => vec![path],
             // What holds up a removal is in another namespace. Calls at the path do not hang with it.
-            HelperRequest::RemoveOrphan { ours: false, .. }
-            | HelperRequest::RemoveLeft { .. }
+            HelperRequest::RemoveLeft { .. }
             | HelperRequest::IsHeld { .. }
             | HelperRequest::Holders { .. }
             | HelperRequest::Search

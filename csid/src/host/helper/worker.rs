@@ -13,7 +13,7 @@
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -283,8 +283,8 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
         HelperRequest::Resolve { directory } => plain(&path::resolve_root(&directory)),
         HelperRequest::IsHeld { device, shows } => plain(&device::held(&device, shows)),
         HelperRequest::InUse { path } => plain(&mount::in_use(&path, &caller)),
-        HelperRequest::RemoveOrphan { root, path, ours, .. } => {
-            plain(&remove_orphan(&root, &path, ours, &caller))
+        HelperRequest::RemoveOrphan { root, path } => {
+            plain(&mount::clear(&path, &caller).and_then(|()| path::remove(&root, &path)))
         }
         HelperRequest::RemoveLeft { paths, .. } => plain(&remove_left(&paths)),
         HelperRequest::Close => {
@@ -322,16 +322,4 @@ fn search(questions: Option<OwnedFd>, known: &mut Known) -> Answer {
 fn remove_left(paths: &[(PathBuf, PathBuf)]) -> Result<bool, HostError> {
     let removed: Vec<_> = paths.iter().map(|(base, path)| path::remove(base, path)).collect();
     removed.into_iter().try_fold(true, |all, gone| Ok(gone? && all))
-}
-
-fn remove_orphan(
-    root: &Path,
-    orphan: &Path,
-    ours: bool,
-    caller: &WaitingCaller<'_>,
-) -> Result<bool, HostError> {
-    if ours {
-        mount::clear(orphan, caller)?;
-    }
-    path::remove(root, orphan)
 }
