@@ -91,12 +91,12 @@ impl Executor<'_> {
         if self.row(key).is_none_or(|row| row.publish != Leg::Present) {
             self.find_secrets(wanted).await?;
         }
-        self.ready().await?;
+        let mut ready = self.ready().await?;
         self.refuse_missing_target(wanted).await?;
-        let (ready, held) = loop {
-            let ready = self.ready().await?;
-            if let Some(held) = self.shared.plugins.hold_directories(&ready).await {
-                break (ready, held);
+        let held = loop {
+            match self.shared.plugins.hold_directories(&ready).await {
+                Some(held) => break held,
+                None => ready = self.ready().await?,
             }
         };
         let mut paths = self.paths(&ready, wanted);
