@@ -59,16 +59,18 @@ pub(super) fn keep_roots(
     for (id, spec) in files {
         let own = mounts.iter().filter(|row| row.volume.plugin == *id);
         let own = own.filter(|row| paths::is_own(&row.volume, Path::new(&row.source)));
-        let roots: Vec<_> = own.filter_map(|row| Some((row, paths::root(Path::new(&row.source))?))).collect();
+        let mut roots = own.filter_map(|row| Some((row, paths::root(Path::new(&row.source))?)));
         let default = directories.plugin(id);
         let new = spec.plugin_root.as_ref().map_or(&*default, Path::new);
-        let Some((row, root)) = roots.first().filter(|_| roots.iter().all(|(_, root)| *root != new)) else {
+        let Some((row, root)) = roots.next() else { continue };
+        // As a rule the first row fits.
+        if root == new || roots.any(|(_, root)| root == new) {
             continue;
-        };
+        }
         let why = format!("{id}: {}", moved_under("plugin-root", root, &row.key));
         tracing::error!(plugin = %id, "plugin {why}");
         kept.push(why);
-        spec.plugin_root = (*root != default).then(|| root.to_string_lossy().into_owned());
+        spec.plugin_root = (root != default).then(|| root.to_string_lossy().into_owned());
     }
     unchanged(&kept)
 }
