@@ -362,6 +362,8 @@ macro_rules! volume {
                 write_claims: Vec<String>,
                 /// The consumers whose claims ended.
                 past_claims: Vec<String>,
+                /// The user who registered or created the volume. 0 is also the answer of a csid that does not say it.
+                uid: u32,
                 /// `creating`, `registered` or `deleting`; `declared` only in a list with declared volumes.
                 standing: String,
                 /// The size in bytes to which a node still has to expand the volume. 0: none.

@@ -151,6 +151,8 @@ type VolumeInfo struct {
 	AttachmentMode AttachmentMode
 	// ReadClaims, WriteClaims and PastClaims are the consumers of the volume's claims.
 	ReadClaims, WriteClaims, PastClaims []string
+	// UID is the user who registered or created the volume. 0 is also the answer of a csid that does not say it.
+	UID uint32
 	// PendingExpand is the size in bytes to which a node still has to expand the volume. 0: none.
 	PendingExpand uint64
 	// ModifyIndex is the index of the last change of the volume's record.

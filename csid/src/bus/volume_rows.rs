@@ -62,6 +62,7 @@ pub(super) fn row(view: VolumeView) -> Map {
         let capabilities: Vec<HashMap<String, Variant<'static>>> =
             spec.capabilities.iter().map(modes).collect();
         row.extend([
+            ("uid", registration.uid.into()),
             ("standing", standing.into()),
             ("name", spec.name.into()),
             ("context", spec.context.into()),
@@ -154,7 +155,7 @@ mod tests {
         let wanted = "access-mode s,attachment-mode s,capabilities aa{sv},capacity t,context a{ss},\
                       controller-required b,credential s,external-id s,fs-type s,heal s,id s,modify-index t,\
                       mount-group s,name s,namespace s,parameters a{ss},past-claims as,pending-expand t,plugin s,\
-                      provider s,provider-version s,read-claims as,schedulable b,standing s,topologies aa{ss},write-claims as";
+                      provider s,provider-version s,read-claims as,schedulable b,standing s,topologies aa{ss},uid u,write-claims as";
         assert_eq!(keys.join(","), wanted);
         assert!(!format!("{of_volume:?}").contains("hunter2"));
         for (key, value) in [

@@ -143,6 +143,7 @@ func VolumeInfo(r Row) csi.VolumeInfo {
 		FSType:             r.Text("fs-type"),
 		MountGroup:         r.Text("mount-group"),
 		Heal:               r.Text("heal"),
+		UID:                uint32(r.Number("uid")),
 		Standing:           r.Text("standing"),
 		ControllerRequired: r.Flag("controller-required"),
 		Schedulable:        r.Flag("schedulable"),
