@@ -86,8 +86,8 @@ count-renew: debian-packages ## keep what one mount executes now, in tests/bench
 	cargo build --locked --release -p csid -p csid-bench
 	target/release/csid-bench count --renew
 
-deb: $(CARGO_DEB) libcsi ## target/csid.deb, libcsi1.deb, libcsi-dev.deb (PROFILE=dev: fast to build, slower to run)
-	cargo build --locked -p csid -p csictl -p csi-local --profile $(PROFILE)
+deb: $(CARGO_DEB) libcsi ## target/csid.deb, csid-volume-plugin.deb, libcsi1.deb, libcsi-dev.deb (PROFILE=dev: fast to build, slower to run)
+	cargo build --locked -p csid -p csictl -p csi-local -p csid-volume-plugin --profile $(PROFILE)
 	csictl=target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/csictl
 	mkdir -p target/man target/completions
 	$$csictl gen-man target/man
@@ -99,6 +99,7 @@ deb: $(CARGO_DEB) libcsi ## target/csid.deb, libcsi1.deb, libcsi-dev.deb (PROFIL
 		$(CARGO_DEB) --quiet --no-build --no-strip --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--fast) "$$@"
 	}
 	package --package csid --output target/csid.deb
+	package --package csid-volume-plugin --output target/csid-volume-plugin.deb
 	package --package libcsi-ffi --output target/libcsi1.deb
 	package --package libcsi-ffi --variant dev --output target/libcsi-dev.deb
 

@@ -6,6 +6,7 @@ mod bound;
 mod closed;
 mod credentials;
 mod drivers;
+mod engines;
 mod exec;
 mod hung;
 mod machine;
