@@ -81,6 +81,10 @@ pub enum Command {
     },
     /// Wait until a plugin is ready (short for `csictl plugin wait`)
     Wait(PluginWait),
+    /// Wait until csid has made the mounts again that come back after a reboot
+    ///
+    /// Exits with 1 if some are missing at the deadline, and lists them. csi-volumes.service runs this.
+    WaitVolumes(WaitVolumes),
     /// Mount a volume for a consumer, and print the path where it is
     ///
     /// The volume is registered, or inline with its plugin and the plugin's ID of it. Repeating the command is safe: it
@@ -123,6 +127,16 @@ pub enum Command {
     /// Write the man pages into a directory
     #[command(hide = true)]
     GenMan { directory: PathBuf },
+}
+
+#[derive(Args)]
+pub struct WaitVolumes {
+    /// Give up after this time, such as 30s or 2min
+    #[arg(long, value_name = "TIME", default_value = "80s", value_parser = span)]
+    pub deadline: Duration,
+    /// Wait for these volumes only: a namespace and a name each
+    #[arg(value_name = "NAMESPACE VOLUME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub volumes: Vec<String>,
 }
 
 #[derive(Args)]

@@ -6,6 +6,7 @@ mod plugin;
 mod spec;
 mod stats;
 mod volume;
+mod wait_volumes;
 
 use std::{
     io,
@@ -59,6 +60,7 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
         Command::Claims(args) => volume::claims(&connect().await?, args, json, tried).await?,
         Command::Explain { volume } => volume::explain(&connect().await?, volume, json, tried).await?,
         Command::Wait(args) => plugin::wait_for(&connect().await?, args, json, tried).await?,
+        Command::WaitVolumes(args) => return wait_volumes::wait_volumes(&target, args, json).await,
         Command::Mount(args) => mount(&connect().await?, *args, None, json, tried).await?,
         Command::AdoptMount(args) => {
             let AdoptMount { published_path, staging_path, mount: args } = *args;

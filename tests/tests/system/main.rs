@@ -12,6 +12,7 @@ mod hung;
 mod machine;
 mod package;
 mod profiles;
+mod restored;
 mod settings;
 mod shutdown;
 mod stats;

@@ -1,0 +1,139 @@
+//! `csictl wait-volumes`: waits until csid has made the mounts again that come back after a reboot. csi-volumes.service runs it.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::ensure;
+use csid_client::{Client, Error, MountFilter, MountRow, Restore, Target};
+use serde_json::json;
+use tokio::time::{Instant, timeout_at};
+
+use crate::args::WaitVolumes;
+use crate::output::{plain, print_json};
+use crate::wait;
+
+/// The longest time between two looks at the rows, and the time between two tries to reach csid.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(500));
+
+/// The states of a mount that csid is about to make, or of which it does not know whether it is there.
+const UNDER_WAY: [&str; 3] = ["waiting", "mounting", "uncertain"];
+
+/// Why the wait has not ended.
+enum Unfinished {
+    /// csid cannot be reached.
+    Unreachable(Error),
+    /// csid has this state, and does not know all rows yet.
+    State(String),
+    /// These mounts are not there yet.
+    Mounts(Vec<MountRow>),
+}
+
+/// Returns the exit code 1 if the deadline passes first, with the mounts that are missing on standard error.
+pub async fn wait_volumes(target: &Target, args: WaitVolumes, json: bool) -> anyhow::Result<ExitCode> {
+    ensure!(args.volumes.len() % 2 == 0, "volume {:?} has no name after its namespace", args.volumes.last());
+    let end = Instant::now() + args.deadline;
+    let wanted: Vec<(&str, &str)> =
+        args.volumes.chunks_exact(2).map(|pair| (pair[0].as_str(), pair[1].as_str())).collect();
+    let mut unfinished = None;
+    let waiting = wait::quietly("wait for volumes", restored(target, &wanted, &mut unfinished));
+    if timeout_at(end, waiting).await.is_ok() {
+        if json {
+            print_json(&json!({ "waiting": [] }))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let seconds = args.deadline.as_secs_f64();
+    match unfinished {
+        Some(Unfinished::Unreachable(error)) => return Err(error.into()),
+        Some(Unfinished::Mounts(rows)) if json => print_json(&json!({ "waiting": rows }))?,
+        Some(Unfinished::Mounts(rows)) => {
+            eprintln!("csictl: {} mounts are missing after {seconds} s:", rows.len());
+            for row in rows {
+                let (volume, consumer) = (format!("{}/{}", row.namespace, row.volume), row.consumer);
+                let reason = if row.error.is_empty() { String::new() } else { format!(": {}", row.error) };
+                eprintln!("{}", plain(&format!("  {volume} for {consumer}: {}{reason}", row.state)));
+            }
+        }
+        Some(Unfinished::State(state)) => eprintln!("csictl: csid is {state} after {seconds} s"),
+        None => eprintln!("csictl: csid has not answered within {seconds} s"),
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Waits until nothing is missing. `unfinished` has the reason while this waits.
+async fn restored(target: &Target, wanted: &[(&str, &str)], unfinished: &mut Option<Unfinished>) {
+    loop {
+        let error = match Client::connect(target).await {
+            Ok(client) => match watch(&client, wanted, unfinished).await {
+                Ok(()) => return,
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        // csid starts, or restarts.
+        *unfinished = Some(Unfinished::Unreachable(error));
+        tokio::time::sleep(PAUSES.1).await;
+    }
+}
+
+/// Looks at the rows after each event, until nothing is missing.
+async fn watch(
+    client: &Client,
+    wanted: &[(&str, &str)],
+    unfinished: &mut Option<Unfinished>,
+) -> csid_client::Result<()> {
+    let mut events = client.follow(None).await?;
+    loop {
+        match missing(client, wanted).await? {
+            None => return Ok(()),
+            missing => *unfinished = missing,
+        }
+        // A row may change without an event.
+        if let Ok(news) = tokio::time::timeout(PAUSES.0, events.next()).await {
+            news?;
+        }
+    }
+}
+
+/// Returns what is missing. `None`: nothing.
+async fn missing(client: &Client, wanted: &[(&str, &str)]) -> csid_client::Result<Option<Unfinished>> {
+    let state = client.manager().await?.state;
+    if ["starting", "restoring"].contains(&state.as_str()) {
+        return Ok(Some(Unfinished::State(state)));
+    }
+    let mut rows = client.list_mounts(MountFilter::default()).await?;
+    rows.retain(|row| is_missing(row, wanted));
+    Ok(Some(rows).filter(|rows| !rows.is_empty()).map(Unfinished::Mounts))
+}
+
+/// Returns whether csid is to make the mount by itself and has not done so. `wanted`: the volumes that count; empty: all.
+fn is_missing(row: &MountRow, wanted: &[(&str, &str)]) -> bool {
+    row.restore == Restore::Auto.as_str()
+        && UNDER_WAY.contains(&row.state.as_str())
+        && (wanted.is_empty() || wanted.contains(&(row.namespace.as_str(), row.volume.as_str())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_wanted_mounts_that_csid_makes_are_missing() {
+        let row = |volume: &str, restore: &str, state: &str| MountRow {
+            namespace: "prod".to_owned(),
+            volume: volume.to_owned(),
+            restore: restore.to_owned(),
+            state: state.to_owned(),
+            ..MountRow::default()
+        };
+        for state in UNDER_WAY {
+            assert!(is_missing(&row("pg", "auto", state), &[]));
+            assert!(is_missing(&row("pg", "auto", state), &[("prod", "web"), ("prod", "pg")]));
+            assert!(!is_missing(&row("pg", "auto", state), &[("test", "pg"), ("prod", "web")]));
+            assert!(!is_missing(&row("pg", "hold", state), &[]));
+        }
+        for state in ["mounted", "lost", "unmounting"] {
+            assert!(!is_missing(&row("pg", "auto", state), &[]));
+        }
+    }
+}
