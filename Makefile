@@ -31,6 +31,7 @@ demo: debian-packages deb ## a volume mounted, csid killed, a machine rebooted, 
 test: run-tests count ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 
 run-tests: debian-packages go $(CARGO_FUZZ) cfgd-csi deb
+	rm -rf target/tools/build # the tools are installed
 	PATH=$(dir $(CARGO_FUZZ)):$$PATH tests/run
 
 soak: debian-packages ## csid killed 10,000 times, and more that takes long (root)
