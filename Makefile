@@ -7,11 +7,12 @@ SHELL := /bin/bash
 .ONESHELL:
 # One recipe after the other: `make test` measures at its end, and a recipe without $(MAKE) in it is not run by `make -n`.
 .NOTPARALLEL:
-.PHONY: help demo test run-tests soak check advisory-db advisories bench count count-renew deb libcsi cfgd-csi debian-packages go
+.PHONY: help demo test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb libcsi cfgd-csi debian-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
+INFERNO := $(TOOLS)/inferno-0.12.8/bin/inferno-flamegraph
 CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 # What is built once for a machine, not once for a target directory.
 KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
@@ -79,6 +80,20 @@ bench: debian-packages go ## what a durable mount costs against the bare RPCs, a
 	CGO_ENABLED=0 go -C tests/bench/go build -o $(CURDIR)/target/release/csid-bench-go
 	target/release/csid-bench
 
+# perf reads frame pointers, and a flame graph needs the names of functions.
+bench-pictures: DEBIAN_PACKAGES += linux-perf
+bench-pictures: debian-packages $(INFERNO) ## docs/pictures: the steps of a mount, and csid's flame graph (root)
+	RUSTFLAGS=-Cforce-frame-pointers=yes CFLAGS=-fno-omit-frame-pointer \
+		cargo build --locked --profile pictures -p csid -p csid-bench --target-dir target/pictures
+	target/pictures/pictures/csid-bench --milliseconds 4000 pictures target/bench/pictures
+	mkdir -p docs/pictures
+	for callers in 1 64; do
+		$(INFERNO) --flamechart --countname µs --width 1000 --title "A mount with $$callers callers" \
+			target/bench/pictures/steps-$$callers.folded >docs/pictures/mount-$$callers.svg
+	done
+	perf script --input target/bench/pictures/profile.perf | $(dir $(INFERNO))inferno-collapse-perf |
+		$(INFERNO) --minwidth 0.3 --title "csid with 64 callers" >docs/pictures/csid-64.svg
+
 count: debian-packages ## the instructions and system calls of one mount, against tests/bench/count.toml (root)
 	cargo build --locked --release -p csid -p csid-bench
 	target/release/csid-bench count
@@ -137,8 +152,9 @@ go:
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends golang-go
 	fi
 
+$(INFERNO): FEATURES := --features cli
 # Built once, as fast as they build: each runs for a second.
-$(TOOLS)/%/bin/cargo-deny $(TOOLS)/%/bin/cargo-deb $(TOOLS)/%/bin/cargo-fuzz:
+$(TOOLS)/%/bin/cargo-deny $(TOOLS)/%/bin/cargo-deb $(TOOLS)/%/bin/cargo-fuzz $(TOOLS)/%/bin/inferno-flamegraph:
 	@echo "installing $(*F) below target/tools"
-	name=$(*F); CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --no-default-features \
+	name=$(*F); CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --no-default-features $(FEATURES) \
 		--root $(TOOLS)/$$name --target-dir target/tools/build $${name%-*}@$${name##*-}

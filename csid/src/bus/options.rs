@@ -115,7 +115,7 @@ impl Options {
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Err(Error::new(Kind::TimedOut, "deadline exceeded before the operation started"));
         }
-        Ok(Wait { deadline, operation, hold: None })
+        Ok(Wait { arrived: Some(arrived), deadline, operation, hold: None })
     }
 
     fn take<T: TryFrom<OwnedVariant>>(&mut self, key: &str) -> Option<T> {

@@ -46,7 +46,8 @@ impl Context {
             self.leaving.refuse(&volume.plugin)?;
         }
         let (reply, answer) = oneshot::channel();
-        let waiter = Waiter { ticket, deadline: wait.deadline, hold: wait.hold, reply };
+        let Wait { arrived, deadline, hold, .. } = wait;
+        let waiter = Waiter { ticket, arrived, deadline, hold, reply };
         self.directory.ask(volume, work, waiter)?;
         Ok(answer)
     }

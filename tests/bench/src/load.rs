@@ -21,6 +21,26 @@ pub struct Round {
 
 /// `callers` cycle for `time`, after a tenth of it that does not count.
 pub async fn cycle(way: &Way, callers: u32, time: Duration) -> Result<Round> {
+    let (mounts, elapsed) = mounts(way, callers, time).await?;
+    let at = |part: f64| {
+        let place = (part * (mounts.len() - 1) as f64).round() as usize;
+        mounts[place].as_nanos() as f64 / 1000.0
+    };
+    Ok(Round {
+        mount_p50_us: at(0.5),
+        mount_p99_us: at(0.99),
+        cycles_per_s: mounts.len() as f64 / elapsed.as_secs_f64(),
+    })
+}
+
+/// Returns the mean of the mounts of such cycles, in microseconds.
+pub async fn mean_us(way: &Way, callers: u32, time: Duration) -> Result<f64> {
+    let (mounts, _) = mounts(way, callers, time).await?;
+    Ok(mounts.iter().sum::<Duration>().as_nanos() as f64 / 1000.0 / mounts.len() as f64)
+}
+
+/// Returns how long the mounts of such cycles took, the shortest first, and the time that was measured.
+async fn mounts(way: &Way, callers: u32, time: Duration) -> Result<(Vec<Duration>, Duration)> {
     let measuring = Arc::new(AtomicBool::new(false));
     let stop = Arc::new(AtomicBool::new(false));
     let tasks: Vec<_> = (0..callers)
@@ -39,15 +59,7 @@ pub async fn cycle(way: &Way, callers: u32, time: Duration) -> Result<Round> {
     }
     mounts.sort_unstable();
     anyhow::ensure!(mounts.len() >= callers as usize, "only {} cycles in {elapsed:?}", mounts.len());
-    let at = |part: f64| {
-        let place = (part * (mounts.len() - 1) as f64).round() as usize;
-        mounts[place].as_nanos() as f64 / 1000.0
-    };
-    Ok(Round {
-        mount_p50_us: at(0.5),
-        mount_p99_us: at(0.99),
-        cycles_per_s: mounts.len() as f64 / elapsed.as_secs_f64(),
-    })
+    Ok((mounts, elapsed))
 }
 
 /// The same by another program, `csid-bench-WAY SOCKET CALLERS MILLISECONDS`, which prints p50, p99 and cycles a second.

@@ -10,13 +10,14 @@ mod load;
 mod neighbours;
 mod parts;
 mod paths;
+mod pictures;
 mod plugin;
 mod report;
 #[cfg(target_arch = "x86_64")]
 mod trace;
 mod units;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -81,6 +82,8 @@ enum Role {
         #[arg(long)]
         renew: bool,
     },
+    /// Write what the pictures in docs/ show: the steps of a mount, and a profile by perf
+    Pictures { directory: PathBuf },
     /// What this program is for itself.
     #[command(hide = true)]
     ServePlugin {
@@ -115,6 +118,10 @@ fn run(args: &Args) -> Result<ExitCode> {
     let host = Host::new(directory, args.csid.as_ref().unwrap_or(&beside))?;
     match args.role {
         Some(Role::Count { renew }) => count(&host, renew),
+        Some(Role::Pictures { ref directory }) => {
+            let time = Duration::from_millis(args.milliseconds);
+            pictures(&host, directory, time).map(|()| ExitCode::SUCCESS)
+        }
         _ => measure(args, &host).map(|()| ExitCode::SUCCESS),
     }
 }
@@ -155,6 +162,11 @@ use count::run as count;
 fn count(_: &Host, _: bool) -> Result<ExitCode> {
     println!("not counted: instructions are counted on x86-64 only");
     Ok(ExitCode::SUCCESS)
+}
+
+#[tokio::main(worker_threads = 2)]
+async fn pictures(host: &Host, directory: &Path, time: Duration) -> Result<()> {
+    pictures::write(host, directory, time).await
 }
 
 #[tokio::main(worker_threads = 2)]

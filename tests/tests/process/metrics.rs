@@ -88,7 +88,7 @@ fn mount_has_the_time_of_each_step() {
         mounted(&client, "job", inline("v")).await;
         let explained = client.explain(NAMESPACE, "v", CallOptions::default()).await.unwrap().timings;
         let names: Vec<_> = explained.iter().map(|(step, _)| step.as_str()).collect();
-        let due = ["queued", "waiting for plugin", "verify", "intent", "stage", "publish", "deliver"];
+        let due = ["bus", "queued", "waiting for plugin", "verify", "intent", "stage", "publish", "deliver"];
         assert_eq!(names, due, "in the order of the steps, without the commit");
         let took = |step: &str| explained.iter().find(|(of, _)| of == step).unwrap().1;
         assert!(took("publish") >= SLOW && took("stage") < took("publish"), "{explained:?}");

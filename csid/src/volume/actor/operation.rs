@@ -71,6 +71,9 @@ impl Operation {
 
     pub(in crate::volume) fn join(&mut self, shared: &Context, waiter: Waiter) {
         shared.operations.follow(&waiter.ticket, &self.step);
+        if let Some(arrived) = waiter.arrived {
+            self.step.note_arrival(arrived);
+        }
         self.left = None;
         self.holds.extend(waiter.hold.clone());
         self.waiters.push(waiter);

@@ -14,6 +14,8 @@ use crate::volume::model::volume::Paths;
 /// The deadline of a caller, and its name for the operation.
 #[derive(Clone, Default)]
 pub struct Wait {
+    /// When csid read the call. `None`: csid begins the operation by itself.
+    pub arrived: Option<Instant>,
     pub deadline: Option<Instant>,
     pub operation: Option<String>,
     /// Held until the operation has ended, which may be long after its caller's deadline.

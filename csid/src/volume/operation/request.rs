@@ -210,6 +210,7 @@ pub(in crate::volume) enum OperationResponse {
 
 pub(in crate::volume) struct Waiter {
     pub(in crate::volume) ticket: Ticket,
+    pub(in crate::volume) arrived: Option<Instant>,
     pub(in crate::volume) deadline: Option<Instant>,
     pub(in crate::volume) hold: Option<Arc<dyn Send + Sync>>,
     pub(in crate::volume) reply: oneshot::Sender<Result<OperationResponse>>,

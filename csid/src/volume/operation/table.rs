@@ -42,6 +42,11 @@ impl Progress {
         }
     }
 
+    /// Notes when csid read the call of the first caller.
+    pub(in crate::volume) fn note_arrival(&self, arrived: Instant) {
+        self.timeline().note_arrival(arrived);
+    }
+
     fn timeline(&self) -> MutexGuard<'_, Timeline> {
         self.timeline.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -426,7 +431,7 @@ mod tests {
     #[test]
     fn an_operation_on_a_plugin_is_listed_until_it_ends() {
         let operations = OperationTable::default();
-        let wait = Wait { deadline: None, operation: Some("mine".to_owned()), hold: None };
+        let wait = Wait { operation: Some("mine".to_owned()), ..Wait::default() };
         let restart = operations.of_plugin(OperationKind::Restart, "nfs", 7, &wait).unwrap();
         restart.set(Step::WaitingForPlugin);
         let listed = operations.list();

@@ -4,6 +4,10 @@ use std::time::{Duration, Instant};
 
 use crate::error::Step;
 
+/// The time from the read of a call until its operation is in a volume's queue: the authorization, the arguments and, of a registered
+/// volume, the record.
+const BUS: &str = "bus";
+
 /// The current step of an operation, and the durations of those before.
 #[derive(Debug)]
 pub(in crate::volume) struct Timeline {
@@ -17,6 +21,13 @@ pub(in crate::volume) struct Timeline {
 impl Timeline {
     pub(in crate::volume) fn new(step: Step) -> Self {
         Timeline { step, part: step.name(), since: Instant::now(), ended: Vec::new() }
+    }
+
+    /// Notes when csid read the call that began the operation. Later calls, which join the operation, change nothing.
+    pub(in crate::volume) fn note_arrival(&mut self, arrived: Instant) {
+        if self.part == Step::Queued.name() && self.ended.is_empty() {
+            self.ended.push((BUS, self.since.saturating_duration_since(arrived)));
+        }
     }
 
     pub(in crate::volume) fn step(&self) -> Step {
@@ -57,6 +68,23 @@ fn add(timings: &mut Vec<(&'static str, Duration)>, part: &'static str, took: Du
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_call_alone_adds_its_time_on_the_bus() {
+        let arrived = Instant::now();
+        std::thread::sleep(Duration::from_millis(2));
+        let mut timeline = Timeline::new(Step::Queued);
+        timeline.note_arrival(arrived);
+        timeline.note_arrival(arrived);
+        timeline.set(Step::Publish);
+        timeline.note_arrival(arrived);
+        let timings = timeline.timings();
+        let names: Vec<_> = timings.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, [BUS, "queued", "publish"]);
+        assert!(timings[0].1 >= Duration::from_millis(2), "{timings:?}");
+        let sum: Duration = timings.iter().map(|(_, took)| *took).sum();
+        assert!(sum <= arrived.elapsed(), "no time counts twice: {timings:?}");
+    }
 
     #[test]
     fn repeated_step_is_there_once_with_the_sum() {
