@@ -258,6 +258,9 @@ pub struct Mounts {
     /// Only this user's
     #[arg(long)]
     pub uid: Option<u32>,
+    /// Show csid's own paths of the volumes, too
+    #[arg(long)]
+    pub wide: bool,
 }
 
 #[derive(Args)]

@@ -263,7 +263,7 @@ async fn mounts(client: &Client, args: Mounts, json: bool, tried: &mut Tried) ->
     } else if mounts.is_empty() {
         eprintln!("No mounts.");
     } else {
-        print(&output::mounts(&mounts, provider))?;
+        print(&output::mounts(&mounts, provider, args.wide))?;
     }
     Ok(())
 }
