@@ -7,6 +7,7 @@ mod closed;
 mod credentials;
 mod drivers;
 mod exec;
+mod fstab;
 mod hung;
 mod machine;
 mod package;
