@@ -105,7 +105,11 @@ count-renew: debian-packages ## keep what one mount executes now, in tests/bench
 deb: $(CARGO_DEB) libcsi ## target/csid.deb, csid-volume-plugin.deb, libcsi1.deb, libcsi-dev.deb (PROFILE=dev: fast to build, slower to run)
 	cargo build --locked -p csid -p csictl -p csi-local -p csid-volume-plugin --profile $(PROFILE)
 	csictl=target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/csictl
-	mkdir -p target/man target/completions
+	mkdir -p target/man target/completions target/bin target/sbin
+	# The package keeps the links of target/sbin. cargo-deb reads what they name here.
+	ln -sfn ../../$$csictl target/bin/csictl
+	ln -sfn ../bin/csictl target/sbin/mount.csi
+	ln -sfn ../bin/csictl target/sbin/umount.csi
 	$$csictl gen-man target/man
 	awk -f packaging/man/org.csid1.5.awk proto/dbus/org.csid1.xml >target/man/org.csid1.5
 	$$csictl completions bash >target/completions/csictl.bash

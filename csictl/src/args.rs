@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
-pub use common::{Deadline, Name, Pair, Wait};
+pub use common::{Deadline, Name, Pair, Wait, span};
 pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
 };
@@ -19,7 +19,10 @@ pub use volume::{
     Topology, Volume, Volumes,
 };
 
-use common::{span, words};
+use common::words;
+
+/// The file systems that systemd mounts at a boot.
+pub const FSTAB: &str = "/etc/fstab";
 
 const TROUBLE: &str = "What a state or an error means, and what ends it: `csictl explain NAMESPACE VOLUME`, and\n\
                        /usr/share/doc/csid/docs/troubleshooting.md";
@@ -120,8 +123,12 @@ pub enum Command {
     Reconcile(Reconcile),
     /// Make csid read its configuration again; an error in it changes nothing
     Reload,
-    /// Check the configuration without touching the running csid
-    CheckConfig,
+    /// Check csid's configuration, and the lines of fstab with the type csi, without touching the running csid
+    CheckConfig {
+        /// The file to check in place of fstab
+        #[arg(long, value_name = "PATH", default_value = FSTAB)]
+        fstab: PathBuf,
+    },
     /// Print completions for a shell
     Completions { shell: Shell },
     /// Write the man pages into a directory
@@ -272,6 +279,9 @@ pub struct Mounts {
     /// Only this user's
     #[arg(long)]
     pub uid: Option<u32>,
+    /// Show csid's own paths of the volumes, too
+    #[arg(long)]
+    pub wide: bool,
 }
 
 #[derive(Args)]

@@ -10,6 +10,7 @@ mod wait_volumes;
 
 use std::{
     io,
+    path::Path,
     process::{Command as Process, ExitCode},
     time::{Duration, SystemTime},
 };
@@ -24,8 +25,9 @@ use serde_json::json;
 use crate::{
     args::{AdoptMount, Cli, Command, Deadline, Events, Mount, Mounts, Name, Reconcile, Unmount},
     generate,
+    helpers::fstab::faults,
     hints::Tried,
-    output::{self, print, print_json},
+    output::{self, plain, print, print_json},
     shell::quoted,
     wait,
 };
@@ -99,7 +101,7 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
             connect().await?.reload(CallOptions::default()).await?;
             done(json)?;
         }
-        Command::CheckConfig => return check_config(json),
+        Command::CheckConfig { fstab } => return check_config(&fstab, json),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             generate::completions(shell, &mut script);
@@ -265,7 +267,7 @@ async fn mounts(client: &Client, args: Mounts, json: bool, tried: &mut Tried) ->
     } else if mounts.is_empty() {
         eprintln!("No mounts.");
     } else {
-        print(&output::mounts(&mounts, provider))?;
+        print(&output::mounts(&mounts, provider, args.wide))?;
     }
     Ok(())
 }
@@ -360,8 +362,12 @@ fn print_news(news: &News, json: bool) -> io::Result<()> {
     }
 }
 
-/// Runs csid to check the configuration, because only csid can read it.
-fn check_config(json: bool) -> anyhow::Result<ExitCode> {
+/// Checks the configuration, by csid, because only csid can read it, and the lines of fstab.
+fn check_config(fstab: &Path, json: bool) -> anyhow::Result<ExitCode> {
+    let faults = faults(fstab);
+    if !json {
+        faults.iter().for_each(|fault| eprintln!("csictl: {}", plain(fault)));
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut path = std::env::split_paths(&path).collect::<Vec<_>>();
     // csid's directory, which is not in every user's PATH.
@@ -374,8 +380,10 @@ fn check_config(json: bool) -> anyhow::Result<ExitCode> {
     } else {
         (csid.status().context("cannot run csid")?, String::new())
     };
+    let valid = status.success() && faults.is_empty();
     if json {
-        print_json(&json!({ "valid": status.success(), "error": error }))?;
+        let errors = (!error.is_empty()).then_some(error).into_iter().chain(faults).collect::<Vec<_>>();
+        print_json(&json!({ "valid": valid, "error": errors.join("\n") }))?;
     }
-    Ok(ExitCode::from(u8::from(!status.success())))
+    Ok(ExitCode::from(u8::from(!valid)))
 }

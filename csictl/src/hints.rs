@@ -5,6 +5,7 @@ use csid_client::{CsidError, Error, Kind};
 use self::common::STOPPING;
 pub use self::common::Tried;
 pub use self::explained::explained;
+pub use self::helper::of_helper;
 use self::obstacle::by_obstacle;
 pub use self::plugin::{DRAINED, unhealthy};
 use self::steps::{DISABLED, FORGET, LIMIT, QUEUED, TOPOLOGY, WAITING};
@@ -13,6 +14,7 @@ use crate::shell::quoted;
 
 mod common;
 mod explained;
+mod helper;
 mod obstacle;
 mod plugin;
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod args;
 mod commands;
 mod generate;
+mod helpers;
 mod hints;
 mod output;
 mod shell;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 use args::{Cli, Command, Plugin, Volume};
 use clap::Parser;
 use commands::Failure;
+use helpers::Helper;
 use serde_json::json;
 
 /// Exit codes, documented in csictl(1). clap uses 2.
@@ -24,6 +26,10 @@ const NOT_BEGUN: u8 = 125;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    if let Some(helper) = words.next().and_then(|program| Helper::of(&program)) {
+        return helper.run(words.collect()).await;
+    }
     let cli = Cli::parse();
     let failed = match &cli.command {
         Command::HasMount { .. } => UNKNOWN,

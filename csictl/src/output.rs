@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};
 pub use stats::{Used, plugin_stats, top};
-use text::{facts, seconds, table, timestamp};
+use text::{cut, facts, seconds, table, timestamp};
 pub use text::{json_line, lines, plain, print, print_json};
 pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
 
@@ -85,29 +85,40 @@ impl Status {
     }
 }
 
-pub fn mounts<'p>(rows: &[MountRow], provider: impl Fn(&str) -> &'p str) -> String {
-    table(
-        ["NAMESPACE", "VOLUME", "CONSUMER", "TAG", "PLUGIN", "PROVIDER", "STATE", "MODE", "SOURCE", "NOTE"],
-        rows.iter().map(|m| {
-            let note = match m.error.as_str() {
-                "" if m.state == "mounted" && !m.healthy => "dead".to_owned(),
-                error => error.to_owned(),
-            };
-            let mode = if m.read_only { "ro" } else { "rw" };
-            [
-                m.namespace.clone(),
-                m.volume.clone(),
-                m.consumer.clone(),
-                m.tag.clone(),
-                m.plugin.clone(),
-                provider(&m.plugin).to_owned(),
-                m.state.clone(),
-                if m.is_device { format!("{mode} block") } else { mode.to_owned() },
-                m.source.clone(),
-                note,
-            ]
-        }),
-    )
+/// The limit of a consumer's name in a table, in characters.
+const CONSUMER: usize = 40;
+
+/// Returns the table of mounts. `wide`: it has csid's own path of each, and names at their full length.
+pub fn mounts<'p>(rows: &[MountRow], provider: impl Fn(&str) -> &'p str, wide: bool) -> String {
+    let row = |m: &MountRow| {
+        let note = match m.error.as_str() {
+            "" if m.state == "mounted" && !m.healthy => "dead".to_owned(),
+            error => error.to_owned(),
+        };
+        let mode = if m.read_only { "ro" } else { "rw" };
+        [
+            m.namespace.clone(),
+            m.volume.clone(),
+            if wide { m.consumer.clone() } else { cut(&m.consumer, CONSUMER) },
+            m.tag.clone(),
+            m.plugin.clone(),
+            provider(&m.plugin).to_owned(),
+            m.state.clone(),
+            if m.is_device { format!("{mode} block") } else { mode.to_owned() },
+            m.target.clone(),
+            note,
+        ]
+    };
+    let header =
+        ["NAMESPACE", "VOLUME", "CONSUMER", "TAG", "PLUGIN", "PROVIDER", "STATE", "MODE", "TARGET", "NOTE"];
+    if !wide {
+        return table(header, rows.iter().map(row));
+    }
+    let with = |[a, b, c, d, e, f, g, h, i, note]: [String; 10], source: String| {
+        [a, b, c, d, e, f, g, h, i, source, note]
+    };
+    let header = with(header.map(str::to_owned), "SOURCE".to_owned());
+    table(header.each_ref().map(String::as_str), rows.iter().map(|m| with(row(m), m.source.clone())))
 }
 
 pub fn operations(rows: &[OperationRow], now: SystemTime) -> String {
@@ -230,11 +241,27 @@ mod tests {
             ..row()
         };
         let expected = "\
-NAMESPACE  VOLUME  CONSUMER  TAG  PLUGIN  PROVIDER  STATE    MODE  SOURCE  NOTE
-default    data    job       -    local   L         mounted  rw    /p      -
-default    x\u{fffd}[2J   job       -    gone    -         mounted  ro    /p      dead";
+NAMESPACE  VOLUME  CONSUMER  TAG  PLUGIN  PROVIDER  STATE    MODE  TARGET   NOTE
+default    data    job       -    local   L         mounted  rw    /srv/db  -
+default    x\u{fffd}[2J   job       -    gone    -         mounted  ro    -        dead";
         let provider = |plugin: &str| if plugin == "local" { "L" } else { "" };
-        assert_eq!(mounts(&[row(), dead], provider), expected);
+        let bound = MountRow { target: "/srv/db".into(), ..row() };
+        assert_eq!(mounts(&[bound, dead], provider, false), expected);
+    }
+
+    #[test]
+    fn wide_mounts_have_sources_and_whole_names() {
+        let long = MountRow { consumer: "ä".repeat(41), ..row() };
+        let text = mounts(std::slice::from_ref(&long), |_| "L", false);
+        let shown = format!("{}…  ", "ä".repeat(39));
+        assert!(text.contains(&shown) && !text.contains("SOURCE"), "{text}");
+        let fits = MountRow { consumer: "ä".repeat(40), ..row() };
+        assert!(mounts(&[fits], |_| "L", false).contains(&"ä".repeat(40)));
+        let text = mounts(&[long], |_| "L", true);
+        assert!(
+            text.contains(&"ä".repeat(41)) && text.contains("TARGET  SOURCE  NOTE") && text.contains("/p"),
+            "{text}"
+        );
     }
 
     #[test]

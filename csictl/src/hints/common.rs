@@ -1,7 +1,7 @@
 //! The facts about a command, and advice that several hints give.
 
 /// The facts about a command that a hint needs.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Tried {
     /// The subcommand, `mount`.
     pub command: &'static str,

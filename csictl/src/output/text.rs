@@ -57,6 +57,14 @@ pub fn lines(text: &str) -> String {
     text.trim().lines().map(plain).collect::<Vec<_>>().join("\n")
 }
 
+/// Returns the text with at most `limit` characters. The last one shows that there were more.
+pub fn cut(text: &str, limit: usize) -> String {
+    match text.chars().nth(limit) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(limit - 1).chain(['…']).collect(),
+    }
+}
+
 pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(header);

@@ -10,6 +10,7 @@ mod consumers;
 mod descriptors;
 mod drains;
 mod events;
+mod fstab;
 mod healing;
 mod hung;
 mod instances;

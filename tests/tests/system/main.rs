@@ -8,6 +8,7 @@ mod credentials;
 mod drivers;
 mod engines;
 mod exec;
+mod fstab;
 mod hung;
 mod machine;
 mod package;

@@ -1,0 +1,216 @@
+//! mount.csi.
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::fs::MetadataExt,
+    path::Path,
+    pin::pin,
+    time::Duration,
+};
+
+use csid_client::{Descriptor, Error, Kind, MountOptions, Mounted, UnmountOptions};
+use rustix::process::geteuid;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{
+    arguments::MountArguments,
+    failure::HelperFailure,
+    fstab,
+    mount_table::MountEntry,
+    options::{HelperOptions, volume},
+    session::{Asking, for_client, mount_table, open_target},
+    unit, utab,
+};
+
+/// How long a cancelled mount is waited for until it is rolled back.
+const ROLL_BACK: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The mount that is asked for.
+struct Request {
+    namespace: String,
+    volume: String,
+    consumer: String,
+    target: String,
+    options: MountOptions,
+    /// csid had a mount at the target before. It stays, however this helper ends.
+    existed: bool,
+}
+
+pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
+    let arguments = MountArguments::parse(words)?;
+    if !geteuid().is_root() {
+        return Err(usage(
+            "only root mounts; the words user and users of fstab have no effect for the type csi",
+        ));
+    }
+    let mut options = HelperOptions::parse(&arguments.options, arguments.sloppy)?;
+    options.fs_type = options.fs_type.take().or(arguments.fs_type);
+    let target = arguments.target;
+    if options.remount {
+        return if arguments.fake { Ok(()) } else { remount(&target, options).await };
+    }
+    let (namespace, volume) = named(&arguments.source, &target)?;
+    let consumer = fstab::consumer(&options, &target)?;
+    if !options.netdev
+        && let Some(text) = fstab::ends_the_boot(&target)
+    {
+        match unit::is_around() {
+            true => eprintln!("mount.csi: {text}"),
+            false => return Err(HelperFailure::Usage(text)),
+        }
+    }
+    if arguments.fake {
+        return Ok(());
+    }
+    let mut asking = Asking::open("mount", options.deadline()).await?;
+    let existed = asking.row(&target).await?.is_some_and(|row| row.state == "mounted");
+    let request = Request { namespace, volume, consumer, options: options.of_call(&target), target, existed };
+    asking.about(
+        &request.namespace,
+        &request.volume,
+        &request.consumer,
+        options.tag.as_deref().unwrap_or(""),
+    );
+    let mounted = request.send(&asking).await?;
+    let Some(entry) = seen(&request.target, &mounted.source)? else {
+        request.undo(&asking).await?;
+        let undone = if existed { "" } else { "; the mount was undone" };
+        return Err(HelperFailure::Failed(format!(
+            "{} is not mounted in this mount namespace: csid mounts in the host's{undone}",
+            request.target
+        )));
+    };
+    if !arguments.no_utab
+        && let Err(why) = utab::note(&entry, &mounted.source, &request.target, options.netdev).await
+    {
+        eprintln!(
+            "mount.csi: {} is mounted, but umount cannot know that it is csid's ({why}). To end it: csictl unmount {}",
+            request.target,
+            asking.tried.mount.as_deref().unwrap_or_default()
+        );
+    }
+    Ok(())
+}
+
+/// Returns the volume's namespace and name. mount(8) makes the source an absolute path if the current directory has a file of that name.
+fn named(source: &str, target: &str) -> Result<(String, String), HelperFailure> {
+    let in_directory = || {
+        let directory = std::env::current_dir().ok()?;
+        let rest = Path::new(source).strip_prefix(directory).ok()?;
+        rest.to_str().map(str::to_owned)
+    };
+    let in_line = || fstab::source_of(target).filter(|own| is_same_file(own, source));
+    let own = match source.starts_with('/') {
+        true => in_line().or_else(in_directory),
+        false => Some(source.to_owned()),
+    };
+    own.as_deref()
+        .and_then(volume)
+        .ok_or_else(|| HelperFailure::Usage(format!("the source {source} is not NAMESPACE/VOLUME")))
+}
+
+fn is_same_file(one: &str, other: &str) -> bool {
+    let number = |path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+    number(one).is_some_and(|one| number(other) == Some(one))
+}
+
+/// Checks that csid's mount at the target has these options. csid changes no option of a mount.
+async fn remount(target: &str, options: HelperOptions) -> Result<(), HelperFailure> {
+    let mut asking = Asking::open("mount", options.deadline()).await?;
+    let Some(row) = asking.row(target).await?.filter(|row| row.state == "mounted") else {
+        return Err(HelperFailure::Failed(format!("no volume of csid's is mounted at {target}")));
+    };
+    asking.about(&row.namespace, &row.volume, &row.consumer, &row.tag);
+    let tag = (!row.tag.is_empty()).then_some(row.tag);
+    let options = MountOptions { tag, ..options.of_call(target) };
+    let (namespace, volume, consumer) = (row.namespace, row.volume, row.consumer);
+    // The same call again is answered alike. With other options it is AlreadyExists.
+    let target = target.to_owned();
+    let request = Request { namespace, volume, consumer, target, options, existed: true };
+    request.send(&asking).await.map(|_| ())
+}
+
+/// Returns the mount at the target in this process's mount namespace, if it is of the volume at `source`.
+fn seen(target: &str, source: &str) -> Result<Option<MountEntry>, HelperFailure> {
+    let table = mount_table()?;
+    let [at, own] = [target, source].map(|path| table.at(OsStr::new(path)));
+    Ok(at.zip(own).filter(|(at, own)| at.shows_the_same(own)).map(|(at, _)| at.clone()))
+}
+
+impl Request {
+    /// Mounts. SIGTERM and SIGINT cancel the mount.
+    async fn send(&self, asking: &Asking) -> Result<Mounted, HelperFailure> {
+        let cannot = |error| HelperFailure::Failed(format!("cannot wait for signals: {error}"));
+        let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+        let target_fd = self.automount()?;
+        let mut call = pin!(asking.session.ask(Some(asking.deadline), |client, left| {
+            let options = MountOptions {
+                deadline_usec: left,
+                operation_id: Some(asking.id.clone()),
+                target_fd: target_fd.as_ref().and_then(|fd| for_client(fd, &client)),
+                ..self.options.clone()
+            };
+            async move { client.mount(&self.namespace, &self.volume, &self.consumer, options).await }
+        }));
+        tokio::select! {
+            answer = &mut call => return answer.map_err(|error| asking.failed(error)),
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        let answer = tokio::select! {
+            answer = &mut call => answer,
+            never = cancel(asking) => match never {},
+        };
+        match answer {
+            Ok(_) => self.undo(asking).await?,
+            Err(Error::Csid(error)) if error.kind == Kind::Cancelled => {}
+            Err(error) => return Err(asking.failed(error)),
+        }
+        if self.existed {
+            return Err(HelperFailure::Cancelled(format!("cancelled; {} stays mounted", self.target)));
+        }
+        let gone = tokio::time::timeout(ROLL_BACK, async {
+            while !matches!(asking.row(&self.target).await, Ok(None)) {
+                tokio::time::sleep(PAUSE).await;
+            }
+        });
+        Err(HelperFailure::Cancelled(match gone.await {
+            Ok(()) => "cancelled; nothing is mounted".to_owned(),
+            Err(_) => "cancelled; csid rolls the mount back".to_owned(),
+        }))
+    }
+
+    /// Returns a descriptor of an automount at the target. csid must not walk there, where it would wait for this mount. `None`: there is
+    /// no automount.
+    fn automount(&self) -> Result<Option<Descriptor>, HelperFailure> {
+        let table = mount_table()?;
+        let top = table.at(OsStr::new(&self.target));
+        let fd = top.filter(|top| top.fs_type == "autofs").map(|_| open_target(&self.target));
+        Ok(fd.transpose()?.map(Descriptor::from))
+    }
+
+    /// Unmounts what this helper has mounted.
+    async fn undo(&self, asking: &Asking) -> Result<(), HelperFailure> {
+        if self.existed {
+            return Ok(());
+        }
+        let options = UnmountOptions { tag: self.options.tag.clone(), ..UnmountOptions::default() };
+        asking.unmount((&self.namespace, &self.volume, &self.consumer), options).await
+    }
+}
+
+/// Cancels the operation, and again: csid may not have it yet, or be restarting.
+async fn cancel(asking: &Asking) -> std::convert::Infallible {
+    loop {
+        if let Ok(client) = asking.session.client().await {
+            let _ = client.cancel_operation(&asking.id).await;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn usage(text: &str) -> HelperFailure {
+    HelperFailure::Usage(text.to_owned())
+}
