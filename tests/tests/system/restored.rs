@@ -36,8 +36,8 @@ fn service_starts_after_its_volume_is_restored() {
     assert_eq!(m.run("cat /root/read && rm /root/read"), "here", "after a reboot");
     assert!(!m.run("journalctl --no-pager").contains("ordering cycle"), "the units have no cycle");
 
-    // The plugin does not come back.
-    m.run("chmod -x /usr/sbin/csi-local");
+    // The plugin does not come back. A boot would wait for the service as long as the service waits.
+    m.run("chmod -x /usr/sbin/csi-local && systemctl disable --quiet job.service");
     m.kill();
     m.until("csictl status");
     let waited = m.try_run("csictl wait-volumes --deadline 2s");
@@ -48,6 +48,9 @@ fn service_starts_after_its_volume_is_restored() {
     assert!(String::from_utf8_lossy(&json.stdout).contains(r#""volume":"data""#), "{json:?}");
     m.run("csictl wait-volumes --deadline 5s demo other");
     assert_eq!(m.try_run("csictl wait-volumes demo").status.code(), Some(1), "half a name");
+    m.run("systemctl start --no-block job.service");
+    m.until("systemctl is-active csi-volumes.service | grep activating");
+    assert_eq!(m.run("systemctl is-active job.service || true"), "inactive", "it waits for its volume");
     m.run("chmod +x /usr/sbin/csi-local && csictl plugin restart local");
     m.until("systemctl is-active job.service");
     assert_eq!(m.run("cat /root/read"), "here");
