@@ -99,7 +99,8 @@ impl Executor<'_> {
                 None => ready = self.ready().await?,
             }
         };
-        let mut paths = self.paths(&ready, wanted);
+        let directory = self.directory_of_new(&ready).await;
+        let mut paths = self.paths(&directory, wanted);
         let row = self.row(key);
         let is_new = row.is_none_or(|row| row.publish == Leg::Absent);
         // A row keeps its path, with two exceptions: an older csid published it along with others, or another manager published
@@ -229,13 +230,14 @@ impl Executor<'_> {
         self.rows.volume().mounts.iter().filter(of).map(|row| row.key.tag.clone()).collect()
     }
 
+    /// Returns the paths of a new mount whose directories are made below `directory`.
     pub(in crate::volume) fn paths(
         &self,
-        ready: &Ready,
+        directory: &Path,
         DesiredMount { key, spec, .. }: &DesiredMount,
     ) -> Paths {
         let volume = &self.rows.volume().row.key;
-        let text = |path: PathBuf| ready.host_root().join(path).to_string_lossy().into_owned();
+        let text = |path: PathBuf| directory.join(path).to_string_lossy().into_owned();
         let source = text(paths::publish(volume, key, spec.usage.access_mode));
         Paths { staging: Some(text(paths::staging(volume))), source }
     }
