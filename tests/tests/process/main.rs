@@ -15,6 +15,7 @@ mod hung;
 mod instances;
 mod kills;
 mod life;
+mod live;
 mod metrics;
 mod namespaces;
 mod noticed;

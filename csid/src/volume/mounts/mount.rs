@@ -107,7 +107,8 @@ impl Executor<'_> {
         // it elsewhere.
         let moves = |row: &&MountRow| {
             let source = Path::new(&row.source);
-            let is_deeper = row.target == Leg::Absent && Path::new(&paths.source).starts_with(source);
+            let new = Path::new(&paths.source);
+            let is_deeper = row.target == Leg::Absent && is_deeper(new, source);
             is_new && (is_deeper || !paths::is_own(&row.volume, source))
         };
         if let Some(row) = row.filter(|row| !moves(row)) {
@@ -241,6 +242,12 @@ impl Executor<'_> {
         let source = text(paths::publish(volume, key, spec.usage.access_mode));
         Paths { staging: Some(text(paths::staging(volume))), source }
     }
+}
+
+/// Returns whether `new` is a path in the directory `old`, each below its own root: csid's tmpfs or the plugin's root.
+fn is_deeper(new: &Path, old: &Path) -> bool {
+    let below = |path| Path::strip_prefix(path, paths::root(path)?).ok();
+    below(new).zip(below(old)).is_some_and(|(new, old)| new != old && new.starts_with(old))
 }
 
 pub(in crate::volume) fn abilities(ready: &Ready) -> Abilities {
