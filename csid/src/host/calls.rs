@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use crate::host::base::Base;
 use crate::host::bind::{Bind, Restrict, Unbind};
 use crate::host::deadline::DEADLINE;
 use crate::host::error::{self, HostError};
+use crate::host::held_live::{HeldLive, Lives};
 use crate::host::helper::{self, Helper, HelperRequest, Sifted, Tree, Unanswered};
-use crate::host::live::{HeldLive, Lives};
 use crate::host::look::Look;
 use crate::host::lookout;
-use crate::host::path::{self, Access, Base};
+use crate::host::path::{self, Access};
 use crate::host::table::{self, MountPoint, MountTable};
 use crate::host::target;
 
@@ -149,12 +150,12 @@ impl Host {
         make: impl FnOnce(Base<'_>, &Path) -> Result<(), HostError>,
     ) -> Result<(), HostError> {
         let held = self.lives.around(path);
-        let from = held.as_ref().map_or(root, |live| live.at());
+        let from = held.as_ref().map_or(root, |live| &live.at);
         let outside = || HostError::Outside { path: path.into(), root: from.into() };
         let relative = path.strip_prefix(from).map_err(|_| outside())?;
         make(base(root, held.as_deref()), relative).map_err(|error| match (&held, error.errno()) {
             (Some(live), Some(libc::ENOSPC)) => {
-                HostError::LiveFull { path: path.into(), live: live.at().into() }
+                HostError::LiveFull { path: path.into(), live: live.at.clone() }
             }
             _ => error,
         })
@@ -380,7 +381,7 @@ impl Host {
         while let Some((_, path)) = left.first() {
             let (held, fd) = self.held_for(path)?;
             let is_of_it = |(_, path): &mut (PathBuf, PathBuf)| {
-                held.as_deref() == self.lives.around(path).as_deref().map(HeldLive::at)
+                held.as_deref() == self.lives.around(path).as_deref().map(|live| &*live.at)
             };
             let paths = left.extract_if(.., is_of_it).collect();
             let request = HelperRequest::RemoveLeft { paths, held: held.clone(), despite_hung };
@@ -393,7 +394,7 @@ impl Host {
     fn held_for(&self, path: &Path) -> Result<(Option<PathBuf>, Option<OwnedFd>), HostError> {
         let held = self.lives.around(path);
         let fd = held.as_ref().map(|live| live.descriptor()).transpose()?;
-        Ok((held.map(|live| live.at().to_owned()), fd))
+        Ok((held.map(|live| live.at.clone()), fd))
     }
 
     pub(super) async fn within<T: DeserializeOwned>(

@@ -4,19 +4,19 @@
 //! csid holds the root directory of each tmpfs by a descriptor, and walks from it. A plugin may mount a file system over the tmpfs
 //! whose server does not answer, and csid does not go there.
 
-use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::StatxFlags;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
 
+use crate::host::base::Base;
 use crate::host::calls::Host;
 use crate::host::error::{HostError, at};
-use crate::host::path::{self, Access, Base, Sight};
+use crate::host::held_live::{HeldLive, Known};
+use crate::host::path::{self, Access, Sight};
 use crate::host::table::{self, MountEntry};
 use crate::store::volume_handle::{KINDS, LIVE};
 
@@ -27,43 +27,6 @@ const SIZE: &str = "64m";
 const INODES: &str = "524288";
 /// The time after which csid tries again to mount a tmpfs that could not be mounted.
 const PAUSE: Duration = Duration::from_secs(60);
-
-/// A tmpfs that csid holds.
-pub(super) struct HeldLive {
-    /// The path of its mount point.
-    at: PathBuf,
-    root: OwnedFd,
-}
-
-impl HeldLive {
-    pub fn base(&self) -> Base<'_> {
-        Base::held(&self.at, &self.root)
-    }
-
-    pub fn at(&self) -> &Path {
-        &self.at
-    }
-
-    /// Returns another descriptor of the root directory, for the helper.
-    pub fn descriptor(&self) -> Result<OwnedFd, HostError> {
-        rustix::io::fcntl_dupfd_cloexec(&self.root, 0).map_err(at("copy the descriptor of", &self.at))
-    }
-
-    /// Returns whether the tmpfs is still mounted at its path. The kernel names the root of a mount that is nowhere `/`.
-    fn is_attached(&self) -> bool {
-        let link = format!("/proc/self/fd/{}", self.root.as_raw_fd());
-        rustix::fs::readlink(link, Vec::with_capacity(256))
-            .is_ok_and(|name| name.to_bytes() == self.at.as_os_str().as_bytes())
-    }
-}
-
-/// The tmpfs of a plugin's root.
-#[derive(Clone)]
-enum Known {
-    Held(Arc<HeldLive>),
-    /// It could not be mounted at that time.
-    Without(Instant),
-}
 
 /// The state of a plugin's tmpfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,43 +39,6 @@ pub enum Live {
     Unmounted(PathBuf),
     /// csid has not looked for it, or may try again to mount it.
     Unknown,
-}
-
-/// What csid knows of each plugin's tmpfs, by the plugin's root.
-#[derive(Default)]
-pub(super) struct Lives {
-    known: RwLock<HashMap<PathBuf, Known>>,
-    /// Held while one is looked for, mounted or unmounted.
-    changing: tokio::sync::Mutex<()>,
-}
-
-impl Lives {
-    fn get(&self, root: &Path) -> Option<Known> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).get(root).cloned()
-    }
-
-    fn set(&self, root: &Path, known: Option<Known>) -> Option<Known> {
-        let mut all = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        match known {
-            Some(known) => all.insert(root.to_owned(), known),
-            None => all.remove(root),
-        }
-    }
-
-    /// Returns the held tmpfs that `path` is in, by its name. `None`: it is in none.
-    pub fn around(&self, path: &Path) -> Option<Arc<HeldLive>> {
-        let path = path.as_os_str().as_bytes();
-        let is_in = |live: &&Arc<HeldLive>| {
-            let rest = path.strip_prefix(live.at.as_os_str().as_bytes());
-            rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
-        };
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let held = known.values().filter_map(|known| match known {
-            Known::Held(live) => Some(live),
-            Known::Without(_) => None,
-        });
-        held.filter(is_in).max_by_key(|live| live.at.as_os_str().len()).cloned()
-    }
 }
 
 impl Host {

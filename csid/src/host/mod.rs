@@ -9,6 +9,7 @@
 //! - Calls that a file system's server can hold up (NFS, FUSE) are made by the helper, another process, with a deadline for the
 //!   one that waits. A call that hung may still be carried out; once nothing waits for it, it takes no further step.
 
+mod base;
 mod bind;
 pub mod boot;
 mod caller;
@@ -22,6 +23,7 @@ mod elsewhere;
 pub mod enter;
 mod error;
 pub mod exec;
+mod held_live;
 pub mod helper;
 mod live;
 pub mod log;

@@ -22,6 +22,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use serde::Serialize;
 
+use crate::host::base::Base;
 use crate::host::caller::WaitingCaller;
 use crate::host::device;
 use crate::host::error::HostError;
@@ -32,7 +33,7 @@ use crate::host::look::Look;
 use crate::host::mount;
 use crate::host::namespace_tables::Known;
 use crate::host::namespaces::{Budget, Question};
-use crate::host::path::{self, Base};
+use crate::host::path;
 use crate::host::raw;
 use crate::host::search::{self, FoundCopies};
 use crate::host::table;
