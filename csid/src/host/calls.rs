@@ -378,12 +378,13 @@ impl Host {
     ) -> Result<bool, HostError> {
         // A row of an older csid may be below the plugin's root, and another one of the volume in its tmpfs.
         let (mut left, mut all) = (paths, true);
-        while let Some((_, path)) = left.first() {
-            let (held, fd) = self.held_for(path)?;
+        while !left.is_empty() {
+            let first = left.remove(0);
+            let (held, fd) = self.held_for(&first.1)?;
             let is_of_it = |(_, path): &mut (PathBuf, PathBuf)| {
                 held.as_deref() == self.lives.around(path).as_deref().map(|live| &*live.at)
             };
-            let paths = left.extract_if(.., is_of_it).collect();
+            let paths = std::iter::once(first).chain(left.extract_if(.., is_of_it)).collect();
             let request = HelperRequest::RemoveLeft { paths, held: held.clone(), despite_hung };
             all &= self.with_descriptor::<bool>(plugin, request, fd).await?.0;
         }

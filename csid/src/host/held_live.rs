@@ -37,7 +37,7 @@ impl HeldLive {
 
 /// The tmpfs of a plugin's root.
 #[derive(Clone)]
-pub(super) enum Known {
+pub(super) enum LiveState {
     Held(Arc<HeldLive>),
     /// It could not be mounted at that time.
     Without(Instant),
@@ -46,17 +46,17 @@ pub(super) enum Known {
 /// What csid knows of each plugin's tmpfs, by the plugin's root.
 #[derive(Default)]
 pub(super) struct Lives {
-    known: RwLock<HashMap<PathBuf, Known>>,
+    known: RwLock<HashMap<PathBuf, LiveState>>,
     /// Held while one is looked for, mounted or unmounted.
     pub changing: tokio::sync::Mutex<()>,
 }
 
 impl Lives {
-    pub fn get(&self, root: &Path) -> Option<Known> {
+    pub fn get(&self, root: &Path) -> Option<LiveState> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).get(root).cloned()
     }
 
-    pub fn set(&self, root: &Path, known: Option<Known>) -> Option<Known> {
+    pub fn set(&self, root: &Path, known: Option<LiveState>) -> Option<LiveState> {
         let mut all = self.known.write().unwrap_or_else(PoisonError::into_inner);
         match known {
             Some(known) => all.insert(root.to_owned(), known),
@@ -73,8 +73,8 @@ impl Lives {
         };
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let held = known.values().filter_map(|known| match known {
-            Known::Held(live) => Some(live),
-            Known::Without(_) => None,
+            LiveState::Held(live) => Some(live),
+            LiveState::Without(_) => None,
         });
         held.filter(is_in).max_by_key(|live| live.at.as_os_str().len()).cloned()
     }

@@ -15,7 +15,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, U
 use crate::host::base::Base;
 use crate::host::calls::Host;
 use crate::host::error::{HostError, at};
-use crate::host::held_live::{HeldLive, Known};
+use crate::host::held_live::{HeldLive, LiveState};
 use crate::host::path::{self, Access, Sight};
 use crate::host::table::{self, MountEntry};
 use crate::store::volume_handle::{KINDS, LIVE};
@@ -45,18 +45,18 @@ impl Host {
     /// Returns the state of the tmpfs of a plugin with this root. No mount table is read.
     pub fn live(&self, root: &Path) -> Live {
         match self.lives.get(root) {
-            Some(Known::Held(live)) if live.is_attached() => Live::At(live.at.clone()),
-            Some(Known::Held(live)) => Live::Unmounted(live.at.clone()),
-            Some(Known::Without(since)) if since.elapsed() < PAUSE => Live::Without,
-            Some(Known::Without(_)) | None => Live::Unknown,
+            Some(LiveState::Held(live)) if live.is_attached() => Live::At(live.at.clone()),
+            Some(LiveState::Held(live)) => Live::Unmounted(live.at.clone()),
+            Some(LiveState::Without(since)) if since.elapsed() < PAUSE => Live::Without,
+            Some(LiveState::Without(_)) | None => Live::Unknown,
         }
     }
 
     /// Returns the directory of the tmpfs of a plugin with this root. `None`: csid holds none, whether one is mounted or not.
     pub fn live_of(&self, root: &Path) -> Option<PathBuf> {
         match self.lives.get(root)? {
-            Known::Held(live) => Some(live.at.clone()),
-            Known::Without(_) => None,
+            LiveState::Held(live) => Some(live.at.clone()),
+            LiveState::Without(_) => None,
         }
     }
 
@@ -74,12 +74,12 @@ impl Host {
         match table::blocking(move || found_or_mounted(&base, &of)).await {
             Ok(live) => {
                 let path = live.at.clone();
-                self.lives.set(root, Some(Known::Held(Arc::new(live))));
+                self.lives.set(root, Some(LiveState::Held(Arc::new(live))));
                 Some(path)
             }
             Err(error) => {
-                let before = self.lives.set(root, Some(Known::Without(Instant::now())));
-                if !matches!(before, Some(Known::Without(_))) {
+                let before = self.lives.set(root, Some(LiveState::Without(Instant::now())));
+                if !matches!(before, Some(LiveState::Without(_))) {
                     tracing::warn!(
                         root = %root.display(), %error,
                         "no tmpfs can be mounted below the plugin's root; its mounts' directories are made in the root itself"
@@ -112,7 +112,7 @@ impl Host {
             Err(error) => tracing::warn!(%error, "the tmpfs of plugins cannot be looked for"),
             Ok(found) => {
                 for (live, root) in found {
-                    self.lives.set(&root, Some(Known::Held(Arc::new(live))));
+                    self.lives.set(&root, Some(LiveState::Held(Arc::new(live))));
                 }
             }
         }
@@ -122,13 +122,13 @@ impl Host {
     pub async fn unmount_live(&self, root: &Path) -> Result<bool, HostError> {
         let _changing = self.lives.changing.lock().await;
         let live = match self.lives.set(root, None) {
-            Some(Known::Held(live)) => live,
-            Some(Known::Without(_)) | None => return Ok(true),
+            Some(LiveState::Held(live)) => live,
+            Some(LiveState::Without(_)) | None => return Ok(true),
         };
         let of = Arc::clone(&live);
         let gone = table::blocking(move || unmount(&of)).await;
         if !matches!(gone, Ok(true)) {
-            self.lives.set(root, Some(Known::Held(live)));
+            self.lives.set(root, Some(LiveState::Held(live)));
         }
         gone
     }
