@@ -24,7 +24,17 @@ pub fn points(actions: impl IntoIterator<Item = &'static str>) -> Vec<String> {
     actions
         .into_iter()
         .chain(RPCS)
-        .chain(["deliver", "withdraw", "intent", "outcome", "claim", "registration", "answer", "recovery"])
+        .chain([
+            "live",
+            "deliver",
+            "withdraw",
+            "intent",
+            "outcome",
+            "claim",
+            "registration",
+            "answer",
+            "recovery",
+        ])
         .flat_map(|n| [format!("{n}.before"), format!("{n}.after")])
         .collect()
 }

@@ -19,9 +19,15 @@ pub struct Mount {
     /// `shared:N`, `master:N`, both or nothing.
     pub propagation: String,
     pub fs_type: String,
+    pub source: String,
 }
 
 impl Mount {
+    /// Whether it is a tmpfs of csid's for mount points.
+    pub fn is_live(&self) -> bool {
+        self.fs_type == "tmpfs" && self.source == "csid-live" && self.root == Path::new("/")
+    }
+
     pub fn has(&self, option: &str) -> bool {
         self.options.split(',').any(|o| o == option)
     }
@@ -42,8 +48,9 @@ fn parse(line: &str) -> Option<Mount> {
     let point = unescape(fields.next()?);
     let options = fields.next()?.to_owned();
     let propagation = fields.collect::<Vec<_>>().join(" ");
-    let fs_type = back.split(' ').next()?.to_owned();
-    Some(Mount { id, device, root, point, options, propagation, fs_type })
+    let mut back = back.split(' ');
+    let (fs_type, source) = (back.next()?.to_owned(), back.next()?.to_owned());
+    Some(Mount { id, device, root, point, options, propagation, fs_type, source })
 }
 
 /// `\040` and its like.
@@ -86,9 +93,14 @@ pub fn below(path: &Path) -> io::Result<Vec<Mount>> {
     Ok(mounts()?.into_iter().filter(|m| m.point != path && m.point.starts_with(path)).collect())
 }
 
-/// Everything below `path`, mounted things not entered, sorted.
+/// The mounts strictly below `path`, but csid's own tmpfs for mount points.
+pub fn volumes_below(path: &Path) -> io::Result<Vec<Mount>> {
+    Ok(below(path)?.into_iter().filter(|m| !m.is_live()).collect())
+}
+
+/// Everything below `path`, sorted. What is mounted is not entered, but for csid's own tmpfs for mount points.
 pub fn tree(path: &Path) -> io::Result<Vec<PathBuf>> {
-    let points: Vec<_> = mounts()?.into_iter().map(|m| m.point).collect();
+    let points: Vec<_> = mounts()?.into_iter().filter(|m| !m.is_live()).map(|m| m.point).collect();
     let mut found = Vec::new();
     let mut todo = vec![path.to_owned()];
     while let Some(directory) = todo.pop() {

@@ -666,15 +666,19 @@ impl World {
     pub fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
         let own = [self.path("run"), self.path("state/journal")];
-        for mount in kernel::below(&self.dir).expect("the mount table") {
+        for mount in kernel::volumes_below(&self.dir).expect("the mount table") {
             if !own.contains(&mount.point) {
                 left.push(format!("mount {}", mount.point.display()));
             }
         }
-        // The plugin's own directories stay: plugins/ID/{staging,publish}.
+        // The plugin's own directories stay: plugins/ID/{staging,publish} and plugins/ID/live/{staging,publish}.
         let plugins = self.path("state/plugins");
+        let is_of_plugin = |below: &Path| {
+            let depth = if below.iter().nth(1).is_some_and(|part| part == "live") { 3 } else { 2 };
+            below.iter().count() <= depth
+        };
         for path in kernel::tree(&plugins).expect("the state directory") {
-            if path.strip_prefix(&plugins).is_ok_and(|p| p.components().count() > 2) {
+            if path.strip_prefix(&plugins).is_ok_and(|below| !is_of_plugin(below)) {
                 left.push(format!("path {}", path.display()));
             }
         }

@@ -63,10 +63,15 @@ pub(super) fn keep_roots(
         let default = directories.plugin(id);
         let new = spec.plugin_root.as_ref().map_or(&*default, Path::new);
         let Some((row, root)) = roots.next() else { continue };
-        // As a rule the first row fits.
-        if root == new || roots.any(|(_, root)| root == new) {
+        // As a rule the first row fits. The directories of most are in the tmpfs below the root.
+        let is_new = |root: &Path| root == new || root == new.join(paths::LIVE);
+        if is_new(root) || roots.any(|(_, root)| is_new(root)) {
             continue;
         }
+        let root = match root.parent() {
+            Some(above) if root != default && root.ends_with(paths::LIVE) => above,
+            _ => root,
+        };
         let why = format!("{id}: {}", moved_under("plugin-root", root, &row.key));
         tracing::error!(plugin = %id, "plugin {why}");
         kept.push(why);

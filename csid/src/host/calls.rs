@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use crate::host::base::Base;
 use crate::host::bind::{Bind, Restrict, Unbind};
 use crate::host::deadline::DEADLINE;
 use crate::host::error::{self, HostError};
+use crate::host::held_live::{HeldLive, Lives};
 use crate::host::helper::{self, Helper, HelperRequest, Sifted, Tree, Unanswered};
 use crate::host::look::Look;
 use crate::host::lookout;
@@ -43,6 +45,7 @@ pub struct Host {
     pub(super) helper: Helper,
     pub(super) elsewhere: Arc<lookout::Lookout>,
     pub(super) own_table: Arc<table::OwnTable>,
+    pub(super) lives: Arc<Lives>,
 }
 
 impl Host {
@@ -52,12 +55,18 @@ impl Host {
             helper: Helper::at(runtime.join(helper::SOCKET)),
             elsewhere: Arc::default(),
             own_table: Arc::default(),
+            lives: Arc::default(),
         }
     }
 
     /// Returns a handle whose calls are all made by this process, for tests: what hangs stays in it.
     pub fn of_threads() -> Host {
-        Host { helper: Helper::of_threads(), elsewhere: Arc::default(), own_table: Arc::default() }
+        Host {
+            helper: Helper::of_threads(),
+            elsewhere: Arc::default(),
+            own_table: Arc::default(),
+            lives: Arc::default(),
+        }
     }
 
     /// Has the helper take the next byte off `stream`, with the descriptors that were sent with it. `uid`: the sender's, where it
@@ -105,7 +114,8 @@ impl Host {
     /// Returns what is at `path`, below `root`, without asking a file system that may hang. `None`: something is mounted there, or
     /// on the way.
     pub fn look_unmounted(&self, root: &Path, path: &Path) -> Option<Look> {
-        path::look_unmounted(root, path)
+        let held = self.lives.around(path);
+        path::look_unmounted(base(root, held.as_deref()), path)
     }
 
     /// Returns what is at `path`, below `root`; at once where nothing is mounted.
@@ -124,24 +134,45 @@ impl Host {
     /// Makes the directory and its missing parents below `root`, an existing directory of csid's. `access` applies to the
     /// last one; the parents are passable. An existing directory is kept, with a mount on it too.
     pub fn make_directory(&self, root: &Path, relative: &Path, access: Access) -> Result<(), HostError> {
-        path::make_directory(root, relative, access)
+        self.made(&root.join(relative), root, |base, relative| path::make_directory(base, relative, access))
     }
 
     /// Makes an empty file below `root`, 0600, whose directory exists. What is there already is kept.
     pub fn make_file(&self, root: &Path, relative: &Path) -> Result<(), HostError> {
-        path::make_file(root, relative)
+        self.made(&root.join(relative), root, path::make_file)
+    }
+
+    /// Makes something at `path` by `make`, from the tmpfs that `path` is in, or else from `root`.
+    fn made(
+        &self,
+        path: &Path,
+        root: &Path,
+        make: impl FnOnce(Base<'_>, &Path) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
+        let held = self.lives.around(path);
+        let from = held.as_ref().map_or(root, |live| &live.at);
+        let outside = || HostError::Outside { path: path.into(), root: from.into() };
+        let relative = path.strip_prefix(from).map_err(|_| outside())?;
+        make(base(root, held.as_deref()), relative).map_err(|error| match (&held, error.errno()) {
+            (Some(live), Some(libc::ENOSPC)) => {
+                HostError::LiveFull { path: path.into(), live: live.at.clone() }
+            }
+            _ => error,
+        })
     }
 
     /// Returns what is in a directory below `root`, in order; nothing where there is no such directory. An error where something is
     /// mounted on the way, or a symbolic link leads there: a plugin may have put it there.
     pub fn entries(&self, root: &Path, directory: &Path) -> Result<Vec<PathBuf>, HostError> {
-        path::entries(root, directory)
+        let held = self.lives.around(directory);
+        path::entries(base(root, held.as_deref()), directory)
     }
 
     /// Removes an empty directory, an empty file or a device node, then the parents that are empty, up to
     /// `root`, in this process, for tests. False: it is not empty, or something is mounted on it.
     pub fn remove(&self, root: &Path, path: &Path) -> Result<bool, HostError> {
-        path::remove(root, path)
+        let held = self.lives.around(path);
+        path::remove(base(root, held.as_deref()), path)
     }
 
     /// Shows what is mounted at `published`, or the block device there, also at `source`, a directory or a file of csid's: a clone
@@ -328,10 +359,12 @@ impl Host {
         ours: bool,
     ) -> Result<bool, HostError> {
         let (root, path) = (root.to_owned(), path.to_owned());
-        match ours {
-            true => self.within(plugin, HelperRequest::RemoveOrphan { root, path }).await,
-            false => self.remove_left(plugin, vec![(root, path)], false).await,
+        if !ours {
+            return self.remove_left(plugin, vec![(root, path)], false).await;
         }
+        let (held, fd) = self.held_for(&path)?;
+        let request = HelperRequest::RemoveOrphan { root, path, held };
+        self.with_descriptor(plugin, request, fd).await.map(|(answer, _)| answer)
     }
 
     /// Removes paths, each below its directory, as [`Self::remove`] does. Returns whether all are gone. A user or the plugin may have
@@ -343,10 +376,26 @@ impl Host {
         paths: Vec<(PathBuf, PathBuf)>,
         despite_hung: bool,
     ) -> Result<bool, HostError> {
-        match paths.is_empty() {
-            true => Ok(true),
-            false => self.within(plugin, HelperRequest::RemoveLeft { paths, despite_hung }).await,
+        // A row of an older csid may be below the plugin's root, and another one of the volume in its tmpfs.
+        let (mut left, mut all) = (paths, true);
+        while !left.is_empty() {
+            let first = left.remove(0);
+            let (held, fd) = self.held_for(&first.1)?;
+            let is_of_it = |(_, path): &mut (PathBuf, PathBuf)| {
+                held.as_deref() == self.lives.around(path).as_deref().map(|live| &*live.at)
+            };
+            let paths = std::iter::once(first).chain(left.extract_if(.., is_of_it)).collect();
+            let request = HelperRequest::RemoveLeft { paths, held: held.clone(), despite_hung };
+            all &= self.with_descriptor::<bool>(plugin, request, fd).await?.0;
         }
+        Ok(all)
+    }
+
+    /// Returns the path and a descriptor of the tmpfs that `path` is in. `None`: it is in none.
+    fn held_for(&self, path: &Path) -> Result<(Option<PathBuf>, Option<OwnedFd>), HostError> {
+        let held = self.lives.around(path);
+        let fd = held.as_ref().map(|live| live.descriptor()).transpose()?;
+        Ok((held.map(|live| live.at.clone()), fd))
     }
 
     pub(super) async fn within<T: DeserializeOwned>(
@@ -370,4 +419,9 @@ impl Host {
             Err(Unanswered::Lost(source)) => Err(HostError::Helper { path: path(), source }),
         }
     }
+}
+
+/// Returns the directory from which a path in the tmpfs `held` is walked. `None`: the path is in no tmpfs, and walked from `root`.
+fn base<'a>(root: &'a Path, held: Option<&'a HeldLive>) -> Base<'a> {
+    held.map_or(Base::at(root), HeldLive::base)
 }

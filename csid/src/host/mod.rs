@@ -9,6 +9,7 @@
 //! - Calls that a file system's server can hold up (NFS, FUSE) are made by the helper, another process, with a deadline for the
 //!   one that waits. A call that hung may still be carried out; once nothing waits for it, it takes no further step.
 
+mod base;
 mod bind;
 pub mod boot;
 mod caller;
@@ -22,7 +23,9 @@ mod elsewhere;
 pub mod enter;
 mod error;
 pub mod exec;
+mod held_live;
 pub mod helper;
+mod live;
 pub mod log;
 mod look;
 mod lookout;
@@ -49,6 +52,7 @@ pub use calls::{Host, TargetFd};
 pub use elsewhere::{OwnMounts, OwnPaths};
 pub use error::HostError;
 pub use helper::{Sifted, Tree};
+pub use live::Live;
 pub use look::Look;
 pub use namespaces::{Backing, MountElsewhere, PlacedMount, Shown, Sought};
 pub use path::Access;

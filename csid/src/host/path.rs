@@ -10,6 +10,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
+use crate::host::base::{Base, TRIES, openat2, root_of_kind};
 use crate::host::error::{HostError, at};
 use crate::host::look::Look;
 use crate::host::table;
@@ -36,8 +37,6 @@ impl Access {
 
 /// Symbolic links on the way to one directory, as many as the kernel follows.
 const LINKS: usize = 40;
-/// openat2 answers EAGAIN when something was renamed while it walked.
-const TRIES: usize = 64;
 
 /// The statx fields of an open file that need no answer of its server.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -77,23 +76,6 @@ impl Sight {
             (a, b) => a == b && (self.device, self.inode) == (other.device, other.inode),
         }
     }
-}
-
-fn openat2(
-    directory: impl AsFd,
-    path: &Path,
-    flags: OFlags,
-    resolve: ResolveFlags,
-) -> rustix::io::Result<OwnedFd> {
-    let resolve = resolve | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let flags = flags | OFlags::CLOEXEC;
-    for _ in 1..TRIES {
-        match rustix::fs::openat2(directory.as_fd(), path, flags, Mode::empty(), resolve) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            other => return other,
-        }
-    }
-    rustix::fs::openat2(directory, path, flags, Mode::empty(), resolve)
 }
 
 /// Returns a descriptor of an absolute path, of the topmost mount there. The file itself is not opened.
@@ -262,10 +244,14 @@ pub(super) fn find_inside(directory: &OwnedFd, path: &Path, subpath: &Path) -> R
     }
 }
 
-/// Returns the state of `path`. `None`: a mount is at it, or on the way to it from `root`.
-pub(super) fn look_unmounted(root: &Path, path: &Path) -> Option<Look> {
-    let relative = path.strip_prefix(root).ok()?;
-    let root = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty()).ok()?;
+/// Returns the state of `path`. `None`: a mount is at it, or on the way to it from `base`.
+pub(super) fn look_unmounted(base: Base<'_>, path: &Path) -> Option<Look> {
+    let relative = path.strip_prefix(base.path).ok()?;
+    let root = match base.open() {
+        // The directories of a tmpfs that is not mounted any more.
+        Err(Errno::NOENT) if root_of_kind(base.path).is_some() => return Some(Look::Missing),
+        root => root.ok()?,
+    };
     match openat2(root, relative, OFlags::PATH, ResolveFlags::BENEATH | ResolveFlags::NO_XDEV) {
         Ok(file) => match Sight::of(file).ok()? {
             Sight { is_mount: true, .. } => None,
@@ -292,20 +278,16 @@ fn enter(directory: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     openat2(directory, Path::new(name), OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::NO_XDEV)
 }
 
-fn open_root(root: &Path) -> Result<OwnedFd, HostError> {
-    openat2(CWD, root, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::empty()).map_err(at("open", root))
-}
-
-pub(super) fn make_directory(root: &Path, relative: &Path, access: Access) -> Result<(), HostError> {
-    let path = root.join(relative);
+pub(super) fn make_directory(base: Base<'_>, relative: &Path, access: Access) -> Result<(), HostError> {
+    let path = base.path.join(relative);
     let names =
-        names(relative).ok_or_else(|| HostError::Outside { path: path.clone(), root: root.into() })?;
-    if make_last(root, &names, access) == Ok(true) {
+        names(relative).ok_or_else(|| HostError::Outside { path: path.clone(), root: base.path.into() })?;
+    if make_last(base, &names, access) == Ok(true) {
         return Ok(());
     }
     let mut tries = TRIES;
     loop {
-        match make(open_root(root)?, &names, &path, access) {
+        match make(base.open_for_reading()?, &names, &path, access) {
             // A parent that was empty for a moment was removed with the neighbour's leftovers.
             Err(HostError::Os { source, .. }) if source.raw_os_error() == Some(2) && tries > 0 => tries -= 1,
             other => return other,
@@ -314,14 +296,13 @@ pub(super) fn make_directory(root: &Path, relative: &Path, access: Access) -> Re
 }
 
 /// The common case, in few calls: only the last directory is missing. Anything else is left to [`make`], and so are its errors.
-fn make_last(root: &Path, names: &[&OsStr], access: Access) -> rustix::io::Result<bool> {
+fn make_last(base: Base<'_>, names: &[&OsStr], access: Access) -> rustix::io::Result<bool> {
     let Some((name, parents)) = names.split_last().filter(|(_, parents)| !parents.is_empty()) else {
         return Ok(false);
     };
-    let root = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty())?;
     let parents: PathBuf = parents.iter().collect();
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
-    let parent = openat2(root, &parents, OFlags::PATH | OFlags::DIRECTORY, resolve)?;
+    let parent = openat2(base.open()?, &parents, OFlags::PATH | OFlags::DIRECTORY, resolve)?;
     let own = rustix::process::geteuid().as_raw();
     let above = rustix::fs::fstat(&parent)?;
     if above.st_uid != own {
@@ -363,12 +344,12 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
     Ok(())
 }
 
-pub(super) fn make_file(root: &Path, relative: &Path) -> Result<(), HostError> {
-    let path = root.join(relative);
+pub(super) fn make_file(base: Base<'_>, relative: &Path) -> Result<(), HostError> {
+    let path = base.path.join(relative);
     let (Some(above), Some(name)) = (relative.parent(), relative.file_name()) else {
-        return Err(HostError::Outside { path, root: root.into() });
+        return Err(HostError::Outside { path, root: base.path.into() });
     };
-    let above = open_below(root, above, OFlags::PATH).map_err(|error| in_the_way(error, &path))?;
+    let above = open_below(base, above, OFlags::PATH).map_err(|error| in_the_way(error, &path))?;
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(above, name, flags, Mode::RUSR | Mode::WUSR) {
         Ok(_) | Err(Errno::EXIST) => Ok(()),
@@ -376,10 +357,10 @@ pub(super) fn make_file(root: &Path, relative: &Path) -> Result<(), HostError> {
     }
 }
 
-pub(super) fn entries(root: &Path, directory: &Path) -> Result<Vec<PathBuf>, HostError> {
-    let outside = || HostError::Outside { path: directory.into(), root: root.into() };
-    let relative = directory.strip_prefix(root).map_err(|_| outside())?;
-    let file = match open_below(root, relative, OFlags::RDONLY) {
+pub(super) fn entries(base: Base<'_>, directory: &Path) -> Result<Vec<PathBuf>, HostError> {
+    let outside = || HostError::Outside { path: directory.into(), root: base.path.into() };
+    let relative = directory.strip_prefix(base.path).map_err(|_| outside())?;
+    let file = match open_below(base, relative, OFlags::RDONLY) {
         Ok(file) => file,
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
         Err(error) => return Err(in_the_way(error, directory)),
@@ -396,11 +377,16 @@ pub(super) fn entries(root: &Path, directory: &Path) -> Result<Vec<PathBuf>, Hos
     Ok(names)
 }
 
-/// A directory below `root`, on its file system, by no symbolic link.
-fn open_below(root: &Path, relative: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let root = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty())?;
+/// A directory below `base`, on its file system, by no symbolic link.
+fn open_below(base: Base<'_>, relative: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
-    openat2(root, relative, flags | OFlags::DIRECTORY, ResolveFlags::BENEATH | ResolveFlags::NO_XDEV)
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
+    openat2(base.open()?, relative, flags | OFlags::DIRECTORY, resolve)
+}
+
+/// Opens a directory below `base`, on its file system, to be the place of a mount.
+pub(super) fn open_directory(base: Base<'_>, relative: &Path) -> rustix::io::Result<OwnedFd> {
+    open_below(base, relative, OFlags::PATH)
 }
 
 fn in_the_way(error: Errno, path: &Path) -> HostError {
@@ -463,11 +449,26 @@ pub(super) fn resolve_root(directory: &Path) -> Result<PathBuf, HostError> {
     Ok(found)
 }
 
-pub(super) fn remove(root: &Path, path: &Path) -> Result<bool, HostError> {
-    let outside = || HostError::Outside { path: path.into(), root: root.into() };
-    let names = names(path.strip_prefix(root).map_err(|_| outside())?).ok_or_else(outside)?;
-    let mut directories = match open_root(root) {
+/// Removes as [`remove`] does, from a `base` that is held. The parents stay from `above` on, where that is below `base`.
+pub(super) fn remove_held(base: Base<'_>, above: &Path, path: &Path) -> Result<bool, HostError> {
+    let Some(relative) = above.strip_prefix(base.path).ok().filter(|path| !path.as_os_str().is_empty())
+    else {
+        return remove(base, path);
+    };
+    match open_below(base, relative, OFlags::PATH) {
+        Ok(directory) => remove(Base::held(above, &directory), path),
+        Err(Errno::NOENT) => Ok(true),
+        Err(Errno::XDEV | Errno::NOTDIR | Errno::LOOP) => Ok(false),
+        Err(error) => Err(at("open the directory of", path)(error)),
+    }
+}
+
+pub(super) fn remove(base: Base<'_>, path: &Path) -> Result<bool, HostError> {
+    let outside = || HostError::Outside { path: path.into(), root: base.path.into() };
+    let names = names(path.strip_prefix(base.path).map_err(|_| outside())?).ok_or_else(outside)?;
+    let mut directories = match base.open_for_reading() {
         Ok(root) => vec![root],
+        Err(HostError::Occupied(_)) => return Ok(false),
         Err(HostError::Os { source, .. }) if source.raw_os_error() == Some(2) => return Ok(true),
         Err(error) => return Err(error),
     };

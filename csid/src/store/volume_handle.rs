@@ -70,6 +70,15 @@ impl FromSql for VolumeHandle {
     }
 }
 
+/// Directory of a plugin's root at which csid mounts a tmpfs. The directories of volumes are below it, or below the root.
+pub const LIVE: &str = "live";
+/// Directories in which each volume has its own.
+pub const KINDS: [&str; 3] = [STAGING, PRIVATE, PUBLISH];
+pub const STAGING: &str = "staging";
+/// Directory in which plugins publish. Only root may enter it.
+pub const PRIVATE: &str = "private";
+pub const PUBLISH: &str = "publish";
+
 /// Returns whether `name` has the form of the names that csid gives to directories.
 pub fn is_ours(name: &str) -> bool {
     name.len() == 32 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))

@@ -80,9 +80,9 @@ impl Context {
                 return (if is_bound { Observed::There } else { Observed::Unbound }, None);
             }
             let source = Path::new(&row.source);
-            let root = paths::root(source).filter(|_| paths::is_own(&row.volume, source));
-            let look = match root {
-                Some(root) => self.host.look_below(&row.volume.plugin, root, source).await,
+            let kind = paths::kind(source).filter(|_| paths::is_own(&row.volume, source));
+            let look = match kind {
+                Some(kind) => self.host.look_below(&row.volume.plugin, kind, source).await,
                 None => self.host.look(&row.volume.plugin, source).await,
             };
             (self.sight_of(row, &look).await, Some(look))
@@ -138,13 +138,20 @@ impl Context {
         shown: &[Shown],
     ) -> Vec<PlacedMount> {
         let rows = volume.mounts.iter();
-        let roots: HashSet<&Path> = rows.filter_map(|row| paths::root(Path::new(&row.source))).collect();
+        let directories = rows.filter_map(|row| paths::root(Path::new(&row.source)));
+        let roots: HashSet<&Path> = directories.map(|directory| self.root_above(directory)).collect();
         let roots = roots.into_iter().filter(|root| !root.starts_with(&self.directories.state));
         let below = roots.chain([self.directories.state.as_path()]).collect();
         let mut found = mounts.foreign(shown, &OwnPaths { exact: own_paths(volume), below });
         // A volume of another name may be of the same file system.
         found.retain(|mount| mount.path().to_str().is_none_or(|path| self.directory.holder(path).is_none()));
         found
+    }
+
+    /// Returns the plugin's root that the tmpfs `directory` is at, or `directory`, where it is no such tmpfs.
+    fn root_above<'p>(&self, directory: &'p Path) -> &'p Path {
+        let is_live = |root: &&Path| self.host.live_of(root).is_some_and(|live| live == directory);
+        directory.parent().filter(is_live).unwrap_or(directory)
     }
 
     /// Notes in `backing` that all mounts of the volume at other paths are the plugin's, or another manager's.

@@ -228,7 +228,8 @@ fn staged_only_volume_is_reconstructed_and_ended() {
         mounted(&client, "job", inline("v")).await;
         w.kill();
         // As a csid that ended between the two calls of an unmount.
-        let row = kernel::below(&w.path("state/plugins/p/publish")).unwrap().pop().expect("the mount");
+        let row =
+            kernel::volumes_below(&w.path("state/plugins/p/live/publish")).unwrap().pop().expect("the mount");
         rustix::mount::unmount(&row.point, rustix::mount::UnmountFlags::empty()).unwrap();
         let mut damaged = files(&journal(w));
         damaged.insert("csid.db".to_owned(), vec![7; 9999]);

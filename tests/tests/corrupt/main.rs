@@ -65,7 +65,7 @@ fn put(directory: &Path, wanted: &Files) {
 /// Returns the mounts of csid's consumers: every mount in the world but those of the test itself.
 fn mounts(w: &World) -> Vec<Mount> {
     let own = [w.path("run"), journal(w)];
-    let all = kernel::below(&w.dir).expect("the mount table");
+    let all = kernel::volumes_below(&w.dir).expect("the mount table");
     all.into_iter().filter(|mount| !own.contains(&mount.point)).collect()
 }
 

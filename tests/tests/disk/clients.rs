@@ -105,7 +105,7 @@ pub async fn check(w: &mut World, client: &Client, dues: &mut Dues) {
             && rows.iter().all(|row| row.state == "mounted")
     })
     .await;
-    let published = kernel::below(&w.path("state/plugins/p/publish")).expect("the mount table");
+    let published = kernel::volumes_below(&w.path("state/plugins/p/live/publish")).expect("the mount table");
     assert_eq!(published.len(), rows.len(), "{published:#?} {rows:#?}");
     let mut found: BTreeMap<_, _> =
         rows.into_iter().map(|row| ((row.volume.clone(), row.consumer.clone()), row)).collect();

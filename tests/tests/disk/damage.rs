@@ -25,7 +25,7 @@ const DAMAGES: usize = 12;
 
 /// Returns the mounts of csid's consumers.
 fn mounts(w: &World) -> Vec<Mount> {
-    kernel::below(&w.path("state/plugins")).expect("the mount table")
+    kernel::volumes_below(&w.path("state/plugins")).expect("the mount table")
 }
 
 fn published(mounts: &[Mount]) -> BTreeSet<PathBuf> {

@@ -35,7 +35,7 @@ fn write(path: &Path) -> (u64, std::io::Error) {
 
 /// The mount is what it was for csid, also for one that starts now.
 async fn still_mounted(w: &mut World, id: &str) -> Client {
-    let before = kernel::below(&w.path("state/plugins/local")).expect("the mount table");
+    let before = kernel::volumes_below(&w.path("state/plugins/local")).expect("the mount table");
     for kill in [false, true] {
         if kill {
             w.kill();
@@ -46,7 +46,7 @@ async fn still_mounted(w: &mut World, id: &str) -> Client {
         let row = row(&client, id, "job").await.expect("its row");
         assert_eq!((row.state.as_str(), row.healthy, row.error.as_str()), ("mounted", true, ""));
     }
-    assert_eq!(kernel::below(&w.path("state/plugins/local")).expect("the mount table"), before);
+    assert_eq!(kernel::volumes_below(&w.path("state/plugins/local")).expect("the mount table"), before);
     w.client().await
 }
 

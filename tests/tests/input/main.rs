@@ -543,7 +543,7 @@ fn traversal_in_names_is_only_data() {
             // The mount table has paths as they resolve.
             let source = PathBuf::from(&answer.source);
             assert_eq!(csid_tests::kernel::stacked(&source).unwrap(), 1, "{name}: no detour");
-            assert!(source.starts_with(w.path("state/plugins/p/publish")), "{name}: {source:?}");
+            assert!(source.starts_with(w.path("state/plugins/p/live/publish")), "{name}: {source:?}");
             assert!(!answer.source.contains("/../"), "{name}: {source:?}");
             assert_eq!(outside(), before, "{name}");
             let row = client.list_mounts(MountFilter { volume: Some(name.to_owned()), ..Default::default() });

@@ -163,7 +163,7 @@ fn first_of_sixty_four_conflicting_claims_win() {
 
 /// The numbers of the mounts below csid's directory: another mount at the same place has another number.
 fn mounts(w: &World) -> BTreeSet<u64> {
-    kernel::below(&w.path("state/plugins")).unwrap().into_iter().map(|mount| mount.id).collect()
+    kernel::volumes_below(&w.path("state/plugins")).unwrap().into_iter().map(|mount| mount.id).collect()
 }
 
 #[test]

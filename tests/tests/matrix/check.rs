@@ -19,7 +19,7 @@ impl Slots<'_> {
     /// Compares rows, mounts and paths with what the answers allow.
     pub fn check(&mut self, rows: &[MountRow]) {
         let mut wrong = Vec::new();
-        let mut table = kernel::below(&self.site.w.dir).expect("the mount table");
+        let mut table = kernel::volumes_below(&self.site.w.dir).expect("the mount table");
         table.retain(|mount| mount.point != self.site.w.path("run"));
         let mut points: BTreeSet<PathBuf> = BTreeSet::new();
         // A row that rests may have its volume staged, and published at the plugin's own path. One that was taken away while csid bound

@@ -167,7 +167,7 @@ impl Host<'_> {
 
     /// Checks that an answered mount is there at once, and an unmounted one is gone.
     fn look(&self, slot: &Slot, source: Option<&Path>) {
-        let table = kernel::below(self.dir).expect("the mount table");
+        let table = kernel::volumes_below(self.dir).expect("the mount table");
         let Slot { volume, consumer, .. } = slot;
         match source {
             Some(source) if slot.mounts(&table, source).is_none() => {

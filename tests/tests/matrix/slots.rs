@@ -112,7 +112,7 @@ impl<'w> Slots<'w> {
                 () = tokio::time::sleep(POLL) => self.site.w.revive().await,
             }
         };
-        let table = kernel::below(&self.site.w.dir).expect("the mount table");
+        let table = kernel::volumes_below(&self.site.w.dir).expect("the mount table");
         let mut all = Vec::new();
         for (slot, answer) in slots.iter().zip(answers) {
             let (reply, source) = answer.expect("the caller");

@@ -196,7 +196,9 @@ async fn changes_over(w: &mut World, directory: &str) {
     assert_eq!(rpcs(w, before), due.map(|(rpc, path)| (rpc.to_owned(), path)));
     assert!(foreign.staging.is_dir() && !foreign.published.exists(), "csid removes what csid made");
     assert!(foreign.published.parent().unwrap().is_dir());
-    fs::remove_dir_all(&manager.directory).unwrap();
+    for kind in ["staging", "publish"] {
+        fs::remove_dir_all(manager.directory.join(kind)).unwrap();
+    }
     w.nothing_left(&client).await;
 }
 

@@ -39,7 +39,7 @@ fn try_by_nobody(source: &Path) -> io::Result<u32> {
 
 /// The plugins' own mounts.
 fn private(w: &World) -> Vec<PathBuf> {
-    let mounts = kernel::below(&w.path("state/plugins")).unwrap().into_iter();
+    let mounts = kernel::volumes_below(&w.path("state/plugins")).unwrap().into_iter();
     mounts.map(|mount| mount.point).filter(|point| point.iter().any(|part| part == "private")).collect()
 }
 

@@ -10,7 +10,7 @@ use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
 
 /// A world with plugin `p`, which is registered by a call.
-async fn by_call(w: &mut World) -> Client {
+pub async fn by_call(w: &mut World) -> Client {
     w.add_plugin("p").await;
     fs::remove_file(w.path("etc/plugins.d/p.toml")).unwrap();
     let client = w.start().await;

@@ -81,7 +81,7 @@ fn killed_csid_serves_again_with_hung_mounts() {
         let mut open = File::open(kept.join("file")).unwrap();
         w.kill();
         let (client, usual) = serves_again(w, "before").await;
-        let before = kernel::below(&w.dir).unwrap();
+        let before = kernel::volumes_below(&w.dir).unwrap();
 
         w.hung().hold(&LOOKS);
         let asking = client.clone();
@@ -96,7 +96,7 @@ fn killed_csid_serves_again_with_hung_mounts() {
         assert!(took < usual + START, "{took:?}, without hung ones {usual:?}");
         assert_eq!(holders(&w.path("state/journal")), [(w.csid_pid(), false)]);
         unmount(&client, "after", "job").await.unwrap();
-        assert_eq!(kernel::below(&w.dir).unwrap(), before, "every other mount is as it was");
+        assert_eq!(kernel::volumes_below(&w.dir).unwrap(), before, "every other mount is as it was");
         let mut text = String::new();
         open.read_to_string(&mut text).unwrap();
         assert_eq!(text, "kept");

@@ -16,6 +16,7 @@ mod hung;
 mod instances;
 mod kills;
 mod life;
+mod live;
 mod metrics;
 mod namespaces;
 mod noticed;

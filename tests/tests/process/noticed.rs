@@ -198,7 +198,7 @@ fn orphans_are_reported_and_removed_if_empty() {
         let before = cursor(&client).await;
         w.kill();
         // As a csid that was killed long ago could leave them, and as an administrator could.
-        let publish = w.path("state/plugins/p/publish");
+        let publish = w.path("state/plugins/p/live/publish");
         let [empty, canary, foreign] =
             ["0123456789abcdef", "fedcba9876543210", "aaaaaaaaaaaaaaaa"].map(|name| publish.join(name));
         fs::create_dir_all(empty.join("x")).unwrap();

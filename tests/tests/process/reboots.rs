@@ -209,6 +209,9 @@ fn block_node_of_another_boot_is_not_trusted() {
     world(async |w| {
         w.add_plugin("p").await;
         w.add_device("p", "b");
+        // No tmpfs is mounted over a file, so the directories outlive the boot.
+        fs::create_dir_all(w.path("state/plugins/p/live")).unwrap();
+        fs::write(w.path("state/plugins/p/live/file"), "").unwrap();
         let client = w.start().await;
         let source = mounted(&client, "job", block("b")).await;
         w.reboot().await;
@@ -219,6 +222,7 @@ fn block_node_of_another_boot_is_not_trusted() {
         assert_eq!(state(&client, "b", "job").await, "lost");
         assert!(!client.has_mount(source.to_str().unwrap()).await.unwrap());
         unmount(&client, "b", "job").await.unwrap();
+        fs::remove_dir_all(w.path("state/plugins/p/live")).unwrap();
         w.nothing_left(&client).await;
     });
 }

@@ -90,10 +90,14 @@ pub(in crate::host) enum HelperRequest {
     RemoveOrphan {
         root: PathBuf,
         path: PathBuf,
+        /// As of `RemoveLeft`.
+        held: Option<PathBuf>,
     },
     /// Removes empty directories and files of csid's, each pair a directory of csid's and a path below it.
     RemoveLeft {
         paths: Vec<(PathBuf, PathBuf)>,
+        /// The path of a tmpfs of csid's that all the paths are in. Its root directory comes with the request.
+        held: Option<PathBuf>,
         despite_hung: bool,
     },
     /// Asks for users of the mount at `path`, by what the processes have open. A link of a process leads to a mount that may be

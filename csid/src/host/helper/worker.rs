@@ -13,7 +13,7 @@
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -22,6 +22,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use serde::Serialize;
 
+use crate::host::base::Base;
 use crate::host::caller::WaitingCaller;
 use crate::host::device;
 use crate::host::error::HostError;
@@ -283,10 +284,13 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
         HelperRequest::Resolve { directory } => plain(&path::resolve_root(&directory)),
         HelperRequest::IsHeld { device, shows } => plain(&device::held(&device, shows)),
         HelperRequest::InUse { path } => plain(&mount::in_use(&path, &caller)),
-        HelperRequest::RemoveOrphan { root, path } => {
-            plain(&mount::clear(&path, &caller).and_then(|()| path::remove(&root, &path)))
+        HelperRequest::RemoveOrphan { root, path, held } => {
+            let cleared = mount::clear(&path, &caller);
+            plain(&cleared.and_then(|()| remove_left(&[(root, path)], held.as_deref(), fd.as_ref())))
         }
-        HelperRequest::RemoveLeft { paths, .. } => plain(&remove_left(&paths)),
+        HelperRequest::RemoveLeft { paths, held, .. } => {
+            plain(&remove_left(&paths, held.as_deref(), fd.as_ref()))
+        }
         HelperRequest::Close => {
             drop(fd);
             plain(&Ok::<_, HostError>(()))
@@ -318,8 +322,19 @@ fn search(questions: Option<OwnedFd>, known: &mut Known) -> Answer {
     }
 }
 
-/// Removes each path below its directory. Returns whether all are gone, or the first error; the other paths are tried, too.
-fn remove_left(paths: &[(PathBuf, PathBuf)]) -> Result<bool, HostError> {
-    let removed: Vec<_> = paths.iter().map(|(base, path)| path::remove(base, path)).collect();
+/// Removes each path below its directory, from the descriptor of `held` where the paths are in that tmpfs. Returns whether all are
+/// gone, or the first error; the other paths are tried, too.
+fn remove_left(
+    paths: &[(PathBuf, PathBuf)],
+    held: Option<&Path>,
+    fd: Option<&OwnedFd>,
+) -> Result<bool, HostError> {
+    let remove = |(base, path): &(PathBuf, PathBuf)| match (held, fd) {
+        (None, _) => path::remove(Base::at(base), path),
+        (Some(at), Some(fd)) => path::remove_held(Base::held(at, fd), base, path),
+        // The descriptor did not come, and the path may lead elsewhere.
+        (Some(_), None) => Ok(false),
+    };
+    let removed: Vec<_> = paths.iter().map(remove).collect();
     removed.into_iter().try_fold(true, |all, gone| Ok(gone? && all))
 }

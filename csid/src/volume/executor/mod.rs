@@ -31,6 +31,8 @@ pub(in crate::volume) struct Executor<'a> {
     pub(in crate::volume) in_effect: bool,
     /// The mounts that the checks before an unmount have read. Only the first effect of the operation uses them.
     pub(in crate::volume) own_mounts: Option<OwnMounts>,
+    /// Whether this operation has found the tmpfs of the plugin's root at its place.
+    pub(in crate::volume) has_tmpfs: bool,
     /// The search of this operation that found no copy elsewhere. `None`: there was none, or an effect has failed since.
     pub(in crate::volume) searched: Option<Searched>,
 }
@@ -58,10 +60,19 @@ impl<'a> Executor<'a> {
         rows: &'a mut JournaledVolume,
         operation: RunningOperation,
     ) -> Self {
-        let (target_fd, force) = (None, Force::No);
-        let (heals, own, in_effect) = (false, false, false);
-        let (own_mounts, searched) = (None, None);
-        Executor { shared, rows, operation, target_fd, force, heals, own, in_effect, own_mounts, searched }
+        Executor {
+            shared,
+            rows,
+            operation,
+            target_fd: None,
+            force: Force::No,
+            heals: false,
+            own: false,
+            in_effect: false,
+            own_mounts: None,
+            has_tmpfs: false,
+            searched: None,
+        }
     }
 
     /// Returns the engine of claims and controller calls for this operation.

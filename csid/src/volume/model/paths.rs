@@ -11,12 +11,8 @@ use crate::store::registry::VolumeName;
 use crate::store::rows::{AccessMode, MountKey, VolumeKey};
 use crate::store::volume_handle::VolumeHandle;
 
-pub use crate::store::volume_handle::is_ours;
+pub use crate::store::volume_handle::{KINDS, LIVE, PRIVATE, PUBLISH, STAGING, is_ours};
 
-pub const STAGING: &str = "staging";
-pub const PUBLISH: &str = "publish";
-/// Directory in which plugins publish. Only root may enter it.
-pub const PRIVATE: &str = "private";
 /// Name of the publish inside a directory that belongs to one mount.
 pub const VOLUME: &str = "volume";
 
@@ -83,7 +79,7 @@ pub fn root(source: &Path) -> Option<&Path> {
 
 /// Returns the directory of stagings or of publishes that `path` is in or that it is. `None`: there is none.
 pub fn kind(path: &Path) -> Option<&Path> {
-    last_of(path, &[STAGING, PRIVATE, PUBLISH])
+    last_of(path, &KINDS)
 }
 
 /// Returns the longest part of `path` that ends with one of these names. The comparison is of bytes, because each mount has some.

@@ -183,8 +183,9 @@ impl Executor<'_> {
         let ready = self.ready().await;
         self.in_effect = false;
         let ready = ready?;
+        let directory = self.directory_of_new(&ready).await;
         if let Some(wanted) = wanted {
-            let source = self.paths(&ready, &wanted).source;
+            let source = self.paths(&directory, &wanted).source;
             let base = self.shared.base(ready.host_root());
             clear_the_way(&self.shared.host, ready.id(), base, Path::new(&source)).await?;
             let published = paths::private(Path::new(&source));
@@ -194,7 +195,7 @@ impl Executor<'_> {
             });
         }
         if restages {
-            let staging = ready.host_root().join(paths::staging(&self.rows.volume().row.key));
+            let staging = directory.join(paths::staging(&self.rows.volume().row.key));
             self.rows.stage_at(staging.to_string_lossy().into_owned());
         }
         Ok(())

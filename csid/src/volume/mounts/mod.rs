@@ -9,6 +9,7 @@ pub(in crate::volume) mod mount;
 pub(in crate::volume) mod node_id;
 pub(in crate::volume) mod open_tree;
 mod own_namespace;
+mod own_tmpfs;
 mod removals;
 mod site;
 pub(in crate::volume) mod system_stop;

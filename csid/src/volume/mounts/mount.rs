@@ -99,14 +99,16 @@ impl Executor<'_> {
                 None => ready = self.ready().await?,
             }
         };
-        let mut paths = self.paths(&ready, wanted);
+        let directory = self.directory_of_new(&ready).await;
+        let mut paths = self.paths(&directory, wanted);
         let row = self.row(key);
         let is_new = row.is_none_or(|row| row.publish == Leg::Absent);
         // A row keeps its path, with two exceptions: an older csid published it along with others, or another manager published
         // it elsewhere.
         let moves = |row: &&MountRow| {
             let source = Path::new(&row.source);
-            let is_deeper = row.target == Leg::Absent && Path::new(&paths.source).starts_with(source);
+            let new = Path::new(&paths.source);
+            let is_deeper = row.target == Leg::Absent && is_deeper(new, source);
             is_new && (is_deeper || !paths::is_own(&row.volume, source))
         };
         if let Some(row) = row.filter(|row| !moves(row)) {
@@ -229,16 +231,23 @@ impl Executor<'_> {
         self.rows.volume().mounts.iter().filter(of).map(|row| row.key.tag.clone()).collect()
     }
 
+    /// Returns the paths of a new mount whose directories are made below `directory`.
     pub(in crate::volume) fn paths(
         &self,
-        ready: &Ready,
+        directory: &Path,
         DesiredMount { key, spec, .. }: &DesiredMount,
     ) -> Paths {
         let volume = &self.rows.volume().row.key;
-        let text = |path: PathBuf| ready.host_root().join(path).to_string_lossy().into_owned();
+        let text = |path: PathBuf| directory.join(path).to_string_lossy().into_owned();
         let source = text(paths::publish(volume, key, spec.usage.access_mode));
         Paths { staging: Some(text(paths::staging(volume))), source }
     }
+}
+
+/// Returns whether `new` is a path in the directory `old`, each below its own root: csid's tmpfs or the plugin's root.
+fn is_deeper(new: &Path, old: &Path) -> bool {
+    let below = |path| Path::strip_prefix(path, paths::root(path)?).ok();
+    below(new).zip(below(old)).is_some_and(|(new, old)| new != old && new.starts_with(old))
 }
 
 pub(in crate::volume) fn abilities(ready: &Ready) -> Abilities {

@@ -2,6 +2,7 @@
 //! registration: a user may not register a plugin whose volumes others use.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::StreamExt;
@@ -102,7 +103,21 @@ impl Volumes {
                 }));
             }
         }
-        self.shared.plugins.unregister(id, instance, uid).await
+        let of_plugin = |(of, root): (String, PathBuf)| (of == id).then_some(root);
+        let roots: Vec<PathBuf> = self.shared.plugins.roots().into_iter().filter_map(of_plugin).collect();
+        self.shared.plugins.unregister(id, instance, uid).await?;
+        self.unmount_lives(id, roots).await;
+        Ok(())
+    }
+
+    /// Unmounts the tmpfs of each of these roots that is empty and that no other plugin uses.
+    async fn unmount_lives(&self, id: &str, roots: Vec<PathBuf>) {
+        let used = self.shared.plugins.roots();
+        for root in roots.iter().filter(|root| used.iter().all(|(_, used)| used != *root)) {
+            if let Err(error) = self.shared.host.unmount_live(root).await {
+                tracing::warn!(plugin = id, %error, "the tmpfs of the plugin's root stays mounted");
+            }
+        }
     }
 
     /// Unmounts, for `uid`, every mount of a plugin on this host, and refuses new ones until that is done. The plugin keeps

@@ -8,6 +8,7 @@ mod reconstruct;
 mod startup;
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -117,17 +118,19 @@ impl Volumes {
     async fn unexplained(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
         let mut found = Vec::new();
         for root in self.roots().await? {
-            let entries = |directory: &Path| self.shared.host.entries(&root, directory).unwrap_or_default();
-            let published = entries(&root.join(paths::PUBLISH));
-            let mut targets = Vec::new();
-            for directory in &published {
-                targets.extend(self.shared.targets(&root, directory));
-            }
-            let private = entries(&root.join(paths::PRIVATE));
-            targets.extend(private.iter().flat_map(|directory| entries(directory)));
-            let staged = entries(&root.join(paths::STAGING));
-            let all = targets.into_iter().chain(published).chain(private).chain(staged);
-            found.extend(all.map(|path| (root.clone(), path)));
+            let [published, private, staged] =
+                [paths::PUBLISH, paths::PRIVATE, paths::STAGING].map(|kind| root.join(kind));
+            let entries =
+                |kind: &Path, directory: &Path| self.shared.host.entries(kind, directory).unwrap_or_default();
+            let of_volumes = entries(&published, &published);
+            let targets = of_volumes.iter().flat_map(|directory| self.shared.targets(&published, directory));
+            let of_plugin = entries(&private, &private);
+            let own = of_plugin.iter().flat_map(|directory| entries(&private, directory));
+            found.extend(targets.map(|path| (published.clone(), path)));
+            found.extend(own.map(|path| (private.clone(), path)));
+            found.extend(of_volumes.iter().map(|path| (published.clone(), path.clone())));
+            found.extend(of_plugin.iter().map(|path| (private.clone(), path.clone())));
+            found.extend(entries(&staged, &staged).into_iter().map(|path| (staged.clone(), path)));
         }
         let known = self.known().await?;
         found.retain(|(_, path)| !known.contains(path));
@@ -158,6 +161,9 @@ impl Volumes {
             let root = paths::root(source).filter(|_| paths::is_own(&row.volume, source));
             roots.extend(root.map(Path::to_path_buf));
         }
+        self.shared.host.find_lives(roots.iter().cloned()).await;
+        let lives: Vec<PathBuf> = roots.iter().filter_map(|root| self.shared.host.live_of(root)).collect();
+        roots.extend(lives);
         Ok(roots)
     }
 
@@ -179,7 +185,7 @@ impl Volumes {
             }
             let name = path.file_name().and_then(|name| name.to_str());
             let ours = name.is_some_and(|name| paths::is_ours(name) || name == paths::VOLUME);
-            let plugin = root.file_name().unwrap_or_default().to_string_lossy();
+            let plugin = plugin_of(&root).to_string_lossy();
             match self.shared.host.remove_orphan(&plugin, &root, &path, ours).await {
                 Ok(true) => report.orphans.push(text),
                 Ok(false) => report.failed.push(format!("{text}: not empty, or not csid's")),
@@ -191,20 +197,37 @@ impl Volumes {
 }
 
 impl Context {
+    /// Finds the tmpfs of plugins' roots that an earlier csid mounted and these paths are in.
+    async fn find_lives(&self, paths: impl Iterator<Item = &str>) {
+        let directory = |path: &str| paths::kind(Path::new(path))?.parent().map(Path::to_path_buf);
+        let of_live = |directory: PathBuf| {
+            directory.ends_with(paths::LIVE).then(|| directory.parent().map(Path::to_path_buf))?
+        };
+        let roots: BTreeSet<PathBuf> = paths.filter_map(directory).filter_map(of_live).collect();
+        self.host.find_lives(roots).await;
+    }
+
     /// Returns the entries of a volume's directory of publishes, and the publishes in directories of one mount there, the
     /// deepest first. Directories on which something is mounted are not read.
-    pub(in crate::volume) fn targets(&self, root: &Path, directory: &Path) -> Vec<PathBuf> {
+    pub(in crate::volume) fn targets(&self, base: &Path, directory: &Path) -> Vec<PathBuf> {
         let mut found = Vec::new();
-        for path in self.host.entries(root, directory).unwrap_or_default() {
-            if self.host.look_unmounted(root, &path) == Some(Look::Plain) {
+        for path in self.host.entries(base, directory).unwrap_or_default() {
+            if self.host.look_unmounted(base, &path) == Some(Look::Plain) {
                 let own = path.join(paths::VOLUME);
-                let is_there = self.host.look_unmounted(root, &own) != Some(Look::Missing);
+                let is_there = self.host.look_unmounted(base, &own) != Some(Look::Missing);
                 found.extend(Some(own).filter(|_| is_there));
             }
             found.push(path);
         }
         found
     }
+}
+
+/// Returns the name of the plugin's root that `kind` is below, or below whose tmpfs it is.
+fn plugin_of(kind: &Path) -> &OsStr {
+    let mut above = kind.iter().rev().skip(1);
+    let directory = above.next().unwrap_or_default();
+    if directory == paths::LIVE { above.next().unwrap_or_default() } else { directory }
 }
 
 fn restore(row: &MountRow) -> OperationRequest {

@@ -174,21 +174,30 @@ impl Context {
                 roots.entry(root.clone()).or_insert(id.to_owned());
             }
         }
+        let mut lives = Vec::new();
         for row in &rows.mounts {
             let source = Path::new(&row.source);
             if let Some(root) = paths::root(source).filter(|_| paths::is_own(&row.volume, source)) {
                 roots.entry(root.to_owned()).or_insert_with(|| row.volume.plugin.clone());
+                if let Some(above) = root.parent().filter(|_| root.ends_with(paths::LIVE)) {
+                    lives.push(above.to_owned());
+                }
             }
         }
+        self.host.find_lives(roots.keys().cloned().chain(lives)).await;
+        let lives: Vec<_> =
+            roots.iter().filter_map(|(root, id)| Some((self.host.live_of(root)?, id.clone()))).collect();
+        roots.extend(lives);
         let mut all = Vec::new();
         for (root, plugin) in roots {
             let points = self.host.mounts_below(&root)?;
             let device = |path: &Path| Some(points.iter().find(|point| point.path == path)?.device);
-            let [published, staged, private] = [paths::PUBLISH, paths::STAGING, paths::PRIVATE]
-                .map(|kind| names_in(&self.host, &root, &root.join(kind)).collect::<BTreeSet<String>>());
+            let [published, staged, private] = [paths::PUBLISH, paths::STAGING, paths::PRIVATE].map(|kind| {
+                names_in(&self.host, &root.join(kind), &root.join(kind)).collect::<BTreeSet<String>>()
+            });
             let mut all_paths = Vec::new();
             for name in &published {
-                let found = self.targets(&root, &root.join(paths::PUBLISH).join(name));
+                let found = self.targets(&root.join(paths::PUBLISH), &root.join(paths::PUBLISH).join(name));
                 let is_published = |path: &&PathBuf| {
                     path.ends_with(paths::VOLUME)
                         || (paths::is_ours(&file_name(path)) && !found.contains(&path.join(paths::VOLUME)))
@@ -203,7 +212,7 @@ impl Context {
                 let own = root.join(paths::PUBLISH).join(&name);
                 let shown: Vec<_> = looked.extract_if(.., |path, _| path.starts_with(&own)).collect();
                 let mut private: BTreeSet<PathBuf> =
-                    names_in(&self.host, &root, &root.join(paths::PRIVATE).join(&name))
+                    names_in(&self.host, &root.join(paths::PRIVATE), &root.join(paths::PRIVATE).join(&name))
                         .map(PathBuf::from)
                         .collect();
                 let of_plugin = |source: &Path, private: &mut BTreeSet<PathBuf>| {
@@ -411,8 +420,8 @@ fn begun(volumes: usize) -> NewEvent {
 }
 
 /// Returns the names in a directory that have the form of csid's names.
-fn names_in(host: &Host, root: &Path, directory: &Path) -> impl Iterator<Item = String> + use<> {
-    let found = host.entries(root, directory).unwrap_or_default();
+fn names_in(host: &Host, base: &Path, directory: &Path) -> impl Iterator<Item = String> + use<> {
+    let found = host.entries(base, directory).unwrap_or_default();
     found.into_iter().map(|path| file_name(&path)).filter(|name| paths::is_ours(name))
 }
 

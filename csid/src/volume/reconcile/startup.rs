@@ -45,6 +45,8 @@ impl Volumes {
     ) -> Result<Recovered, RegistryError> {
         let shared = &self.shared;
         shared.untaken.store(true, Ordering::SeqCst);
+        let staged = volumes.iter().filter_map(|row| row.staging.as_deref());
+        shared.find_lives(mounts.iter().map(|row| row.source.as_str()).chain(staged)).await;
         self.restrict_half_published(&mounts).await;
         let called_mounted: Vec<&MountRow> =
             mounts.iter().filter(|row| row.phase == Phase::Mounted).collect();

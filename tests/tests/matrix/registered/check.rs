@@ -50,7 +50,7 @@ impl Pool<'_> {
             mounts: client.list_mounts(MountFilter::default()).await.expect("the rows"),
             made: backend.made().expect("the backend").into_iter().collect(),
             kept: backend.all().expect("the backend"),
-            table: kernel::below(&self.site.w.dir).expect("the mount table"),
+            table: kernel::volumes_below(&self.site.w.dir).expect("the mount table"),
         };
         let mut wrong = Vec::new();
         self.check_items(&seen, &mut wrong);

@@ -1,0 +1,224 @@
+//! The tmpfs of each plugin's root, at `ROOT/live`. csid makes the directories of new mounts there: no mount outlives a boot, and so
+//! no directory of one has to.
+//!
+//! csid holds the root directory of each tmpfs by a descriptor, and walks from it. A plugin may mount a file system over the tmpfs
+//! whose server does not answer, and csid does not go there.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::StatxFlags;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
+
+use crate::host::base::Base;
+use crate::host::calls::Host;
+use crate::host::error::{HostError, at};
+use crate::host::held_live::{HeldLive, LiveState};
+use crate::host::path::{self, Access, Sight};
+use crate::host::table::{self, MountEntry};
+use crate::store::volume_handle::{KINDS, LIVE};
+
+/// The source of each tmpfs in the mount table.
+const SOURCE: &str = "csid-live";
+/// The limits of each tmpfs. A mount needs six inodes, and no page unless its plugin writes into its directories.
+const SIZE: &str = "64m";
+const INODES: &str = "524288";
+/// The time after which csid tries again to mount a tmpfs that could not be mounted.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// The state of a plugin's tmpfs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Live {
+    /// It is mounted at this path.
+    At(PathBuf),
+    /// It could not be mounted, and csid does not try again yet.
+    Without,
+    /// It was mounted here, and is not any more.
+    Unmounted(PathBuf),
+    /// csid has not looked for it, or may try again to mount it.
+    Unknown,
+}
+
+impl Host {
+    /// Returns the state of the tmpfs of a plugin with this root. No mount table is read.
+    pub fn live(&self, root: &Path) -> Live {
+        match self.lives.get(root) {
+            Some(LiveState::Held(live)) if live.is_attached() => Live::At(live.at.clone()),
+            Some(LiveState::Held(live)) => Live::Unmounted(live.at.clone()),
+            Some(LiveState::Without(since)) if since.elapsed() < PAUSE => Live::Without,
+            Some(LiveState::Without(_)) | None => Live::Unknown,
+        }
+    }
+
+    /// Returns the directory of the tmpfs of a plugin with this root. `None`: csid holds none, whether one is mounted or not.
+    pub fn live_of(&self, root: &Path) -> Option<PathBuf> {
+        match self.lives.get(root)? {
+            LiveState::Held(live) => Some(live.at.clone()),
+            LiveState::Without(_) => None,
+        }
+    }
+
+    /// Finds the tmpfs of a plugin with this `root`, or mounts it. `base` is an existing directory of csid's that `root` is in, or
+    /// `root`. Returns its directory. `None`: csid does without one, and has logged why.
+    pub async fn make_live(&self, base: &Path, root: &Path) -> Option<PathBuf> {
+        let _changing = self.lives.changing.lock().await;
+        // Another caller may have made it meanwhile.
+        match self.live(root) {
+            Live::At(path) => return Some(path),
+            Live::Without => return None,
+            Live::Unmounted(_) | Live::Unknown => {}
+        }
+        let (base, of) = (base.to_owned(), root.to_owned());
+        match table::blocking(move || found_or_mounted(&base, &of)).await {
+            Ok(live) => {
+                let path = live.at.clone();
+                self.lives.set(root, Some(LiveState::Held(Arc::new(live))));
+                Some(path)
+            }
+            Err(error) => {
+                let before = self.lives.set(root, Some(LiveState::Without(Instant::now())));
+                if !matches!(before, Some(LiveState::Without(_))) {
+                    tracing::warn!(
+                        root = %root.display(), %error,
+                        "no tmpfs can be mounted below the plugin's root; its mounts' directories are made in the root itself"
+                    );
+                }
+                None
+            }
+        }
+    }
+
+    /// Finds, by one look at the mount table, those tmpfs of these plugins' roots that an earlier csid mounted.
+    pub async fn find_lives(&self, roots: impl IntoIterator<Item = PathBuf>) {
+        let mut roots: Vec<PathBuf> =
+            roots.into_iter().filter(|root| self.lives.get(root).is_none()).collect();
+        roots.sort();
+        roots.dedup();
+        if roots.is_empty() {
+            return;
+        }
+        let _changing = self.lives.changing.lock().await;
+        let finding = table::blocking(move || {
+            let table = table::entries()?;
+            let is_one =
+                |root: &PathBuf| table.iter().any(|entry| is_own(entry) && entry.path == root.join(LIVE));
+            roots.retain(is_one);
+            let found = |root: PathBuf| Some((held(&root, &table).ok().flatten()?, root));
+            Ok(roots.into_iter().filter_map(found).collect::<Vec<_>>())
+        });
+        match finding.await {
+            Err(error) => tracing::warn!(%error, "the tmpfs of plugins cannot be looked for"),
+            Ok(found) => {
+                for (live, root) in found {
+                    self.lives.set(&root, Some(LiveState::Held(Arc::new(live))));
+                }
+            }
+        }
+    }
+
+    /// Unmounts the tmpfs of a plugin's root that no plugin uses any more, if nothing is in it. Returns whether it is gone.
+    pub async fn unmount_live(&self, root: &Path) -> Result<bool, HostError> {
+        let _changing = self.lives.changing.lock().await;
+        let live = match self.lives.set(root, None) {
+            Some(LiveState::Held(live)) => live,
+            Some(LiveState::Without(_)) | None => return Ok(true),
+        };
+        let of = Arc::clone(&live);
+        let gone = table::blocking(move || unmount(&of)).await;
+        if !matches!(gone, Ok(true)) {
+            self.lives.set(root, Some(LiveState::Held(live)));
+        }
+        gone
+    }
+}
+
+fn is_own(entry: &MountEntry) -> bool {
+    entry.fs_type == "tmpfs" && entry.source == SOURCE && entry.root == Path::new("/")
+}
+
+/// Returns the tmpfs that an earlier csid mounted. `None`: nothing is mounted there. An error: something else is.
+fn held(root: &Path, table: &[MountEntry]) -> Result<Option<HeldLive>, HostError> {
+    let at_live = root.join(LIVE);
+    let mut there = table.iter().filter(|entry| entry.path == at_live).peekable();
+    let Some(first) = there.peek().map(|entry| entry.device) else { return Ok(None) };
+    // A mount on a shared mount that lies on its own peer is there twice.
+    if !there.all(|entry| is_own(entry) && entry.device == first) {
+        return Err(HostError::Occupied(at_live));
+    }
+    // The table has just said that the walk ends on a tmpfs.
+    let file = path::find_below(root, &at_live)?;
+    let sight = Sight::of(&file).map_err(at("look at", &at_live))?;
+    match sight.is_mount && sight.device == first {
+        true => Ok(Some(HeldLive { at: at_live, root: file })),
+        false => Err(HostError::Occupied(at_live)),
+    }
+}
+
+fn found_or_mounted(base: &Path, root: &Path) -> Result<HeldLive, HostError> {
+    match held(root, &table::entries()?)? {
+        Some(live) => Ok(live),
+        None => mounted(base, root),
+    }
+}
+
+fn mounted(base: &Path, root: &Path) -> Result<HeldLive, HostError> {
+    let at_live = root.join(LIVE);
+    let outside = || HostError::Outside { path: at_live.clone(), root: base.into() };
+    let relative = at_live.strip_prefix(base).map_err(|_| outside())?;
+    path::make_directory(Base::at(base), relative, Access::Passable)?;
+    // It may be the root of another plugin, or have directories from a time when no tmpfs could be mounted.
+    if !path::entries(Base::at(base), &at_live)?.is_empty() {
+        return Err(HostError::WrongKind { path: at_live, wanted: "an empty directory".into() });
+    }
+    let place = path::open_directory(Base::at(base), relative).map_err(at("open", &at_live))?;
+    let new = tmpfs().map_err(at("make a tmpfs for", &at_live))?;
+    let by_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(&new, c"", place, c"", by_descriptor).map_err(at("mount at", &at_live))?;
+    let live = HeldLive { at: at_live, root: new };
+    match live.is_attached() {
+        true => Ok(live),
+        false => Err(HostError::Link(live.at)),
+    }
+}
+
+/// Returns a tmpfs that is nowhere to be seen. It has devices: plugins make the nodes of block volumes there.
+fn tmpfs() -> rustix::io::Result<OwnedFd> {
+    let options = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in [("source", SOURCE), ("mode", "0711"), ("size", SIZE), ("nr_inodes", INODES)] {
+        rustix::mount::fsconfig_set_string(&options, key, value)?;
+    }
+    rustix::mount::fsconfig_create(&options)?;
+    rustix::mount::fsmount(&options, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOSUID)
+}
+
+/// Unmounts a tmpfs in which there is nothing but the empty directories of csid's.
+fn unmount(live: &HeldLive) -> Result<bool, HostError> {
+    let has = |path: &Path| Ok(!path::entries(live.base(), path)?.is_empty());
+    for path in path::entries(live.base(), &live.at)? {
+        if !KINDS.iter().any(|kind| path.ends_with(kind)) || has(&path)? {
+            return Ok(false);
+        }
+    }
+    let id = rustix::fs::statx(
+        &live.root,
+        c"",
+        rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_DONT_SYNC,
+        StatxFlags::MNT_ID,
+    );
+    let id = id.map_err(at("look at", &live.at))?.stx_mnt_id;
+    if table::entries()?
+        .iter()
+        .any(|entry| entry.parent == id || entry.path.starts_with(&live.at) && !is_own(entry))
+    {
+        return Ok(false);
+    }
+    if !live.is_attached() {
+        return Ok(true);
+    }
+    // By the descriptor: the path may lead to another mount by then.
+    let link = format!("/proc/self/fd/{}", live.root.as_raw_fd());
+    rustix::mount::unmount(link, UnmountFlags::DETACH).map_err(at("unmount", &live.at))?;
+    Ok(true)
+}
