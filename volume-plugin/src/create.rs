@@ -22,7 +22,9 @@ pub fn options(given: &BTreeMap<String, String>) -> Result<CreateVolume, String>
                 access_mode = value.parse().map_err(|_| format!("access-mode: there is no `{value}`"))?;
             }
             "mount-group" => create.mount_group = Some(value),
-            "mount-flags" => create.mount_flags = Some(value.split(':').map(str::to_owned).collect()),
+            "mount-flags" => {
+                create.mount_flags = Some(value.split_ascii_whitespace().map(str::to_owned).collect())
+            }
             "snapshot" => create.snapshot = Some(value),
             "clone" => create.clone = Some(value),
             key => match key.strip_prefix("param.") {
@@ -83,11 +85,11 @@ mod tests {
             ("plugin", "local"),
             ("size", "2G"),
             ("access-mode", "multi-node-multi-writer"),
-            ("mount-flags", "noatime:sync"),
+            ("mount-flags", "noatime sync"),
             ("param.kind", "fast"),
         ]))
         .unwrap();
-        let o = "plugin=local,size=2G,access-mode=multi-node-multi-writer,mount-flags=noatime:sync,param.kind=fast";
+        let o = "plugin=local,size=2G,access-mode=multi-node-multi-writer,mount-flags=noatime sync,param.kind=fast";
         let in_o = options(&map(&[("o", o)])).unwrap();
         for of in [each, in_o] {
             assert_eq!((of.plugin.as_deref(), of.capacity_min), (Some("local"), Some(2 << 30)));

@@ -34,7 +34,7 @@ pub enum Failure {
     Options(String),
     #[error("csid: {0}")]
     Csid(#[from] Error),
-    #[error("csid-volume-plugin: the file of a user in /run: {0}")]
+    #[error("csid-volume-plugin: the file of a use in /run: {0}")]
     Users(#[from] std::io::Error),
     #[error("csid-volume-plugin: the request ended without an answer; its log says why")]
     Ended,
@@ -70,7 +70,7 @@ impl Driver {
             Request::Remove => self.remove(&body.name).await.map(|()| Answer::default()),
             Request::Get => {
                 let volume = self.volume(&body.name).await?.ok_or(Failure::NoVolume)?;
-                let mounts = self.mounts().await?;
+                let mounts = self.listed(self.mounts_of(&body.name)).await?;
                 Ok(Answer { volume: Some(described(volume, &mounts)), ..Answer::default() })
             }
             Request::List => {
@@ -80,7 +80,7 @@ impl Driver {
                 Ok(Answer { volumes: Some(volumes), ..Answer::default() })
             }
             Request::Path => {
-                let mounts = self.mounts().await?;
+                let mounts = self.listed(self.mounts_of(&body.name)).await?;
                 Ok(Answer::mountpoint(mountpoint(&mounts, &body.name)))
             }
             Request::Mount => self.to_its_end(body, Self::mount).await.map(Answer::mountpoint),
@@ -122,8 +122,19 @@ impl Driver {
         Ok(())
     }
 
-    /// Has the engine forget the volume. The volume and its data stay, unless this process may create volumes and made this one.
+    /// Has the engine forget the volume. The volume and its data stay, unless this process may create volumes and made this one. A
+    /// mount that a reboot has ended is given up: its engine does not send Unmount any more.
     async fn remove(&self, name: &str) -> Result<()> {
+        let volume = VolumeHash::of(name);
+        let lock = self.lock(&volume);
+        let _locked = lock.lock().await;
+        for engine in ENGINES {
+            let rows = self.listed(self.mounts_of(name)).await?;
+            let is_lost = |row: &MountRow| row.consumer == engine.consumer() && row.state == "lost";
+            if rows.iter().any(is_lost) && !self.users.has(&volume, engine)? {
+                self.unmounted(name, engine, Instant::now() + PATIENCE).await?;
+            }
+        }
         let own = self.volume(name).await?.filter(|volume| self.allow_create && volume.uid == own_uid());
         let Some(volume) = own else {
             tracing::info!(volume = name, "the engine has removed the volume; csid keeps it, and its data");
@@ -140,41 +151,43 @@ impl Driver {
     }
 
     async fn mount(self: Arc<Self>, body: Body, answer: oneshot::Sender<Result<String>>) {
+        let end = Instant::now() + PATIENCE;
         let (volume, engine) = (VolumeHash::of(&body.name), Engine::of(&body.id));
         let lock = self.lock(&volume);
         let _locked = lock.lock().await;
-        let mut is_new = false;
+        // The engine gave up while another request for the volume was under way.
+        if answer.is_closed() {
+            return;
+        }
         let mounted = async {
-            // Users of a mount that is gone: those from before `csictl unmount`, or from before csid lost the mount.
+            // Uses of a mount that is gone: those from before `csictl unmount`, or from before csid lost the mount.
             if !self.is_mounted(&body.name, engine).await? {
                 self.users.clear(&volume, engine)?;
             }
-            is_new = self.users.add(&volume, &body.id)?;
-            self.mounted(&body.name, engine).await
-        };
-        let mounted = mounted.await;
-        let is_kept = match mounted {
-            Ok(row) if row.is_device => {
-                let failure =
-                    Failure::BlockDevice { namespace: self.namespace.clone(), volume: body.name.clone() };
-                if is_new && let Err(error) = self.unmounted(&body.name, engine).await {
-                    tracing::warn!(volume = body.name, %error, "a block device stays published");
-                }
-                answer.send(Err(failure)).is_ok() && false
+            let mounted = self.mounted(&body.name, engine, end).await?;
+            if mounted.is_device {
+                self.unmounted(&body.name, engine, end).await?;
+                let (namespace, volume) = (self.namespace.clone(), body.name.clone());
+                return Err(Failure::BlockDevice { namespace, volume });
             }
-            // An engine that has closed the connection does not know that the volume is mounted.
-            Ok(row) => answer.send(Ok(row.source)).is_ok(),
-            Err(failure) => answer.send(Err(failure)).is_ok() && false,
+            // Until here the mount has no user. If this process dies, the next one unmounts it.
+            Ok((mounted.source, self.users.add(&volume, &body.id)?))
         };
-        if is_new
-            && !is_kept
-            && let Err(error) = self.users.remove(&volume, &body.id)
+        let (mounted, added) = match mounted.await {
+            Ok((source, added)) => (Ok(source), Some(added)),
+            Err(failure) => (Err(failure), None),
+        };
+        // An engine that has closed the connection does not know that the volume is mounted.
+        if answer.send(mounted).is_err()
+            && let Some(added) = added
+            && let Err(error) = self.users.undo(&volume, &added)
         {
-            tracing::warn!(volume = body.name, %error, "the file of a user stays");
+            tracing::warn!(volume = body.name, %error, "the file of a use stays");
         }
     }
 
     async fn unmount(self: Arc<Self>, body: Body, answer: oneshot::Sender<Result<()>>) {
+        let end = Instant::now() + PATIENCE;
         let (volume, engine) = (VolumeHash::of(&body.name), Engine::of(&body.id));
         let lock = self.lock(&volume);
         let _locked = lock.lock().await;
@@ -182,11 +195,19 @@ impl Driver {
             self.users.remove(&volume, &body.id)?;
             match self.users.has(&volume, engine)? {
                 true => Ok(()),
-                false => self.unmounted(&body.name, engine).await,
+                false => self.unmounted(&body.name, engine, end).await,
             }
         };
-        // The sweep tries a failed unmount again.
-        let _ = answer.send(unmounted.await);
+        let unmounted = unmounted.await;
+        // After a failed Unmount Podman's own count still has the use, so it mounts no more: the mount has to stay. Docker forgets the
+        // use, and the sweep unmounts.
+        if unmounted.is_err()
+            && engine == Engine::Podman
+            && let Err(error) = self.users.add(&volume, &body.id)
+        {
+            tracing::warn!(volume = body.name, %error, "a use of Podman is not counted");
+        }
+        let _ = answer.send(unmounted);
     }
 
     /// Unmounts what has no user, and removes users of what is not mounted, if the last sweep found the same. Returns what this sweep
@@ -209,7 +230,8 @@ impl Driver {
                         consumer,
                         "unmounting a volume that no container uses"
                     );
-                    if let Err(error) = self.unmounted(&row.volume, engine).await {
+                    let end = Instant::now() + PATIENCE;
+                    if let Err(error) = self.unmounted(&row.volume, engine, end).await {
                         tracing::warn!(volume = row.volume, consumer, %error, "it stays mounted");
                     }
                 }
@@ -233,9 +255,9 @@ impl Driver {
         Ok(users.iter().filter(|key| !with_rows.contains_key(key)).cloned().chain(unused).collect())
     }
 
-    async fn mounted(&self, name: &str, engine: Engine) -> Result<Mounted> {
+    async fn mounted(&self, name: &str, engine: Engine, end: Instant) -> Result<Mounted> {
         let operation = operation_id()?;
-        let mount = self.session.ask(Some(Instant::now() + PATIENCE), |client, deadline_usec| {
+        let mount = self.session.ask(Some(end), |client, deadline_usec| {
             let options = MountOptions {
                 restore: Some(Restore::Hold),
                 operation_id: Some(operation.clone()),
@@ -248,9 +270,9 @@ impl Driver {
         mount.await.map_err(|error| self.explained(error, name))
     }
 
-    async fn unmounted(&self, name: &str, engine: Engine) -> Result<()> {
+    async fn unmounted(&self, name: &str, engine: Engine, end: Instant) -> Result<()> {
         let operation = operation_id()?;
-        let unmount = self.session.ask(Some(Instant::now() + PATIENCE), |client, deadline_usec| {
+        let unmount = self.session.ask(Some(end), |client, deadline_usec| {
             let operation_id = Some(operation.clone());
             let options = UnmountOptions { operation_id, deadline_usec, ..UnmountOptions::default() };
             let (namespace, name) = (self.namespace.clone(), name.to_owned());
@@ -269,12 +291,12 @@ impl Driver {
     }
 
     async fn is_mounted(&self, name: &str, engine: Engine) -> Result<bool> {
-        let filter = MountFilter {
-            volume: Some(name.to_owned()),
-            consumer: Some(engine.consumer().to_owned()),
-            ..self.own_mounts()
-        };
+        let filter = MountFilter { consumer: Some(engine.consumer().to_owned()), ..self.mounts_of(name) };
         Ok(self.listed(filter).await?.iter().any(|row| row.state == "mounted"))
+    }
+
+    fn mounts_of(&self, name: &str) -> MountFilter {
+        MountFilter { volume: Some(name.to_owned()), ..self.own_mounts() }
     }
 
     /// Returns the rows of both engines' mounts.

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use csid_client::{Session, Target};
 use sd_notify::NotifyState;
@@ -60,12 +60,21 @@ fn main() -> ExitCode {
 
 #[tokio::main(flavor = "current_thread")]
 async fn run(arguments: Arguments) -> Result<()> {
+    // The volumes of root's, of files, and of a csid that does not say whose a volume is, have uid 0.
+    ensure!(
+        !(arguments.allow_create && rustix::process::getuid().is_root()),
+        "--allow-create is not for root"
+    );
     let listener = listener()?;
     // On the private socket no member of group csid creates volumes. On the bus polkit decides.
     let target = if arguments.allow_create { Target::SystemBus } else { Target::from_env() };
     let session = Session::open(target).await.context("csid cannot be reached")?;
     let Arguments { namespace, allow_create, sweep, runtime_dir } = arguments;
-    let driver = Arc::new(Driver::new(session, namespace, allow_create, Users::new(runtime_dir)));
+    let users = Users::open(&runtime_dir, &namespace);
+    let users = users.with_context(|| {
+        format!("the uses of volumes of namespace {namespace} in {}", runtime_dir.display())
+    })?;
+    let driver = Arc::new(Driver::new(session, namespace, allow_create, users));
     let mut terminate = signal(SignalKind::terminate())?;
     sd_notify::notify(&[NotifyState::Ready])?;
     let places = Arc::new(Semaphore::new(server::AT_ONCE as usize));

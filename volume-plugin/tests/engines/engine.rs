@@ -123,10 +123,14 @@ impl VolumePlugin {
         assert_eq!(answer, (200, r#"{"Err":""}"#.to_owned()));
     }
 
-    /// Returns how many users are counted, of all volumes.
+    /// Returns how many uses are counted, of all volumes.
     pub fn count(&self) -> usize {
-        let volumes = fs::read_dir(&self.users).unwrap();
-        volumes.map(|volume| fs::read_dir(volume.unwrap().path()).map_or(0, Iterator::count)).sum()
+        let below = |path: &Path| -> Vec<PathBuf> {
+            let entries = fs::read_dir(path).into_iter().flatten();
+            entries.map(|entry| entry.unwrap().path()).collect()
+        };
+        let volumes = below(&self.users).into_iter().flat_map(|namespace| below(&namespace));
+        volumes.map(|volume| below(&volume).len()).sum()
     }
 }
 
