@@ -24,13 +24,19 @@ enum Unfinished {
     Unreachable(Error),
     /// csid has this state, and does not know all rows yet.
     State(String),
+    /// No mount of this volume is known.
+    Volume(String),
     /// These mounts are not there yet.
     Mounts(Vec<MountRow>),
 }
 
 /// Returns the exit code 1 if the deadline passes first, with the mounts that are missing on standard error.
 pub async fn wait_volumes(target: &Target, args: WaitVolumes, json: bool) -> anyhow::Result<ExitCode> {
-    ensure!(args.volumes.len() % 2 == 0, "volume {:?} has no name after its namespace", args.volumes.last());
+    ensure!(
+        args.volumes.len().is_multiple_of(2),
+        "volume {:?} has no name after its namespace",
+        args.volumes.last()
+    );
     let end = Instant::now() + args.deadline;
     let wanted: Vec<(&str, &str)> =
         args.volumes.chunks_exact(2).map(|pair| (pair[0].as_str(), pair[1].as_str())).collect();
@@ -53,6 +59,9 @@ pub async fn wait_volumes(target: &Target, args: WaitVolumes, json: bool) -> any
                 let reason = if row.error.is_empty() { String::new() } else { format!(": {}", row.error) };
                 eprintln!("{}", plain(&format!("  {volume} for {consumer}: {}{reason}", row.state)));
             }
+        }
+        Some(Unfinished::Volume(volume)) => {
+            eprintln!("csictl: {volume} has no mount that csid makes again, after {seconds} s");
         }
         Some(Unfinished::State(state)) => eprintln!("csictl: csid is {state} after {seconds} s"),
         None => eprintln!("csictl: csid has not answered within {seconds} s"),
@@ -102,6 +111,13 @@ async fn missing(client: &Client, wanted: &[(&str, &str)]) -> csid_client::Resul
         return Ok(Some(Unfinished::State(state)));
     }
     let mut rows = client.list_mounts(MountFilter::default()).await?;
+    // A volume that is named has to have a mount.
+    let is_unknown = |(namespace, volume): &&(&str, &str)| {
+        !rows.iter().any(|row| (row.namespace.as_str(), row.volume.as_str()) == (*namespace, *volume))
+    };
+    if let Some((namespace, volume)) = wanted.iter().find(is_unknown) {
+        return Ok(Some(Unfinished::Volume(format!("{namespace}/{volume}"))));
+    }
     rows.retain(|row| is_missing(row, wanted));
     Ok(Some(rows).filter(|rows| !rows.is_empty()).map(Unfinished::Mounts))
 }

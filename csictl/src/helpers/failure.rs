@@ -37,7 +37,16 @@ impl HelperFailure {
     }
 
     pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Csid(of) if of.0.csid().is_some_and(|error| error.kind == Kind::Busy))
+        self.is_of(&[Kind::Busy])
+    }
+
+    /// Returns whether a row with other options, or of another volume, is in the way.
+    pub fn is_conflict(&self) -> bool {
+        self.is_of(&[Kind::AlreadyExists, Kind::ClaimConflict])
+    }
+
+    fn is_of(&self, kinds: &[Kind]) -> bool {
+        matches!(self, Self::Csid(of) if of.0.csid().is_some_and(|error| kinds.contains(&error.kind)))
     }
 
     /// Returns the text for standard error, without the helper's name.

@@ -46,6 +46,12 @@ impl CsiLine {
         if self.is_too_early() {
             return Some(self.needs_netdev());
         }
+        if !words(&self.options).any(|word| word == "_netdev") {
+            return Some(format!(
+                "/etc/fstab: the line of {} needs _netdev: without it the volume is still mounted when csid stops",
+                self.target
+            ));
+        }
         let of_line = |why: &str| format!("/etc/fstab: the line of {}: {why}", self.target);
         if volume(&self.source).is_none() {
             return Some(of_line(&format!("{} is not NAMESPACE/VOLUME", self.source)));
@@ -100,22 +106,23 @@ mod tests {
     }
 
     #[test]
-    fn line_without_netdev_is_refused_unless_noauto() {
+    fn line_without_netdev_is_a_fault() {
         let early = "prod/pg /srv/pg csi defaults 0 0";
         let due = "/etc/fstab: the line of /srv/pg needs _netdev: without it the next boot tries it before csid runs, and ends \
                    in the emergency shell";
         assert_eq!(faults_of(early), [due]);
-        for (line, is_early) in [
+        for (line, is_fault) in [
             ("prod/pg /srv/pg csi", true),
             ("prod/pg /srv/pg csi nofail,x_netdev 0 0", true),
             ("prod/pg /srv/pg csi.xfs defaults", true),
             ("prod/pg /srv/pg csi _netdev,noatime 0 0", false),
-            ("prod/pg /srv/pg csi noauto,x-systemd.automount 0 0", false),
+            ("prod/pg /srv/pg csi noauto,x-systemd.automount 0 0", true),
+            ("prod/pg /srv/pg csi noauto,x-systemd.automount,_netdev 0 0", false),
             ("#prod/pg /srv/pg csi defaults 0 0", false),
             ("/dev/vda1 / ext4 defaults 0 1", false),
             ("", false),
         ] {
-            assert_eq!(faults_of(line).len(), usize::from(is_early), "{line}");
+            assert_eq!(faults_of(line).len(), usize::from(is_fault), "{line}");
         }
     }
 

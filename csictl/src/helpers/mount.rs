@@ -52,19 +52,24 @@ pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
     }
     let (namespace, volume) = named(&arguments.source, &target)?;
     let consumer = fstab::consumer(&options, &target)?;
-    if !options.netdev
-        && let Some(text) = fstab::ends_the_boot(&target)
-    {
-        match unit::is_around() {
-            true => eprintln!("mount.csi: {text}"),
-            false => return Err(HelperFailure::Usage(text)),
+    if !options.netdev {
+        match (fstab::ends_the_boot(&target), unit::is_around()) {
+            (Some(text), false) => return Err(HelperFailure::Usage(text)),
+            (Some(text), true) => eprintln!("mount.csi: {text}"),
+            (None, true) => eprintln!(
+                "mount.csi: the mount unit of {target} needs the option _netdev: without it nothing orders the mount after csid's start"
+            ),
+            (None, false) => {}
         }
     }
     if arguments.fake {
         return Ok(());
     }
     let mut asking = Asking::open("mount", options.deadline()).await?;
-    let existed = asking.row(&target).await?.is_some_and(|row| row.state == "mounted");
+    let row = asking.row(&target).await?;
+    let existed = row.as_ref().is_some_and(|row| row.state == "mounted");
+    // What another boot left at the target, for a line that may have changed since.
+    let lost = row.filter(|row| row.state == "lost" && row.consumer == consumer);
     let request = Request { namespace, volume, consumer, options: options.of_call(&target), target, existed };
     asking.about(
         &request.namespace,
@@ -72,7 +77,14 @@ pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
         &request.consumer,
         options.tag.as_deref().unwrap_or(""),
     );
-    let mounted = request.send(&asking).await?;
+    let mounted = match request.send(&asking).await {
+        Err(failure) if let Some(row) = lost.filter(|_| failure.is_conflict()) => {
+            let options = UnmountOptions { tag: Some(row.tag), ..UnmountOptions::default() };
+            asking.unmount((&row.namespace, &row.volume, &row.consumer), options).await?;
+            request.send(&asking).await?
+        }
+        answer => answer?,
+    };
     let Some(entry) = seen(&request.target, &mounted.source)? else {
         request.undo(&asking).await?;
         let undone = if existed { "" } else { "; the mount was undone" };
@@ -95,19 +107,24 @@ pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
 
 /// Returns the volume's namespace and name. mount(8) makes the source an absolute path if the current directory has a file of that name.
 fn named(source: &str, target: &str) -> Result<(String, String), HelperFailure> {
-    let in_directory = || {
-        let directory = std::env::current_dir().ok()?;
-        let rest = Path::new(source).strip_prefix(directory).ok()?;
-        rest.to_str().map(str::to_owned)
+    // In another directory a link of another user could name another volume.
+    let in_root = || {
+        let is_there = std::env::current_dir().is_ok_and(|directory| directory == Path::new("/"));
+        source.strip_prefix('/').filter(|_| is_there).map(str::to_owned)
     };
     let in_line = || fstab::source_of(target).filter(|own| is_same_file(own, source));
     let own = match source.starts_with('/') {
-        true => in_line().or_else(in_directory),
+        true => in_line().or_else(in_root),
         false => Some(source.to_owned()),
     };
-    own.as_deref()
-        .and_then(volume)
-        .ok_or_else(|| HelperFailure::Usage(format!("the source {source} is not NAMESPACE/VOLUME")))
+    own.as_deref().and_then(volume).ok_or_else(|| {
+        let why = if source.starts_with('/') {
+            "; the current directory has that name: mount it from /"
+        } else {
+            ""
+        };
+        HelperFailure::Usage(format!("the source {source} is not NAMESPACE/VOLUME{why}"))
+    })
 }
 
 fn is_same_file(one: &str, other: &str) -> bool {

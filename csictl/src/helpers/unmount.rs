@@ -43,10 +43,12 @@ async fn of_csid(arguments: &UnmountArguments) -> Result<(), HelperFailure> {
     let tag = (!row.tag.is_empty()).then(|| row.tag.clone());
     let force = arguments.force.then_some(true);
     let mut options = UnmountOptions { tag, force, ..UnmountOptions::default() };
+    let mut is_off_target = false;
     let client = asking.session.client().await.map_err(|error| asking.failed(error))?;
     if mount_table()?.is_on_automount(OsStr::new(target)) && matches!(client.via(), Via::Socket(_)) {
         // csid would wait for the automount's daemon, which waits for this process.
         by_kernel(target)?;
+        is_off_target = true;
         options.target_fd = Some(Descriptor::from(open_target(target)?));
         options.target = Some(target.clone());
     }
@@ -55,6 +57,11 @@ async fn of_csid(arguments: &UnmountArguments) -> Result<(), HelperFailure> {
         Err(failure) if arguments.lazy && failure.is_busy() => Err(HelperFailure::Failed(format!(
             "{}\ncsid detaches no mount in use. `umount -i -l {target}` detaches the directory alone; the volume stays in use.",
             failure.text()
+        ))),
+        Err(failure) if is_off_target => Err(HelperFailure::Failed(format!(
+            "{}\nThe automount has taken {target} away already. csid keeps the volume until: csictl unmount {}",
+            failure.text(),
+            asking.tried.mount.as_deref().unwrap_or_default()
         ))),
         other => other,
     }
