@@ -377,7 +377,7 @@ impl Host {
         despite_hung: bool,
     ) -> Result<bool, HostError> {
         // A row of an older csid may be below the plugin's root, and another one of the volume in its tmpfs.
-        let (mut left, mut all) = (paths, true);
+        let (mut left, mut all) = (paths, Ok(true));
         while !left.is_empty() {
             let first = left.remove(0);
             let (held, fd) = self.held_for(&first.1)?;
@@ -386,9 +386,11 @@ impl Host {
             };
             let paths = std::iter::once(first).chain(left.extract_if(.., is_of_it)).collect();
             let request = HelperRequest::RemoveLeft { paths, held: held.clone(), despite_hung };
-            all &= self.with_descriptor::<bool>(plugin, request, fd).await?.0;
+            let gone = self.with_descriptor::<bool>(plugin, request, fd).await.map(|(gone, _)| gone);
+            // The other paths are tried, too.
+            all = all.and_then(|all| gone.map(|gone| all && gone));
         }
-        Ok(all)
+        all
     }
 
     /// Returns the path and a descriptor of the tmpfs that `path` is in. `None`: it is in none.

@@ -17,7 +17,7 @@ use crate::host::calls::Host;
 use crate::host::error::{HostError, at};
 use crate::host::held_live::{HeldLive, LiveState};
 use crate::host::path::{self, Access, Sight};
-use crate::host::table::{self, MountEntry};
+use crate::host::table::{self, MountEntry, MountTable};
 use crate::store::volume_handle::{KINDS, LIVE};
 
 /// The source of each tmpfs in the mount table.
@@ -90,30 +90,39 @@ impl Host {
         }
     }
 
-    /// Finds, by one look at the mount table, those tmpfs of these plugins' roots that an earlier csid mounted.
-    pub async fn find_lives(&self, roots: impl IntoIterator<Item = PathBuf>) {
-        let mut roots: Vec<PathBuf> =
-            roots.into_iter().filter(|root| self.lives.get(root).is_none()).collect();
+    /// Finds, by one look at the mount table, those tmpfs of these plugins' roots that an earlier csid mounted. Returns the paths of
+    /// those that csid cannot hold, because another mount covers them or the table cannot be read.
+    pub async fn find_lives(&self, roots: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+        let is_unheld = |root: &PathBuf| !matches!(self.lives.get(root), Some(LiveState::Held(_)));
+        let mut roots: Vec<PathBuf> = roots.into_iter().filter(is_unheld).collect();
         roots.sort();
         roots.dedup();
         if roots.is_empty() {
-            return;
+            return Vec::new();
         }
         let _changing = self.lives.changing.lock().await;
+        let all: Vec<PathBuf> = roots.iter().map(|root| root.join(LIVE)).collect();
         let finding = table::blocking(move || {
-            let table = table::entries()?;
-            let is_one =
-                |root: &PathBuf| table.iter().any(|entry| is_own(entry) && entry.path == root.join(LIVE));
-            roots.retain(is_one);
-            let found = |root: PathBuf| Some((held(&root, &table).ok().flatten()?, root));
-            Ok(roots.into_iter().filter_map(found).collect::<Vec<_>>())
+            let entries = table::entries()?;
+            roots.retain(|root| entries.iter().any(|entry| is_own(entry) && entry.path == root.join(LIVE)));
+            let table = MountTable::of(entries);
+            let found = |root: PathBuf| (held(&root, &table).ok().flatten(), root);
+            Ok(roots.into_iter().map(found).collect::<Vec<_>>())
         });
         match finding.await {
-            Err(error) => tracing::warn!(%error, "the tmpfs of plugins cannot be looked for"),
+            Err(error) => {
+                tracing::warn!(%error, "the tmpfs of plugins cannot be looked for");
+                all
+            }
             Ok(found) => {
+                let mut left = Vec::new();
                 for (live, root) in found {
-                    self.lives.set(&root, Some(LiveState::Held(Arc::new(live))));
+                    match live {
+                        Some(live) => drop(self.lives.set(&root, Some(LiveState::Held(Arc::new(live))))),
+                        None => left.push(root.join(LIVE)),
+                    }
                 }
+                left
             }
         }
     }
@@ -138,29 +147,40 @@ fn is_own(entry: &MountEntry) -> bool {
     entry.fs_type == "tmpfs" && entry.source == SOURCE && entry.root == Path::new("/")
 }
 
-/// Returns the tmpfs that an earlier csid mounted. `None`: nothing is mounted there. An error: something else is.
-fn held(root: &Path, table: &[MountEntry]) -> Result<Option<HeldLive>, HostError> {
+/// Returns the tmpfs that an earlier csid mounted. `None`: there is none, or a mount covers a directory above. An error: something
+/// else is mounted over it.
+fn held(root: &Path, table: &MountTable) -> Result<Option<HeldLive>, HostError> {
     let at_live = root.join(LIVE);
-    let mut there = table.iter().filter(|entry| entry.path == at_live).peekable();
-    let Some(first) = there.peek().map(|entry| entry.device) else { return Ok(None) };
-    // A mount on a shared mount that lies on its own peer is there twice.
-    if !there.all(|entry| is_own(entry) && entry.device == first) {
+    let Some(entry) = table.entry_at(&at_live) else { return Ok(None) };
+    if !is_own(entry) {
         return Err(HostError::Occupied(at_live));
     }
-    // The table has just said that the walk ends on a tmpfs.
-    let file = path::find_below(root, &at_live)?;
+    // The table has just said that the walk ends on a tmpfs. What has been mounted since is not asked.
+    let file = path::find_cached(&at_live).map_err(at("open", &at_live))?;
     let sight = Sight::of(&file).map_err(at("look at", &at_live))?;
-    match sight.is_mount && sight.device == first {
+    match sight.is_mount && sight.device == entry.device {
         true => Ok(Some(HeldLive { at: at_live, root: file })),
         false => Err(HostError::Occupied(at_live)),
     }
 }
 
 fn found_or_mounted(base: &Path, root: &Path) -> Result<HeldLive, HostError> {
-    match held(root, &table::entries()?)? {
+    match held(root, &MountTable::read()?)? {
         Some(live) => Ok(live),
         None => mounted(base, root),
     }
+}
+
+/// Returns whether there is nothing but the empty directories of csid's in the directory `at_live`.
+fn is_unused(base: Base<'_>, at_live: &Path) -> Result<bool, HostError> {
+    for path in path::entries(base, at_live)? {
+        let is_kind = KINDS.iter().any(|kind| path.ends_with(kind));
+        // A file with such a name is no directory.
+        if !is_kind || !path::entries(base, &path).is_ok_and(|entries| entries.is_empty()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn mounted(base: &Path, root: &Path) -> Result<HeldLive, HostError> {
@@ -168,8 +188,8 @@ fn mounted(base: &Path, root: &Path) -> Result<HeldLive, HostError> {
     let outside = || HostError::Outside { path: at_live.clone(), root: base.into() };
     let relative = at_live.strip_prefix(base).map_err(|_| outside())?;
     path::make_directory(Base::at(base), relative, Access::Passable)?;
-    // It may be the root of another plugin, or have directories from a time when no tmpfs could be mounted.
-    if !path::entries(Base::at(base), &at_live)?.is_empty() {
+    // It may be the root of another plugin, or have mounts from a time when no tmpfs could be mounted.
+    if !is_unused(Base::at(base), &at_live)? {
         return Err(HostError::WrongKind { path: at_live, wanted: "an empty directory".into() });
     }
     let place = path::open_directory(Base::at(base), relative).map_err(at("open", &at_live))?;
@@ -177,10 +197,12 @@ fn mounted(base: &Path, root: &Path) -> Result<HeldLive, HostError> {
     let by_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     rustix::mount::move_mount(&new, c"", place, c"", by_descriptor).map_err(at("mount at", &at_live))?;
     let live = HeldLive { at: at_live, root: new };
-    match live.is_attached() {
-        true => Ok(live),
-        false => Err(HostError::Link(live.at)),
+    if live.is_attached() {
+        return Ok(live);
     }
+    // The directory was renamed meanwhile.
+    unmount_by_descriptor(&live)?;
+    Err(HostError::Link(live.at))
 }
 
 /// Returns a tmpfs that is nowhere to be seen. It has devices: plugins make the nodes of block volumes there.
@@ -195,11 +217,8 @@ fn tmpfs() -> rustix::io::Result<OwnedFd> {
 
 /// Unmounts a tmpfs in which there is nothing but the empty directories of csid's.
 fn unmount(live: &HeldLive) -> Result<bool, HostError> {
-    let has = |path: &Path| Ok(!path::entries(live.base(), path)?.is_empty());
-    for path in path::entries(live.base(), &live.at)? {
-        if !KINDS.iter().any(|kind| path.ends_with(kind)) || has(&path)? {
-            return Ok(false);
-        }
+    if !is_unused(live.base(), &live.at)? {
+        return Ok(false);
     }
     let id = rustix::fs::statx(
         &live.root,
@@ -217,8 +236,12 @@ fn unmount(live: &HeldLive) -> Result<bool, HostError> {
     if !live.is_attached() {
         return Ok(true);
     }
-    // By the descriptor: the path may lead to another mount by then.
-    let link = format!("/proc/self/fd/{}", live.root.as_raw_fd());
-    rustix::mount::unmount(link, UnmountFlags::DETACH).map_err(at("unmount", &live.at))?;
+    unmount_by_descriptor(live)?;
     Ok(true)
+}
+
+/// Unmounts the tmpfs wherever it is. Its path may lead to another mount by then.
+fn unmount_by_descriptor(live: &HeldLive) -> Result<(), HostError> {
+    let link = format!("/proc/self/fd/{}", live.root.as_raw_fd());
+    rustix::mount::unmount(link, UnmountFlags::DETACH).map_err(at("unmount", &live.at))
 }

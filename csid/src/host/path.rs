@@ -123,6 +123,24 @@ pub(super) fn find_below(root: &Path, path: &Path) -> Result<OwnedFd, HostError>
     })
 }
 
+/// Returns a descriptor of a mount point, whose directories the kernel has in memory. No file system is asked for a name. Fails with
+/// EAGAIN where one would have to be.
+pub(super) fn find_cached(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let walk = |resolve| rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve);
+    for _ in 1..TRIES {
+        match walk(resolve | ResolveFlags::CACHED) {
+            // A rename while it walked.
+            Err(Errno::AGAIN) => {}
+            // Before Linux 5.12 there is no such walk.
+            Err(Errno::INVAL) => return walk(resolve),
+            other => return other,
+        }
+    }
+    walk(resolve | ResolveFlags::CACHED)
+}
+
 /// Walks by what the kernel has in memory, and fails with EAGAIN where that is not all. It never waits. Every other walk to an
 /// automount point waits for the mount that it asked for, which may be this very one; only systemd's own process group does not.
 fn walk_cached(directory: &OwnedFd, relative: &Path) -> rustix::io::Result<OwnedFd> {

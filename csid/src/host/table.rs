@@ -84,7 +84,7 @@ impl MountTable {
         Ok(MountTable::of(entries()?))
     }
 
-    fn of(entries: Vec<MountEntry>) -> MountTable {
+    pub(super) fn of(entries: Vec<MountEntry>) -> MountTable {
         let ids: HashSet<u64> = entries.iter().map(|entry| entry.id).collect();
         let is_bottom = |entry: &&MountEntry| !ids.contains(&entry.parent) && entry.path == Path::new("/");
         let bottom = entries.iter().find(is_bottom).map_or(0, |entry| entry.parent);

@@ -22,10 +22,10 @@ fn shutdown_unmounts_while_the_plugin_runs() {
     let plugin = position("Stopped csi-plugin-local-default.service");
     assert_eq!(
         (csid.len(), volumes.len(), plugin.len()),
-        (1, 3, 1),
-        "staged, published and cloned: {journal}"
+        (1, 4, 1),
+        "staged, published, cloned, and the tmpfs of their directories: {journal}"
     );
-    assert!(csid[0] < volumes[0] && volumes[2] < plugin[0], "{csid:?} {volumes:?} {plugin:?}");
+    assert!(csid[0] < volumes[0] && volumes[3] < plugin[0], "{csid:?} {volumes:?} {plugin:?}");
     assert!(!journal.contains("ordering cycle"), "{journal}");
 }
 
@@ -71,7 +71,7 @@ fn at_shutdown_targets_go_first_and_the_network_last() {
         ("Stopped web.service", 1),
         ("the system goes down, the targets are unmounted", 1),
         ("Stopped csid.service", 1),
-        ("Unmounted var-lib-csid-", 3),
+        ("Unmounted var-lib-csid-", 4),
         ("Stopped csi-plugin-p-default.service", 1),
     ];
     let lines = order.map(|(text, times)| {

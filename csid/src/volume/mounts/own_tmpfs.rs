@@ -6,8 +6,6 @@ use crate::error::Result;
 use crate::fault;
 use crate::host::{HostError, Live};
 use crate::plugin::Ready;
-use crate::store::MountFilter;
-use crate::store::rows::{MountKey, MountRow};
 use crate::volume::executor::Executor;
 use crate::volume::model::paths;
 use crate::volume::model::volume::{Action, Effect};
@@ -20,14 +18,15 @@ impl Executor<'_> {
         let live = match self.shared.host.live(root) {
             Live::At(path) => Some(path),
             Live::Without => None,
-            Live::Unmounted(live) if self.others_are_below(&live, ready, None).await => None,
+            Live::Unmounted(live) if self.has_mounts_below(&live) => None,
             Live::Unmounted(_) | Live::Unknown => self.make_live(root).await,
         };
         self.has_tmpfs = live.is_some();
         live.unwrap_or_else(|| root.to_owned())
     }
 
-    /// Mounts the tmpfs that the row's directories are in before the plugin is called. After another boot there is none.
+    /// Mounts the tmpfs that the row's directories are in before the plugin is called to make a mount. After another boot there is
+    /// none. Before a removal csid looks for the tmpfs if it holds none.
     pub(in crate::volume::mounts) async fn find_directory(
         &mut self,
         effect: &Effect,
@@ -35,18 +34,25 @@ impl Executor<'_> {
     ) -> Result<()> {
         let Some(row) = self.row(&effect.key).filter(|_| !self.has_tmpfs) else { return Ok(()) };
         let path = match effect.action {
-            Action::Stage => self.rows.volume().row.staging.as_deref(),
-            Action::Publish => Some(row.source.as_str()),
-            Action::Bind | Action::Unbind | Action::Unpublish | Action::Unstage => None,
+            Action::Stage | Action::Unstage => self.rows.volume().row.staging.as_deref(),
+            Action::Publish | Action::Unpublish => Some(row.source.as_str()),
+            Action::Bind | Action::Unbind => None,
         };
         let root = ready.host_root();
         if !path.is_some_and(|path| is_in_live(path, root)) {
             return Ok(());
         }
+        if !effect.action.makes() {
+            // Something may have covered it when csid started, and be gone.
+            if self.shared.host.live_of(root).is_none() {
+                self.shared.host.find_lives([root.to_owned()]).await;
+            }
+            return Ok(());
+        }
         match self.shared.host.live(root) {
             Live::At(_) => self.has_tmpfs = true,
             Live::Without => {}
-            Live::Unmounted(live) if self.others_are_below(&live, ready, Some(&effect.key)).await => {
+            Live::Unmounted(live) if self.has_mounts_below(&live) => {
                 return Err(HostError::LiveUnmounted(live).into());
             }
             Live::Unmounted(_) | Live::Unknown => self.has_tmpfs = self.make_live(root).await.is_some(),
@@ -54,11 +60,9 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Returns whether the journal has mounts of the plugin below `live`, other than `but`. True: it may have, but cannot be read.
-    async fn others_are_below(&self, live: &Path, ready: &Ready, but: Option<&MountKey>) -> bool {
-        let filter = MountFilter { plugin: Some(ready.id().to_owned()), ..MountFilter::default() };
-        let is_other = |row: &MountRow| Some(&row.key) != but && Path::new(&row.source).starts_with(live);
-        self.shared.store.mounts(filter).await.map_or(true, |rows| rows.iter().any(|(row, _)| is_other(row)))
+    /// Returns whether something is mounted below `live`, where the tmpfs is not any more. True: the mount table cannot be read.
+    fn has_mounts_below(&self, live: &Path) -> bool {
+        self.shared.host.mounts_below(live).map_or(true, |points| !points.is_empty())
     }
 
     async fn make_live(&self, root: &Path) -> Option<PathBuf> {

@@ -112,6 +112,8 @@ impl Volumes {
 
     /// Unmounts the tmpfs of each of these roots that is empty and that no other plugin uses.
     async fn unmount_lives(&self, id: &str, roots: Vec<PathBuf>) {
+        // No row may have been below it since csid started.
+        self.shared.host.find_lives(roots.iter().cloned()).await;
         let used = self.shared.plugins.roots();
         for root in roots.iter().filter(|root| used.iter().all(|(_, used)| used != *root)) {
             if let Err(error) = self.shared.host.unmount_live(root).await {

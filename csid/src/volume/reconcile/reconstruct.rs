@@ -13,7 +13,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::error::{Error, Kind, Result};
-use crate::host::{Backing, Host, Look, boot};
+use crate::host::{Backing, Host, HostError, Look, boot};
 use crate::plugin::validate_id;
 use crate::store::event_kind::EventKind;
 use crate::store::rows::{
@@ -184,7 +184,11 @@ impl Context {
                 }
             }
         }
-        self.host.find_lives(roots.keys().cloned().chain(lives)).await;
+        // What is mounted in a tmpfs that csid does not see would be forgotten.
+        let unheld = self.host.find_lives(roots.keys().cloned().chain(lives)).await;
+        if let Some(live) = unheld.into_iter().next() {
+            return Err(HostError::Occupied(live).into());
+        }
         let lives: Vec<_> =
             roots.iter().filter_map(|(root, id)| Some((self.host.live_of(root)?, id.clone()))).collect();
         roots.extend(lives);
