@@ -4,7 +4,7 @@ mod common;
 mod plugin;
 mod volume;
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
@@ -289,9 +289,30 @@ pub struct Events {
     /// Continue with new events; alone it shows no old ones
     #[arg(long, short)]
     pub follow: bool,
-    /// Begin after this sequence number
-    #[arg(long, value_name = "SEQUENCE")]
-    pub since: Option<u64>,
+    /// Begin after this sequence number, or this long ago, such as 30min or 2h
+    #[arg(long, value_name = "SEQUENCE|TIME")]
+    pub since: Option<Since>,
+    /// Only those of a volume
+    #[arg(long, value_name = "NAMESPACE/VOLUME")]
+    pub volume: Option<String>,
+}
+
+/// Where a list of events begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Since {
+    Sequence(u64),
+    Ago(Duration),
+}
+
+impl FromStr for Since {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(sequence) => Ok(Since::Sequence(sequence)),
+            Err(_) => span(text).map(Since::Ago),
+        }
+    }
 }
 
 #[derive(Args)]

@@ -1,6 +1,7 @@
 //! One function for each command: it makes options of the arguments, calls csid, and passes the answer to `output`.
 
 mod common;
+mod events;
 mod exec;
 mod plugin;
 mod spec;
@@ -9,21 +10,19 @@ mod volume;
 mod wait_volumes;
 
 use std::{
-    io,
     path::Path,
     process::{Command as Process, ExitCode},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use anyhow::{Context, bail};
 use csid_client::{
-    AttachmentMode, CallOptions, Client, Error, Follower, MountFilter, MountOptions, News, ReconcileOptions,
-    Target, UnmountOptions, Via,
+    AttachmentMode, CallOptions, Client, MountFilter, MountOptions, ReconcileOptions, UnmountOptions, Via,
 };
 use serde_json::json;
 
 use crate::{
-    args::{AdoptMount, Cli, Command, Deadline, Events, Mount, Mounts, Name, Reconcile, Unmount},
+    args::{AdoptMount, Cli, Command, Deadline, Mount, Mounts, Name, Reconcile, Unmount},
     generate,
     helpers::fstab::faults,
     hints::Tried,
@@ -32,8 +31,6 @@ use crate::{
     wait,
 };
 use common::{begin, done, pairs, sealed, some, yes};
-
-const PAGE: u32 = 256;
 
 /// An error, and the facts about the command that a hint needs.
 pub struct Failure {
@@ -94,7 +91,7 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
             connect().await?.cancel_operation(&id).await?;
             done(json)?;
         }
-        Command::Events(args) => events(&target, args, json).await?,
+        Command::Events(args) => events::events(&target, args, json).await?,
         Command::Reconcile(args) => reconcile(&connect().await?, args, json, tried).await?,
         Command::Reload => {
             tried.command = "reload";
@@ -287,79 +284,6 @@ async fn reconcile(client: &Client, args: Reconcile, json: bool, tried: &mut Tri
         print(&output::report(&report, args.dry_run, args.remove_orphans))?
     }
     if report.failed.is_empty() { Ok(()) } else { bail!("{} could not be reconciled", report.failed.len()) }
-}
-
-async fn events(target: &Target, args: Events, json: bool) -> anyhow::Result<()> {
-    let client = Client::connect(target).await?;
-    if args.follow {
-        return follow(target, client, args.since, json).await;
-    }
-    let mut cursor = args.since.unwrap_or(0);
-    loop {
-        let (events, gap) = client.get_events(cursor, PAGE).await?;
-        // Without --since the user did not ask for events that csid no longer has.
-        if gap && (args.since.is_some() || cursor > 0) {
-            print_news(&News::Gap, json)?;
-        }
-        let Some(last) = events.last() else { return Ok(()) };
-        cursor = last.sequence;
-        for event in events {
-            print_news(&News::Event(event), json)?;
-        }
-    }
-}
-
-/// Prints events until Ctrl-C, over restarts of csid.
-async fn follow(target: &Target, client: Client, since: Option<u64>, json: bool) -> anyhow::Result<()> {
-    let mut journal = client.manager().await?.journal_id;
-    let mut follower = client.follow(since).await?;
-    loop {
-        match follower.next().await {
-            Ok(news) => print_news(&news, json)?,
-            Err(Error::Disconnected(_) | Error::NotRunning { .. }) => {
-                eprintln!("csictl: connection to csid lost; reconnecting");
-                follower = again(target, &mut journal, follower.cursor(), json).await?;
-                eprintln!("csictl: reconnected to csid");
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// Returns a follower on a new connection, from the cursor on. Another journal is a gap, and is followed from its beginning.
-async fn again(target: &Target, journal: &mut String, cursor: u64, json: bool) -> anyhow::Result<Follower> {
-    loop {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        let attempt = async {
-            let client = Client::connect(target).await?;
-            let now = client.manager().await?.journal_id;
-            let since = if now == *journal { cursor } else { 0 };
-            Ok((client.follow(Some(since)).await?, now))
-        };
-        match attempt.await {
-            Ok((follower, now)) => {
-                if now != *journal {
-                    print_news(&News::Gap, json)?;
-                    *journal = now;
-                }
-                return Ok(follower);
-            }
-            Err(Error::Connect(_) | Error::Disconnected(_) | Error::NotRunning { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-fn print_news(news: &News, json: bool) -> io::Result<()> {
-    match (news, json) {
-        (News::Event(event), false) => print(&output::event(event)),
-        (News::Event(event), true) => print(&output::event_json(event)),
-        (News::Gap, true) => print(r#"{"gap":true}"#),
-        (News::Gap, false) => {
-            eprintln!("csictl: a gap: csid no longer has the events in between");
-            Ok(())
-        }
-    }
 }
 
 /// Checks the configuration, by csid, because only csid can read it, and the lines of fstab.
