@@ -1,5 +1,6 @@
 //! The directories below which csid walks, and the system call by which it walks.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::host::error::{HostError, at};
-use crate::store::volume_handle::{KINDS, LIVE};
+use crate::store::volume_handle::{KINDS, LIVE, is_ours};
 
 /// openat2 answers EAGAIN when something was renamed while it walked.
 pub(super) const TRIES: usize = 64;
@@ -49,14 +50,16 @@ impl<'a> Base<'a> {
         Base { path, held: Some(held) }
     }
 
-    pub fn open(&self) -> rustix::io::Result<Opened<'a>> {
+    /// Opens the base for a walk to what is `first` in it. `None`: for the base itself.
+    pub fn open(&self, first: Option<&OsStr>) -> rustix::io::Result<Opened<'a>> {
         match self.held {
             Some(held) => Ok(Opened::Held(held)),
-            None => open_unheld(self.path, OFlags::PATH).map(Opened::Own),
+            None => open_unheld(self.path, first, OFlags::PATH).map(Opened::Own),
         }
     }
 
-    pub fn open_for_reading(&self) -> Result<OwnedFd, HostError> {
+    /// As [`Self::open`], to read the directory.
+    pub fn open_for_reading(&self, first: Option<&OsStr>) -> Result<OwnedFd, HostError> {
         let opened = match self.held {
             Some(held) => openat2(
                 held,
@@ -64,7 +67,7 @@ impl<'a> Base<'a> {
                 OFlags::RDONLY | OFlags::DIRECTORY,
                 ResolveFlags::BENEATH | ResolveFlags::NO_XDEV,
             ),
-            None => open_unheld(self.path, OFlags::RDONLY),
+            None => open_unheld(self.path, first, OFlags::RDONLY),
         };
         opened.map_err(|error| match error {
             Errno::XDEV => HostError::Occupied(self.path.into()),
@@ -90,9 +93,9 @@ impl AsFd for Opened<'_> {
 
 /// Opens a base by its path. A plugin may mount something over a directory of volumes, or over the tmpfs that the directory is
 /// in: such a base is opened from the plugin's root without crossing a mount.
-fn open_unheld(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn open_unheld(path: &Path, first: Option<&OsStr>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let flags = flags | OFlags::DIRECTORY;
-    let Some(root) = root_of_kind(path) else {
+    let Some(root) = root_of_kind(path, first) else {
         return openat2(CWD, path, flags, ResolveFlags::empty());
     };
     let below = path.strip_prefix(root).map_err(|_| Errno::INVAL)?;
@@ -100,8 +103,30 @@ fn open_unheld(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     openat2(root, below, flags, ResolveFlags::BENEATH | ResolveFlags::NO_XDEV)
 }
 
-/// Returns ROOT of a path `ROOT/KIND` or `ROOT/live/KIND`. `None`: the path is no such path.
-pub(super) fn root_of_kind(path: &Path) -> Option<&Path> {
+/// Returns ROOT of a path `ROOT/KIND` or `ROOT/live/KIND`, which has `first` in it. `None`: the path is no such path. A plugin's root
+/// may have the name of a kind, too, but has kinds in it, not the hashes of volumes.
+pub(super) fn root_of_kind<'p>(path: &'p Path, first: Option<&OsStr>) -> Option<&'p Path> {
+    if !first.is_none_or(|first| first.to_str().is_some_and(is_ours)) {
+        return None;
+    }
     let directory = path.parent().filter(|_| KINDS.iter().any(|kind| path.ends_with(kind)))?;
     if directory.ends_with(LIVE) { directory.parent() } else { Some(directory) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_with_the_name_of_a_kind_is_no_kind() {
+        let hash = OsStr::new("0123456789abcdef0123456789abcdef");
+        let root =
+            |path: &'static str, first: Option<&str>| root_of_kind(Path::new(path), first.map(OsStr::new));
+        assert_eq!(root("/srv/p/publish", None), Some(Path::new("/srv/p")));
+        assert_eq!(root("/srv/p/live/staging", hash.to_str()), Some(Path::new("/srv/p")));
+        assert_eq!(root("/srv/publish", Some("publish")), None);
+        assert_eq!(root("/srv/publish", Some("live")), None);
+        assert_eq!(root("/srv/publish/publish", hash.to_str()), Some(Path::new("/srv/publish")));
+        assert_eq!(root("/var/lib/csid", Some("plugins")), None);
+    }
 }

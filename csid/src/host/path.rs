@@ -265,9 +265,10 @@ pub(super) fn find_inside(directory: &OwnedFd, path: &Path, subpath: &Path) -> R
 /// Returns the state of `path`. `None`: a mount is at it, or on the way to it from `base`.
 pub(super) fn look_unmounted(base: Base<'_>, path: &Path) -> Option<Look> {
     let relative = path.strip_prefix(base.path).ok()?;
-    let root = match base.open() {
+    let first = relative.iter().next();
+    let root = match base.open(first) {
         // The directories of a tmpfs that is not mounted any more.
-        Err(Errno::NOENT) if root_of_kind(base.path).is_some() => return Some(Look::Missing),
+        Err(Errno::NOENT) if root_of_kind(base.path, first).is_some() => return Some(Look::Missing),
         root => root.ok()?,
     };
     match openat2(root, relative, OFlags::PATH, ResolveFlags::BENEATH | ResolveFlags::NO_XDEV) {
@@ -305,7 +306,7 @@ pub(super) fn make_directory(base: Base<'_>, relative: &Path, access: Access) ->
     }
     let mut tries = TRIES;
     loop {
-        match make(base.open_for_reading()?, &names, &path, access) {
+        match make(base.open_for_reading(names.first().copied())?, &names, &path, access) {
             // A parent that was empty for a moment was removed with the neighbour's leftovers.
             Err(HostError::Os { source, .. }) if source.raw_os_error() == Some(2) && tries > 0 => tries -= 1,
             other => return other,
@@ -320,7 +321,8 @@ fn make_last(base: Base<'_>, names: &[&OsStr], access: Access) -> rustix::io::Re
     };
     let parents: PathBuf = parents.iter().collect();
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
-    let parent = openat2(base.open()?, &parents, OFlags::PATH | OFlags::DIRECTORY, resolve)?;
+    let parent =
+        openat2(base.open(parents.iter().next())?, &parents, OFlags::PATH | OFlags::DIRECTORY, resolve)?;
     let own = rustix::process::geteuid().as_raw();
     let above = rustix::fs::fstat(&parent)?;
     if above.st_uid != own {
@@ -397,9 +399,10 @@ pub(super) fn entries(base: Base<'_>, directory: &Path) -> Result<Vec<PathBuf>, 
 
 /// A directory below `base`, on its file system, by no symbolic link.
 fn open_below(base: Base<'_>, relative: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+    let first = relative.iter().next();
+    let relative = if first.is_none() { Path::new(".") } else { relative };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
-    openat2(base.open()?, relative, flags | OFlags::DIRECTORY, resolve)
+    openat2(base.open(first)?, relative, flags | OFlags::DIRECTORY, resolve)
 }
 
 /// Opens a directory below `base`, on its file system, to be the place of a mount.
@@ -484,7 +487,7 @@ pub(super) fn remove_held(base: Base<'_>, above: &Path, path: &Path) -> Result<b
 pub(super) fn remove(base: Base<'_>, path: &Path) -> Result<bool, HostError> {
     let outside = || HostError::Outside { path: path.into(), root: base.path.into() };
     let names = names(path.strip_prefix(base.path).map_err(|_| outside())?).ok_or_else(outside)?;
-    let mut directories = match base.open_for_reading() {
+    let mut directories = match base.open_for_reading(names.first().copied()) {
         Ok(root) => vec![root],
         Err(HostError::Occupied(_)) => return Ok(false),
         Err(HostError::Os { source, .. }) if source.raw_os_error() == Some(2) => return Ok(true),

@@ -121,22 +121,60 @@ fn tmpfs_unmounted_while_idle_is_made_again() {
     });
 }
 
+/// What was mounted in it goes with it. So nothing prevents another one.
 #[test]
-fn tmpfs_unmounted_in_use_comes_back_when_unused() {
+fn tmpfs_unmounted_in_use_is_made_again() {
     world(async |w| {
         let client = running(w).await;
-        let kept = mounted(&client, "job", inline("kept")).await;
+        let paths = [mounted(&client, "job", inline("a")).await, mounted(&client, "job", inline("b")).await];
         detach(&live(w));
         let other = mounted(&client, "job", inline("other")).await;
-        assert!(other.starts_with(w.path("state/plugins/p/publish")), "{other:?}");
-        unmount(&client, "kept", "job").await.unwrap();
-        assert!(!kept.exists());
-        let source = mounted(&client, "job", inline("kept")).await;
-        assert!(source.starts_with(live(w)) && tmpfs(w).len() == 1, "{source:?}");
-        for volume in ["kept", "other"] {
+        assert!(other.starts_with(live(w)) && tmpfs(w).len() == 1, "{other:?}");
+        for (volume, path) in ["a", "b"].into_iter().zip(paths) {
+            assert_eq!(mounted(&client, "job", inline(volume)).await, path, "it is repaired");
+        }
+        for volume in ["a", "b", "other"] {
             unmount(&client, volume, "job").await.unwrap();
         }
         w.nothing_left(&client).await;
+    });
+}
+
+/// A removal looks for the tmpfs again, and no restart of csid is needed.
+#[test]
+fn tmpfs_covered_at_a_start_is_found_later() {
+    world(async |w| {
+        let client = running(w).await;
+        mounted(&client, "job", inline("v")).await;
+        w.kill();
+        kernel_mount("cover", live(w), "tmpfs", MountFlags::empty(), None).unwrap();
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        detach(&live(w));
+        unmount(&client, "v", "job").await.unwrap();
+        assert_eq!(tmpfs(w).len(), 1);
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn root_that_is_a_mount_point_named_publish_serves() {
+    world(async |w| {
+        let root = w.path("publish");
+        fs::create_dir(&root).unwrap();
+        kernel_mount("root", &root, "tmpfs", MountFlags::empty(), None).unwrap();
+        w.add_plugin_with("p", &format!("plugin-root = {root:?}\n")).await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        let source = mounted(&client, "job", inline("v")).await;
+        assert!(source.starts_with(root.join("live/publish")), "{source:?}");
+        w.kill();
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        unmount(&client, "v", "job").await.unwrap();
+        assert_eq!(kernel::tree(&root.join("live/publish")).unwrap(), Vec::<PathBuf>::new());
+        detach(&root.join("live"));
+        detach(&root);
     });
 }
 
