@@ -141,6 +141,7 @@ fn directory_with_files_gets_no_tmpfs() {
     apart_async("live::directory_with_files_gets_no_tmpfs", |root| async move {
         let (host, own) = (Host::of_threads(), plugin(&root));
         let other = directory(own.join("live/publish"));
+        directory(other.join("volume"));
         assert_eq!(made(&host, &root).await, None);
         assert!(lines(&own.join("live")).is_empty());
         // The directories of mounts without a tmpfs.

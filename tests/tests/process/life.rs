@@ -256,6 +256,8 @@ fn late_plugin_is_waited_for_and_found_again() {
         w.nothing_left(&client).await;
 
         w.plugin("p").kill();
+        // A request that was sent just before could have had an effect, and would be undone once the plugin is back.
+        eventually("its death is seen", async || !client.plugin("p").await.unwrap().healthy).await;
         let begun = Instant::now();
         let options = within(Duration::from_secs(1), inline("v"));
         let (kind, error) = refusal(mount(&client, "job", options).await);
