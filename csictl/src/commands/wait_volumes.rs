@@ -107,7 +107,7 @@ async fn watch(
 /// Returns what is missing. `None`: nothing.
 async fn missing(client: &Client, wanted: &[(&str, &str)]) -> csid_client::Result<Option<Unfinished>> {
     let state = client.manager().await?.state;
-    if ["starting", "restoring"].contains(&state.as_str()) {
+    if state == "starting" {
         return Ok(Some(Unfinished::State(state)));
     }
     let mut rows = client.list_mounts(MountFilter::default()).await?;
@@ -119,7 +119,11 @@ async fn missing(client: &Client, wanted: &[(&str, &str)]) -> csid_client::Resul
         return Ok(Some(Unfinished::Volume(format!("{namespace}/{volume}"))));
     }
     rows.retain(|row| is_missing(row, wanted));
-    Ok(Some(rows).filter(|rows| !rows.is_empty()).map(Unfinished::Mounts))
+    Ok(match rows.is_empty() {
+        false => Some(Unfinished::Mounts(rows)),
+        true if state == "restoring" => Some(Unfinished::State(state)),
+        true => None,
+    })
 }
 
 /// Returns whether csid is to make the mount by itself and has not done so. `wanted`: the volumes that count; empty: all.

@@ -114,15 +114,20 @@ impl Machine {
         text(&container(&self.dir, &["loops"]).stdout)
     }
 
-    /// Mounts, paths and rows that a volume could leave.
+    /// Mounts, paths and rows that a volume could leave. csid's own tmpfs with its directories of volumes stays until a reboot.
     pub fn inventory(&self) -> String {
         self.run(
-            "awk '{ print $5 }' /proc/self/mountinfo | grep -E '/var/lib/csi|/srv' || true
-             find /var/lib/csid/plugins -mindepth 3 2>/dev/null || true
+            "awk '!/ - tmpfs csid-live / { print $5 }' /proc/self/mountinfo | grep -E '/var/lib/csi|/srv' || true
+             find /var/lib/csid/plugins -mindepth 3 2>/dev/null | grep -vE '/live/(staging|private|publish)$' || true
              find /var/lib/csi-local -type f -name '*image*' 2>/dev/null || true
              csictl mounts --json
-             systemctl list-units --plain --no-legend --type mount '*csid*' || true",
+             systemctl list-units --plain --no-legend --type mount '*csid*' | grep -v -e '-live.mount ' || true",
         )
+    }
+
+    /// Returns how many mounts of volumes are below the plugins' roots.
+    pub fn volumes_below_roots(&self) -> String {
+        self.run("grep /var/lib/csid/plugins/ /proc/1/mountinfo | grep -vc ' - tmpfs csid-live ' || true")
     }
 }
 
