@@ -8,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::host::error::{HostError, at};
-use crate::store::volume_handle::{KINDS, LIVE, is_ours};
+use crate::store::volume_handle::{KINDS, LIVE};
 
 /// openat2 answers EAGAIN when something was renamed while it walked.
 pub(super) const TRIES: usize = 64;
@@ -104,9 +104,9 @@ fn open_unheld(path: &Path, first: Option<&OsStr>, flags: OFlags) -> rustix::io:
 }
 
 /// Returns ROOT of a path `ROOT/KIND` or `ROOT/live/KIND`, which has `first` in it. `None`: the path is no such path. A plugin's root
-/// may have the name of a kind, too, but has kinds in it, not the hashes of volumes.
+/// may have the name of a kind, too, but it has kinds in it.
 pub(super) fn root_of_kind<'p>(path: &'p Path, first: Option<&OsStr>) -> Option<&'p Path> {
-    if !first.is_none_or(|first| first.to_str().is_some_and(is_ours)) {
+    if first.is_some_and(|first| first == LIVE || KINDS.iter().any(|kind| first == *kind)) {
         return None;
     }
     let directory = path.parent().filter(|_| KINDS.iter().any(|kind| path.ends_with(kind)))?;
@@ -127,6 +127,7 @@ mod tests {
         assert_eq!(root("/srv/publish", Some("publish")), None);
         assert_eq!(root("/srv/publish", Some("live")), None);
         assert_eq!(root("/srv/publish/publish", hash.to_str()), Some(Path::new("/srv/publish")));
+        assert_eq!(root("/srv/p/publish", Some("left")), Some(Path::new("/srv/p")));
         assert_eq!(root("/var/lib/csid", Some("plugins")), None);
     }
 }
