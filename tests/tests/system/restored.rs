@@ -45,7 +45,7 @@ fn service_starts_after_its_volume_is_restored() {
     assert_eq!(waited.status.code(), Some(1), "{said}");
     assert!(said.contains("demo/data for job: waiting"), "{said}");
     let json = m.try_run("csictl wait-volumes --deadline 1s --json demo data");
-    assert!(String::from_utf8_lossy(&json.stdout).contains(r#""volume":"data""#), "{json:?}");
+    assert!(String::from_utf8_lossy(&json.stdout).contains(r#""volume": "data""#), "{json:?}");
     let unknown = m.try_run("csictl wait-volumes --deadline 1s demo other");
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("demo/other has no mount"), "{unknown:?}");
     assert_eq!(m.try_run("csictl wait-volumes demo").status.code(), Some(1), "half a name");
