@@ -52,7 +52,7 @@ fn service_starts_after_its_volume_is_restored() {
     m.run("systemctl start --no-block job.service");
     m.until("systemctl is-active csi-volumes.service | grep activating");
     assert_eq!(m.run("systemctl is-active job.service || true"), "inactive", "it waits for its volume");
-    m.run("chmod +x /usr/sbin/csi-local && csictl plugin restart local");
+    m.run("chmod +x /usr/sbin/csi-local && csictl reload");
     m.until("systemctl is-active job.service");
     assert_eq!(m.run("cat /root/read"), "here");
 }
