@@ -68,10 +68,7 @@ pub(super) fn keep_roots(
         if is_new(root) || roots.any(|(_, root)| is_new(root)) {
             continue;
         }
-        let root = match root.parent() {
-            Some(above) if root != default && root.ends_with(paths::LIVE) => above,
-            _ => root,
-        };
+        let root = paths::root_of_live(root).filter(|_| root != default).unwrap_or(root);
         let why = format!("{id}: {}", moved_under("plugin-root", root, &row.key));
         tracing::error!(plugin = %id, "plugin {why}");
         kept.push(why);

@@ -39,9 +39,6 @@ pub enum HostError {
     /// The tmpfs in which csid makes the directories of mounts has no room.
     #[error("cannot create {}: the tmpfs at {} has no free space or no free inode", shown(path), shown(live))]
     LiveFull { path: PathBuf, live: PathBuf },
-    /// Nothing is made in it, because rows say that mounts are below.
-    #[error("the tmpfs at {} was unmounted, and the journal has mounts below it", shown(.0))]
-    LiveUnmounted(PathBuf),
     #[error("{} belongs to uid {uid}, not to csid", shown(path))]
     Foreign { path: PathBuf, uid: u32 },
     #[error("{} is an automount point, which waits for the mount that it asked for", shown(.0))]
@@ -98,7 +95,6 @@ impl From<HostError> for Error {
             | HostError::Occupied(_)
             | HostError::Unproven { .. }
             | HostError::AutomountPending(_)
-            | HostError::LiveUnmounted(_)
             | HostError::StillBound(_) => Kind::Busy,
             HostError::WrongKind { .. }
             | HostError::Outside { .. }

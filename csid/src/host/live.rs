@@ -35,9 +35,7 @@ pub enum Live {
     At(PathBuf),
     /// It could not be mounted, and csid does not try again yet.
     Without,
-    /// It was mounted here, and is not any more.
-    Unmounted(PathBuf),
-    /// csid has not looked for it, or may try again to mount it.
+    /// csid has not looked for it, or may try again to mount it, or it is not mounted any more.
     Unknown,
 }
 
@@ -46,9 +44,8 @@ impl Host {
     pub fn live(&self, root: &Path) -> Live {
         match self.lives.get(root) {
             Some(LiveState::Held(live)) if live.is_attached() => Live::At(live.at.clone()),
-            Some(LiveState::Held(live)) => Live::Unmounted(live.at.clone()),
             Some(LiveState::Without(since)) if since.elapsed() < PAUSE => Live::Without,
-            Some(LiveState::Without(_)) | None => Live::Unknown,
+            Some(LiveState::Held(_) | LiveState::Without(_)) | None => Live::Unknown,
         }
     }
 
@@ -68,7 +65,7 @@ impl Host {
         match self.live(root) {
             Live::At(path) => return Some(path),
             Live::Without => return None,
-            Live::Unmounted(_) | Live::Unknown => {}
+            Live::Unknown => {}
         }
         let (base, of) = (base.to_owned(), root.to_owned());
         match table::blocking(move || found_or_mounted(&base, &of)).await {

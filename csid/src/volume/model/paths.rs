@@ -77,6 +77,11 @@ pub fn root(source: &Path) -> Option<&Path> {
     of_volume(source)?.parent()?.parent()
 }
 
+/// Returns the plugin's root if `directory` has the name of the tmpfs in it. `None`: it has another name.
+pub fn root_of_live(directory: &Path) -> Option<&Path> {
+    directory.parent().filter(|_| directory.ends_with(LIVE))
+}
+
 /// Returns the directory of stagings or of publishes that `path` is in or that it is. `None`: there is none.
 pub fn kind(path: &Path) -> Option<&Path> {
     last_of(path, &KINDS)

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::Result;
 use crate::fault;
-use crate::host::{HostError, Live};
+use crate::host::Live;
 use crate::plugin::Ready;
 use crate::volume::executor::Executor;
 use crate::volume::model::paths;
@@ -15,24 +14,15 @@ impl Executor<'_> {
     /// itself where csid has no tmpfs.
     pub(in crate::volume::mounts) async fn directory_of_new(&mut self, ready: &Ready) -> PathBuf {
         let root = ready.host_root();
-        let live = match self.shared.host.live(root) {
-            Live::At(path) => Some(path),
-            Live::Without => None,
-            Live::Unmounted(live) if self.has_mounts_below(&live) => None,
-            Live::Unmounted(_) | Live::Unknown => self.make_live(root).await,
-        };
+        let live = self.tmpfs(root).await;
         self.has_tmpfs = live.is_some();
         live.unwrap_or_else(|| root.to_owned())
     }
 
     /// Mounts the tmpfs that the row's directories are in before the plugin is called to make a mount. After another boot there is
     /// none. Before a removal csid looks for the tmpfs if it holds none.
-    pub(in crate::volume::mounts) async fn find_directory(
-        &mut self,
-        effect: &Effect,
-        ready: &Ready,
-    ) -> Result<()> {
-        let Some(row) = self.row(&effect.key).filter(|_| !self.has_tmpfs) else { return Ok(()) };
+    pub(in crate::volume::mounts) async fn find_directory(&mut self, effect: &Effect, ready: &Ready) {
+        let Some(row) = self.row(&effect.key).filter(|_| !self.has_tmpfs) else { return };
         let path = match effect.action {
             Action::Stage | Action::Unstage => self.rows.volume().row.staging.as_deref(),
             Action::Publish | Action::Unpublish => Some(row.source.as_str()),
@@ -40,33 +30,27 @@ impl Executor<'_> {
         };
         let root = ready.host_root();
         if !path.is_some_and(|path| is_in_live(path, root)) {
-            return Ok(());
+            return;
         }
         if !effect.action.makes() {
             // Something may have covered it when csid started, and be gone.
             if self.shared.host.live_of(root).is_none() {
                 self.shared.host.find_lives([root.to_owned()]).await;
             }
-            return Ok(());
+            return;
         }
+        self.has_tmpfs = self.tmpfs(root).await.is_some();
+    }
+
+    /// Returns the directory of the tmpfs of a plugin with this root, and mounts one where there is none. `None`: csid does without one.
+    async fn tmpfs(&self, root: &Path) -> Option<PathBuf> {
         match self.shared.host.live(root) {
-            Live::At(_) => self.has_tmpfs = true,
-            Live::Without => {}
-            Live::Unmounted(live) if self.has_mounts_below(&live) => {
-                return Err(HostError::LiveUnmounted(live).into());
+            Live::At(path) => Some(path),
+            Live::Without => None,
+            Live::Unknown => {
+                fault::around("live", self.shared.host.make_live(self.shared.base(root), root)).await
             }
-            Live::Unmounted(_) | Live::Unknown => self.has_tmpfs = self.make_live(root).await.is_some(),
         }
-        Ok(())
-    }
-
-    /// Returns whether something is mounted below `live`, where the tmpfs is not any more. True: the mount table cannot be read.
-    fn has_mounts_below(&self, live: &Path) -> bool {
-        self.shared.host.mounts_below(live).map_or(true, |points| !points.is_empty())
-    }
-
-    async fn make_live(&self, root: &Path) -> Option<PathBuf> {
-        fault::around("live", self.shared.host.make_live(self.shared.base(root), root)).await
     }
 }
 

@@ -290,7 +290,7 @@ impl Executor<'_> {
         self.in_effect = false;
         let ready = ready.map_err(|error| EffectFailure::new(Outcome::NotSent, error))?;
         self.note_node_id(effect, &ready).await?;
-        self.find_directory(effect, &ready).await.map_err(EffectFailure::nothing_done)?;
+        self.find_directory(effect, &ready).await;
         let gone = || Error::internal("an effect for a row that is gone");
         let mount = self.row(&effect.key).ok_or_else(gone)?;
         // Only a bind needs the root, and it may have to wait for the root's server.

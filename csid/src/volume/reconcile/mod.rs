@@ -199,11 +199,9 @@ impl Volumes {
 impl Context {
     /// Finds the tmpfs of plugins' roots that an earlier csid mounted and these paths are in.
     async fn find_lives(&self, paths: impl Iterator<Item = &str>) {
-        let directory = |path: &str| paths::kind(Path::new(path))?.parent().map(Path::to_path_buf);
-        let of_live = |directory: PathBuf| {
-            directory.ends_with(paths::LIVE).then(|| directory.parent().map(Path::to_path_buf))?
-        };
-        let roots: BTreeSet<PathBuf> = paths.filter_map(directory).filter_map(of_live).collect();
+        let root =
+            |path: &str| paths::root_of_live(paths::kind(Path::new(path))?.parent()?).map(Path::to_path_buf);
+        let roots: BTreeSet<PathBuf> = paths.filter_map(root).collect();
         self.host.find_lives(roots).await;
     }
 

@@ -179,9 +179,7 @@ impl Context {
             let source = Path::new(&row.source);
             if let Some(root) = paths::root(source).filter(|_| paths::is_own(&row.volume, source)) {
                 roots.entry(root.to_owned()).or_insert_with(|| row.volume.plugin.clone());
-                if let Some(above) = root.parent().filter(|_| root.ends_with(paths::LIVE)) {
-                    lives.push(above.to_owned());
-                }
+                lives.extend(paths::root_of_live(root).map(Path::to_path_buf));
             }
         }
         // What is mounted in a tmpfs that csid does not see would be forgotten.
