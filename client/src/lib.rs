@@ -55,6 +55,6 @@ pub use rows::{
     RpcStats, SnapshotRow, Usage, Validated, VolumeRow, VolumeStats, json,
 };
 pub use secrets::{BadSecrets, SealedSecrets, Secrets};
-pub use session::Session;
+pub use session::{Session, operation_id};
 /// The value of an event's detail.
 pub use zbus::OwnedVariant;

@@ -1,6 +1,10 @@
 //! A connection that outlives csid. State: the connection of now.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs::File,
+    io::{self, Read},
+    time::{Duration, Instant},
+};
 
 use tokio::sync::Mutex;
 
@@ -15,6 +19,17 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const ENOUGH: u32 = 5;
 /// How long after a call's deadline csid's own answer is waited for. A csid that hangs does not answer.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Returns a random name for an operation of `program`, the same for each try of one call: see [`Session::ask`].
+///
+/// # Errors
+///
+/// Those of reading `/dev/urandom`.
+pub fn operation_id(program: &str) -> io::Result<String> {
+    let mut random = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut random)?;
+    Ok(format!("{program}-{:016x}", u64::from_ne_bytes(random)))
+}
 
 /// A connection to csid that outlives csid's restarts.
 pub struct Session {

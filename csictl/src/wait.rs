@@ -1,10 +1,6 @@
 //! Waiting for csid: the spinner with the current step, and the effect of Ctrl-C and SIGTERM.
 
-use std::{
-    future::Future,
-    io::{self, Read},
-    time::Duration,
-};
+use std::{future::Future, time::Duration};
 
 use csid_client::Client;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -20,13 +16,6 @@ pub struct Interrupted {
     pub operation: String,
     /// The exit code that a shell uses for the signal.
     pub code: u8,
-}
-
-/// Returns a name for an operation without one, so that it can be cancelled.
-pub fn operation_id() -> io::Result<String> {
-    let mut random = [0; 8];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
-    Ok(format!("csictl-{:016x}", u64::from_ne_bytes(random)))
 }
 
 /// Awaits `call`, an operation of that id, with a spinner if standard error is a terminal.

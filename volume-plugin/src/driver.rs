@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use csid_client::{
     Error, Kind, MountFilter, MountOptions, MountRow, Mounted, Restore, Session, UnmountOptions,
-    VolumeFilter, VolumeOptions, VolumeRow,
+    VolumeFilter, VolumeOptions, VolumeRow, operation_id,
 };
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -16,6 +16,8 @@ use crate::engine::{ENGINES, Engine};
 use crate::protocol::{Answer, Body, Request, Volume};
 use crate::users::{Users, VolumeHash};
 
+/// Begins the names of this program's operations.
+const PROGRAM: &str = "volume-plugin";
 /// How long csid may take for a mount or an unmount. Podman waits for 120 s, by the package's containers.conf.d.
 const PATIENCE: Duration = Duration::from_secs(110);
 /// How long csid may take for an answer about rows.
@@ -70,17 +72,17 @@ impl Driver {
             Request::Remove => self.remove(&body.name).await.map(|()| Answer::default()),
             Request::Get => {
                 let volume = self.volume(&body.name).await?.ok_or(Failure::NoVolume)?;
-                let mounts = self.listed(self.mounts_of(&body.name)).await?;
+                let mounts = self.mounts(Some(&body.name)).await?;
                 Ok(Answer { volume: Some(described(volume, &mounts)), ..Answer::default() })
             }
             Request::List => {
-                let mounts = self.mounts().await?;
+                let mounts = self.mounts(None).await?;
                 let volumes = self.volumes(None).await?.into_iter();
                 let volumes = volumes.map(|volume| described(volume, &mounts)).collect();
                 Ok(Answer { volumes: Some(volumes), ..Answer::default() })
             }
             Request::Path => {
-                let mounts = self.listed(self.mounts_of(&body.name)).await?;
+                let mounts = self.mounts(Some(&body.name)).await?;
                 Ok(Answer::mountpoint(mountpoint(&mounts, &body.name)))
             }
             Request::Mount => self.to_its_end(body, Self::mount).await.map(Answer::mountpoint),
@@ -111,7 +113,7 @@ impl Driver {
             return Err(Failure::NotRegistered { namespace, volume });
         }
         let options = create::options(&body.opts).map_err(Failure::Options)?;
-        let operation = operation_id()?;
+        let operation = operation_id(PROGRAM)?;
         let create = self.session.ask(Some(Instant::now() + PATIENCE), |client, deadline_usec| {
             let operation_id = Some(operation.clone());
             let options = csid_client::CreateVolume { deadline_usec, operation_id, ..options.clone() };
@@ -128,8 +130,8 @@ impl Driver {
         let volume = VolumeHash::of(name);
         let lock = self.lock(&volume);
         let _locked = lock.lock().await;
+        let rows = self.mounts(Some(name)).await?;
         for engine in ENGINES {
-            let rows = self.listed(self.mounts_of(name)).await?;
             let is_lost = |row: &MountRow| row.consumer == engine.consumer() && row.state == "lost";
             if rows.iter().any(is_lost) && !self.users.has(&volume, engine)? {
                 self.unmounted(name, engine, Instant::now() + PATIENCE).await?;
@@ -140,7 +142,7 @@ impl Driver {
             tracing::info!(volume = name, "the engine has removed the volume; csid keeps it, and its data");
             return Ok(());
         };
-        let operation = operation_id()?;
+        let operation = operation_id(PROGRAM)?;
         let delete = self.session.ask(Some(Instant::now() + PATIENCE), |client, deadline_usec| {
             let operation_id = Some(operation.clone());
             let options = VolumeOptions { deadline_usec, operation_id, ..VolumeOptions::default() };
@@ -218,7 +220,7 @@ impl Driver {
             let lock = self.lock(volume);
             let _locked = lock.lock().await;
             // A request may have changed it since.
-            let rows = self.mounts().await?;
+            let rows = self.mounts(None).await?;
             let row = rows.iter().find(|row| is_of(row, volume, consumer));
             let engine = ENGINES.into_iter().find(|engine| engine.consumer() == *consumer);
             let Some(engine) = engine else { continue };
@@ -243,7 +245,7 @@ impl Driver {
 
     /// Returns the mounted volumes without a user, and the volumes with users and without a row.
     async fn unmatched(&self) -> Result<Unmatched> {
-        let rows = self.mounts().await?;
+        let rows = self.mounts(None).await?;
         let users = self.users.all()?;
         let with_rows: BTreeMap<(VolumeHash, &'static str), &MountRow> = rows
             .iter()
@@ -256,7 +258,7 @@ impl Driver {
     }
 
     async fn mounted(&self, name: &str, engine: Engine, end: Instant) -> Result<Mounted> {
-        let operation = operation_id()?;
+        let operation = operation_id(PROGRAM)?;
         let mount = self.session.ask(Some(end), |client, deadline_usec| {
             let options = MountOptions {
                 restore: Some(Restore::Hold),
@@ -271,7 +273,7 @@ impl Driver {
     }
 
     async fn unmounted(&self, name: &str, engine: Engine, end: Instant) -> Result<()> {
-        let operation = operation_id()?;
+        let operation = operation_id(PROGRAM)?;
         let unmount = self.session.ask(Some(end), |client, deadline_usec| {
             let operation_id = Some(operation.clone());
             let options = UnmountOptions { operation_id, deadline_usec, ..UnmountOptions::default() };
@@ -291,35 +293,25 @@ impl Driver {
     }
 
     async fn is_mounted(&self, name: &str, engine: Engine) -> Result<bool> {
-        let filter = MountFilter { consumer: Some(engine.consumer().to_owned()), ..self.mounts_of(name) };
-        Ok(self.listed(filter).await?.iter().any(|row| row.state == "mounted"))
+        let rows = self.mounts(Some(name)).await?;
+        Ok(rows.iter().any(|row| row.consumer == engine.consumer() && row.state == "mounted"))
     }
 
-    fn mounts_of(&self, name: &str) -> MountFilter {
-        MountFilter { volume: Some(name.to_owned()), ..self.own_mounts() }
-    }
-
-    /// Returns the rows of both engines' mounts.
-    async fn mounts(&self) -> Result<Vec<MountRow>> {
-        let mut rows = self.listed(self.own_mounts()).await?;
-        rows.retain(|row| consumer(row).is_some());
-        Ok(rows)
-    }
-
-    fn own_mounts(&self) -> MountFilter {
-        MountFilter {
+    /// Returns the rows of both engines' mounts. `only`: those of this volume.
+    async fn mounts(&self, only: Option<&str>) -> Result<Vec<MountRow>> {
+        let filter = MountFilter {
             namespace: Some(self.namespace.clone()),
+            volume: only.map(str::to_owned),
             uid: Some(own_uid()),
             ..MountFilter::default()
-        }
-    }
-
-    async fn listed(&self, filter: MountFilter) -> Result<Vec<MountRow>> {
+        };
         let list = self.session.ask(Some(Instant::now() + FOR_ROWS), |client, _| {
             let filter = filter.clone();
             async move { client.list_mounts(filter).await }
         });
-        Ok(list.await?)
+        let mut rows = list.await?;
+        rows.retain(|row| consumer(row).is_some());
+        Ok(rows)
     }
 
     /// Returns the volumes of the namespace, registered or declared by a file. `only`: the beginning of their names.
@@ -378,11 +370,4 @@ fn described(volume: VolumeRow, mounts: &[MountRow]) -> Volume {
         status.insert("capacity", Value::from(volume.capacity));
     }
     Volume { mountpoint: mountpoint(mounts, &volume.id), name: volume.id, status }
-}
-
-/// Returns a name for an operation, the same for each try of one call.
-fn operation_id() -> std::io::Result<String> {
-    let mut random = [0_u8; 8];
-    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut random)?;
-    Ok(format!("volume-plugin-{:016x}", u64::from_ne_bytes(random)))
 }

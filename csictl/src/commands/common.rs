@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use csid_client::{SealedSecrets, Secrets};
+use csid_client::{SealedSecrets, Secrets, operation_id};
 use zeroize::Zeroizing;
 
 use crate::{
@@ -16,7 +16,6 @@ use crate::{
     hints::Tried,
     output::{plain, print},
     shell::quoted,
-    wait,
 };
 
 /// The limit of a file with secrets. A larger file is a mistake.
@@ -31,7 +30,7 @@ pub fn done(json: bool) -> io::Result<()> {
 pub fn begin(name: &Name, tag: &str, id: Option<String>, tried: &mut Tried) -> anyhow::Result<String> {
     let id = match id {
         Some(id) => id,
-        None => wait::operation_id().context("cannot make an operation id")?,
+        None => operation_id("csictl").context("cannot make an operation id")?,
     };
     let words = [&name.namespace, &name.volume, &name.consumer].map(|word| quoted(word));
     tried.mount = Some(words.join(" ") + tag);

@@ -79,7 +79,7 @@ pub async fn plugin(
         Plugin::Top(args) => super::stats::top(client, args, json).await?,
         Plugin::Restart { plugin, deadline } => {
             about("plugin restart", &plugin, tried);
-            let id = wait::operation_id()?;
+            let id = csid_client::operation_id("csictl")?;
             let options = CallOptions {
                 deadline_usec: deadline.usec().or(Some(RESTART_USEC)),
                 operation_id: Some(id.clone()),

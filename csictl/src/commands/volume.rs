@@ -6,7 +6,7 @@ use anyhow::Context;
 use csid_client::{
     AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimOptions, Client, DeregisterOptions,
     DetachOptions, ExpandOptions, MountFilter, ReleaseOptions, SnapshotOptions, ValidateOptions,
-    VolumeFilter, VolumeOptions, VolumeRow,
+    VolumeFilter, VolumeOptions, VolumeRow, operation_id,
 };
 use serde_json::json;
 
@@ -207,7 +207,8 @@ impl Work {
         tried: &mut Tried,
     ) -> anyhow::Result<Self> {
         tried.volume = Some(words(volume));
-        let id = operation.map_or_else(wait::operation_id, Ok).context("cannot make an operation id")?;
+        let id =
+            operation.map_or_else(|| operation_id("csictl"), Ok).context("cannot make an operation id")?;
         tried.operation = Some(id.clone());
         Ok(Self { what: format!("{verb} {}", words(volume)), id })
     }

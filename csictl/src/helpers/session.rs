@@ -5,11 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use csid_client::{Client, Descriptor, MountFilter, MountRow, Session, Target, UnmountOptions, Via};
+use csid_client::{
+    Client, Descriptor, MountFilter, MountRow, Session, Target, UnmountOptions, Via, operation_id,
+};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::{failure::HelperFailure, mount_table::MountTable, options::DEADLINE};
-use crate::{hints::Tried, shell::quoted, wait::operation_id};
+use crate::{hints::Tried, shell::quoted};
 
 /// What one run of a helper asks csid about.
 pub struct Asking {
@@ -22,8 +24,7 @@ pub struct Asking {
 impl Asking {
     /// Connects to csid: over its private socket, else over the system bus. `command`: the one of csictl that does the same.
     pub async fn open(command: &'static str, time: Duration) -> Result<Self, HelperFailure> {
-        let id =
-            operation_id().map_err(|error| HelperFailure::Failed(format!("no operation ID: {error}")))?;
+        let id = new_id()?;
         let tried = Tried { command, operation: Some(id.clone()), ..Tried::default() };
         let deadline = Instant::now() + time;
         let connecting = async {
@@ -70,8 +71,7 @@ impl Asking {
         (namespace, volume, consumer): (&str, &str, &str),
         options: UnmountOptions,
     ) -> Result<(), HelperFailure> {
-        let id =
-            operation_id().map_err(|error| HelperFailure::Failed(format!("no operation ID: {error}")))?;
+        let id = new_id()?;
         let asked = self.session.ask(Some(Instant::now() + DEADLINE), |client, left| {
             let options =
                 UnmountOptions { deadline_usec: left, operation_id: Some(id.clone()), ..options.clone() };
@@ -79,6 +79,10 @@ impl Asking {
         });
         asked.await.map_err(|error| self.failed(error))
     }
+}
+
+fn new_id() -> Result<String, HelperFailure> {
+    operation_id("csictl").map_err(|error| HelperFailure::Failed(format!("no operation ID: {error}")))
 }
 
 pub fn mount_table() -> Result<MountTable, HelperFailure> {

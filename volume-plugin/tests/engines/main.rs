@@ -4,23 +4,29 @@ mod engine;
 
 use std::time::Duration;
 
-use csid_client::{AccessMode, AttachmentMode, Capability, RegisterVolume};
+use csid_client::{AccessMode, AttachmentMode, Capability, Client, RegisterVolume};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
 use csid_tests::dice::Dice;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{count, eventually, world};
+use csid_tests::world::{World, count, eventually, world};
 
 use crate::engine::{PODMAN, VolumePlugin, of};
 
 const ONE: [AccessMode; 1] = [AccessMode::SingleNodeWriter];
 
+/// Starts csid with the volume `pg`, and the volume plugin.
+async fn with_pg(w: &mut World) -> (Client, VolumePlugin) {
+    let client = running(w).await;
+    registered(&client, "pg", &ONE).await;
+    let plugin = VolumePlugin::start(w).await;
+    (client, plugin)
+}
+
 #[test]
 fn mount_lasts_until_dockers_last_id_has_gone() {
     world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        let plugin = VolumePlugin::start(w).await;
+        let (client, plugin) = with_pg(w).await;
         let path = plugin.mounted("pg", "one").await;
         assert!(path.is_dir());
         assert_eq!(plugin.mounted("pg", "two").await, path, "all containers share one mount");
@@ -43,9 +49,7 @@ fn mount_lasts_until_dockers_last_id_has_gone() {
 #[test]
 fn docker_and_podman_are_two_consumers() {
     world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        let plugin = VolumePlugin::start(w).await;
+        let (client, plugin) = with_pg(w).await;
         plugin.mounted("pg", PODMAN).await;
         assert_eq!(state(&client, "pg", "podman").await, "mounted");
         let (status, answer) = plugin.post("/VolumeDriver.Mount", &of("pg", "one")).await;
@@ -155,9 +159,7 @@ fn engine_deletes_only_what_it_created() {
 #[test]
 fn bad_requests_change_nothing() {
     world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        let plugin = VolumePlugin::start(w).await;
+        let (client, plugin) = with_pg(w).await;
         let long = format!(r#"{{"Name":"pg","ID":"{}"}}"#, "x".repeat(70_000));
         for (path, body, status) in [
             ("/VolumeDriver.Mount", "{", 400),
@@ -207,9 +209,7 @@ fn block_device_is_refused_and_unpublished() {
 #[test]
 fn uses_of_an_earlier_mount_do_not_count() {
     world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        let plugin = VolumePlugin::start(w).await;
+        let (client, plugin) = with_pg(w).await;
         plugin.mounted("pg", "one").await;
         unmount(&client, "pg", "docker").await.unwrap();
         plugin.mounted("pg", "two").await;
@@ -251,9 +251,7 @@ fn engine_that_hangs_up_during_a_mount_is_no_user() {
 #[test]
 fn failed_unmount_of_docker_is_repeated_by_the_sweep() {
     world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        let plugin = VolumePlugin::start(w).await;
+        let (client, plugin) = with_pg(w).await;
         let path = plugin.mounted("pg", "one").await;
         let open = std::fs::File::open(&path).unwrap();
         let (status, answer) = plugin.post("/VolumeDriver.Unmount", &of("pg", "one")).await;
@@ -269,9 +267,7 @@ fn failed_unmount_of_docker_is_repeated_by_the_sweep() {
 #[test]
 fn mount_of_podman_stays_after_a_failed_unmount() {
     world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        let plugin = VolumePlugin::start(w).await;
+        let (client, plugin) = with_pg(w).await;
         let path = plugin.mounted("pg", PODMAN).await;
         let open = std::fs::File::open(&path).unwrap();
         assert_eq!(plugin.post("/VolumeDriver.Unmount", &of("pg", PODMAN)).await.0, 500);
@@ -286,9 +282,7 @@ fn mount_of_podman_stays_after_a_failed_unmount() {
 #[test]
 fn csid_may_restart_between_mount_and_unmount() {
     world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        let mut plugin = VolumePlugin::start(w).await;
+        let (client, mut plugin) = with_pg(w).await;
         let path = plugin.mounted("pg", "one").await;
         drop(client);
         w.kill();
@@ -307,9 +301,7 @@ fn csid_may_restart_between_mount_and_unmount() {
 #[test]
 fn lost_row_after_a_reboot_waits_for_its_engine() {
     world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        let mut plugin = VolumePlugin::start(w).await;
+        let (client, mut plugin) = with_pg(w).await;
         plugin.mounted("pg", PODMAN).await;
         drop(client);
         plugin.kill();
@@ -341,9 +333,7 @@ fn lost_row_after_a_reboot_waits_for_its_engine() {
 #[test]
 fn many_starts_at_once_share_one_mount() {
     world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        let plugin = VolumePlugin::start(w).await;
+        let (client, plugin) = with_pg(w).await;
         let ids: Vec<String> = (0..200).map(|n| format!("container-{n}")).collect();
         let paths = futures_util::future::join_all(ids.iter().map(|id| plugin.mounted("pg", id))).await;
         assert!(paths.windows(2).all(|two| two[0] == two[1]));
