@@ -187,9 +187,9 @@ fn reboot_orders_a_hold_mount_and_its_target() {
     }
     assert_eq!(m.loops(), "", "no loop device");
     let words = m.run(
-        "journalctl --no-pager --merge | grep -Eci 'ordering cycle|failed unmounting.*(csid|srv)' || true",
+        "journalctl --no-pager --merge | grep -Ei 'ordering cycle|failed unmounting.*(csid|srv)' || true",
     );
-    assert_eq!(words, "0");
+    assert_eq!(words, "");
 }
 
 /// systemd 254 gives a unit with a network of its own a mount namespace, which 252, where this runs, does not.

@@ -150,7 +150,8 @@ impl Plugin {
         if counts.generation != script.generation {
             counts.generation = script.generation;
             counts.seen.clear();
-            self.shared.ends().clear();
+            // A call in the background goes on, whatever the script says now.
+            self.shared.ends().retain(|_, end| !*end.borrow() && end.has_changed().is_ok());
         }
         call.id = counts.next_id;
         counts.next_id += 1;
@@ -188,6 +189,13 @@ impl Plugin {
             open.end(status.code() as i32);
             return Err(status);
         }
+        // The same call in the background is carried out first. Otherwise it could create again what is deleted after this answer.
+        let what = format!("{} {} {} {}", call.rpc, call.volume, call.target, call.node);
+        let begun = shared.ends().get(&what).cloned();
+        if let Some(mut end) = begun.clone() {
+            // The other call drops the sender when it ends.
+            let _ = end.wait_for(|ended| *ended).await;
+        }
         let sleep = |milliseconds| tokio::time::sleep(Duration::from_millis(milliseconds));
         let result = match act {
             None => effect(&call, None),
@@ -222,29 +230,19 @@ impl Plugin {
                 });
                 work.await.map_err(|error| Status::internal(error.to_string()))?
             }
+            Some(Act::Background(_)) if begun.is_some() => effect(&call, None),
             Some(Act::Background(milliseconds)) => {
-                let what = format!("{} {} {} {}", call.rpc, call.volume, call.target, call.node);
-                let begun = shared.ends().get(&what).cloned();
-                match begun {
-                    Some(mut end) => {
-                        // The other call drops the sender when it ends.
-                        let _ = end.wait_for(|ended| *ended).await;
-                        effect(&call, None)
-                    }
-                    None => {
-                        let (end, ended) = watch::channel(false);
-                        shared.ends().insert(what, ended);
-                        shared.begin_work(&call, true);
-                        let work = tokio::spawn(async move {
-                            tokio::time::sleep(Duration::from_millis(milliseconds)).await;
-                            let result = effect(&call, None);
-                            shared.end_work(&call);
-                            end.send_replace(true);
-                            result
-                        });
-                        work.await.map_err(|error| Status::internal(error.to_string()))?
-                    }
-                }
+                let (end, ended) = watch::channel(false);
+                shared.ends().insert(what, ended);
+                shared.begin_work(&call, true);
+                let work = tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+                    let result = effect(&call, None);
+                    shared.end_work(&call);
+                    end.send_replace(true);
+                    result
+                });
+                work.await.map_err(|error| Status::internal(error.to_string()))?
             }
             Some(Act::Serial(milliseconds)) => {
                 shared.begin_work(&call, true);
