@@ -14,6 +14,7 @@ pub mod fault;
 pub mod held;
 pub mod hung;
 pub mod kernel;
+pub mod old_kernel;
 pub mod older;
 pub mod plugin;
 pub mod power;

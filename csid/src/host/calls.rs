@@ -15,6 +15,7 @@ use crate::host::held_live::{HeldLive, Lives};
 use crate::host::helper::{self, Helper, HelperRequest, Sifted, Tree, Unanswered};
 use crate::host::look::Look;
 use crate::host::lookout;
+use crate::host::own_mounts::KnownMounts;
 use crate::host::path::{self, Access};
 use crate::host::table::{self, MountPoint, MountTable};
 use crate::host::target;
@@ -45,6 +46,7 @@ pub struct Host {
     pub(super) helper: Helper,
     pub(super) elsewhere: Arc<lookout::Lookout>,
     pub(super) own_table: Arc<table::OwnTable>,
+    pub(super) known_mounts: Arc<KnownMounts>,
     pub(super) lives: Arc<Lives>,
 }
 
@@ -55,6 +57,7 @@ impl Host {
             helper: Helper::at(runtime.join(helper::SOCKET)),
             elsewhere: Arc::default(),
             own_table: Arc::default(),
+            known_mounts: Arc::default(),
             lives: Arc::default(),
         }
     }
@@ -65,6 +68,7 @@ impl Host {
             helper: Helper::of_threads(),
             elsewhere: Arc::default(),
             own_table: Arc::default(),
+            known_mounts: Arc::default(),
             lives: Arc::default(),
         }
     }

@@ -12,10 +12,11 @@ use crate::host::error::HostError;
 use crate::host::helper::HelperRequest;
 use crate::host::lookout::{LOOKS, PAUSE, search_failed};
 use crate::host::namespaces::{Backing, Holder, MountElsewhere, NAMED, PlacedMount, Question, Shown, Sought};
+use crate::host::own_mounts::OwnPaths;
 use crate::host::process_tables::described;
 use crate::host::table::{MountEntry, blocking};
 
-/// The mounts of csid's own namespace at one moment.
+/// The mounts of csid's own namespace at one moment, or those that may concern one volume.
 pub struct OwnMounts(Arc<Vec<MountEntry>>);
 
 impl OwnMounts {
@@ -56,17 +57,15 @@ impl OwnMounts {
     /// Returns the mounts of what is `shown`, or of something in it, at other paths than these. A mount that goes along with the
     /// unmount of one of the paths is left out, as in other namespaces.
     pub fn foreign(&self, shown: &[Shown], paths: &OwnPaths<'_>) -> Vec<PlacedMount> {
-        let is_own = |path: &Path| {
-            paths.exact.contains(path.as_os_str()) || paths.below.iter().any(|above| path.starts_with(above))
-        };
         let at_own = self.0.iter().filter(|entry| paths.exact.contains(entry.path.as_os_str()));
         let there: HashSet<u64> = at_own.map(|entry| entry.device).collect();
         // Once the volume's own mounts are gone, its number may be another file system's.
         let shows = |shown: &Shown, entry: &MountEntry| {
             shown.is_shown_by(entry) && (there.contains(&entry.device) || shown.is_of_source(entry))
         };
-        let is_foreign =
-            |entry: &&MountEntry| shown.iter().any(|shown| shows(shown, entry)) && !is_own(&entry.path);
+        let is_foreign = |entry: &&MountEntry| {
+            shown.iter().any(|shown| shows(shown, entry)) && !paths.have(entry.path.as_os_str())
+        };
         let mut found: Vec<&MountEntry> = self.0.iter().filter(is_foreign).collect();
         if !found.is_empty() {
             let taken_along = self.taken_along(&found, shown, paths);
@@ -108,18 +107,24 @@ impl OwnMounts {
     }
 }
 
-/// The paths in csid's own namespace where mounts of a volume are csid's.
-pub struct OwnPaths<'a> {
-    /// The paths of the volume's rows.
-    pub exact: HashSet<&'a OsStr>,
-    /// Directories that only csid and the plugin mount in.
-    pub below: Vec<&'a Path>,
-}
-
 impl Host {
-    /// Returns the mounts of csid's own namespace, as they are now.
-    pub async fn own_mounts(&self) -> Result<OwnMounts, HostError> {
+    /// Returns all mounts of csid's own namespace, as they are now.
+    pub async fn all_own_mounts(&self) -> Result<OwnMounts, HostError> {
         self.own_table.entries().await.map(OwnMounts)
+    }
+
+    /// Returns the mounts of csid's own namespace that may concern the volume with these paths, as they are now. `devices` are the
+    /// numbers of its file systems that are known, and `shown` is what its mounts are known to show.
+    pub async fn own_mounts(
+        &self,
+        paths: &OwnPaths<'_>,
+        devices: &[u64],
+        shown: &[Shown],
+    ) -> Result<OwnMounts, HostError> {
+        match self.known_mounts.about(paths, devices, shown).await {
+            Some(found) => Ok(OwnMounts(Arc::new(found))),
+            None => self.all_own_mounts().await,
+        }
     }
 
     /// Returns the mounts of what is `shown`, or of something in it, in other mount namespaces than csid's, that do not go along

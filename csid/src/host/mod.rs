@@ -33,6 +33,7 @@ mod mount;
 mod namespace_tables;
 mod namespaces;
 pub mod oneshot;
+mod own_mounts;
 mod path;
 mod process_tables;
 mod raw;
@@ -49,12 +50,13 @@ use std::path::{Path, PathBuf};
 
 pub use bind::{Bind, Restrict, Unbind};
 pub use calls::{Host, TargetFd};
-pub use elsewhere::{OwnMounts, OwnPaths};
+pub use elsewhere::OwnMounts;
 pub use error::HostError;
 pub use helper::{Sifted, Tree};
 pub use live::Live;
 pub use look::Look;
 pub use namespaces::{Backing, MountElsewhere, PlacedMount, Shown, Sought};
+pub use own_mounts::OwnPaths;
 pub use path::Access;
 pub use table::{MountPoint, MountTable, TableMount};
 

@@ -75,13 +75,15 @@ struct Fixed {
     root: u32,
     point: u32,
     namespace: u64,
-    spare: [u64; 49],
+    fs_subtype: u32,
+    source: u32,
+    spare: [u64; 48],
 }
 
 const _: () = assert!(size_of::<Request>() == 32 && size_of::<Fixed>() == 512);
 
-/// Two paths and the name of a file system, each with its NUL.
-const STRINGS: usize = 2 * 4_096 + 256;
+/// Three paths and the name of a file system, each with its NUL.
+const STRINGS: usize = 3 * 4_096 + 256;
 
 #[repr(C)]
 struct Answer {
@@ -94,6 +96,11 @@ const MNT_BASIC: u64 = 0x2;
 const MNT_ROOT: u64 = 0x8;
 const MNT_POINT: u64 = 0x10;
 const FS_TYPE: u64 = 0x20;
+const FS_SUBTYPE: u64 = 0x100;
+const SB_SOURCE: u64 = 0x200;
+
+/// Stands for csid's own namespace.
+pub(super) const OWN: u64 = 0;
 
 /// Returns the id of csid's own mount namespace, and those of the others, the ones with the fewest mounts first. The kernel never uses an id
 /// again. A namespace in which csid lacks `CAP_SYS_ADMIN` is left out.
@@ -243,6 +250,47 @@ impl Stat {
             groups: fixed.groups(),
         })
     }
+
+    /// Returns a mount of csid's own namespace as `mountinfo` shows it, without its groups. Needs Linux 6.13.
+    pub fn own_entry(&mut self, mount: u64) -> Result<MountEntry> {
+        let wanted = SB_BASIC | MNT_BASIC | MNT_ROOT | MNT_POINT | FS_TYPE | FS_SUBTYPE | SB_SOURCE;
+        let answer = self.ask(OWN, mount, wanted)?;
+        let fixed = &answer.fixed;
+        let path = |offset| PathBuf::from(OsStr::from_bytes(answer.string(offset)));
+        let has = |field| fixed.mask & field != 0;
+        let mut fs_type = escaped(answer.string(fixed.fs_type));
+        if has(FS_SUBTYPE) {
+            fs_type = format!("{fs_type}.{}", escaped(answer.string(fixed.fs_subtype)));
+        }
+        Ok(MountEntry {
+            id: u64::from(fixed.old_id),
+            parent: u64::from(fixed.old_parent),
+            device: rustix::fs::makedev(fixed.major, fixed.minor),
+            root: path(fixed.root),
+            path: path(fixed.point),
+            source: if has(SB_SOURCE) { escaped(answer.string(fixed.source)) } else { "none".into() },
+            fs_type,
+            read_only: fixed.attributes & libc::MOUNT_ATTR_RDONLY != 0,
+            groups: Groups::default(),
+        })
+    }
+}
+
+/// Returns a name as the kernel writes it into `mountinfo`.
+fn escaped(name: &[u8]) -> String {
+    let mut text = String::new();
+    for part in name.utf8_chunks() {
+        for character in part.valid().chars() {
+            match character {
+                ' ' | '\t' | '\n' | '\\' | '#' => text += &format!("\\{:03o}", u32::from(character)),
+                _ => text.push(character),
+            }
+        }
+        if !part.invalid().is_empty() {
+            text.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+    text
 }
 
 impl Fixed {

@@ -7,8 +7,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::Error;
 use crate::host::{Backing, Look, MountTable, OwnMounts, OwnPaths, PlacedMount, Shown, TableMount};
-use crate::store::rows::{AttachmentMode, MountRow};
+use crate::store::rows::{AttachmentMode, MountRow, VolumeRow};
 use crate::volume::context::Context;
 use crate::volume::model::paths;
 use crate::volume::model::volume::{Observed, Volume};
@@ -130,6 +131,13 @@ impl Context {
 }
 
 impl Context {
+    /// Returns the mounts of csid's own namespace that may concern the volume, as they are now.
+    pub(super) async fn own_mounts(&self, volume: &Volume) -> Result<OwnMounts, Error> {
+        let backing = known(&volume.row)?;
+        let devices: Vec<u64> = volume.mounts.iter().filter_map(|row| row.device).collect();
+        Ok(self.host.own_mounts(&self.places_of(volume), &devices, &backing.shown).await?)
+    }
+
     /// Returns the mounts of what is `shown` that are at no path of a row, nor in a directory of csid's.
     pub(super) fn mounted_here(
         &self,
@@ -137,15 +145,20 @@ impl Context {
         mounts: &OwnMounts,
         shown: &[Shown],
     ) -> Vec<PlacedMount> {
+        let mut found = mounts.foreign(shown, &self.places_of(volume));
+        // A volume of another name may be of the same file system.
+        found.retain(|mount| mount.path().to_str().is_none_or(|path| self.directory.holder(path).is_none()));
+        found
+    }
+
+    /// Returns the paths at which a mount of the volume is csid's or the plugin's.
+    fn places_of<'v>(&'v self, volume: &'v Volume) -> OwnPaths<'v> {
         let rows = volume.mounts.iter();
         let directories = rows.filter_map(|row| paths::root(Path::new(&row.source)));
         let roots: HashSet<&Path> = directories.map(|directory| self.root_above(directory)).collect();
         let roots = roots.into_iter().filter(|root| !root.starts_with(&self.directories.state));
         let below = roots.chain([self.directories.state.as_path()]).collect();
-        let mut found = mounts.foreign(shown, &OwnPaths { exact: own_paths(volume), below });
-        // A volume of another name may be of the same file system.
-        found.retain(|mount| mount.path().to_str().is_none_or(|path| self.directory.holder(path).is_none()));
-        found
+        OwnPaths { exact: own_paths(volume), below }
     }
 
     /// Returns the plugin's root that the tmpfs `directory` is at, or `directory`, where it is no such tmpfs.
@@ -159,6 +172,16 @@ impl Context {
         let shown = shown_by(volume, mounts);
         backing.note_found(self.mounted_here(volume, mounts, &shown));
     }
+}
+
+/// Returns the journal's record of the file systems and devices that keep the volume.
+pub(super) fn known(volume: &VolumeRow) -> Result<Backing, Error> {
+    Backing::from_text(volume.backing.as_deref().unwrap_or_default()).map_err(|error| {
+        Error::internal(format!(
+            "the journal's record of what the mounts of volume {} of plugin {} showed cannot be read: {error}",
+            volume.key.handle, volume.key.plugin
+        ))
+    })
 }
 
 /// Returns the paths of the volume's rows, and of its staging.

@@ -8,6 +8,7 @@ use csid_tests::ask::*;
 use csid_tests::elsewhere::Consumer;
 use csid_tests::fault::Fault;
 use csid_tests::kernel;
+use csid_tests::old_kernel;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount as unmount_now};
@@ -73,6 +74,21 @@ fn bind_on_the_host_keeps_the_volume() {
             is_refused(w, &client, &bound, "job", &source).await;
             drop(bound);
         }
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// csid reads its whole mount table there.
+#[test]
+fn kernel_without_listmount_finds_the_same_binds() {
+    world(async |w| {
+        w.environment.insert(old_kernel::VARIABLE.to_owned(), "yes".to_owned());
+        let client = running_apart(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        let bound = Bound::at(w, "srv", &source);
+        is_refused(w, &client, &bound, "job", &source).await;
+        drop(bound);
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
     });

@@ -28,8 +28,9 @@ use crate::volume::executor::Executor;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::{Action, DesiredMount, Effect, MountEvent, Paths};
 use crate::volume::model::{paths, step};
-use crate::volume::mounts::effects::{clear_the_way, known};
+use crate::volume::mounts::effects::clear_the_way;
 use crate::volume::mounts::mount::abilities;
+use crate::volume::probe::known;
 use crate::volume::seam::Control;
 use crate::volume::tables::watched_volumes::WatchedVolumes;
 use crate::volume::waits::PluginWaits;
@@ -121,7 +122,7 @@ impl Executor<'_> {
             row.published = published;
         });
         // Mounts of the volume at other paths are the plugin's, or of the manager that made this one.
-        let mounts = self.shared.host.own_mounts().await?;
+        let mounts = self.shared.own_mounts(self.rows.volume()).await?;
         let mut backing = known(&self.rows.volume().row)?;
         self.shared.note_found(self.rows.volume(), &mounts, &mut backing);
         self.set_known(&backing)?;

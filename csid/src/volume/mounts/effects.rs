@@ -8,10 +8,10 @@ use std::time::Duration;
 use crate::error::{Error, Kind, Obstacle, shown};
 use crate::fault;
 use crate::host::TargetFd;
-use crate::host::{Access, Backing, Bind, Host, HostError, Look, Restrict};
+use crate::host::{Access, Bind, Host, HostError, Look, Restrict};
 use crate::plugin::{NodeCall, Ready};
 use crate::secret::Secrets;
-use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
+use crate::store::rows::{AttachmentMode, Leg, MountRow};
 use crate::volume::api::requests::Force;
 use crate::volume::context::Context;
 use crate::volume::executor::Searched;
@@ -24,16 +24,6 @@ use crate::volume::operation::table::Progress;
 use crate::volume::mounts::effect_failure::EffectFailure;
 
 pub(in crate::volume::mounts) type EffectResult = Result<Option<u64>, EffectFailure>;
-
-/// Returns the journal's record of the file systems and devices that keep the volume.
-pub(in crate::volume) fn known(volume: &VolumeRow) -> Result<Backing, Error> {
-    Backing::from_text(volume.backing.as_deref().unwrap_or_default()).map_err(|error| {
-        Error::internal(format!(
-            "the journal's record of what the mounts of volume {} of plugin {} showed cannot be read: {error}",
-            volume.key.handle, volume.key.plugin
-        ))
-    })
-}
 
 /// Removes what is left at a path before a mount is published there. Refuses a path that is in use: csid does not stack mounts,
 /// and does not trust what another boot left.

@@ -23,9 +23,9 @@ use crate::volume::executor::Executor;
 use crate::volume::manager::Volumes;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::MountEvent;
-use crate::volume::mounts::effects;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::orders::Order;
+use crate::volume::probe;
 use crate::volume::seam::Control;
 use crate::volume::waits::PATIENCE;
 
@@ -192,11 +192,11 @@ impl Executor<'_> {
         let own = [row.source.as_str(), row.published()].into_iter();
         let below: Vec<PathBuf> = own.chain(staging.filter(|_| with_staging)).map(PathBuf::from).collect();
         let target = row.spec.target.as_ref().filter(|_| row.target != Leg::Absent).map(PathBuf::from);
-        let mut backing = effects::known(&volume.row)?;
+        let mut backing = probe::known(&volume.row)?;
         if backing.is_unknown() {
             // No removal has begun. Only the device number of the mounts is known.
             let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-            backing = host.own_mounts().await?.backing(&[], is_block, row.device);
+            backing = host.all_own_mounts().await?.backing(&[], is_block, row.device);
         }
         let sought = Sought {
             below,

@@ -13,8 +13,7 @@ use crate::store::rows::{Leg, MountRow};
 use crate::volume::errors::mount::MountError;
 use crate::volume::executor::Executor;
 use crate::volume::model::volume::{Action, Effect, Volume};
-use crate::volume::mounts::effects::known;
-use crate::volume::probe::shown_by;
+use crate::volume::probe::{known, shown_by};
 
 impl Executor<'_> {
     /// Notes the mounts at paths that no row has, before the volume is staged or published. At the first publish of a volume
@@ -34,7 +33,7 @@ impl Executor<'_> {
         let is_quiet = !volume.mounts.iter().any(|row| is_under_way(row));
         let there = match backing.knows_own() && (is_first || is_quiet) {
             true => {
-                let mounts = self.shared.host.own_mounts().await?;
+                let mounts = self.shared.own_mounts(volume).await?;
                 Some(self.shared.mounted_here(volume, &mounts, &shown_by(volume, &mounts)))
             }
             false => None,
@@ -58,7 +57,7 @@ impl Executor<'_> {
         if !backing.knows_own() && !is_first {
             return Ok(());
         }
-        match self.shared.host.own_mounts().await {
+        match self.shared.own_mounts(volume).await {
             Ok(mounts) => {
                 let shown = shown_by(volume, &mounts);
                 backing.note_published(self.shared.mounted_here(volume, &mounts, &shown));

@@ -15,7 +15,8 @@ use crate::volume::model::volume::Outcome;
 use crate::volume::probe::STALE;
 
 use crate::volume::mounts::effect_failure::EffectFailure;
-use crate::volume::mounts::effects::{EffectContext, EffectResult, known};
+use crate::volume::mounts::effects::{EffectContext, EffectResult};
+use crate::volume::probe::known;
 
 impl EffectContext<'_> {
     pub(in crate::volume::mounts) async fn unbind(&self) -> EffectResult {
@@ -191,10 +192,10 @@ impl EffectContext<'_> {
         if self.is_unsearched() {
             return Ok(());
         }
-        let failed = |error| EffectFailure { outcome, ..EffectFailure::from(error) };
+        let failed = |failure: EffectFailure| EffectFailure { outcome, ..failure };
         let consumer = &self.mount.key.consumer;
         if backing.knows_own() && !backing.shown.is_empty() {
-            let mounts = self.host.own_mounts().await.map_err(failed)?;
+            let mounts = self.shared.own_mounts(self.volume).await.map_err(|error| failed(error.into()))?;
             let found = backing.foreign(self.shared.mounted_here(self.volume, &mounts, &backing.shown));
             if !found.is_empty() {
                 let at = found.iter().map(|mount| mount.path().to_owned()).collect();
@@ -204,7 +205,8 @@ impl EffectContext<'_> {
         if has_just_searched {
             return Ok(());
         }
-        let found = self.host.copies_elsewhere(&backing.shown, &self.processes).await.map_err(failed)?;
+        let found = self.host.copies_elsewhere(&backing.shown, &self.processes).await;
+        let found = found.map_err(|error| failed(error.into()))?;
         if found.is_empty() {
             return Ok(());
         }

@@ -116,7 +116,7 @@ impl Executor<'_> {
         let own = [Some(row.source.as_str()), row.spec.target.as_deref()].into_iter().flatten();
         let own: Vec<&Path> = own.map(Path::new).collect();
         let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-        let mounts = host.own_mounts().await?;
+        let mounts = self.shared.own_mounts(self.rows.volume()).await?;
         self.refuse_while_bound_here(row, &mounts)?;
         let mounts = self.own_mounts.insert(mounts);
         let shown = mounts.backing(&own, is_block, row.device).shown;

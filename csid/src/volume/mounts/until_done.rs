@@ -17,9 +17,9 @@ use crate::volume::executor::Executor;
 use crate::volume::model::paths;
 use crate::volume::model::volume::{Action, Effect, MountEvent, Next, Outcome};
 use crate::volume::mounts::effect_failure::EffectFailure;
-use crate::volume::mounts::effects;
 use crate::volume::mounts::effects::EffectContext;
 use crate::volume::operation::orders::abandoned;
+use crate::volume::probe;
 use crate::volume::waits::PluginWaits;
 
 /// Number of times that a plugin may answer a making with INTERNAL, UNKNOWN or the like before the caller gets that answer. The
@@ -250,7 +250,7 @@ impl Executor<'_> {
         let is_not_last = staging.is_none() && volume.published_elsewhere(&mount.key);
         let removes = matches!(effect.action, Action::Unpublish | Action::Unstage) && !is_not_last;
         // An Unpublish since the volume was staged has recorded the staging, too.
-        let mut backing = effects::known(&volume.row).map_err(EffectFailure::nothing_done)?;
+        let mut backing = probe::known(&volume.row).map_err(EffectFailure::nothing_done)?;
         let is_noted =
             effect.action == Action::Unstage && effect.from == Leg::Present && !backing.is_unknown();
         if !removes || is_noted || self.force >= Force::Dead || mount.status.healing {
@@ -261,7 +261,7 @@ impl Executor<'_> {
         let own: Vec<&Path> = own.map(Path::new).collect();
         let mounts = match mounts {
             Some(mounts) => mounts,
-            None => self.shared.host.own_mounts().await.map_err(EffectFailure::nothing_done)?,
+            None => self.shared.own_mounts(volume).await.map_err(EffectFailure::nothing_done)?,
         };
         // If the mounts are gone, only their device number is known.
         backing.join(mounts.backing(&own, is_block, mount.device));

@@ -152,7 +152,7 @@ impl Context {
             volumes.push(self.record(found, &old, &mut names).await);
         }
         // What else shows a volume now is not known to be a consumer's.
-        let mounts = self.host.own_mounts().await?;
+        let mounts = self.host.all_own_mounts().await?;
         for volume in &mut volumes {
             let mut backing = Backing::default();
             self.note_found(volume, &mounts, &mut backing);
