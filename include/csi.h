@@ -1283,6 +1283,44 @@ csi_code csi_open_mount(struct csi_client *client,
                         struct csi_error **error);
 
 /**
+ * Opens a mount as csi_open_mount does, with the owners of its files mapped by a user namespace: a file of uid 0
+ * has the uid that uid 0 of the namespace has outside. Root only. csid needs the feature open-mount-idmap. No
+ * result row.
+ *
+ * @param client  The connection. Not NULL.
+ * @param volume  The volume. Not NULL. Only ns and id are used.
+ * @param consumer  The consumer of the mount. Not NULL.
+ * @param tag  The tag of the mount. NULL: the empty tag.
+ * @param subpath  A directory or file on the volume, relative to its root. NULL: all of it.
+ * @param flags  CSI_READ_ONLY, or 0.
+ * @param userns  A descriptor of the user namespace, as open(2) of /proc/PID/ns/user returns it. The library
+ *   duplicates it; the caller may close it after this call.
+ * @param call  Deadline and operation ID; secrets have no use here. NULL: none.
+ * @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+ * @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+ * @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+ *   it was not.
+ *
+ * Errors of the operation, besides those of csi_open_mount:
+ * - CSI_E_INVALID: userns is not of a user namespace, or is csid's own; or the volume is a block device.
+ * - CSI_E_DENIED: the caller is not root.
+ * - CSI_E_UNSUPPORTED: the file system cannot map owners, the namespace maps no uid or no gid, or the mount has
+ *   mapped owners already.
+ *
+ * Threads: any thread; never blocks. The operation can be cancelled.
+ */
+csi_code csi_open_mount_idmapped(struct csi_client *client,
+                                 const struct csi_volume *volume,
+                                 const char *consumer,
+                                 const char *tag,
+                                 const char *subpath,
+                                 uint64_t flags,
+                                 int userns,
+                                 const struct csi_call *call,
+                                 struct csi_op **op,
+                                 struct csi_error **error);
+
+/**
  * Asks the kernel whether a published path is mounted. A missing path is not. Result: one row with the boolean
  * mounted.
  *

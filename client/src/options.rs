@@ -183,6 +183,8 @@ options! {
         subpath: String,
         /// Opens it read-only. `None`: false.
         read_only: bool,
+        /// A user namespace that maps the owners of files. Root only. Feature `open-mount-idmap`. `None`: owners are as they are.
+        userns: Descriptor,
     }
 }
 

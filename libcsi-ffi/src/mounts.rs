@@ -1,14 +1,19 @@
 //! Mount, Unmount, OpenMount, HasMount.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
+use std::future::Future;
+use std::os::fd::BorrowedFd;
+use std::pin::Pin;
 
-use csid_client::{MountOptions, OpenOptions, UnmountOptions};
+use csid_client::{CallOptions, Descriptor, MountOptions, OpenOptions, UnmountOptions};
 
 use crate::arguments::{Volume, csi_call, csi_map, csi_volume, with_inline};
-use crate::border::{Extensible, Result, extensible, flag, known_flags, map, optional_text, text, word};
+use crate::border::{
+    Extensible, Result, extensible, flag, invalid, known_flags, map, optional_text, text, word,
+};
 use crate::client::csi_client;
 use crate::error::{csi_code, csi_error};
-use crate::op::{csi_op, handed_out, nothing, one, start};
+use crate::op::{Answer, csi_op, handed_out, nothing, one, start};
 use crate::row::csi_row;
 
 /// Mount or attach read-only.
@@ -259,22 +264,107 @@ pub unsafe extern "C" fn csi_open_mount(
     // SAFETY: as csi.h says of every argument.
     unsafe {
         start("csi_open_mount", (client, call), (op, error), || {
-            let (namespace, id) = Volume::name(volume)?;
-            let consumer = text("consumer", consumer)?;
-            known_flags("open", flags, CSI_READ_ONLY)?;
-            let options = OpenOptions {
-                tag: optional_text("tag", tag)?,
-                subpath: optional_text("subpath", subpath)?,
-                read_only: flag(flags, CSI_READ_ONLY),
-                ..Default::default()
-            };
-            Ok(move |client: csid_client::Client, common| {
-                let (namespace, id, consumer) = (namespace.clone(), id.clone(), consumer.clone());
-                let options = options.clone().with(common);
-                async move { client.open_mount(&namespace, &id, &consumer, options).await.map(handed_out) }
-            })
+            opening(Opened { volume, consumer, tag, subpath, flags }, None)
         })
     }
+}
+
+/// Opens a mount as csi_open_mount does, with the owners of its files mapped by a user namespace: a file of uid 0
+/// has the uid that uid 0 of the namespace has outside. Root only. csid needs the feature open-mount-idmap. No
+/// result row.
+///
+/// @param client  The connection. Not NULL.
+/// @param volume  The volume. Not NULL. Only ns and id are used.
+/// @param consumer  The consumer of the mount. Not NULL.
+/// @param tag  The tag of the mount. NULL: the empty tag.
+/// @param subpath  A directory or file on the volume, relative to its root. NULL: all of it.
+/// @param flags  CSI_READ_ONLY, or 0.
+/// @param userns  A descriptor of the user namespace, as open(2) of /proc/PID/ns/user returns it. The library
+///   duplicates it; the caller may close it after this call.
+/// @param call  Deadline and operation ID; secrets have no use here. NULL: none.
+/// @param op  Receives the operation, which the caller frees with csi_op_unref. Not NULL.
+/// @param error  Receives the error on failure, which the caller frees with csi_error_free. May be NULL.
+/// @return CSI_OK: the operation was started. CSI_E_INVALID, CSI_E_UNSUPPORTED, CSI_E_FORKED or CSI_E_INTERNAL:
+///   it was not.
+///
+/// Errors of the operation, besides those of csi_open_mount:
+/// - CSI_E_INVALID: userns is not of a user namespace, or is csid's own; or the volume is a block device.
+/// - CSI_E_DENIED: the caller is not root.
+/// - CSI_E_UNSUPPORTED: the file system cannot map owners, the namespace maps no uid or no gid, or the mount has
+///   mapped owners already.
+///
+/// Threads: any thread; never blocks. The operation can be cancelled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn csi_open_mount_idmapped(
+    client: *mut csi_client,
+    volume: *const csi_volume,
+    consumer: *const c_char,
+    tag: *const c_char,
+    subpath: *const c_char,
+    flags: u64,
+    userns: c_int,
+    call: *const csi_call,
+    op: *mut *mut csi_op,
+    error: *mut *mut csi_error,
+) -> csi_code {
+    // SAFETY: as csi.h says of every argument.
+    unsafe {
+        start("csi_open_mount_idmapped", (client, call), (op, error), || {
+            opening(Opened { volume, consumer, tag, subpath, flags }, Some(copied("userns", userns)?))
+        })
+    }
+}
+
+/// The arguments that all calls have that open a mount.
+struct Opened {
+    volume: *const csi_volume,
+    consumer: *const c_char,
+    tag: *const c_char,
+    subpath: *const c_char,
+    flags: u64,
+}
+
+/// Returns a call of OpenMount.
+///
+/// # Safety
+/// As csi.h says of every argument.
+unsafe fn opening(
+    opened: Opened,
+    userns: Option<Descriptor>,
+) -> Result<impl Fn(csid_client::Client, CallOptions) -> Opening + Send + Sync + 'static> {
+    // SAFETY: the caller's promise.
+    let ((namespace, id), consumer, tag, subpath) = unsafe {
+        (
+            Volume::name(opened.volume)?,
+            text("consumer", opened.consumer)?,
+            optional_text("tag", opened.tag)?,
+            optional_text("subpath", opened.subpath)?,
+        )
+    };
+    known_flags("open", opened.flags, CSI_READ_ONLY)?;
+    let read_only = flag(opened.flags, CSI_READ_ONLY);
+    let options = OpenOptions { tag, subpath, read_only, userns, ..Default::default() };
+    Ok(move |client: csid_client::Client, common| -> Opening {
+        let (namespace, id, consumer) = (namespace.clone(), id.clone(), consumer.clone());
+        let options = options.clone().with(common);
+        Box::pin(async move { client.open_mount(&namespace, &id, &consumer, options).await.map(handed_out) })
+    })
+}
+
+type Opening = Pin<Box<dyn Future<Output = csid_client::Result<Answer>> + Send>>;
+
+/// Duplicates a descriptor of the caller's.
+///
+/// # Safety
+/// The descriptor stays open during the call, if it is open.
+unsafe fn copied(name: &str, fd: c_int) -> Result<Descriptor> {
+    if fd < 0 {
+        return Err(invalid(format!("{name} is {fd}; it must be an open descriptor")));
+    }
+    // SAFETY: the caller's promise; a number that is not open is an error of the kernel.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let copy = borrowed.try_clone_to_owned();
+    copy.map(Descriptor::from).map_err(|error| invalid(format!("{name} cannot be duplicated: {error}")))
 }
 
 /// Asks the kernel whether a published path is mounted. A missing path is not. Result: one row with the boolean

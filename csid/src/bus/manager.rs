@@ -22,6 +22,7 @@ use crate::volume::Authority;
 const FEATURES: &[&str] = &[
     "mount",
     "open-mount",
+    "open-mount-idmap",
     "adopt-mount",
     "target-fd",
     "plugins",

@@ -236,9 +236,11 @@ pub(super) async fn unmount(call: Call) -> Answer {
 }
 
 pub(super) async fn open_mount(call: Call) -> Answer {
-    const KEYS: Keys = &[("tag", "s"), ("subpath", "s"), ("read-only", "b")];
+    const KEYS: Keys = &[("tag", "s"), ("subpath", "s"), ("read-only", "b"), ("userns", "h")];
     let (namespace, volume, consumer, options): Identified = call.arguments()?;
     let mut options = Options::check(options, KEYS)?;
+    let userns = options.descriptor("userns").map(|fd| call.server.rooms.volumes.keep(fd));
+    arguments::require_root(&call.permit, [(userns.is_some(), "userns")])?;
     let key = identity(namespace, volume, consumer, options.checked("tag", names::optional_name)?)?;
     let wait = options.wait(call.arrived)?;
     let subpath = options.checked("subpath", names::subpath)?.map(PathBuf::from);
@@ -250,7 +252,7 @@ pub(super) async fn open_mount(call: Call) -> Answer {
         let text = "opening another uid's mount requires root";
         return Err(Failure::Ours(Error::new(Kind::NotAuthorized, text)));
     }
-    let opening = async move { volumes.open_tree(&row, subpath, read_only, is_root).await };
+    let opening = async move { volumes.open_tree(&row, subpath, read_only, userns, is_root).await };
     let tree = within(&call.slot, wait.deadline, "opening the mount", opening).await?;
     let answer = call.reply(&zbus::Fd::from(tree.as_fd()));
     call.held.keep(tree);

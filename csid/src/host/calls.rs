@@ -217,9 +217,14 @@ impl Host {
         self.within(plugin, HelperRequest::Bind { source, root, target, how }).await
     }
 
+    /// Takes a descriptor that came with a call. A worker closes it, because its close may hang.
+    pub fn keep(&self, fd: OwnedFd) -> Tree {
+        self.helper.tree(fd)
+    }
+
     /// Takes a descriptor of a target that came with a call.
     pub fn target_fd(&self, fd: OwnedFd) -> TargetFd {
-        TargetFd { fd: self.helper.tree(fd), made: Mutex::default() }
+        TargetFd { fd: self.keep(fd), made: Mutex::default() }
     }
 
     /// Proves by csid's own tables that `fd` is of `target`, in csid's mount namespace. Returns whether nothing is mounted there but
@@ -296,7 +301,7 @@ impl Host {
 
     /// Returns a detached, private mount of what is `shown` at `source`, or of `subpath` in it, with these flags besides its own.
     /// Mounts below are not in it. Its holder keeps the file system in use. The bool is true if it has flags that restrict
-    /// its user. `None`: `source` shows something else.
+    /// its user. `None`: `source` shows something else. `userns`: the user namespace that maps the owners of files.
     pub async fn open_tree(
         &self,
         plugin: &str,
@@ -304,9 +309,12 @@ impl Host {
         shown: Look,
         subpath: Option<PathBuf>,
         how: Restrict,
+        userns: Option<Tree>,
     ) -> Result<Option<(Tree, bool)>, HostError> {
-        let request = HelperRequest::OpenTree { source: source.to_owned(), shown, subpath, how };
-        let (is_bound, tree) = self.with_descriptor::<Option<bool>>(plugin, request, None).await?;
+        let is_mapped = userns.is_some();
+        let request = HelperRequest::OpenTree { source: source.to_owned(), shown, subpath, how, is_mapped };
+        let userns = userns.and_then(Tree::into_fd);
+        let (is_bound, tree) = self.with_descriptor::<Option<bool>>(plugin, request, userns).await?;
         Ok(tree.zip(is_bound))
     }
 

@@ -48,6 +48,21 @@ pub enum HostError {
     AutomountPending(PathBuf),
     #[error("target-fd is no descriptor of {}: {why}", shown(path))]
     NotTarget { path: PathBuf, why: Cow<'static, str> },
+    #[error("userns is no descriptor of a user namespace to map owners by: {why}")]
+    NotUserNamespace { why: Cow<'static, str> },
+    /// The kernel has one error number for both.
+    #[error(
+        "the kernel cannot map the owners of files at {}: its file system does not support it, or the user namespace of \
+         userns maps no uid or no gid",
+        shown(.0)
+    )]
+    NotIdMapped(PathBuf),
+    #[error(
+        "the owners of files at {} cannot be mapped: its mount is ID-mapped already, or csid has no right in the user \
+         namespace of userns or that of its file system",
+        shown(.0)
+    )]
+    NotIdMappable(PathBuf),
     /// A `target-fd` has to be of the directory that the volume covered.
     #[error("the volume is still mounted at {}", shown(.0))]
     StillBound(PathBuf),
@@ -100,7 +115,9 @@ impl From<HostError> for Error {
             | HostError::Outside { .. }
             | HostError::Link(_)
             | HostError::Automount(_)
-            | HostError::NotTarget { .. } => Kind::InvalidArgument,
+            | HostError::NotTarget { .. }
+            | HostError::NotUserNamespace { .. } => Kind::InvalidArgument,
+            HostError::NotIdMapped(_) | HostError::NotIdMappable(_) => Kind::NotSupported,
             HostError::Others { .. } => Kind::NotAuthorized,
             HostError::Os { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
                 Kind::InvalidArgument

@@ -25,6 +25,7 @@ mod error;
 pub mod exec;
 mod held_live;
 pub mod helper;
+mod idmap;
 mod live;
 pub mod log;
 mod look;

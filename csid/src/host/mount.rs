@@ -13,6 +13,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use crate::host::bind::{Bind, Restrict, Unbind};
 use crate::host::caller::WaitingCaller;
 use crate::host::error::{HostError, at};
+use crate::host::idmap;
 use crate::host::look::Look;
 use crate::host::path::{self, Found, Sight};
 use crate::host::raw::{self, Peers};
@@ -320,6 +321,7 @@ pub(super) fn open_tree(
     shown: Look,
     subpath: Option<&Path>,
     how: Restrict,
+    userns: Option<&OwnedFd>,
 ) -> Result<Option<(OwnedFd, bool)>, HostError> {
     let root = match path::find(source) {
         Ok(root) => root,
@@ -339,6 +341,7 @@ pub(super) fn open_tree(
     let flags = attributes(how.nosuid, how.nodev, how.read_only);
     // Private: what somebody mounts in it does not show up here.
     set(&tree, flags, Peers::Private, source)?;
+    userns.map_or(Ok(()), |userns| idmap::map(&tree, userns, source))?;
     // The flags that the plugin gave its mount stay.
     let bounds = StatVfsMountFlags::RDONLY
         | StatVfsMountFlags::NOSUID

@@ -20,7 +20,20 @@ pub(super) enum Peers {
 
 /// Set attributes of the one mount whose root `mount` is; those below it keep theirs.
 pub(super) fn mount_setattr(mount: BorrowedFd<'_>, set: u64, peers: Peers) -> Result<()> {
-    let attr = libc::mount_attr { attr_set: set, attr_clr: 0, propagation: peers as u64, userns_fd: 0 };
+    set_attributes(
+        mount,
+        libc::mount_attr { attr_set: set, attr_clr: 0, propagation: peers as u64, userns_fd: 0 },
+    )
+}
+
+/// Maps the owners of the files on the one mount whose root `mount` is.
+pub(super) fn map_ids(mount: BorrowedFd<'_>, userns: BorrowedFd<'_>) -> Result<()> {
+    let userns_fd = u64::try_from(userns.as_raw_fd()).map_err(|_| Error::from_raw_os_error(libc::EBADF))?;
+    let attr_set = libc::MOUNT_ATTR_IDMAP;
+    set_attributes(mount, libc::mount_attr { attr_set, attr_clr: 0, propagation: 0, userns_fd })
+}
+
+fn set_attributes(mount: BorrowedFd<'_>, attr: libc::mount_attr) -> Result<()> {
     // SAFETY: the descriptor is open as long as it is borrowed; the path is a NUL-terminated constant; `attr`
     // lives through the call, which reads as many bytes of it as the size says.
     let answer = unsafe {
@@ -34,6 +47,24 @@ pub(super) fn mount_setattr(mount: BorrowedFd<'_>, set: u64, peers: Peers) -> Re
         )
     };
     if answer == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// The kind of a namespace, a flag of clone(2).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct NamespaceKind(libc::c_int);
+
+impl NamespaceKind {
+    pub(super) const USER: NamespaceKind = NamespaceKind(libc::CLONE_NEWUSER);
+}
+
+/// Returns the kind of the namespace that `fd` is of (ioctl_nsfs(2)).
+pub(super) fn namespace_kind(fd: BorrowedFd<'_>) -> Result<NamespaceKind> {
+    const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
+    // SAFETY: the descriptor is open as long as it is borrowed; the request has no argument.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE) } {
+        -1 => Err(Error::last_os_error()),
+        kind => Ok(NamespaceKind(kind)),
+    }
 }
 
 /// Forks this process; `None` in the child. It must have one thread.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::config::{Config, Directories};
 use crate::error::{Error, Result};
 use crate::histogram::Durations;
-use crate::host::{Host, Look, TargetFd};
+use crate::host::{Host, Look, TargetFd, Tree};
 use crate::plugin::Plugins;
 use crate::store::registry::{Registry, VolumeName};
 use crate::store::rows::{MountKey, MountRow, Phase};
@@ -52,6 +52,11 @@ impl Volumes {
             Context::new(store, plugins, host, config, directories, spawn)
         };
         Volumes { shared: Arc::new_cyclic(new) }
+    }
+
+    /// Takes a descriptor that came with a call; the helper closes it.
+    pub fn keep(&self, fd: OwnedFd) -> Tree {
+        self.shared.host.keep(fd)
     }
 
     /// Takes a descriptor of a target that came with a call; the helper closes it.

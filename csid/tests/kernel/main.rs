@@ -6,6 +6,7 @@
 mod bind;
 mod directories;
 mod full_disk;
+mod idmap;
 mod live;
 mod look;
 mod renames;

@@ -109,6 +109,8 @@ void arguments(void)
     INVALID(csi_mount_volume(client, &volume, "job", &options, NULL, &op, &error));
     options = (csi_mount_options){.struct_size = sizeof options, .flags = 1ull << 63};
     FAILS(CSI_E_UNSUPPORTED, csi_mount_volume(client, &volume, "job", &options, NULL, &op, &error));
+    INVALID(csi_open_mount_idmapped(client, &volume, "job", NULL, NULL, 0, -1, NULL, &op, &error));
+    INVALID(csi_open_mount_idmapped(client, &volume, "job", NULL, NULL, 0, 1 << 20, NULL, &op, &error));
     INVALID(csi_wait_for_plugin(client, "p", "nodes", NULL, &op, &error));
     INVALID(csi_list(client, "secrets", NO_MAP, NULL, &op, &error));
     const csi_pair colour[] = {{"colour", "red"}}, uid[] = {{"uid", "root"}}, twice[] = {{"tag", "a"}, {"tag", "b"}};

@@ -285,7 +285,10 @@ static bool step(unsigned which)
     case 5: BEGINS(csi_get_plugin, of(), text(), call()); break;
     case 6: BEGINS(csi_mount_volume, of(), volume(), text(), mount_options(), call()); break;
     case 7: BEGINS(csi_unmount_volume, of(), volume(), text(), text(), number(), call()); break;
-    case 8: BEGINS(csi_open_mount, of(), volume(), text(), text(), text(), number(), call()); break;
+    case 8:
+        if (number() & 1) BEGINS(csi_open_mount_idmapped, of(), volume(), text(), text(), text(), number(), (int)(number() % 64) - 1, call());
+        else BEGINS(csi_open_mount, of(), volume(), text(), text(), text(), number(), call());
+        break;
     case 9: BEGINS(csi_has_mount, of(), text(), call()); break;
     case 10: BEGINS(csi_attach_volume, of(), volume(), text(), usage(), call()); break;
     case 11: BEGINS(csi_detach_volume, of(), volume(), text(), call()); break;

@@ -304,6 +304,7 @@ void panics(void)
     PANICS(csi_deregister_volume, csi_deregister_volume(client, &v, 0, NULL, &op, &error));
     PANICS(csi_delete_volume, csi_delete_volume(client, &v, NULL, &op, &error));
     PANICS(csi_open_mount, csi_open_mount(client, &v, "job", NULL, NULL, 0, NULL, &op, &error));
+    PANICS(csi_open_mount_idmapped, csi_open_mount_idmapped(client, &v, "job", NULL, NULL, 0, 0, NULL, &op, &error));
     PANICS(csi_get_capacity, csi_get_capacity(client, "p", (csi_capabilities){NULL, 0}, NO_MAP, NO_MAP, NULL, &op, &error));
     PANICS(csi_list_external_volumes, csi_list_external_volumes(client, "p", NULL, 0, NULL, &op, &error));
     PANICS(csi_list_snapshots, csi_list_snapshots(client, "p", NULL, NULL, NULL, 0, NULL, &op, &error));

@@ -145,6 +145,56 @@ static csi_op *open_of(csi_client *client, const char *id, const char *subpath, 
     return op;
 }
 
+/* A user namespace in which uid 0 is uid 100000 outside. */
+static int user_namespace(void)
+{
+    int ready[2], done[2];
+    CHECK(pipe(ready) == 0 && pipe(done) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        char byte = unshare(CLONE_NEWUSER) == 0 ? 'y' : 'n';
+        close(done[1]);
+        _exit(write(ready[1], &byte, 1) == 1 && read(done[0], &byte, 1) == 0 ? 0 : 1);
+    }
+    char byte, path[64];
+    close(done[0]);
+    CHECK(child > 0 && read(ready[0], &byte, 1) == 1 && byte == 'y');
+    const char *maps[] = {"uid_map", "gid_map"};
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "/proc/%d/%s", (int)child, maps[i]);
+        int map = open(path, O_WRONLY | O_CLOEXEC);
+        CHECK(write(map, "0 100000 1000", 13) == 13);
+        close(map);
+    }
+    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)child);
+    int userns = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(userns >= 0);
+    close(ready[0]), close(ready[1]), close(done[1]);
+    CHECK(waitpid(child, NULL, 0) == child);
+    return userns;
+}
+
+/* A mount as a descriptor, with mapped owners. */
+static void mapped(csi_client *client)
+{
+    csi_volume volume = named("v");
+    csi_op *op = NULL;
+    int userns = user_namespace();
+    OK(csi_open_mount_idmapped(client, &volume, "alloc", NULL, "sub", 0, userns, NULL, &op, &error));
+    close(userns);
+    CHECK(done(op) == NULL);
+    int tree = csi_op_take_fd(op);
+    struct stat stat;
+    CHECK(fstatat(tree, "file", &stat, 0) == 0 && stat.st_uid == 100000 && stat.st_gid == 100000);
+    close(tree);
+    csi_op_unref(op);
+    int own = open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC);
+    OK(csi_open_mount_idmapped(client, &volume, "alloc", NULL, NULL, 0, own, NULL, &op, &error));
+    close(own);
+    FAILS(CSI_E_INVALID, csi_op_wait(op, -1, &error));
+    csi_op_unref(op);
+}
+
 /* A mount as a descriptor. */
 void opening(void)
 {
@@ -169,6 +219,7 @@ void opening(void)
     int sub = openat(tree, "sub/file", O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     CHECK(sub >= 0);
     close(sub), close(tree);
+    mapped(client);
     op = open_of(client, "v", "sub", CSI_READ_ONLY);
     done(op);
     tree = csi_op_take_fd(op);

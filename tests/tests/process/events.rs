@@ -220,6 +220,7 @@ fn properties_list_the_features() {
         for served in [
             "mount",
             "open-mount",
+            "open-mount-idmap",
             "volumes",
             "claims",
             "attach",

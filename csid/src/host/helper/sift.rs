@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub enum Sifted {
     /// No descriptor.
     Nothing,
-    /// A descriptor of memory or of a pipe without a name.
+    /// A descriptor of memory, of a pipe without a name or of a user namespace.
     Passed(OwnedFd),
     /// A descriptor of another kind, or several.
     Refused,
@@ -106,10 +106,14 @@ mod tests {
         let open = |path: &std::path::Path| {
             OwnedFd::from(File::options().read(true).write(true).open(path).unwrap())
         };
+        let namespace = |name: &str| OwnedFd::from(File::open(format!("/proc/self/ns/{name}")).unwrap());
+        let (userns, netns) = (namespace("user"), namespace("net"));
         let (null, fifo, reader) = (open("/dev/null".as_ref()), open(&fifo), OwnedFd::from(reader));
         for (fds, passes) in [
             (vec![&memory], true),
             (vec![&reader], true),
+            (vec![&userns], true),
+            (vec![&netns], false),
             (vec![&null], false),
             (vec![&fifo], false),
             (vec![&memory, &memory], false),

@@ -61,6 +61,8 @@ pub(in crate::host) enum HelperRequest {
         shown: Look,
         subpath: Option<PathBuf>,
         how: Restrict,
+        /// The descriptor of a user namespace comes with it, which maps the owners of files.
+        is_mapped: bool,
     },
     Detach {
         path: PathBuf,

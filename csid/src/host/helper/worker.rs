@@ -220,15 +220,17 @@ fn sift(connection: &OwnedFd, stream: OwnedFd) -> io::Result<()> {
     wire::send(connection, &serde_json::to_vec(&sifted)?, passed)
 }
 
-/// Whether it is memory or a pipe without a name. To find that out asks no file system.
+/// Whether it is memory, a pipe without a name or a user namespace. To find that out asks no file system.
 fn closes_at_once(fd: &OwnedFd) -> bool {
     // Memory alone has seals. Much of it takes long to free.
     if rustix::fs::fcntl_get_seals(fd).is_ok() {
         return rustix::fs::fstat(fd).is_ok_and(|file| file.st_size <= LARGEST);
     }
-    let link = || rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
-    rustix::pipe::fcntl_getpipe_size(fd).is_ok()
-        && link().is_ok_and(|link| link.to_bytes().starts_with(b"pipe:["))
+    let link =
+        rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()).unwrap_or_default();
+    let is_nameless_pipe = || rustix::pipe::fcntl_getpipe_size(fd).is_ok();
+    // A file's link is its path, and begins with `/` or `(unreachable)`.
+    link.to_bytes().starts_with(b"user:[") || link.to_bytes().starts_with(b"pipe:[") && is_nameless_pipe()
 }
 
 type Answer = io::Result<(Vec<u8>, Option<OwnedFd>)>;
@@ -268,8 +270,12 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
             plain(&mount::unbind(&source, &target, &were, how, fd, &caller))
         }
         HelperRequest::IsBound { source, target } => plain(&mount::is_bound(&source, &target)),
-        HelperRequest::OpenTree { source, shown, subpath, how } => {
-            let opened = mount::open_tree(&source, shown, subpath.as_deref(), how);
+        HelperRequest::OpenTree { source, shown, subpath, how, is_mapped } => {
+            if is_mapped && fd.is_none() {
+                let why = "it did not come".into();
+                return plain(&Err::<(), _>(HostError::NotUserNamespace { why }));
+            }
+            let opened = mount::open_tree(&source, shown, subpath.as_deref(), how, fd.as_ref());
             let (tree, is_bound) = match opened {
                 Err(error) => return plain(&Err::<(), _>(error)),
                 Ok(opened) => opened.unzip(),

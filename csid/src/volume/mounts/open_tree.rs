@@ -24,6 +24,8 @@ impl Volumes {
     /// Returns a detached copy of the row's mount, or of `subpath` in it. The copy is private, has the row's flags, and
     /// `read_only`. It contains no submounts. The kernel keeps the file system for as long as a process has the copy.
     ///
+    /// `userns`, of a user namespace, maps the owners of its files.
+    ///
     /// The owner of a detached mount can clear its flags in a user namespace of its own (mount_setattr(2)). Therefore only root
     /// gets a copy that has any flag: root can clear them anyway.
     pub async fn open_tree(
@@ -31,6 +33,7 @@ impl Volumes {
         row: &MountRow,
         subpath: Option<PathBuf>,
         read_only: bool,
+        userns: Option<Tree>,
         is_root: bool,
     ) -> Result<Tree> {
         let gone = || MountError::NotMounted { key: row.key.clone(), phase: None };
@@ -46,6 +49,9 @@ impl Volumes {
             AttachmentMode::BlockDevice if subpath.is_some() => {
                 return Err(Error::invalid("subpath means nothing for a block-device"));
             }
+            AttachmentMode::BlockDevice if userns.is_some() => {
+                return Err(Error::invalid("userns means nothing for a block-device"));
+            }
             AttachmentMode::BlockDevice if read_only && !self.shared.host.block_is_read_only(device)? => {
                 let text = "a block-device is not read-only because its mount is: mount it read-only";
                 return Err(Error::invalid(text));
@@ -53,7 +59,8 @@ impl Volumes {
             AttachmentMode::BlockDevice => (Look::Device { rdev: device }, Restrict::default()),
         };
         let host = &self.shared.host;
-        let tree = host.open_tree(&row.volume.plugin, Path::new(&row.source), shown, subpath, how).await?;
+        let tree =
+            host.open_tree(&row.volume.plugin, Path::new(&row.source), shown, subpath, how, userns).await?;
         let (tree, is_bound) = tree.ok_or_else(gone)?;
         if is_bound && !is_root && spec.usage.attachment_mode == AttachmentMode::FileSystem {
             let text = "nosuid, nodev, noexec and read-only would not hold for a caller other than root: ask as root, \
