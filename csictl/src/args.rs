@@ -45,6 +45,10 @@ pub struct Cli {
     #[arg(long, global = true, display_order = 902)]
     bus: bool,
 
+    /// Show more: what doctor found in order, and what a command waits for where standard error is no terminal
+    #[arg(long, short, global = true, display_order = 903)]
+    pub verbose: bool,
+
     #[command(subcommand)]
     pub command: Command,
 }
@@ -129,8 +133,16 @@ pub enum Command {
         #[arg(long, value_name = "PATH", default_value = FSTAB)]
         fstab: PathBuf,
     },
+    /// Look for what is wrong with csid on this machine, also while csid does not run
+    ///
+    /// It changes nothing. For each finding it prints what was found and what to do. --verbose lists what is in order, too. Exits
+    /// with 1 if it found an error, and with 2 if csid cannot be reached.
+    Doctor,
     /// Print completions for a shell
     Completions { shell: Shell },
+    /// Print for doctor what is below csid's directories, which may hang
+    #[command(hide = true)]
+    DoctorState,
     /// Write the man pages into a directory
     #[command(hide = true)]
     GenMan { directory: PathBuf },

@@ -1,6 +1,6 @@
 //! One function for each command: it makes options of the arguments, calls csid, and passes the answer to `output`.
 
-mod common;
+pub mod common;
 mod events;
 mod exec;
 mod plugin;
@@ -9,11 +9,7 @@ mod stats;
 mod volume;
 mod wait_volumes;
 
-use std::{
-    path::Path,
-    process::{Command as Process, ExitCode},
-    time::SystemTime,
-};
+use std::{path::Path, process::ExitCode, time::SystemTime};
 
 use anyhow::{Context, bail};
 use csid_client::{
@@ -23,14 +19,14 @@ use serde_json::json;
 
 use crate::{
     args::{AdoptMount, Cli, Command, Deadline, Mount, Mounts, Name, Reconcile, Unmount},
-    generate,
+    doctor, generate,
     helpers::fstab::faults,
     hints::Tried,
     output::{self, plain, print, print_json},
     shell::quoted,
     wait,
 };
-use common::{begin, done, pairs, sealed, some, yes};
+use common::{begin, done, installed_csid, pairs, sealed, some, yes};
 
 /// An error, and the facts about the command that a hint needs.
 pub struct Failure {
@@ -98,6 +94,8 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
             connect().await?.reload(CallOptions::default()).await?;
             done(json)?;
         }
+        Command::Doctor => return doctor::doctor(&target, json, cli.verbose).await,
+        Command::DoctorState => doctor::state()?,
         Command::CheckConfig { fstab } => return check_config(&fstab, json),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -292,12 +290,8 @@ fn check_config(fstab: &Path, json: bool) -> anyhow::Result<ExitCode> {
     if !json {
         faults.iter().for_each(|fault| eprintln!("csictl: {}", plain(fault)));
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut path = std::env::split_paths(&path).collect::<Vec<_>>();
-    // csid's directory, which is not in every user's PATH.
-    path.push("/usr/sbin".into());
-    let mut csid = Process::new("csid");
-    csid.arg("--check-config").env("PATH", std::env::join_paths(path)?);
+    let mut csid = installed_csid()?;
+    csid.arg("--check-config");
     let (status, error) = if json {
         let output = csid.output().context("cannot run csid")?;
         (output.status, String::from_utf8_lossy(&output.stderr).trim().to_owned())

@@ -52,8 +52,11 @@ const EXAMPLES: [(&str, &str); 6] = [
 
 const EXIT: [(&str, &str); 7] = [
     ("0", "Success. has-mount: it is mounted. volume validate: it is confirmed."),
-    ("1", "Failure, with the reason and the next step on standard error. has-mount and volume validate: no."),
-    ("2", "The command line was wrong."),
+    (
+        "1",
+        "Failure, with the reason and the next step on standard error. has-mount and volume validate: no. doctor: it found an error.",
+    ),
+    ("2", "The command line was wrong. doctor: csid cannot be reached."),
     ("3", "has-mount or volume validate failed."),
     ("125", "plugin exec could not start the command. Its other codes come from the command."),
     ("130", "Ctrl-C during an operation. The operation continues: csictl cancel ID ends it."),

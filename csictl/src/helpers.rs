@@ -4,12 +4,13 @@
 mod arguments;
 mod failure;
 pub mod fstab;
+mod lock;
 mod mount;
-mod mount_table;
+pub mod mount_table;
 mod octal;
 mod options;
 mod session;
-mod unit;
+pub mod unit;
 mod unmount;
 mod utab;
 

@@ -3,6 +3,7 @@
 
 mod args;
 mod commands;
+mod doctor;
 mod generate;
 mod helpers;
 mod hints;
@@ -38,6 +39,7 @@ async fn main() -> ExitCode {
         _ => FAILED,
     };
     let json = cli.json;
+    wait::set_verbose(cli.verbose);
     match commands::run(cli).await {
         Ok(code) => code,
         Err(failure) => {

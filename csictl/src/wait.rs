@@ -1,13 +1,29 @@
-//! Waiting for csid: the spinner with the current step, and the effect of Ctrl-C and SIGTERM.
+//! Waiting for csid: the progress on standard error, and the effect of Ctrl-C and SIGTERM.
 
-use std::{future::Future, time::Duration};
+use std::{
+    convert::Infallible,
+    future::Future,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
 
-use csid_client::Client;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use csid_client::{CallOptions, Client, OperationRow};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The time without a spinner, so that a fast answer needs no further calls.
-const PATIENCE: Duration = Duration::from_millis(300);
+use crate::output::plain;
+
+/// The time without progress, so that a fast answer needs no further calls, and the time between two looks.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The limit of one look. csid may not answer it.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Whether progress is shown where standard error is no terminal: `--verbose`.
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+
+pub fn set_verbose(verbose: bool) {
+    VERBOSE.store(verbose, Ordering::Relaxed);
+}
 
 /// Ctrl-C or SIGTERM during an operation, which ended only csictl's wait.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +34,23 @@ pub struct Interrupted {
     pub code: u8,
 }
 
-/// Awaits `call`, an operation of that id, with a spinner if standard error is a terminal.
+/// The progress of what csictl waits for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub step: String,
+    /// The last error. Empty: none.
+    pub error: String,
+}
+
+impl Progress {
+    fn text(&self) -> String {
+        let error =
+            if self.error.is_empty() { String::new() } else { format!("; last error: {}", self.error) };
+        plain(&format!("{}{error}", self.step))
+    }
+}
+
+/// Awaits `call`, an operation of that id, and shows its progress.
 pub async fn operation<T>(
     client: &Client,
     id: &str,
@@ -28,51 +60,80 @@ pub async fn operation<T>(
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let code = tokio::select! {
         answer = call => return Ok(answer?),
-        never = spin(what, || step(client, id)) => match never {},
+        never = show(what, || of_operation(client, id)) => match never {},
         _ = interrupt.recv() => 130,
         _ = terminate.recv() => 143,
     };
     Err(Interrupted { operation: id.to_owned(), code }.into())
 }
 
-/// Awaits `call`, which is not an operation. Ctrl-C ends csictl as usual.
+/// Awaits `call`, of which no progress is known. Ctrl-C ends csictl as usual.
 pub async fn quietly<T>(what: &str, call: impl Future<Output = T>) -> T {
+    watched(what, async || None, call).await
+}
+
+/// Awaits `call`, and shows what `progress` returns. Ctrl-C ends csictl as usual.
+pub async fn watched<T>(
+    what: &str,
+    progress: impl AsyncFn() -> Option<Progress>,
+    call: impl Future<Output = T>,
+) -> T {
     tokio::select! {
         answer = call => answer,
-        never = spin(what, async || None) => match never {},
+        never = show(what, progress) => match never {},
     }
 }
 
-/// Awaits `call`, which csid lists under that id and cannot cancel. Ctrl-C ends csictl as usual.
-pub async fn watched<T>(client: &Client, id: &str, what: &str, call: impl Future<Output = T>) -> T {
-    tokio::select! {
-        answer = call => answer,
-        never = spin(what, || step(client, id)) => match never {},
-    }
+/// Returns the state of a plugin. `None`: csid did not answer.
+pub async fn of_plugin(client: &Client, id: &str) -> Option<Progress> {
+    let plugin = client.plugin(id).await.ok()?;
+    let error = if plugin.healthy { String::new() } else { plugin.health_message };
+    Some(Progress { step: plugin.state, error })
 }
 
-/// Returns the operation's current step. `None`: there is none, or csid did not answer.
-async fn step(client: &Client, id: &str) -> Option<String> {
+/// Returns the operation's step. `None`: there is none, or csid did not answer.
+pub async fn of_operation(client: &Client, id: &str) -> Option<Progress> {
     let operations = client.list_operations().await.ok()?;
-    operations.into_iter().find(|operation| operation.id == id).map(|operation| operation.step)
+    let OperationRow { step, subject, .. } = operations.into_iter().find(|operation| operation.id == id)?;
+    let error = match subject.split_once('/') {
+        Some((namespace, volume)) => {
+            let explained = client.explain(namespace, volume, CallOptions::default()).await;
+            explained.map(|explained| explained.last_error).unwrap_or_default()
+        }
+        None => of_plugin(client, &subject).await.map(|plugin| plugin.error).unwrap_or_default(),
+    };
+    Some(Progress { step, error })
 }
 
-async fn spin(what: &str, step: impl AsyncFn() -> Option<String>) -> std::convert::Infallible {
+/// Shows the progress: on a terminal in a line that is written again and again, else a line for each change if that is asked for.
+async fn show(what: &str, progress: impl AsyncFn() -> Option<Progress>) -> Infallible {
+    let begun = Instant::now();
     tokio::time::sleep(PATIENCE).await;
     // It is hidden if standard error is not a terminal.
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
-        .with_finish(indicatif::ProgressFinish::AndClear);
-    if bar.is_hidden() {
+        .with_finish(ProgressFinish::AndClear)
+        .with_elapsed(begun.elapsed());
+    if bar.is_hidden() && !VERBOSE.load(Ordering::Relaxed) {
         return std::future::pending().await;
     }
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} [{elapsed}]") {
+    if let Ok(style) = ProgressStyle::with_template("{spinner} [{elapsed}] {wide_msg}") {
         bar.set_style(style);
     }
-    bar.enable_steady_tick(Duration::from_millis(100));
     bar.set_message(what.to_owned());
+    bar.enable_steady_tick(Duration::from_millis(100));
+    let mut shown = None;
     loop {
-        if let Some(step) = step().await {
-            bar.set_message(format!("{what}: {}", crate::output::plain(&step)));
+        let now = tokio::time::timeout(LOOK, progress()).await.ok().flatten();
+        if let Some(now) = now
+            && shown.as_ref() != Some(&now)
+        {
+            let (text, seconds) = (now.text(), begun.elapsed().as_secs());
+            match bar.is_hidden() {
+                true => eprintln!("csictl: {}: {text} [{seconds}s]", plain(what)),
+                // The line is as long as the terminal is wide: the error has the space of the command.
+                false => bar.set_message(text),
+            }
+            shown = Some(now);
         }
         tokio::time::sleep(PATIENCE).await;
     }

@@ -1,6 +1,7 @@
 //! Commands about plugins, and their volumes and snapshots.
 
 use std::collections::BTreeSet;
+use std::future::Future;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
@@ -19,7 +20,7 @@ use crate::{
     },
     hints::{self, Tried},
     output::{self, Consumer, print, print_json},
-    wait,
+    wait::{self, Progress},
 };
 
 /// The time for systemd to stop a unit and for the plugin to become ready.
@@ -57,8 +58,8 @@ pub async fn plugin(
         Plugin::Register(args) => {
             about("plugin register", &args.plugin, tried);
             let id = args.plugin.clone();
-            let path =
-                wait::quietly(&format!("register {id}"), client.register_plugin(&id, spec(args))).await?;
+            let what = format!("register {id}");
+            let path = of_plugin(client, &id, &what, client.register_plugin(&id, spec(args))).await?;
             if json {
                 print_json(&json!({ "plugin": path }))?;
             }
@@ -67,7 +68,7 @@ pub async fn plugin(
             about("plugin unregister", &plugin, tried);
             let options = UnregisterOptions { instance, force: yes(force), ..UnregisterOptions::default() };
             let call = client.unregister_plugin(&plugin, options);
-            wait::quietly(&format!("unregister {plugin}"), call).await?;
+            of_plugin(client, &plugin, &format!("unregister {plugin}"), call).await?;
             done(json)?;
         }
         Plugin::Wait(args) => wait_for(client, args, json, tried).await?,
@@ -86,13 +87,14 @@ pub async fn plugin(
                 ..CallOptions::default()
             };
             let call = client.restart_plugin(&plugin, options);
-            wait::watched(client, &id, &format!("restart {plugin}"), call).await?;
+            let progress = async || wait::of_operation(client, &id).await;
+            wait::watched(&format!("restart {plugin}"), progress, call).await?;
             done(json)?;
         }
         Plugin::AcceptNodeId { plugin, node_id } => {
             about("plugin accept-node-id", &plugin, tried);
             let call = client.accept_node_id(&plugin, &node_id, CallOptions::default());
-            wait::quietly(&format!("accept the node id of {plugin}"), call).await?;
+            of_plugin(client, &plugin, &format!("accept the node id of {plugin}"), call).await?;
             done(json)?;
         }
         Plugin::Upgrade(args) => upgrade(client, args, json, tried).await?,
@@ -135,7 +137,7 @@ async fn upgrade(client: &Client, args: Upgrade, json: bool, tried: &mut Tried) 
         ..UpgradeOptions::default()
     };
     let call = client.upgrade_plugin(&args.plugin, spec, options);
-    let instance = wait::quietly(&format!("upgrade {}", args.plugin), call).await?;
+    let instance = of_plugin(client, &args.plugin, &format!("upgrade {}", args.plugin), call).await?;
     match json {
         true => print_json(&json!({ "instance": instance }))?,
         false => print(&instance)?,
@@ -155,8 +157,9 @@ async fn drain(client: &Client, args: Drain, json: bool, tried: &mut Tried) -> a
         confirmed(&args.plugin, &args.yes, &what)?;
     }
     let options = CallOptions { deadline_usec: args.deadline.usec(), ..CallOptions::default() };
-    let report =
-        wait::quietly(&format!("drain {}", args.plugin), client.drain_plugin(&args.plugin, options)).await?;
+    let progress = async || left(client, &args.plugin).await;
+    let call = client.drain_plugin(&args.plugin, options);
+    let report = wait::watched(&format!("drain {}", args.plugin), progress, call).await?;
     if json {
         print_json(&report)?;
     } else {
@@ -166,6 +169,20 @@ async fn drain(client: &Client, args: Drain, json: bool, tried: &mut Tried) -> a
         0 => Ok(()),
         failed => bail!("{failed} could not be unmounted. {}", hints::DRAINED),
     }
+}
+
+/// Returns how many mounts a plugin still has. `None`: csid did not answer.
+async fn left(client: &Client, plugin: &str) -> Option<Progress> {
+    let filter = MountFilter { plugin: Some(plugin.to_owned()), ..MountFilter::default() };
+    let mut mounts = client.list_mounts(filter).await.ok()?;
+    let step = format!("{} mounts left", mounts.len());
+    mounts.retain(|mount| !mount.error.is_empty());
+    Some(Progress { step, error: mounts.pop().map(|mount| mount.error).unwrap_or_default() })
+}
+
+/// Awaits a call about a plugin, and shows the plugin's state.
+async fn of_plugin<T>(client: &Client, plugin: &str, what: &str, call: impl Future<Output = T>) -> T {
+    wait::watched(what, async || wait::of_plugin(client, plugin).await, call).await
 }
 
 async fn logs(client: &Client, args: Logs, tried: &mut Tried) -> anyhow::Result<()> {
@@ -199,7 +216,10 @@ pub async fn wait_for(
     about("plugin wait", &args.plugin, tried);
     let options = CallOptions { deadline_usec: args.deadline.usec(), ..CallOptions::default() };
     let what = format!("wait for {} ({})", args.plugin, args.service.as_str());
-    let path = wait::quietly(&what, client.wait_for_plugin(&args.plugin, args.service, options)).await?;
+    let path = {
+        let call = client.wait_for_plugin(&args.plugin, args.service, options);
+        of_plugin(client, &args.plugin, &what, call).await?
+    };
     if json {
         print_json(&json!({ "plugin": path }))?;
     }

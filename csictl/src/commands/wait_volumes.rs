@@ -1,6 +1,7 @@
 //! `csictl wait-volumes`: waits until csid has made the mounts again that come back after a reboot. csi-volumes.service runs it.
 
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -10,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::args::WaitVolumes;
 use crate::output::{plain, print_json};
-use crate::wait;
+use crate::wait::{self, Progress};
 
 /// The longest time between two looks at the rows, and the time between two tries to reach csid.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(500));
@@ -40,8 +41,10 @@ pub async fn wait_volumes(target: &Target, args: WaitVolumes, json: bool) -> any
     let end = Instant::now() + args.deadline;
     let wanted: Vec<(&str, &str)> =
         args.volumes.chunks_exact(2).map(|pair| (pair[0].as_str(), pair[1].as_str())).collect();
-    let mut unfinished = None;
-    let waiting = wait::quietly("wait for volumes", restored(target, &wanted, &mut unfinished));
+    let unfinished = Mutex::new(None);
+    let progress =
+        async || unfinished.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Unfinished::progress);
+    let waiting = wait::watched("wait for volumes", progress, restored(target, &wanted, &unfinished));
     if timeout_at(end, waiting).await.is_ok() {
         if json {
             print_json(&json!({ "waiting": [] }))?;
@@ -49,7 +52,7 @@ pub async fn wait_volumes(target: &Target, args: WaitVolumes, json: bool) -> any
         return Ok(ExitCode::SUCCESS);
     }
     let seconds = args.deadline.as_secs_f64();
-    match unfinished {
+    match unfinished.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(Unfinished::Unreachable(error)) => return Err(error.into()),
         Some(Unfinished::Mounts(rows)) if json => print_json(&json!({ "waiting": rows }))?,
         Some(Unfinished::Mounts(rows)) => {
@@ -69,8 +72,32 @@ pub async fn wait_volumes(target: &Target, args: WaitVolumes, json: bool) -> any
     Ok(ExitCode::FAILURE)
 }
 
+impl Unfinished {
+    fn progress(&self) -> Progress {
+        let of = |step: String| Progress { step, error: String::new() };
+        match self {
+            Self::Unreachable(error) => {
+                Progress { step: "csid cannot be reached".to_owned(), error: error.to_string() }
+            }
+            Self::State(state) => of(format!("csid is {state}")),
+            Self::Volume(volume) => of(format!("{volume} has no mount that csid makes again")),
+            Self::Mounts(rows) => {
+                let first =
+                    rows.first().map(|row| format!(", {}/{} {}", row.namespace, row.volume, row.state));
+                let error = rows.iter().map(|row| &row.error).find(|error| !error.is_empty());
+                let step = format!("{} mounts are missing{}", rows.len(), first.unwrap_or_default());
+                Progress { step, error: error.cloned().unwrap_or_default() }
+            }
+        }
+    }
+}
+
+fn set(unfinished: &Mutex<Option<Unfinished>>, now: Unfinished) {
+    *unfinished.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+}
+
 /// Waits until nothing is missing. `unfinished` has the reason while this waits.
-async fn restored(target: &Target, wanted: &[(&str, &str)], unfinished: &mut Option<Unfinished>) {
+async fn restored(target: &Target, wanted: &[(&str, &str)], unfinished: &Mutex<Option<Unfinished>>) {
     loop {
         let error = match Client::connect(target).await {
             Ok(client) => match watch(&client, wanted, unfinished).await {
@@ -80,7 +107,7 @@ async fn restored(target: &Target, wanted: &[(&str, &str)], unfinished: &mut Opt
             Err(error) => error,
         };
         // csid starts, or restarts.
-        *unfinished = Some(Unfinished::Unreachable(error));
+        set(unfinished, Unfinished::Unreachable(error));
         tokio::time::sleep(PAUSES.1).await;
     }
 }
@@ -89,13 +116,13 @@ async fn restored(target: &Target, wanted: &[(&str, &str)], unfinished: &mut Opt
 async fn watch(
     client: &Client,
     wanted: &[(&str, &str)],
-    unfinished: &mut Option<Unfinished>,
+    unfinished: &Mutex<Option<Unfinished>>,
 ) -> csid_client::Result<()> {
     let mut events = client.follow(None).await?;
     loop {
         match missing(client, wanted).await? {
             None => return Ok(()),
-            missing => *unfinished = missing,
+            Some(missing) => set(unfinished, missing),
         }
         // A row may change without an event.
         if let Ok(news) = tokio::time::timeout(PAUSES.0, events.next()).await {

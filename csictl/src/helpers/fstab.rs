@@ -10,9 +10,9 @@ use super::{
 use crate::args::FSTAB;
 
 /// A line of the type csi.
-struct CsiLine {
+pub struct CsiLine {
     source: String,
-    target: String,
+    pub target: String,
     options: String,
 }
 
@@ -41,8 +41,13 @@ impl CsiLine {
         )
     }
 
+    /// Returns whether systemd mounts the file system at each boot.
+    pub fn is_automatic(&self) -> bool {
+        !words(&self.options).any(|word| word == "noauto" || word == "x-systemd.automount")
+    }
+
     /// Returns what mount.csi would refuse in the line. `None`: nothing.
-    fn fault(&self) -> Option<String> {
+    pub fn fault(&self) -> Option<String> {
         if self.is_too_early() {
             return Some(self.needs_netdev());
         }
@@ -85,6 +90,11 @@ pub fn ends_the_boot(target: &str) -> Option<String> {
 pub fn source_of(target: &str) -> Option<String> {
     let text = std::fs::read_to_string(FSTAB).ok()?;
     csi_lines(&text).find(|line| line.target == target).map(|line| line.source)
+}
+
+/// Returns the lines of the type csi. A file that cannot be read has none.
+pub fn lines(path: &Path) -> Vec<CsiLine> {
+    csi_lines(&String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default())).collect()
 }
 
 /// Returns what is wrong with the lines of a file, which may be missing.

@@ -10,12 +10,13 @@ use std::{
 
 use csid_client::{Descriptor, Error, Kind, MountOptions, Mounted, UnmountOptions};
 use rustix::process::geteuid;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
     arguments::MountArguments,
     failure::HelperFailure,
     fstab,
+    lock::TargetLock,
     mount_table::MountEntry,
     options::{HelperOptions, volume},
     session::{Asking, for_client, mount_table, open_target},
@@ -65,7 +66,9 @@ pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
     if arguments.fake {
         return Ok(());
     }
+    let mut stop = Stop::listen()?;
     let mut asking = Asking::open("mount", options.deadline()).await?;
+    let _lock = locked(&target, &asking, &mut stop).await?;
     let row = asking.row(&target).await?;
     let existed = row.as_ref().is_some_and(|row| row.state == "mounted");
     // What another boot left at the target, for a line that may have changed since.
@@ -77,11 +80,11 @@ pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
         &request.consumer,
         options.tag.as_deref().unwrap_or(""),
     );
-    let mounted = match request.send(&asking).await {
+    let mounted = match request.send(&asking, &mut stop).await {
         Err(failure) if let Some(row) = lost.filter(|_| failure.is_conflict()) => {
             let options = UnmountOptions { tag: Some(row.tag), ..UnmountOptions::default() };
             asking.unmount((&row.namespace, &row.volume, &row.consumer), options).await?;
-            request.send(&asking).await?
+            request.send(&asking, &mut stop).await?
         }
         answer => answer?,
     };
@@ -145,7 +148,48 @@ async fn remount(target: &str, options: HelperOptions) -> Result<(), HelperFailu
     // The same call again is answered alike. With other options it is AlreadyExists.
     let target = target.to_owned();
     let request = Request { namespace, volume, consumer, target, options, existed: true };
-    request.send(&asking).await.map(|_| ())
+    request.send(&asking, &mut Stop::listen()?).await.map(|_| ())
+}
+
+/// Waits until no other mount.csi mounts at the target. What this one finds mounted afterwards is not its own.
+async fn locked(target: &str, asking: &Asking, stop: &mut Stop) -> Result<Option<TargetLock>, HelperFailure> {
+    let locked = tokio::select! {
+        locked = TargetLock::wait(target, asking.deadline) => locked,
+        () = stop.wait() => {
+            return Err(HelperFailure::Cancelled(format!("cancelled; another mount at {target} was under way")));
+        }
+    };
+    match locked {
+        Ok(None) => Err(HelperFailure::Failed(format!("another mount at {target} has not ended in time"))),
+        Ok(lock) => Ok(lock),
+        Err(error) => {
+            eprintln!("mount.csi: {target} is mounted without a lock against another mount there: {error}");
+            Ok(None)
+        }
+    }
+}
+
+/// The signals that cancel a mount.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    fn listen() -> Result<Self, HelperFailure> {
+        let cannot = |error| HelperFailure::Failed(format!("cannot wait for signals: {error}"));
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(cannot)?,
+            interrupt: signal(SignalKind::interrupt()).map_err(cannot)?,
+        })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 /// Returns the mount at the target in this process's mount namespace, if it is of the volume at `source`.
@@ -157,10 +201,7 @@ fn seen(target: &str, source: &str) -> Result<Option<MountEntry>, HelperFailure>
 
 impl Request {
     /// Mounts. SIGTERM and SIGINT cancel the mount.
-    async fn send(&self, asking: &Asking) -> Result<Mounted, HelperFailure> {
-        let cannot = |error| HelperFailure::Failed(format!("cannot wait for signals: {error}"));
-        let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    async fn send(&self, asking: &Asking, stop: &mut Stop) -> Result<Mounted, HelperFailure> {
         let target_fd = self.automount()?;
         let mut call = pin!(asking.session.ask(Some(asking.deadline), |client, left| {
             let options = MountOptions {
@@ -173,8 +214,7 @@ impl Request {
         }));
         tokio::select! {
             answer = &mut call => return answer.map_err(|error| asking.failed(error)),
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            () = stop.wait() => {}
         }
         let answer = tokio::select! {
             answer = &mut call => answer,

@@ -37,6 +37,15 @@ impl MountTable {
         here.find(|entry| !below.contains(&entry.id))
     }
 
+    /// Returns the mounts below a directory.
+    pub fn below(&self, directory: &OsStr) -> impl Iterator<Item = &MountEntry> {
+        let is_below = move |entry: &&MountEntry| {
+            let point = std::path::Path::new(&entry.point);
+            point.starts_with(directory) && point != std::path::Path::new(directory)
+        };
+        self.0.iter().filter(is_below)
+    }
+
     /// Returns whether the mount at the path has an automount below it, at the same path.
     pub fn is_on_automount(&self, point: &OsStr) -> bool {
         let parent = self.at(point).and_then(|top| self.0.iter().find(|entry| entry.id == top.parent));

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 
 /// A host's helpers, fstab and csid's usual socket, in the mount namespace of a world.
-struct Host {
+pub struct Host {
     targets: PathBuf,
     fstab: PathBuf,
 }
@@ -23,7 +23,7 @@ struct Host {
 type Ended = (i32, String);
 
 impl Host {
-    fn new(w: &World) -> Self {
+    pub fn new(w: &World) -> Self {
         let [upper, work, fstab] = ["sbin", "sbin.work", "fstab"].map(|name| w.path(name));
         for directory in [&upper, &work] {
             fs::create_dir(directory).unwrap();
@@ -44,7 +44,7 @@ impl Host {
     }
 
     /// Makes a directory to mount at.
-    fn target(&self, name: &str) -> String {
+    pub fn target(&self, name: &str) -> String {
         let path = self.targets.join(name);
         fs::create_dir(&path).unwrap();
         path.to_str().unwrap().to_owned()
@@ -61,7 +61,7 @@ impl Host {
         ended(command(words)).await
     }
 
-    async fn succeeds(&self, words: &[&str]) {
+    pub async fn succeeds(&self, words: &[&str]) {
         assert_eq!(self.run(words).await, (0, String::new()), "{words:?}");
     }
 }
@@ -79,7 +79,7 @@ async fn ended(mut command: Command) -> Ended {
 }
 
 /// Returns how many lines of utab have umount(8) run umount.csi.
-fn noted() -> usize {
+pub fn noted() -> usize {
     utab().lines().filter(|line| line.contains("helper=csi")).count()
 }
 
@@ -87,13 +87,13 @@ fn utab() -> String {
     fs::read_to_string("/run/mount/utab").unwrap_or_default()
 }
 
-async fn only_row(client: &Client) -> MountRow {
+pub async fn only_row(client: &Client) -> MountRow {
     let mut rows = rows(client).await;
     assert_eq!(rows.len(), 1, "{rows:?}");
     rows.remove(0)
 }
 
-const OPTIONS: &str = "_netdev,noatime,csi.plugin=p,csi.external-id=v";
+pub const OPTIONS: &str = "_netdev,noatime,csi.plugin=p,csi.external-id=v";
 
 #[test]
 fn fstab_line_is_mounted_once_and_unmounted() {

@@ -5,6 +5,7 @@ mod access;
 mod bound;
 mod closed;
 mod credentials;
+mod doctor;
 mod drivers;
 mod engines;
 mod exec;
