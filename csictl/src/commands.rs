@@ -1,6 +1,6 @@
 //! One function for each command: it makes options of the arguments, calls csid, and passes the answer to `output`.
 
-pub mod common;
+mod common;
 mod events;
 mod exec;
 mod plugin;
@@ -22,11 +22,12 @@ use crate::{
     doctor, generate,
     helpers::fstab::faults,
     hints::Tried,
+    installed,
     output::{self, plain, print, print_json},
     shell::quoted,
     wait,
 };
-use common::{begin, done, installed_csid, pairs, sealed, some, yes};
+use common::{begin, done, pairs, sealed, some, yes};
 
 /// An error, and the facts about the command that a hint needs.
 pub struct Failure {
@@ -290,7 +291,7 @@ fn check_config(fstab: &Path, json: bool) -> anyhow::Result<ExitCode> {
     if !json {
         faults.iter().for_each(|fault| eprintln!("csictl: {}", plain(fault)));
     }
-    let mut csid = installed_csid()?;
+    let mut csid = installed::csid()?;
     csid.arg("--check-config");
     let (status, error) = if json {
         let output = csid.output().context("cannot run csid")?;

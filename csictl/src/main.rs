@@ -7,6 +7,7 @@ mod doctor;
 mod generate;
 mod helpers;
 mod hints;
+mod installed;
 mod output;
 mod shell;
 mod wait;

@@ -5,7 +5,6 @@ use std::{
     fs::File,
     io::{self, BufRead, IsTerminal, Read, Write},
     path::Path,
-    process::Command as Process,
 };
 
 use anyhow::{Context, bail};
@@ -21,16 +20,6 @@ use crate::{
 
 /// The limit of a file with secrets. A larger file is a mistake.
 const SECRETS_LIMIT: u64 = 64 * 1024;
-
-/// Returns the command of the csid that is installed. Its directory is not in every user's PATH.
-pub fn installed_csid() -> anyhow::Result<Process> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut path = std::env::split_paths(&path).collect::<Vec<_>>();
-    path.push("/usr/sbin".into());
-    let mut csid = Process::new("csid");
-    csid.env("PATH", std::env::join_paths(path)?);
-    Ok(csid)
-}
 
 /// Prints the answer of a command without one: nothing for people, an empty object for programs.
 pub fn done(json: bool) -> io::Result<()> {

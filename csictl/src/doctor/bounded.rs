@@ -1,11 +1,19 @@
 //! Looks with a time limit.
 
-use std::{io, process::Stdio, time::Duration};
+use std::{future::Future, io, process::Stdio, time::Duration};
 
 use tokio::{process::Command, time::timeout};
 
 /// The limit of one look.
 pub const LIMIT: Duration = Duration::from_secs(10);
+
+/// Makes a call to csid. The error is a text.
+pub async fn ask<T>(call: impl Future<Output = csid_client::Result<T>>) -> Result<T, String> {
+    match timeout(LIMIT, call).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
+    }
+}
 
 /// How a program ended.
 pub struct Ended {

@@ -11,8 +11,8 @@ use tokio::process::Command;
 use super::bounded::{self, Ended};
 use super::finding::Report;
 use crate::args::FSTAB;
-use crate::commands::common::installed_csid;
 use crate::helpers::fstab::faults;
+use crate::installed;
 
 pub async fn look(report: &mut Report) {
     installed(report).await;
@@ -69,6 +69,6 @@ async fn installed(report: &mut Report) {
 
 /// Runs the csid that is installed.
 async fn run(argument: &str) -> io::Result<Ended> {
-    let csid = installed_csid().map_err(io::Error::other)?;
+    let csid = installed::csid().map_err(io::Error::other)?;
     bounded::run(Command::from(csid).arg(argument)).await
 }

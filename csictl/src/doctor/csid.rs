@@ -1,7 +1,5 @@
 //! What csid itself says. Each call has a time limit.
 
-use std::future::Future;
-
 use csid_client::{
     CallOptions, ClaimFilter, Client, Error, Manager, MountFilter, MountRow, OperationRow, ReconcileOptions,
     Target, VolumeFilter,
@@ -9,7 +7,7 @@ use csid_client::{
 use rustix::process::geteuid;
 use tokio::time::timeout;
 
-use super::bounded::LIMIT;
+use super::bounded::{LIMIT, ask};
 use super::files::State;
 use super::finding::Report;
 use super::plugins;
@@ -21,16 +19,6 @@ use crate::shell::quoted;
 const MOST: usize = 20;
 /// An operation that is older than this has a finding, in microseconds.
 const OLD: u64 = 10 * 60 * 1_000_000;
-
-/// The result of a call.
-type Answered<T> = Result<T, String>;
-
-pub async fn ask<T>(call: impl Future<Output = csid_client::Result<T>>) -> Answered<T> {
-    match timeout(LIMIT, call).await {
-        Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
-    }
-}
 
 /// Returns csid's mounts. `None`: csid cannot be reached.
 pub async fn look(

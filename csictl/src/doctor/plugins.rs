@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use csid_client::{Client, MountFilter, VolumeFilter};
 
-use super::csid::ask;
+use super::bounded::ask;
 use super::files::State;
 use super::finding::Report;
 use crate::hints;
