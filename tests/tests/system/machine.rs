@@ -113,11 +113,6 @@ impl Machine {
         assert!(output.status.success(), "no kill: {}", text(&output.stderr));
     }
 
-    /// Returns the number that PID 1 of this machine has here.
-    pub fn leader(&self) -> String {
-        text(&container(&self.dir, &["leader"]).stdout)
-    }
-
     /// The loop devices that hold files of this machine.
     pub fn loops(&self) -> String {
         text(&container(&self.dir, &["loops"]).stdout)
