@@ -131,7 +131,7 @@ fn broken_machine_is_diagnosed_and_healthy_one_is_not() {
             &["orphan", "stray"],
         ],
     );
-    m.run("umount /var/lib/csid/plugins/local/publish/stray && systemctl unmask --runtime csi-plugin-local-default && csictl plugin restart local");
+    m.run("umount /var/lib/csid/plugins/local/publish/stray && rmdir /var/lib/csid/plugins/local/publish/stray && systemctl unmask --runtime csi-plugin-local-default && csictl plugin restart local");
     m.run("umount /srv/pg; systemctl stop srv-pg.mount; systemctl start srv-pg.mount");
     assert_eq!(doctor(&m), (0, Vec::new()), "all is mended");
 
