@@ -100,7 +100,7 @@ fn unknown(known: &BTreeSet<String>, state: &State, report: &mut Report) {
         let remedy = format!(
             "if the plugin shall serve: `csictl plugin register {}`; else look for mounts (`findmnt -R {ROOTS}/{id}`), then \
              remove the directory",
-            quoted(&id)
+            quoted(id)
         );
         report.note(&format!("plugin {id}"), &found, &remedy);
     }
