@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .ONESHELL:
 # One recipe after the other: `make test` measures at its end, and a recipe without $(MAKE) in it is not run by `make -n`.
 .NOTPARALLEL:
-.PHONY: help demo test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb libcsi cfgd-csi debian-packages go
+.PHONY: help demo test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb package-files libcsi cfgd-csi debian-packages machine-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
@@ -19,6 +19,8 @@ KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
 CFGD_CSI := $(KEPT)/cfgd-csi-0.4.0/bin/cfgd-csi
 DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs libprotobuf-dev pkgconf podman polkitd procps \
 	protobuf-compiler systemd-container util-linux valgrind xfsprogs
+# What tests install in a booted machine, from files that are downloaded here. On this machine they would start services.
+MACHINE_PACKAGES := docker-compose docker.io postgresql psmisc
 PROFILE ?= release
 # The packages that a test installs.
 demo run-tests: PROFILE := dev
@@ -31,7 +33,7 @@ demo: debian-packages deb ## a volume mounted, csid killed, a machine rebooted, 
 
 test: run-tests count ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 
-run-tests: debian-packages go $(CARGO_FUZZ) cfgd-csi deb
+run-tests: debian-packages machine-packages go $(CARGO_FUZZ) cfgd-csi deb
 	rm -rf target/tools/build # the tools are installed
 	PATH=$(dir $(CARGO_FUZZ)):$$PATH tests/run
 
@@ -102,7 +104,8 @@ count-renew: debian-packages ## keep what one mount executes now, in tests/bench
 	cargo build --locked --release -p csid -p csid-bench
 	target/release/csid-bench count --renew
 
-deb: $(CARGO_DEB) libcsi ## target/csid.deb, csid-volume-plugin.deb, libcsi1.deb, libcsi-dev.deb (PROFILE=dev: fast to build, slower to run)
+# What the packages have that cargo does not build.
+package-files: debian-packages
 	cargo build --locked -p csid -p csictl -p csi-local -p csid-volume-plugin --profile $(PROFILE)
 	csictl=target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/csictl
 	mkdir -p target/man target/completions target/bin target/sbin
@@ -115,6 +118,8 @@ deb: $(CARGO_DEB) libcsi ## target/csid.deb, csid-volume-plugin.deb, libcsi1.deb
 	$$csictl completions bash >target/completions/csictl.bash
 	$$csictl completions zsh >target/completions/_csictl
 	$$csictl completions fish >target/completions/csictl.fish
+
+deb: $(CARGO_DEB) libcsi package-files ## target/csid.deb, csid-volume-plugin.deb, libcsi1.deb, libcsi-dev.deb (PROFILE=dev: fast to build, slower to run)
 	package() {
 		$(CARGO_DEB) --quiet --no-build --no-strip --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--fast) "$$@"
 	}
@@ -142,6 +147,19 @@ debian-packages:
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing
 	fi
 
+# A test's machine has this machine's packages and lists. So these files and those packages are all that apt needs there.
+machine-packages:
+	@download() {
+		mkdir -p "$(KEPT)/debs/partial"
+		apt-get install -qq -y --no-install-recommends --download-only -o APT::Sandbox::User=root \
+			-o Dir::Cache::archives="$(KEPT)/debs" $(MACHINE_PACKAGES)
+	}
+	if ! download 2>/dev/null; then
+		apt-get update -qq
+		download
+	fi >/dev/null
+	rm -rf "$(KEPT)/debs/lock" "$(KEPT)/debs/partial"
+
 GO_NEEDED := 1.25
 go:
 	@version() { go env GOVERSION 2>/dev/null || true; }
@@ -158,7 +176,8 @@ go:
 
 $(INFERNO): FEATURES := --features cli
 # Built once, as fast as they build: each runs for a second.
-$(TOOLS)/%/bin/cargo-deny $(TOOLS)/%/bin/cargo-deb $(TOOLS)/%/bin/cargo-fuzz $(TOOLS)/%/bin/inferno-flamegraph:
+TOOL_PROGRAMS := cargo-deny cargo-deb cargo-fuzz inferno-flamegraph
+$(addprefix $(TOOLS)/%/bin/,$(TOOL_PROGRAMS)):
 	@echo "installing $(*F) below target/tools"
 	name=$(*F); CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --no-default-features $(FEATURES) \
 		--root $(TOOLS)/$$name --target-dir target/tools/build $${name%-*}@$${name##*-}

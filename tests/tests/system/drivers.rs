@@ -1,26 +1,17 @@
 //! Drivers and registrars that were not written for csid: a node plugin from crates.io, and a registrar that speaks by the kubelet's
 //! own Go module.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use csid_tests::world::count;
 
-use crate::machine::Machine;
+use crate::machine::{Machine, cached};
 
 const REGISTRATION: &str = "/var/lib/csid/plugins_registry/driver-reg.sock";
 const ENDPOINT: &str = "/run/driver/csi.sock";
 /// The name that csi-local reports.
 const NAME: &str = "local.csid1.org";
-
-/// Returns the path of a driver that `make test` builds once for a machine, and not for each target directory.
-fn built(program: &str) -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let path = cache.or(home).expect("a home").join("csid-tests").join(program);
-    assert!(path.exists(), "{} is missing: make cfgd-csi", path.display());
-    path
-}
 
 /// The main process of csid, or of a plugin's instance `default`.
 fn pid(m: &Machine, unit: &str) -> String {
@@ -33,7 +24,7 @@ fn foreign_drivers_mount_outlives_csid_and_driver() {
     let m = Machine::with_csid();
     m.run("systemctl restart csid && csictl wait local");
     let bare = m.inventory();
-    std::fs::copy(built("cfgd-csi-0.4.0/bin/cfgd-csi"), m.path("/usr/local/bin/cfgd-csi")).unwrap();
+    std::fs::copy(cached("cfgd-csi-0.4.0/bin/cfgd-csi"), m.path("/usr/local/bin/cfgd-csi")).unwrap();
     // What it would have pulled from a registry of containers.
     m.run("mkdir -p /srv/cfgd/m/1 && touch /srv/cfgd/m/1/.cfgd-complete && echo 'of the module' >/srv/cfgd/m/1/f");
 

@@ -4,10 +4,35 @@ use csid_tests::world::count;
 
 use crate::machine::Machine;
 
-/// `podman` with what a machine without a network and with the host's control groups needs.
-const PODMAN: &str =
-    "podman --storage-driver vfs --cgroup-manager cgroupfs --events-backend none --runtime crun";
-const RUN: &str = "run --network none --cgroups disabled --ulimit nofile=1024:1024 --ulimit nproc=1024:1024";
+/// Podman's settings for a machine without a network, without keyrings, and with the host's control groups.
+const PODMAN: &str = r#"[containers]
+netns = "none"
+cgroups = "disabled"
+keyring = false
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+runtime = "crun"
+"#;
+const STORAGE: &str = "[storage]\ndriver = \"vfs\"\nrunroot = \"/run/containers/storage\"\n\
+                       graphroot = \"/var/lib/containers/storage\"\n";
+
+/// Sets Podman up for a machine.
+pub fn set_podman_up(m: &Machine) {
+    // /var/lib/containers is on an overlay, and Podman's first run makes it.
+    m.run("mkdir -p /etc/containers/containers.conf.d /var/lib/containers && rm -f /usr/local/bin/podman");
+    m.write("/etc/containers/containers.conf.d/90-machine.conf", PODMAN);
+    m.write("/etc/containers/storage.conf", STORAGE);
+}
+
+/// Makes /root/busybox.tar, a root file system of Debian's busybox.
+pub fn make_busybox(m: &Machine) {
+    m.run(
+        "mkdir -p /image/bin && cp /bin/busybox /image/bin/ && \
+         for name in $(busybox --list | grep -vx busybox); do ln -s busybox /image/bin/$name; done && tar -C /image -cf /root/busybox.tar .",
+    );
+}
 
 /// Returns a machine with both packages, an image `box`, and the volume `pg` of the namespace `containers`.
 fn with_volume_plugin() -> Machine {
@@ -16,23 +41,23 @@ fn with_volume_plugin() -> Machine {
     m.run("csictl wait local");
     let capacity = "--access-mode single-node-writer --capacity 64MiB";
     m.run(&format!("csictl volume create containers pg --plugin local {capacity}"));
-    // /var/lib/containers is on an overlay, and Podman's first run makes it.
-    m.run("mkdir -p /image/bin /var/lib/containers && cp /bin/busybox /image/bin/ && ln -s busybox /image/bin/sh");
-    m.run(&format!("tar -C /image -cf /root/image.tar . && {PODMAN} import --quiet /root/image.tar box"));
+    set_podman_up(&m);
+    make_busybox(&m);
+    m.run("podman import --quiet /root/busybox.tar box");
     m
 }
 
 fn podman(m: &Machine, arguments: &str) -> String {
-    m.run(&format!("{PODMAN} {arguments}"))
+    m.run(&format!("podman {arguments}"))
 }
 
 /// Runs a shell command in a new container that has the volume at /data.
 fn in_container(m: &Machine, command: &str) -> String {
-    podman(m, &format!("{RUN} --rm --volume pg:/data box sh -c '{command}'"))
+    podman(m, &format!("run --rm --volume pg:/data box sh -c '{command}'"))
 }
 
 /// Returns state and consumer of all mounts.
-fn mounts(m: &Machine) -> String {
+pub fn mounts(m: &Machine) -> String {
     let rows: serde_json::Value = serde_json::from_str(&m.run("csictl mounts --json")).expect("JSON");
     let rows = rows.as_array().expect("a list").iter();
     let text = |row: &serde_json::Value, key: &str| row[key].as_str().unwrap_or_default().to_owned();
@@ -49,13 +74,10 @@ fn podman_container_has_its_volume_over_all_restarts() {
 
     // Two containers share a mount, over restarts of csid and kills of both daemons.
     for name in ["one", "two"] {
-        podman(
-            &m,
-            &format!("{RUN} --detach --name {name} --volume pg:/data box sh -c 'exec busybox sleep 600'"),
-        );
+        podman(&m, &format!("run --detach --name {name} --volume pg:/data box sleep 600"));
         assert_eq!(mounts(&m), "podman mounted");
     }
-    let write = "busybox sh -c 'echo more >>/data/file && busybox sync'";
+    let write = "sh -c 'echo more >>/data/file && sync'";
     m.run("systemctl restart csid && systemctl kill --signal KILL csid csid-volume-plugin");
     m.until("csictl status");
     for name in ["one", "two"] {
@@ -66,7 +88,7 @@ fn podman_container_has_its_volume_over_all_restarts() {
     assert_eq!(in_container(&m, "cat /data/file"), "first\nmore\nmore");
 
     // A reboot under a container: Podman counts again from 0, and has the lost row back.
-    podman(&m, &format!("{RUN} --detach --name one --volume pg:/data box sh -c 'exec busybox sleep 600'"));
+    podman(&m, "run --detach --name one --volume pg:/data box sleep 600");
     m.reboot();
     m.until("csictl wait local");
     assert_eq!(mounts(&m), "podman lost");
@@ -84,7 +106,7 @@ fn podman_container_has_its_volume_over_all_restarts() {
     podman(&m, "volume create --driver csid pg");
     assert_eq!(in_container(&m, "cat /data/file"), "first\nmore\nmore\nmore");
     podman(&m, "volume rm pg");
-    let unknown = m.try_run(&format!("{PODMAN} volume create --driver csid other"));
+    let unknown = m.try_run("podman volume create --driver csid other");
     let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
     assert!(!unknown.status.success() && said.contains("containers/other is not registered"), "{said}");
 
@@ -94,18 +116,18 @@ fn podman_container_has_its_volume_over_all_restarts() {
     count("tenths of exposure of csid-volume-plugin.service", tenths.parse().expect("a score"));
     let log = m.run("journalctl --no-pager -u csid-volume-plugin.service");
     assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
-    assert!(!m.run("journalctl --no-pager").contains("ordering cycle"), "the units have no cycle");
+    m.has_no_ordering_cycle();
 }
 
 #[test]
 fn volume_plugin_is_removed_under_a_container() {
     let m = with_volume_plugin();
     podman(&m, "volume create --driver csid pg");
-    podman(&m, &format!("{RUN} --detach --name one --volume pg:/data box sh -c 'exec busybox sleep 600'"));
+    podman(&m, "run --detach --name one --volume pg:/data box sleep 600");
     m.install_package("csid-volume-plugin");
-    podman(&m, "exec one busybox touch /data/after-the-upgrade");
+    podman(&m, "exec one touch /data/after-the-upgrade");
     m.run("dpkg --remove csid-volume-plugin");
-    podman(&m, "exec one busybox touch /data/after-the-removal");
+    podman(&m, "exec one touch /data/after-the-removal");
     assert_eq!(mounts(&m), "podman mounted", "a removal unmounts nothing");
     assert_eq!(m.run("ls /run/docker/plugins"), "");
     m.install_package("csid-volume-plugin");

@@ -24,6 +24,15 @@ fn container(dir: &Path, arguments: &[&str]) -> Output {
         .expect("tests/container")
 }
 
+/// Returns the path of a thing that `make test` makes once for a machine, and not for each target directory.
+pub fn cached(name: &str) -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let path = cache.or(home).expect("a home").join("csid-tests").join(name);
+    assert!(path.exists(), "{} is missing: make cfgd-csi machine-packages", path.display());
+    path
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end().to_owned()
 }
@@ -51,10 +60,32 @@ impl Machine {
     }
 
     pub fn install_package(&self, name: &str) {
+        self.copy_package(name);
+        self.run(&format!("dpkg --install /root/{name}.deb"));
+    }
+
+    /// Copies a package of target/ into /root.
+    pub fn copy_package(&self, name: &str) {
         let deb = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../target/{name}.deb"));
         assert!(deb.exists(), "{} is missing: make deb PROFILE=dev", deb.display());
         std::fs::copy(deb, self.path(&format!("/root/{name}.deb"))).expect("the package is copied");
-        self.run(&format!("dpkg --install /root/{name}.deb"));
+    }
+
+    /// Has Debian's packages at hand, as a network would: what `make machine-packages` has downloaded.
+    pub fn with_archive(&self) {
+        let files = std::fs::read_dir(cached("debs")).expect("make machine-packages");
+        for file in files {
+            let file = file.expect("a file");
+            let to = self.path("/var/cache/apt/archives").join(file.file_name());
+            std::fs::copy(file.path(), to).expect("a package is copied");
+        }
+        // A Debian made for containers deletes what it has installed. Nobody answers a question here.
+        self.run("rm -f /etc/apt/apt.conf.d/docker-clean");
+        self.write(
+            "/etc/apt/apt.conf.d/90machine",
+            "APT::Get::Assume-Yes \"true\";\nAPT::Install-Recommends \"false\";\nAPT::Sandbox::User \"root\";\n\
+             DPkg::Options { \"--force-unsafe-io\"; };\nDPkg::Use-Pty \"false\";\n",
+        );
     }
 
     /// A path in the machine, seen from here.
@@ -97,6 +128,15 @@ impl Machine {
         );
         let output = self.try_run(&poll);
         assert!(output.status.success(), "in 30 s not: {command}\n{}", text(&output.stderr));
+    }
+
+    /// Fails if units are ordered in a cycle. The journal has the cycles of a shutdown and of later transactions. A boot's cycle is found
+    /// before journald runs, so systemd computes the boot once more.
+    pub fn has_no_ordering_cycle(&self) {
+        let journal = self.run("journalctl --no-pager --merge | grep -A3 'ordering cycle' || true");
+        let boot = self
+            .run("systemd-analyze --generators=yes verify multi-user.target 2>&1 | grep -i cycle || true");
+        assert_eq!((journal.as_str(), boot.as_str()), ("", ""));
     }
 
     /// Reboots in order. PID 1 reads the mount table a few times a second at most, and unmounts in order what it has read.
