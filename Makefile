@@ -7,18 +7,19 @@ SHELL := /bin/bash
 .ONESHELL:
 # One recipe after the other: `make test` measures at its end, and a recipe without $(MAKE) in it is not run by `make -n`.
 .NOTPARALLEL:
-.PHONY: help demo test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb package-files libcsi cfgd-csi debian-packages machine-packages go
+.PHONY: help demo test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb rpm package-files libcsi cfgd-csi debian-packages machine-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
 INFERNO := $(TOOLS)/inferno-0.12.8/bin/inferno-flamegraph
+CARGO_GENERATE_RPM := $(TOOLS)/cargo-generate-rpm-0.21.1/bin/cargo-generate-rpm
 CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 # What is built once for a machine, not once for a target directory.
 KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
 CFGD_CSI := $(KEPT)/cfgd-csi-0.4.0/bin/cfgd-csi
 DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs libprotobuf-dev pkgconf podman polkitd procps \
-	protobuf-compiler systemd-container util-linux valgrind xfsprogs
+	protobuf-compiler rpm systemd-container util-linux valgrind xfsprogs
 # What tests install in a booted machine, from files that are downloaded here. On this machine they would start services.
 MACHINE_PACKAGES := docker-compose docker.io postgresql psmisc
 PROFILE ?= release
@@ -33,7 +34,7 @@ demo: debian-packages deb ## a volume mounted, csid killed, a machine rebooted, 
 
 test: run-tests count ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 
-run-tests: debian-packages machine-packages go $(CARGO_FUZZ) cfgd-csi deb
+run-tests: debian-packages machine-packages go $(CARGO_FUZZ) cfgd-csi deb rpm
 	rm -rf target/tools/build # the tools are installed
 	PATH=$(dir $(CARGO_FUZZ)):$$PATH tests/run
 
@@ -128,6 +129,15 @@ deb: $(CARGO_DEB) libcsi package-files ## target/csid.deb, csid-volume-plugin.de
 	package --package libcsi-ffi --output target/libcsi1.deb
 	package --package libcsi-ffi --variant dev --output target/libcsi-dev.deb
 
+rpm: $(CARGO_GENERATE_RPM) package-files ## target/csid.rpm, csid-volume-plugin.rpm, with the debs' files
+	package() {
+		awk -f packaging/rpm/assets.awk $$1/Cargo.toml >target/$$2.rpm.toml
+		$(CARGO_GENERATE_RPM) --package $$1 --metadata-overwrite target/$$2.rpm.toml --profile $(PROFILE) --auto-req builtin \
+			$(if $(filter dev,$(PROFILE)),--payload-compress none) --output target/$$2.rpm
+	}
+	package csid csid
+	package volume-plugin csid-volume-plugin
+
 libcsi: debian-packages ## target/libcsi: the C library, shared and static, csi.pc and csi.h
 	libcsi-ffi/link target/libcsi --profile $(PROFILE)
 
@@ -175,8 +185,10 @@ go:
 	fi
 
 $(INFERNO): FEATURES := --features cli
+# It computes digests of all files, for minutes if it is not optimised.
+$(CARGO_GENERATE_RPM): export CARGO_PROFILE_DEV_OPT_LEVEL := 2
 # Built once, as fast as they build: each runs for a second.
-TOOL_PROGRAMS := cargo-deny cargo-deb cargo-fuzz inferno-flamegraph
+TOOL_PROGRAMS := cargo-deny cargo-deb cargo-fuzz cargo-generate-rpm inferno-flamegraph
 $(addprefix $(TOOLS)/%/bin/,$(TOOL_PROGRAMS)):
 	@echo "installing $(*F) below target/tools"
 	name=$(*F); CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --no-default-features $(FEATURES) \

@@ -17,6 +17,7 @@ mod newcomer;
 mod package;
 mod profiles;
 mod restored;
+mod rpm;
 mod settings;
 mod shutdown;
 mod stats;
