@@ -110,6 +110,7 @@ fn podman_container_has_its_volume_over_all_restarts() {
     let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
     assert!(!unknown.status.success() && said.contains("containers/other is not registered"), "{said}");
 
+    count("ms for the start of csid-volume-plugin.service", m.start_time("csid-volume-plugin.service"));
     let score = m.run("systemd-analyze security --no-pager csid-volume-plugin.service | tail -n 1");
     let tenths: String =
         score.split_whitespace().rev().find(|word| word.contains('.')).unwrap_or("").replace('.', "");

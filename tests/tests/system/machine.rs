@@ -139,6 +139,17 @@ impl Machine {
         assert_eq!((journal.as_str(), boot.as_str()), ("", ""));
     }
 
+    /// Returns how many milliseconds the last start of a unit took.
+    pub fn start_time(&self, unit: &str) -> usize {
+        let stamp = |property: &str| -> usize {
+            let micros = self.run(&format!("systemctl show {unit} --property {property}Monotonic --value"));
+            micros.parse().expect("microseconds")
+        };
+        let (from, to) = (stamp("InactiveExitTimestamp"), stamp("ActiveEnterTimestamp"));
+        assert!(from > 0 && to > from, "{unit} did not start");
+        (to - from) / 1000
+    }
+
     /// Reboots in order. PID 1 reads the mount table a few times a second at most, and unmounts in order what it has read.
     pub fn reboot(&self) {
         let known = "systemctl list-units --no-legend --all --type mount 'var-lib-csid-*' | grep -c mounted";

@@ -215,6 +215,7 @@ fn unit_is_hardened() {
         .unwrap_or_else(|| panic!("a score in {report}"));
     assert!(score <= 3.3, "{report}");
     count("hundredths of systemd's exposure level", (score * 100.0) as usize);
+    count("ms for the start of csid.service", m.start_time("csid.service"));
     m.run(
         "systemd-analyze verify /lib/systemd/system/csid.service /lib/systemd/system/csid{,-metrics}.socket",
     );

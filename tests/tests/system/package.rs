@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use csid_tests::world::count;
+
 use crate::machine::Machine;
 
 #[test]
@@ -52,6 +54,18 @@ fn package_has_the_documents_that_it_names() {
     let files = String::from_utf8_lossy(&listed.stdout);
     for file in ["README.md", "docs/volumes.md", "docs/troubleshooting.md"] {
         assert!(files.contains(&format!("/usr/share/doc/csid/{file}\n")), "{file}:\n{files}");
+    }
+}
+
+#[test]
+fn packages_name_their_sizes() {
+    for name in ["csid", "csid-volume-plugin", "libcsi1", "libcsi-dev"] {
+        let deb = format!("{}/../target/{name}.deb", env!("CARGO_MANIFEST_DIR"));
+        let field =
+            Command::new("dpkg-deb").args(["--field", &deb, "Installed-Size"]).output().expect("dpkg-deb");
+        let kib: usize = String::from_utf8_lossy(&field.stdout).trim().parse().expect("KiB");
+        assert!(kib > 0, "{name}");
+        count(&format!("KiB installed by {name}.deb, as it was built here"), kib);
     }
 }
 
