@@ -7,13 +7,14 @@ SHELL := /bin/bash
 .ONESHELL:
 # One recipe after the other: `make test` measures at its end, and a recipe without $(MAKE) in it is not run by `make -n`.
 .NOTPARALLEL:
-.PHONY: help demo test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb rpm package-files libcsi cfgd-csi debian-packages machine-packages go
+.PHONY: help demo test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb rpm docs package-files libcsi cfgd-csi debian-packages machine-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_DEB := $(TOOLS)/cargo-deb-3.8.0/bin/cargo-deb
 INFERNO := $(TOOLS)/inferno-0.12.8/bin/inferno-flamegraph
 CARGO_GENERATE_RPM := $(TOOLS)/cargo-generate-rpm-0.21.1/bin/cargo-generate-rpm
+MDBOOK := $(TOOLS)/mdbook-0.5.4/bin/mdbook
 CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 # What is built once for a machine, not once for a target directory.
 KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
@@ -141,6 +142,16 @@ rpm: $(CARGO_GENERATE_RPM) package-files ## target/csid.rpm, csid-volume-plugin.
 libcsi: debian-packages ## target/libcsi: the C library, shared and static, csi.pc and csi.h
 	libcsi-ffi/link target/libcsi --profile $(PROFILE)
 
+# README.md and others are chapters, too, so the book has the places of the repository.
+docs: $(MDBOOK) ## target/docs: the documents as one book
+	rm -rf target/book target/docs
+	mkdir -p target/book/src
+	cp docs/book.toml target/book/
+	cp -r --parents *.md docs/*.md docs/decisions proto/dbus/org.csid1.xml tests/witness/README.md target/book/src/
+	sed 's|](\([^.)]\)|](docs/\1|; s|](\.\./|](|' docs/SUMMARY.md >target/book/src/SUMMARY.md
+	rm target/book/src/docs/SUMMARY.md
+	$(MDBOOK) build --dest-dir $(CURDIR)/target/docs target/book
+
 cfgd-csi: $(CFGD_CSI) ## a driver of somebody else's, for the tests: built once, outside target/
 
 $(CFGD_CSI): | debian-packages
@@ -185,10 +196,11 @@ go:
 	fi
 
 $(INFERNO): FEATURES := --features cli
+$(MDBOOK): FEATURES := --features search
 # It computes digests of all files, for minutes if it is not optimised.
 $(CARGO_GENERATE_RPM): export CARGO_PROFILE_DEV_OPT_LEVEL := 2
 # Built once, as fast as they build: each runs for a second.
-TOOL_PROGRAMS := cargo-deny cargo-deb cargo-fuzz cargo-generate-rpm inferno-flamegraph
+TOOL_PROGRAMS := cargo-deny cargo-deb cargo-fuzz cargo-generate-rpm inferno-flamegraph mdbook
 $(addprefix $(TOOLS)/%/bin/,$(TOOL_PROGRAMS)):
 	@echo "installing $(*F) below target/tools"
 	name=$(*F); CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --no-default-features $(FEATURES) \
