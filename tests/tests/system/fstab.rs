@@ -136,6 +136,7 @@ fn fstab_volume_is_there_whenever_its_service_runs() {
     mounted(&m);
     assert_eq!(m.run("cat /srv/my-db/log"), "stop\nstart\nstop\nstart\nstart");
     Journal::of(&m, "0").is_clean();
+    assert_eq!(m.cycles_of_boot(), "");
     m.run(&format!("systemctl stop {unit} && csictl volume delete prod db --yes prod/db"));
     assert_eq!((m.run("csictl mounts --json").as_str(), m.loops().as_str()), ("[]", ""));
 }
@@ -236,4 +237,9 @@ fn unit_by_hand_needs_no_section_unit() {
     Journal::of(&m, "-1").is_clean();
     m.run("systemctl stop srv-data.mount");
     assert_eq!(m.run("csictl claims --json"), "[]");
+    assert_eq!(m.cycles_of_boot(), "");
+    // docs/consumers.md, A host with `/var` on the network: csid waits for it, and it waits for csid.
+    m.write("/etc/fstab", "server:/csid /var/lib/csid nfs _netdev 0 0\n");
+    let cycle = m.cycles_of_boot();
+    assert!(cycle.contains("csid.service"), "{cycle}");
 }
