@@ -311,9 +311,12 @@ impl Host {
         how: Restrict,
         userns: Option<Tree>,
     ) -> Result<Option<(Tree, bool)>, HostError> {
-        let is_mapped = userns.is_some();
-        let request = HelperRequest::OpenTree { source: source.to_owned(), shown, subpath, how, is_mapped };
-        let userns = userns.and_then(Tree::into_fd);
+        let (source, userns) = (source.to_owned(), userns.and_then(Tree::into_fd));
+        // A helper of an older csid refuses the second, and does not return a mount whose owners are not mapped.
+        let request = match userns {
+            None => HelperRequest::OpenTree { source, shown, subpath, how },
+            Some(_) => HelperRequest::OpenMappedTree { source, shown, subpath, how },
+        };
         let (is_bound, tree) = self.with_descriptor::<Option<bool>>(plugin, request, userns).await?;
         Ok(tree.zip(is_bound))
     }

@@ -245,7 +245,8 @@ mod tests {
             let (own, shown) = (Path::new("/own"), OwnMounts(Arc::new(of_volume)));
             let exact = HashSet::from([own.as_os_str()]);
             let shown = shown.shown_at(&exact, false);
-            let found = OwnMounts(Arc::new(entries)).foreign(&shown, &OwnPaths { exact, below: vec![] });
+            let found = OwnMounts(Arc::new(entries))
+                .foreign(&shown, &OwnPaths { exact, mounted: vec![], below: vec![] });
             found.into_iter().map(|mount| mount.path().to_owned()).collect::<Vec<_>>()
         };
         let other = "4 2 0:5 / /run/gvfs rw - fuse.gvfsd-fuse gvfsd-fuse rw\n";

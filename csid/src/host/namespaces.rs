@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::host::device::BlockDevice;
-use crate::host::table::MountEntry;
+use crate::host::table::{self, MountEntry};
 
 /// Holders that an error names.
 pub(super) const NAMED: usize = 16;
@@ -33,7 +33,7 @@ pub struct Shown {
     pub(super) root: PathBuf,
     /// Whether it is the node of a block device.
     pub(super) is_node: bool,
-    /// What was mounted, as the mount table writes it. Empty: not known, as in the row of an older csid.
+    /// What was mounted. Empty: not known, as in the row of an older csid.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) source: String,
 }
@@ -101,7 +101,9 @@ impl Shown {
     /// Returns whether a mount of csid's own namespace may be of the same file system although the number may be another one's by now:
     /// the kernel gives the number of an unmounted file system without a device to the next one.
     pub(super) fn is_of_source(&self, entry: &MountEntry) -> bool {
-        self.source.is_empty() || (self.source == entry.source && self.fs_type == entry.fs_type)
+        // An older csid wrote both as the mount table does, with escapes.
+        let is = |written: &str, there: &str| written == there || table::unescaped(written) == there;
+        self.source.is_empty() || (is(&self.source, &entry.source) && is(&self.fs_type, &entry.fs_type))
     }
 }
 
@@ -341,7 +343,6 @@ pub(super) struct Question {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::table;
 
     #[test]
     fn a_node_in_dev_is_no_copy_of_a_volume() {

@@ -1,22 +1,22 @@
 //! The mounts of csid's own namespace that may concern one volume, by `listmount` and `statmount`. To read the whole mountinfo costs as
-//! much as all mounts of the host. A mount keeps its file system and its root for life, so csid asks once for each mount, and again only
-//! for those that a question may be about.
+//! much as all mounts of the host. A mount keeps its file system for life, so csid asks once for each mount, and again only for those that
+//! a question may be about. What a mount shows of its file system may change: somebody renames a directory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::Mutex;
 
 use crate::host::namespaces::Shown;
 use crate::host::statmount::{OWN, Stat, mounts};
 use crate::host::table::{self, MountEntry, blocking};
 
-/// Listing more mounts than this is no work for a thread of the runtime.
+/// Listing or asking for more mounts than this is no work for a thread of the runtime.
 const FEW: usize = 1_000;
 /// Mounts of one file system that are all asked for, because one of them may have been moved to a path of the volume. A kernel moves no
 /// mount out of a shared one, so a plugin can rarely do that.
@@ -28,6 +28,8 @@ const END: Duration = Duration::from_secs(60);
 pub struct OwnPaths<'a> {
     /// The paths of the volume's rows.
     pub exact: HashSet<&'a OsStr>,
+    /// Those of them at which the rows have a mount.
+    pub mounted: Vec<&'a OsStr>,
     /// Directories that only csid and the plugin mount in.
     pub below: Vec<&'a Path>,
 }
@@ -55,20 +57,12 @@ enum Answers {
     Missing,
 }
 
-/// Facts about a mount that never change, and where it was when csid first asked.
+/// A mount, its file system, which never changes, and where it was when csid first asked.
 struct Facts {
     id: u64,
     device: u64,
-    /// `None`: the root of its file system.
-    root: Option<Box<Path>>,
-    /// A hash of its path then.
+    /// A hash of its path then. 0: the path is too long for an answer.
     place: u64,
-}
-
-impl Facts {
-    fn root(&self) -> &Path {
-        self.root.as_deref().unwrap_or(Path::new("/"))
-    }
 }
 
 impl KnownMounts {
@@ -81,19 +75,20 @@ impl KnownMounts {
         devices: &[u64],
         shown: &[Shown],
     ) -> Option<Vec<MountEntry>> {
-        let known = Arc::clone(&self.0).lock_owned().await;
+        let mut known = Arc::clone(&self.0).lock_owned().await;
         if known.answers == Answers::Missing {
             return None;
         }
         let is_long = known.answers == Answers::Unproven || known.facts.len() > FEW;
-        let (refreshed, mut known) = match is_long {
-            true => blocking(move || Ok(known.refreshed())).await.ok()?,
-            false => known.refreshed(),
-        };
-        let found = match refreshed {
-            Ok(()) => known.about(paths, devices, shown),
-            Err(error) => Err(error),
-        };
+        let mut refreshed = if is_long { Err(long()) } else { known.refresh(FEW) };
+        if refreshed.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            let work = move || {
+                let proven = if known.answers == Answers::Unproven { known.prove() } else { Ok(()) };
+                Ok((proven.and_then(|()| known.refresh(usize::MAX)), known))
+            };
+            (refreshed, known) = blocking(work).await.ok()?;
+        }
+        let found = refreshed.and_then(|()| known.about(paths, devices, shown));
         found.unwrap_or_else(|error| {
             tracing::debug!(%error, "csid reads its whole mount table");
             None
@@ -101,74 +96,113 @@ impl KnownMounts {
     }
 }
 
-trait Refresh {
-    /// Lists the mounts, and asks for those that are new. The first time it proves the answers.
-    fn refreshed(self) -> (Result<()>, Self);
+/// Returns the error for what takes too long on a thread of the runtime.
+fn long() -> Error {
+    Error::from(ErrorKind::WouldBlock)
 }
 
-impl Refresh for OwnedMutexGuard<Known> {
-    fn refreshed(mut self) -> (Result<()>, Self) {
-        let proven = if self.answers == Answers::Unproven { self.prove() } else { Ok(()) };
-        (proven.and_then(|()| self.refresh()), self)
-    }
+/// Returns whether the kernel does not have the calls, or a filter refuses them.
+fn is_missing(error: &Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL))
+}
+
+fn is_too_long(error: &Error) -> bool {
+    error.raw_os_error() == Some(libc::EOVERFLOW)
 }
 
 impl Known {
     /// Compares the calls' answers with mountinfo. A kernel that leaves something out is not asked again.
     fn prove(&mut self) -> Result<()> {
         let before = table::entries().map_err(Error::other)?;
-        let listed = mounts(OWN, None, Instant::now() + END).and_then(|listed| {
-            let asked = listed.ids.iter().map(|id| self.entry(*id));
-            asked.filter_map(Result::transpose).collect::<Result<Vec<_>>>()
-        });
+        let answered = self.answered();
         let after: HashMap<u64, MountEntry> =
             table::entries().map_err(Error::other)?.into_iter().map(|entry| (entry.id, entry)).collect();
-        let answered: HashMap<u64, MountEntry> =
-            listed.unwrap_or_default().into_iter().map(|entry| (entry.id, entry)).collect();
+        let answered = match answered {
+            Err(error) if !is_missing(&error) => return Err(error),
+            answered => answered.unwrap_or_default(),
+        };
         // What has changed meanwhile proves nothing.
         let mut still = before.iter().filter(|entry| after.get(&entry.id) == Some(entry));
-        let differs =
-            still.find(|entry| answered.get(&entry.id).is_none_or(|answer| !is_answered(entry, answer)));
-        match differs {
+        let is_answered = |entry: &MountEntry| {
+            answered
+                .get(&entry.id)
+                .is_some_and(|answer| answer.as_ref().is_none_or(|answer| is_same(entry, answer)))
+        };
+        match still.find(|entry| !is_answered(entry)) {
             None => {
                 self.answers = Answers::Proven;
                 Ok(())
             }
             Some(entry) => {
-                tracing::info!(mount = %entry.path.display(), "the kernel's calls do not show each mount as mountinfo does");
+                let mount = entry.path.display();
+                tracing::info!(%mount, "the kernel's calls do not show each mount as mountinfo does");
                 self.answers = Answers::Missing;
-                Err(Error::from(std::io::ErrorKind::Unsupported))
+                Err(Error::from(ErrorKind::Unsupported))
             }
         }
     }
 
-    fn refresh(&mut self) -> Result<()> {
+    /// Returns the answers for all mounts, by the ids in mountinfo. `None`: a mount's answer is too long.
+    fn answered(&mut self) -> Result<HashMap<u64, Option<MountEntry>>> {
+        let mut answered = HashMap::new();
+        for id in mounts(OWN, None, Instant::now() + END)?.ids {
+            match self.entry(id) {
+                Err(error) if is_too_long(&error) => {
+                    let (old_id, _) = self.stat().identity(OWN, id)?;
+                    answered.insert(old_id, None);
+                }
+                entry => answered.extend(entry?.map(|entry| (entry.id, Some(entry)))),
+            }
+        }
+        Ok(answered)
+    }
+
+    /// Lists the mounts, and asks for those that are new. Fails if the list is longer than `most`.
+    fn refresh(&mut self, most: usize) -> Result<()> {
         let listed = mounts(OWN, None, Instant::now() + END)?;
+        if listed.ids.len() > most {
+            return Err(long());
+        }
         let mut before = std::mem::take(&mut self.facts).into_iter().peekable();
         let mut now = Vec::with_capacity(listed.ids.len());
+        let mut failed = None;
         for id in listed.ids {
             while before.next_if(|facts| facts.id < id).is_some() {}
             match before.next_if(|facts| facts.id == id) {
                 Some(facts) => now.push(facts),
-                None => {
-                    let Some(MountEntry { device, root, path, .. }) = self.entry(id)? else { continue };
-                    let root = Some(root).filter(|root| root != Path::new("/")).map(Into::into);
-                    let place = self.hasher.hash_one(path.as_os_str());
-                    now.push(Facts { id, device, root, place });
-                }
+                None => match self.facts(id) {
+                    Ok(facts) => now.extend(facts),
+                    // The mounts that are known stay known.
+                    Err(error) => failed = Some(error),
+                },
             }
         }
         self.facts = now;
-        Ok(())
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Asks for a new mount. `None`: it is gone.
+    fn facts(&mut self, id: u64) -> Result<Option<Facts>> {
+        match self.entry(id) {
+            Err(error) if is_too_long(&error) => {
+                let (_, device) = self.stat().identity(OWN, id)?;
+                Ok(Some(Facts { id, device, place: 0 }))
+            }
+            Ok(Some(MountEntry { device, path, .. })) => {
+                Ok(Some(Facts { id, device, place: self.hasher.hash_one(path.as_os_str()) }))
+            }
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn stat(&mut self) -> &mut Stat {
+        self.stat.get_or_insert_with(Stat::new)
     }
 
     /// Returns a mount as it is now. `None`: it is gone.
     fn entry(&mut self, id: u64) -> Result<Option<MountEntry>> {
-        match self.stat.get_or_insert_with(Stat::new).own_entry(id) {
-            Ok(entry) => Ok(Some(entry)),
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-            Err(error) => Err(error),
-        }
+        unless_gone(self.stat().own_entry(id))
     }
 
     fn about(
@@ -182,37 +216,58 @@ impl Known {
         let are_few = self.facts.iter().filter(is_of_device).nth(OF_DEVICE).is_none();
         let is_asked = |facts: &&Facts| places.contains(&facts.place) || (are_few && is_of_device(facts));
         let first: Vec<u64> = self.facts.iter().filter(is_asked).map(|facts| facts.id).collect();
+        if first.len() > FEW {
+            return Ok(None);
+        }
         let mut found: BTreeMap<u64, MountEntry> = BTreeMap::new();
         for id in first {
             found.extend(self.entry(id)?.map(|entry| (id, entry)));
         }
-        let is_at = |entry: &&MountEntry| paths.exact.contains(entry.path.as_os_str());
-        let at_own = found.values().filter(is_at).map(|entry| (entry.device, entry.root.as_path()));
-        let shows: BTreeSet<(u64, &Path)> =
-            at_own.chain(shown.iter().map(|shown| (shown.device, shown.root.as_path()))).collect();
-        let is_of_volume = |device: u64, root: &Path| {
+        // A mount that was moved is not where csid first saw it.
+        let is_found = |path: &&OsStr| found.values().any(|entry| entry.path.as_os_str() == *path);
+        if !paths.mounted.iter().all(is_found) {
+            return Ok(None);
+        }
+        let at_own = found.values().filter(|entry| paths.exact.contains(entry.path.as_os_str()));
+        let of_volume: BTreeSet<u64> =
+            at_own.map(|entry| entry.device).chain(shown.iter().map(|shown| shown.device)).collect();
+        let is_more = |facts: &&Facts| of_volume.contains(&facts.device) && !found.contains_key(&facts.id);
+        let more: Vec<u64> = self.facts.iter().filter(is_more).map(|facts| facts.id).collect();
+        if more.len() > FEW {
+            return Ok(None);
+        }
+        let at_own = found.values().filter(|entry| paths.exact.contains(entry.path.as_os_str()));
+        let shows: BTreeSet<(u64, Box<Path>)> = at_own
+            .map(|entry| (entry.device, entry.root.as_path().into()))
+            .chain(shown.iter().map(|shown| (shown.device, shown.root.as_path().into())))
+            .collect();
+        let shows = |device: u64, root: &Path| {
             shows.iter().any(|(shown, above)| *shown == device && root.starts_with(above))
         };
-        let more = self.facts.iter().filter(|facts| !found.contains_key(&facts.id));
-        let more: Vec<u64> =
-            more.filter(|facts| is_of_volume(facts.device, facts.root())).map(|facts| facts.id).collect();
-        let is_foreign = |entry: &MountEntry| {
-            is_of_volume(entry.device, &entry.root) && !paths.have(entry.path.as_os_str())
-        };
-        let mut has_foreign = found.values().any(is_foreign);
-        let mut rest: Vec<(u64, MountEntry)> = Vec::new();
         for id in more {
-            let Some(entry) = self.entry(id)? else { continue };
-            has_foreign |= is_foreign(&entry);
-            rest.push((id, entry));
+            // Other volumes may be directories of the same file system. Their paths are not of interest.
+            let Some((device, root)) = unless_gone(self.stat().own_root(id))? else { continue };
+            if shows(device, &root) {
+                found.extend(self.entry(id)?.map(|entry| (id, entry)));
+            }
         }
-        found.extend(rest);
+        let is_foreign =
+            |entry: &MountEntry| shows(entry.device, &entry.root) && !paths.have(entry.path.as_os_str());
+        let has_foreign = found.values().any(is_foreign);
         Ok((!has_foreign).then(|| found.into_values().collect()))
     }
 }
 
+fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Returns whether the calls' answer is what mountinfo shows. The groups are not compared: nobody reads them of such an answer.
-fn is_answered(shown: &MountEntry, answer: &MountEntry) -> bool {
+fn is_same(shown: &MountEntry, answer: &MountEntry) -> bool {
     let of = |entry: &MountEntry| {
         let MountEntry { id, parent, device, root, path, fs_type, source, read_only, groups: _ } = entry;
         (*id, *parent, *device, root.clone(), path.clone(), fs_type.clone(), source.clone(), *read_only)
@@ -229,58 +284,118 @@ impl OwnPaths<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+    use std::path::PathBuf;
+
+    use rustix::mount::{
+        MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, mount_move, unmount,
+    };
+
     use super::*;
 
-    /// Returns what is known of this process' mounts, where the kernel has the calls.
-    fn known() -> Option<Known> {
-        let mut known = Known::default();
-        if known.prove().is_err() {
-            eprintln!("skipped: the kernel does not show each mount by its calls");
-            return None;
+    /// Runs `test` in a mount namespace of its own, with two file systems: one at `a`, and one at `b` with a bind of its directory `x`
+    /// at `c`. Not where the kernel lacks the calls.
+    fn apart(test: impl FnOnce(&Path, &mut Known) + Send) {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let run = || {
+            // SAFETY: only this thread, which ends with the test, is in the new namespace.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+            for name in ["a", "b"] {
+                std::fs::create_dir(root.join(name)).unwrap();
+                mount("tmpfs", root.join(name), "tmpfs", MountFlags::empty(), None).unwrap();
+            }
+            for name in ["b/x", "b/y", "c", "d"] {
+                std::fs::create_dir(root.join(name)).unwrap();
+            }
+            mount_bind(root.join("b/x"), root.join("c")).unwrap();
+            let mut known = Known::default();
+            match known.prove() {
+                Ok(()) => test(root, &mut known),
+                Err(error) => eprintln!("skipped: the kernel does not show each mount by its calls: {error}"),
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+    }
+
+    /// Asks for the volume that is mounted at these paths.
+    fn ask(known: &mut Known, at: &[&Path], mounted: &[&Path], shown: &[Shown]) -> Option<Vec<PathBuf>> {
+        known.refresh(usize::MAX).unwrap();
+        let exact = at.iter().map(|path| path.as_os_str()).collect();
+        let mounted = mounted.iter().map(|path| path.as_os_str()).collect();
+        let found = known.about(&OwnPaths { exact, mounted, below: vec![] }, &[], shown).unwrap()?;
+        let all = table::entries().unwrap();
+        for entry in &found {
+            assert!(all.iter().any(|one| is_same(one, entry)), "mountinfo shows another one: {entry:?}");
         }
-        known.refresh().unwrap();
-        Some(known)
-    }
-
-    fn at(path: &Path) -> OwnPaths<'_> {
-        OwnPaths { exact: HashSet::from([path.as_os_str()]), below: vec![] }
+        Some(found.into_iter().map(|entry| entry.path).collect())
     }
 
     #[test]
-    fn listed_mounts_are_those_of_mountinfo() {
-        let Some(mut known) = known() else { return };
-        let all = table::entries().unwrap();
-        // A path with one mount, of a file system that nothing else shows.
-        let is_alone = |one: &&MountEntry| {
-            let others = || all.iter().filter(|other| other.id != one.id);
-            others().all(|other| other.path != one.path && other.device != one.device)
-        };
-        let one = all.iter().find(is_alone).expect("a mount");
-        let found = known.about(&at(&one.path), &[], &[]).unwrap().unwrap();
-        assert!(found.len() == 1 && is_answered(one, &found[0]), "{found:?}");
-        // Asked for by what it shows, its path is a foreign one.
-        let shown = Shown {
-            device: one.device,
-            fs_type: one.fs_type.clone(),
-            root: one.root.clone(),
-            is_node: false,
-            source: one.source.clone(),
-        };
-        let nowhere = at(Path::new("/nowhere"));
-        assert_eq!(known.about(&nowhere, &[], &[shown]).unwrap(), None);
-        assert_eq!(known.about(&nowhere, &[], &[]).unwrap(), Some(vec![]));
+    fn mounts_of_the_volume_are_found_alone() {
+        apart(|root, known| {
+            let [a, b, c] = ["a", "b", "c"].map(|name| root.join(name));
+            assert_eq!(ask(known, &[&a], &[&a], &[]), Some(vec![a.clone()]));
+            assert_eq!(ask(known, &[&b, &c], &[&b, &c], &[]), Some(vec![b.clone(), c.clone()]));
+            assert_eq!(ask(known, &[&c], &[&c], &[]), Some(vec![c]), "the whole is no part of it");
+            assert_eq!(ask(known, &[&b], &[&b], &[]), None, "the bind is at a foreign path");
+            assert_eq!(ask(known, &[Path::new("/nowhere")], &[], &[]), Some(vec![]));
+        });
     }
 
     #[test]
-    fn moved_mount_is_found_by_its_device() {
-        let Some(mut known) = known() else { return };
-        let all = table::entries().unwrap();
-        let root = all.iter().find(|entry| entry.path == Path::new("/proc")).expect("a proc");
-        let paths = at(Path::new("/proc"));
-        // As if it had been elsewhere when csid first asked.
-        known.facts.iter_mut().for_each(|facts| facts.place = 0);
-        assert_eq!(known.about(&paths, &[], &[]).unwrap(), Some(vec![]));
-        let found = known.about(&paths, &[root.device], &[]).unwrap();
-        assert!(found.is_none_or(|found| found.iter().any(|entry| entry.path == root.path)));
+    fn bind_of_a_renamed_directory_is_found() {
+        apart(|root, known| {
+            let [b, c, d] = ["b", "c", "d"].map(|name| root.join(name));
+            mount_bind(b.join("x"), &d).unwrap();
+            assert_eq!(ask(known, &[&c, &d], &[&c, &d], &[]).unwrap().len(), 2);
+            std::fs::rename(b.join("x"), b.join("z")).unwrap();
+            assert_eq!(ask(known, &[&c], &[&c], &[]), None, "another bind is at a foreign path");
+            assert_eq!(ask(known, &[&c, &d], &[&c, &d], &[]).unwrap().len(), 2);
+            // A directory comes into the volume's one.
+            mount_bind(b.join("y"), root.join("a")).unwrap();
+            assert_eq!(ask(known, &[&c, &d], &[&c, &d], &[]).unwrap().len(), 2);
+            std::fs::rename(b.join("y"), b.join("z/y")).unwrap();
+            assert_eq!(ask(known, &[&c, &d], &[&c, &d], &[]), None);
+        });
+    }
+
+    #[test]
+    fn moved_mount_needs_the_whole_table() {
+        apart(|root, known| {
+            let [a, d] = ["a", "d"].map(|name| root.join(name));
+            assert_eq!(ask(known, &[&a], &[&a], &[]), Some(vec![a.clone()]));
+            mount_move(&a, &d).unwrap();
+            assert_eq!(ask(known, &[&d], &[&d], &[]), None);
+            unmount(&d, UnmountFlags::empty()).unwrap();
+            assert_eq!(ask(known, &[&d], &[], &[]), Some(vec![]));
+        });
+    }
+
+    #[test]
+    fn mount_at_a_long_path_keeps_the_others_known() {
+        apart(|root, known| {
+            let a = root.join("a");
+            // Longer than a path may be in one call.
+            let below = ["n".repeat(255).as_str()].repeat(14).join("/");
+            let mut directory = std::fs::File::open(&a).unwrap();
+            for _ in 0..4 {
+                let link = format!("/proc/self/fd/{}/{below}", directory.as_raw_fd());
+                std::fs::create_dir_all(&link).unwrap();
+                directory = std::fs::File::open(&link).unwrap();
+            }
+            mount_bind(root.join("c"), format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap();
+            drop(directory);
+            known.refresh(usize::MAX).unwrap();
+            let facts = known.facts.len();
+            assert_eq!(ask(known, &[&a], &[&a], &[]), Some(vec![a.clone()]));
+            assert_eq!(known.facts.len(), facts);
+            // It may be of this volume, and only mountinfo has its path.
+            let c = root.join("c");
+            let exact = HashSet::from([c.as_os_str()]);
+            let found = known.about(&OwnPaths { exact, mounted: vec![], below: vec![] }, &[], &[]);
+            assert!(is_too_long(&found.unwrap_err()));
+        });
     }
 }

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use crate::host::table::{Groups, MountEntry};
+use crate::host::table::{Groups, MountEntry, NO_SOURCE};
 
 /// The numbers of these calls are the same on every architecture that csid runs on. libc does not name them.
 const SYS_STATMOUNT: libc::c_long = 457;
@@ -258,9 +258,10 @@ impl Stat {
         let fixed = &answer.fixed;
         let path = |offset| PathBuf::from(OsStr::from_bytes(answer.string(offset)));
         let has = |field| fixed.mask & field != 0;
-        let mut fs_type = escaped(answer.string(fixed.fs_type));
+        let text = |offset| String::from_utf8_lossy(answer.string(offset)).into_owned();
+        let mut fs_type = text(fixed.fs_type);
         if has(FS_SUBTYPE) {
-            fs_type = format!("{fs_type}.{}", escaped(answer.string(fixed.fs_subtype)));
+            fs_type = format!("{fs_type}.{}", text(fixed.fs_subtype));
         }
         Ok(MountEntry {
             id: u64::from(fixed.old_id),
@@ -268,29 +269,20 @@ impl Stat {
             device: rustix::fs::makedev(fixed.major, fixed.minor),
             root: path(fixed.root),
             path: path(fixed.point),
-            source: if has(SB_SOURCE) { escaped(answer.string(fixed.source)) } else { "none".into() },
+            source: if has(SB_SOURCE) { text(fixed.source) } else { NO_SOURCE.into() },
             fs_type,
             read_only: fixed.attributes & libc::MOUNT_ATTR_RDONLY != 0,
             groups: Groups::default(),
         })
     }
-}
 
-/// Returns a name as the kernel writes it into `mountinfo`.
-fn escaped(name: &[u8]) -> String {
-    let mut text = String::new();
-    for part in name.utf8_chunks() {
-        for character in part.valid().chars() {
-            match character {
-                ' ' | '\t' | '\n' | '\\' | '#' => text += &format!("\\{:03o}", u32::from(character)),
-                _ => text.push(character),
-            }
-        }
-        if !part.invalid().is_empty() {
-            text.push(char::REPLACEMENT_CHARACTER);
-        }
+    /// Returns the number of the file system of a mount in csid's own namespace, and what of the file system it shows.
+    pub fn own_root(&mut self, mount: u64) -> Result<(u64, PathBuf)> {
+        let answer = self.ask(OWN, mount, SB_BASIC | MNT_ROOT)?;
+        let fixed = &answer.fixed;
+        let root = PathBuf::from(OsStr::from_bytes(answer.string(fixed.root)));
+        Ok((rustix::fs::makedev(fixed.major, fixed.minor), root))
     }
-    text
 }
 
 impl Fixed {

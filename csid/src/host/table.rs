@@ -38,12 +38,15 @@ pub(super) struct MountEntry {
     pub root: PathBuf,
     pub path: PathBuf,
     pub fs_type: String,
-    /// What was mounted, such as a device or `HOST:/PATH`, as the table writes it. Empty: the answer does not have it.
+    /// What was mounted, such as a device or `HOST:/PATH`. Empty: the answer does not have it.
     pub source: String,
     /// The mount is, whatever its file system is.
     pub read_only: bool,
     pub groups: Groups,
 }
+
+/// The source of a mount that has none.
+pub(super) const NO_SOURCE: &str = "none";
 
 /// The peer groups by which a mount receives what is mounted and unmounted elsewhere, as `mount_namespaces(7)` names them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -214,7 +217,7 @@ pub(super) fn shows(device: u64) -> Result<bool, HostError> {
 const TEXT: usize = 64 << 10;
 
 fn text() -> Result<Vec<u8>, HostError> {
-    let table = Path::new("/proc/self/mountinfo");
+    let table = Path::new("/proc/thread-self/mountinfo");
     let failed = |source| HostError::Os { step: "read".into(), path: table.into(), source };
     let mut file = File::open(table).map_err(failed)?;
     // The file has no size. Without a first capacity the reads would begin with 32 bytes.
@@ -363,13 +366,19 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     let (root, path) = (unescape(fields.next()?), unescape(fields.next()?));
     let read_only = fields.next()?.split(|&byte| byte == b',').any(|option| option == b"ro");
     let groups = groups(fields.by_ref().take_while(|field| *field != b"-"));
-    let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
-    let source = String::from_utf8_lossy(fields.next().unwrap_or_default()).into_owned();
+    let mut text = || Some(unescape(fields.next()?).to_string_lossy().into_owned());
+    let fs_type = text()?;
+    let source = text().filter(|source| !source.is_empty()).unwrap_or_else(|| NO_SOURCE.into());
     Some(MountEntry { id, parent, device, root, path, fs_type, source, read_only, groups })
 }
 
 fn number(field: &[u8]) -> Option<u64> {
     std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+/// Returns the text that the kernel writes so into a mount table.
+pub(super) fn unescaped(text: &str) -> String {
+    unescape(text.as_bytes()).to_string_lossy().into_owned()
 }
 
 /// The kernel writes space, tab, newline, `\` and `#` as `\` and three octal digits.

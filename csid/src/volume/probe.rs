@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::host::{Backing, Look, MountTable, OwnMounts, OwnPaths, PlacedMount, Shown, TableMount};
-use crate::store::rows::{AttachmentMode, MountRow, VolumeRow};
+use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
 use crate::volume::context::Context;
 use crate::volume::model::paths;
 use crate::volume::model::volume::{Observed, Volume};
@@ -158,7 +158,11 @@ impl Context {
         let roots: HashSet<&Path> = directories.map(|directory| self.root_above(directory)).collect();
         let roots = roots.into_iter().filter(|root| !root.starts_with(&self.directories.state));
         let below = roots.chain([self.directories.state.as_path()]).collect();
-        OwnPaths { exact: own_paths(volume), below }
+        let staging = volume.row.staging.as_deref().filter(|_| volume.row.stage == Leg::Present);
+        let present = volume.mounts.iter().filter(|row| row.publish == Leg::Present);
+        let mounted = present.flat_map(|row| [row.source.as_str(), row.published()]).chain(staging);
+        let mounted = mounted.filter(|path| !path.is_empty()).map(OsStr::new).collect();
+        OwnPaths { exact: own_paths(volume), mounted, below }
     }
 
     /// Returns the plugin's root that the tmpfs `directory` is at, or `directory`, where it is no such tmpfs.

@@ -86,6 +86,8 @@ fn kernel_without_listmount_finds_the_same_binds() {
         w.environment.insert(old_kernel::VARIABLE.to_owned(), "yes".to_owned());
         let client = running_apart(w).await;
         let source = mounted(&client, "job", inline("v")).await;
+        let log = fs::read_to_string(w.path("csid.log")).unwrap();
+        assert!(log.contains("the kernel's calls do not show each mount"), "{log}");
         let bound = Bound::at(w, "srv", &source);
         is_refused(w, &client, &bound, "job", &source).await;
         drop(bound);

@@ -567,7 +567,6 @@ mod tests {
             shown: crate::host::Look::Missing,
             subpath: None,
             how: crate::host::Restrict::default(),
-            is_mapped: false,
         };
         let calling = tokio::spawn(async move {
             let patience = Some(Duration::from_millis(1));

@@ -61,8 +61,13 @@ pub(in crate::host) enum HelperRequest {
         shown: Look,
         subpath: Option<PathBuf>,
         how: Restrict,
-        /// The descriptor of a user namespace comes with it, which maps the owners of files.
-        is_mapped: bool,
+    },
+    /// As `OpenTree`. The descriptor of a user namespace comes with it, which maps the owners of files.
+    OpenMappedTree {
+        source: PathBuf,
+        shown: Look,
+        subpath: Option<PathBuf>,
+        how: Restrict,
     },
     Detach {
         path: PathBuf,
@@ -153,6 +158,7 @@ impl HelperRequest {
             HelperRequest::Look { path, .. }
             | HelperRequest::BindAt { source: path, .. }
             | HelperRequest::OpenTree { source: path, .. }
+            | HelperRequest::OpenMappedTree { source: path, .. }
             | HelperRequest::Detach { path, .. }
             | HelperRequest::Clear { path }
             | HelperRequest::InUse { path }

@@ -270,18 +270,13 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
             plain(&mount::unbind(&source, &target, &were, how, fd, &caller))
         }
         HelperRequest::IsBound { source, target } => plain(&mount::is_bound(&source, &target)),
-        HelperRequest::OpenTree { source, shown, subpath, how, is_mapped } => {
-            if is_mapped && fd.is_none() {
-                let why = "it did not come".into();
-                return plain(&Err::<(), _>(HostError::NotUserNamespace { why }));
-            }
-            let opened = mount::open_tree(&source, shown, subpath.as_deref(), how, fd.as_ref());
-            let (tree, is_bound) = match opened {
-                Err(error) => return plain(&Err::<(), _>(error)),
-                Ok(opened) => opened.unzip(),
-            };
-            Ok((serde_json::to_vec(&Ok::<_, HostError>(is_bound))?, tree))
+        HelperRequest::OpenTree { source, shown, subpath, how } => {
+            opened(mount::open_tree(&source, shown, subpath.as_deref(), how, None))
         }
+        HelperRequest::OpenMappedTree { source, shown, subpath, how } => opened(match &fd {
+            Some(userns) => mount::open_tree(&source, shown, subpath.as_deref(), how, Some(userns)),
+            None => Err(HostError::NotUserNamespace { why: "it did not come".into() }),
+        }),
         HelperRequest::Detach { path, .. } => plain(&mount::detach(&path, &caller)),
         HelperRequest::Clear { path } => plain(&mount::clear(&path, &caller)),
         HelperRequest::CheckTarget { root, target, uid } => {
@@ -306,6 +301,15 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
         HelperRequest::Sift => plain(&SiftAnswer::Refused),
         HelperRequest::Search => plain(&SearchReply::TooMany(Vec::new())),
     }
+}
+
+/// Returns the answer with the mount that was opened, if there is one.
+fn opened(opened: Result<Option<(OwnedFd, bool)>, HostError>) -> Answer {
+    let (tree, is_bound) = match opened {
+        Err(error) => return plain(&Err::<(), _>(error)),
+        Ok(opened) => opened.unzip(),
+    };
+    Ok((serde_json::to_vec(&Ok::<_, HostError>(is_bound))?, tree))
 }
 
 /// Answers [`HelperRequest::Search`]. `known` is what the worker's searches before have learned.
