@@ -201,7 +201,7 @@ $(MDBOOK): FEATURES := --features search
 $(CARGO_GENERATE_RPM): export CARGO_PROFILE_DEV_OPT_LEVEL := 2
 # Built once, as fast as they build: each runs for a second.
 TOOL_PROGRAMS := cargo-deny cargo-deb cargo-fuzz cargo-generate-rpm inferno-flamegraph mdbook
-$(addprefix $(TOOLS)/%/bin/,$(TOOL_PROGRAMS)):
+$(addprefix $(TOOLS)/%/bin/,$(TOOL_PROGRAMS)): | debian-packages
 	@echo "installing $(*F) below target/tools"
 	name=$(*F); CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --no-default-features $(FEATURES) \
 		--root $(TOOLS)/$$name --target-dir target/tools/build $${name%-*}@$${name##*-}

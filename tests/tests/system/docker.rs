@@ -43,7 +43,7 @@ fn machine() -> Machine {
     make_busybox(&m);
     // The image has a file where the volume will be.
     m.run("chmod +x /usr/local/bin/crun-in-machine && mkdir /image/data && touch /image/data/of-the-image");
-    m.run("tar -C /image -cf /root/with-data.tar . && apt-get install docker.io docker-compose");
+    m.run("tar -C /image -cf /root/with-data.tar . && apt-get install docker.io");
     m.run("docker import /root/busybox.tar docker.io/library/busybox && docker import /root/with-data.tar with-data");
     m
 }

@@ -67,7 +67,6 @@ fn database_in_podman_is_made_as_documented() {
     type_section(&m, "### A database in Podman");
     rows_outlive_both(&m, "podman exec pg psql --username postgres");
     assert_eq!(mounts(&m), "podman mounted");
-    m.run("podman rm --force pg && podman volume prune --force");
     type_section(&m, "### podman kube play");
     assert_eq!(m.run("podman volume inspect pg --format '{{.Driver}}'"), "csid");
     m.run("podman kube down /root/pg.yaml || podman play kube --down /root/pg.yaml");

@@ -42,7 +42,7 @@ fn commands(console: &str) -> Vec<String> {
 }
 
 /// Types a section: runs the commands of each console as one shell in /root, writes the files, whose first line is their path, and adds
-/// the lines for fstab.
+/// the lines for fstab. A file's directory has to be there, as for a reader.
 pub fn type_section(m: &Machine, heading: &str) {
     let blocks = blocks(heading);
     assert!(!blocks.is_empty(), "docs/consumers.md has no section `{heading}` with blocks");
@@ -58,7 +58,6 @@ pub fn type_section(m: &Machine, heading: &str) {
             "ini" | "yaml" => {
                 let path = text.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or_default();
                 assert!(path.starts_with('/'), "the first line is the file's path: {text}");
-                m.run(&format!("mkdir -p \"$(dirname '{path}')\""));
                 m.write(path, text);
             }
             other => panic!("a block of `{other}` in `{heading}`: {text}"),
