@@ -1,18 +1,26 @@
 //! Mounts of the type csi by fstab and mount units, and the targets that csid restores.
 
-use std::{collections::BTreeMap, ffi::OsStr, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    io,
+    path::Path,
+};
 
 use csid_client::MountRow;
+use tokio::process::Command;
 
+use super::bounded::run;
 use super::finding::Report;
 use super::services::{self, Order};
-use super::systemctl::{Unit, show};
+use super::systemctl::show;
 use crate::args::FSTAB;
 use crate::helpers::{
     fstab::{self, CsiLine},
     mount_table::MountTable,
     unit,
 };
+use crate::shell::quoted;
 
 const REMOTE: &str = "remote-fs-pre.target";
 
@@ -20,21 +28,40 @@ const REMOTE: &str = "remote-fs-pre.target";
 pub async fn look(rows: &[MountRow], report: &mut Report) {
     let lines = fstab::lines(Path::new(FSTAB));
     let table = MountTable::read().ok();
-    let units = match show(&["*.mount"], &["Id", "Where", "FragmentPath", "After", "ActiveState"]).await {
-        Ok(units) => units,
+    let properties = ["Id", "LoadState", "Where", "FragmentPath", "After"];
+    let (automounts, units): (Vec<_>, Vec<_>) = match show(&["*.automount", "*.mount"], &properties).await {
+        Ok(units) => units
+            .into_iter()
+            .filter(|unit| !unit.is("LoadState", "not-found"))
+            .partition(|unit| unit.id().ends_with(".automount")),
         // It was found that systemd does not answer.
         Err(_) => return,
     };
+    // A service that uses such a target makes the mount by that, or an administrator does.
+    let mut later: BTreeSet<&str> = automounts.iter().map(|unit| unit.get("Where")).collect();
+    later.extend(lines.iter().filter(|line| !line.is_automatic()).map(|line| line.target.as_str()));
     let mut targets: BTreeMap<String, Order> = BTreeMap::new();
     for line in &lines {
         not_mounted(line, table.as_ref(), report);
-        targets.insert(line.target.clone(), Order::MountUnit);
-        if !units.iter().any(|unit| unit.is("Where", &line.target)) {
+        if !later.contains(line.target.as_str()) {
+            targets.insert(line.target.clone(), Order::MountUnit);
+        }
+        // systemd loads the unit of a line with noauto alone only where something names the unit.
+        if line.is_loaded() && !units.iter().any(|unit| unit.is("Where", &line.target)) {
             let found = format!("systemd does not know the line of {}", line.target);
             report.warning("fstab", &found, "`systemctl daemon-reload`");
         }
     }
-    for of_csi in units.iter().filter(|unit| is_of_csi(unit)) {
+    for of_csi in units.iter().filter(|unit| !unit.get("FragmentPath").is_empty()) {
+        match is_of_csi(of_csi.id()).await {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(error) => {
+                let found = format!("its files cannot be read: {error}");
+                report.warning(of_csi.id(), &found, &format!("`systemctl cat -- {}`", quoted(of_csi.id())));
+                continue;
+            }
+        }
         let place = of_csi.get("Where").to_owned();
         if !of_csi.lists("After", REMOTE) && !is_faulty(&lines, &place) {
             let found = format!(
@@ -43,7 +70,9 @@ pub async fn look(rows: &[MountRow], report: &mut Report) {
             );
             report.error(of_csi.id(), &found, "add _netdev to its Options=, then `systemctl daemon-reload`");
         }
-        targets.insert(place, Order::MountUnit);
+        if !later.contains(place.as_str()) {
+            targets.insert(place, Order::MountUnit);
+        }
     }
     for row in rows.iter().filter(|row| !row.target.is_empty() && row.restore == "auto") {
         if row.consumer != unit::of_target(&row.target) {
@@ -56,7 +85,7 @@ pub async fn look(rows: &[MountRow], report: &mut Report) {
 fn not_mounted(line: &CsiLine, table: Option<&MountTable>, report: &mut Report) {
     let is_missing = table.is_some_and(|table| table.at(OsStr::new(&line.target)).is_none());
     if is_missing && line.is_automatic() {
-        let unit = unit::of_target(&line.target);
+        let unit = quoted(&unit::of_target(&line.target));
         let found = format!("the volume of the line of {} is not mounted", line.target);
         report.warning(
             "fstab",
@@ -71,16 +100,19 @@ fn is_faulty(lines: &[CsiLine], target: &str) -> bool {
     lines.iter().any(|line| line.target == target && line.fault().is_some())
 }
 
-/// Returns whether the unit's file, or the generator that read fstab, names the type csi.
-fn is_of_csi(unit: &Unit) -> bool {
-    let path = unit.get("FragmentPath");
-    !path.is_empty() && fs::read_to_string(path).is_ok_and(|text| names_csi(&text))
+/// Returns whether the unit's file or a drop-in, or the generator that read fstab, names the type csi. The property Type of a unit that is
+/// mounted is the kernel's type. The error: the files were not read in time.
+async fn is_of_csi(id: &str) -> io::Result<bool> {
+    let mut command = Command::new("systemctl");
+    command.args(["cat", "--no-pager", "--", id]).env("SYSTEMD_COLORS", "0").env("LC_ALL", "C");
+    let ended = run(&mut command).await?;
+    Ok(ended.succeeded && names_csi(&ended.stdout))
 }
 
+/// `text`: a unit's file and then its drop-ins, of which the last one counts.
 fn names_csi(text: &str) -> bool {
-    text.lines()
-        .filter_map(|line| line.trim().strip_prefix("Type="))
-        .any(|kind| kind == "csi" || kind.starts_with("csi."))
+    let mut kinds = text.lines().filter_map(|line| line.trim().strip_prefix("Type="));
+    kinds.next_back().is_some_and(|kind| kind == "csi" || kind.starts_with("csi."))
 }
 
 #[cfg(test)]
@@ -91,5 +123,9 @@ mod tests {
     fn type_of_a_unit_file_is_read() {
         assert!(names_csi("[Mount]\nWhat=prod/pg\n Type=csi\n") && names_csi("Type=csi.xfs"));
         assert!(!names_csi("[Mount]\nType=ext4\n#Type=csi\n"));
+        let file = "# /etc/systemd/system/srv-pg.mount\n[Mount]\nType=";
+        let drop_in = "\n\n# /etc/systemd/system/srv-pg.mount.d/own.conf\n[Mount]\nType=";
+        assert!(names_csi(&format!("{file}ext4{drop_in}csi\n")));
+        assert!(!names_csi(&format!("{file}csi{drop_in}ext4\n")));
     }
 }

@@ -1,5 +1,7 @@
 //! What csid itself says. Each call has a time limit.
 
+use std::ffi::OsStr;
+
 use csid_client::{
     CallOptions, ClaimFilter, Client, Error, Manager, MountFilter, MountRow, OperationRow, ReconcileOptions,
     Target, VolumeFilter,
@@ -12,6 +14,7 @@ use super::files::State;
 use super::finding::Report;
 use super::plugins;
 use super::units::Units;
+use crate::helpers::mount_table::MountTable;
 use crate::hints::{self, Tried};
 use crate::shell::quoted;
 
@@ -237,14 +240,30 @@ async fn orphans(client: &Client, report: &mut Report) {
             );
         }
     };
+    let count = found.orphans.len();
     cut("orphans", &mut found.orphans, report);
+    let table = MountTable::read().ok();
     for orphan in found.orphans {
-        let remedy = "if nothing uses it: `csictl reconcile --remove-orphans`, or `umount PATH`";
-        report.warning("orphan", &format!("no row explains {orphan}"), remedy);
+        let is_mounted = table.as_ref().is_none_or(|table| table.at(OsStr::new(&orphan)).is_some());
+        report.warning("orphan", &format!("no row explains {orphan}"), &orphan_remedy(&orphan, is_mounted));
+    }
+    if count > 0 {
+        let remedy =
+            format!("`csictl reconcile --remove-orphans` removes all {count}; look at each of them first");
+        report.note("orphans", &format!("no row explains {count} paths"), &remedy);
     }
     cut("differences", &mut found.failed, report);
     for failed in found.failed {
         report.warning("reconcile", &failed, "`csictl reconcile` tries to repair it");
+    }
+}
+
+/// Returns how one orphan is looked at and removed.
+fn orphan_remedy(path: &str, is_mounted: bool) -> String {
+    let path = quoted(path);
+    match is_mounted {
+        true => format!("`findmnt {path}` shows it; if nothing uses it: `umount {path}`"),
+        false => format!("`ls -la {path}` shows it; if it is an empty directory: `rmdir {path}`"),
     }
 }
 
@@ -258,4 +277,18 @@ fn cut<T>(what: &str, rows: &mut Vec<T>, report: &mut Report) {
 
 pub fn words(namespace: &str, volume: &str) -> String {
     format!("{} {}", quoted(namespace), quoted(volume))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedy_of_an_orphan_is_for_it_alone() {
+        let mounted = orphan_remedy("/var/lib/csid/plugins/p/publish/a b", true);
+        assert!(mounted.contains("`umount '/var/lib/csid/plugins/p/publish/a b'`"), "{mounted}");
+        let directory = orphan_remedy("/p/publish/a", false);
+        assert!(directory.contains("`rmdir /p/publish/a`") && !directory.contains("umount"), "{directory}");
+        assert!(!mounted.contains("--remove-orphans") && !directory.contains("--remove-orphans"));
+    }
 }

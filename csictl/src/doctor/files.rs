@@ -2,9 +2,12 @@
 
 use std::{
     fs::{self, File},
-    io::{ErrorKind, Read},
-    os::unix::fs::{FileTypeExt, MetadataExt},
-    path::Path,
+    io::{self, ErrorKind, Read},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
 };
 
 use rustix::{fs::statvfs, process::geteuid};
@@ -16,6 +19,8 @@ use super::finding::Report;
 
 const STATE: &str = "/var/lib/csid";
 const JOURNAL: &str = "/var/lib/csid/journal/csid.db";
+/// What SQLite has not yet copied to the journal's file.
+const LOG: &str = "/var/lib/csid/journal/csid.db-wal";
 /// The version of the journal that the csid of this version writes.
 const SCHEMA: u32 = 5;
 
@@ -34,6 +39,8 @@ pub struct State {
     pub files: Vec<String>,
     /// The plugins that have a directory.
     pub roots: Vec<String>,
+    /// Where these directories are, as the mount table names it.
+    pub real_roots: PathBuf,
 }
 
 impl State {
@@ -44,8 +51,15 @@ impl State {
         disk(&mut findings);
         let files = names(Path::new(FILES));
         let files = files.iter().filter_map(|name| name.strip_suffix(".toml").map(str::to_owned));
-        State { files: files.collect(), roots: names(Path::new(ROOTS)), findings }
+        let real_roots = real(ROOTS).unwrap_or_else(|_| ROOTS.into());
+        State { files: files.collect(), roots: names(Path::new(ROOTS)), real_roots, findings }
     }
+}
+
+/// Returns a directory's path without links.
+fn real(directory: &str) -> io::Result<PathBuf> {
+    let opened = File::open(directory)?;
+    fs::read_link(format!("/proc/self/fd/{}", opened.as_raw_fd()))
 }
 
 /// Returns the names in a directory. Nothing in it is opened.
@@ -91,21 +105,41 @@ struct Socket {
     group: &'static str,
 }
 
+const HELPER: &str = "csid-helper.socket";
 const SOCKETS: [Socket; 2] = [
     Socket { path: "/run/csid/csid.sock", unit: "csid.socket", mode: 0o660, group: "csid" },
-    Socket { path: "/run/csid/helper.sock", unit: "csid-helper.socket", mode: 0o600, group: "root" },
+    Socket { path: "/run/csid/helper.sock", unit: HELPER, mode: 0o600, group: "root" },
 ];
+
+impl Socket {
+    /// Returns the command that gives the socket its owner, group and mode.
+    fn rights(&self) -> String {
+        let Self { path, mode, group, .. } = self;
+        format!("`chown root:{group} {path} && chmod {mode:04o} {path}`; mounts stay")
+    }
+
+    /// Returns the command that has systemd make the socket. systemd starts no socket whose service is active. It restarts csid, which
+    /// requires both sockets. The helper does not require its socket, so it is stopped first.
+    fn remake(&self) -> String {
+        match self.unit {
+            HELPER => format!(
+                "`systemctl stop csid-helper.service; systemctl restart {HELPER}; systemctl start csid.service` makes it again; \
+                 mounts stay"
+            ),
+            unit => format!("`systemctl restart {unit}` makes it again; mounts stay"),
+        }
+    }
+}
 
 /// The runtime directory is a tmpfs, so these calls do not hang.
 fn sockets(report: &mut Report) {
     let before = report.len();
     for socket in SOCKETS {
-        let (path, unit) = (socket.path, socket.unit);
-        let again = format!("`systemctl restart {unit}` makes it again; mounts stay");
+        let path = socket.path;
         let file = match fs::symlink_metadata(path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                report.error(path, "it is not there", &format!("`systemctl start {unit}`"));
+                report.error(path, "it is not there", &socket.remake());
                 continue;
             }
             Err(error) => {
@@ -115,19 +149,19 @@ fn sockets(report: &mut Report) {
         };
         let (mode, rights) = (file.mode() & 0o7777, socket.mode);
         if !file.file_type().is_socket() {
-            report.error(path, "it is no socket", &format!("remove it, then {again}"));
+            report.error(path, "it is no socket", &format!("remove it, then {}", socket.remake()));
         } else if file.uid() != 0 {
-            report.error(path, &format!("it belongs to uid {}, not to root", file.uid()), &again);
+            report.error(path, &format!("it belongs to uid {}, not to root", file.uid()), &socket.rights());
         } else if mode & !rights != 0 {
             let found =
                 format!("its mode is {mode:04o}, and not {rights:04o}: more users than due may reach csid");
-            report.error(path, &found, &again);
+            report.error(path, &found, &socket.rights());
         } else if mode != rights {
             let found = format!("its mode is {mode:04o}, and not {rights:04o}: some users cannot reach csid");
-            report.warning(path, &found, &again);
+            report.warning(path, &found, &socket.rights());
         } else if let Some(gid) = group(socket.group).filter(|gid| *gid != file.gid()) {
             let found = format!("its group is {}, and not {} ({gid})", file.gid(), socket.group);
-            report.warning(path, &found, &again);
+            report.warning(path, &found, &socket.rights());
         }
     }
     if report.len() == before {
@@ -159,11 +193,15 @@ fn journal(report: &mut Report) {
             return report.error(JOURNAL, &format!("it cannot be read: {error}"), remedy);
         }
     }
+    // The head may be older than what csid wrote to its log.
+    let has_log = fs::metadata(LOG).is_ok_and(|log| log.len() > 0);
     // Of the format of SQLite's files: the magic words, and the user version at byte 60.
     let version = u32::from_be_bytes([head[60], head[61], head[62], head[63]]);
     if !head.starts_with(b"SQLite format 3\0") {
         let remedy = "put a backup back, or `csictl reconcile --new-journal`: csid(8), A damaged journal";
         report.error(JOURNAL, "it is no journal of csid's any more", remedy);
+    } else if has_log {
+        report.ok(JOURNAL, "it is a journal of csid's");
     } else if version > SCHEMA {
         let found = format!("its version is {version}; this version of csid reads versions up to {SCHEMA}");
         report.error(JOURNAL, &found, "install the later version of csid again, which wrote the journal");

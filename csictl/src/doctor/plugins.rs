@@ -7,6 +7,7 @@ use csid_client::{Client, MountFilter, VolumeFilter};
 use super::bounded::ask;
 use super::files::State;
 use super::finding::Report;
+use crate::helpers::mount_table::MountTable;
 use crate::hints;
 use crate::shell::quoted;
 
@@ -95,13 +96,61 @@ fn unknown(known: &BTreeSet<String>, state: &State, report: &mut Report) {
             remedy,
         );
     }
+    let table = MountTable::read().ok();
     for id in state.roots.iter().filter(|id| !known.contains(*id)) {
-        let found = format!("it is not registered, and its directory {ROOTS}/{id} is there");
-        let remedy = format!(
-            "if the plugin shall serve: `csictl plugin register {}`; else look for mounts (`findmnt -R {ROOTS}/{id}`), then \
-             remove the directory",
-            quoted(id)
-        );
+        let mounts = table.as_ref().map(|table| table.within(&state.real_roots.join(id)));
+        let (found, remedy) = unregistered(id, mounts);
         report.note(&format!("plugin {id}"), &found, &remedy);
+    }
+}
+
+/// Returns the finding of an unregistered plugin's directory, and the next step. `mounts`: how many are at or below the directory. `None`:
+/// the mount table cannot be read.
+fn unregistered(id: &str, mounts: Option<usize>) -> (String, String) {
+    let directory = format!("{ROOTS}/{id}");
+    let register = format!("`csictl plugin register {}`", quoted(id));
+    let found = format!("it is not registered, and its directory {directory} is there");
+    match mounts {
+        Some(0) => {
+            let remove = format!("`find {} -xdev -depth -type d -empty -delete`", quoted(&directory));
+            let remedy = format!(
+                "if the plugin shall serve: {register}; else {remove} removes its empty directories, and leaves files"
+            );
+            (found, remedy)
+        }
+        Some(count) => {
+            let remedy = format!(
+                "{register}, or `csictl unmount` for each mount of `csictl mounts`; remove nothing in the directory while \
+                 volumes are mounted there"
+            );
+            (format!("{found}; mounts in it: {count}"), remedy)
+        }
+        None => (
+            format!("{found}; its mounts cannot be counted"),
+            format!("{register}; remove nothing in the directory"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_with_mounts_is_not_removed() {
+        let (found, remedy) = unregistered("old", Some(2));
+        assert!(found.ends_with("/var/lib/csid/plugins/old is there; mounts in it: 2"), "{found}");
+        assert!(
+            remedy.contains("`csictl plugin register old`") && remedy.contains("`csictl unmount`"),
+            "{remedy}"
+        );
+        for mounts in [Some(2), None] {
+            let (_, remedy) = unregistered("old", mounts);
+            assert!(!["find ", "-delete", "rm "].iter().any(|word| remedy.contains(word)), "{remedy}");
+        }
+        let (found, remedy) = unregistered("an old", Some(0));
+        assert!(found.ends_with("is there"), "{found}");
+        let due = "`find '/var/lib/csid/plugins/an old' -xdev -depth -type d -empty -delete`";
+        assert!(remedy.contains(due), "{remedy}");
     }
 }

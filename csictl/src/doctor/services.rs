@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::finding::Report;
 use super::systemctl::{Unit, show};
 use crate::helpers::unit;
+use crate::shell::quoted;
 
 /// What makes the mount at a target, and so what a service is ordered after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,15 +54,24 @@ pub async fn look(targets: &BTreeMap<String, Order>, report: &mut Report) {
             }
             let id = service.id();
             let line = match order {
-                Order::MountUnit => format!("RequiresMountsFor={target}"),
+                Order::MountUnit => format!("RequiresMountsFor={}", in_setting(target)),
                 Order::Volumes => "Wants=csi-volumes.target and After=csi-volumes.target".to_owned(),
             };
             let found = format!("it uses {target}, and may start before the volume is mounted there");
-            report.warning(id, &found, &format!("`systemctl edit {id}`: {line} below [Unit]"));
+            report.warning(id, &found, &format!("`systemctl edit {}`: {line} below [Unit]", quoted(id)));
         }
     }
     if report.len() == before {
         report.ok("services", "those that use a volume's target are ordered after its mount");
+    }
+}
+
+/// Returns the path as a word of a setting in a unit's file.
+fn in_setting(path: &str) -> String {
+    let escaped = path.replace('\\', r"\\").replace('"', r#"\""#).replace('%', "%%");
+    match path.contains(|c: char| c.is_whitespace() || "'\"".contains(c)) {
+        true => format!("\"{escaped}\""),
+        false => escaped,
     }
 }
 
@@ -99,7 +109,29 @@ fn is_ordered(service: &Unit, target: &str, order: Order) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::systemctl::parse;
     use super::*;
+
+    #[test]
+    fn path_in_a_setting_is_one_word() {
+        for (path, word) in [
+            ("/srv/pg", "/srv/pg"),
+            ("/srv/my data", r#""/srv/my data""#),
+            ("/srv/50%", "/srv/50%%"),
+            (r"/srv/a\b", r"/srv/a\\b"),
+            (r#"/srv/it's "x" 5%"#, r#""/srv/it's \"x\" 5%%""#),
+        ] {
+            assert_eq!(in_setting(path), word, "{path}");
+        }
+    }
+
+    #[test]
+    fn service_by_hand_is_ordered_after_an_escaped_unit() {
+        let text = "Id=db.service\nRequires=\"srv-my\\\\x2ddata.mount\" -.mount\nAfter=basic.target \"srv-my\\\\x2ddata.mount\"\n";
+        let units = parse(text);
+        assert!(is_ordered(&units[0], "/srv/my-data", Order::MountUnit));
+        assert!(!is_ordered(&units[0], "/srv/my-other", Order::MountUnit));
+    }
 
     #[test]
     fn path_is_found_as_a_whole() {

@@ -28,9 +28,10 @@ impl Unit {
         self.get(property) == value
     }
 
-    /// Returns whether a list of names, with blanks between them, has the name.
+    /// Returns whether a list of names, with blanks between them, has the name. systemctl quotes a name with a backslash for a shell.
     pub fn lists(&self, property: &str, name: &str) -> bool {
-        self.get(property).split_whitespace().any(|word| word == name)
+        let escaped = format!("\"{}\"", name.replace('\\', r"\\"));
+        self.get(property).split_whitespace().any(|word| word == name || word == escaped)
     }
 
     pub fn is_loaded(&self) -> bool {
@@ -42,10 +43,10 @@ impl Unit {
     }
 }
 
-/// Returns the properties of units. `units`: names, or patterns of loaded units.
+/// Returns the properties of units. `units`: names, or patterns of loaded units. Without `--all` a pattern has no inactive unit.
 pub async fn show(units: &[&str], properties: &[&str]) -> io::Result<Vec<Unit>> {
     let mut command = Command::new("systemctl");
-    command.args(["show", "--no-pager"]).arg(format!("--property={}", properties.join(",")));
+    command.args(["show", "--no-pager", "--all"]).arg(format!("--property={}", properties.join(",")));
     command.arg("--").args(units).env("SYSTEMD_COLORS", "0").env("LC_ALL", "C");
     let ended = run(&mut command).await?;
     match ended.succeeded {
@@ -55,7 +56,7 @@ pub async fn show(units: &[&str], properties: &[&str]) -> io::Result<Vec<Unit>> 
 }
 
 /// Reads blocks of lines `KEY=VALUE`, with an empty line between them. A key again is a further value.
-fn parse(text: &str) -> Vec<Unit> {
+pub(super) fn parse(text: &str) -> Vec<Unit> {
     let mut units = vec![Unit::default()];
     for line in text.lines() {
         let Some(unit) = units.last_mut() else { break };

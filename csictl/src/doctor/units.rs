@@ -111,11 +111,28 @@ pub async fn look(report: &mut Report) -> Units {
     units
 }
 
+/// systemd starts no socket whose service is active, so the helper is stopped first.
 fn restart_helper() -> String {
     format!(
-        "`systemctl reset-failed {HELPER_SOCKET} {HELPER}; systemctl start {HELPER_SOCKET}`; your mounts stay. Its log: \
-         `journalctl -u {HELPER}`"
+        "`systemctl stop {HELPER}; systemctl reset-failed {HELPER_SOCKET} {HELPER}; systemctl start {HELPER_SOCKET} {CSID}`; \
+         your mounts stay. Its log: `journalctl -u {HELPER}`"
     )
+}
+
+/// csid requires its socket, so systemd starts the socket between csid's stop and start. Alone it starts no socket of an active service.
+fn restart_csid() -> String {
+    format!("`systemctl enable {SOCKET}`, then `systemctl restart {CSID}`; your mounts stay")
+}
+
+/// Returns the step that has systemd read the socket's files again.
+fn reload_socket(id: &str) -> String {
+    match id {
+        HELPER_SOCKET => format!(
+            "`systemctl daemon-reload; systemctl stop {HELPER_SOCKET} {HELPER}; systemctl start {HELPER_SOCKET} {CSID}`; your \
+             mounts stay"
+        ),
+        id => format!("`systemctl daemon-reload && systemctl restart {id}`"),
+    }
 }
 
 fn service(unit: &Unit, report: &mut Report) {
@@ -242,7 +259,7 @@ fn order(csid: &Unit, units: &Units, report: &mut Report) {
 
 fn sockets(units: &Units, report: &mut Report) {
     for (id, why, remedy) in [
-        (SOCKET, "programs reach csid by the system bus only", format!("`systemctl enable --now {SOCKET}`")),
+        (SOCKET, "programs reach csid by the system bus only", restart_csid()),
         (HELPER_SOCKET, "csid can mount nothing", restart_helper()),
     ] {
         let Some(unit) = units.get(id) else { continue };
@@ -264,7 +281,7 @@ fn sockets(units: &Units, report: &mut Report) {
             report.error(id, &found, &remedy);
         } else if unit.is("NeedDaemonReload", "yes") {
             let found = "its files have changed since systemd read them";
-            report.warning(id, found, &format!("`systemctl daemon-reload && systemctl restart {id}`"));
+            report.warning(id, found, &reload_socket(id));
         } else if id == SOCKET && unit.is("UnitFileState", "disabled") {
             report.warning(
                 id,

@@ -46,6 +46,11 @@ impl CsiLine {
         !words(&self.options).any(|word| word == "noauto" || word == "x-systemd.automount")
     }
 
+    /// Returns whether systemd loads a unit for the line without one that names it.
+    pub fn is_loaded(&self) -> bool {
+        self.is_automatic() || words(&self.options).any(|word| word == "x-systemd.automount")
+    }
+
     /// Returns what mount.csi would refuse in the line. `None`: nothing.
     pub fn fault(&self) -> Option<String> {
         if self.is_too_early() {

@@ -67,9 +67,9 @@ pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
         return Ok(());
     }
     let mut stop = Stop::listen()?;
-    let mut asking = Asking::open("mount", options.deadline()).await?;
+    let mut asking = stop.unless(Asking::open("mount", options.deadline())).await?;
     let _lock = locked(&target, &asking, &mut stop).await?;
-    let row = asking.row(&target).await?;
+    let row = stop.unless(asking.row(&target)).await?;
     let existed = row.as_ref().is_some_and(|row| row.state == "mounted");
     // What another boot left at the target, for a line that may have changed since.
     let lost = row.filter(|row| row.state == "lost" && row.consumer == consumer);
@@ -83,7 +83,8 @@ pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
     let mounted = match request.send(&asking, &mut stop).await {
         Err(failure) if let Some(row) = lost.filter(|_| failure.is_conflict()) => {
             let options = UnmountOptions { tag: Some(row.tag), ..UnmountOptions::default() };
-            asking.unmount((&row.namespace, &row.volume, &row.consumer), options).await?;
+            let names = (row.namespace.as_str(), row.volume.as_str(), row.consumer.as_str());
+            stop.unless(asking.unmount(names, options)).await?;
             request.send(&asking, &mut stop).await?
         }
         answer => answer?,
@@ -184,6 +185,17 @@ impl Stop {
         })
     }
 
+    /// Waits for what comes before the mount. A signal ends the wait.
+    async fn unless<T>(
+        &mut self,
+        before: impl Future<Output = Result<T, HelperFailure>>,
+    ) -> Result<T, HelperFailure> {
+        tokio::select! {
+            done = before => done,
+            () = self.wait() => Err(HelperFailure::Cancelled("cancelled; nothing was mounted".to_owned())),
+        }
+    }
+
     async fn wait(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -270,4 +282,29 @@ async fn cancel(asking: &Asking) -> std::convert::Infallible {
 
 fn usage(text: &str) -> HelperFailure {
     HelperFailure::Usage(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use rustix::process::{Signal as Number, getpid, kill_process};
+
+    use super::*;
+
+    #[test]
+    fn signal_ends_what_comes_before_the_mount() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for number in [Number::TERM, Number::INT] {
+                let mut stop = Stop::listen().ok().unwrap();
+                assert_eq!(stop.unless(async { Ok(7) }).await.ok(), Some(7));
+                kill_process(getpid(), number).unwrap();
+                let ended =
+                    tokio::time::timeout(Duration::from_secs(10), stop.unless(pending::<Result<(), _>>()));
+                let failure = ended.await.expect("it ends").expect_err("a signal");
+                assert_eq!((failure.code(), failure.text().as_str()), (8, "cancelled; nothing was mounted"));
+            }
+        });
+    }
 }

@@ -3,6 +3,7 @@
 use std::{
     ffi::{OsStr, OsString},
     io,
+    path::Path,
 };
 
 use super::octal::unescaped;
@@ -40,10 +41,15 @@ impl MountTable {
     /// Returns the mounts below a directory.
     pub fn below(&self, directory: &OsStr) -> impl Iterator<Item = &MountEntry> {
         let is_below = move |entry: &&MountEntry| {
-            let point = std::path::Path::new(&entry.point);
-            point.starts_with(directory) && point != std::path::Path::new(directory)
+            let point = Path::new(&entry.point);
+            point.starts_with(directory) && point != Path::new(directory)
         };
         self.0.iter().filter(is_below)
+    }
+
+    /// Returns how many mounts are at a directory and below it.
+    pub fn within(&self, directory: &Path) -> usize {
+        self.0.iter().filter(|entry| Path::new(&entry.point).starts_with(directory)).count()
     }
 
     /// Returns whether the mount at the path has an automount below it, at the same path.
@@ -104,6 +110,21 @@ mod tests {
         let (bound, own, sub) = (at("/srv/auto"), at("/var/lib/csid/p"), at("/srv/a b"));
         assert!(bound.unwrap().shows_the_same(own.unwrap()));
         assert!(!sub.unwrap().shows_the_same(own.unwrap()));
+    }
+
+    #[test]
+    fn mounts_within_a_directory_are_counted() {
+        let table = MountTable::parse(TABLE);
+        for (directory, count) in [
+            ("/srv", 4),
+            ("/srv/auto", 2),
+            ("/var/lib/csid", 1),
+            ("/var/lib/csid/p", 1),
+            ("/var/lib/csi", 0),
+            ("/srv/a", 0),
+        ] {
+            assert_eq!(table.within(Path::new(directory)), count, "{directory}");
+        }
     }
 
     #[test]

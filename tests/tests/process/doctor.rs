@@ -12,17 +12,20 @@ use csid_tests::hung::Op;
 use csid_tests::raw::GROUP;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, child, count, eventually, program, world};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::mount::{MountFlags, UnmountFlags, mount as mount_at, mount_bind, unmount as unmount_fs};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::process::Command;
 
-/// Prints the file of the units that are asked for, with the properties that are asked for. It hangs while there is a file `hang`.
+/// Prints the file of the units that are asked for, with the properties that are asked for. It hangs while there is a file `hang`. For `cat`
+/// it prints the file of the unit's name.
 const SYSTEMCTL: &str = r#"#!/bin/sh
 cd "$(dirname "$0")/../units" || exit 1
 [ -e hang ] && exec sleep 600
 [ -e broken ] && { cat broken >&2; exit 1; }
 for last; do :; done
+[ "$1" = cat ] && exec cat "$last"
 case $last in
 *.mount) cat mounts ;;
 '*.service') cat services ;;
@@ -252,14 +255,23 @@ fn each_defect_of_the_machine_is_found() {
                     "Id=csid.socket\nLoadState=loaded\nActiveState=active",
                     "Id=csid.socket\nLoadState=loaded\nActiveState=failed",
                 ),
-                vec!["error csid.socket", "it is failed", "`systemctl enable --now csid.socket`"],
+                vec![
+                    "error csid.socket",
+                    "it is failed",
+                    "`systemctl enable csid.socket`, then `systemctl restart csid.service`",
+                ],
             ),
             (
                 unit(
                     "Id=csid-helper.socket\nLoadState=loaded\nActiveState=active",
                     "Id=csid-helper.socket\nLoadState=loaded\nActiveState=failed",
                 ),
-                vec!["error csid-helper.socket", "csid can mount nothing", "reset-failed"],
+                vec![
+                    "error csid-helper.socket",
+                    "csid can mount nothing",
+                    "`systemctl stop csid-helper.service; systemctl reset-failed csid-helper.socket",
+                    "systemctl start csid-helper.socket csid.service`",
+                ],
             ),
             (
                 unit(
@@ -287,7 +299,11 @@ fn each_defect_of_the_machine_is_found() {
             fs::set_permissions(Path::new("/run/csid").join(name), Permissions::from_mode(mode)).unwrap()
         };
         mode("csid.sock", 0o666);
-        m.doctor().await.has(&["error /run/csid/csid.sock", "0666", "`systemctl restart csid.socket`"]);
+        m.doctor().await.has(&[
+            "error /run/csid/csid.sock",
+            "0666",
+            "`chown root:csid /run/csid/csid.sock && chmod 0660 /run/csid/csid.sock`",
+        ]);
         mode("csid.sock", 0o600);
         m.doctor().await.has(&["warning /run/csid/csid.sock", "0600"]);
         mode("csid.sock", 0o660);
@@ -297,10 +313,17 @@ fn each_defect_of_the_machine_is_found() {
         m.doctor().await.has(&["warning /run/csid/csid.sock", "its group is 0"]);
         m.give_rights();
         mode("helper.sock", 0o620);
-        m.doctor().await.has(&["error /run/csid/helper.sock", "0620"]);
+        // systemd starts no socket whose service is active.
+        let command =
+            "`chown root:root /run/csid/helper.sock && chmod 0600 /run/csid/helper.sock`; mounts stay";
+        m.doctor().await.has(&["error /run/csid/helper.sock", "0620", &format!("| {command}")]);
         m.give_rights();
         fs::rename("/run/csid/helper.sock", "/run/csid/gone").unwrap();
-        m.doctor().await.has(&["error /run/csid/helper.sock", "it is not there"]);
+        m.doctor().await.has(&[
+            "error /run/csid/helper.sock",
+            "it is not there",
+            "| `systemctl stop csid-helper.service; systemctl restart csid-helper.socket",
+        ]);
         fs::rename("/run/csid/gone", "/run/csid/helper.sock").unwrap();
 
         fs::write("/etc/fstab", "prod/pg /srv/pg csi defaults 0 0\n").unwrap();
@@ -317,9 +340,18 @@ fn each_defect_of_the_machine_is_found() {
             .unwrap();
         m.doctor().await.has(&["error plugin q", "plugins.d/q.toml", "`csictl reload`"]);
         fs::remove_file("/etc/csid/plugins.d/q.toml").unwrap();
-        fs::create_dir_all("/var/lib/csid/plugins/old").unwrap();
-        m.doctor().await.has(&["note plugin old", "/var/lib/csid/plugins/old"]);
-        fs::remove_dir("/var/lib/csid/plugins/old").unwrap();
+        let volume = w.path("state/plugins/old/volume");
+        fs::create_dir_all(&volume).unwrap();
+        m.doctor().await.has(&[
+            "note plugin old",
+            "`find /var/lib/csid/plugins/old -xdev -depth -type d -empty -delete`",
+        ]);
+        mount_at("tmpfs", &volume, "tmpfs", MountFlags::empty(), None).unwrap();
+        let doctor = m.doctor().await;
+        doctor.has(&["note plugin old", "mounts in it: 1", "`csictl plugin register old`"]);
+        assert!(!doctor.findings().concat().contains("-delete"), "{:#?}", doctor.findings());
+        unmount_fs(&volume, UnmountFlags::empty()).unwrap();
+        fs::remove_dir_all("/var/lib/csid/plugins/old").unwrap();
         planted += 10;
         count("defects planted", planted);
         let doctor = m.doctor().await;
@@ -331,12 +363,10 @@ fn each_defect_of_the_machine_is_found() {
 fn service_without_order_is_named() {
     world(async |w| {
         let (_client, m) = machine(w).await;
-        let file = m.root.join("srv-pg.mount");
-        fs::write(&file, "[Mount]\nWhat=prod/pg\nWhere=/srv/pg\nType=csi\nOptions=_netdev\n").unwrap();
+        m.units("srv-pg.mount", "[Mount]\nWhat=prod/pg\nWhere=/srv/pg\nType=csi\nOptions=_netdev\n");
         let mount = |after: &str| {
             format!(
-                "Id=srv-pg.mount\nWhere=/srv/pg\nFragmentPath={}\nAfter={after}\nActiveState=active\n\nId=-.mount\nWhere=/\n",
-                file.display()
+                "Id=srv-pg.mount\nWhere=/srv/pg\nFragmentPath=/etc/systemd/system/srv-pg.mount\nAfter={after}\n\nId=-.mount\nWhere=/\n"
             )
         };
         m.units("mounts", &mount("local-fs-pre.target remote-fs-pre.target"));
@@ -356,12 +386,35 @@ fn service_without_order_is_named() {
         doctor.has(&["warning no-order.service", "/srv/pg", "RequiresMountsFor=/srv/pg"]);
         doctor.has(&["warning binds.service", "RequiresMountsFor=/srv/pg"]);
         assert_eq!((doctor.findings().len(), doctor.code), (2, 0), "{:#?}", doctor.findings());
+        // By an automount the service itself makes the mount, also where a line has it.
+        let ordered = mount("local-fs-pre.target remote-fs-pre.target");
+        let automount = format!("Id=srv-pg.automount\nWhere=/srv/pg\n\n{ordered}");
+        m.units("mounts", &automount);
+        for line in ["", "prod/pg /srv/pg csi noauto,x-systemd.automount,_netdev 0 0\n"] {
+            fs::write("/etc/fstab", line).unwrap();
+            let doctor = m.doctor().await;
+            assert_eq!(doctor.findings(), Vec::<String>::new(), "{line}");
+        }
+        m.units("mounts", &ordered);
+        fs::write("/etc/fstab", "prod/pg /srv/pg csi noauto,_netdev 0 0\n").unwrap();
+        assert_eq!(m.doctor().await.findings(), Vec::<String>::new());
+        // systemd has no unit of the line while nothing names the unit.
+        m.units("mounts", "");
+        assert_eq!(m.doctor().await.findings(), Vec::<String>::new());
+        fs::write("/etc/fstab", "").unwrap();
         m.units("services", "");
         m.units("mounts", &mount("local-fs-pre.target"));
         let doctor = m.doctor().await;
         doctor.has(&["error srv-pg.mount", "remote-fs-pre.target", "add _netdev"]);
         assert_eq!(doctor.code, 1);
         m.units("mounts", "");
+        fs::write("/etc/fstab", "prod/pg /srv/my-data\\0401 csi _netdev 0 0\n").unwrap();
+        m.units("services", &service("blank.service", "WorkingDirectory=/srv/my-data 1"));
+        let doctor = m.doctor().await;
+        doctor.has(&["warning fstab", r"`systemctl start 'srv-my\x2ddata\x201.mount'`"]);
+        doctor.has(&["warning blank.service", r#"RequiresMountsFor="/srv/my-data 1""#]);
+        fs::write("/etc/fstab", "").unwrap();
+        m.units("services", "");
 
         // A target that csid restores has no mount unit.
         let target = w.path("targets/t");
@@ -426,7 +479,8 @@ fn plugin_and_orphan_are_named() {
         fs::create_dir_all(&orphan).unwrap();
         mount_at("tmpfs", &orphan, "tmpfs", MountFlags::empty(), None).unwrap();
         let doctor = m.doctor().await;
-        doctor.has(&["warning orphan", "publish/orphan", "`csictl reconcile --remove-orphans`"]);
+        doctor.has(&["warning orphan", "publish/orphan", &format!("`umount {}`", orphan.display())]);
+        doctor.has(&["note orphans", "`csictl reconcile --remove-orphans` removes all 1;"]);
         unmount_fs(&orphan, UnmountFlags::empty()).unwrap();
         fs::remove_dir(&orphan).unwrap();
         w.plugin("p").kill();
@@ -506,6 +560,13 @@ fn without_csid_all_else_is_looked_at() {
         let mut later = before.clone();
         later[60..64].copy_from_slice(&99_u32.to_be_bytes());
         fs::write(&journal, later).unwrap();
+        // With a log, which csid left at its kill, the file's head may be old.
+        let log = w.path("state/journal/csid.db-wal");
+        assert!(fs::metadata(&log).unwrap().len() > 0, "csid was killed");
+        let findings = m.doctor().await.findings();
+        assert!(!findings.concat().contains("its version is"), "{findings:#?}");
+        let aside = w.path("log");
+        fs::rename(&log, &aside).unwrap();
         m.doctor().await.has(&[
             "error /var/lib/csid/journal/csid.db",
             "its version is 99",
@@ -516,6 +577,7 @@ fn without_csid_all_else_is_looked_at() {
         fs::write(&journal, b"short").unwrap();
         m.doctor().await.has(&["error /var/lib/csid/journal/csid.db", "cannot be read"]);
         fs::write(&journal, before).unwrap();
+        fs::rename(&aside, &log).unwrap();
         fs::write("/etc/fstab", "").unwrap();
         let client = w.start().await;
         m.give_rights();
@@ -539,6 +601,18 @@ fn csid_and_systemd_that_hang_end_in_time() {
         m.units("broken", "System has not been booted with systemd as init system (PID 1).\n");
         m.doctor().await.has(&["warning systemd", "has not been booted"]);
         fs::remove_file(m.root.join("units/broken")).unwrap();
+        // A unit's file that is on a dead file system.
+        m.units("mounts", "Id=dead.mount\nWhere=/srv/dead\nFragmentPath=/mnt/dead.mount\n");
+        let fifo = m.root.join("units/dead.mount");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let doctor = m.doctor().await;
+        doctor.has(&[
+            "warning dead.mount: its files cannot be read: no answer within",
+            "`systemctl cat -- dead.mount`",
+        ]);
+        doctor.has(&["error fstab", "needs _netdev"]);
+        assert!(doctor.took < Duration::from_secs(60), "{:?}", doctor.took);
+        m.units("mounts", "");
         // Neither text that is no answer ends doctor.
         m.units("csid", "\u{1b}[2J=\n\n\nId\n=x\nId=csid.service\nLoadState=\u{0}\n");
         m.doctor().await;

@@ -24,6 +24,16 @@ fn doctor(m: &Machine) -> (i32, Vec<String>) {
     (output.status.code().expect("no signal"), findings)
 }
 
+/// Runs the commands of the finding about the subject. Each has to succeed.
+fn follow(m: &Machine, subject: &str) {
+    let text = m.try_run("csictl doctor --json").stdout;
+    let report: Value = serde_json::from_slice(&text).expect("a report");
+    let of_subject = |finding: &&Value| finding["subject"] == subject;
+    let finding = report["findings"].as_array().unwrap().iter().find(of_subject).expect("a finding");
+    let remedy = finding["do"].as_str().unwrap();
+    m.run(remedy.split('`').nth(1).expect("a command"));
+}
+
 fn has(findings: &[String], words: &[&str]) {
     assert!(
         findings.iter().any(|line| words.iter().all(|word| line.contains(word))),
@@ -104,6 +114,44 @@ fn broken_machine_is_diagnosed_and_healthy_one_is_not() {
     m.run("systemctl disable csid.service csid.socket");
     finds(0, &[&["warning csid.service", "it is disabled"], &["warning csid.socket", "it is disabled"]]);
     m.run("systemctl enable csid.service");
+    // The commands that doctor names are typed: systemd starts no socket whose service is active.
+    m.run("systemctl start csid-helper.service && chmod 0666 /run/csid/helper.sock");
+    finds(1, &[&["error /run/csid/helper.sock", "0666"]]);
+    follow(&m, "/run/csid/helper.sock");
+    m.run("rm /run/csid/helper.sock");
+    finds(1, &[&["error /run/csid/helper.sock", "it is not there"]]);
+    follow(&m, "/run/csid/helper.sock");
+    m.run("rm /run/csid/csid.sock");
+    finds(1, &[&["error /run/csid/csid.sock", "it is not there"]]);
+    follow(&m, "/run/csid/csid.sock");
+    m.run("csictl wait local");
+    m.run("systemctl start csid-helper.service && systemctl stop csid-helper.socket");
+    finds(2, &[&["error csid-helper.socket", "it is inactive"], &["error csid.service", "it does not run"]]);
+    follow(&m, "csid-helper.socket");
+    m.run(
+        "csictl wait local && mkdir -p /etc/systemd/system/csid-helper.socket.d && systemctl daemon-reload",
+    );
+    m.write("/etc/systemd/system/csid-helper.socket.d/own.conf", "[Socket]\nBacklog=64\n");
+    finds(0, &[&["warning csid-helper.socket", "changed since systemd read them"]]);
+    follow(&m, "csid-helper.socket");
+    m.run("csictl wait local");
+    assert_eq!(doctor(&m), (0, Vec::new()), "the sockets are mended");
+    // What is ordered by hand, or uses an automount, is in order. systemctl quotes the escaped name.
+    let by_hand = SERVICE.replace("/srv/pg", "/srv/my-data");
+    let unit = r"srv-my\x2ddata.mount";
+    m.write(
+        "/etc/systemd/system/by-hand.service",
+        &format!("[Unit]\nRequires={unit}\nAfter={unit}\n{by_hand}"),
+    );
+    m.write("/etc/systemd/system/auto.service", &SERVICE.replace("/srv/pg", "/srv/auto"));
+    m.run("echo 'prod/my /srv/my-data csi _netdev,nofail 0 0' >>/etc/fstab");
+    m.run("echo 'prod/auto /srv/auto csi noauto,x-systemd.automount,_netdev 0 0' >>/etc/fstab");
+    m.run("systemctl add-wants multi-user.target by-hand.service auto.service && systemctl start remote-fs.target");
+    let (_, findings) = doctor(&m);
+    has(&findings, &["warning fstab", "/srv/my-data is not mounted"]);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    m.run("systemctl stop srv-auto.automount; sed -i '/my-data/d; /auto/d' /etc/fstab");
+    m.run("find /etc/systemd/system -name by-hand.service -delete -o -name auto.service -delete; systemctl daemon-reload");
     // Services, lines and sockets.
     m.write("/etc/systemd/system/pg.service", SERVICE);
     m.run("echo 'prod/gone /srv/gone csi defaults 0 0' >>/etc/fstab && systemctl daemon-reload && chmod 0666 /run/csid/csid.sock");
