@@ -192,7 +192,7 @@ impl Stop {
     ) -> Result<T, HelperFailure> {
         tokio::select! {
             done = before => done,
-            () = self.wait() => Err(HelperFailure::Cancelled("cancelled; nothing was mounted".to_owned())),
+            () = self.wait() => Err(HelperFailure::Cancelled("cancelled; nothing is mounted".to_owned())),
         }
     }
 
@@ -303,7 +303,7 @@ mod tests {
                 let ended =
                     tokio::time::timeout(Duration::from_secs(10), stop.unless(pending::<Result<(), _>>()));
                 let failure = ended.await.expect("it ends").expect_err("a signal");
-                assert_eq!((failure.code(), failure.text().as_str()), (8, "cancelled; nothing was mounted"));
+                assert_eq!((failure.code(), failure.text().as_str()), (8, "cancelled; nothing is mounted"));
             }
         });
     }

@@ -183,7 +183,7 @@ fn mount_that_systemd_gives_up_does_not_arrive_later() {
     define(&m, "p", &[TEST_PLUGIN]);
     ready(&m, "p");
     plugin.rules([Rule::always("NodeStageVolume", Act::Hold)]);
-    let options = "_netdev,noauto,x-systemd.mount-timeout=3s,csi.plugin=p,csi.external-id=v";
+    let options = "_netdev,noauto,x-systemd.mount-timeout=8s,csi.plugin=p,csi.external-id=v";
     m.write("/etc/fstab", &format!("prod/v /srv/slow csi {options} 0 0\n"));
     m.run("mkdir /srv/slow && systemctl daemon-reload && ! systemctl start srv-slow.mount");
     assert_eq!(property(&m, "srv-slow.mount", "Result"), "timeout");
