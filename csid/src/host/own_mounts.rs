@@ -16,11 +16,13 @@ use crate::host::namespaces::Shown;
 use crate::host::statmount::{OWN, Stat, mounts};
 use crate::host::table::{self, MountEntry, blocking};
 
-/// Listing or asking for more mounts than this is no work for a thread of the runtime.
+/// Listing more mounts than this, or asking for more of them, is no work for a thread of the runtime.
 const FEW: usize = 1_000;
 /// Mounts of one file system that are all asked for, because one of them may have been moved to a path of the volume. A kernel moves no
 /// mount out of a shared one, so a plugin can rarely do that.
 const OF_DEVICE: usize = 8;
+/// Mounts of the volume's file systems that are asked which directory they show. To ask more of them costs more than a read of mountinfo.
+const OF_VOLUME: usize = 16;
 /// A list of the namespace is never cut.
 const END: Duration = Duration::from_secs(60);
 
@@ -233,7 +235,7 @@ impl Known {
             at_own.map(|entry| entry.device).chain(shown.iter().map(|shown| shown.device)).collect();
         let is_more = |facts: &&Facts| of_volume.contains(&facts.device) && !found.contains_key(&facts.id);
         let more: Vec<u64> = self.facts.iter().filter(is_more).map(|facts| facts.id).collect();
-        if more.len() > FEW {
+        if more.len() > OF_VOLUME {
             return Ok(None);
         }
         let at_own = found.values().filter(|entry| paths.exact.contains(entry.path.as_os_str()));
