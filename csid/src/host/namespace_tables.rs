@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::host::copies::{ForeignMount, Masters, Search, place_on};
 use crate::host::namespaces::{Budget, Holder, MountElsewhere, NAMED};
 use crate::host::process_tables::{first_id, processes, threads};
-use crate::host::statmount::{Stat, inodes, mounts};
+use crate::host::statmount::{Stat, inodes, mounts, unless_gone};
 use crate::host::table::MountEntry;
 
 /// The mounts of each namespace, by the namespace's id, as the last search found them.
@@ -26,15 +26,6 @@ struct KnownMount {
     /// Id in `mountinfo`.
     old_id: u64,
     device: u64,
-}
-
-/// Returns what an answer about a mount or a namespace says. `None`: it is gone.
-fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// Fails if one of these namespaces is still there, although the kernel answered that something in it is gone: some kernels list

@@ -1,6 +1,6 @@
 //! The mounts of csid's own namespace that may concern one volume, by `listmount` and `statmount`. To read the whole mountinfo costs as
 //! much as all mounts of the host. A mount keeps its file system for life, so csid asks once for each mount, and again only for those that
-//! a question may be about. What a mount shows of its file system may change: somebody renames a directory.
+//! a question may be about. The directory that a mount shows may be renamed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -13,16 +13,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
 use crate::host::namespaces::Shown;
-use crate::host::statmount::{OWN, Stat, mounts};
+use crate::host::statmount::{OWN, Stat, mounts, unless_gone};
 use crate::host::table::{self, MountEntry, blocking};
 
 /// Listing more mounts than this, or asking for more of them, is no work for a thread of the runtime.
 const FEW: usize = 1_000;
-/// Mounts of one file system that are all asked for, because one of them may have been moved to a path of the volume. A kernel moves no
-/// mount out of a shared one, so a plugin can rarely do that.
-const OF_DEVICE: usize = 8;
-/// Mounts of the volume's file systems that are asked which directory they show. To ask more of them costs more than a read of mountinfo.
-const OF_VOLUME: usize = 16;
+/// Other mounts of the volume's file systems that are asked for. To ask for more costs more than a read of mountinfo.
+const OTHERS: usize = 16;
 /// A list of the namespace is never cut.
 const END: Duration = Duration::from_secs(60);
 
@@ -207,6 +204,7 @@ impl Known {
         unless_gone(self.stat().own_entry(id))
     }
 
+    /// Answers as [`KnownMounts::about`] does.
     fn about(
         &mut self,
         paths: &OwnPaths<'_>,
@@ -214,15 +212,25 @@ impl Known {
         shown: &[Shown],
     ) -> Result<Option<Vec<MountEntry>>> {
         let places: HashSet<u64> = paths.exact.iter().map(|path| self.hasher.hash_one(*path)).collect();
-        let is_of_device = |facts: &&Facts| devices.contains(&facts.device);
-        let are_few = self.facts.iter().filter(is_of_device).nth(OF_DEVICE).is_none();
-        let is_asked = |facts: &&Facts| places.contains(&facts.place) || (are_few && is_of_device(facts));
-        let first: Vec<u64> = self.facts.iter().filter(is_asked).map(|facts| facts.id).collect();
-        if first.len() > FEW {
+        let at_places: Vec<u64> =
+            self.facts.iter().filter(|facts| places.contains(&facts.place)).map(|facts| facts.id).collect();
+        if at_places.len() > FEW {
             return Ok(None);
         }
         let mut found: BTreeMap<u64, MountEntry> = BTreeMap::new();
-        for id in first {
+        for id in at_places {
+            found.extend(self.entry(id)?.map(|entry| (id, entry)));
+        }
+        let is_at_own = |entry: &&MountEntry| paths.exact.contains(entry.path.as_os_str());
+        let known = devices.iter().copied().chain(shown.iter().map(|shown| shown.device));
+        let of_volume: BTreeSet<u64> =
+            found.values().filter(is_at_own).map(|entry| entry.device).chain(known).collect();
+        let is_other = |facts: &&Facts| of_volume.contains(&facts.device) && !found.contains_key(&facts.id);
+        let others: Vec<u64> = self.facts.iter().filter(is_other).map(|facts| facts.id).collect();
+        if others.len() > OTHERS {
+            return Ok(None);
+        }
+        for id in others {
             found.extend(self.entry(id)?.map(|entry| (id, entry)));
         }
         // A mount that was moved is not where csid first saw it.
@@ -230,51 +238,24 @@ impl Known {
         if !paths.mounted.iter().all(is_found) {
             return Ok(None);
         }
-        let at_own = found.values().filter(|entry| paths.exact.contains(entry.path.as_os_str()));
-        let of_volume: BTreeSet<u64> =
-            at_own.map(|entry| entry.device).chain(shown.iter().map(|shown| shown.device)).collect();
-        let is_more = |facts: &&Facts| of_volume.contains(&facts.device) && !found.contains_key(&facts.id);
-        let more: Vec<u64> = self.facts.iter().filter(is_more).map(|facts| facts.id).collect();
-        if more.len() > OF_VOLUME {
-            return Ok(None);
-        }
-        let at_own = found.values().filter(|entry| paths.exact.contains(entry.path.as_os_str()));
-        let shows: BTreeSet<(u64, Box<Path>)> = at_own
-            .map(|entry| (entry.device, entry.root.as_path().into()))
-            .chain(shown.iter().map(|shown| (shown.device, shown.root.as_path().into())))
-            .collect();
-        let shows = |device: u64, root: &Path| {
-            shows.iter().any(|(shown, above)| *shown == device && root.starts_with(above))
+        let is_shown = |entry: &MountEntry| {
+            let own = found.values().filter(is_at_own).map(|own| (own.device, own.root.as_path()));
+            let mut all = own.chain(shown.iter().map(|shown| (shown.device, shown.root.as_path())));
+            all.any(|(device, root)| entry.device == device && entry.root.starts_with(root))
         };
-        for id in more {
-            // Other volumes may be directories of the same file system. Their paths are not of interest.
-            let Some((device, root)) = unless_gone(self.stat().own_root(id))? else { continue };
-            if shows(device, &root) {
-                found.extend(self.entry(id)?.map(|entry| (id, entry)));
-            }
-        }
-        let is_foreign =
-            |entry: &MountEntry| shows(entry.device, &entry.root) && !paths.have(entry.path.as_os_str());
-        let has_foreign = found.values().any(is_foreign);
+        let of_it: BTreeSet<u64> =
+            found.iter().filter(|(_, entry)| is_shown(entry)).map(|(id, _)| *id).collect();
+        found.retain(|id, _| of_it.contains(id));
+        let has_foreign = found.values().any(|entry| !paths.have(entry.path.as_os_str()));
         Ok((!has_foreign).then(|| found.into_values().collect()))
-    }
-}
-
-fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        Err(error) => Err(error),
     }
 }
 
 /// Returns whether the calls' answer is what mountinfo shows. The groups are not compared: nobody reads them of such an answer.
 fn is_same(shown: &MountEntry, answer: &MountEntry) -> bool {
-    let of = |entry: &MountEntry| {
-        let MountEntry { id, parent, device, root, path, fs_type, source, read_only, groups: _ } = entry;
-        (*id, *parent, *device, root.clone(), path.clone(), fs_type.clone(), source.clone(), *read_only)
-    };
-    of(shown) == of(answer)
+    let MountEntry { id, parent, device, root, path, fs_type, source, read_only, groups: _ } = answer;
+    (shown.id, shown.parent, shown.device, shown.read_only) == (*id, *parent, *device, *read_only)
+        && (&shown.root, &shown.path, &shown.fs_type, &shown.source) == (root, path, fs_type, source)
 }
 
 impl OwnPaths<'_> {

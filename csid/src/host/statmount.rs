@@ -275,13 +275,14 @@ impl Stat {
             groups: Groups::default(),
         })
     }
+}
 
-    /// Returns the number of the file system of a mount in csid's own namespace, and what of the file system it shows.
-    pub fn own_root(&mut self, mount: u64) -> Result<(u64, PathBuf)> {
-        let answer = self.ask(OWN, mount, SB_BASIC | MNT_ROOT)?;
-        let fixed = &answer.fixed;
-        let root = PathBuf::from(OsStr::from_bytes(answer.string(fixed.root)));
-        Ok((rustix::fs::makedev(fixed.major, fixed.minor), root))
+/// Returns what an answer about a mount or a namespace says. `None`: it is gone.
+pub(super) fn unless_gone<T>(answer: Result<T>) -> Result<Option<T>> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
