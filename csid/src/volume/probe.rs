@@ -158,10 +158,13 @@ impl Context {
         let roots: HashSet<&Path> = directories.map(|directory| self.root_above(directory)).collect();
         let roots = roots.into_iter().filter(|root| !root.starts_with(&self.directories.state));
         let below = roots.chain([self.directories.state.as_path()]).collect();
-        let staging = volume.row.staging.as_deref().filter(|_| volume.row.stage == Leg::Present);
+        // Nothing may be mounted at a staging, and at a publish of a block device there may be a node.
         let present = volume.mounts.iter().filter(|row| row.publish == Leg::Present);
-        let mounted = present.flat_map(|row| [row.source.as_str(), row.published()]).chain(staging);
-        let mounted = mounted.filter(|path| !path.is_empty()).map(OsStr::new).collect();
+        let mounted = present.flat_map(|row| {
+            let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
+            [Some(row.source.as_str()), Some(row.published()).filter(|_| !is_block)]
+        });
+        let mounted = mounted.flatten().filter(|path| !path.is_empty()).map(OsStr::new).collect();
         OwnPaths { exact: own_paths(volume), mounted, below }
     }
 
