@@ -121,13 +121,14 @@ impl Machine {
         output.stdout
     }
 
-    /// Poll for at most 30 seconds.
+    /// Runs a command until it succeeds, for at most 30 seconds. A failure shows its last output and the end of the journal.
     pub fn until(&self, command: &str) {
         let poll = format!(
-            "for i in {{1..300}}; do if {{ {command}; }} >/dev/null 2>&1; then exit; fi; sleep 0.1; done; exit 1"
+            "for i in {{1..300}}; do if last=$({{ {command}; }} 2>&1); then exit; fi; sleep 0.1; done; \
+             echo \"$last\"; journalctl --no-pager --output short-precise --lines 60; exit 1"
         );
         let output = self.try_run(&poll);
-        assert!(output.status.success(), "in 30 s not: {command}\n{}", text(&output.stderr));
+        assert!(output.status.success(), "in 30 s not: {command}\n{}", text(&output.stdout));
     }
 
     /// Fails if units are ordered in a cycle. The journal has the cycles of a shutdown and of later transactions.
