@@ -38,11 +38,11 @@ fn machine() -> Machine {
     m.copy_package("csid-volume-plugin");
     // Another client than Debian's would come first in the PATH.
     m.run("rm -f /usr/local/bin/docker* && mkdir -p /etc/docker /usr/local/bin");
-    m.write("/usr/local/bin/crun-in-machine", CRUN);
+    m.write_program("/usr/local/bin/crun-in-machine", CRUN);
     m.write("/etc/docker/daemon.json", DOCKER);
     make_busybox(&m);
     // The image has a file where the volume will be.
-    m.run("chmod +x /usr/local/bin/crun-in-machine && mkdir /image/data && touch /image/data/of-the-image");
+    m.run("mkdir /image/data && touch /image/data/of-the-image");
     m.run("tar -C /image -cf /root/with-data.tar . && apt-get install docker.io");
     m.run("docker import /root/busybox.tar docker.io/library/busybox && docker import /root/with-data.tar with-data");
     m

@@ -264,8 +264,7 @@ fn plugin_cannot_reach_csids_own_program() {
     let parent = m.run("csictl plugin exec local -- sh -c 'readlink /proc/$PPID/exe; stat -L -c %d:%i /proc/$PPID/exe' 2>/dev/null");
     assert!(!parent.is_empty() && !parent.contains(&host), "{parent}");
     // A script for the program that the command's process runs from before it is the command.
-    m.write("/root/script", "#!/proc/self/exe\n");
-    m.run("chmod 755 /root/script");
+    m.write_program("/root/script", "#!/proc/self/exe\n");
     let script = m.run("csictl plugin exec local -- /root/script 2>&1 || true");
     assert!(script.contains("runs from /") && script.contains("memfd:csid"), "{script}");
     assert!(!script.contains(&host) && !script.contains("wrote 1"), "{script}");

@@ -97,6 +97,13 @@ impl Machine {
         std::fs::write(self.path(inside), content).expect("a file in the machine");
     }
 
+    /// Writes a program. The file that runs is a copy: the kernel refuses to run one that is open for writing, and a process that
+    /// another test has just started may still have the written one open.
+    pub fn write_program(&self, inside: &str, content: &str) {
+        self.write("/root/program", content);
+        self.run(&format!("install -D -m 755 /root/program {inside}"));
+    }
+
     pub fn try_run(&self, command: &str) -> Output {
         container(&self.dir, &["exec", "bash", "-c", command])
     }

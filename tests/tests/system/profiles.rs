@@ -109,7 +109,7 @@ fn profile_without_a_device_cannot_open_it() {
         m.run(&format!("mknod /srv/{node} {kind} $(stat --format '0x%t 0x%T' {device})"));
     }
     // What its own process can open, before it is the plugin.
-    m.write(
+    m.write_program(
         "/usr/local/sbin/opens",
         r#"#!/bin/bash
 for device in /dev/null /srv/disk /srv/fuse; do
@@ -119,7 +119,6 @@ echo "$1 has tried"
 exec /usr/local/sbin/test-plugin /var/lib/p
 "#,
     );
-    m.run("chmod 755 /usr/local/sbin/opens");
     let mut refused = 0;
     for (profile, has_disk, has_fuse) in [
         ("none", true, true),
@@ -254,8 +253,8 @@ fn controller_reaches_no_other_plugin() {
         script.serves = vec![Half::Controller];
     });
     m.run("csictl wait local");
-    m.write("/usr/local/sbin/pries", PRIES);
-    m.run("chmod 755 /usr/local/sbin/pries && chmod -R a+rwX /var/lib/p");
+    m.write_program("/usr/local/sbin/pries", PRIES);
+    m.run("chmod -R a+rwX /var/lib/p");
     // As Docker's is, and one outside of /run that root alone may connect to.
     m.write(
         "/root/listens",
@@ -300,8 +299,8 @@ fn controller_reaches_no_other_plugin() {
     // A socket that is made again stays out of reach, also of a command that runs there as root.
     m.run("systemctl stop sockets && rm /srv/roots.sock && systemd-run --quiet --unit sockets perl /root/listens");
     m.until("[ -S /srv/roots.sock ]");
-    m.write("/usr/local/sbin/connects", CONNECTS);
-    m.run("chmod 755 /usr/local/sbin/connects && /usr/local/sbin/connects /run/docker.sock");
+    m.write_program("/usr/local/sbin/connects", CONNECTS);
+    m.run("/usr/local/sbin/connects /run/docker.sock");
     for socket in ["/run/docker.sock", "/run/csid/csid.sock", "/run/csid/helper.sock"] {
         let refused = format!("csictl plugin exec p -- sh -c '/usr/local/sbin/connects {socket} || echo $?'");
         assert_eq!(m.run(&refused), "1", "{socket}");

@@ -101,8 +101,8 @@ fn foreign_unit_is_started_and_never_stopped() {
 #[test]
 fn crash_loop_is_delayed_reported_and_ends() {
     let m = Machine::with_csid();
-    m.write("/root/loop", "#!/bin/sh\nexec /usr/sbin/csi-local serve --state-dir /root/state\n");
-    m.run("cp /root/loop /usr/local/sbin/loop && chmod 755 /usr/local/sbin/loop");
+    let program = "#!/bin/sh\nexec /usr/sbin/csi-local serve --state-dir /root/state\n";
+    m.write_program("/usr/local/sbin/loop", program);
     m.run("csictl plugin register loop -- /usr/local/sbin/loop && csictl wait loop");
     let restarts = || -> u32 {
         let shown = m.run("csictl plugin show loop | sed -n 's/^ *restarts: *//p'");
@@ -121,7 +121,7 @@ fn crash_loop_is_delayed_reported_and_ends() {
         |kind: &str| events.lines().filter(|line| line.contains(kind) && line.contains("\"loop\"")).count();
     assert!(of("plugin-restarted") as u32 >= 3, "{events}");
     // It is mended, and nobody has to say so; but who does need not wait.
-    m.run("cp /root/loop /usr/local/sbin/loop");
+    m.write_program("/usr/local/sbin/loop", program);
     let before = restarts();
     m.run("csictl plugin restart loop");
     assert_eq!(restarts(), before + 1);

@@ -74,8 +74,7 @@ fn no_write_fails_while_a_plugin_is_upgraded() {
     goes_on("disk");
 
     // csid is killed while the new one is tried.
-    m.write("/usr/local/sbin/slow-driver", "#!/bin/bash\nsleep 4\nexec \"$@\"\n");
-    m.run("chmod 755 /usr/local/sbin/slow-driver");
+    m.write_program("/usr/local/sbin/slow-driver", "#!/bin/bash\nsleep 4\nexec \"$@\"\n");
     m.run(&format!("systemd-run --quiet --unit upgrader csictl plugin upgrade disk -- /usr/local/sbin/slow-driver {SERVE}"));
     m.until("systemctl is-active csi-plugin-disk-i4");
     assert_eq!(m.run(&instances("disk")), "i3 i4");
