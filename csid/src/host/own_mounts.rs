@@ -1,12 +1,18 @@
 //! The mounts of csid's own namespace that may concern one volume, by `listmount` and `statmount`. To read the whole mountinfo costs as
 //! much as all mounts of the host. A mount keeps its file system for life, so csid asks once for each mount, and again only for those that
-//! a question may be about. The directory that a mount shows may be renamed.
+//! a question may be about.
+//!
+//! The directory that a mount shows may be renamed. Many volumes may be directories of one file system, and then any of its mounts may
+//! have come to show any of them. csid asks for each of a few such mounts. With more of them it reads mountinfo once for all questions of a
+//! short while. So csid may overlook a bind whose directory came into the volume's one a moment ago, as it overlooks one that comes there a
+//! moment later. A new bind is found at once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Error, ErrorKind, Result};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,8 +24,14 @@ use crate::host::table::{self, MountEntry, blocking};
 
 /// Listing more mounts than this, or asking for more of them, is no work for a thread of the runtime.
 const FEW: usize = 1_000;
-/// Other mounts of the volume's file systems that are asked for. To ask for more costs more than a read of mountinfo.
+/// Other mounts of the volume's file systems that are asked for one by one. To ask for more costs more than a read of mountinfo.
 const OTHERS: usize = 16;
+/// How long the directories that mountinfo showed are used: a multiple of the time that the read took, within these bounds.
+const USES_OF_READ: u32 = 50;
+const SHORTEST_USE: Duration = Duration::from_millis(50);
+const LONGEST_USE: Duration = Duration::from_secs(1);
+/// What the kernel puts behind a directory that was removed.
+const DELETED: &[u8] = b"//deleted";
 /// A list of the namespace is never cut.
 const END: Duration = Duration::from_secs(60);
 
@@ -42,6 +54,8 @@ struct Known {
     answers: Answers,
     /// In the order of the ids.
     facts: Vec<Facts>,
+    /// Until when csid uses the directories that mountinfo showed last. `None`: they were never read.
+    roots_until: Option<Instant>,
     stat: Option<Stat>,
     hasher: RandomState,
 }
@@ -59,9 +73,23 @@ enum Answers {
 /// A mount, its file system, which never changes, and where it was when csid first asked.
 struct Facts {
     id: u64,
+    /// Its id in mountinfo. The kernel uses such an id again.
+    old_id: u64,
     device: u64,
     /// A hash of its path then. 0: the path is too long for an answer.
     place: u64,
+    /// The directory that it showed when csid last asked. Empty: the answer was too long.
+    root: PathBuf,
+}
+
+impl Facts {
+    /// Returns whether the mount may show something of the directory `root` of the file system `device`.
+    fn may_show(&self, device: u64, root: &Path) -> bool {
+        let (own, root) = (self.root.as_os_str().as_bytes(), root.as_os_str().as_bytes());
+        let root = root.strip_suffix(DELETED).unwrap_or(root);
+        let is_below = |rest: &[u8]| rest.is_empty() || rest[0] == b'/' || root == b"/";
+        self.device == device && (own.is_empty() || own.strip_prefix(root).is_some_and(is_below))
+    }
 }
 
 impl KnownMounts {
@@ -87,7 +115,13 @@ impl KnownMounts {
             };
             (refreshed, known) = blocking(work).await.ok()?;
         }
-        let found = refreshed.and_then(|()| known.about(paths, devices, shown));
+        let mut found = refreshed.and_then(|()| known.about(paths, devices, shown));
+        if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            let work = move || Ok((known.read_roots(), known));
+            let read;
+            (read, known) = blocking(work).await.ok()?;
+            found = read.and_then(|()| known.about(paths, devices, shown));
+        }
         found.unwrap_or_else(|error| {
             tracing::debug!(%error, "csid reads its whole mount table");
             None
@@ -95,7 +129,7 @@ impl KnownMounts {
     }
 }
 
-/// Returns the error for what takes too long on a thread of the runtime.
+/// Returns the error for what takes too long on a thread of the runtime, and for directories that have to be read first.
 fn long() -> Error {
     Error::from(ErrorKind::WouldBlock)
 }
@@ -184,15 +218,35 @@ impl Known {
     fn facts(&mut self, id: u64) -> Result<Option<Facts>> {
         match self.entry(id) {
             Err(error) if is_too_long(&error) => {
-                let (_, device) = self.stat().identity(OWN, id)?;
-                Ok(Some(Facts { id, device, place: 0 }))
+                let (old_id, device) = self.stat().identity(OWN, id)?;
+                Ok(Some(Facts { id, old_id, device, place: 0, root: PathBuf::new() }))
             }
-            Ok(Some(MountEntry { device, path, .. })) => {
-                Ok(Some(Facts { id, device, place: self.hasher.hash_one(path.as_os_str()) }))
+            Ok(Some(MountEntry { id: old_id, device, path, root, .. })) => {
+                Ok(Some(Facts { id, old_id, device, place: self.hasher.hash_one(path.as_os_str()), root }))
             }
             Ok(None) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Reads the directories of all known mounts from mountinfo. One read serves all questions until csid has used it for long enough.
+    fn read_roots(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        let shown = table::entries().map_err(Error::other)?;
+        let mut shown: HashMap<u64, PathBuf> =
+            shown.into_iter().map(|entry| (entry.id, entry.root)).collect();
+        // A mount that is gone may get the directory of one that has its id now. csid asks before it believes.
+        let is_long = |facts: &&mut Facts| facts.root.as_os_str().is_empty();
+        for facts in self.facts.iter_mut().filter(|facts| !is_long(facts)) {
+            facts.root = shown.remove(&facts.old_id).unwrap_or_default();
+        }
+        let used = (begun.elapsed() * USES_OF_READ).clamp(SHORTEST_USE, LONGEST_USE);
+        self.roots_until = Some(begun + used);
+        Ok(())
+    }
+
+    fn has_roots(&self) -> bool {
+        self.roots_until.is_some_and(|until| Instant::now() < until)
     }
 
     fn stat(&mut self) -> &mut Stat {
@@ -226,10 +280,24 @@ impl Known {
         let of_volume: BTreeSet<u64> =
             found.values().filter(is_at_own).map(|entry| entry.device).chain(known).collect();
         let is_other = |facts: &&Facts| of_volume.contains(&facts.device) && !found.contains_key(&facts.id);
-        let others: Vec<u64> = self.facts.iter().filter(is_other).map(|facts| facts.id).collect();
+        let mut others: Vec<&Facts> = self.facts.iter().filter(is_other).collect();
         if others.len() > OTHERS {
-            return Ok(None);
+            let roots: Vec<(u64, PathBuf)> = found
+                .values()
+                .filter(is_at_own)
+                .map(|own| (own.device, own.root.clone()))
+                .chain(shown.iter().map(|shown| (shown.device, shown.root.clone())))
+                .collect();
+            let is_renamed = |facts: &Facts| found.get(&facts.id).is_some_and(|now| now.root != facts.root);
+            if !self.has_roots() || self.facts.iter().any(is_renamed) {
+                return Err(long());
+            }
+            others.retain(|facts| roots.iter().any(|(device, root)| facts.may_show(*device, root)));
+            if others.len() > OTHERS {
+                return Ok(None);
+            }
         }
+        let others: Vec<u64> = others.into_iter().map(|facts| facts.id).collect();
         for id in others {
             found.extend(self.entry(id)?.map(|entry| (id, entry)));
         }
@@ -324,6 +392,73 @@ mod tests {
             assert_eq!(ask(known, &[&c], &[&c], &[]), Some(vec![c]), "the whole is no part of it");
             assert_eq!(ask(known, &[&b], &[&b], &[]), None, "the bind is at a foreign path");
             assert_eq!(ask(known, &[Path::new("/nowhere")], &[], &[]), Some(vec![]));
+        });
+    }
+
+    /// Makes more mounts of the second file system than csid asks for one by one.
+    fn crowd(root: &Path) {
+        for number in 0..=OTHERS {
+            let [from, to] = ["b", "crowd"].map(|name| root.join(format!("{name}/{number}")));
+            std::fs::create_dir_all(&from).unwrap();
+            std::fs::create_dir_all(&to).unwrap();
+            mount_bind(from, to).unwrap();
+        }
+    }
+
+    /// Returns whether csid asks for directories first, before it knows the mounts at `at`.
+    fn reads_first(known: &mut Known, at: &Path) -> bool {
+        known.refresh(usize::MAX).unwrap();
+        let at = [at.as_os_str()];
+        let paths = OwnPaths { exact: at.into(), mounted: at.into(), below: vec![] };
+        known.about(&paths, &[], &[]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
+    #[test]
+    fn new_bind_among_many_mounts_is_found_at_once() {
+        apart(|root, known| {
+            crowd(root);
+            let [b, c, d] = ["b", "c", "d"].map(|name| root.join(name));
+            assert!(reads_first(known, &c));
+            known.read_roots().unwrap();
+            known.roots_until = Some(Instant::now() + END);
+            assert_eq!(ask(known, &[&c], &[&c], &[]), Some(vec![c.clone()]), "none of the others");
+            std::fs::create_dir(b.join("x/inside")).unwrap();
+            mount_bind(b.join("x/inside"), &d).unwrap();
+            assert_eq!(ask(known, &[&c], &[&c], &[]), None, "a bind of it is at a foreign path");
+            assert_eq!(ask(known, &[&c, &d], &[&c, &d], &[]), Some(vec![c, d.clone()]));
+            // Of the whole file system each mount is a part.
+            assert_eq!(ask(known, &[&b], &[&b], &[]), None, "more than are asked for one by one");
+        });
+    }
+
+    #[test]
+    fn rename_among_many_mounts_is_found_by_the_next_read() {
+        apart(|root, known| {
+            crowd(root);
+            let [b, c] = ["b", "c"].map(|name| root.join(name));
+            known.refresh(usize::MAX).unwrap();
+            known.read_roots().unwrap();
+            assert!(known.roots_until.unwrap() <= Instant::now() + LONGEST_USE);
+            // A directory that another mount shows comes into the volume's one.
+            std::fs::rename(b.join("0"), b.join("x/0")).unwrap();
+            known.roots_until = Some(Instant::now());
+            assert!(reads_first(known, &c), "the read was used for long enough");
+            known.read_roots().unwrap();
+            known.roots_until = Some(Instant::now() + END);
+            assert_eq!(ask(known, &[&c], &[&c], &[]), None, "a bind of a part is at a foreign path");
+            // The volume's own directory is renamed: what is known of the others may be older.
+            std::fs::rename(b.join("x"), b.join("z")).unwrap();
+            assert!(reads_first(known, &c));
+            known.read_roots().unwrap();
+            assert!(!reads_first(known, &c));
+            // A removed directory has another name in the answers, and so have the parts of it.
+            std::fs::create_dir(b.join("z/part")).unwrap();
+            let part = root.join("part");
+            std::fs::create_dir(&part).unwrap();
+            mount_bind(b.join("z/part"), &part).unwrap();
+            std::fs::remove_dir(b.join("z/part")).unwrap();
+            known.roots_until = Some(Instant::now() + END);
+            assert_eq!(ask(known, &[&part], &[&part], &[]), Some(vec![part]));
         });
     }
 
