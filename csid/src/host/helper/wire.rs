@@ -1,5 +1,6 @@
 //! The messages between csid and a worker of the helper: one packet each, in JSON, with at most one descriptor.
 
+use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -198,20 +199,28 @@ pub(super) fn send(socket: impl AsFd, packet: &[u8], fd: Option<&OwnedFd>) -> io
     Ok(())
 }
 
+thread_local! {
+    /// Room for the largest packet. To make it for each packet would clear it each time.
+    static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; PACKET]);
+}
+
 /// Receives one packet into `buffer`, with its descriptor. `None`: the other side has ended.
 pub(super) fn receive(
     socket: impl AsFd,
     buffer: &mut Vec<u8>,
 ) -> rustix::io::Result<Option<Option<OwnedFd>>> {
-    buffer.resize(PACKET, 0);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    buffer.clear();
+    let received = ROOM.with_borrow_mut(|room| {
+        let received = recvmsg(socket, &mut [IoSliceMut::new(room)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        buffer.extend_from_slice(&room[..received.bytes]);
+        Ok::<_, rustix::io::Errno>(received)
+    })?;
     let fd = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    buffer.truncate(received.bytes);
     if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(rustix::io::Errno::MSGSIZE);
     }
