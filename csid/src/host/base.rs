@@ -8,6 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::host::error::{HostError, at};
+use crate::host::path::part_below;
 use crate::store::volume_handle::{KINDS, LIVE};
 
 /// openat2 answers EAGAIN when something was renamed while it walked.
@@ -98,7 +99,7 @@ fn open_unheld(path: &Path, first: Option<&OsStr>, flags: OFlags) -> rustix::io:
     let Some(root) = root_of_kind(path, first) else {
         return openat2(CWD, path, flags, ResolveFlags::empty());
     };
-    let below = path.strip_prefix(root).map_err(|_| Errno::INVAL)?;
+    let below = part_below(path, root).ok_or(Errno::INVAL)?;
     let root = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty())?;
     openat2(root, below, flags, ResolveFlags::BENEATH | ResolveFlags::NO_XDEV)
 }

@@ -83,6 +83,16 @@ pub(super) fn find(path: &Path) -> rustix::io::Result<OwnedFd> {
     openat2(CWD, path, OFlags::PATH, ResolveFlags::empty())
 }
 
+/// Returns what is behind `root` in `path`. Empty: both are the same. `None`: `path` is not below `root`. Compares bytes where both are
+/// written alike, because each mount has many paths.
+pub fn part_below<'p>(path: &'p Path, root: &Path) -> Option<&'p Path> {
+    let rest = path.as_os_str().as_bytes().strip_prefix(root.as_os_str().as_bytes());
+    match rest.and_then(|rest| rest.strip_prefix(b"/")) {
+        Some(rest) if !rest.is_empty() && !rest.starts_with(b"/") => Some(Path::new(OsStr::from_bytes(rest))),
+        _ => path.strip_prefix(root).ok(),
+    }
+}
+
 /// The directory that holds `path`, and the name in it. `None`: there is no such directory.
 pub(super) fn parent(path: &Path) -> Result<Option<(OwnedFd, &OsStr)>, HostError> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -103,7 +113,7 @@ pub(super) fn find_in(directory: &OwnedFd, name: &OsStr) -> rustix::io::Result<O
 /// Returns a descriptor of `path`, which has to be below `root`, whatever is renamed meanwhile.
 pub(super) fn find_below(root: &Path, path: &Path) -> Result<OwnedFd, HostError> {
     let outside = || HostError::Outside { path: path.into(), root: root.into() };
-    let relative = path.strip_prefix(root).map_err(|_| outside())?;
+    let relative = part_below(path, root).ok_or_else(outside)?;
     if relative.as_os_str().is_empty() {
         return Err(outside());
     }
@@ -202,7 +212,7 @@ pub(super) fn find_target(root: &Path, path: &Path, uid: u32) -> Result<OwnedFd,
     }
     // An automount is seen by this one.
     find_below(root, path)?;
-    let relative = path.strip_prefix(root).ok().and_then(names);
+    let relative = part_below(path, root).and_then(names);
     let relative = relative.ok_or_else(|| HostError::Outside { path: path.into(), root: root.into() })?;
     let mut directory = openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::empty())
         .map_err(at("open", root))?;
@@ -264,7 +274,7 @@ pub(super) fn find_inside(directory: &OwnedFd, path: &Path, subpath: &Path) -> R
 
 /// Returns the state of `path`. `None`: a mount is at it, or on the way to it from `base`.
 pub(super) fn look_unmounted(base: Base<'_>, path: &Path) -> Option<Look> {
-    let relative = path.strip_prefix(base.path).ok()?;
+    let relative = part_below(path, base.path)?;
     let first = relative.iter().next();
     let root = match base.open(first) {
         // The directories of a tmpfs that is not mounted any more.
@@ -379,7 +389,7 @@ pub(super) fn make_file(base: Base<'_>, relative: &Path) -> Result<(), HostError
 
 pub(super) fn entries(base: Base<'_>, directory: &Path) -> Result<Vec<PathBuf>, HostError> {
     let outside = || HostError::Outside { path: directory.into(), root: base.path.into() };
-    let relative = directory.strip_prefix(base.path).map_err(|_| outside())?;
+    let relative = part_below(directory, base.path).ok_or_else(outside)?;
     let file = match open_below(base, relative, OFlags::RDONLY) {
         Ok(file) => file,
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
@@ -472,8 +482,7 @@ pub(super) fn resolve_root(directory: &Path) -> Result<PathBuf, HostError> {
 
 /// Removes as [`remove`] does, from a `base` that is held. The parents stay from `above` on, where that is below `base`.
 pub(super) fn remove_held(base: Base<'_>, above: &Path, path: &Path) -> Result<bool, HostError> {
-    let Some(relative) = above.strip_prefix(base.path).ok().filter(|path| !path.as_os_str().is_empty())
-    else {
+    let Some(relative) = part_below(above, base.path).filter(|path| !path.as_os_str().is_empty()) else {
         return remove(base, path);
     };
     match open_below(base, relative, OFlags::PATH) {
@@ -486,7 +495,7 @@ pub(super) fn remove_held(base: Base<'_>, above: &Path, path: &Path) -> Result<b
 
 pub(super) fn remove(base: Base<'_>, path: &Path) -> Result<bool, HostError> {
     let outside = || HostError::Outside { path: path.into(), root: base.path.into() };
-    let names = names(path.strip_prefix(base.path).map_err(|_| outside())?).ok_or_else(outside)?;
+    let names = part_below(path, base.path).and_then(names).ok_or_else(outside)?;
     let mut directories = match base.open_for_reading(names.first().copied()) {
         Ok(root) => vec![root],
         Err(HostError::Occupied(_)) => return Ok(false),

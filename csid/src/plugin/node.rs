@@ -13,6 +13,7 @@ use csi_proto::csi::v1::volume_usage::Unit;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
+use crate::host::part_below;
 use crate::plugin::instance::{Hand, Instance, capability, condition, gone, opaque};
 use crate::plugin::rpc::{Hidden, RpcError, sent};
 use crate::plugin::rpc_outcome::Class;
@@ -244,9 +245,9 @@ impl Ready {
     /// A host path in the plugin's own file-system. One outside its root was journalled under another spec,
     /// and then the plugin saw it as it is.
     fn seen(&self, path: &str) -> String {
-        match Path::new(path).strip_prefix(&self.0.root) {
-            Ok(rest) => self.0.view.join(rest).to_string_lossy().into_owned(),
-            Err(_) => path.to_owned(),
+        match part_below(Path::new(path), &self.0.root) {
+            Some(rest) => self.0.view.join(rest).to_string_lossy().into_owned(),
+            None => path.to_owned(),
         }
     }
 }

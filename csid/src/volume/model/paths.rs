@@ -46,7 +46,8 @@ pub fn publish(volume: &VolumeKey, mount: &MountKey, mode: AccessMode) -> PathBu
 /// mount). `None`: csid makes no path like `source`.
 pub fn private(source: &Path) -> Option<PathBuf> {
     let of_volume = of_volume(source)?;
-    let own = source.strip_prefix(of_volume).ok()?.iter().next()?;
+    let own = bytes(source).get(bytes(of_volume).len() + 1..).filter(|rest| !rest.is_empty())?;
+    let own = own.split(|byte| *byte == b'/').next().map(OsStr::from_bytes)?;
     let mut path = of_volume.parent()?.parent()?.join(PRIVATE);
     path.extend([of_volume.file_name()?, own]);
     Some(path)

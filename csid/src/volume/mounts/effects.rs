@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{Error, Kind, Obstacle, shown};
 use crate::fault;
 use crate::host::TargetFd;
-use crate::host::{Access, Bind, Host, HostError, Look, Restrict};
+use crate::host::{Access, Bind, Host, HostError, Look, Restrict, part_below};
 use crate::plugin::{NodeCall, Ready};
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow};
@@ -163,7 +163,7 @@ impl EffectContext<'_> {
     }
 
     fn below_base<'p>(&self, path: &'p Path) -> Result<&'p Path, EffectFailure> {
-        path.strip_prefix(self.base).map_err(|_| {
+        part_below(path, self.base).ok_or_else(|| {
             let text =
                 format!("{} is not below {}: was plugin-root changed?", path.display(), self.base.display());
             EffectFailure::nothing_done(Error::internal(text))
