@@ -84,19 +84,20 @@ bench: debian-packages go ## what a durable mount costs against the bare RPCs, a
 	CGO_ENABLED=0 go -C tests/bench/go build -o $(CURDIR)/target/release/csid-bench-go
 	target/release/csid-bench
 
-# perf reads frame pointers, and a flame graph needs the names of functions.
-bench-pictures: DEBIAN_PACKAGES += linux-perf
-bench-pictures: debian-packages $(INFERNO) ## docs/pictures: the steps of a mount, and csid's flame graph (root)
-	RUSTFLAGS=-Cforce-frame-pointers=yes CFLAGS=-fno-omit-frame-pointer \
-		cargo build --locked --profile pictures -p csid -p csid-bench --target-dir target/pictures
-	target/pictures/pictures/csid-bench --milliseconds 4000 pictures target/bench/pictures
+# A flame graph needs the names of functions.
+bench-pictures: debian-packages $(INFERNO) ## docs/pictures: the steps of a mount, and flame graphs of its instructions (root)
+	cargo build --locked --profile pictures -p csid -p csid-bench
+	target/pictures/csid-bench --milliseconds 4000 pictures target/bench/pictures
+	target/pictures/csid-bench count --stacks target/bench/pictures
 	mkdir -p docs/pictures
 	for callers in 1 64; do
 		$(INFERNO) --flamechart --countname µs --width 1000 --title "A mount with $$callers callers" \
-			target/bench/pictures/steps-$$callers.folded >docs/pictures/mount-$$callers.svg
+			target/bench/pictures/steps-$$callers.folded >docs/pictures/steps-$$callers.svg
 	done
-	perf script --input target/bench/pictures/profile.perf | $(dir $(INFERNO))inferno-collapse-perf |
-		$(INFERNO) --minwidth 0.3 --title "csid with 64 callers" >docs/pictures/csid-64.svg
+	for operation in mount unmount; do
+		$(INFERNO) --minwidth 0.4 --countname instructions --title "csid's instructions for one $$operation" \
+			target/bench/pictures/$$operation.folded >docs/pictures/$$operation.svg
+	done
 
 count: debian-packages ## the instructions and system calls of one mount, against tests/bench/count.toml (root)
 	cargo build --locked --release -p csid -p csid-bench

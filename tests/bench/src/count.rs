@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -93,9 +94,12 @@ impl Figure {
     }
 }
 
-/// Count, and compare with what is kept or keep it.
-pub fn run(host: &Host, renew: bool) -> Result<ExitCode> {
-    let now = count(host)?;
+/// Count, and compare with what is kept or keep it; or write the instructions of each call stack into the directory `stacks`.
+pub fn run(host: &Host, renew: bool, stacks: Option<&Path>) -> Result<ExitCode> {
+    let now = count(host, stacks)?;
+    if stacks.is_some() {
+        return Ok(ExitCode::SUCCESS);
+    }
     if renew {
         fs::write(FIGURES, PREFACE.to_owned() + &toml::to_string(&now)?).context(FIGURES)?;
         println!("{FIGURES} is written: commit it with the reason");
@@ -136,7 +140,7 @@ pub fn run(host: &Host, renew: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn count(host: &Host) -> Result<Figures> {
+fn count(host: &Host, stacks: Option<&Path>) -> Result<Figures> {
     let _plugin = host.plugin("bench")?;
     let _bus = host.bus()?;
     let csid = host.start()?;
@@ -150,25 +154,49 @@ fn count(host: &Host) -> Result<Figures> {
         anyhow::Ok(())
     })?;
     let (mut mounts, mut unmounts) = (Vec::new(), Vec::new());
+    let (mut mount_stacks, mut unmount_stacks) = (BTreeMap::new(), BTreeMap::new());
     let counted = || {
         one_processor(csid.pid())?;
         let mut tracee = Tracee::attach(csid.pid())
             .context("csid cannot be traced: that needs CAP_SYS_PTRACE, and ptrace allowed in a container")?;
+        if stacks.is_some() {
+            tracee.count_stacks(csid.pid())?;
+        }
         for _ in 0..COUNTED {
             let its = way.clone();
             let mount = runtime.spawn(async move { its.mount(0).await });
             mounts.push(tracee.count(|| mount.is_finished())?);
             runtime.block_on(mount)??;
+            add(&mut mount_stacks, tracee.take_stacks());
             let its = way.clone();
             let unmount = runtime.spawn(async move { its.unmount(0).await });
             unmounts.push(tracee.count(|| unmount.is_finished())?);
             runtime.block_on(unmount)??;
+            add(&mut unmount_stacks, tracee.take_stacks());
         }
         anyhow::Ok(())
     };
     // In a thread that ends: a tracer learns of its tracee's end before the parent does.
     std::thread::scope(|scope| scope.spawn(counted).join()).expect("no panic")?;
+    if let Some(directory) = stacks {
+        fs::create_dir_all(directory)?;
+        fs::write(directory.join("mount.folded"), folded(&mount_stacks))?;
+        fs::write(directory.join("unmount.folded"), folded(&unmount_stacks))?;
+    }
     Ok(Figures { mount: Figure::least(&mounts), unmount: Figure::least(&unmounts) })
+}
+
+fn add(sum: &mut BTreeMap<String, u64>, stacks: BTreeMap<String, u64>) {
+    for (stack, instructions) in stacks {
+        *sum.entry(stack).or_default() += instructions;
+    }
+}
+
+/// Returns a line `STACK INSTRUCTIONS` for each stack: the mean of what was counted.
+fn folded(stacks: &BTreeMap<String, u64>) -> String {
+    let lines =
+        stacks.iter().map(|(stack, instructions)| format!("{stack} {}\n", instructions / COUNTED as u64));
+    lines.collect()
 }
 
 /// The threads of `pid` and this one share a processor: to wake another one is slow, and threads that run at once meet less

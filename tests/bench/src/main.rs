@@ -14,6 +14,8 @@ mod pictures;
 mod plugin;
 mod report;
 #[cfg(target_arch = "x86_64")]
+mod stacks;
+#[cfg(target_arch = "x86_64")]
 mod trace;
 mod units;
 
@@ -81,8 +83,11 @@ enum Role {
         /// Keep what is counted now.
         #[arg(long)]
         renew: bool,
+        /// Write mount.folded and unmount.folded into this directory instead: the instructions of each call stack.
+        #[arg(long, conflicts_with = "renew")]
+        stacks: Option<PathBuf>,
     },
-    /// Write what the pictures in docs/ show: the steps of a mount, and a profile by perf
+    /// Write the time that a mount spends in each step, for the pictures in docs/
     Pictures { directory: PathBuf },
     /// What this program is for itself.
     #[command(hide = true)]
@@ -117,7 +122,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     let beside = std::env::current_exe()?.with_file_name("csid");
     let host = Host::new(directory, args.csid.as_ref().unwrap_or(&beside))?;
     match args.role {
-        Some(Role::Count { renew }) => count(&host, renew),
+        Some(Role::Count { renew, ref stacks }) => count(&host, renew, stacks.as_deref()),
         Some(Role::Pictures { ref directory }) => {
             let time = Duration::from_millis(args.milliseconds);
             pictures(&host, directory, time).map(|()| ExitCode::SUCCESS)
@@ -159,7 +164,7 @@ fn outside(args: &Args) -> Result<ExitCode> {
 use count::run as count;
 
 #[cfg(not(target_arch = "x86_64"))]
-fn count(_: &Host, _: bool) -> Result<ExitCode> {
+fn count(_: &Host, _: bool, _: Option<&Path>) -> Result<ExitCode> {
     println!("not counted: instructions are counted on x86-64 only");
     Ok(ExitCode::SUCCESS)
 }

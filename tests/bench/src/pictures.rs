@@ -1,12 +1,11 @@
-//! What the pictures in docs/ show: the time that a mount spends in each step, and what csid's processor time goes to.
+//! The time that a mount spends in each step, for the pictures in docs/.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -14,14 +13,11 @@ use crate::host::Host;
 use crate::load;
 use crate::paths::Way;
 
-/// Samples a second of the profile.
-const FREQUENCY: &str = "1999";
 /// The order of a mount's steps. A step that is not listed comes after these.
 const ORDER: [&str; 9] =
     ["bus", "queued", "waiting for plugin", "verify", "intent", "stage", "publish", "deliver", "commit"];
 
-/// Writes `steps-CALLERS.folded`, a line `STEP MICROSECONDS` for each step of a mount, and `profile.perf`, perf's record of csid with 64
-/// callers.
+/// Writes `steps-CALLERS.folded`, a line `STEP MICROSECONDS` for each step of a mount.
 pub async fn write(host: &Host, directory: &Path, time: Duration) -> Result<()> {
     fs::create_dir_all(directory)?;
     let _plugin = host.plugin("bench")?;
@@ -35,30 +31,8 @@ pub async fn write(host: &Host, directory: &Path, time: Duration) -> Result<()> 
         fs::write(directory.join(format!("steps-{callers}.folded")), &folded)?;
         println!("the steps of a mount with {callers} callers, µs:\n{folded}");
     }
-    let mut perf = Command::new("perf")
-        .args([
-            "record",
-            "--quiet",
-            "--event",
-            "cpu-clock",
-            "--freq",
-            FREQUENCY,
-            "--call-graph",
-            "fp",
-            "--pid",
-        ])
-        .arg(csid.pid().to_string())
-        .arg("--output")
-        .arg(directory.join("profile.perf"))
-        .stdin(Stdio::null())
-        .spawn()
-        .context("cannot start perf")?;
-    load::cycle(&way, 64, time).await?;
     drop(way);
-    // perf ends with the process that it records.
     drop(csid);
-    let status = tokio::task::spawn_blocking(move || perf.wait()).await??;
-    ensure!(status.success(), "perf record failed: {status}");
     host.forget_state()
 }
 

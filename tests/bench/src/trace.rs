@@ -17,6 +17,8 @@ use anyhow::{Context, Result, bail, ensure};
 use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register};
 use libc::{c_int, c_uint, c_void, pid_t, user_regs_struct};
 
+use crate::stacks::{Part, Stacks};
+
 /// An operation's work has ended when nothing has come out of the kernel for so long.
 const QUIET: Duration = Duration::from_millis(50);
 /// How often it is asked for, while all threads are in the kernel.
@@ -41,10 +43,11 @@ enum Thread {
 }
 
 /// From an address to the next stop: a branch that is not always the same, or a system call. Its last instruction.
-#[derive(Clone, Copy)]
 struct Way {
     instructions: u64,
     end: u64,
+    /// Which functions it goes through.
+    parts: Vec<Part>,
 }
 
 /// A process of several threads. It dies with the thread that traces it.
@@ -58,6 +61,9 @@ pub struct Tracee {
     /// What each clock showed when it was first read, by its id.
     clocks: HashMap<u64, [u8; 16]>,
     count: Count,
+    stacks: Option<Stacks>,
+    /// Where in the tree of the stacks each thread is.
+    places: HashMap<pid_t, u32>,
 }
 
 impl Tracee {
@@ -86,11 +92,24 @@ impl Tracee {
             branches: HashMap::new(),
             clocks: HashMap::new(),
             count: Count::default(),
+            stacks: None,
+            places: HashMap::new(),
         };
         // Some calls end early when they are interrupted; what follows of that does not count.
         tracee.count(|| true)?;
         tracee.stop_clocks(pid)?;
         Ok(tracee)
+    }
+
+    /// Counts from now on also which functions execute the instructions.
+    pub fn count_stacks(&mut self, pid: u32) -> Result<()> {
+        self.stacks = Some(Stacks::new(pid)?);
+        Ok(())
+    }
+
+    /// Returns the instructions of each call stack since the last call.
+    pub fn take_stacks(&mut self) -> BTreeMap<String, u64> {
+        self.stacks.as_mut().map(Stacks::take).unwrap_or_default()
     }
 
     /// Have the clocks read by a system call, at whose stop they can be answered.
@@ -151,6 +170,7 @@ impl Tracee {
                 let at = now.rip - 1;
                 self.came(tid, at)?;
                 self.take_branch(at, &mut now)?;
+                self.turned(tid, at, now.rip);
                 ptrace(libc::PTRACE_SETREGS, tid, 0, (&raw mut now).cast())?;
                 Thread::On(now.rip)
             }
@@ -177,11 +197,27 @@ impl Tracee {
     /// A thread has come to where its way ends.
     fn came(&mut self, tid: pid_t, to: u64) -> Result<()> {
         if let Some(Thread::On(start)) = self.threads.get(&tid) {
-            let way = self.ways[start];
+            let way = &self.ways[start];
             ensure!(way.end == to, "the way from {start:#x} ends at {to:#x} and not at {:#x}", way.end);
             self.count.instructions += way.instructions;
+            if let Some(stacks) = &mut self.stacks {
+                let place = self.places.entry(tid).or_default();
+                *place = stacks.gone(*place, &way.parts);
+            }
         }
         Ok(())
+    }
+
+    /// A thread's branch at `at` has led to `to`.
+    fn turned(&mut self, tid: pid_t, at: u64, to: u64) {
+        if let (Some(stacks), Some(branch)) = (&mut self.stacks, self.branches.get(&at)) {
+            let place = self.places.entry(tid).or_default();
+            *place = match branch.flow_control() {
+                FlowControl::IndirectCall => stacks.called(*place, to),
+                FlowControl::Return => stacks.returned(*place),
+                _ => *place,
+            };
+        }
     }
 
     /// The way from `start`. The branch at its end gets its breakpoint.
@@ -190,6 +226,9 @@ impl Tracee {
             return Ok(());
         }
         let mut at = start;
+        let mut parts = Vec::new();
+        // Where the run of instructions without a jump began, and how many were before it.
+        let mut run = (start, 0);
         for instructions in 1..LONGEST_WAY {
             let found = match self.branches.get(&at) {
                 Some(branch) => *branch,
@@ -198,13 +237,22 @@ impl Tracee {
             let is_call = found.code() == Code::Syscall;
             match found.flow_control() {
                 FlowControl::Next => at = found.next_ip(),
-                FlowControl::UnconditionalBranch => at = found.near_branch_target(),
-                FlowControl::Call if !is_call => at = found.near_branch_target(),
+                FlowControl::UnconditionalBranch => {
+                    at = found.near_branch_target();
+                    parts.push(Part::Run(run.0, instructions - run.1));
+                    run = (at, instructions);
+                }
+                FlowControl::Call if !is_call => {
+                    at = found.near_branch_target();
+                    parts.extend([Part::Run(run.0, instructions - run.1), Part::Call(at)]);
+                    run = (at, instructions);
+                }
                 _ => {
                     if !is_call && self.branches.insert(at, found).is_none() {
                         self.memory.write_all_at(&[BREAKPOINT], at)?;
                     }
-                    self.ways.insert(start, Way { instructions, end: at });
+                    parts.push(Part::Run(run.0, instructions - run.1));
+                    self.ways.insert(start, Way { instructions, end: at, parts });
                     return Ok(());
                 }
             }
@@ -433,6 +481,17 @@ mod tests {
             cats[1].stdin.as_mut().unwrap().write_all(b"a line\n").unwrap();
             assert_eq!(tracee.count(|| true).unwrap(), Count { instructions, calls: Clone::clone(&calls) });
         }
+        tracee.count_stacks(cats[1].id()).unwrap();
+        cats[1].stdin.as_mut().unwrap().write_all(b"a line\n").unwrap();
+        tracee.count(|| true).unwrap();
+        let stacks = tracee.take_stacks();
+        assert_eq!(
+            stacks.values().sum::<u64>(),
+            instructions,
+            "each instruction is in one stack: {stacks:?}"
+        );
+        assert!(stacks.keys().any(|stack| stack.ends_with("write")), "the C library's functions: {stacks:?}");
+        assert!(tracee.take_stacks().is_empty());
         for mut cat in cats {
             cat.kill().unwrap();
             cat.wait().unwrap();
