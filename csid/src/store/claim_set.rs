@@ -116,7 +116,7 @@ impl FromIterator<Claim> for ClaimSet {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 mod testing {
     use std::ops::{Index, IndexMut};
     use std::sync::Arc;

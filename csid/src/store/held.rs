@@ -17,7 +17,7 @@ pub struct HeldVolumes {
 
 /// Volumes by plugin and node.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct HeldIndex(BTreeMap<(String, String), BTreeSet<VolumeName>>);
+pub struct HeldIndex(BTreeMap<(String, String), BTreeSet<VolumeName>>);
 
 impl HeldIndex {
     /// Reads what the journal holds.
@@ -37,7 +37,7 @@ impl HeldIndex {
     }
 
     /// Takes over a change of a record that is committed.
-    pub(super) fn change(&mut self, before: &Record, after: &Record) {
+    pub fn change(&mut self, before: &Record, after: &Record) {
         if before.volume.plugin == after.volume.plugin {
             return self.change_nodes(before, after);
         }
@@ -76,7 +76,8 @@ impl HeldIndex {
         }
     }
 
-    pub(super) fn of(&self, plugin: &str, node: &str, most: usize) -> HeldVolumes {
+    /// Returns the volumes of a plugin that a node holds, and at most `most` of their names.
+    pub fn of(&self, plugin: &str, node: &str, most: usize) -> HeldVolumes {
         let volumes = self.0.get(&(plugin.to_owned(), node.to_owned()));
         volumes.map_or_else(HeldVolumes::default, |volumes| HeldVolumes {
             count: volumes.len(),

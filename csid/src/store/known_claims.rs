@@ -75,7 +75,7 @@ impl KnownClaims {
 }
 
 /// The claims that a swap writes or deletes. What nothing has touched may have another index.
-pub(super) fn changes<'a>(
+pub fn changes<'a>(
     before: &'a Record,
     after: &'a Record,
 ) -> impl Iterator<Item = (Option<&'a Claim>, Option<&'a Claim>)> {
@@ -87,7 +87,7 @@ pub(super) fn changes<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::tests::samples::{claim, name};
+    use crate::store::testing::samples::{claim, name};
 
     fn claims(count: usize) -> ClaimSet {
         (0..count).map(|n| claim(&format!("c{n:05}"), "n1")).collect()

@@ -40,6 +40,8 @@ pub mod rows;
 mod schema;
 mod shared;
 mod tables;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 pub(crate) mod tests;
 mod thread;

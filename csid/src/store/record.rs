@@ -50,7 +50,7 @@ pub enum Heal {
 
 /// The options of RegisterVolume and CreateVolume that stay with the volume.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(default, rename_all = "kebab-case")]
 pub struct VolumeSpec {
     /// A name for people. CreateVolume gives it to the plugin.
     pub name: String,

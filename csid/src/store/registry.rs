@@ -6,16 +6,18 @@ use std::collections::BTreeMap;
 use futures_util::future::BoxFuture;
 
 use crate::store::change::Durability;
-use crate::store::held::HeldVolumes;
 use crate::store::rows::NewEvent;
 
 pub use crate::store::claim::{Blocked, Bound, BoundTo, Capability, Claim, ClaimMode, ClaimState, Use};
+pub use crate::store::claim_set::ClaimSet;
+pub use crate::store::held::{HeldIndex, HeldVolumes};
+pub use crate::store::known_claims::changes as claim_changes;
 pub use crate::store::record::{
     AttachCall, AttachSecrets, Attachment, Creation, Expansion, Heal, Origin, Record, Registration, Standing,
     VolumeName, VolumeSpec,
 };
 
-/// The reason why a registry did not do a request. Nothing of the request is kept.
+/// The reason why a registry did not do a request. Nothing of the request is kept, but for [`RegistryError::Unreachable`].
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     #[error(transparent)]
@@ -23,6 +25,9 @@ pub enum RegistryError {
     /// The registry has no space for the change. The same request may succeed later.
     #[error(transparent)]
     Full(RegistrySource),
+    /// The registry did not answer in time. A change may have been made all the same: the record shows it once it can be read.
+    #[error(transparent)]
+    Unreachable(RegistrySource),
     /// The registry is damaged, and takes no change until it is repaired.
     #[error(transparent)]
     Damaged(RegistrySource),
@@ -51,7 +56,9 @@ impl From<RegistryError> for crate::Error {
     fn from(error: RegistryError) -> Self {
         use crate::{Error, Kind};
         let (kind, retryable, other) = match &error {
-            RegistryError::Conflict(Conflict::Stale) | RegistryError::Full(_) => (Kind::Internal, true, None),
+            RegistryError::Conflict(Conflict::Stale)
+            | RegistryError::Full(_)
+            | RegistryError::Unreachable(_) => (Kind::Internal, true, None),
             RegistryError::Conflict(Conflict::Taken(name)) => {
                 (Kind::AlreadyExists, false, Some((name.namespace.clone(), name.volume.clone())))
             }

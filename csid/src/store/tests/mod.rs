@@ -10,7 +10,6 @@ mod kill;
 mod node;
 mod records;
 mod registry;
-pub(crate) mod samples;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -28,6 +27,7 @@ use super::place::JournalDirectory;
 use super::registry::Registry;
 use super::request::Work;
 use super::rows::*;
+pub(crate) use super::testing::samples;
 use super::*;
 
 fn fixture(version: u32) -> PathBuf {

@@ -8,6 +8,12 @@ use super::samples::*;
 use super::*;
 use crate::store::registry::*;
 
+/// Returns the work of the journal's thread for a swap with an event of its volume.
+fn work(swap: Swap) -> Work {
+    let event = event_of(&swap);
+    Work::Swap(swap.into(), vec![event])
+}
+
 #[tokio::test]
 async fn swapped_record_survives_restart() {
     let (_root, directory) = temporary();

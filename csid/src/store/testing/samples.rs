@@ -1,14 +1,19 @@
 //! Records and swaps of the tests.
 
-use super::*;
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use crate::store::change::Durability;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::*;
+use crate::store::rows::{AccessMode, AttachmentMode, EventDetails, Leg, NewEvent, VolumeKey};
 
-pub(crate) fn name(volume: &str) -> VolumeName {
+pub fn name(volume: &str) -> VolumeName {
     VolumeName { namespace: "default".into(), volume: volume.into() }
 }
 
-pub(crate) fn claim(consumer: &str, node: &str) -> Claim {
+pub fn claim(consumer: &str, node: &str) -> Claim {
     let capability = Capability {
         access_mode: AccessMode::MultiNodeMultiWriter,
         attachment_mode: AttachmentMode::BlockDevice,
@@ -33,7 +38,7 @@ pub(crate) fn claim(consumer: &str, node: &str) -> Claim {
 }
 
 /// A registered volume with a claim of each of these consumers, nothing left to do.
-pub(crate) fn record(volume: &str, consumers: &[&str]) -> Record {
+pub fn record(volume: &str, consumers: &[&str]) -> Record {
     let spec = VolumeSpec {
         name: "a name".into(),
         fs_type: "ext4".into(),
@@ -64,34 +69,29 @@ pub(crate) fn record(volume: &str, consumers: &[&str]) -> Record {
     }
 }
 
-pub(crate) fn swap(before: &Record, after: Record) -> Swap {
+pub fn swap(before: &Record, after: Record) -> Swap {
     Swap { before: before.clone(), after, past: Vec::new(), durability: Durability::Disk }
 }
 
 /// Makes a swap together with an event of its volume.
-pub(crate) async fn swap_in(registry: &impl Registry, swap: Swap) -> Result<u64, RegistryError> {
+pub async fn swap_in(registry: &impl Registry, swap: Swap) -> Result<u64, RegistryError> {
     let event = event_of(&swap);
     registry.swap(swap, vec![event]).await
 }
 
-/// Returns the work of the journal's thread for a swap with an event of its volume.
-pub(super) fn work(swap: Swap) -> Work {
-    let event = event_of(&swap);
-    Work::Swap(swap.into(), vec![event])
-}
-
-fn event_of(swap: &Swap) -> NewEvent {
+/// Returns an event of the volume that a swap changes.
+pub fn event_of(swap: &Swap) -> NewEvent {
     let details = EventDetails::from([("success", json!(true))]);
     NewEvent { kind: EventKind::VolumeChanged, subject: swap.after.name.volume.clone(), details }
 }
 
 /// One of a volume that was not there.
-pub(crate) fn new(after: Record) -> Swap {
+pub fn new(after: Record) -> Swap {
     swap(&Record::none(after.name.clone()), after)
 }
 
 /// What the fixtures of the versions that have a registry hold in addition.
-pub(super) fn representative_swaps() -> Vec<Swap> {
+pub fn representative_swaps() -> Vec<Swap> {
     let mut creating = record("new", &[]);
     creating.volume = VolumeKey::creating("local", "a name");
     let creation = Creation {
@@ -111,12 +111,12 @@ pub(super) fn representative_swaps() -> Vec<Swap> {
 }
 
 /// The records of [`representative_swaps`], but for their indexes, are there.
-pub(super) async fn assert_representative_swaps(store: &Store) {
-    let (found, _) = store.records(RecordFilter::default()).await.unwrap();
+pub async fn assert_representative_swaps(registry: &impl Registry) {
+    let (found, _) = registry.records(RecordFilter::default()).await.unwrap();
     let mut due: Vec<_> = representative_swaps().into_iter().map(|swap| swap.after).collect();
     due.sort_by(|a, b| a.name.cmp(&b.name));
     assert!(found.into_iter().map(bare).eq(due));
-    let (past, _) = store.claims(ClaimFilter { past: true, ..ClaimFilter::default() }).await.unwrap();
+    let (past, _) = registry.claims(ClaimFilter { past: true, ..ClaimFilter::default() }).await.unwrap();
     assert_eq!(
         past.iter().map(|found| (&*found.name.volume, &*found.claim.consumer)).collect::<Vec<_>>(),
         [("data", "job/0")]
@@ -124,7 +124,7 @@ pub(super) async fn assert_representative_swaps(store: &Store) {
 }
 
 /// Without what the store sets.
-pub(super) fn bare(mut record: Record) -> Record {
+pub fn bare(mut record: Record) -> Record {
     record.revision = 0;
     record.claims = record.claims.iter().map(|claim| Claim { modify_index: 0, ..claim.clone() }).collect();
     record
