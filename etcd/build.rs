@@ -1,0 +1,8 @@
+//! Compiles etcd.proto without protoc.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=proto/etcd.proto");
+    let files = protox::compile(["etcd.proto"], ["proto"])?;
+    tonic_prost_build::configure().build_client(true).build_server(false).compile_fds(files)?;
+    Ok(())
+}

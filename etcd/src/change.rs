@@ -1,0 +1,216 @@
+//! A change of a record as one transaction: it compares the head's revision, and puts what differs.
+
+use std::collections::BTreeSet;
+
+use csid::store::registry::{Attachment, Record, Swap, VolumeName, claim_changes};
+use prost::Message;
+use serde::{Deserialize, Serialize};
+
+use crate::error::EtcdError;
+use crate::keys::{Keys, PAST, Part};
+use crate::limits::{self, check};
+use crate::rest;
+use crate::stored::{Head, Stored};
+use crate::wire::compare::{CompareTarget, TargetUnion};
+use crate::wire::request_op::Request;
+use crate::wire::{Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
+
+/// The value of the key of a plugin's volume: its one name.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Named {
+    pub namespace: String,
+    pub volume: String,
+}
+
+impl From<Named> for VolumeName {
+    fn from(Named { namespace, volume }: Named) -> Self {
+        VolumeName { namespace, volume }
+    }
+}
+
+/// A transaction, and what is needed to see its outcome.
+pub(crate) struct Change {
+    pub txn: TxnRequest,
+    /// Stands in the head that the transaction writes.
+    pub id: String,
+    /// 0: the record was not there.
+    pub before: u64,
+    pub deletes: bool,
+}
+
+impl Change {
+    /// Makes the transaction of a swap. `stored`: the volume at the revision of `swap.before`. If the head's comparison fails, the
+    /// answer has the head, and the key of the plugin's volume if the transaction would write it.
+    pub fn of(keys: &Keys, swap: &Swap, stored: &Stored, id: String) -> Result<Change, EtcdError> {
+        let Swap { before, after, past, .. } = swap;
+        let name = &before.name;
+        let head = keys.part(name, &Part::Head);
+        let mut txn = TxnRequest {
+            compare: vec![match before.revision {
+                0 => is_absent(head.clone()),
+                revision => has_revision(head.clone(), revision),
+            }],
+            success: Vec::new(),
+            failure: vec![get(head)],
+        };
+        if after.is_empty() {
+            let (key, range_end) = keys.volume(name);
+            txn.success.push(delete_range(key, range_end));
+            if before.revision != 0 {
+                txn.success.push(delete(keys.external(&stored.record.volume)));
+            }
+        } else {
+            let mut parts = Parts { keys, name, stored, txn: &mut txn };
+            parts.name_of_volume(after)?;
+            parts.registration(before, after)?;
+            parts.claims(before, after)?;
+            parts.attachments(&before.attachments, &after.attachments)?;
+            let past_number = parts.past(swap)?;
+            let external_id =
+                (!after.volume.handle.is_creating()).then(|| after.volume.handle.text().into_owned());
+            let volume = (after.volume.plugin.clone(), external_id);
+            parts.put(&Part::Head, &Head { volume, past_number, change: id.clone() }, limits::HEAD)?;
+        }
+        let what = || format!("the change of the record {name} ({} past claims)", past.len());
+        check(what, txn.success.len(), "operations", limits::OPERATIONS)?;
+        check(what, txn.encoded_len(), "bytes", limits::TRANSACTION)?;
+        Ok(Change { txn, id, before: before.revision, deletes: after.is_empty() })
+    }
+
+    /// Returns whether the transaction changes nothing: a record that is not there is deleted.
+    pub fn is_nothing(&self) -> bool {
+        self.deletes && self.before == 0
+    }
+}
+
+struct Parts<'a> {
+    keys: &'a Keys,
+    name: &'a VolumeName,
+    stored: &'a Stored,
+    txn: &'a mut TxnRequest,
+}
+
+impl Parts<'_> {
+    /// Keeps each volume of a plugin to one name.
+    fn name_of_volume(&mut self, after: &Record) -> Result<(), EtcdError> {
+        let had = (self.stored.record.revision != 0).then(|| self.keys.external(&self.stored.record.volume));
+        let has = self.keys.external(&after.volume);
+        if had.as_ref() == Some(&has) {
+            return Ok(());
+        }
+        if let Some(had) = had {
+            self.txn.success.push(delete(had));
+        }
+        let VolumeName { namespace, volume } = self.name.clone();
+        let value = self.bytes(&Part::Other("ext".into()), &Named { namespace, volume }, limits::HEAD)?;
+        self.txn.compare.push(is_absent(has.clone()));
+        self.txn.failure.push(get(has.clone()));
+        self.txn.success.push(put(has, value));
+        Ok(())
+    }
+
+    fn registration(&mut self, before: &Record, after: &Record) -> Result<(), EtcdError> {
+        match &after.registration {
+            same if *same == before.registration => Ok(()),
+            Some(registration) => self.put(&Part::Registration, registration, limits::REGISTRATION),
+            None => {
+                self.delete(&Part::Registration);
+                Ok(())
+            }
+        }
+    }
+
+    fn claims(&mut self, before: &Record, after: &Record) -> Result<(), EtcdError> {
+        for (had, has) in claim_changes(before, after) {
+            let part = |claim: &csid::store::registry::Claim| {
+                Part::Claim(claim.node.clone(), claim.consumer.clone())
+            };
+            if let Some(had) = had.map(part).filter(|had| has.map(part).as_ref() != Some(had)) {
+                self.delete(&had);
+            }
+            if let Some(claim) = has {
+                self.put(&part(claim), claim, limits::CLAIM)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn attachments(&mut self, before: &[Attachment], after: &[Attachment]) -> Result<(), EtcdError> {
+        let mut names = BTreeSet::new();
+        for attachment in after {
+            let part = Part::attachment(attachment);
+            if !names.insert(part.clone()) {
+                return Err(EtcdError::Twice { what: format!("the record {}", self.name), key: part.name() });
+            }
+        }
+        for part in before.iter().map(Part::attachment).collect::<BTreeSet<_>>() {
+            if !names.contains(&part) {
+                self.delete(&part);
+            }
+        }
+        for attachment in after.iter().filter(|attachment| !before.contains(attachment)) {
+            self.put(&Part::attachment(attachment), attachment, limits::ATTACHMENT)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of the newest past claim. Only those that the ring keeps are written.
+    fn past(&mut self, swap: &Swap) -> Result<u64, EtcdError> {
+        let newest = self.stored.head.as_ref().map_or(0, |head| head.past_number);
+        let numbered = (newest + 1..).zip(&swap.past);
+        let skipped = swap.past.len().saturating_sub(PAST as usize);
+        for (number, claim) in numbered.skip(skipped) {
+            let of_claim = Part::Claim(claim.node.clone(), claim.consumer.clone());
+            let value = self.bytes(&of_claim, claim, limits::CLAIM)?;
+            self.txn.success.push(put(self.keys.part(self.name, &Part::Past(number % PAST)), value));
+        }
+        Ok(newest + swap.past.len() as u64)
+    }
+
+    /// Puts a value with what is unknown of the present one.
+    fn put<T: Serialize>(&mut self, part: &Part, value: &T, limit: usize) -> Result<(), EtcdError> {
+        let value = self.bytes(part, value, limit)?;
+        self.txn.success.push(put(self.keys.part(self.name, part), value));
+        Ok(())
+    }
+
+    fn delete(&mut self, part: &Part) {
+        self.txn.success.push(delete(self.keys.part(self.name, part)));
+    }
+
+    /// Writes a value with what is unknown of the value that etcd has at `of`.
+    fn bytes<T: Serialize>(&self, of: &Part, value: &T, limit: usize) -> Result<Vec<u8>, EtcdError> {
+        let what = || format!("the value of {} of {}", of.name(), self.name);
+        let value = rest::write(value, self.stored.rest(of))
+            .map_err(|error| EtcdError::Unreadable { key: what(), why: error.to_string() })?;
+        check(what, value.len(), "bytes", limit)?;
+        Ok(value)
+    }
+}
+
+fn is_absent(key: Vec<u8>) -> Compare {
+    let union = Some(TargetUnion::CreateRevision(0));
+    Compare { target: CompareTarget::Create.into(), key, target_union: union, ..Compare::default() }
+}
+
+fn has_revision(key: Vec<u8>, revision: u64) -> Compare {
+    // No key has the greatest revision.
+    let union = Some(TargetUnion::ModRevision(i64::try_from(revision).unwrap_or(i64::MAX)));
+    Compare { target: CompareTarget::Mod.into(), key, target_union: union, ..Compare::default() }
+}
+
+fn get(key: Vec<u8>) -> RequestOp {
+    RequestOp { request: Some(Request::RequestRange(RangeRequest { key, ..RangeRequest::default() })) }
+}
+
+fn put(key: Vec<u8>, value: Vec<u8>) -> RequestOp {
+    RequestOp { request: Some(Request::RequestPut(PutRequest { key, value })) }
+}
+
+fn delete(key: Vec<u8>) -> RequestOp {
+    delete_range(key, Vec::new())
+}
+
+fn delete_range(key: Vec<u8>, range_end: Vec<u8>) -> RequestOp {
+    RequestOp { request: Some(Request::RequestDeleteRange(DeleteRangeRequest { key, range_end })) }
+}

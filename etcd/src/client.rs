@@ -1,0 +1,253 @@
+//! Calls of etcd, each at one member after the other until one decides it.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, stream};
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::error::EtcdError;
+use crate::members::{EtcdConfig, Members, Timing};
+use crate::reply::Reply;
+use crate::wire::kv_client::KvClient;
+use crate::wire::watch_client::WatchClient;
+use crate::wire::watch_request::RequestUnion;
+use crate::wire::{
+    Event, KeyValue, RangeRequest, RangeResponse, ResponseHeader, TxnRequest, TxnResponse,
+    WatchCreateRequest, WatchRequest, WatchResponse,
+};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LAST_PAUSE: Duration = Duration::from_millis(500);
+
+pub(crate) struct Client {
+    members: Members,
+    pub timing: Timing,
+}
+
+/// The answer to a transaction.
+pub(crate) enum Decided {
+    /// This try of it was committed.
+    Committed { revision: u64 },
+    /// A comparison failed.
+    Compared {
+        answers: TxnResponse,
+        /// Whether an earlier try may have been committed.
+        open: bool,
+    },
+    /// The database is full. Without an open try nothing but this try itself may have been committed.
+    Full { open: bool },
+}
+
+/// The keys of a range at a revision.
+pub(crate) struct Found {
+    pub kvs: Vec<KeyValue>,
+    pub more: bool,
+    /// The revision of etcd at the read.
+    pub revision: u64,
+}
+
+impl Client {
+    pub fn new(config: &EtcdConfig) -> Result<Self, EtcdError> {
+        Ok(Client { members: Members::new(&config.endpoints)?, timing: config.timing })
+    }
+
+    /// Reads keys. The answer is linearizable: it has every change that was answered before the call. `revision` in the request:
+    /// the keys as they were then.
+    pub async fn range(&self, step: &'static str, request: RangeRequest) -> Result<Found, EtcdError> {
+        let revision = u64::try_from(request.revision).unwrap_or(0);
+        let mut tries = Tries::new(step, &self.members, self.timing);
+        loop {
+            let (at, reply) = tries
+                .call(revision, async |mut kv| {
+                    Ok::<Response<RangeResponse>, Status>(kv.range(request.clone()).await?)
+                })
+                .await;
+            match reply {
+                Ok(RangeResponse { header, kvs, more, .. }) => {
+                    return Ok(Found { kvs, more, revision: revision_of(header.as_ref()) });
+                }
+                Err(Reply::Refused(error)) => return Err(error),
+                Err(Reply::NoSpace) => tries.next(at, "the database has reached its quota".into()).await?,
+                Err(Reply::NotDone(why) | Reply::Unknown(why)) => tries.next(at, why).await?,
+            }
+        }
+    }
+
+    /// Has a transaction done. One whose outcome is unknown is sent again as it is, to the next member. It is done at most once:
+    /// its comparison fails after that.
+    pub async fn txn(&self, step: &'static str, txn: &TxnRequest) -> Result<Decided, EtcdError> {
+        let mut tries = Tries::new(step, &self.members, self.timing);
+        let mut open = false;
+        loop {
+            let (at, reply) = tries
+                .call(0, async |mut kv| Ok::<Response<TxnResponse>, Status>(kv.txn(txn.clone()).await?))
+                .await;
+            match reply {
+                Ok(TxnResponse { succeeded: true, header, .. }) => {
+                    return Ok(Decided::Committed { revision: revision_of(header.as_ref()) });
+                }
+                Ok(answers) => return Ok(Decided::Compared { answers, open }),
+                Err(Reply::NoSpace) => return Ok(Decided::Full { open }),
+                // What etcd would refuse now it may have done before.
+                Err(Reply::Refused(error)) if !open => return Err(error),
+                Err(Reply::Refused(error)) => tries.next(at, error.to_string()).await?,
+                Err(Reply::NotDone(why)) => tries.next(at, why).await?,
+                Err(Reply::Unknown(why)) => {
+                    open = true;
+                    tries.next(at, why).await?;
+                }
+            }
+        }
+    }
+
+    /// Watches keys from a revision on.
+    pub async fn watch(&self, key: Vec<u8>, range_end: Vec<u8>, from: u64) -> Result<Watch, EtcdError> {
+        let step = "watch keys";
+        let mut tries = Tries::new(step, &self.members, self.timing);
+        let create =
+            WatchCreateRequest { key, range_end, start_revision: i64::try_from(from).unwrap_or(i64::MAX) };
+        loop {
+            let (at, member) = self.members.current();
+            let opened =
+                tokio::time::timeout(self.timing.answer, open(member.channel.clone(), create.clone())).await;
+            let why = match opened {
+                Ok(Ok((answers, first))) if first.created && !first.canceled => {
+                    return Ok(Watch { answers, first: Some(first), from, member: at });
+                }
+                Ok(Ok((_, first))) => match compacted(&first) {
+                    true => return Err(EtcdError::Compacted { revision: from }),
+                    false => format!("{}: {}", member.endpoint, first.cancel_reason),
+                },
+                Ok(Err(status)) => match Reply::of(step, &member.endpoint, from, &status) {
+                    Reply::Refused(error) => return Err(error),
+                    Reply::NotDone(why) | Reply::Unknown(why) => why,
+                    Reply::NoSpace => "the database has reached its quota".into(),
+                },
+                Err(_) => silent(&member.endpoint, self.timing.answer),
+            };
+            tries.next(at, why).await?;
+        }
+    }
+
+    /// Has another member asked than the one of a watch that has ended.
+    pub fn leave(&self, watch: &Watch) {
+        self.members.leave(watch.member);
+    }
+}
+
+/// The tries of one request.
+struct Tries<'a> {
+    step: &'static str,
+    members: &'a Members,
+    timing: Timing,
+    begun: Instant,
+    failed: usize,
+    pause: Duration,
+}
+
+impl<'a> Tries<'a> {
+    fn new(step: &'static str, members: &'a Members, timing: Timing) -> Self {
+        Tries { step, members, timing, begun: Instant::now(), failed: 0, pause: FIRST_PAUSE }
+    }
+
+    /// Calls the current member once. Returns the member's place with its reply.
+    async fn call<T, F>(
+        &self,
+        revision: u64,
+        call: impl FnOnce(KvClient<Channel>) -> F,
+    ) -> (usize, Result<T, Reply>)
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let (at, member) = self.members.current();
+        // Values of many keys are more than tonic takes by itself.
+        let client = KvClient::new(member.channel.clone()).max_decoding_message_size(usize::MAX);
+        let reply = match tokio::time::timeout(self.timing.answer, call(client)).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(Reply::of(self.step, &member.endpoint, revision, &status)),
+            Err(_) => Err(Reply::Unknown(silent(&member.endpoint, self.timing.answer))),
+        };
+        (at, reply)
+    }
+
+    /// Turns to the next member, after a pause when each has been asked.
+    async fn next(&mut self, at: usize, why: String) -> Result<(), EtcdError> {
+        self.members.leave(at);
+        self.failed += 1;
+        let waited = self.begun.elapsed();
+        if waited >= self.timing.request {
+            return Err(EtcdError::Unreachable { step: self.step, waited, last: why });
+        }
+        tracing::debug!(step = self.step, why, "etcd did not answer; the next member is asked");
+        if self.failed.is_multiple_of(self.members.count()) {
+            tokio::time::sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(LAST_PAUSE);
+        }
+        Ok(())
+    }
+}
+
+/// A watch that etcd has taken.
+pub(crate) struct Watch {
+    answers: Streaming<WatchResponse>,
+    first: Option<WatchResponse>,
+    from: u64,
+    member: usize,
+}
+
+impl Watch {
+    /// Returns the next events, all of each revision together. `None`: the watch has ended, and may be taken up again.
+    pub async fn next(&mut self) -> Result<Option<Vec<Event>>, EtcdError> {
+        loop {
+            let answer = match self.first.take() {
+                Some(first) => first,
+                None => match self.answers.next().await {
+                    Some(Ok(answer)) => answer,
+                    Some(Err(status)) => {
+                        tracing::debug!(%status, "a watch of etcd has ended");
+                        return Ok(None);
+                    }
+                    None => return Ok(None),
+                },
+            };
+            if compacted(&answer) {
+                return Err(EtcdError::Compacted { revision: self.from });
+            }
+            if answer.canceled {
+                return Ok(None);
+            }
+            if !answer.events.is_empty() {
+                return Ok(Some(answer.events));
+            }
+        }
+    }
+}
+
+async fn open(
+    channel: Channel,
+    create: WatchCreateRequest,
+) -> Result<(Streaming<WatchResponse>, WatchResponse), Status> {
+    let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    // The watch ends when this side has said all.
+    let mut request = Request::new(stream::once(async { create }).chain(stream::pending()));
+    // A member that has no leader ends the watch.
+    request.metadata_mut().insert("hasleader", "true".parse().map_err(|_| Status::internal("metadata"))?);
+    let mut client = WatchClient::new(channel).max_decoding_message_size(usize::MAX);
+    let mut answers = client.watch(request).await?.into_inner();
+    let first = answers.next().await.unwrap_or_else(|| Err(Status::unavailable("the watch ended")))?;
+    Ok((answers, first))
+}
+
+fn compacted(answer: &WatchResponse) -> bool {
+    answer.canceled && answer.compact_revision > 0
+}
+
+fn silent(endpoint: &str, answer: Duration) -> String {
+    format!("{endpoint}: no answer for {} ms", answer.as_millis())
+}
+
+fn revision_of(header: Option<&ResponseHeader>) -> u64 {
+    header.and_then(|header| u64::try_from(header.revision).ok()).unwrap_or(0)
+}

@@ -1,0 +1,226 @@
+//! The names of etcd's keys. A segment of a name is made of letters, digits, `_` and `-`; any other byte is `%XX`.
+
+use csid::store::registry::{Attachment, VolumeName};
+use csid::store::rows::VolumeKey;
+use csid::store::volume_handle::VolumeHandle;
+use sha2::{Digest, Sha256};
+
+/// The version of the layout.
+const VERSION: &str = "v1/";
+/// Past claims kept of each volume.
+pub(crate) const PAST: u64 = 16;
+
+/// The keys below the cluster's prefix.
+#[derive(Clone)]
+pub(crate) struct Keys {
+    root: String,
+}
+
+/// A key of a volume, below its name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Head,
+    Registration,
+    /// Of the node and the consumer.
+    Claim(String, String),
+    /// The name of the key below `at/`.
+    Attachment(String),
+    /// The slot of a past claim.
+    Past(u64),
+    /// A key of a later version.
+    Other(String),
+}
+
+impl Keys {
+    pub fn new(prefix: &str) -> Self {
+        Keys { root: format!("{prefix}{VERSION}") }
+    }
+
+    /// Returns the range of the keys of all volumes.
+    pub fn volumes(&self) -> (Vec<u8>, Vec<u8>) {
+        range(format!("{}vol/", self.root))
+    }
+
+    /// Returns the range of all keys of a volume.
+    pub fn volume(&self, name: &VolumeName) -> (Vec<u8>, Vec<u8>) {
+        range(self.below(name))
+    }
+
+    pub fn part(&self, name: &VolumeName, part: &Part) -> Vec<u8> {
+        (self.below(name) + &part.name()).into_bytes()
+    }
+
+    /// Returns the key that has the one name of a plugin's volume.
+    pub fn external(&self, volume: &VolumeKey) -> Vec<u8> {
+        let (mark, text) = match &volume.handle {
+            VolumeHandle::Creating { name } => ("+", name.as_str().into()),
+            known => ("", known.text()),
+        };
+        let digest = Sha256::digest(text.as_bytes());
+        let mut key = format!("{}ext/{}/{mark}", self.root, segment(&volume.plugin));
+        for byte in digest {
+            key += &format!("{byte:02x}");
+        }
+        key.into_bytes()
+    }
+
+    /// Reads the key of a volume. `None`: it is another key.
+    pub fn read(&self, key: &[u8]) -> Option<(VolumeName, Part)> {
+        let below = std::str::from_utf8(key).ok()?.strip_prefix(&self.root)?.strip_prefix("vol/")?;
+        let mut parts = below.splitn(3, '/');
+        let (namespace, volume, part) = (parts.next()?, parts.next()?, parts.next()?);
+        let name = VolumeName { namespace: text(namespace)?, volume: text(volume)? };
+        Some((name, Part::read(part)))
+    }
+
+    fn below(&self, VolumeName { namespace, volume }: &VolumeName) -> String {
+        format!("{}vol/{}/{}/", self.root, segment(namespace), segment(volume))
+    }
+}
+
+impl Part {
+    /// The key of an attachment: by csid's name of the node, or by the plugin's where AttachVolume made it.
+    pub fn attachment(attachment: &Attachment) -> Part {
+        let node_id = attachment.node_id.as_deref().unwrap_or_default();
+        Part::Attachment(match attachment.by_call {
+            Some(_) => format!("@/{}", segment(node_id)),
+            None => segment(&attachment.node),
+        })
+    }
+
+    pub fn name(&self) -> String {
+        match self {
+            Part::Head => "head".into(),
+            Part::Registration => "reg".into(),
+            Part::Claim(node, consumer) => format!("claim/{}/{}", segment(node), segment(consumer)),
+            Part::Attachment(name) => format!("at/{name}"),
+            Part::Past(slot) => format!("past/{slot:x}"),
+            Part::Other(name) => name.clone(),
+        }
+    }
+
+    fn read(name: &str) -> Part {
+        let known = match name.split_once('/') {
+            None if name == "head" => Some(Part::Head),
+            None if name == "reg" => Some(Part::Registration),
+            Some(("claim", below)) => below
+                .split_once('/')
+                .and_then(|(node, consumer)| Some(Part::Claim(text(node)?, text(consumer)?))),
+            Some(("at", below)) => Some(Part::Attachment(below.into())),
+            Some(("past", slot)) => {
+                u64::from_str_radix(slot, 16).ok().filter(|slot| *slot < PAST).map(Part::Past)
+            }
+            _ => None,
+        };
+        known.unwrap_or_else(|| Part::Other(name.into()))
+    }
+}
+
+/// Returns the range of all keys that begin with this text, which ends with a slash.
+fn range(prefix: String) -> (Vec<u8>, Vec<u8>) {
+    let mut end = prefix.clone().into_bytes();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    (prefix.into_bytes(), end)
+}
+
+fn segment(text: &str) -> String {
+    let mut segment = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' => segment.push(char::from(byte)),
+            other => segment += &format!("%{other:02X}"),
+        }
+    }
+    segment
+}
+
+/// Reads a segment. `None`: no csid wrote it.
+fn text(segment: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(segment.len());
+    let mut rest = segment.as_bytes();
+    while let [first, others @ ..] = rest {
+        rest = others;
+        if *first == b'%' {
+            let (digits, others) = rest.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+            rest = others;
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).ok().filter(|text| self::segment(text) == segment)
+}
+
+#[cfg(test)]
+mod tests {
+    use csid::store::rows::Leg;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn name() -> VolumeName {
+        VolumeName { namespace: "a/b".into(), volume: "é %".into() }
+    }
+
+    fn shown(key: Vec<u8>) -> String {
+        String::from_utf8(key).unwrap()
+    }
+
+    #[test]
+    fn keys_are_those_of_the_layout() {
+        let keys = Keys::new("/csid/");
+        let below = "/csid/v1/vol/a%2Fb/%C3%A9%20%25/";
+        let mut by_call = Attachment::new("", Leg::Present);
+        by_call.node_id = Some("i-1/x".into());
+        by_call.by_call = Some(csid::store::registry::AttachCall {
+            uid: 0,
+            read_only: false,
+            capability: csid::store::testing::samples::claim("a", "n").usage.capability,
+            secrets_given: false,
+        });
+        for (part, due) in [
+            (Part::Head, "head"),
+            (Part::Registration, "reg"),
+            (Part::Claim("n.1".into(), "job/1".into()), "claim/n%2E1/job%2F1"),
+            (Part::attachment(&Attachment::new("@", Leg::Present)), "at/%40"),
+            (Part::attachment(&by_call), "at/@/i-1%2Fx"),
+            (Part::Past(15), "past/f"),
+        ] {
+            assert_eq!(shown(keys.part(&name(), &part)), format!("{below}{due}"));
+            assert_eq!(keys.read(&keys.part(&name(), &part)), Some((name(), part)));
+        }
+        let volume = keys.volume(&name());
+        assert_eq!(
+            (shown(volume.0), shown(volume.1)),
+            (below.into(), format!("{}0", &below[..below.len() - 1]))
+        );
+        let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        let external = |volume| shown(keys.external(&volume));
+        assert_eq!(external(VolumeKey::new("p", "")), format!("/csid/v1/ext/p/{empty}"));
+        assert_eq!(external(VolumeKey::creating("p", "")), format!("/csid/v1/ext/p/+{empty}"));
+    }
+
+    #[test]
+    fn key_of_a_later_version_is_kept_apart() {
+        let keys = Keys::new("/csid/");
+        for (key, part) in [("queue/00a", "queue/00a"), ("past/10", "past/10"), ("claim/n", "claim/n")] {
+            let read = keys.read(format!("/csid/v1/vol/n/v/{key}").as_bytes());
+            assert_eq!(read.unwrap().1, Part::Other(part.into()));
+        }
+        for key in ["/csid/v1/ext/p/00", "/csid/v1/vol/n", "/csid/v2/vol/n/v/head", "/csid/v1/vol/%2f/v/head"]
+        {
+            assert_eq!(keys.read(key.as_bytes()), None, "{key}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn segment_is_read_as_it_was_written(text in any::<String>()) {
+            let written = segment(&text);
+            prop_assert!(written.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-%".contains(&b)));
+            prop_assert_eq!(super::text(&written), Some(text));
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! The registry of volumes on etcd: csid's trait [`Registry`](csid::store::registry::Registry) for the servers of a cluster. The
+//! keys, the rule for unknown outcomes and the cache are those of decision 0006.
+//!
+//! State: etcd's keys below the prefix. In memory is a [`cache`] of them, which one task follows. Always true:
+//! - A change is one transaction, which compares the record's revision. So a stale cache costs a refused transaction and no more.
+//! - A change that was answered is committed. A transaction whose outcome is not known is sent again, unchanged, until etcd commits
+//!   or refuses it. Then etcd's history says which try it was.
+//! - A field that this version does not know is written back as it was read.
+
+mod cache;
+mod change;
+mod client;
+mod error;
+mod keys;
+mod limits;
+mod lists;
+mod members;
+mod registry;
+mod reply;
+mod rest;
+mod stored;
+mod watcher;
+mod wire;
+
+pub use error::EtcdError;
+pub use members::{EtcdConfig, Timing};
+pub use registry::EtcdRegistry;
+
+/// etcd's messages and calls, for tests that compact, or ask for the leader.
+pub mod api {
+    pub use crate::wire::*;
+}

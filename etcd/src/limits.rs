@@ -1,0 +1,25 @@
+//! Limits of what a change may write. They are checked before etcd is asked, and are below etcd's own: 128 operations and 1.5 MiB.
+
+use crate::error::EtcdError;
+
+const KIB: usize = 1024;
+/// Of a key that has only names.
+pub(crate) const HEAD: usize = 32 * KIB;
+pub(crate) const REGISTRATION: usize = 64 * KIB;
+pub(crate) const ATTACHMENT: usize = 32 * KIB;
+pub(crate) const CLAIM: usize = 4 * KIB;
+pub(crate) const OPERATIONS: usize = 100;
+pub(crate) const TRANSACTION: usize = 512 * KIB;
+
+/// Refuses a size above its limit. `what` is made for the error alone.
+pub(crate) fn check(
+    what: impl FnOnce() -> String,
+    size: usize,
+    unit: &'static str,
+    limit: usize,
+) -> Result<(), EtcdError> {
+    match size > limit {
+        true => Err(EtcdError::TooLarge { what: what(), size, unit, limit }),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,201 @@
+//! A volume as etcd has it: its record, its past claims, and what of its values this version does not know.
+
+use std::collections::BTreeMap;
+
+use csid::store::registry::{Attachment, Claim, Record, Registration, VolumeName};
+use csid::store::rows::VolumeKey;
+use csid::store::volume_handle::VolumeHandle;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::EtcdError;
+use crate::keys::{Keys, PAST, Part};
+use crate::rest::{self, Rest};
+use crate::wire::KeyValue;
+
+/// The value of the key `head`, which each change of the volume writes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Head {
+    /// The plugin, and its id of the volume. `None`: the plugin has not answered with an id.
+    pub volume: (String, Option<String>),
+    /// The number of the newest past claim; 0: there is none.
+    #[serde(default)]
+    pub past_number: u64,
+    /// The random name of the change that wrote this.
+    #[serde(default)]
+    pub change: String,
+}
+
+impl Head {
+    fn key(&self, registration: Option<&Registration>) -> VolumeKey {
+        let (plugin, external_id) = &self.volume;
+        match external_id {
+            Some(text) => VolumeKey { plugin: plugin.clone(), handle: VolumeHandle::of(text.clone()) },
+            None => {
+                let name = registration.map(|registration| registration.spec.name.as_str());
+                VolumeKey::creating(plugin, name.unwrap_or_default())
+            }
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Stored {
+    pub record: Record,
+    /// Absent: the volume is not there, or its keys are not whole.
+    pub head: Option<Head>,
+    past: BTreeMap<u64, Claim>,
+    rests: BTreeMap<Part, Rest>,
+    /// Values that cannot be read, and why.
+    unreadable: BTreeMap<Part, String>,
+}
+
+impl Stored {
+    pub fn none(name: VolumeName) -> Self {
+        Stored {
+            record: Record::none(name),
+            head: None,
+            past: BTreeMap::new(),
+            rests: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
+        }
+    }
+
+    /// Reads the keys of one volume.
+    pub fn read(keys: &Keys, name: &VolumeName, kvs: &[KeyValue]) -> Self {
+        let mut stored = Stored::none(name.clone());
+        for kv in kvs {
+            if let Some((_, part)) = keys.read(&kv.key) {
+                stored.put(part, kv);
+            }
+        }
+        stored.finish();
+        stored
+    }
+
+    /// Takes over the value of a key. [`Stored::finish`] has to follow the last one of a revision.
+    pub fn put(&mut self, part: Part, kv: &KeyValue) {
+        self.unreadable.remove(&part);
+        self.rests.remove(&part);
+        if let Err(why) = self.try_put(&part, kv) {
+            self.unreadable.insert(part, why);
+        }
+    }
+
+    fn try_put(&mut self, part: &Part, kv: &KeyValue) -> Result<(), String> {
+        let revision = u64::try_from(kv.mod_revision).unwrap_or(0);
+        match part {
+            Part::Head => {
+                self.head = Some(self.value(part, kv)?);
+                self.record.revision = revision;
+            }
+            Part::Registration => self.record.registration = Some(self.value(part, kv)?),
+            Part::Claim(node, consumer) => {
+                let claim: Claim = self.value(part, kv)?;
+                if (&claim.node, &claim.consumer) != (node, consumer) {
+                    return Err("the claim is of another node or consumer".into());
+                }
+                if let Some(other) = self.record.claims.get(consumer).filter(|other| other.node != *node) {
+                    return Err(format!("the consumer has a claim of the node {}, too", other.node));
+                }
+                self.record.claims.insert(Claim { modify_index: revision, ..claim });
+            }
+            Part::Attachment(_) => {
+                let attachment: Attachment = self.value(part, kv)?;
+                if Part::attachment(&attachment) != *part {
+                    return Err("the attachment is of another node".into());
+                }
+                let place = self.place(part);
+                match place {
+                    Ok(at) => self.record.attachments[at] = attachment,
+                    Err(at) => self.record.attachments.insert(at, attachment),
+                }
+            }
+            Part::Past(slot) => {
+                let claim = Claim { modify_index: revision, ..self.value(part, kv)? };
+                self.past.insert(*slot, claim);
+            }
+            Part::Other(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Takes over the deletion of a key.
+    pub fn delete(&mut self, part: &Part) {
+        self.unreadable.remove(part);
+        self.rests.remove(part);
+        match part {
+            Part::Head => {
+                self.head = None;
+                self.record.revision = 0;
+            }
+            Part::Registration => self.record.registration = None,
+            Part::Claim(node, consumer) => {
+                if self.record.claims.get(consumer).is_some_and(|claim| claim.node == *node) {
+                    self.record.claims.remove(consumer);
+                }
+            }
+            Part::Attachment(_) => {
+                if let Ok(at) = self.place(part) {
+                    self.record.attachments.remove(at);
+                }
+            }
+            Part::Past(slot) => drop(self.past.remove(slot)),
+            Part::Other(_) => {}
+        }
+    }
+
+    /// Makes the volume's key of its parts.
+    pub fn finish(&mut self) {
+        let name = &self.record.name;
+        let volume = self.head.as_ref().map(|head| head.key(self.record.registration.as_ref()));
+        self.record.volume = volume.unwrap_or_else(|| Record::none(name.clone()).volume);
+    }
+
+    /// Returns whether etcd has no key of the volume that this version knows.
+    pub fn is_none(&self) -> bool {
+        self.head.is_none() && self.record.is_empty() && self.past.is_empty() && self.unreadable.is_empty()
+    }
+
+    /// Returns the first key that cannot be believed.
+    pub fn unreadable(&self, keys: &Keys) -> Option<EtcdError> {
+        let error = |part: &Part, why: String| EtcdError::Unreadable {
+            key: String::from_utf8_lossy(&keys.part(&self.record.name, part)).into_owned(),
+            why,
+        };
+        if let Some((part, why)) = self.unreadable.first_key_value() {
+            return Some(error(part, why.clone()));
+        }
+        (self.head.is_none() && !self.is_none())
+            .then(|| error(&Part::Head, "the volume has other keys, but not this one".into()))
+    }
+
+    /// Returns the past claims with their numbers, the oldest first.
+    pub fn past(&self) -> Vec<(u64, &Claim)> {
+        let newest = self.head.as_ref().map_or(0, |head| head.past_number);
+        let number = |slot: u64| newest.checked_sub((newest % PAST + PAST - slot) % PAST);
+        let mut past: Vec<_> =
+            self.past.iter().filter_map(|(slot, claim)| Some((number(*slot)?, claim))).collect();
+        past.sort_by_key(|(number, _)| *number);
+        past
+    }
+
+    /// Returns what is unknown of a value.
+    pub fn rest(&self, part: &Part) -> Option<&Rest> {
+        self.rests.get(part)
+    }
+
+    /// The attachments are in the order of their keys.
+    fn place(&self, part: &Part) -> Result<usize, usize> {
+        self.record.attachments.binary_search_by(|at| Part::attachment(at).cmp(part))
+    }
+
+    fn value<T: Serialize + DeserializeOwned>(&mut self, part: &Part, kv: &KeyValue) -> Result<T, String> {
+        let (value, rest) = rest::read(&kv.value).map_err(|error| error.to_string())?;
+        if !rest.is_empty() {
+            self.rests.insert(part.clone(), rest);
+        }
+        Ok(value)
+    }
+}

@@ -1,0 +1,130 @@
+//! Members of etcd for one test. They end with it, and with the test's thread.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use csid_etcd::api::maintenance_client::MaintenanceClient;
+use csid_etcd::api::{StatusRequest, StatusResponse};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tonic::transport::Endpoint;
+
+/// How long the members may take to choose a leader.
+const START: Duration = Duration::from_secs(20);
+
+pub struct Cluster {
+    pub members: Vec<Member>,
+    directory: TempDir,
+}
+
+pub struct Member {
+    pub client: SocketAddr,
+    process: Child,
+}
+
+impl Cluster {
+    /// Starts members with more arguments, and waits until they have a leader.
+    pub async fn start(members: usize, more: &[&str]) -> Cluster {
+        // etcd syncs each change. On a tmpfs that costs nothing.
+        let directory = tempfile::Builder::new().prefix("csid-etcd.").tempdir_in("/dev/shm").unwrap();
+        let addresses: Vec<[SocketAddr; 2]> = (0..members).map(|_| addresses()).collect();
+        let initial: Vec<String> =
+            (0..).zip(&addresses).map(|(n, [_, peer])| format!("m{n}=http://{peer}")).collect();
+        let initial = initial.join(",");
+        let members = (0..).zip(&addresses).map(|(n, [client, peer])| {
+            let log = std::fs::File::create(directory.path().join(format!("m{n}.log"))).unwrap();
+            // The member ends with this thread, whatever becomes of it.
+            let process = Command::new("setpriv")
+                .args(["--pdeathsig", "KILL", "etcd", "--name", &format!("m{n}")])
+                .arg("--data-dir")
+                .arg(directory.path().join(format!("m{n}")))
+                .args(["--listen-client-urls", &format!("http://{client}")])
+                .args(["--advertise-client-urls", &format!("http://{client}")])
+                .args(["--listen-peer-urls", &format!("http://{peer}")])
+                .args(["--initial-advertise-peer-urls", &format!("http://{peer}")])
+                .args(["--initial-cluster", &initial, "--initial-cluster-token", &initial])
+                .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
+                .args(["--logger", "zap", "--log-level", "warn", "--log-outputs", "stderr"])
+                .args(more)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(log)
+                .spawn()
+                .expect("etcd-server is not installed");
+            Member { client: *client, process }
+        });
+        let cluster = Cluster { members: members.collect(), directory };
+        let begun = Instant::now();
+        for member in &cluster.members {
+            while member.status().await.is_none_or(|status| status.leader == 0) {
+                assert!(begun.elapsed() < START, "etcd did not start:\n{}", cluster.logs());
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        cluster
+    }
+
+    pub fn endpoints(&self) -> Vec<String> {
+        self.members.iter().map(Member::endpoint).collect()
+    }
+
+    /// Returns the place of the leader.
+    pub async fn leader(&self) -> usize {
+        for (at, member) in self.members.iter().enumerate() {
+            if let Some(StatusResponse { header: Some(header), leader, .. }) = member.status().await
+                && header.member_id == leader
+            {
+                return at;
+            }
+        }
+        panic!("no member is the leader:\n{}", self.logs());
+    }
+
+    fn logs(&self) -> String {
+        let log = |n| std::fs::read_to_string(self.directory.path().join(format!("m{n}.log"))).unwrap();
+        (0..self.members.len()).map(log).collect()
+    }
+}
+
+impl Member {
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.client)
+    }
+
+    /// Returns `None` if the member does not answer.
+    pub async fn status(&self) -> Option<StatusResponse> {
+        let endpoint = Endpoint::from_shared(self.endpoint()).unwrap().timeout(Duration::from_secs(2));
+        let channel = endpoint.connect().await.ok()?;
+        Some(MaintenanceClient::new(channel).status(StatusRequest {}).await.ok()?.into_inner())
+    }
+
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Returns free addresses for clients and peers. Nothing else has a port at this IP address, which each process and member has for
+/// itself.
+fn addresses() -> [SocketAddr; 2] {
+    static NEXT: AtomicU16 = AtomicU16::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    assert!(next < 250);
+    let address = Ipv4Addr::new(127, high, low, next as u8);
+    let listeners = [(); 2].map(|()| TcpListener::bind((address, 0)).unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap())
+}
