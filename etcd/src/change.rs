@@ -28,6 +28,14 @@ impl From<Named> for VolumeName {
     }
 }
 
+/// The record that a change is made of, as etcd has it.
+pub(crate) enum Before {
+    /// It is not there. The number is the revision of the key `gone`, which each deletion changes; 0: there is no such key. A late
+    /// try of a creation does not make a record again that was deleted meanwhile.
+    Absent(u64),
+    Present(Box<Stored>),
+}
+
 /// A transaction, and what is needed to see its outcome.
 pub(crate) struct Change {
     pub txn: TxnRequest,
@@ -39,28 +47,30 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// Makes the transaction of a swap. `stored`: the volume at the revision of `swap.before`. If the head's comparison fails, the
+    /// Makes the transaction of a swap. If the head's comparison fails, the
     /// answer has the head, and the key of the plugin's volume if the transaction would write it.
-    pub fn of(keys: &Keys, swap: &Swap, stored: &Stored, id: String) -> Result<Change, EtcdError> {
+    pub fn of(keys: &Keys, swap: &Swap, found: Before, id: String) -> Result<Change, EtcdError> {
         let Swap { before, after, past, .. } = swap;
         let name = &before.name;
-        let head = keys.part(name, &Part::Head);
-        let mut txn = TxnRequest {
-            compare: vec![match before.revision {
-                0 => is_absent(head.clone()),
-                revision => has_revision(head.clone(), revision),
-            }],
-            success: Vec::new(),
-            failure: vec![get(head)],
+        let (stored, gone) = match found {
+            Before::Absent(gone) => (Stored::none(name.clone()), Some(gone)),
+            Before::Present(stored) => (*stored, None),
         };
+        let head = keys.part(name, &Part::Head);
+        let mut txn = TxnRequest { failure: vec![get(head.clone())], ..TxnRequest::default() };
+        match gone {
+            Some(gone) => txn.compare.extend([is_absent(head), has_revision(keys.gone(name), gone)]),
+            None => txn.compare.push(has_revision(head, before.revision)),
+        }
         if after.is_empty() {
             let (key, range_end) = keys.volume(name);
             txn.success.push(delete_range(key, range_end));
             if before.revision != 0 {
                 txn.success.push(delete(keys.external(&stored.record.volume)));
+                txn.success.push(put(keys.gone(name), id.clone().into_bytes()));
             }
         } else {
-            let mut parts = Parts { keys, name, stored, txn: &mut txn };
+            let mut parts = Parts { keys, name, stored: &stored, txn: &mut txn };
             parts.name_of_volume(after)?;
             parts.registration(before, after)?;
             parts.claims(before, after)?;

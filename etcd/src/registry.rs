@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinHandle;
 
 use crate::cache::Cache;
-use crate::change::{Change, Named};
+use crate::change::{Before, Change, Named};
 use crate::client::{Client, Decided};
 use crate::error::EtcdError;
 use crate::keys::{Keys, Part};
@@ -177,9 +177,9 @@ impl Inner {
     }
 
     async fn swap(&self, swap: &Swap) -> Result<u64, RegistryError> {
-        let stored = self.before(&swap.before).await?;
+        let found = self.before(&swap.before).await?;
         let id = format!("{:016x}{:016x}", self.id, self.changes.fetch_add(1, Ordering::Relaxed));
-        let change = Change::of(&self.keys, swap, &stored, id)?;
+        let change = Change::of(&self.keys, swap, found, id)?;
         let head = || self.keys.part(&swap.before.name, &Part::Head);
         let revision = match self.client.txn("change a volume's record", &change.txn).await? {
             Decided::Committed { revision } => revision,
@@ -205,11 +205,13 @@ impl Inner {
         Ok(revision)
     }
 
-    /// Returns the volume at the revision of the record that is to change.
-    async fn before(&self, before: &Record) -> Result<Stored, RegistryError> {
+    /// Returns what etcd has of the record that is to change.
+    async fn before(&self, before: &Record) -> Result<Before, RegistryError> {
         let Record { name, revision, .. } = before;
         if *revision == 0 {
-            return Ok(Stored::none(name.clone()));
+            let request = RangeRequest { key: self.keys.gone(name), ..RangeRequest::default() };
+            let found = self.client.range("read a volume's deletions", request).await?;
+            return Ok(Before::Absent(found.kvs.first().map_or(0, revision_of)));
         }
         let stale = || RegistryError::from(Conflict::Stale);
         let mut is_seen = false;
@@ -217,7 +219,9 @@ impl Inner {
             is_seen = true;
             if let Some(stored) = volumes.by_name.get(name) {
                 match stored.record.revision {
-                    found if found == *revision => return Ok(Stored::clone(stored)),
+                    found if found == *revision => {
+                        return Ok(Before::Present(Box::new(Stored::clone(stored))));
+                    }
                     // No later change brings the revision back.
                     found if found > *revision => return Err(stale()),
                     _ => {}
@@ -232,7 +236,7 @@ impl Inner {
             // etcd has the record, and the cache should.
             self.cache.doubted.notify_one();
         }
-        Ok(stored)
+        Ok(Before::Present(Box::new(stored)))
     }
 
     /// Returns the reason why the comparison of a transaction failed.

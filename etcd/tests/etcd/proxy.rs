@@ -1,21 +1,23 @@
-//! A TCP proxy between a client and a member, which loses what it is set to lose.
+//! A TCP proxy between a client and a member, which loses or delays what it is set to.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Losses {
-    /// What the client sends is taken, and does not reach the member.
+    /// What the client sends is taken and kept back from the member.
     pub requests: bool,
     pub answers: bool,
+    /// Losing begins with the first request of at least so many bytes. What comes before it passes.
+    pub from: usize,
     /// New connections are closed at once.
     pub connections: bool,
 }
@@ -28,9 +30,17 @@ pub struct Proxy {
 
 struct State {
     losses: watch::Sender<Losses>,
-    /// Each number ends the connections of the one before.
+    /// Each number ends the clients' connections of the one before.
     cuts: watch::Sender<usize>,
-    lost_requests: AtomicUsize,
+    kept: Mutex<Vec<Kept>>,
+    kept_bytes: watch::Sender<usize>,
+}
+
+/// A connection to the member, and the requests that have not got there.
+struct Kept {
+    requests: Vec<u8>,
+    to_member: OwnedWriteHalf,
+    from_member: OwnedReadHalf,
 }
 
 impl Proxy {
@@ -40,7 +50,8 @@ impl Proxy {
         let state = Arc::new(State {
             losses: watch::channel(Losses::default()).0,
             cuts: watch::channel(0).0,
-            lost_requests: AtomicUsize::new(0),
+            kept: Mutex::default(),
+            kept_bytes: watch::channel(0).0,
         });
         let shared = state.clone();
         let accepting = tokio::spawn(async move {
@@ -65,15 +76,33 @@ impl Proxy {
         self.state.losses.send_replace(losses);
     }
 
-    /// Ends all connections.
+    /// Ends all connections of clients. Those to the member stay.
     pub fn cut(&self) {
         self.state.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Waits until this many bytes of requests were lost.
-    pub async fn has_lost(&self, bytes: usize) {
-        while self.state.lost_requests.load(Ordering::SeqCst) < bytes {
-            tokio::time::sleep(Duration::from_millis(2)).await;
+    /// Waits until a request is kept back, and forgets that there is one.
+    pub async fn keeps(&self) {
+        self.state.kept_bytes.subscribe().wait_for(|kept| *kept > 0).await.unwrap();
+        self.state.kept_bytes.send_replace(0);
+    }
+
+    /// Gives the member what was kept back of its one cut connection, and waits until it has answered a request of it.
+    pub async fn deliver(&self) {
+        let mut kept = loop {
+            let kept = self.state.kept.lock().await.pop();
+            match kept {
+                Some(kept) if !kept.requests.is_empty() => break kept,
+                _ => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        kept.to_member.write_all(&kept.requests).await.unwrap();
+        let mut answers = Vec::new();
+        while !has_trailers(&answers) {
+            let mut buffer = [0; 4096];
+            let read = kept.from_member.read(&mut buffer).await.unwrap();
+            assert!(read > 0, "the member closed the connection");
+            answers.extend(&buffer[..read]);
         }
     }
 }
@@ -85,33 +114,55 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(client: TcpStream, member: TcpStream, state: Arc<State>) {
-    let mut cuts = state.cuts.subscribe();
-    let ((from_client, to_client), (from_member, to_member)) = (client.into_split(), member.into_split());
-    let requests = copy(from_client, to_member, &state, |losses| losses.requests, Some(&state.lost_requests));
-    let answers = copy(from_member, to_client, &state, |losses| losses.answers, None);
-    tokio::select! {
-        _ = cuts.changed() => {}
-        () = requests => {}
-        () = answers => {}
+/// Returns whether HTTP/2 frames have one that ends a call: HEADERS with END_STREAM.
+fn has_trailers(mut frames: &[u8]) -> bool {
+    while let [high, middle, low, kind, flags, _, _, _, _, rest @ ..] = frames {
+        if *kind == 1 && flags & 1 == 1 {
+            return true;
+        }
+        let length = usize::from(*high) << 16 | usize::from(*middle) << 8 | usize::from(*low);
+        frames = rest.get(length..).unwrap_or_default();
     }
+    false
 }
 
-async fn copy(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    state: &State,
-    loses: fn(&Losses) -> bool,
-    lost: Option<&AtomicUsize>,
-) {
-    let mut buffer = vec![0; 64 * 1024];
-    while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        if loses(&state.losses.borrow()) {
-            if let Some(lost) = lost {
-                lost.fetch_add(read, Ordering::SeqCst);
+async fn pass(client: TcpStream, member: TcpStream, state: Arc<State>) {
+    let mut cuts = state.cuts.subscribe();
+    let ((mut from_client, mut to_client), (mut from_member, mut to_member)) =
+        (client.into_split(), member.into_split());
+    let mut requests = Vec::new();
+    let begun = AtomicBool::new(false);
+    let both = async {
+        tokio::join!(
+            async {
+                let mut buffer = vec![0; 64 * 1024];
+                while let Ok(read @ 1..) = from_client.read(&mut buffer).await {
+                    let losses = *state.losses.borrow();
+                    let loses = (losses.requests || losses.answers)
+                        && (begun.load(Ordering::SeqCst) || read >= losses.from);
+                    begun.store(loses, Ordering::SeqCst);
+                    if loses && losses.requests {
+                        requests.extend(&buffer[..read]);
+                        state.kept_bytes.send_modify(|kept| *kept += read);
+                    } else if to_member.write_all(&buffer[..read]).await.is_err() {
+                        return;
+                    }
+                }
+            },
+            async {
+                let mut buffer = vec![0; 64 * 1024];
+                while let Ok(read @ 1..) = from_member.read(&mut buffer).await {
+                    let is_lost = state.losses.borrow().answers && begun.load(Ordering::SeqCst);
+                    if !is_lost && to_client.write_all(&buffer[..read]).await.is_err() {
+                        return;
+                    }
+                }
             }
-        } else if to.write_all(&buffer[..read]).await.is_err() {
-            return;
-        }
+        )
+    };
+    tokio::select! {
+        _ = cuts.changed() => {}
+        _ = both => {}
     }
+    state.kept.lock().await.push(Kept { requests, to_member, from_member });
 }
