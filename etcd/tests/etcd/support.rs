@@ -1,6 +1,6 @@
 //! What the tests share.
 
-use csid::store::registry::{Record, Registry, RegistryError, Swap};
+use csid::store::registry::{Record, Registry, RegistryError};
 use csid::store::testing::samples::{name, swap, swap_in};
 use csid_etcd::api::kv_client::KvClient;
 use csid_etcd::api::request_op::Request;
@@ -31,10 +31,6 @@ pub async fn change(
     let mut after = before.clone();
     change(&mut after);
     swap_in(registry, swap(&before, after)).await
-}
-
-pub fn past(swap: Swap, past: Vec<csid::store::registry::Claim>) -> Swap {
-    Swap { past, ..swap }
 }
 
 /// etcd itself, past the registry.
