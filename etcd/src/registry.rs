@@ -190,12 +190,7 @@ impl Inner {
             },
             Decided::Full { open } => match self.made(&change, head()).await? {
                 Some(revision) => revision,
-                None if open => {
-                    let last =
-                        "the database has reached its quota, and an earlier try may have been done".into();
-                    let step = "change a volume's record";
-                    return Err(EtcdError::Unreachable { step, waited: Duration::ZERO, last }.into());
-                }
+                None if open => return Err(EtcdError::FullAndOpen.into()),
                 None => return Err(EtcdError::Full.into()),
             },
         };

@@ -147,6 +147,7 @@ async fn silent_member_is_left() {
     let begun = Instant::now();
     swap_in(&registry, new(record("data", &[]))).await.unwrap();
     assert!(begun.elapsed() >= TIMING.answer, "the silent member was asked");
+    assert!(begun.elapsed() < TIMING.answer * 4, "the silent member was waited for");
     assert_eq!(names(&registry).await, ["data"]);
     let begun = Instant::now();
     for _ in 0..4 {
@@ -248,4 +249,40 @@ async fn silent_watch_is_noticed_by_a_change() {
     swap_in(&registry, new(record("later", &[]))).await.unwrap();
     assert_eq!(names(&registry).await, ["data", "later"]);
     assert!(pings.elapsed() < Duration::from_secs(10), "the pings found it");
+}
+
+/// The watch loses one event, and goes on. A change of that record finds it.
+#[tokio::test]
+async fn lost_event_is_noticed_by_a_change() {
+    let cluster = Cluster::start(1, &[]).await;
+    let proxy = Proxy::start(cluster.members[0].client).await;
+    let (followed, writer) = (registry(vec![proxy.endpoint()]), registry(cluster.endpoints()));
+    let mut index = 0;
+    let first = swap_in(&writer, new(record("data", &[]))).await.unwrap();
+    while index < first {
+        index = timeout(LONG, followed.changed(index)).await.expect("a change").unwrap();
+    }
+    assert_eq!(names(&followed).await, ["data"]);
+    proxy.lose(Losses { with: Some("default/lost/head"), ..Losses::default() });
+    swap_in(&writer, new(record("lost", &["job"]))).await.unwrap();
+    let later = swap_in(&writer, new(record("later", &[]))).await.unwrap();
+    while index < later {
+        index = timeout(LONG, followed.changed(index)).await.expect("a change").unwrap();
+    }
+    assert_eq!(names(&followed).await, ["data", "later"], "the event was not lost");
+    proxy.lose(Losses::default());
+    change(&followed, "lost", |record| record.claims.insert(claim("more", "n1"))).await.unwrap();
+    let is_whole = async {
+        let due = writer.record(name("lost")).await.unwrap();
+        let lost = RecordFilter { volume: Some("lost".into()), ..RecordFilter::default() };
+        loop {
+            // It has keys without the others until all is listed again.
+            if followed.records(lost.clone()).await.is_ok_and(|(found, _)| found == [due.clone()]) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, is_whole).await.expect("the whole record");
+    assert_eq!(names(&followed).await, ["data", "later", "lost"]);
 }

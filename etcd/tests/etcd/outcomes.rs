@@ -20,7 +20,8 @@ use crate::support::{Raw, change, config, registry};
 const LONG: Duration = Duration::from_secs(15);
 /// A change with a claim is longer. A read, a deletion, and what HTTP/2 sends by itself are shorter.
 const REQUEST: usize = 600;
-const ANSWERS: Losses = Losses { requests: false, answers: true, from: REQUEST, connections: false };
+const ANSWERS: Losses =
+    Losses { requests: false, answers: true, full: false, from: REQUEST, with: None, connections: false };
 const REQUESTS: Losses = Losses { requests: true, answers: false, ..ANSWERS };
 
 /// A registry that reaches the one member by a proxy, and another one that has no proxy.
@@ -215,6 +216,19 @@ async fn lost_answer_of_a_deletion_is_found() {
         let deleted = world.outcome(begun).await.unwrap();
         assert!(before.revision < deleted && deleted < later);
     }
+}
+
+/// etcd 3.4 commits the change that crosses its quota, and answers that the database is full.
+#[tokio::test]
+async fn committed_change_of_a_full_database_is_found() {
+    let world = World::new().await;
+    swap_in(&*world.registry, new(record("data", &[]))).await.unwrap();
+    let before = world.other.record(name("data")).await.unwrap();
+    let full = Losses { answers: false, full: true, ..ANSWERS };
+    let begun = world.begin(full, swap(&before, with_claim(&before, "job"))).await;
+    let made = world.sees(&before.name, |record| record.claim("job").is_some()).await;
+    // Each later read has an error for an answer until then.
+    assert_eq!(world.outcome(begun).await.unwrap(), made.revision);
 }
 
 /// A member that stood still gets to the first try when the second one has long been answered, and the record is deleted.

@@ -16,8 +16,12 @@ pub struct Losses {
     /// What the client sends is taken and kept back from the member.
     pub requests: bool,
     pub answers: bool,
+    /// An answer is replaced by the error that the database is full.
+    pub full: bool,
     /// Losing begins with the first request of at least so many bytes. What comes before it passes.
     pub from: usize,
+    /// Answers with this text are lost, and no others.
+    pub with: Option<&'static str>,
     /// New connections are closed at once.
     pub connections: bool,
 }
@@ -116,14 +120,67 @@ impl Drop for Proxy {
 
 /// Returns whether HTTP/2 frames have one that ends a call: HEADERS with END_STREAM.
 fn has_trailers(mut frames: &[u8]) -> bool {
-    while let [high, middle, low, kind, flags, _, _, _, _, rest @ ..] = frames {
-        if *kind == 1 && flags & 1 == 1 {
+    while let Some((frame, rest)) = first_frame(frames) {
+        if frame[3] == 1 && frame[4] & 1 == 1 {
             return true;
         }
-        let length = usize::from(*high) << 16 | usize::from(*middle) << 8 | usize::from(*low);
-        frames = rest.get(length..).unwrap_or_default();
+        frames = rest;
     }
     false
+}
+
+/// Returns the first HTTP/2 frame, and what follows it. `None`: it is not whole.
+fn first_frame(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let [high, middle, low, ..] = bytes else { return None };
+    let length = usize::from(*high) << 16 | usize::from(*middle) << 8 | usize::from(*low);
+    bytes.split_at_checked(9 + length)
+}
+
+/// Returns the frames without those that carry this text.
+fn without(mut frames: &[u8], text: &str) -> Vec<u8> {
+    let mut left = Vec::new();
+    while let Some((frame, rest)) = first_frame(frames) {
+        if !frame.windows(text.len()).any(|part| part == text.as_bytes()) {
+            left.extend(frame);
+        }
+        frames = rest;
+    }
+    left.extend(frames);
+    left
+}
+
+/// Returns the error of a full database for each call that is answered in these frames, without the answers.
+fn refused(mut frames: &[u8]) -> Vec<u8> {
+    // `:status: 200`, and names and values as they are.
+    let mut headers = vec![0x88];
+    for text in [
+        ["content-type", "application/grpc"],
+        ["grpc-status", "8"],
+        ["grpc-message", "etcdserver: mvcc: database space exceeded"],
+    ] {
+        headers.push(0);
+        for text in text {
+            headers.push(text.len() as u8);
+            headers.extend(text.as_bytes());
+        }
+    }
+    let mut left = Vec::new();
+    while let Some((frame, rest)) = first_frame(frames) {
+        match (frame[3], frame[4] & 1) {
+            // HEADERS that begin an answer: in their place come such that end it.
+            (1, 0) => {
+                left.extend([0, 0, headers.len() as u8, 1, 5]);
+                left.extend(&frame[5..9]);
+                left.extend(&headers);
+            }
+            // The rest of it.
+            (0 | 1, _) => {}
+            _ => left.extend(frame),
+        }
+        frames = rest;
+    }
+    left.extend(frames);
+    left
 }
 
 async fn pass(client: TcpStream, member: TcpStream, state: Arc<State>) {
@@ -138,7 +195,7 @@ async fn pass(client: TcpStream, member: TcpStream, state: Arc<State>) {
                 let mut buffer = vec![0; 64 * 1024];
                 while let Ok(read @ 1..) = from_client.read(&mut buffer).await {
                     let losses = *state.losses.borrow();
-                    let loses = (losses.requests || losses.answers)
+                    let loses = (losses.requests || losses.answers || losses.full)
                         && (begun.load(Ordering::SeqCst) || read >= losses.from);
                     begun.store(loses, Ordering::SeqCst);
                     if loses && losses.requests {
@@ -151,9 +208,26 @@ async fn pass(client: TcpStream, member: TcpStream, state: Arc<State>) {
             },
             async {
                 let mut buffer = vec![0; 64 * 1024];
+                // What has come of a frame.
+                let mut part = Vec::new();
                 while let Ok(read @ 1..) = from_member.read(&mut buffer).await {
-                    let is_lost = state.losses.borrow().answers && begun.load(Ordering::SeqCst);
-                    if !is_lost && to_client.write_all(&buffer[..read]).await.is_err() {
+                    let losses = *state.losses.borrow();
+                    if losses.answers && begun.load(Ordering::SeqCst) {
+                        continue;
+                    }
+                    part.extend(&buffer[..read]);
+                    let mut length = 0;
+                    while let Some((frame, _)) = first_frame(&part[length..]) {
+                        length += frame.len();
+                    }
+                    let mut frames: Vec<u8> = part.drain(..length).collect();
+                    if losses.full && begun.load(Ordering::SeqCst) {
+                        frames = refused(&frames);
+                    }
+                    if let Some(text) = losses.with {
+                        frames = without(&frames, text);
+                    }
+                    if to_client.write_all(&frames).await.is_err() {
                         return;
                     }
                 }
