@@ -1,6 +1,6 @@
 //! A change of a record as one transaction: it compares the head's revision, and puts what differs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use csid::store::registry::{Attachment, Record, Swap, VolumeName, claim_changes};
 use prost::Message;
@@ -30,9 +30,9 @@ impl From<Named> for VolumeName {
 
 /// The record that a change is made of, as etcd has it.
 pub(crate) enum Before {
-    /// It is not there. The number is the revision of the key `gone`, which each deletion changes; 0: there is no such key. A late
-    /// try of a creation does not make a record again that was deleted meanwhile.
-    Absent(u64),
+    /// It is not there. The keys [`Keys::gone`] of the keys that must not be there, with their revisions; 0: there is no such key.
+    /// A late try of a creation finds another revision if something was there meanwhile.
+    Absent(BTreeMap<Vec<u8>, u64>),
     Present(Box<Stored>),
 }
 
@@ -59,18 +59,23 @@ impl Change {
         let head = keys.part(name, &Part::Head);
         let mut txn = TxnRequest { failure: vec![get(head.clone())], ..TxnRequest::default() };
         match gone {
-            Some(gone) => txn.compare.extend([is_absent(head), has_revision(keys.gone(name), gone)]),
+            Some(gone) => {
+                txn.compare.push(is_absent(head));
+                txn.compare.extend(gone.into_iter().map(|(key, revision)| has_revision(key, revision)));
+            }
             None => txn.compare.push(has_revision(head, before.revision)),
         }
         if after.is_empty() {
             let (key, range_end) = keys.volume(name);
             txn.success.push(delete_range(key, range_end));
             if before.revision != 0 {
-                txn.success.push(delete(keys.external(&stored.record.volume)));
-                txn.success.push(put(keys.gone(name), id.clone().into_bytes()));
+                let external = keys.external(&stored.record.volume);
+                let gone = BTreeSet::from([keys.gone(&keys.part(name, &Part::Head)), keys.gone(&external)]);
+                txn.success.push(delete(external));
+                txn.success.extend(gone.into_iter().map(|key| put(key, id.clone().into_bytes())));
             }
         } else {
-            let mut parts = Parts { keys, name, stored: &stored, txn: &mut txn };
+            let mut parts = Parts { keys, name, stored: &stored, id: &id, txn: &mut txn };
             parts.name_of_volume(after)?;
             parts.registration(before, after)?;
             parts.claims(before, after)?;
@@ -97,6 +102,7 @@ struct Parts<'a> {
     keys: &'a Keys,
     name: &'a VolumeName,
     stored: &'a Stored,
+    id: &'a str,
     txn: &'a mut TxnRequest,
 }
 
@@ -109,6 +115,7 @@ impl Parts<'_> {
             return Ok(());
         }
         if let Some(had) = had {
+            self.txn.success.push(put(self.keys.gone(&had), self.id.into()));
             self.txn.success.push(delete(had));
         }
         let VolumeName { namespace, volume } = self.name.clone();

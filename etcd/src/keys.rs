@@ -64,10 +64,9 @@ impl Keys {
         key.into_bytes()
     }
 
-    /// Returns the key that each deletion of a volume's record writes. It is one of 256, by the volume's name.
-    pub fn gone(&self, VolumeName { namespace, volume }: &VolumeName) -> Vec<u8> {
-        let digest = Sha256::digest(format!("{}/{}", segment(namespace), segment(volume)));
-        format!("{}gone/{:02x}", self.root, digest[0]).into_bytes()
+    /// Returns the key that each deletion of `key` writes. It is one of 256.
+    pub fn gone(&self, key: &[u8]) -> Vec<u8> {
+        format!("{}gone/{:02x}", self.root, Sha256::digest(key)[0]).into_bytes()
     }
 
     /// Reads the key of a volume. `None`: it is another key.
@@ -202,7 +201,8 @@ mod tests {
             (shown(volume.0), shown(volume.1)),
             (below.into(), format!("{}0", &below[..below.len() - 1]))
         );
-        assert_eq!(shown(keys.gone(&name())), "/csid/v1/gone/9b");
+        let head = keys.part(&name(), &Part::Head);
+        assert_eq!(shown(keys.gone(&head)), "/csid/v1/gone/78");
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         let external = |volume| shown(keys.external(&volume));
         assert_eq!(external(VolumeKey::new("p", "")), format!("/csid/v1/ext/p/{empty}"));

@@ -24,7 +24,7 @@ mod wire;
 
 pub use error::EtcdError;
 pub use members::{EtcdConfig, Timing};
-pub use registry::EtcdRegistry;
+pub use registry::{EtcdRegistry, KeepEvents};
 
 /// etcd's messages and calls, for tests that compact, or ask for the leader.
 pub mod api {

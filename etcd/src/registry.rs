@@ -12,7 +12,7 @@ use csid::store::registry::{
 };
 use csid::store::rows::NewEvent;
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, try_join_all};
 use tokio::task::JoinHandle;
 
 use crate::cache::Cache;
@@ -31,8 +31,8 @@ use crate::wire::{KeyValue, RangeRequest, TxnResponse};
 /// How long a change waits for the cache to have the record it changes, before it asks etcd.
 const CACHE_WAIT: Duration = Duration::from_millis(50);
 
-/// Takes the events of a change that is committed.
-pub type Events = Box<dyn Fn(Vec<NewEvent>) + Send + Sync>;
+/// Keeps the events of a change that is committed. The change is answered after that.
+pub type KeepEvents = Box<dyn Fn(Vec<NewEvent>) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The registry of a cluster.
 pub struct EtcdRegistry {
@@ -44,7 +44,7 @@ struct Inner {
     keys: Keys,
     client: Arc<Client>,
     cache: Arc<Cache>,
-    events: Events,
+    events: KeepEvents,
     /// The newest change of this registry. Lists have it.
     written: AtomicU64,
     /// The first half of the names of this registry's changes, and the next one's second half.
@@ -54,7 +54,7 @@ struct Inner {
 
 impl EtcdRegistry {
     /// Begins to list the volumes; calls wait for that. `events` gets the events of each change after its commit.
-    pub fn start(config: &EtcdConfig, events: Events) -> Result<Self, EtcdError> {
+    pub fn start(config: &EtcdConfig, events: KeepEvents) -> Result<Self, EtcdError> {
         let EtcdConfig { prefix, timing, .. } = config;
         if !(prefix.starts_with('/') && prefix.ends_with('/')) {
             return Err(EtcdError::Prefix { prefix: prefix.clone() });
@@ -89,15 +89,18 @@ impl Registry for EtcdRegistry {
 
     fn swap(&self, swap: Swap, events: Vec<NewEvent>) -> BoxFuture<'_, Result<u64, RegistryError>> {
         let inner = self.inner.clone();
-        // A caller that gives up withdraws nothing. The events of the change are not lost with it.
-        let swapped = tokio::spawn(async move {
+        let swapped = async move {
             let revision = inner.swap(&swap).await?;
             if !events.is_empty() {
-                (inner.events)(events);
+                (inner.events)(events).await;
             }
             Ok(revision)
-        });
-        async move { swapped.await.unwrap_or_else(|error| Err(RegistryError::Ended(error.into()))) }.boxed()
+        };
+        // A caller that gives up withdraws nothing. The events of the change are not lost with it.
+        async move {
+            tokio::spawn(swapped).await.unwrap_or_else(|error| Err(RegistryError::Ended(error.into())))
+        }
+        .boxed()
     }
 
     fn sync(&self) -> BoxFuture<'_, Result<(), RegistryError>> {
@@ -177,7 +180,7 @@ impl Inner {
     }
 
     async fn swap(&self, swap: &Swap) -> Result<u64, RegistryError> {
-        let found = self.before(&swap.before).await?;
+        let found = self.before(swap).await?;
         let id = format!("{:016x}{:016x}", self.id, self.changes.fetch_add(1, Ordering::Relaxed));
         let change = Change::of(&self.keys, swap, found, id)?;
         let head = || self.keys.part(&swap.before.name, &Part::Head);
@@ -201,12 +204,17 @@ impl Inner {
     }
 
     /// Returns what etcd has of the record that is to change.
-    async fn before(&self, before: &Record) -> Result<Before, RegistryError> {
-        let Record { name, revision, .. } = before;
+    async fn before(&self, swap: &Swap) -> Result<Before, RegistryError> {
+        let Record { name, revision, .. } = &swap.before;
         if *revision == 0 {
-            let request = RangeRequest { key: self.keys.gone(name), ..RangeRequest::default() };
-            let found = self.client.range("read a volume's deletions", request).await?;
-            return Ok(Before::Absent(found.kvs.first().map_or(0, revision_of)));
+            let absent = [self.keys.part(name, &Part::Head), self.keys.external(&swap.after.volume)];
+            let gone = absent.map(|key| self.keys.gone(&key));
+            let reads = gone.map(async |key| {
+                let request = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+                let found = self.client.range("read the deletions of volumes", request).await?;
+                Ok::<_, EtcdError>((key, found.kvs.first().map_or(0, revision_of)))
+            });
+            return Ok(Before::Absent(try_join_all(reads).await?.into_iter().collect()));
         }
         let stale = || RegistryError::from(Conflict::Stale);
         let mut is_seen = false;

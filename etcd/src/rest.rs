@@ -87,7 +87,7 @@ mod tests {
 
         registration.capacity = Some(9);
         all["capacity"] = json!(9);
-        let written = |registration| -> Value {
+        let written = |registration: &Registration| -> Value {
             serde_json::from_slice(&write(registration, Some(&rest)).unwrap()).unwrap()
         };
         assert_eq!(written(&registration), all);

@@ -16,6 +16,7 @@ pub mod hung;
 pub mod kernel;
 pub mod old_kernel;
 pub mod older;
+pub mod on_etcd;
 pub mod plugin;
 pub mod power;
 pub mod raw;

@@ -24,6 +24,7 @@ use tokio::net::UnixDatagram;
 use crate::held::{self, HeldCalls, SearchBy};
 use crate::hung::Hung;
 use crate::kernel::{self, Loop};
+use crate::on_etcd;
 use crate::plugin::TestPlugin;
 use crate::script::{Act, Device, Lie, Rule};
 
@@ -474,6 +475,7 @@ impl World {
             .env("DBUS_SYSTEM_BUS_ADDRESS", format!("unix:path={}", self.path("no-bus").display()))
             .env("NOTIFY_SOCKET", &notify)
             .env("RUST_BACKTRACE", "1")
+            .envs(std::env::var(on_etcd::ENDPOINT).map(|endpoint| (on_etcd::ENDPOINT, endpoint)))
             .envs(&self.environment)
             .envs(environment.iter().copied())
             .envs(self.held.iter().map(held_at))

@@ -30,7 +30,7 @@ use crate::host::{self, Host, boot};
 use crate::log;
 use crate::metrics;
 use crate::plugin::{Plugins, files};
-use crate::store::registry::RegistryError;
+use crate::store::registry::{Registry, RegistryError};
 use crate::store::rows::Phase;
 use crate::store::{Health, Loaded, Store, StoreError};
 use crate::unix_signals::{SignalOrder, UnixSignals};
@@ -53,7 +53,16 @@ const STOP_PATIENCE: Duration = Duration::from_secs(3);
 /// How long csid unmounts targets when the system goes down; less than systemd waits for a service to stop.
 const UNMOUNT_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Runs csid.
 pub fn main() -> ExitCode {
+    main_with(&|store| Ok(Arc::new(store.clone())))
+}
+
+/// Returns the registry of the volumes for a csid with this journal.
+pub type OpenRegistry = dyn Fn(&Store) -> anyhow::Result<Arc<dyn Registry>>;
+
+/// Runs csid with another registry than the journal's.
+pub fn main_with(registry: &OpenRegistry) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let directories = Directories::from_environment();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -85,7 +94,7 @@ pub fn main() -> ExitCode {
     }
     log::begin();
     panics::end_csid();
-    report(start(directories))
+    report(start(directories, registry))
 }
 
 /// The log's advice on a journal of a newer csid.
@@ -115,13 +124,13 @@ fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
     Ok(Directories { state, runtime, ..directories })
 }
 
-fn start(directories: Directories) -> anyhow::Result<()> {
+fn start(directories: Directories, registry: &OpenRegistry) -> anyhow::Result<()> {
     // Secrets pass through this process: it makes no core dump, and no debugger may attach.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let (mut sockets, mut signals) = (None, None);
     loop {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let ended = runtime.block_on(Daemon::run(directories.clone(), &mut sockets, &mut signals));
+        let ended = runtime.block_on(Daemon::run(directories.clone(), registry, &mut sockets, &mut signals));
         // A thread that hangs in the kernel on a dead file system does not hold csid's end.
         runtime.shutdown_background();
         match ended? {
@@ -179,6 +188,7 @@ impl Daemon {
     /// Runs until csid ends. `sockets` and `signals` are kept when csid starts again within the process.
     async fn run(
         directories: Directories,
+        registry: &OpenRegistry,
         sockets: &mut Option<Sockets>,
         signals: &mut Option<UnixSignals>,
     ) -> anyhow::Result<Ended> {
@@ -211,8 +221,14 @@ impl Daemon {
         let rpc = config.borrow().deadlines.rpc;
         let plugins =
             Plugins::start(&directories, rpc, store.clone(), files, loaded.plugins, loaded.node_ids);
-        let volumes =
-            Volumes::new(store.clone(), plugins.clone(), host, config_changes.clone(), directories.clone());
+        let volumes = Volumes::new(
+            store.clone(),
+            registry(&store)?,
+            plugins.clone(),
+            host,
+            config_changes.clone(),
+            directories.clone(),
+        );
         volumes.resolve_target_roots();
         let boot = boot.as_str().to_owned();
         let taken = match store.writable() {

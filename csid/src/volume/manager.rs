@@ -34,8 +34,10 @@ pub struct Volumes {
 }
 
 impl Volumes {
+    /// Makes the handle. `registry`: the registry of the volumes, which may be another one than the journal's.
     pub fn new(
         store: Store,
+        registry: Arc<dyn Registry>,
         plugins: Plugins,
         host: Host,
         config: tokio::sync::watch::Receiver<Arc<Config>>,
@@ -49,7 +51,7 @@ impl Volumes {
                     tokio::spawn(VolumeActor::run(shared, volume, inbox));
                 }
             });
-            Context::new(store, plugins, host, config, directories, spawn)
+            Context::new(store, registry, plugins, host, config, directories, spawn)
         };
         Volumes { shared: Arc::new_cyclic(new) }
     }

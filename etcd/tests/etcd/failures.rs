@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::cluster::Cluster;
 use crate::proxy::{Losses, Proxy};
-use crate::support::{Raw, TIMING, change, config, registry};
+use crate::support::{Raw, TIMING, change, config, no_events, registry};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -162,7 +162,7 @@ async fn etcd_that_is_not_there_is_unreachable() {
     let timing = Timing { answer: Duration::from_millis(100), request: Duration::from_millis(500) };
     let config =
         csid_etcd::EtcdConfig { timing, ..config(vec![format!("http://{}", silent.local_addr().unwrap())]) };
-    let registry = EtcdRegistry::start(&config, Box::new(drop)).unwrap();
+    let registry = EtcdRegistry::start(&config, no_events()).unwrap();
     let all = RecordFilter::default();
     for error in [
         registry.record(name("data")).await.err(),

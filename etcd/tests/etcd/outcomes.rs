@@ -10,6 +10,7 @@ use csid::store::registry::{
 use csid::store::rows::VolumeKey;
 use csid::store::testing::samples::{claim, name, new, record, swap, swap_in};
 use csid_etcd::EtcdRegistry;
+use futures_util::FutureExt;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -44,6 +45,7 @@ impl World {
         let config = config(vec![proxy.endpoint()]);
         let sink = Box::new(move |events: Vec<_>| {
             counted.fetch_add(events.len(), Ordering::SeqCst);
+            std::future::ready(()).boxed()
         });
         let registry = Arc::new(EtcdRegistry::start(&config, sink).unwrap());
         World { cluster, proxy, registry, other: self::registry(direct), events }
@@ -246,6 +248,22 @@ async fn late_creation_makes_no_deleted_record() {
     assert!(found.revision == 0, "the deleted record is there again");
     let mut raw = Raw::connect(world.cluster.members[0].endpoint()).await;
     assert!(raw.below("/csid/v1/ext/").await.is_empty());
+}
+
+/// The same where the creation was refused, because another record had the volume. That record is deleted when the member goes on.
+#[tokio::test]
+async fn late_creation_takes_no_freed_volume() {
+    let world = World::new().await;
+    let begun = world.begin(REQUESTS, new(record("data", &["job"]))).await;
+    timeout(LONG, world.proxy.keeps()).await.expect("a request");
+    let theirs = Record { volume: record("data", &[]).volume, ..record("theirs", &[]) };
+    swap_in(&world.other, new(theirs)).await.unwrap();
+    let outcome = world.outcome(begun).await;
+    assert!(matches!(outcome, Err(RegistryError::Conflict(Conflict::Taken(_)))), "{outcome:?}");
+    let theirs = world.other.record(name("theirs")).await.unwrap();
+    swap_in(&world.other, swap(&theirs, Record::none(name("theirs")))).await.unwrap();
+    timeout(LONG, world.proxy.deliver()).await.expect("an answer to the late try");
+    assert_eq!(world.other.record(name("data")).await.unwrap().revision, 0);
 }
 
 #[tokio::test]

@@ -1,13 +1,15 @@
 //! What the tests share.
 
+use std::time::Duration;
+
 use csid::store::registry::{Record, Registry, RegistryError};
 use csid::store::testing::samples::{name, swap, swap_in};
 use csid_etcd::api::kv_client::KvClient;
 use csid_etcd::api::request_op::Request;
 use csid_etcd::api::response_op::Response;
 use csid_etcd::api::{CompactionRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
-use csid_etcd::{EtcdConfig, EtcdRegistry, Timing};
-use std::time::Duration;
+use csid_etcd::{EtcdConfig, EtcdRegistry, KeepEvents, Timing};
+use futures_util::FutureExt;
 
 /// Members answer within this time, also on a busy machine. The product waits longer.
 pub const TIMING: Timing = Timing { answer: Duration::from_secs(2), request: Duration::from_secs(20) };
@@ -16,9 +18,13 @@ pub fn config(endpoints: Vec<String>) -> EtcdConfig {
     EtcdConfig { endpoints, prefix: "/csid/".into(), timing: TIMING }
 }
 
+pub fn no_events() -> KeepEvents {
+    Box::new(|_| std::future::ready(()).boxed())
+}
+
 /// Starts a registry that drops its events.
 pub fn registry(endpoints: Vec<String>) -> EtcdRegistry {
-    EtcdRegistry::start(&config(endpoints), Box::new(drop)).unwrap()
+    EtcdRegistry::start(&config(endpoints), no_events()).unwrap()
 }
 
 /// Changes a volume's record as it is now.

@@ -92,7 +92,10 @@ fn rooms(
     let rpc = config.borrow().deadlines.rpc;
     let plugins =
         Plugins::start(&directories, rpc, store.clone(), Vec::new(), loaded.plugins, loaded.node_ids);
-    (Volumes::new(store.clone(), plugins.clone(), Host::of_threads(), config, directories), plugins)
+    let registry = Arc::new(store.clone());
+    let volumes =
+        Volumes::new(store.clone(), registry, plugins.clone(), Host::of_threads(), config, directories);
+    (volumes, plugins)
 }
 
 /// The credentials of a caller.

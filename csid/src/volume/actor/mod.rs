@@ -620,7 +620,9 @@ mod tests {
             loaded.plugins,
             loaded.node_ids,
         );
-        let shared = Volumes::new(store, plugins, Host::of_threads(), config, directories).shared;
+        let shared =
+            Volumes::new(store.clone(), Arc::new(store), plugins, Host::of_threads(), config, directories)
+                .shared;
         let volume = begun();
         let (volume_key, key) = (volume.row.key.clone(), volume.mounts[0].key.clone());
         shared.directory.enter(volume, Some(shared.operations.recovering()));
@@ -659,7 +661,8 @@ mod tests {
         let directories = Directories { state, runtime, configuration };
         let rows = (loaded.plugins, loaded.node_ids);
         let plugins = Plugins::start(&directories, SETTLE.0, store.clone(), Vec::new(), rows.0, rows.1);
-        let volumes = Volumes::new(store, plugins, Host::of_threads(), config, directories);
+        let volumes =
+            Volumes::new(store.clone(), Arc::new(store), plugins, Host::of_threads(), config, directories);
         let mut volume = begun();
         Arc::make_mut(&mut volume.mounts[0]).phase = Phase::Waiting;
         assert!(!volumes.is_recovering());

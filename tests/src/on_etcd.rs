@@ -1,0 +1,37 @@
+//! csid with its registry on etcd, for the tests of claims and volumes: the engine is the same.
+
+use std::sync::Arc;
+
+use csid::daemon::OpenRegistry;
+use csid::store::{Change, Durability};
+use csid_etcd::{EtcdConfig, EtcdRegistry, Timing};
+use futures_util::FutureExt;
+
+/// The endpoint of the member that csid uses in place of its journal.
+pub const ENDPOINT: &str = "CSID_TEST_ETCD";
+
+/// Returns whether csid's registry is on etcd in this run.
+pub fn is_used() -> bool {
+    std::env::var_os(ENDPOINT).is_some()
+}
+
+/// Returns what opens the registry. Each journal has keys of its own.
+pub fn open(endpoint: String) -> Box<OpenRegistry> {
+    Box::new(move |store| {
+        let config = EtcdConfig {
+            endpoints: vec![endpoint.clone()],
+            prefix: format!("/{}/", store.journal_id()),
+            timing: Timing::default(),
+        };
+        let journal = store.clone();
+        let keep = Box::new(move |events: Vec<_>| {
+            let journal = journal.clone();
+            async move {
+                let changes = events.into_iter().map(Change::Event).collect();
+                journal.commit(changes, Durability::Process).await.expect("the journal takes events");
+            }
+            .boxed()
+        });
+        Ok(Arc::new(EtcdRegistry::start(&config, keep)?))
+    })
+}
