@@ -59,11 +59,7 @@ impl Client {
         let revision = u64::try_from(request.revision).unwrap_or(0);
         let mut tries = Tries::new(step, &self.members, self.timing);
         loop {
-            let (at, reply) = tries
-                .call(revision, async |mut kv| {
-                    Ok::<Response<RangeResponse>, Status>(kv.range(request.clone()).await?)
-                })
-                .await;
+            let (at, reply) = tries.call(revision, async |mut kv| kv.range(request.clone()).await).await;
             match reply {
                 Ok(RangeResponse { header, kvs, more, .. }) => {
                     return Ok(Found { kvs, more, revision: revision_of(header.as_ref()) });
@@ -81,9 +77,7 @@ impl Client {
         let mut tries = Tries::new(step, &self.members, self.timing);
         let mut open = false;
         loop {
-            let (at, reply) = tries
-                .call(0, async |mut kv| Ok::<Response<TxnResponse>, Status>(kv.txn(txn.clone()).await?))
-                .await;
+            let (at, reply) = tries.call(0, async |mut kv| kv.txn(txn.clone()).await).await;
             match reply {
                 Ok(TxnResponse { succeeded: true, header, .. }) => {
                     return Ok(Decided::Committed { revision: revision_of(header.as_ref()) });

@@ -74,7 +74,7 @@ impl Members {
     /// Has the next member asked in place of the one at `at`.
     pub fn leave(&self, at: usize) {
         let next = (at + 1) % self.members.len();
-        // Whoever left it first has chosen the next one.
+        // Another request may have left it already.
         let _ = self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
