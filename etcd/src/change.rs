@@ -1,6 +1,6 @@
 //! A change of a record as one transaction: it compares the head's revision, and puts what differs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use csid::store::registry::{Attachment, Record, Swap, VolumeName, claim_changes};
 use prost::Message;
@@ -30,9 +30,9 @@ impl From<Named> for VolumeName {
 
 /// The record that a change is made of, as etcd has it.
 pub(crate) enum Before {
-    /// It is not there. The keys [`Keys::gone`] of the keys that must not be there, with their revisions; 0: there is no such key.
-    /// A late try of a creation finds another revision if something was there meanwhile.
-    Absent(BTreeMap<Vec<u8>, u64>),
+    /// It is not there. The number is the revision of [`Keys::gone`] of the key of the plugin's volume; 0: there is no such key. A
+    /// late try of a creation finds another one if that key was there meanwhile.
+    Absent(u64),
     Present(Box<Stored>),
 }
 
@@ -60,8 +60,8 @@ impl Change {
         let mut txn = TxnRequest { failure: vec![get(head.clone())], ..TxnRequest::default() };
         match gone {
             Some(gone) => {
-                txn.compare.push(is_absent(head));
-                txn.compare.extend(gone.into_iter().map(|(key, revision)| has_revision(key, revision)));
+                let key = keys.gone(&keys.external(&after.volume));
+                txn.compare.extend([is_absent(head), has_revision(key, gone)]);
             }
             None => txn.compare.push(has_revision(head, before.revision)),
         }
@@ -69,10 +69,7 @@ impl Change {
             let (key, range_end) = keys.volume(name);
             txn.success.push(delete_range(key, range_end));
             if before.revision != 0 {
-                let external = keys.external(&stored.record.volume);
-                let gone = BTreeSet::from([keys.gone(&keys.part(name, &Part::Head)), keys.gone(&external)]);
-                txn.success.push(delete(external));
-                txn.success.extend(gone.into_iter().map(|key| put(key, id.clone().into_bytes())));
+                txn.success.extend(release(keys, keys.external(&stored.record.volume), &id));
             }
         } else {
             let mut parts = Parts { keys, name, stored: &stored, id: &id, txn: &mut txn };
@@ -115,8 +112,7 @@ impl Parts<'_> {
             return Ok(());
         }
         if let Some(had) = had {
-            self.txn.success.push(put(self.keys.gone(&had), self.id.into()));
-            self.txn.success.push(delete(had));
+            self.txn.success.extend(release(self.keys, had, self.id));
         }
         let VolumeName { namespace, volume } = self.name.clone();
         let value = self.bytes(&Part::Other("ext".into()), &Named { namespace, volume }, limits::HEAD)?;
@@ -203,6 +199,11 @@ impl Parts<'_> {
         check(what, value.len(), "bytes", limit)?;
         Ok(value)
     }
+}
+
+/// Deletes the key of a plugin's volume. A late try of a creation does not take it for one that never was.
+fn release(keys: &Keys, external: Vec<u8>, id: &str) -> [RequestOp; 2] {
+    [put(keys.gone(&external), id.into()), delete(external)]
 }
 
 fn is_absent(key: Vec<u8>) -> Compare {

@@ -64,9 +64,9 @@ impl Keys {
         key.into_bytes()
     }
 
-    /// Returns the key that each deletion of `key` writes. It is one of 256.
-    pub fn gone(&self, key: &[u8]) -> Vec<u8> {
-        format!("{}gone/{:02x}", self.root, Sha256::digest(key)[0]).into_bytes()
+    /// Returns the key that each deletion of a plugin's volume's key writes. It is one of 256.
+    pub fn gone(&self, external: &[u8]) -> Vec<u8> {
+        format!("{}gone/{:02x}", self.root, Sha256::digest(external)[0]).into_bytes()
     }
 
     /// Reads the key of a volume. `None`: it is another key.
@@ -201,12 +201,12 @@ mod tests {
             (shown(volume.0), shown(volume.1)),
             (below.into(), format!("{}0", &below[..below.len() - 1]))
         );
-        let head = keys.part(&name(), &Part::Head);
-        assert_eq!(shown(keys.gone(&head)), "/csid/v1/gone/78");
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         let external = |volume| shown(keys.external(&volume));
         assert_eq!(external(VolumeKey::new("p", "")), format!("/csid/v1/ext/p/{empty}"));
         assert_eq!(external(VolumeKey::creating("p", "")), format!("/csid/v1/ext/p/+{empty}"));
+        let gone = keys.gone(&keys.external(&VolumeKey::new("p", "")));
+        assert_eq!(shown(gone), "/csid/v1/gone/0a");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use csid::store::registry::{
 };
 use csid::store::rows::NewEvent;
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, try_join_all};
+use futures_util::future::BoxFuture;
 use tokio::task::JoinHandle;
 
 use crate::cache::Cache;
@@ -31,7 +31,8 @@ use crate::wire::{KeyValue, RangeRequest, TxnResponse};
 /// How long a change waits for the cache to have the record it changes, before it asks etcd.
 const CACHE_WAIT: Duration = Duration::from_millis(50);
 
-/// Keeps the events of a change that is committed. The change is answered after that.
+/// Keeps the events of a change that is committed. The change is answered after that. The events of a change whose outcome stays
+/// unknown are not kept.
 pub type KeepEvents = Box<dyn Fn(Vec<NewEvent>) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The registry of a cluster.
@@ -53,7 +54,8 @@ struct Inner {
 }
 
 impl EtcdRegistry {
-    /// Begins to list the volumes; calls wait for that. `events` gets the events of each change after its commit.
+    /// Begins to list the volumes, in a task of the present runtime. Lists wait for that. `events` gets the events of each change
+    /// after its commit.
     pub fn start(config: &EtcdConfig, events: KeepEvents) -> Result<Self, EtcdError> {
         let EtcdConfig { prefix, timing, .. } = config;
         if !(prefix.starts_with('/') && prefix.ends_with('/')) {
@@ -207,14 +209,10 @@ impl Inner {
     async fn before(&self, swap: &Swap) -> Result<Before, RegistryError> {
         let Record { name, revision, .. } = &swap.before;
         if *revision == 0 {
-            let absent = [self.keys.part(name, &Part::Head), self.keys.external(&swap.after.volume)];
-            let gone = absent.map(|key| self.keys.gone(&key));
-            let reads = gone.map(async |key| {
-                let request = RangeRequest { key: key.clone(), ..RangeRequest::default() };
-                let found = self.client.range("read the deletions of volumes", request).await?;
-                Ok::<_, EtcdError>((key, found.kvs.first().map_or(0, revision_of)))
-            });
-            return Ok(Before::Absent(try_join_all(reads).await?.into_iter().collect()));
+            let key = self.keys.gone(&self.keys.external(&swap.after.volume));
+            let request = RangeRequest { key, ..RangeRequest::default() };
+            let found = self.client.range("read the deletions of volumes", request).await?;
+            return Ok(Before::Absent(found.kvs.first().map_or(0, revision_of)));
         }
         let stale = || RegistryError::from(Conflict::Stale);
         let mut is_seen = false;

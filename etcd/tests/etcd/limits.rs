@@ -120,6 +120,27 @@ async fn volume_has_a_thousand_claims() {
     assert_eq!(registry.held("local", "n99", 1).await.unwrap().count, 0);
 }
 
+/// A list is read in pages of 10,000 keys.
+#[tokio::test]
+async fn more_keys_than_a_page_has_are_listed() {
+    let cluster = Cluster::start(1, &[]).await;
+    let writer = registry(cluster.endpoints());
+    const VOLUMES: usize = 106;
+    const CLAIMS: usize = 96;
+    let written = join_all((0..VOLUMES).map(|volume| {
+        let mut after = record(&format!("data {volume:03}"), &[]);
+        after.claims = (0..CLAIMS).map(|n| claim(&format!("job {n:02}"), "n1")).collect();
+        swap_in(&writer, new(after))
+    }));
+    let newest = written.await.into_iter().map(Result::unwrap).max().unwrap();
+    let mut raw = Raw::connect(cluster.members[0].endpoint()).await;
+    assert!(raw.below("/csid/v1/vol/").await.len() > 10_000);
+    let fresh = registry(cluster.endpoints());
+    let (found, index) = fresh.records(RecordFilter::default()).await.unwrap();
+    assert_eq!((found.len(), index), (VOLUMES, newest));
+    assert!(found.iter().all(|record| record.claims.len() == CLAIMS && record.registration.is_some()));
+}
+
 /// etcd checks the quota before a proposal by the size of its last commit to the disk. Many large changes at once pass that check.
 /// etcd then commits those that cross the quota, and answers that the database is full. Each change is there if and only if it was
 /// answered as done.

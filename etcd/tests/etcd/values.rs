@@ -73,7 +73,7 @@ async fn keys_and_values_are_those_of_the_layout() {
         swap_in(&registry, swap(&before, Record::none(name(volume)))).await.unwrap();
     }
     let left = raw.below("/csid/").await;
-    assert!(left.len() <= 6 && left.iter().all(|kv| kv.key.starts_with(b"/csid/v1/gone/")));
+    assert!(left.len() <= 3 && left.iter().all(|kv| kv.key.starts_with(b"/csid/v1/gone/")));
 }
 
 #[tokio::test]
