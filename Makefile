@@ -25,7 +25,7 @@ DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs etc
 MACHINE_PACKAGES := docker-compose docker.io postgresql psmisc
 PROFILE ?= release
 # The packages that a test installs.
-demo run-tests: PROFILE := dev
+demo run-tests soak: PROFILE := dev
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +39,7 @@ run-tests: debian-packages machine-packages go $(CARGO_FUZZ) cfgd-csi deb rpm
 	rm -rf target/tools/build # the tools are installed
 	PATH=$(dir $(CARGO_FUZZ)):$$PATH tests/run
 
-soak: debian-packages ## csid killed 10,000 times, and more that takes long (root)
+soak: debian-packages deb ## csid killed 10,000 times, and more that takes long (root)
 	tests/soak
 
 check: $(CARGO_DENY) go ## format, clippy, go vet, dependencies

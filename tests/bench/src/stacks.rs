@@ -95,13 +95,15 @@ impl Stacks {
     }
 }
 
-/// The functions of a process by their first addresses, in order. A range without a name has the name of its file.
+/// The functions of a process by their first addresses, in order. What has no name, as most of a stripped library, has the name of its
+/// file.
 struct Functions(Vec<(u64, String)>);
 
 impl Functions {
     fn of(pid: u32) -> Result<Self> {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-        let mut functions = vec![(0, "unknown".to_owned())];
+        let unknown = || "unknown".to_owned();
+        let mut functions = vec![(0, unknown())];
         for line in maps.lines() {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let [range, flags, offset, _, _, file] = fields[..] else { continue };
@@ -111,8 +113,8 @@ impl Functions {
             let (start, end) = range.split_once('-').context("a range in maps")?;
             let [start, end, offset] = [start, end, offset].map(|text| u64::from_str_radix(text, 16));
             let (start, end, offset) = (start?, end?, offset?);
-            functions.push((start, file.rsplit('/').next().unwrap_or(file).to_owned()));
-            functions.push((end, "unknown".to_owned()));
+            let name_of_file = file.rsplit('/').next().unwrap_or(file);
+            functions.extend([(start, name_of_file.to_owned()), (end, unknown())]);
             let Ok(bytes) = fs::read(file) else { continue };
             let elf = object::File::parse(&*bytes)?;
             // A mapping begins at a page, a segment need not.
@@ -122,13 +124,16 @@ impl Functions {
             };
             let base = start.wrapping_sub(page(segment.address()));
             let is_function = |symbol: &object::Symbol<'_, '_>| symbol.kind() == SymbolKind::Text;
+            let mut named = BTreeMap::new();
             for symbol in elf.symbols().chain(elf.dynamic_symbols()).filter(is_function) {
                 let at = base.wrapping_add(symbol.address());
                 if symbol.is_definition() && (start..end).contains(&at) {
                     let name = rustc_demangle::demangle(symbol.name()?);
-                    functions.push((at, format!("{name:#}").replace([';', ' '], "_")));
+                    named.insert(at, format!("{name:#}").replace([';', ' '], "_"));
+                    named.entry(at + symbol.size()).or_insert_with(|| name_of_file.to_owned());
                 }
             }
+            functions.extend(named);
         }
         functions.sort_by_key(|(at, _)| *at);
         Ok(Functions(functions))

@@ -64,6 +64,19 @@ pub fn mounts(m: &Machine) -> String {
     rows.map(|row| format!("{} {}", text(row, "consumer"), text(row, "state"))).collect::<Vec<_>>().join(",")
 }
 
+/// Starts as many containers at once as its argument says. Each writes its number.
+const MANY: &str = r#"#!/bin/bash
+for n in $(seq $1); do
+    { podman run --rm --volume pg:/data box sh -c "echo $n >>/data/many" || echo $n; } >>/root/failed-starts &
+done
+wait
+"#;
+
+/// Returns how many containers start at once: `CSID_CONTAINERS`, or a few.
+fn at_once() -> usize {
+    std::env::var("CSID_CONTAINERS").map_or(16, |number| number.parse().expect("a number"))
+}
+
 #[test]
 fn podman_container_has_its_volume_over_all_restarts() {
     let m = with_volume_plugin();
@@ -98,6 +111,15 @@ fn podman_container_has_its_volume_over_all_restarts() {
     podman(&m, "rm --force --time 0 one");
     m.until("test \"$(csictl mounts --json)\" = '[]'");
     assert_eq!(in_container(&m, "cat /data/file"), "first\nmore\nmore\nmore");
+
+    // Containers that start and end at once share the volume, and leave nothing.
+    let containers = at_once();
+    m.write_program("/root/many", MANY);
+    m.run(&format!("/root/many {containers}"));
+    assert_eq!(m.run("cat /root/failed-starts"), "");
+    assert_eq!(in_container(&m, "sort -u /data/many | wc -l"), containers.to_string());
+    m.until("test \"$(csictl mounts --json)\" = '[]'");
+    count("containers of Podman that started at once", containers);
 
     // What the engine removes stays in csid.
     podman(&m, "volume prune --force");
