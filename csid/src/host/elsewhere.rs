@@ -113,7 +113,7 @@ impl Host {
         self.own_table.entries().await.map(OwnMounts)
     }
 
-    /// Returns the mounts of csid's own namespace that may concern the volume with these paths, as they are now. `devices` are the
+    /// Returns the mounts of csid's own namespace that may concern the volume with these paths. `devices` are the
     /// numbers of its file systems that are known, and `shown` is what its mounts are known to show.
     pub async fn own_mounts(
         &self,
@@ -246,7 +246,7 @@ mod tests {
             let exact = HashSet::from([own.as_os_str()]);
             let shown = shown.shown_at(&exact, false);
             let found = OwnMounts(Arc::new(entries))
-                .foreign(&shown, &OwnPaths { exact, mounted: vec![], below: vec![] });
+                .foreign(&shown, &OwnPaths { exact, mounted: vec![], below: vec![], needs_read: false });
             found.into_iter().map(|mount| mount.path().to_owned()).collect::<Vec<_>>()
         };
         let other = "4 2 0:5 / /run/gvfs rw - fuse.gvfsd-fuse gvfsd-fuse rw\n";

@@ -30,8 +30,6 @@ const OTHERS: usize = 16;
 const USES_OF_READ: u32 = 50;
 const SHORTEST_USE: Duration = Duration::from_millis(50);
 const LONGEST_USE: Duration = Duration::from_secs(1);
-/// What the kernel puts behind a directory that was removed.
-const DELETED: &[u8] = b"//deleted";
 /// A list of the namespace is never cut.
 const END: Duration = Duration::from_secs(60);
 
@@ -39,10 +37,12 @@ const END: Duration = Duration::from_secs(60);
 pub struct OwnPaths<'a> {
     /// The paths of the volume's rows.
     pub exact: HashSet<&'a OsStr>,
-    /// Those of them at which the rows have a mount.
+    /// Those of them at which a mount is for certain.
     pub mounted: Vec<&'a OsStr>,
     /// Directories that only csid and the plugin mount in.
     pub below: Vec<&'a Path>,
+    /// Whether directories that csid has read before do not answer the question.
+    pub needs_read: bool,
 }
 
 /// The mounts of csid's own namespace as far as csid knows them.
@@ -78,17 +78,17 @@ struct Facts {
     device: u64,
     /// A hash of its path then. 0: the path is too long for an answer.
     place: u64,
-    /// The directory that it showed when csid last asked. Empty: the answer was too long.
-    root: PathBuf,
+    /// The directory that it showed when csid last asked. `None`: the answer was too long.
+    root: Option<PathBuf>,
 }
 
 impl Facts {
     /// Returns whether the mount may show something of the directory `root` of the file system `device`.
     fn may_show(&self, device: u64, root: &Path) -> bool {
-        let (own, root) = (self.root.as_os_str().as_bytes(), root.as_os_str().as_bytes());
-        let root = root.strip_suffix(DELETED).unwrap_or(root);
+        let Some(own) = &self.root else { return self.device == device };
+        let (own, root) = (own.as_os_str().as_bytes(), root.as_os_str().as_bytes());
         let is_below = |rest: &[u8]| rest.is_empty() || rest[0] == b'/' || root == b"/";
-        self.device == device && (own.is_empty() || own.strip_prefix(root).is_some_and(is_below))
+        self.device == device && own.strip_prefix(root).is_some_and(is_below)
     }
 }
 
@@ -115,12 +115,12 @@ impl KnownMounts {
             };
             (refreshed, known) = blocking(work).await.ok()?;
         }
-        let mut found = refreshed.and_then(|()| known.about(paths, devices, shown));
+        let mut found = refreshed.and_then(|()| known.about(paths, devices, shown, false));
         if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
             let work = move || Ok((known.read_roots(), known));
             let read;
             (read, known) = blocking(work).await.ok()?;
-            found = read.and_then(|()| known.about(paths, devices, shown));
+            found = read.and_then(|()| known.about(paths, devices, shown, true));
         }
         found.unwrap_or_else(|error| {
             tracing::debug!(%error, "csid reads its whole mount table");
@@ -219,10 +219,11 @@ impl Known {
         match self.entry(id) {
             Err(error) if is_too_long(&error) => {
                 let (old_id, device) = self.stat().identity(OWN, id)?;
-                Ok(Some(Facts { id, old_id, device, place: 0, root: PathBuf::new() }))
+                Ok(Some(Facts { id, old_id, device, place: 0, root: None }))
             }
             Ok(Some(MountEntry { id: old_id, device, path, root, .. })) => {
-                Ok(Some(Facts { id, old_id, device, place: self.hasher.hash_one(path.as_os_str()), root }))
+                let place = self.hasher.hash_one(path.as_os_str());
+                Ok(Some(Facts { id, old_id, device, place, root: Some(root) }))
             }
             Ok(None) => Ok(None),
             Err(error) => Err(error),
@@ -233,12 +234,13 @@ impl Known {
     fn read_roots(&mut self) -> Result<()> {
         let begun = Instant::now();
         let shown = table::entries().map_err(Error::other)?;
-        let mut shown: HashMap<u64, PathBuf> =
-            shown.into_iter().map(|entry| (entry.id, entry.root)).collect();
-        // A mount that is gone may get the directory of one that has its id now. csid asks before it believes.
-        let is_long = |facts: &&mut Facts| facts.root.as_os_str().is_empty();
-        for facts in self.facts.iter_mut().filter(|facts| !is_long(facts)) {
-            facts.root = shown.remove(&facts.old_id).unwrap_or_default();
+        let shown: HashMap<u64, MountEntry> = shown.into_iter().map(|entry| (entry.id, entry)).collect();
+        for facts in self.facts.iter_mut().filter(|facts| facts.root.is_some()) {
+            // A mount that is gone may get what one shows that has its id now. csid asks before it believes.
+            if let Some(entry) = shown.get(&facts.old_id) {
+                facts.place = self.hasher.hash_one(entry.path.as_os_str());
+                facts.root = Some(entry.root.clone());
+            }
         }
         let used = (begun.elapsed() * USES_OF_READ).clamp(SHORTEST_USE, LONGEST_USE);
         self.roots_until = Some(begun + used);
@@ -258,12 +260,14 @@ impl Known {
         unless_gone(self.stat().own_entry(id))
     }
 
-    /// Answers as [`KnownMounts::about`] does.
+    /// Answers as [`KnownMounts::about`] does. Fails with `WouldBlock` if the directories of all mounts have to be read first.
+    /// `has_read`: they were, for this question.
     fn about(
         &mut self,
         paths: &OwnPaths<'_>,
         devices: &[u64],
         shown: &[Shown],
+        has_read: bool,
     ) -> Result<Option<Vec<MountEntry>>> {
         let places: HashSet<u64> = paths.exact.iter().map(|path| self.hasher.hash_one(*path)).collect();
         let at_places: Vec<u64> =
@@ -273,7 +277,9 @@ impl Known {
         }
         let mut found: BTreeMap<u64, MountEntry> = BTreeMap::new();
         for id in at_places {
-            found.extend(self.entry(id)?.map(|entry| (id, entry)));
+            // What has taken its place meanwhile is not in the list.
+            let Some(entry) = self.entry(id)? else { return Ok(None) };
+            found.insert(id, entry);
         }
         let is_at_own = |entry: &&MountEntry| paths.exact.contains(entry.path.as_os_str());
         let known = devices.iter().copied().chain(shown.iter().map(|shown| shown.device));
@@ -281,25 +287,32 @@ impl Known {
             found.values().filter(is_at_own).map(|entry| entry.device).chain(known).collect();
         let is_other = |facts: &&Facts| of_volume.contains(&facts.device) && !found.contains_key(&facts.id);
         let mut others: Vec<&Facts> = self.facts.iter().filter(is_other).collect();
+        let own = found.values().filter(is_at_own).map(|own| (own.device, own.root.as_path()));
+        let roots: BTreeSet<(u64, &Path)> =
+            own.chain(shown.iter().map(|shown| (shown.device, shown.root.as_path()))).collect();
+        let may_show = |facts: &Facts| roots.iter().any(|(device, root)| facts.may_show(*device, root));
         if others.len() > OTHERS {
-            let roots: Vec<(u64, PathBuf)> = found
-                .values()
-                .filter(is_at_own)
-                .map(|own| (own.device, own.root.clone()))
-                .chain(shown.iter().map(|shown| (shown.device, shown.root.clone())))
-                .collect();
-            let is_renamed = |facts: &Facts| found.get(&facts.id).is_some_and(|now| now.root != facts.root);
-            if !self.has_roots() || self.facts.iter().any(is_renamed) {
+            let is_renamed = |facts: &Facts| {
+                let now = found.get(&facts.id);
+                facts.root.as_ref().zip(now).is_some_and(|(root, now)| *root != now.root)
+            };
+            let is_known = !paths.needs_read && self.has_roots() && !self.facts.iter().any(is_renamed);
+            if !has_read && !is_known {
                 return Err(long());
             }
-            others.retain(|facts| roots.iter().any(|(device, root)| facts.may_show(*device, root)));
+            others.retain(|facts| may_show(facts));
             if others.len() > OTHERS {
                 return Ok(None);
             }
         }
-        let others: Vec<u64> = others.into_iter().map(|facts| facts.id).collect();
-        for id in others {
-            found.extend(self.entry(id)?.map(|entry| (id, entry)));
+        let others: Vec<(u64, bool)> = others.into_iter().map(|facts| (facts.id, may_show(facts))).collect();
+        for (id, may_show) in others {
+            match self.entry(id)? {
+                Some(entry) => drop(found.insert(id, entry)),
+                // A bind of the volume may have taken its place meanwhile.
+                None if may_show => return Ok(None),
+                None => {}
+            }
         }
         // A mount that was moved is not where csid first saw it.
         let is_found = |path: &&OsStr| found.values().any(|entry| entry.path.as_os_str() == *path);
@@ -370,12 +383,17 @@ mod tests {
         std::thread::scope(|scope| scope.spawn(run).join().unwrap());
     }
 
+    fn at_paths<'a>(at: &[&'a Path]) -> OwnPaths<'a> {
+        let exact = at.iter().map(|path| path.as_os_str()).collect();
+        OwnPaths { exact, mounted: vec![], below: vec![], needs_read: false }
+    }
+
     /// Asks for the volume that is mounted at these paths.
     fn ask(known: &mut Known, at: &[&Path], mounted: &[&Path], shown: &[Shown]) -> Option<Vec<PathBuf>> {
         known.refresh(usize::MAX).unwrap();
-        let exact = at.iter().map(|path| path.as_os_str()).collect();
         let mounted = mounted.iter().map(|path| path.as_os_str()).collect();
-        let found = known.about(&OwnPaths { exact, mounted, below: vec![] }, &[], shown).unwrap()?;
+        let paths = OwnPaths { mounted, ..at_paths(at) };
+        let found = known.about(&paths, &[], shown, false).unwrap()?;
         let all = table::entries().unwrap();
         for entry in &found {
             assert!(all.iter().any(|one| is_same(one, entry)), "mountinfo shows another one: {entry:?}");
@@ -405,12 +423,18 @@ mod tests {
         }
     }
 
-    /// Returns whether csid asks for directories first, before it knows the mounts at `at`.
+    /// Returns whether csid has to read all directories before it knows the mounts at `at`.
     fn reads_first(known: &mut Known, at: &Path) -> bool {
         known.refresh(usize::MAX).unwrap();
-        let at = [at.as_os_str()];
-        let paths = OwnPaths { exact: at.into(), mounted: at.into(), below: vec![] };
-        known.about(&paths, &[], &[]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        let answer = known.about(&at_paths(&[at]), &[], &[], false);
+        answer.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
+    /// Reads all directories, and uses them for longer than the test takes.
+    fn read(known: &mut Known) {
+        known.refresh(usize::MAX).unwrap();
+        known.read_roots().unwrap();
+        known.roots_until = Some(Instant::now() + END);
     }
 
     #[test]
@@ -419,15 +443,21 @@ mod tests {
             crowd(root);
             let [b, c, d] = ["b", "c", "d"].map(|name| root.join(name));
             assert!(reads_first(known, &c));
-            known.read_roots().unwrap();
-            known.roots_until = Some(Instant::now() + END);
+            read(known);
             assert_eq!(ask(known, &[&c], &[&c], &[]), Some(vec![c.clone()]), "none of the others");
             std::fs::create_dir(b.join("x/inside")).unwrap();
             mount_bind(b.join("x/inside"), &d).unwrap();
             assert_eq!(ask(known, &[&c], &[&c], &[]), None, "a bind of it is at a foreign path");
             assert_eq!(ask(known, &[&c, &d], &[&c, &d], &[]), Some(vec![c, d.clone()]));
             // Of the whole file system each mount is a part.
-            assert_eq!(ask(known, &[&b], &[&b], &[]), None, "more than are asked for one by one");
+            let all = OwnPaths { below: vec![root], ..at_paths(&[&b]) };
+            assert!(known.about(&all, &[], &[], false).unwrap().is_none(), "too many to ask for each");
+            for number in 0..4 {
+                unmount(root.join(format!("crowd/{number}")), UnmountFlags::empty()).unwrap();
+            }
+            known.refresh(usize::MAX).unwrap();
+            let found = known.about(&all, &[], &[], false).unwrap().expect("few enough");
+            assert_eq!(found.len(), 3 + OTHERS + 1 - 4, "{found:?}");
         });
     }
 
@@ -436,29 +466,44 @@ mod tests {
         apart(|root, known| {
             crowd(root);
             let [b, c] = ["b", "c"].map(|name| root.join(name));
-            known.refresh(usize::MAX).unwrap();
-            known.read_roots().unwrap();
-            assert!(known.roots_until.unwrap() <= Instant::now() + LONGEST_USE);
+            read(known);
             // A directory that another mount shows comes into the volume's one.
             std::fs::rename(b.join("0"), b.join("x/0")).unwrap();
+            assert_eq!(ask(known, &[&c], &[&c], &[]), Some(vec![c.clone()]), "csid uses what it has read");
+            let fresh = OwnPaths { needs_read: true, ..at_paths(&[&c]) };
+            assert!(known.about(&fresh, &[], &[], false).is_err(), "this question does not");
             known.roots_until = Some(Instant::now());
-            assert!(reads_first(known, &c), "the read was used for long enough");
-            known.read_roots().unwrap();
-            known.roots_until = Some(Instant::now() + END);
-            assert_eq!(ask(known, &[&c], &[&c], &[]), None, "a bind of a part is at a foreign path");
+            assert!(reads_first(known, &c), "csid has used it for long enough");
+            read(known);
+            assert!(known.about(&fresh, &[], &[], true).unwrap().is_none(), "the bind is at a foreign path");
+            assert_eq!(ask(known, &[&c], &[&c], &[]), None, "the bind is at a foreign path");
             // The volume's own directory is renamed: what is known of the others may be older.
             std::fs::rename(b.join("x"), b.join("z")).unwrap();
             assert!(reads_first(known, &c));
-            known.read_roots().unwrap();
+            read(known);
             assert!(!reads_first(known, &c));
-            // A removed directory has another name in the answers, and so have the parts of it.
-            std::fs::create_dir(b.join("z/part")).unwrap();
-            let part = root.join("part");
-            std::fs::create_dir(&part).unwrap();
-            mount_bind(b.join("z/part"), &part).unwrap();
-            std::fs::remove_dir(b.join("z/part")).unwrap();
-            known.roots_until = Some(Instant::now() + END);
-            assert_eq!(ask(known, &[&part], &[&part], &[]), Some(vec![part]));
+        });
+    }
+
+    #[test]
+    fn bind_gone_since_the_list_needs_the_whole_table() {
+        apart(|root, known| {
+            let [b, c, d] = ["b", "c", "d"].map(|name| root.join(name));
+            for crowded in [false, true] {
+                if crowded {
+                    crowd(root);
+                }
+                mount_bind(b.join("x"), &d).unwrap();
+                read(known);
+                unmount(&d, UnmountFlags::empty()).unwrap();
+                // Another bind may have come before this one went.
+                assert!(known.about(&at_paths(&[&c]), &[], &[], false).unwrap().is_none());
+                assert_eq!(
+                    ask(known, &[&c], &[&c], &[]),
+                    Some(vec![c.clone()]),
+                    "it is not in the next list"
+                );
+            }
         });
     }
 
@@ -511,8 +556,7 @@ mod tests {
             assert_eq!(known.facts.len(), facts);
             // It may be of this volume, and only mountinfo has its path.
             let c = root.join("c");
-            let exact = HashSet::from([c.as_os_str()]);
-            let found = known.about(&OwnPaths { exact, mounted: vec![], below: vec![] }, &[], &[]);
+            let found = known.about(&at_paths(&[&c]), &[], &[], false);
             assert!(is_too_long(&found.unwrap_err()));
         });
     }

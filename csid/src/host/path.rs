@@ -87,8 +87,13 @@ pub(super) fn find(path: &Path) -> rustix::io::Result<OwnedFd> {
 /// written alike, because each mount has many paths.
 pub fn part_below<'p>(path: &'p Path, root: &Path) -> Option<&'p Path> {
     let rest = path.as_os_str().as_bytes().strip_prefix(root.as_os_str().as_bytes());
+    // An end that Path would read otherwise than it is written is left to it.
+    let is_plain =
+        |rest: &[u8]| !matches!(rest, [] | [b'/' | b'.', ..] | [.., b'/']) && !rest.ends_with(b"/.");
     match rest.and_then(|rest| rest.strip_prefix(b"/")) {
-        Some(rest) if !rest.is_empty() && !rest.starts_with(b"/") => Some(Path::new(OsStr::from_bytes(rest))),
+        Some(rest) if is_plain(rest) && !root.as_os_str().is_empty() => {
+            Some(Path::new(OsStr::from_bytes(rest)))
+        }
         _ => path.strip_prefix(root).ok(),
     }
 }
@@ -559,5 +564,24 @@ fn remove_leftover(parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {
         Ok(()) | Err(Errno::NOENT) => Ok(true),
         Err(Errno::BUSY | Errno::ISDIR) => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_below_is_what_path_strips() {
+        let paths = [
+            "/a/b", "/a/b/c", "/a/bc", "/a", "/a/", "/a/.", "/a/./b", "/a//b", "/a/b/", "/a/b/.", "/a/../b",
+            "/a/.b", "/", "a/b", "",
+        ];
+        let roots = ["/a", "/a/", "/", "", "/a/b", "a", ".", "/a/.."];
+        for (path, root) in paths.iter().flat_map(|path| roots.map(|root| (path, root))) {
+            let stripped = Path::new(path).strip_prefix(root).ok();
+            let found = part_below(Path::new(path), Path::new(root));
+            assert_eq!(found.map(Path::as_os_str), stripped.map(Path::as_os_str), "{path} below {root}");
+        }
     }
 }

@@ -131,11 +131,23 @@ impl Context {
 }
 
 impl Context {
-    /// Returns the mounts of csid's own namespace that may concern the volume, as they are now.
+    /// Returns the mounts of csid's own namespace that may concern the volume. A directory that was renamed into the volume's one a
+    /// moment ago may be missing.
     pub(super) async fn own_mounts(&self, volume: &Volume) -> Result<OwnMounts, Error> {
+        self.own_mounts_at(volume, &self.places_of(volume)).await
+    }
+
+    /// Returns the mounts as [`Context::own_mounts`] does, with directories that are renamed. What is missing here would count as the
+    /// plugin's later.
+    pub(super) async fn own_mounts_now(&self, volume: &Volume) -> Result<OwnMounts, Error> {
+        let places = OwnPaths { needs_read: true, ..self.places_of(volume) };
+        self.own_mounts_at(volume, &places).await
+    }
+
+    async fn own_mounts_at(&self, volume: &Volume, places: &OwnPaths<'_>) -> Result<OwnMounts, Error> {
         let backing = known(&volume.row)?;
         let devices: Vec<u64> = volume.mounts.iter().filter_map(|row| row.device).collect();
-        Ok(self.host.own_mounts(&self.places_of(volume), &devices, &backing.shown).await?)
+        Ok(self.host.own_mounts(places, &devices, &backing.shown).await?)
     }
 
     /// Returns the mounts of what is `shown` that are at no path of a row, nor in a directory of csid's.
@@ -158,14 +170,14 @@ impl Context {
         let roots: HashSet<&Path> = directories.map(|directory| self.root_above(directory)).collect();
         let roots = roots.into_iter().filter(|root| !root.starts_with(&self.directories.state));
         let below = roots.chain([self.directories.state.as_path()]).collect();
-        // Nothing may be mounted at a staging, and at a publish of a block device there may be a node.
+        // A staging may have no mount, and a publish of a block device may be a node.
         let present = volume.mounts.iter().filter(|row| row.publish == Leg::Present);
         let mounted = present.flat_map(|row| {
             let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
             [Some(row.source.as_str()), Some(row.published()).filter(|_| !is_block)]
         });
         let mounted = mounted.flatten().filter(|path| !path.is_empty()).map(OsStr::new).collect();
-        OwnPaths { exact: own_paths(volume), mounted, below }
+        OwnPaths { exact: own_paths(volume), mounted, below, needs_read: false }
     }
 
     /// Returns the plugin's root that the tmpfs `directory` is at, or `directory`, where it is no such tmpfs.

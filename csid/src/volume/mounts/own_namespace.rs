@@ -33,7 +33,7 @@ impl Executor<'_> {
         let is_quiet = !volume.mounts.iter().any(|row| is_under_way(row));
         let there = match backing.knows_own() && (is_first || is_quiet) {
             true => {
-                let mounts = self.shared.own_mounts(volume).await?;
+                let mounts = self.shared.own_mounts_now(volume).await?;
                 Some(self.shared.mounted_here(volume, &mounts, &shown_by(volume, &mounts)))
             }
             false => None,
