@@ -192,11 +192,10 @@ fn add(sum: &mut BTreeMap<String, u64>, stacks: BTreeMap<String, u64>) {
     }
 }
 
-/// Returns a line `STACK INSTRUCTIONS` for each stack: the mean of what was counted.
+/// Returns a line `STACK INSTRUCTIONS` for each stack: the mean of what was counted. A stack with less than one is left out.
 fn folded(stacks: &BTreeMap<String, u64>) -> String {
-    let lines =
-        stacks.iter().map(|(stack, instructions)| format!("{stack} {}\n", instructions / COUNTED as u64));
-    lines.collect()
+    let means = stacks.iter().map(|(stack, instructions)| (stack, instructions / COUNTED as u64));
+    means.filter(|(_, mean)| *mean > 0).map(|(stack, mean)| format!("{stack} {mean}\n")).collect()
 }
 
 /// The threads of `pid` and this one share a processor: to wake another one is slow, and threads that run at once meet less

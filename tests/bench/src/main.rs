@@ -164,7 +164,8 @@ fn outside(args: &Args) -> Result<ExitCode> {
 use count::run as count;
 
 #[cfg(not(target_arch = "x86_64"))]
-fn count(_: &Host, _: bool, _: Option<&Path>) -> Result<ExitCode> {
+fn count(_: &Host, _: bool, stacks: Option<&Path>) -> Result<ExitCode> {
+    ensure!(stacks.is_none(), "call stacks are counted on x86-64 only");
     println!("not counted: instructions are counted on x86-64 only");
     Ok(ExitCode::SUCCESS)
 }

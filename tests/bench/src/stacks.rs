@@ -56,11 +56,13 @@ impl Stacks {
         at
     }
 
+    /// Returns where a thread at `at` is when it has called the function at the address `to`.
     pub fn called(&mut self, at: u32, to: u64) -> u32 {
         let function = self.functions.at(to);
         self.child(at, function)
     }
 
+    /// Returns where a thread at `at` is when it has returned.
     pub fn returned(&self, at: u32) -> u32 {
         self.nodes[at as usize].parent
     }
@@ -105,15 +107,16 @@ impl Functions {
         let unknown = || "unknown".to_owned();
         let mut functions = vec![(0, unknown())];
         for line in maps.lines() {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let [range, flags, offset, _, _, file] = fields[..] else { continue };
+            let mut fields = line.splitn(6, ' ');
+            let [range, flags, offset, _, _, file] =
+                std::array::from_fn(|_| fields.next().unwrap_or("").trim());
             if !flags.contains('x') {
                 continue;
             }
             let (start, end) = range.split_once('-').context("a range in maps")?;
             let [start, end, offset] = [start, end, offset].map(|text| u64::from_str_radix(text, 16));
             let (start, end, offset) = (start?, end?, offset?);
-            let name_of_file = file.rsplit('/').next().unwrap_or(file);
+            let name_of_file = file.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("unknown");
             functions.extend([(start, name_of_file.to_owned()), (end, unknown())]);
             let Ok(bytes) = fs::read(file) else { continue };
             let elf = object::File::parse(&*bytes)?;
@@ -139,6 +142,7 @@ impl Functions {
         Ok(Functions(functions))
     }
 
+    /// Returns the number of the function that the address is in.
     fn at(&self, address: u64) -> usize {
         self.0.partition_point(|(at, _)| *at <= address) - 1
     }

@@ -148,6 +148,7 @@ impl Tracee {
     fn stopped(&mut self, tid: pid_t, status: c_int) -> Result<()> {
         if !libc::WIFSTOPPED(status) {
             self.threads.remove(&tid);
+            self.places.remove(&tid);
             ensure!(!self.threads.is_empty(), "csid ended while it was counted");
             return Ok(());
         }
@@ -208,7 +209,7 @@ impl Tracee {
         Ok(())
     }
 
-    /// A thread's branch at `at` has led to `to`.
+    /// Follows a thread's branch at `at` to `to` in the tree of the stacks.
     fn turned(&mut self, tid: pid_t, at: u64, to: u64) {
         if let (Some(stacks), Some(branch)) = (&mut self.stacks, self.branches.get(&at)) {
             let place = self.places.entry(tid).or_default();
@@ -490,7 +491,11 @@ mod tests {
             instructions,
             "each instruction is in one stack: {stacks:?}"
         );
-        assert!(stacks.keys().any(|stack| stack.ends_with("write")), "the C library's functions: {stacks:?}");
+        // cat calls the C library's function, returns from it, and calls the next one.
+        let called = |name: &str| stacks.keys().any(|stack| stack.ends_with(&format!("cat;{name}")));
+        assert!(called("read") || called("write"), "the C library's functions: {stacks:?}");
+        let deepest = stacks.keys().map(|stack| stack.split(';').count()).max();
+        assert!(deepest < Some(8), "each call has its return: {stacks:?}");
         assert!(tracee.take_stacks().is_empty());
         for mut cat in cats {
             cat.kill().unwrap();
