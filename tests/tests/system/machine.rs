@@ -135,7 +135,8 @@ impl Machine {
              echo \"$last\"; journalctl --no-pager --output short-precise --lines 60; exit 1"
         );
         let output = self.try_run(&poll);
-        assert!(output.status.success(), "in 30 s not: {command}\n{}", text(&output.stdout));
+        let (said, failed) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "in 30 s not: {command}\n{failed}\n{said}");
     }
 
     /// Fails if units are ordered in a cycle. The journal has the cycles of a shutdown and of later transactions.
