@@ -7,7 +7,8 @@ const KIB: usize = 1024;
 pub(crate) const HEAD: usize = 32 * KIB;
 pub(crate) const REGISTRATION: usize = 64 * KIB;
 pub(crate) const ATTACHMENT: usize = 32 * KIB;
-pub(crate) const CLAIM: usize = 4 * KIB;
+/// A claim of csid may have a plugin's message of 2,048 bytes twice. JSON doubles its quotes.
+pub(crate) const CLAIM: usize = 16 * KIB;
 pub(crate) const OPERATIONS: usize = 100;
 pub(crate) const TRANSACTION: usize = 512 * KIB;
 
