@@ -1,6 +1,7 @@
 //! Members of etcd for one test. They end with it, and with the test's thread.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -27,8 +28,11 @@ pub struct Member {
 impl Cluster {
     /// Starts members with more arguments, and waits until they have a leader.
     pub async fn start(members: usize, more: &[&str]) -> Cluster {
-        // etcd syncs each change. On a tmpfs that costs nothing.
-        let directory = tempfile::Builder::new().prefix("csid-etcd.").tempdir_in("/dev/shm").unwrap();
+        // etcd syncs each change. On a tmpfs that costs nothing. tests/run removes what a killed test leaves below this name.
+        let temporary = std::env::temp_dir();
+        let below = Path::new("/dev/shm").join(temporary.file_name().unwrap());
+        std::fs::create_dir_all(&below).unwrap();
+        let directory = tempfile::Builder::new().prefix("csid-etcd.").tempdir_in(below).unwrap();
         let addresses: Vec<[SocketAddr; 2]> = (0..members).map(|_| addresses()).collect();
         let initial: Vec<String> =
             (0..).zip(&addresses).map(|(n, [_, peer])| format!("m{n}=http://{peer}")).collect();
