@@ -125,7 +125,7 @@ impl Client {
         }
     }
 
-    /// Has another member asked than the one of a watch that has ended.
+    /// Turns from the member of a watch that has ended to the next one.
     pub fn leave(&self, watch: &Watch) {
         self.members.leave(watch.member);
     }
@@ -212,8 +212,9 @@ impl Watch {
             if answer.canceled {
                 return Ok(None);
             }
-            if !answer.events.is_empty() {
-                return Ok(Some(answer.events));
+            let events = since(self.from, answer.events);
+            if !events.is_empty() {
+                return Ok(Some(events));
             }
         }
     }
@@ -234,6 +235,14 @@ async fn open(
     Ok((answers, first))
 }
 
+/// Returns the events at a revision or later. A member that is behind the revision of a watch begins the watch at its own.
+fn since(from: u64, mut events: Vec<Event>) -> Vec<Event> {
+    events.retain(|event| {
+        event.kv.as_ref().is_some_and(|kv| u64::try_from(kv.mod_revision).is_ok_and(|at| at >= from))
+    });
+    events
+}
+
 fn compacted(answer: &WatchResponse) -> bool {
     answer.canceled && answer.compact_revision > 0
 }
@@ -244,4 +253,20 @@ fn silent(endpoint: &str, answer: Duration) -> String {
 
 fn revision_of(header: Option<&ResponseHeader>) -> u64 {
     header.and_then(|header| u64::try_from(header.revision).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_before_the_watch_begins_are_dropped() {
+        let event = |mod_revision| Event {
+            kv: Some(KeyValue { mod_revision, ..KeyValue::default() }),
+            ..Event::default()
+        };
+        let left = since(7, vec![event(5), event(6), event(7), event(9)]);
+        assert_eq!(left, [event(7), event(9)]);
+        assert!(since(7, vec![event(6)]).is_empty());
+    }
 }
