@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use csid::store::registry::{HeldIndex, VolumeName};
+use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 
 use crate::error::EtcdError;
@@ -14,14 +15,28 @@ use crate::stored::Stored;
 use crate::wire::event::EventType;
 use crate::wire::{Event, KeyValue};
 
+/// A change needs the history after the revision at which its record was read. etcd keeps an hour of it. So a record in a cache
+/// without an event for longer than this is read of etcd.
+const FRESH: Duration = Duration::from_secs(600);
+
 pub(crate) struct Cache {
     pub keys: Keys,
     timing: Timing,
     volumes: RwLock<Volumes>,
-    /// The revision of `volumes`. `None`: they are being listed.
-    revision: watch::Sender<Option<u64>>,
+    followed: watch::Sender<Followed>,
     /// Set by a reader that waits in vain, or finds the cache wrong: all is listed again.
-    pub doubted: Notify,
+    doubted: Notify,
+}
+
+/// What the task that keeps the cache has done.
+#[derive(Clone, Copy)]
+enum Followed {
+    /// The volumes are being listed.
+    Listing,
+    /// The volumes are those of this revision, which came at this time.
+    Until(u64, Instant),
+    /// The task has ended, or panicked.
+    Ended,
 }
 
 /// The volumes at one revision of etcd.
@@ -40,21 +55,23 @@ impl Cache {
             keys,
             timing,
             volumes: RwLock::default(),
-            revision: watch::channel(None).0,
+            followed: watch::channel(Followed::Listing).0,
             doubted: Notify::new(),
         }
     }
 
     /// Returns the volumes at `revision` or a later one.
     pub async fn at_least(&self, revision: u64) -> Result<RwLockReadGuard<'_, Volumes>, EtcdError> {
-        let is_there = |at: &Option<u64>| at.is_some_and(|at| at >= revision);
-        let mut revisions = self.revision.subscribe();
-        let is_late = tokio::time::timeout(self.timing.answer, revisions.wait_for(is_there)).await.is_err();
+        let is_there = |followed: &Followed| !followed.is_before(revision);
+        let mut followed = self.followed.subscribe();
+        let is_late = tokio::time::timeout(self.timing.answer, followed.wait_for(is_there)).await.is_err();
         if is_late {
-            // The watch may have lost its place, or its member.
-            self.doubted.notify_one();
+            // The watch may have lost its place, or its member. A list that is under way has the revision.
+            if matches!(*self.followed.borrow(), Followed::Until(..)) {
+                self.doubt();
+            }
             let rest = self.timing.request.saturating_sub(self.timing.answer);
-            if tokio::time::timeout(rest, revisions.wait_for(is_there)).await.is_err() {
+            if tokio::time::timeout(rest, followed.wait_for(is_there)).await.is_err() {
                 return Err(EtcdError::Unreachable {
                     step: "follow the volumes",
                     waited: self.timing.request,
@@ -62,40 +79,63 @@ impl Cache {
                 });
             }
         }
-        Ok(self.read())
+        match *self.followed.borrow() {
+            Followed::Ended => Err(EtcdError::Ended),
+            _ => Ok(self.read()),
+        }
     }
 
-    /// Returns the present volumes if they come to `revision` soon.
+    /// Returns the present volumes if they come to `revision` soon, and etcd can be asked for the history after them.
     pub async fn soon(&self, revision: u64, wait: Duration) -> Option<RwLockReadGuard<'_, Volumes>> {
-        let is_there = |at: &Option<u64>| at.is_some_and(|at| at >= revision);
-        let mut revisions = self.revision.subscribe();
-        tokio::time::timeout(wait, revisions.wait_for(is_there)).await.ok()?.ok()?;
-        Some(self.read())
+        let is_there = |followed: &Followed| !followed.is_before(revision);
+        let mut followed = self.followed.subscribe();
+        match *tokio::time::timeout(wait, followed.wait_for(is_there)).await.ok()?.ok()? {
+            Followed::Until(_, came) if came.elapsed() < FRESH => Some(self.read()),
+            _ => None,
+        }
     }
 
-    /// Waits for a revision after `index`, and returns it.
+    /// Waits for a revision after `index`, and returns it. `None`: none will come.
     pub async fn after(&self, index: u64) -> Option<u64> {
-        let mut revisions = self.revision.subscribe();
-        *revisions.wait_for(|at| at.is_some_and(|at| at > index)).await.ok()?
+        let mut followed = self.followed.subscribe();
+        match *followed.wait_for(|followed| !followed.is_before(index.saturating_add(1))).await.ok()? {
+            Followed::Until(revision, _) => Some(revision),
+            Followed::Listing | Followed::Ended => None,
+        }
+    }
+
+    /// Has all volumes listed again.
+    pub fn doubt(&self) {
+        self.doubted.notify_one();
+    }
+
+    pub async fn is_doubted(&self) {
+        self.doubted.notified().await;
     }
 
     /// Has lists wait until the volumes are listed again.
     pub fn forget(&self) {
-        self.revision.send_replace(None);
+        self.followed.send_replace(Followed::Listing);
     }
 
-    /// Takes over a list of all keys.
+    /// Takes over a list of all keys. Doubts of the volumes before it are settled.
     pub fn replace(&self, volumes: Volumes) {
         let revision = volumes.revision;
         *self.write() = volumes;
-        self.revision.send_replace(Some(revision));
+        let _ = self.doubted.notified().now_or_never();
+        self.followed.send_replace(Followed::Until(revision, Instant::now()));
     }
 
     /// Takes over changes, all of each revision. Returns the newest revision.
     pub fn apply(&self, events: &[Event]) -> u64 {
         let revision = self.write().apply(&self.keys, events);
-        self.revision.send_replace(Some(revision));
+        self.followed.send_replace(Followed::Until(revision, Instant::now()));
         revision
+    }
+
+    /// Has readers end.
+    pub fn end(&self) {
+        self.followed.send_replace(Followed::Ended);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Volumes> {
@@ -104,6 +144,17 @@ impl Cache {
 
     fn write(&self) -> RwLockWriteGuard<'_, Volumes> {
         self.volumes.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Followed {
+    /// Returns whether the revision may come and has not.
+    fn is_before(&self, revision: u64) -> bool {
+        match self {
+            Followed::Listing => true,
+            Followed::Until(at, _) => *at < revision,
+            Followed::Ended => false,
+        }
     }
 }
 
@@ -160,5 +211,43 @@ impl Volumes {
         if volume.is_none() {
             self.by_name.remove(name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache() -> Cache {
+        let timing = Timing { answer: Duration::from_millis(5), request: Duration::from_millis(20) };
+        Cache::new(Keys::new("/csid/"), timing)
+    }
+
+    fn is_doubted(cache: &Cache) -> bool {
+        cache.doubted.notified().now_or_never().is_some()
+    }
+
+    #[tokio::test]
+    async fn late_list_is_not_begun_again() {
+        let cache = cache();
+        assert!(matches!(cache.at_least(1).await, Err(EtcdError::Unreachable { .. })));
+        assert!(!is_doubted(&cache), "a list under way was doubted");
+        cache.replace(Volumes::default());
+        assert!(matches!(cache.at_least(1).await, Err(EtcdError::Unreachable { .. })));
+        cache.replace(Volumes::default());
+        assert!(!is_doubted(&cache), "the new list was doubted");
+        assert!(cache.at_least(1).await.is_err() && is_doubted(&cache));
+    }
+
+    #[tokio::test]
+    async fn reader_of_an_ended_cache_ends() {
+        let cache = cache();
+        let waits = async {
+            tokio::task::yield_now().await;
+            cache.end();
+        };
+        let (index, ()) = tokio::join!(cache.after(0), waits);
+        assert_eq!(index, None);
+        assert!(matches!(cache.at_least(0).await, Err(EtcdError::Ended)));
     }
 }

@@ -28,6 +28,8 @@ pub enum EtcdError {
     /// The revision that a read or a watch needs is compacted.
     #[error("etcd has compacted the revision {revision}")]
     Compacted { revision: u64 },
+    #[error("the cache of etcd's volumes has ended")]
+    Ended,
     #[error("{what} has {size} {unit}, and the limit is {limit}")]
     TooLarge { what: String, size: usize, unit: &'static str, limit: usize },
     #[error("{what} has two attachments with the key {key}")]
@@ -41,6 +43,7 @@ impl From<EtcdError> for RegistryError {
         let variant = match error {
             EtcdError::Full => RegistryError::Full,
             EtcdError::Unreachable { .. } | EtcdError::FullAndOpen => RegistryError::Unreachable,
+            EtcdError::Ended => RegistryError::Ended,
             EtcdError::Corrupt { .. } => RegistryError::Damaged,
             _ => RegistryError::Failed,
         };

@@ -150,11 +150,7 @@ impl Registry for EtcdRegistry {
     }
 
     fn changed(&self, index: u64) -> BoxFuture<'_, Result<u64, RegistryError>> {
-        async move {
-            let ended = || RegistryError::Ended("the cache of etcd's volumes has ended".into());
-            self.inner.cache.after(index).await.ok_or_else(ended)
-        }
-        .boxed()
+        async move { self.inner.cache.after(index).await.ok_or_else(|| EtcdError::Ended.into()) }.boxed()
     }
 }
 
@@ -235,7 +231,7 @@ impl Inner {
         }
         if is_seen {
             // etcd has the record, and the cache should.
-            self.cache.doubted.notify_one();
+            self.cache.doubt();
         }
         Ok(Before::Present(Box::new(stored)))
     }

@@ -15,7 +15,7 @@ use crate::cluster::Cluster;
 use crate::proxy::{Losses, Proxy};
 use crate::support::{Raw, TIMING, change, config, no_events, registry};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(30);
 
 /// Adds one to a record's capacity until it is committed. Returns how many tries were refused as stale.
 async fn add_one(registry: &EtcdRegistry, volume: &str) -> usize {
@@ -118,9 +118,7 @@ async fn leader_that_stood_still_changes_nothing_late() {
     swap_in(&registry, new(record("data", &[]))).await.unwrap();
     assert_eq!(add_one(&registry, "data").await, 0);
     cluster.members[leader].signal(Signal::STOP);
-    let begun = Instant::now();
     assert_eq!(add_one(&registry, "data").await, 0);
-    assert!(begun.elapsed() >= TIMING.answer, "the leader was asked");
     assert_eq!(add_one(&registry, "data").await, 0);
     cluster.members[leader].signal(Signal::CONT);
     let follows = async {
@@ -147,13 +145,13 @@ async fn silent_member_is_left() {
     let begun = Instant::now();
     swap_in(&registry, new(record("data", &[]))).await.unwrap();
     assert!(begun.elapsed() >= TIMING.answer, "the silent member was asked");
-    assert!(begun.elapsed() < TIMING.answer * 4, "the silent member was waited for");
+    assert!(begun.elapsed() < LONG, "the silent member was waited for");
     assert_eq!(names(&registry).await, ["data"]);
     let begun = Instant::now();
-    for _ in 0..4 {
+    for _ in 0..16 {
         add_one(&registry, "data").await;
     }
-    assert!(begun.elapsed() < TIMING.answer * 4, "each request asked the silent member");
+    assert!(begun.elapsed() < TIMING.answer * 16, "each request asked the silent member");
 }
 
 #[tokio::test]
@@ -285,4 +283,41 @@ async fn lost_event_is_noticed_by_a_change() {
     };
     timeout(LONG, is_whole).await.expect("the whole record");
     assert_eq!(names(&followed).await, ["data", "later", "lost"]);
+}
+
+/// etcd cannot be watched any more, and others change the volumes. A list is not given for one of now.
+#[tokio::test]
+async fn list_without_a_watch_is_unreachable() {
+    let cluster = Cluster::start(1, &[]).await;
+    let proxy = Proxy::start(cluster.members[0].client).await;
+    let timing = Timing { answer: Duration::from_millis(500), request: Duration::from_secs(2) };
+    let config = csid_etcd::EtcdConfig { timing, ..config(vec![proxy.endpoint()]) };
+    let (followed, writer) =
+        (EtcdRegistry::start(&config, no_events()).unwrap(), registry(cluster.endpoints()));
+    assert!(names(&followed).await.is_empty());
+    proxy.lose(Losses { connections: true, ..Losses::default() });
+    proxy.cut();
+    swap_in(&writer, new(record("data", &[]))).await.unwrap();
+    let is_refused = async {
+        loop {
+            match followed.records(RecordFilter::default()).await {
+                Ok((found, _)) => assert!(found.is_empty()),
+                Err(error) => return error,
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let error = timeout(LONG, is_refused).await.expect("an error");
+    assert!(matches!(error, RegistryError::Unreachable(_)), "{error:?}");
+    proxy.lose(Losses::default());
+    let is_listed = async {
+        loop {
+            match followed.records(RecordFilter::default()).await {
+                Ok((found, _)) => return found,
+                Err(error) => assert!(matches!(error, RegistryError::Unreachable(_)), "{error:?}"),
+            }
+        }
+    };
+    let found = timeout(LONG, is_listed).await.expect("a list");
+    assert_eq!(found[0].name, name("data"));
 }
