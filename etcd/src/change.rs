@@ -30,10 +30,18 @@ impl From<Named> for VolumeName {
 
 /// The record that a change is made of, as etcd has it.
 pub(crate) enum Before {
-    /// It is not there. The number is the revision of [`Keys::gone`] of the key of the plugin's volume; 0: there is no such key. A
-    /// late try of a creation finds another one if that key was there meanwhile.
-    Absent(u64),
-    Present(Box<Stored>),
+    Absent {
+        /// The revisions of [`Keys::gone`] of the head and of the key of the plugin's volume; 0: there is no such key. A late try of
+        /// a creation finds another revision if one of them was deleted meanwhile.
+        gone: [u64; 2],
+        /// The revision of etcd at the read of the head's deletions.
+        seen: u64,
+    },
+    Present {
+        stored: Box<Stored>,
+        /// The revision of etcd at which the volume was so.
+        seen: u64,
+    },
 }
 
 /// A transaction, and what is needed to see its outcome.
@@ -41,35 +49,47 @@ pub(crate) struct Change {
     pub txn: TxnRequest,
     /// Stands in the head that the transaction writes.
     pub id: String,
+    pub head: Vec<u8>,
+    /// The key that a deletion of the head writes.
+    pub gone: Vec<u8>,
     /// 0: the record was not there.
     pub before: u64,
+    /// The revision of etcd before the first try. The first change of the head after it is this change, or this change is not made.
+    pub seen: u64,
     pub deletes: bool,
 }
 
 impl Change {
-    /// Makes the transaction of a swap. If the head's comparison fails, the
-    /// answer has the head, and the key of the plugin's volume if the transaction would write it.
+    /// Makes the transaction of a swap. If a comparison fails, the answer has the head. It also has the key of the plugin's volume
+    /// if the transaction would write that key.
     pub fn of(keys: &Keys, swap: &Swap, found: Before, id: String) -> Result<Change, EtcdError> {
         let Swap { before, after, past, .. } = swap;
         let name = &before.name;
-        let (stored, gone) = match found {
-            Before::Absent(gone) => (Stored::none(name.clone()), Some(gone)),
-            Before::Present(stored) => (*stored, None),
-        };
         let head = keys.part(name, &Part::Head);
+        let gone = keys.gone(&head);
         let mut txn = TxnRequest { failure: vec![get(head.clone())], ..TxnRequest::default() };
-        match gone {
-            Some(gone) => {
+        let (stored, seen) = match found {
+            Before::Absent { gone: [of_head, of_volume], seen } => {
                 let key = keys.gone(&keys.external(&after.volume));
-                txn.compare.extend([is_absent(head), has_revision(key, gone)]);
+                txn.compare.push(is_absent(head.clone()));
+                txn.compare.extend([has_revision(gone.clone(), of_head), has_revision(key, of_volume)]);
+                (Stored::none(name.clone()), seen)
             }
-            None => txn.compare.push(has_revision(head, before.revision)),
-        }
+            Before::Present { stored, seen } => {
+                txn.compare.push(has_revision(head.clone(), before.revision));
+                (*stored, seen)
+            }
+        };
         if after.is_empty() {
             let (key, range_end) = keys.volume(name);
             txn.success.push(delete_range(key, range_end));
             if before.revision != 0 {
-                txn.success.extend(release(keys, keys.external(&stored.record.volume), &id));
+                let external = keys.external(&stored.record.volume);
+                // etcd takes no key twice.
+                if keys.gone(&external) != gone {
+                    txn.success.push(put(gone.clone(), id.clone().into()));
+                }
+                txn.success.extend(release(keys, external, &id));
             }
         } else {
             let mut parts = Parts { keys, name, stored: &stored, id: &id, txn: &mut txn };
@@ -86,7 +106,7 @@ impl Change {
         let what = || format!("the change of the record {name} ({} past claims)", past.len());
         check(what, txn.success.len(), "operations", limits::OPERATIONS)?;
         check(what, txn.encoded_len(), "bytes", limits::TRANSACTION)?;
-        Ok(Change { txn, id, before: before.revision, deletes: after.is_empty() })
+        Ok(Change { txn, id, head, gone, before: before.revision, seen, deletes: after.is_empty() })
     }
 
     /// Returns whether the transaction changes nothing: a record that is not there is deleted.
@@ -201,7 +221,7 @@ impl Parts<'_> {
     }
 }
 
-/// Deletes the key of a plugin's volume. A late try of a creation does not take it for one that never was.
+/// Returns what deletes the key of a plugin's volume. A late try of a creation does not take it for one that never was.
 fn release(keys: &Keys, external: Vec<u8>, id: &str) -> [RequestOp; 2] {
     [put(keys.gone(&external), id.into()), delete(external)]
 }
@@ -231,4 +251,40 @@ fn delete(key: Vec<u8>) -> RequestOp {
 
 fn delete_range(key: Vec<u8>, range_end: Vec<u8>) -> RequestOp {
     RequestOp { request: Some(Request::RequestDeleteRange(DeleteRangeRequest { key, range_end })) }
+}
+
+#[cfg(test)]
+mod tests {
+    use csid::store::testing::samples::{name, record, swap};
+
+    use super::*;
+
+    /// The head and the plugin's volume share a key of their deletions by chance.
+    #[test]
+    fn deletion_puts_no_key_twice() {
+        let keys = Keys::new("/csid/");
+        let mut shared = 0;
+        for n in 0..2_000 {
+            let volume = format!("data {n}");
+            let before = Record { revision: 7, ..record(&volume, &[]) };
+            let mut stored = Box::new(Stored::none(name(&volume)));
+            stored.record = before.clone();
+            let deletion = swap(&before, Record::none(name(&volume)));
+            let found = Before::Present { stored, seen: 7 };
+            let change = Change::of(&keys, &deletion, found, "id".into()).unwrap();
+            let put: Vec<_> = change
+                .txn
+                .success
+                .iter()
+                .filter_map(|operation| match &operation.request {
+                    Some(Request::RequestPut(put)) => Some(&put.key),
+                    _ => None,
+                })
+                .collect();
+            assert!(put.contains(&&change.gone));
+            assert_eq!(put.iter().collect::<BTreeSet<_>>().len(), put.len());
+            shared += usize::from(put.len() == 1);
+        }
+        assert!(shared > 0);
+    }
 }

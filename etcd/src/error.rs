@@ -20,9 +20,9 @@ pub enum EtcdError {
     Refused { step: &'static str, member: String, why: String },
     #[error("etcd's database has reached its quota; nothing was changed")]
     Full,
-    /// The change is not made, and a member may still do an earlier try of it.
-    #[error("etcd's database has reached its quota, and an earlier try of the change has not ended")]
-    FullAndOpen,
+    /// The change may be made, or a member may still make it.
+    #[error("{why}, and an earlier try of the change has not ended")]
+    Open { why: &'static str },
     #[error("etcd at {member} found its data damaged: {why}")]
     Corrupt { member: String, why: String },
     /// The revision that a read or a watch needs is compacted.
@@ -42,7 +42,7 @@ impl From<EtcdError> for RegistryError {
     fn from(error: EtcdError) -> Self {
         let variant = match error {
             EtcdError::Full => RegistryError::Full,
-            EtcdError::Unreachable { .. } | EtcdError::FullAndOpen => RegistryError::Unreachable,
+            EtcdError::Unreachable { .. } | EtcdError::Open { .. } => RegistryError::Unreachable,
             EtcdError::Ended => RegistryError::Ended,
             EtcdError::Corrupt { .. } => RegistryError::Damaged,
             _ => RegistryError::Failed,

@@ -64,9 +64,9 @@ impl Keys {
         key.into_bytes()
     }
 
-    /// Returns the key that each deletion of a plugin's volume's key writes. It is one of 256.
-    pub fn gone(&self, external: &[u8]) -> Vec<u8> {
-        format!("{}gone/{:02x}", self.root, Sha256::digest(external)[0]).into_bytes()
+    /// Returns the key that each deletion of this key writes: of a head, or of a plugin's volume. It is one of 256.
+    pub fn gone(&self, key: &[u8]) -> Vec<u8> {
+        format!("{}gone/{:02x}", self.root, Sha256::digest(key)[0]).into_bytes()
     }
 
     /// Reads the key of a volume. `None`: it is another key.

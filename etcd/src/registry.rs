@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,10 +27,12 @@ use crate::stored::{Head, Stored};
 use crate::watcher;
 use crate::wire::event::EventType;
 use crate::wire::response_op::Response;
-use crate::wire::{KeyValue, RangeRequest, TxnResponse};
+use crate::wire::{Event, KeyValue, RangeRequest, TxnResponse};
 
 /// How long a change waits for the cache to have the record it changes, before it asks etcd.
 const CACHE_WAIT: Duration = Duration::from_millis(50);
+
+const BECAME: &str = "read what became of a change";
 
 /// Keeps the events of a change that is committed. The change is answered after that. The events of a change whose outcome stays
 /// unknown are not kept.
@@ -94,7 +97,13 @@ impl Registry for EtcdRegistry {
         let swapped = async move {
             let revision = inner.swap(&swap).await?;
             if !events.is_empty() {
-                (inner.events)(events).await;
+                let kept = AssertUnwindSafe(async { (inner.events)(events).await }).catch_unwind().await;
+                if kept.is_err() {
+                    tracing::error!(
+                        revision,
+                        "the events of a change were not kept: what keeps them panicked"
+                    );
+                }
             }
             Ok(revision)
         };
@@ -155,17 +164,17 @@ impl Registry for EtcdRegistry {
 }
 
 impl Inner {
-    /// Reads a volume of etcd.
-    async fn stored(&self, name: &VolumeName) -> Result<Stored, EtcdError> {
+    /// Reads a volume of etcd. Returns it with the revision of etcd.
+    async fn stored(&self, name: &VolumeName) -> Result<(Stored, u64), EtcdError> {
         let (key, range_end) = self.keys.volume(name);
         let request = RangeRequest { key, range_end, ..RangeRequest::default() };
         let found = self.client.range("read a volume's record", request).await?;
-        Ok(Stored::read(&self.keys, name, &found.kvs))
+        Ok((Stored::read(&self.keys, name, &found.kvs), found.revision))
     }
 
     /// Reads a volume of etcd; an error if not all of it can be read.
     async fn readable(&self, name: &VolumeName) -> Result<Stored, EtcdError> {
-        let stored = self.stored(name).await?;
+        let (stored, _) = self.stored(name).await?;
         match stored.unreadable(&self.keys) {
             Some(error) => Err(error),
             None => Ok(stored),
@@ -181,17 +190,18 @@ impl Inner {
         let found = self.before(swap).await?;
         let id = format!("{:016x}{:016x}", self.id, self.changes.fetch_add(1, Ordering::Relaxed));
         let change = Change::of(&self.keys, swap, found, id)?;
-        let head = || self.keys.part(&swap.before.name, &Part::Head);
         let revision = match self.client.txn("change a volume's record", &change.txn).await? {
             Decided::Committed { revision } => revision,
             Decided::Compared { answers, open: false } => return Err(self.conflict(swap, &answers)),
-            Decided::Compared { answers, open: true } => match self.made(&change, head()).await? {
+            Decided::Compared { answers, open: true } => match self.made(&change).await? {
                 Some(revision) => revision,
-                None => return Err(self.conflict(swap, &answers)),
+                None => return Err(self.conflict_of_open(swap, &answers)),
             },
-            Decided::Full { open } => match self.made(&change, head()).await? {
+            Decided::Full { open } => match self.made(&change).await? {
                 Some(revision) => revision,
-                None if open => return Err(EtcdError::FullAndOpen.into()),
+                None if open => {
+                    return Err(EtcdError::Open { why: "etcd's database has reached its quota" }.into());
+                }
                 None => return Err(EtcdError::Full.into()),
             },
         };
@@ -205,35 +215,32 @@ impl Inner {
     async fn before(&self, swap: &Swap) -> Result<Before, RegistryError> {
         let Record { name, revision, .. } = &swap.before;
         if *revision == 0 {
-            let key = self.keys.gone(&self.keys.external(&swap.after.volume));
-            let request = RangeRequest { key, ..RangeRequest::default() };
-            let found = self.client.range("read the deletions of volumes", request).await?;
-            return Ok(Before::Absent(found.kvs.first().map_or(0, revision_of)));
+            let read = |key: Vec<u8>| {
+                let request = RangeRequest { key: self.keys.gone(&key), ..RangeRequest::default() };
+                self.client.range("read the deletions of volumes", request)
+            };
+            let head = read(self.keys.part(name, &Part::Head));
+            let (head, volume) = tokio::try_join!(head, read(self.keys.external(&swap.after.volume)))?;
+            let gone = [&head, &volume].map(|found| found.kvs.first().map_or(0, revision_of));
+            return Ok(Before::Absent { gone, seen: head.revision });
         }
-        let stale = || RegistryError::from(Conflict::Stale);
         let mut is_seen = false;
         if let Some(volumes) = self.cache.soon(*revision, CACHE_WAIT).await {
             is_seen = true;
-            if let Some(stored) = volumes.by_name.get(name) {
-                match stored.record.revision {
-                    found if found == *revision => {
-                        return Ok(Before::Present(Box::new(Stored::clone(stored))));
-                    }
-                    // No later change brings the revision back.
-                    found if found > *revision => return Err(stale()),
-                    _ => {}
-                }
+            if let Some(stored) = volumes.by_name.get(name).filter(|at| at.record.revision == *revision) {
+                let stored = Box::new(Stored::clone(stored));
+                return Ok(Before::Present { stored, seen: volumes.revision });
             }
         }
-        let stored = self.stored(name).await?;
+        let (stored, seen) = self.stored(name).await?;
         if stored.record.revision != *revision {
-            return Err(stale());
+            return Err(Conflict::Stale.into());
         }
         if is_seen {
-            // etcd has the record, and the cache should.
+            // etcd has the record, and the cache should. A cache that is ahead is of an etcd that was restored since.
             self.cache.doubt();
         }
-        Ok(Before::Present(Box::new(stored)))
+        Ok(Before::Present { stored: Box::new(stored), seen })
     }
 
     /// Returns the reason why the comparison of a transaction failed.
@@ -265,52 +272,96 @@ impl Inner {
         }
     }
 
-    /// Returns the revision of a change of which some try may have been committed. `None`: none was.
-    async fn made(&self, change: &Change, head: Vec<u8>) -> Result<Option<u64>, EtcdError> {
-        let step = "read what became of a change";
-        let read = async |revision: i64| {
-            let request = RangeRequest { key: head.clone(), revision, ..RangeRequest::default() };
-            let found = self.client.range(step, request).await?;
-            Ok::<_, EtcdError>(found.kvs.into_iter().next())
+    /// Returns the reason why the comparison failed of a transaction whose earlier try is open.
+    fn conflict_of_open(&self, swap: &Swap, answers: &TxnResponse) -> RegistryError {
+        match self.conflict(swap, answers) {
+            // The open try compares the head, which has not changed, and the absence of a key that may be deleted.
+            RegistryError::Conflict(Conflict::Taken(_)) if swap.before.revision != 0 => {
+                EtcdError::Open { why: "another record has the volume" }.into()
+            }
+            conflict => conflict,
+        }
+    }
+
+    /// Returns the revision of a change of which some try may have been committed. `None`: no try is committed yet.
+    async fn made(&self, change: &Change) -> Result<Option<u64>, EtcdError> {
+        let limit = self.client.timing.request;
+        let found =
+            tokio::time::timeout(limit, self.find(change)).await.map_err(|_| EtcdError::Unreachable {
+                step: BECAME,
+                waited: limit,
+                last: "the history of the record has not come".into(),
+            })?;
+        match found {
+            Err(EtcdError::Compacted { .. }) => {
+                Err(EtcdError::Open { why: "etcd has compacted the history of the record" })
+            }
+            found => found,
+        }
+    }
+
+    async fn find(&self, change: &Change) -> Result<Option<u64>, EtcdError> {
+        let read = async |key: &[u8], revision: u64| {
+            let revision = i64::try_from(revision).unwrap_or(i64::MAX);
+            let request = RangeRequest { key: key.to_vec(), revision, ..RangeRequest::default() };
+            Ok::<_, EtcdError>(self.client.range(BECAME, request).await?.kvs.into_iter().next())
         };
-        let now = read(0).await?;
+        let now = read(&change.head, 0).await?;
         if let Some(found) = now.as_ref().filter(|kv| is_by(kv, &change.id)) {
             return Ok(Some(revision_of(found)));
         }
-        if change.before == 0 {
-            // It made the volume's first head, if any.
-            let Some(now) = now else { return Ok(None) };
-            let first = read(now.create_revision).await?;
-            return Ok(first.filter(|kv| is_by(kv, &change.id)).as_ref().map(revision_of));
-        }
-        if now.is_some_and(|kv| revision_of(&kv) == change.before) {
-            return Ok(None);
-        }
-        // Only the first change of the head after that revision can be this one.
-        let watched = async {
-            let mut watch = self.client.watch(head.clone(), Vec::new(), change.before + 1).await?;
-            loop {
-                if let Some(events) = watch.next().await? {
-                    return Ok::<_, EtcdError>(events);
+        let first = if now.as_ref().map_or(0, revision_of) != change.before {
+            self.first(change, change.head.clone(), Vec::new(), u64::MAX).await?
+        } else if change.before != 0 {
+            None
+        } else {
+            // The record is not there. It may have been created and deleted.
+            let deleted = read(&change.gone, 0).await?.as_ref().map_or(0, revision_of);
+            match deleted > change.seen {
+                true => {
+                    let end = [&change.head[..], &[0]].concat();
+                    self.first(change, change.gone.clone(), end, deleted).await?
                 }
-                self.client.leave(&watch);
-                watch = self.client.watch(head.clone(), Vec::new(), change.before + 1).await?;
+                false => None,
             }
         };
-        let limit = self.client.timing.request;
-        let events = tokio::time::timeout(limit, watched).await.map_err(|_| EtcdError::Unreachable {
-            step,
-            waited: limit,
-            last: "the history of the record has not come".into(),
-        })??;
-        let first = events.into_iter().next();
-        Ok(first.and_then(|event| {
-            let is_ours = match EventType::try_from(event.r#type) {
-                Ok(EventType::Delete) => change.deletes,
-                _ => event.kv.as_ref().is_some_and(|kv| is_by(kv, &change.id)),
-            };
-            event.kv.filter(|_| is_ours).as_ref().map(revision_of)
-        }))
+        let Some((kind, kv)) = first.and_then(|event| Some((event.r#type(), event.kv?))) else {
+            return Ok(None);
+        };
+        let revision = revision_of(&kv);
+        let is_ours = match kind {
+            EventType::Put => is_by(&kv, &change.id),
+            EventType::Delete if change.deletes => {
+                read(&change.gone, revision).await?.is_some_and(|kv| kv.value == change.id.as_bytes())
+            }
+            EventType::Delete => false,
+        };
+        Ok(is_ours.then_some(revision))
+    }
+
+    /// Returns the first event of the head after the revision at which the change was begun. The range has the head, and an event at
+    /// `until` or later. `None`: the head has none before that.
+    async fn first(
+        &self,
+        change: &Change,
+        key: Vec<u8>,
+        range_end: Vec<u8>,
+        until: u64,
+    ) -> Result<Option<Event>, EtcdError> {
+        loop {
+            let mut watch = self.client.watch(key.clone(), range_end.clone(), change.seen + 1).await?;
+            while let Some(events) = watch.next().await? {
+                let newest = events.iter().filter_map(|event| event.kv.as_ref()).map(revision_of).max();
+                let is_of_head = |event: &Event| event.kv.as_ref().is_some_and(|kv| kv.key == change.head);
+                if let Some(event) = events.into_iter().find(is_of_head) {
+                    return Ok(Some(event));
+                }
+                if newest >= Some(until) {
+                    return Ok(None);
+                }
+            }
+            self.client.leave(&watch);
+        }
     }
 }
 

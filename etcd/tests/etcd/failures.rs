@@ -321,3 +321,20 @@ async fn list_without_a_watch_is_unreachable() {
     let found = timeout(LONG, is_listed).await.expect("a list");
     assert_eq!(found[0].name, name("data"));
 }
+
+/// A backup that is restored has lower revisions than the cache.
+#[tokio::test]
+async fn record_of_a_restored_backup_is_changed() {
+    let (mut lost, restored) = (Cluster::start(1, &[]).await, Cluster::start(1, &[]).await);
+    let writer = registry(lost.endpoints());
+    swap_in(&registry(restored.endpoints()), new(record("data", &[]))).await.unwrap();
+    swap_in(&writer, new(record("data", &[]))).await.unwrap();
+    for _ in 0..4 {
+        add_one(&writer, "data").await;
+    }
+    let registry = registry([lost.endpoints(), restored.endpoints()].concat());
+    assert_eq!(names(&registry).await, ["data"]);
+    lost.members[0].kill();
+    timeout(LONG, add_one(&registry, "data")).await.expect("a change");
+    assert_eq!(capacity(&registry, "data").await, Some(1));
+}

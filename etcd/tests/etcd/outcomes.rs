@@ -8,7 +8,7 @@ use csid::store::registry::{
     ClaimFilter, Conflict, Record, RecordFilter, Registry, RegistryError, Swap, VolumeName,
 };
 use csid::store::rows::VolumeKey;
-use csid::store::testing::samples::{claim, name, new, record, swap, swap_in};
+use csid::store::testing::samples::{claim, name, new, record, representative_swaps, swap, swap_in};
 use csid_etcd::EtcdRegistry;
 use futures_util::FutureExt;
 use tokio::task::JoinHandle;
@@ -220,6 +220,71 @@ async fn lost_answer_of_a_deletion_is_found() {
     }
 }
 
+#[tokio::test]
+async fn deletion_of_another_registry_is_stale() {
+    let world = World::new().await;
+    swap_in(&*world.registry, new(record("data", &["job"]))).await.unwrap();
+    let before = world.other.record(name("data")).await.unwrap();
+    let deletion = || swap(&before, Record::none(name("data")));
+    let begun = world.begin(Losses { from: 150, ..REQUESTS }, deletion()).await;
+    timeout(LONG, world.proxy.keeps()).await.expect("a request");
+    swap_in(&world.other, deletion()).await.unwrap();
+    let outcome = world.outcome(begun).await;
+    assert!(is_stale(&outcome), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn creation_that_was_deleted_is_found() {
+    let world = World::new().await;
+    let begun = world.begin(ANSWERS, new(record("data", &["job"]))).await;
+    let made = world.sees(&name("data"), |record| record.revision != 0).await;
+    swap_in(&world.other, swap(&made, Record::none(name("data")))).await.unwrap();
+    assert_eq!(world.outcome(begun).await.unwrap(), made.revision);
+}
+
+/// etcd forgets the revision of a record that does not change for an hour. The history after the change's own read is there.
+#[tokio::test]
+async fn lost_answer_is_found_after_a_compaction() {
+    let world = World::new().await;
+    let mut raw = Raw::connect(world.cluster.members[0].endpoint()).await;
+    swap_in(&*world.registry, new(record("data", &[]))).await.unwrap();
+    let before = world.other.record(name("data")).await.unwrap();
+    swap_in(&world.other, new(record("later", &[]))).await.unwrap();
+    let newest = swap_in(&world.other, new(record("last", &[]))).await.unwrap();
+    while world.registry.records(RecordFilter::default()).await.unwrap().1 < newest {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    raw.compact().await;
+    let begun = world.begin(ANSWERS, swap(&before, with_claim(&before, "job"))).await;
+    let made = world.sees(&before.name, |record| record.claim("job").is_some()).await;
+    change(&world.other, "data", |record| *record = with_claim(record, "later")).await.unwrap();
+    assert_eq!(world.outcome(begun).await.unwrap(), made.revision);
+}
+
+#[tokio::test]
+async fn compacted_history_decides_nothing() {
+    let world = World::new().await;
+    let mut raw = Raw::connect(world.cluster.members[0].endpoint()).await;
+    swap_in(&*world.registry, new(record("data", &[]))).await.unwrap();
+    let before = world.other.record(name("data")).await.unwrap();
+    let begun = world.begin(ANSWERS, swap(&before, with_claim(&before, "job"))).await;
+    world.sees(&before.name, |record| record.claim("job").is_some()).await;
+    change(&world.other, "data", |record| *record = with_claim(record, "later")).await.unwrap();
+    raw.compact().await;
+    let outcome = world.outcome(begun).await;
+    assert!(matches!(outcome, Err(RegistryError::Unreachable(_))), "{outcome:?}");
+}
+
+/// The change is committed, whatever becomes of its events.
+#[tokio::test]
+async fn sink_that_panics_fails_no_change() {
+    let cluster = Cluster::start(1, &[]).await;
+    let registry =
+        EtcdRegistry::start(&config(cluster.endpoints()), Box::new(|_| panic!("no events"))).unwrap();
+    let revision = swap_in(&registry, new(record("data", &[]))).await.unwrap();
+    assert_eq!(registry.record(name("data")).await.unwrap().revision, revision);
+}
+
 /// etcd 3.4 commits the change that crosses its quota, and answers that the database is full.
 #[tokio::test]
 async fn committed_change_of_a_full_database_is_found() {
@@ -248,6 +313,42 @@ async fn late_creation_makes_no_deleted_record() {
     assert!(found.revision == 0, "the deleted record is there again");
     let mut raw = Raw::connect(world.cluster.members[0].endpoint()).await;
     assert!(raw.below("/csid/v1/ext/").await.is_empty());
+}
+
+/// The same where the creation was refused, because the name was another record's.
+#[tokio::test]
+async fn late_creation_takes_no_freed_name() {
+    let world = World::new().await;
+    let begun = world.begin(REQUESTS, new(record("data", &["job"]))).await;
+    timeout(LONG, world.proxy.keeps()).await.expect("a request");
+    let theirs = Record { volume: VolumeKey::new("local", "theirs"), ..record("data", &[]) };
+    let revision = swap_in(&world.other, new(theirs)).await.unwrap();
+    let outcome = world.outcome(begun).await;
+    assert!(is_stale(&outcome), "{outcome:?}");
+    let theirs = world.other.record(name("data")).await.unwrap();
+    assert_eq!(theirs.revision, revision);
+    swap_in(&world.other, swap(&theirs, Record::none(name("data")))).await.unwrap();
+    timeout(LONG, world.proxy.deliver()).await.expect("an answer to the late try");
+    assert_eq!(world.other.record(name("data")).await.unwrap().revision, 0);
+}
+
+/// A record's change compares nothing that a deletion of the other record would change. So the open try may still be made.
+#[tokio::test]
+async fn open_change_of_a_taken_id_is_not_decided() {
+    let world = World::new().await;
+    swap_in(&*world.registry, representative_swaps().remove(1)).await.unwrap();
+    let before = world.other.record(name("new")).await.unwrap();
+    let id = VolumeKey::new("local", "id");
+    let after = Record { volume: id.clone(), ..with_claim(&before, "job") };
+    let begun = world.begin(REQUESTS, swap(&before, after)).await;
+    timeout(LONG, world.proxy.keeps()).await.expect("a request");
+    swap_in(&world.other, new(Record { volume: id, ..record("theirs", &[]) })).await.unwrap();
+    let outcome = world.outcome(begun).await;
+    assert!(matches!(outcome, Err(RegistryError::Unreachable(_))), "{outcome:?}");
+    let theirs = world.other.record(name("theirs")).await.unwrap();
+    swap_in(&world.other, swap(&theirs, Record::none(name("theirs")))).await.unwrap();
+    timeout(LONG, world.proxy.deliver()).await.expect("an answer to the late try");
+    assert!(world.other.record(name("new")).await.unwrap().revision > before.revision);
 }
 
 /// The same where the creation was refused, because another record had the volume. That record is deleted when the member goes on.
