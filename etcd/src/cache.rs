@@ -24,7 +24,7 @@ pub(crate) struct Cache {
     timing: Timing,
     volumes: RwLock<Volumes>,
     followed: watch::Sender<Followed>,
-    /// Set by a reader that waits in vain, or finds the cache wrong: all is listed again.
+    /// Notified by a reader that waits in vain, or finds the cache wrong. All is listed again then.
     doubted: Notify,
 }
 

@@ -53,8 +53,8 @@ impl Client {
         Ok(Client { members: Members::new(&config.endpoints)?, timing: config.timing })
     }
 
-    /// Reads keys. The answer is linearizable: it has every change that was answered before the call. `revision` in the request:
-    /// the keys as they were then.
+    /// Reads keys. The answer is linearizable: it has every change that was answered before the call. If the request has a
+    /// revision, the keys are those of that revision.
     pub async fn range(&self, step: &'static str, request: RangeRequest) -> Result<Found, EtcdError> {
         let revision = u64::try_from(request.revision).unwrap_or(0);
         let mut tries = Tries::new(step, &self.members, self.timing);
@@ -71,8 +71,8 @@ impl Client {
         }
     }
 
-    /// Has a transaction done. One whose outcome is unknown is sent again as it is, to the next member. It is done at most once:
-    /// its comparison fails after that.
+    /// Sends a transaction until etcd commits or refuses it. After an unknown outcome the next member gets the same transaction.
+    /// etcd commits it at most once, because its comparisons fail after that.
     pub async fn txn(&self, step: &'static str, txn: &TxnRequest) -> Result<Decided, EtcdError> {
         let mut tries = Tries::new(step, &self.members, self.timing);
         let mut open = false;

@@ -2,7 +2,9 @@
 //! keys, the rule for unknown outcomes and the cache are those of decision 0006.
 //!
 //! State: etcd's keys below the prefix. In memory is a [`cache`] of them, which one task follows. Always true:
-//! - A change is one transaction, which compares the record's revision. So a stale cache costs a refused transaction and no more.
+//! - A change is one transaction, which compares the record's revision. So a stale cache never has a record overwritten. Lists come
+//!   from the cache, and callers decide with lists: a list has all changes of its own registry, and is refused if the cache cannot
+//!   be followed.
 //! - A change that was answered is committed. A transaction whose outcome is not known is sent again, unchanged, until etcd commits
 //!   or refuses it. Then etcd's history says which try it was.
 //! - A field that this version does not know is written back as it was read.

@@ -3,7 +3,7 @@
 use crate::error::EtcdError;
 
 const KIB: usize = 1024;
-/// Of a key that has only names.
+/// The limit of a value that has only names.
 pub(crate) const HEAD: usize = 32 * KIB;
 pub(crate) const REGISTRATION: usize = 64 * KIB;
 pub(crate) const ATTACHMENT: usize = 32 * KIB;
@@ -12,7 +12,7 @@ pub(crate) const CLAIM: usize = 16 * KIB;
 pub(crate) const OPERATIONS: usize = 100;
 pub(crate) const TRANSACTION: usize = 512 * KIB;
 
-/// Refuses a size above its limit. `what` is made for the error alone.
+/// Returns an error if a size is above its limit. `what` is called for the error alone.
 pub(crate) fn check(
     what: impl FnOnce() -> String,
     size: usize,

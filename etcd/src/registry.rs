@@ -300,6 +300,7 @@ impl Inner {
         }
     }
 
+    /// Looks for the change in the head and in the head's history.
     async fn find(&self, change: &Change) -> Result<Option<u64>, EtcdError> {
         let read = async |key: &[u8], revision: u64| {
             let revision = i64::try_from(revision).unwrap_or(i64::MAX);
