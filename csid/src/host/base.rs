@@ -1,6 +1,7 @@
 //! The directories below which csid walks, and the system call by which it walks.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,7 +9,6 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::host::error::{HostError, at};
-use crate::host::path::part_below;
 use crate::store::volume_handle::{KINDS, LIVE};
 
 /// openat2 answers EAGAIN when something was renamed while it walked.
@@ -114,6 +114,21 @@ pub(super) fn root_of_kind<'p>(path: &'p Path, first: Option<&OsStr>) -> Option<
     if directory.ends_with(LIVE) { directory.parent() } else { Some(directory) }
 }
 
+/// Returns what is behind `root` in `path`. Empty: both are the same. `None`: `path` is not below `root`. Compares bytes where both are
+/// written alike, because each mount has many paths.
+pub fn part_below<'p>(path: &'p Path, root: &Path) -> Option<&'p Path> {
+    let rest = path.as_os_str().as_bytes().strip_prefix(root.as_os_str().as_bytes());
+    // An end that Path would read otherwise than it is written is left to it.
+    let is_plain =
+        |rest: &[u8]| !matches!(rest, [] | [b'/' | b'.', ..] | [.., b'/']) && !rest.ends_with(b"/.");
+    match rest.and_then(|rest| rest.strip_prefix(b"/")) {
+        Some(rest) if is_plain(rest) && !root.as_os_str().is_empty() => {
+            Some(Path::new(OsStr::from_bytes(rest)))
+        }
+        _ => path.strip_prefix(root).ok(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,5 +145,19 @@ mod tests {
         assert_eq!(root("/srv/publish/publish", hash.to_str()), Some(Path::new("/srv/publish")));
         assert_eq!(root("/srv/p/publish", Some("left")), Some(Path::new("/srv/p")));
         assert_eq!(root("/var/lib/csid", Some("plugins")), None);
+    }
+
+    #[test]
+    fn part_below_is_what_path_strips() {
+        let paths = [
+            "/a/b", "/a/b/c", "/a/bc", "/a", "/a/", "/a/.", "/a/./b", "/a//b", "/a/b/", "/a/b/.", "/a/../b",
+            "/a/.b", "/", "a/b", "",
+        ];
+        let roots = ["/a", "/a/", "/", "", "/a/b", "a", ".", "/a/.."];
+        for (path, root) in paths.iter().flat_map(|path| roots.map(|root| (path, root))) {
+            let stripped = Path::new(path).strip_prefix(root).ok();
+            let found = part_below(Path::new(path), Path::new(root));
+            assert_eq!(found.map(Path::as_os_str), stripped.map(Path::as_os_str), "{path} below {root}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use crate::host::base::Base;
+use crate::host::base::{Base, part_below};
 use crate::host::bind::{Bind, Restrict, Unbind};
 use crate::host::deadline::DEADLINE;
 use crate::host::error::{self, HostError};
@@ -156,7 +156,7 @@ impl Host {
         let held = self.lives.around(path);
         let from = held.as_ref().map_or(root, |live| &live.at);
         let outside = || HostError::Outside { path: path.into(), root: from.into() };
-        let relative = path::part_below(path, from).ok_or_else(outside)?;
+        let relative = part_below(path, from).ok_or_else(outside)?;
         make(base(root, held.as_deref()), relative).map_err(|error| match (&held, error.errno()) {
             (Some(live), Some(libc::ENOSPC)) => {
                 HostError::LiveFull { path: path.into(), live: live.at.clone() }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::StatxFlags;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
 
-use crate::host::base::Base;
+use crate::host::base::{Base, part_below};
 use crate::host::calls::Host;
 use crate::host::error::{HostError, at};
 use crate::host::held_live::{HeldLive, LiveState};
@@ -183,7 +183,7 @@ fn is_unused(base: Base<'_>, at_live: &Path) -> Result<bool, HostError> {
 fn mounted(base: &Path, root: &Path) -> Result<HeldLive, HostError> {
     let at_live = root.join(LIVE);
     let outside = || HostError::Outside { path: at_live.clone(), root: base.into() };
-    let relative = path::part_below(&at_live, base).ok_or_else(outside)?;
+    let relative = part_below(&at_live, base).ok_or_else(outside)?;
     path::make_directory(Base::at(base), relative, Access::Passable)?;
     // It may be the root of another plugin, or have mounts from a time when no tmpfs could be mounted.
     if !is_unused(Base::at(base), &at_live)? {

@@ -49,6 +49,7 @@ pub mod units;
 
 use std::path::{Path, PathBuf};
 
+pub use base::part_below;
 pub use bind::{Bind, Restrict, Unbind};
 pub use calls::{Host, TargetFd};
 pub use elsewhere::OwnMounts;
@@ -58,7 +59,7 @@ pub use live::Live;
 pub use look::Look;
 pub use namespaces::{Backing, MountElsewhere, PlacedMount, Shown, Sought};
 pub use own_mounts::OwnPaths;
-pub use path::{Access, part_below};
+pub use path::Access;
 pub use table::{MountPoint, MountTable, TableMount};
 
 /// Returns the name of a directory without symbolic links, as all of this module wants it. It walks in this process, so the

@@ -10,7 +10,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
-use crate::host::base::{Base, TRIES, openat2, root_of_kind};
+use crate::host::base::{Base, TRIES, openat2, part_below, root_of_kind};
 use crate::host::error::{HostError, at};
 use crate::host::look::Look;
 use crate::host::table;
@@ -81,21 +81,6 @@ impl Sight {
 /// Returns a descriptor of an absolute path, of the topmost mount there. The file itself is not opened.
 pub(super) fn find(path: &Path) -> rustix::io::Result<OwnedFd> {
     openat2(CWD, path, OFlags::PATH, ResolveFlags::empty())
-}
-
-/// Returns what is behind `root` in `path`. Empty: both are the same. `None`: `path` is not below `root`. Compares bytes where both are
-/// written alike, because each mount has many paths.
-pub fn part_below<'p>(path: &'p Path, root: &Path) -> Option<&'p Path> {
-    let rest = path.as_os_str().as_bytes().strip_prefix(root.as_os_str().as_bytes());
-    // An end that Path would read otherwise than it is written is left to it.
-    let is_plain =
-        |rest: &[u8]| !matches!(rest, [] | [b'/' | b'.', ..] | [.., b'/']) && !rest.ends_with(b"/.");
-    match rest.and_then(|rest| rest.strip_prefix(b"/")) {
-        Some(rest) if is_plain(rest) && !root.as_os_str().is_empty() => {
-            Some(Path::new(OsStr::from_bytes(rest)))
-        }
-        _ => path.strip_prefix(root).ok(),
-    }
 }
 
 /// The directory that holds `path`, and the name in it. `None`: there is no such directory.
@@ -564,24 +549,5 @@ fn remove_leftover(parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {
         Ok(()) | Err(Errno::NOENT) => Ok(true),
         Err(Errno::BUSY | Errno::ISDIR) => Ok(false),
         Err(error) => Err(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn part_below_is_what_path_strips() {
-        let paths = [
-            "/a/b", "/a/b/c", "/a/bc", "/a", "/a/", "/a/.", "/a/./b", "/a//b", "/a/b/", "/a/b/.", "/a/../b",
-            "/a/.b", "/", "a/b", "",
-        ];
-        let roots = ["/a", "/a/", "/", "", "/a/b", "a", ".", "/a/.."];
-        for (path, root) in paths.iter().flat_map(|path| roots.map(|root| (path, root))) {
-            let stripped = Path::new(path).strip_prefix(root).ok();
-            let found = part_below(Path::new(path), Path::new(root));
-            assert_eq!(found.map(Path::as_os_str), stripped.map(Path::as_os_str), "{path} below {root}");
-        }
     }
 }
