@@ -168,7 +168,7 @@ debian-packages:
 		apt-get update -qq
 		# The tests start members of their own. The package would start one, here and in each test's machine.
 		unit=/etc/systemd/system/etcd.service
-		[[ $$missing != *etcd-server* || -e $$unit || -L $$unit ]] || ln -s /dev/null "$$unit"
+		[[ $$missing != *etcd-server* || -e $$unit || -L $$unit ]] || { mkdir -p "$${unit%/*}" && ln -s /dev/null "$$unit"; }
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing
 	fi
 
