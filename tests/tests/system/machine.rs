@@ -181,8 +181,14 @@ impl Machine {
         text(&container(&self.dir, &["loops"]).stdout)
     }
 
-    /// Mounts, paths and rows that a volume could leave. csid's own tmpfs with its directories of volumes stays until a reboot.
+    /// Returns mounts, paths and rows that a volume could leave. csid's own tmpfs with its directories of volumes stays until a reboot.
+    /// PID 1 reads the mount table a few times a second at most, so this waits until PID 1 knows of the last unmount.
     pub fn inventory(&self) -> String {
+        self.until(
+            "for unit in $(systemctl list-units --plain --no-legend --type mount '*csid*' | cut -d ' ' -f 1); do
+                 mountpoint --quiet \"$(systemctl show --property Where --value \"$unit\")\" || exit 1
+             done",
+        );
         self.run(
             "awk '!/ - tmpfs csid-live / { print $5 }' /proc/self/mountinfo | grep -E '/var/lib/csi|/srv' || true
              find /var/lib/csid/plugins -mindepth 3 2>/dev/null | grep -vE '/live/(staging|private|publish)$' || true
