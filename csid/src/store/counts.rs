@@ -17,11 +17,14 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub(super) fn committed(&self, durability: Durability, took: Duration, events: &[Arc<Event>]) {
+    pub(super) fn record(&self, durability: Durability, took: Duration) {
         match durability {
             Durability::Disk => self.synced.record(took),
             Durability::Process => self.unsynced.record(took),
         }
+    }
+
+    pub(super) fn count(&self, events: &[Arc<Event>]) {
         if events.is_empty() {
             return;
         }
@@ -34,7 +37,8 @@ impl Counts {
         }
     }
 
-    /// Commits, of one or of many requests, and how long each took.
+    /// Returns how long commits took, each of one or of many requests. Those on the disk took until their sync ended. A sync of earlier
+    /// commits is one of them.
     pub fn commits(&self, durability: Durability) -> Durations {
         match durability {
             Durability::Disk => self.synced.read(),

@@ -19,7 +19,9 @@ use crate::store::loaded::{Loaded, MountFilter};
 use crate::store::place::JournalDirectory;
 use crate::store::record::{Record, VolumeName};
 use crate::store::records;
-use crate::store::registry::{ClaimFilter, Listed, ListedClaim, RecordFilter, Registry, RegistryError, Swap};
+use crate::store::registry::{
+    ClaimFilter, Conflict, Listed, ListedClaim, RecordFilter, Registry, RegistryError, Swap,
+};
 use crate::store::request::{Ask, Commit, StoreReply, StoreRequest, Work};
 use crate::store::rows::{Event, MountRow, NewEvent, Phase};
 use crate::store::shared::{Health, Published};
@@ -27,6 +29,16 @@ use crate::store::thread;
 
 /// Events that a listener may be behind before it gets `Lagged`.
 const EVENTS_QUEUED: usize = 1024;
+
+/// A sync of the journal that goes on. It needs no poll to go on.
+pub struct Syncing(oneshot::Receiver<Result<(), StoreError>>);
+
+impl Syncing {
+    /// Waits until the sync has ended.
+    pub async fn ended(self) -> Result<(), StoreError> {
+        self.0.await.map_err(|_| StoreError::Gone)?
+    }
+}
 
 #[derive(Clone)]
 pub struct Store {
@@ -75,12 +87,31 @@ impl Store {
         Ok((Store { requests, shared, thread: Arc::new(Mutex::new(Some(thread))) }, loaded))
     }
 
-    /// Commits `changes` as one transaction, answered when it is as durable as asked. No changes and `Disk`:
-    /// what was committed before is synced. A future that is dropped withdraws nothing.
+    /// Commits `changes` as one transaction, answered when it is as durable as asked. A future that is dropped withdraws nothing.
     pub async fn commit(&self, changes: Vec<Change>, durability: Durability) -> Result<(), StoreError> {
         let work = Work::Changes(changes);
         // Only a swap has conflicts.
         self.request(|answer| StoreRequest::Commit(Commit { work, durability, answer })).await.map(drop)
+    }
+
+    /// Commits `changes` as one transaction, answered when it is written. Its sync goes on meanwhile: the returned future ends when it
+    /// has ended.
+    pub async fn commit_and_sync(&self, changes: Vec<Change>) -> Result<Syncing, StoreError> {
+        let (written, answered) = oneshot::channel();
+        let (synced, syncing) = oneshot::channel();
+        let commit =
+            Commit { work: Work::Changes(changes), durability: Durability::Process, answer: written };
+        for request in [StoreRequest::Commit(commit), StoreRequest::Sync(synced)] {
+            self.requests.send(request).map_err(|_| StoreError::Gone)?;
+        }
+        // Only a swap has conflicts.
+        let _: Result<u64, Conflict> = answered.await.map_err(|_| StoreError::Gone)??;
+        Ok(Syncing(syncing))
+    }
+
+    /// Makes every earlier commit durable.
+    pub async fn sync(&self) -> Result<(), StoreError> {
+        self.request(StoreRequest::Sync).await
     }
 
     /// Returns the state of the journal's file, and its changes.
@@ -210,7 +241,7 @@ impl Registry for Store {
     }
 
     fn sync(&self) -> BoxFuture<'_, Result<(), RegistryError>> {
-        self.commit(Vec::new(), Durability::Disk).map_err(RegistryError::from).boxed()
+        Store::sync(self).map_err(RegistryError::from).boxed()
     }
 
     fn records(&self, filter: RecordFilter) -> BoxFuture<'_, Listed<Record>> {

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rusqlite::{Connection, TransactionBehavior, params};
+use rusqlite::{Connection, TransactionBehavior, ffi, params};
 
-use crate::store::change::{Change, Durability};
+use crate::store::change::Change;
 use crate::store::error::{StoreError, at};
 use crate::store::file::{File, connect};
 use crate::store::known_claims::KnownClaims;
@@ -41,7 +41,7 @@ const INDEX_LEAP: u64 = 100_000;
 /// Counters that a transaction advances, kept only if it is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Counters {
-    /// Grows with every commit, so that each writes a page and a synced one syncs those before it.
+    /// Grows with every commit.
     pub modify_index: u64,
     /// The newest event's sequence.
     pub sequence: u64,
@@ -58,6 +58,8 @@ pub(super) struct Done {
     pub events: Vec<Arc<Event>>,
     /// The result of each request. An error means that nothing of the request was written.
     pub answers: Vec<Result<(), Conflict>>,
+    /// Whether event numbers were set aside. The log has to be synced before one of them is seen.
+    pub reserves: bool,
 }
 
 pub(super) struct Journal {
@@ -66,8 +68,6 @@ pub(super) struct Journal {
     pub counters: Counters,
     pub node: Node,
     boot: String,
-    /// The setting of `PRAGMA synchronous`: FULL, or NORMAL.
-    full: bool,
     mark: Option<Mark>,
     /// The damage of the file. The rows are then those that could be read of it.
     damage: Option<String>,
@@ -111,19 +111,19 @@ impl Journal {
             read(&mut file).map_err(|error| error.of_unknown(&path))?;
         file.adopt().map_err(|error| error.of(&path))?;
         let mark = Mark::begin(&place.runtime, &boot, &id, newest);
-        let mut journal = Journal {
+        let journal = Journal {
             file,
             id,
             counters,
             node,
             boot,
-            full: false,
             mark: Some(mark),
             damage: None,
             replaced: false,
             known_claims: RefCell::default(),
         };
-        journal.synchronous(true)?;
+        // A commit is written. `sync` makes it durable.
+        journal.synchronous("normal")?;
         Ok((journal, loaded))
     }
 
@@ -154,7 +154,6 @@ impl Journal {
             counters,
             node,
             boot,
-            full: true,
             mark: None,
             damage: None,
             replaced: false,
@@ -175,14 +174,13 @@ impl Journal {
         // From now on the rows are not those of a commit of the file.
         self.mark = None;
         self.damage = Some(why);
-        self.full = true;
         Ok(())
     }
 
     /// Adds rows to those that could be read of a damaged journal. Nothing is written.
     pub fn show(&mut self, changes: Vec<Change>) -> Result<(), StoreError> {
         match self.damage {
-            Some(_) => self.transaction(&[&Work::Changes(changes)], Durability::Process).map(drop),
+            Some(_) => self.transaction(&[&Work::Changes(changes)]).map(drop),
             None => Ok(()),
         }
     }
@@ -205,7 +203,7 @@ impl Journal {
             let mut db = connect(born)?;
             schema::migrate(&mut db, schema::KNOWN)?;
             let mut journal = Journal::over(File { db, place: Arc::clone(&place) }, Some(&self.node.name))?;
-            let done = journal.transaction(&work.iter().collect::<Vec<_>>(), Durability::Disk)?;
+            let done = journal.transaction(&work.iter().collect::<Vec<_>>())?;
             for error in done.answers.into_iter().filter_map(Result::err) {
                 tracing::error!(%error, "a volume of the damaged journal is not in the new one");
             }
@@ -236,18 +234,31 @@ impl Journal {
         self.ask("read its rows", load)
     }
 
-    /// Commit all requests but those that are refused as one transaction, or none of them.
-    pub fn commit(&mut self, requests: &[&Work], durability: Durability) -> Result<Done, StoreError> {
+    /// Commits all requests but those that are refused as one transaction, or none of them. The transaction survives csid, and
+    /// after [`Journal::sync`] a power cut.
+    pub fn commit(&mut self, requests: &[&Work]) -> Result<Done, StoreError> {
         if let Some(damage) = self.damage() {
             return Err(damage);
         }
         let path = self.path();
-        let done = match self.transaction(requests, durability) {
+        let done = match self.transaction(requests) {
             // The log itself may be what fills the disk.
-            Err(StoreError::Full) if self.empty_log() => self.transaction(requests, durability),
+            Err(StoreError::Full) if self.empty_log() => self.transaction(requests),
             done => done,
         };
         done.map_err(|error| error.of(&path))
+    }
+
+    /// Syncs the log, and with it every earlier commit. The kernel forgets what it could not write, so a journal whose log was not
+    /// synced is damaged.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        if let Some(damage) = self.damage() {
+            return Err(damage);
+        }
+        sync_log(&self.file.db).map_err(|source| StoreError::Corrupt {
+            path: self.path(),
+            why: format!("cannot sync its log: {source}"),
+        })
     }
 
     /// Move the log into the file and give its space back; whether that was done.
@@ -256,8 +267,8 @@ impl Journal {
         matches!(busy, Ok(0))
     }
 
-    fn transaction(&mut self, requests: &[&Work], durability: Durability) -> Result<Done, StoreError> {
-        let done = self.try_transaction(requests, durability);
+    fn transaction(&mut self, requests: &[&Work]) -> Result<Done, StoreError> {
+        let done = self.try_transaction(requests);
         let known = self.known_claims.get_mut();
         match &done {
             Ok(done) => {
@@ -272,13 +283,10 @@ impl Journal {
         done
     }
 
-    fn try_transaction(&mut self, requests: &[&Work], durability: Durability) -> Result<Done, StoreError> {
+    fn try_transaction(&mut self, requests: &[&Work]) -> Result<Done, StoreError> {
         let new: u64 = requests.iter().map(|work| events_of(work)).sum();
         let mut counters = self.counters;
         let reserve = counters.sequence + new > counters.reserved;
-        // Within a transaction it cannot be switched.
-        self.synchronous(durability == Durability::Disk || reserve)?;
-
         counters.modify_index += 1;
         let tx = self
             .file
@@ -296,12 +304,13 @@ impl Journal {
                 .and_then(|()| put_meta(&tx, "events_dropped", counters.dropped))
                 .map_err(at("reserve event numbers"))?;
         }
-        let mut done = Done { events: Vec::with_capacity(new as usize), answers: Vec::new() };
+        let mut done =
+            Done { events: Vec::with_capacity(new as usize), answers: Vec::new(), reserves: reserve };
         for work in requests {
             done.answers.push(apply(&tx, work, &mut counters, &mut done.events)?);
         }
-        if !requests.is_empty() && done.answers.iter().all(Result::is_err) {
-            return Ok(done);
+        if done.answers.iter().all(Result::is_err) {
+            return Ok(Done { reserves: false, ..done });
         }
         if counters.events >= EVENTS_KEPT + EVENTS_TRIMMED {
             trim(&tx, &mut counters).map_err(at("delete old events"))?;
@@ -315,13 +324,8 @@ impl Journal {
         Ok(done)
     }
 
-    fn synchronous(&mut self, full: bool) -> Result<(), StoreError> {
-        if self.full != full {
-            let level = if full { "full" } else { "normal" };
-            self.file.db.pragma_update(None, "synchronous", level).map_err(at("choose its durability"))?;
-            self.full = full;
-        }
-        Ok(())
+    fn synchronous(&self, level: &str) -> Result<(), StoreError> {
+        self.file.db.pragma_update(None, "synchronous", level).map_err(at("choose its durability"))
     }
 
     pub fn mounts(&self, filter: &MountFilter) -> Result<Vec<(MountRow, String)>, StoreError> {
@@ -352,21 +356,16 @@ impl Journal {
 
     /// Give unused event numbers back, move the log into the file and sync it. After that nothing can be
     /// lost, so the next boot has no gap to tell of.
-    pub fn close(mut self) -> Result<(), StoreError> {
+    pub fn close(self) -> Result<(), StoreError> {
         let path = self.path();
-        let mut close = || {
-            self.synchronous(true)?;
+        let close = || {
+            self.synchronous("full")?;
             put_meta(&self.file.db, "events_reserved", self.counters.sequence)
                 .and_then(|()| put_meta(&self.file.db, "events_dropped", self.counters.dropped))
                 .map_err(at("return event numbers"))
         };
         close().map_err(|error| error.of(&path))?;
         self.file.db.close().map_err(|(_, error)| at("close")(error).of(&path))
-    }
-
-    #[cfg(test)]
-    pub fn synchronous_now(&self) -> i64 {
-        self.file.db.query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap()
     }
 
     /// A full disk: the file may not grow beyond `pages`, or what it has.
@@ -378,6 +377,28 @@ impl Journal {
 
     fn path(&self) -> PathBuf {
         self.file.path()
+    }
+}
+
+/// Syncs the file of SQLite's write-ahead log.
+fn sync_log(db: &Connection) -> rusqlite::Result<()> {
+    let mut log: *mut ffi::sqlite3_file = std::ptr::null_mut();
+    // SAFETY: the connection is open, and this operation writes a pointer to the log's file.
+    let found = unsafe {
+        let place = (&raw mut log).cast();
+        ffi::sqlite3_file_control(db.handle(), c"main".as_ptr(), ffi::SQLITE_FCNTL_JOURNAL_POINTER, place)
+    };
+    // SAFETY: SQLite owns the file, which is open as long as the connection if it has methods. This thread alone uses it.
+    let synced = unsafe {
+        match log.as_ref().and_then(|file| file.pMethods.as_ref()).and_then(|methods| methods.xSync) {
+            Some(sync) if found == ffi::SQLITE_OK => sync(log, ffi::SQLITE_SYNC_NORMAL),
+            // Nothing was written yet.
+            _ => found,
+        }
+    };
+    match synced {
+        ffi::SQLITE_OK => Ok(()),
+        code => Err(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)),
     }
 }
 

@@ -2,9 +2,8 @@
 //! Requests that wait together are committed together.
 //!
 //! State: the file `csid.db` and its log. Of the rows only what `held` and `known_claims` say is kept in memory. Always true:
-//! - A commit is answered after it happened, and is as durable as the strictest request in its group asked.
-//!   Every commit changes a row (`modify_index`): SQLite syncs nothing for a transaction that changed
-//!   nothing, and then earlier unsynced commits would stay so.
+//! - A commit is answered after it happened, and when it is as durable as was asked. SQLite writes its log and never syncs it for a
+//!   commit. The thread syncs the log, after the answers to those who need no sync.
 //! - A request is done whole or not at all, and fails alone. A swap of a record that is another one by now is refused
 //!   before it writes anything, so that it costs the others of its group nothing.
 //! - Nothing is written before all was read and found sound. A damaged file is left as it is, whenever that is
@@ -51,6 +50,6 @@ mod words;
 pub use change::{Change, Durability};
 pub use counts::Counts;
 pub use error::StoreError;
-pub use handle::Store;
+pub use handle::{Store, Syncing};
 pub use loaded::{Loaded, MountFilter};
 pub use shared::Health;

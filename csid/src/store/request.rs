@@ -17,6 +17,8 @@ pub(super) type StoreReply<T> = oneshot::Sender<Result<T, StoreError>>;
 
 pub(super) enum StoreRequest {
     Commit(Commit),
+    /// Makes all earlier commits durable, and those that are committed along with it.
+    Sync(StoreReply<()>),
     Ask(Ask),
 }
 

@@ -1,5 +1,5 @@
-//! The thread that owns the journal. What waits together is committed together; reads come after the commits
-//! they waited with.
+//! The thread that owns the journal. Requests that wait together are committed together and synced once. Reads come after the
+//! commits they waited with.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,9 @@ use crate::store::error::StoreError;
 use crate::store::held::HeldIndex;
 use crate::store::journal::{Done, Journal};
 use crate::store::records;
+use crate::store::registry::Conflict;
 use crate::store::request::{Ask, Commit, StoreReply, StoreRequest, Work};
+use crate::store::rows::Event;
 use crate::store::shared::{Health, Published};
 
 /// Commits in one transaction at most; a bound on how long the first of them waits.
@@ -30,18 +32,20 @@ pub(super) fn run(
     // Read when it is first asked for, and kept from then on.
     let mut held: Option<HeldIndex> = None;
     while let Ok(first) = requests.recv() {
-        let (mut group, mut asks) = (Vec::new(), Vec::new());
+        let (mut group, mut asks, mut unsynced) = (Vec::new(), Vec::new(), Unsynced::default());
         let mut next = Some(first);
         while let Some(request) = next {
             match request {
                 StoreRequest::Commit(commit) => group.push(commit),
+                StoreRequest::Sync(answer) => unsynced.add(Unanswered::Sync(answer), Instant::now()),
                 StoreRequest::Ask(ask) => asks.push(ask),
             }
             next = if group.len() < GROUP { requests.try_recv().ok() } else { None };
         }
         if !group.is_empty() {
-            settle(&mut journal, group, shared, (registry, &mut held));
+            settle(&mut journal, group, shared, (registry, &mut held), &mut unsynced);
         }
+        unsynced.settle(&mut journal, shared);
         for ask in asks {
             match ask {
                 Ask::Mounts(filter, answer) => {
@@ -144,19 +148,24 @@ pub(super) fn tell_health(journal: &Journal, shared: &Published) {
     }
 }
 
+/// Commits `group`. What need not survive a power cut is answered, the rest goes to `unsynced`.
 fn settle(
     journal: &mut Journal,
     group: Vec<Commit>,
     shared: &Published,
     (registry, held): (&watch::Sender<u64>, &mut Option<HeldIndex>),
+    unsynced: &mut Unsynced,
 ) {
-    let disk = group.iter().any(|commit| commit.durability == Durability::Disk);
-    let durability = if disk { Durability::Disk } else { Durability::Process };
     let work: Vec<&Work> = group.iter().map(|commit| &commit.work).collect();
     let begun = Instant::now();
-    match journal.commit(&work, durability) {
-        Ok(Done { events, answers }) => {
-            shared.counts.committed(durability, begun.elapsed(), &events);
+    match journal.commit(&work) {
+        Ok(Done { events, answers, reserves }) => {
+            let syncs = reserves || group.iter().any(|commit| commit.durability == Durability::Disk);
+            match syncs {
+                true => _ = unsynced.since.get_or_insert(begun),
+                false => shared.counts.record(Durability::Process, begun.elapsed()),
+            }
+            shared.counts.count(&events);
             let index = journal.counters.modify_index;
             shared.modify_index.store(index, Ordering::Release);
             shared.sequence.store(journal.counters.sequence, Ordering::Release);
@@ -169,15 +178,16 @@ fn settle(
                     }
                 }
                 shared.has_records.fetch_or(swapped, Ordering::AcqRel);
-                drop(commit.answer.send(Ok(done.map(|()| index))));
+                let done = done.map(|()| index);
+                match commit.durability {
+                    Durability::Process if !reserves => drop(commit.answer.send(Ok(done))),
+                    _ => unsynced.add(Unanswered::Commit(commit.answer, done), begun),
+                }
             }
             if swapped {
                 registry.send_replace(index);
             }
-            for event in events {
-                // It is no error if there is no listener.
-                drop(shared.events.send(Arc::clone(&event)));
-            }
+            unsynced.events.extend(events);
         }
         Err(error) => match <[Commit; 1]>::try_from(group) {
             Ok([alone]) => {
@@ -187,9 +197,63 @@ fn settle(
             // One bad request must not fail its neighbours.
             Err(group) => {
                 for commit in group {
-                    settle(journal, vec![commit], shared, (registry, held));
+                    settle(journal, vec![commit], shared, (registry, held), unsynced);
                 }
             }
         },
+    }
+}
+
+/// A request whose commits are written, and not known to be on the disk.
+enum Unanswered {
+    Commit(StoreReply<Result<u64, Conflict>>, Result<u64, Conflict>),
+    Sync(StoreReply<()>),
+}
+
+/// What waits for the next sync.
+#[derive(Default)]
+struct Unsynced {
+    answers: Vec<Unanswered>,
+    events: Vec<Arc<Event>>,
+    /// The begin of the first commit that has to be synced. `None`: nothing needs a sync.
+    since: Option<Instant>,
+}
+
+impl Unsynced {
+    fn add(&mut self, answer: Unanswered, since: Instant) {
+        self.answers.push(answer);
+        self.since.get_or_insert(since);
+    }
+
+    /// Syncs the log if a request or an event needs that. Answers the requests, and publishes the events in the order of their commits.
+    fn settle(self, journal: &mut Journal, shared: &Published) {
+        let Unsynced { answers, events, since } = self;
+        let synced = since.map_or(Ok(()), |since| {
+            let synced = journal.sync();
+            shared.counts.record(Durability::Disk, since.elapsed());
+            synced
+        });
+        if let Err(error) = &synced {
+            is_new_damage(journal, error, shared);
+        }
+        for answer in answers {
+            let synced = synced.as_ref().map_err(copied).copied();
+            match answer {
+                Unanswered::Commit(answer, done) => drop(answer.send(synced.map(|()| done))),
+                Unanswered::Sync(answer) => drop(answer.send(synced)),
+            }
+        }
+        for event in events {
+            // It is no error if there is no listener.
+            drop(shared.events.send(event));
+        }
+    }
+}
+
+/// Returns a failed sync's error for one more request.
+fn copied(error: &StoreError) -> StoreError {
+    match error {
+        StoreError::Corrupt { path, why } => StoreError::Corrupt { path: path.clone(), why: why.clone() },
+        _ => StoreError::Gone,
     }
 }

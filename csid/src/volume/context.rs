@@ -11,7 +11,7 @@ use crate::host::Host;
 use crate::host::units::Units;
 use crate::plugin::Plugins;
 use crate::store::registry::Registry;
-use crate::store::{Durability, Store, StoreError};
+use crate::store::{Store, StoreError};
 use crate::volume::control::records::Records;
 use crate::volume::operation::directory::{Directory, Spawn};
 use crate::volume::operation::places::Places;
@@ -107,7 +107,7 @@ impl Context {
 
     /// Syncs the journal. An answer that repeats an earlier one has to be as durable.
     pub(in crate::volume) async fn synced(&self) -> Result<()> {
-        Ok(self.store.commit(Vec::new(), Durability::Disk).await?)
+        Ok(self.store.sync().await?)
     }
 
     /// Returns the existing directory below which csid makes and removes directories for the plugin with this `root`. It is

@@ -11,7 +11,7 @@ fn is_private() {
     let (_root, directory) = temporary();
     let before = rustix::process::umask(rustix::fs::Mode::empty());
     let (mut journal, _) = open_journal(&directory).unwrap();
-    commit(&mut journal, representative(), Durability::Process).unwrap();
+    commit(&mut journal, representative()).unwrap();
     let mode = |path: &Path| std::fs::symlink_metadata(path).unwrap().mode() & 0o7777;
     let modes = [mode(&directory), mode(&database(&directory)), mode(&directory.join("csid.db-wal"))];
     rustix::process::umask(before);
@@ -60,7 +60,7 @@ fn damaged_or_newer_is_left_alone() {
     let (_root, directory) = temporary();
     let (mut journal, _) = open_journal(&directory).unwrap();
     let rows: Vec<_> = (0..200).map(|n| Change::PutMount(mount("data", &n.to_string()).into())).collect();
-    commit(&mut journal, rows, Durability::Disk).unwrap();
+    commit(&mut journal, rows).unwrap();
     journal.close().unwrap();
     let file = database(&directory);
     let good = std::fs::read(&file).unwrap();
@@ -116,7 +116,7 @@ fn damaged_or_newer_is_left_alone() {
 fn log_beside_damage_is_kept() {
     let (_root, directory) = temporary();
     let (mut journal, _) = open_journal(&directory).unwrap();
-    commit(&mut journal, representative(), Durability::Process).unwrap();
+    commit(&mut journal, representative()).unwrap();
     // Gone without a close, as by kill -9.
     let (file, log) = (database(&directory), directory.join("csid.db-wal"));
     let (good, rows) = (std::fs::read(&file).unwrap(), std::fs::read(&log).unwrap());
@@ -137,19 +137,19 @@ fn log_beside_damage_is_kept() {
 fn full_disk_loses_nothing() {
     let (_root, directory) = temporary();
     let (mut journal, _) = open_journal(&directory).unwrap();
-    commit(&mut journal, representative(), Durability::Disk).unwrap();
+    commit(&mut journal, representative()).unwrap();
     let before = journal.counters;
     journal.limit_pages(Some(1));
     let many = |subject| -> Vec<_> {
         let mounts = (0..500).map(|n| Change::PutMount(mount("more", &n.to_string()).into()));
         mounts.chain([event(subject)]).collect()
     };
-    let found = commit(&mut journal, many("lost"), Durability::Disk).map(drop);
+    let found = commit(&mut journal, many("lost")).map(drop);
     assert!(matches!(&found, Err(error @ StoreError::Full) if error.is_retryable()), "{found:?}");
     assert_eq!(journal.counters, before);
     assert_eq!(journal.mounts(&MountFilter::default()).unwrap().len(), 6);
     journal.limit_pages(None);
-    commit(&mut journal, many("kept"), Durability::Disk).unwrap();
+    commit(&mut journal, many("kept")).unwrap();
     assert_eq!(journal.counters.sequence, before.sequence + 1);
     assert_eq!(journal.mounts(&MountFilter::default()).unwrap().len(), 506);
 }

@@ -70,8 +70,8 @@ fn open_journal(directory: &Path) -> Result<(Journal, Loaded), StoreError> {
     Journal::open(&Arc::new(JournalDirectory::take(directory, directory.parent().unwrap())?), None)
 }
 
-fn commit(journal: &mut Journal, changes: Vec<Change>, durability: Durability) -> Result<Done, StoreError> {
-    journal.commit(&[&Work::Changes(changes)], durability)
+fn commit(journal: &mut Journal, changes: Vec<Change>) -> Result<Done, StoreError> {
+    journal.commit(&[&Work::Changes(changes)])
 }
 
 pub(crate) fn mount(volume: &str, consumer: &str) -> MountRow {
@@ -392,21 +392,29 @@ fn reopen(directory: &Path) -> (Store, Loaded) {
 }
 
 #[test]
-fn syncs_what_is_asked() {
+fn first_event_of_a_block_needs_a_sync() {
     let (_root, directory) = temporary();
     let (mut journal, _) = open_journal(&directory).unwrap();
-    commit(&mut journal, vec![event("reserves a block")], Durability::Process).unwrap();
-    assert_eq!(journal.synchronous_now(), 2, "a reservation is synced");
-    commit(&mut journal, vec![event("within the block")], Durability::Process).unwrap();
-    assert_eq!(journal.synchronous_now(), 1);
-    let size = |path: &str| std::fs::metadata(directory.join(path)).unwrap().len();
-    let (index, log) = (journal.counters.modify_index, size("csid.db-wal"));
-    journal.commit(&[], Durability::Disk).unwrap();
-    assert_eq!(journal.synchronous_now(), 2);
-    assert!(
-        journal.counters.modify_index > index && size("csid.db-wal") > log,
-        "nothing was written, so nothing synced"
-    );
+    for reserves in [true, false] {
+        assert_eq!(commit(&mut journal, vec![event("e")]).unwrap().reserves, reserves);
+    }
+    journal.sync().unwrap();
+}
+
+#[tokio::test]
+async fn syncs_are_counted_apart_from_commits() {
+    let (_root, directory) = temporary();
+    let (store, _) = opened(&directory).unwrap();
+    store.commit(vec![event("reserves a block")], Durability::Process).await.unwrap();
+    let counts = || [Durability::Disk, Durability::Process].map(|of| store.counts().commits(of).count());
+    assert_eq!(counts(), [1, 0]);
+    let syncing = store.commit_and_sync(vec![event("e")]).await.unwrap();
+    syncing.ended().await.unwrap();
+    store.commit(vec![event("e")], Durability::Process).await.unwrap();
+    store.commit(vec![event("e")], Durability::Disk).await.unwrap();
+    store.sync().await.unwrap();
+    assert_eq!(counts(), [4, 2]);
+    assert_eq!(store.event_sequence(), 4);
 }
 
 #[tokio::test]
@@ -477,7 +485,7 @@ fn events_are_bounded_and_never_renumbered() {
     assert!(journal.events(1, 9).unwrap().1, "1 was not given out yet");
     for _ in 0..27 {
         let group: Vec<_> = (0..400).map(|_| event("e")).collect();
-        commit(&mut journal, group, Durability::Process).unwrap();
+        commit(&mut journal, group).unwrap();
     }
     assert_eq!(journal.counters.sequence, 10_800);
     let (events, gap) = journal.events(0, u32::MAX).unwrap();
@@ -500,7 +508,7 @@ fn events_are_bounded_and_never_renumbered() {
     assert!(journal.counters.modify_index > counters.modify_index);
     assert!(journal.counters.sequence >= 20_000, "{:?}", journal.counters);
     assert!(journal.events(10_800, 1).unwrap().1 && journal.events(12_345, 1).unwrap().1);
-    let first = commit(&mut journal, vec![event("after")], Durability::Process).unwrap().events[0].sequence;
+    let first = commit(&mut journal, vec![event("after")]).unwrap().events[0].sequence;
     assert!(first > 20_000);
     assert!(!journal.events(first - 1, 1).unwrap().1 && journal.events(first - 2, 1).unwrap().1);
 
@@ -509,10 +517,7 @@ fn events_are_bounded_and_never_renumbered() {
     other_boot(&directory);
     let (mut journal, _) = open_journal(&directory).unwrap();
     assert_eq!(journal.events(first, 1).unwrap(), (vec![], false));
-    assert_eq!(
-        commit(&mut journal, vec![event("next")], Durability::Process).unwrap().events[0].sequence,
-        first + 1
-    );
+    assert_eq!(commit(&mut journal, vec![event("next")]).unwrap().events[0].sequence, first + 1);
 }
 
 fn other_boot(directory: &Path) {

@@ -50,13 +50,12 @@ fn refused_swap_does_not_affect_its_group() {
         work(swap(&current, claimed)),
         Work::Changes(vec![event("b")]),
     ];
-    let done = journal.commit(&group.iter().collect::<Vec<_>>(), Durability::Disk).unwrap();
+    let done = journal.commit(&group.iter().collect::<Vec<_>>()).unwrap();
     let answers: Vec<_> = done.answers.iter().map(Result::is_ok).collect();
     assert_eq!(answers, [true, false, true, false, true]);
     assert_eq!(done.events.iter().map(|event| &*event.subject).collect::<Vec<_>>(), ["a", "data", "b"]);
     assert_eq!(done.events.last().unwrap().sequence, sequence + 3);
     assert_eq!(journal.counters.modify_index, index + 1);
-    assert_eq!(journal.synchronous_now(), 2);
 }
 
 #[tokio::test]
@@ -86,10 +85,9 @@ async fn held_volumes_are_counted_after_a_restart() {
 fn the_number_of_a_swaps_event_is_reserved() {
     let (_root, directory) = temporary();
     let (mut journal, _) = open_journal(&directory).unwrap();
-    for (volume, synchronous) in [("reserves", 2), ("within the block", 1)] {
+    for (volume, reserves) in [("reserves", true), ("within the block", false)] {
         let work = work(new(record(volume, &[])));
-        journal.commit(&[&work], Durability::Process).unwrap();
-        assert_eq!(journal.synchronous_now(), synchronous, "{volume}");
+        assert_eq!(journal.commit(&[&work]).unwrap().reserves, reserves, "{volume}");
     }
 }
 
@@ -121,7 +119,7 @@ fn listing_one_volume_does_not_read_all() {
         let (_root, directory) = temporary();
         let (mut journal, _) = open_journal(&directory).unwrap();
         let swap = Swap { past: vec![claim("job/0", "n1")], ..new(record("v7", &["job/1", "job/2"])) };
-        journal.commit(&[&work(swap)], Durability::Process).unwrap();
+        journal.commit(&[&work(swap)]).unwrap();
         for (table, columns) in [("claims", "modify_index"), ("past_claims", "modify_index, number")] {
             let sql = format!(
                 "WITH RECURSIVE n (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < {volumes} - 1) \
@@ -212,7 +210,7 @@ proptest! {
                 None => Record::none(name.clone()),
             };
             let swap = Swap { past: past.clone(), ..swap(&before, after.clone()) };
-            journal.commit(&[&work(swap)], Durability::Process).unwrap();
+            journal.commit(&[&work(swap)]).unwrap();
             let found = read(&journal, &name);
             let index = journal.counters.modify_index;
             for claim in &found.claims {
@@ -314,7 +312,7 @@ fn crowded(volume: &str, claims: usize) -> Record {
 }
 
 fn swapped(journal: &mut Journal, swap: Swap) -> Result<Done, StoreError> {
-    journal.commit(&[&work(swap)], Durability::Process)
+    journal.commit(&[&work(swap)])
 }
 
 /// Returns the work of one claim that is taken with `others` there, read as a volume's task reads it: rows that were read, rows that were written.
@@ -514,7 +512,7 @@ fn a_part_of_the_mounts_is_read_alone() {
         row.spec.target = (n % 3 == 0).then(|| "/srv".into());
         Change::PutMount(row.into())
     });
-    commit(&mut journal, rows.collect(), Durability::Process).unwrap();
+    commit(&mut journal, rows.collect()).unwrap();
     // What stands behind the part is damaged: nobody reads it.
     journal.ask("damage", |db| db.execute("UPDATE mounts SET uid = 9 WHERE consumer > 'c15'", [])).unwrap();
     let after = Some(MountKey { consumer: "c04".into(), ..mount("v", "").key });
