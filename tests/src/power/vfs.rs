@@ -7,14 +7,15 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use rusqlite::ffi::{
-    SQLITE_OK, sqlite3_file, sqlite3_io_methods, sqlite3_vfs, sqlite3_vfs_find, sqlite3_vfs_register,
+    SQLITE_IOERR_FSYNC, SQLITE_OK, sqlite3_file, sqlite3_io_methods, sqlite3_vfs, sqlite3_vfs_find,
+    sqlite3_vfs_register,
 };
 
 use super::record::{append, open};
@@ -23,6 +24,8 @@ use super::record::{append, open};
 const SYNC: Duration = Duration::from_millis(1);
 
 static RECORD: OnceLock<File> = OnceLock::new();
+/// While this file exists, each sync fails, as on a disk that breaks.
+static BROKEN: OnceLock<PathBuf> = OnceLock::new();
 /// SQLite's own VFS; it lives as long as the process.
 static UNIX: AtomicPtr<sqlite3_vfs> = AtomicPtr::new(ptr::null_mut());
 
@@ -34,8 +37,14 @@ struct Tail {
     name: *const c_char,
 }
 
+/// Returns the file that breaks the disk of a csid with this record.
+pub fn broken(record: &Path) -> PathBuf {
+    record.with_extension("broken")
+}
+
 /// From now on record, at `path`, what SQLite does in this process.
 pub fn record(path: &Path) -> io::Result<()> {
+    BROKEN.set(broken(path)).map_err(|_| io::Error::other("there is a record already"))?;
     RECORD.set(open(path)?).map_err(|_| io::Error::other("there is a record already"))?;
     // SAFETY: the name is a C string. What is found is never freed, and only read.
     let (unix, mut vfs) = unsafe {
@@ -153,6 +162,9 @@ unsafe extern "C" fn truncate_file(file: *mut sqlite3_file, length: i64) -> c_in
 
 unsafe extern "C" fn sync_file(file: *mut sqlite3_file, flags: c_int) -> c_int {
     std::thread::sleep(SYNC);
+    if BROKEN.get().is_some_and(|broken| broken.exists()) {
+        return SQLITE_IOERR_FSYNC;
+    }
     // SAFETY: as in `write_file`.
     unsafe {
         let tail = tail(file);

@@ -14,7 +14,7 @@ use csid_tests::world::{World, eventually};
 
 pub const CLIENTS: u64 = 4;
 pub const VOLUMES: u64 = 6;
-/// A volume that the plugin refuses to publish. csid rolls the mount back, and syncs nothing of it.
+/// A volume that the plugin refuses to publish. csid rolls the mount back.
 pub const REFUSED: &str = "refused";
 
 /// The state that a mount must have.
@@ -38,7 +38,7 @@ pub fn dues(before: &Dues, record: &[Entry]) -> Dues {
         let due = dues.entry((volume.to_owned(), consumer.to_owned())).or_insert(Due::Gone);
         *due = match (what, *due) {
             ("mounted", _) => Due::Mounted,
-            ("unmounted", _) => Due::Gone,
+            ("unmounted" | "refused", _) => Due::Gone,
             // Asked for what is so already, it stays so.
             ("mount", Due::Mounted) => Due::Mounted,
             ("unmount", Due::Gone) => Due::Gone,
@@ -80,7 +80,9 @@ pub async fn caller(
         };
         match result {
             Ok(()) => note(&record, &format!("{answer} {volume} {consumer}")),
-            Err(Error::Csid(error)) if refused && error.kind == Kind::PluginError => {}
+            Err(Error::Csid(error)) if refused && error.kind == Kind::PluginError => {
+                note(&record, &format!("refused {volume} {consumer}"));
+            }
             Err(Error::Csid(error)) if error.message.contains("no space") => {
                 // Uncertain: it was done, and that could not be written.
                 assert!([Kind::Internal, Kind::Uncertain].contains(&error.kind), "{error:?}");

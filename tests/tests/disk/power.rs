@@ -10,13 +10,15 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
+use csid::store::rows::Phase;
 use csid::store::{Health, Store, StoreError};
-use csid_client::{Client, Event, MountFilter, ReconcileOptions, Restore};
+use csid_client::{Client, Error, Event, Kind, MountFilter, ReconcileOptions, Restore};
 use csid_tests::ask::*;
 use csid_tests::dice::Dice;
 use csid_tests::kernel;
 use csid_tests::power::disk::{Disk, cut};
 use csid_tests::power::record::{self, Entry};
+use csid_tests::power::vfs::broken;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{World, count, eventually, world};
 
@@ -68,6 +70,8 @@ struct Run<'w> {
     journal: String,
     moments: u64,
     checkpoints: usize,
+    /// Mounts that the plugin refuses, and that were under way when the power went.
+    refused: usize,
 }
 
 impl Run<'_> {
@@ -153,17 +157,20 @@ impl Run<'_> {
         .await;
         let (store, loaded) = opened.expect("it was tried").expect("the journal");
         assert_eq!(*store.health().borrow(), Health::Sound, "no power cut spoils the journal");
-        let kept: BTreeMap<_, _> = loaded
+        // csid makes a mount again whose answer the power cut may have hidden, and ends an unmount.
+        let returns: BTreeMap<_, _> = loaded
             .mounts
             .iter()
-            .map(|row| ((row.key.volume.clone(), row.key.consumer.clone()), row.kept))
+            .map(|row| ((row.key.volume.clone(), row.key.consumer.clone()), (row.kept, row.phase)))
             .collect();
         for (key, due) in dues(&self.dues, record) {
-            let found = kept.get(&key);
-            let right = match due {
-                Due::Mounted => found == Some(&true),
-                Due::Gone => found.is_none(),
-                Due::Either => true,
+            let found = returns.get(&key);
+            let right = match (due, found) {
+                (Due::Mounted, found) => matches!(found, Some((true, _) | (_, Phase::Mounting))),
+                (Due::Gone, found) => {
+                    matches!(found, None | Some((false, Phase::Unmounting | Phase::Uncertain)))
+                }
+                (Due::Either, _) => true,
             };
             assert!(right, "{key:?} must be {due:?} at entry {}, its row is {found:?}", record.len());
         }
@@ -182,9 +189,21 @@ impl Run<'_> {
         eventually("every mount is restored or lost", async || {
             rows = client.list_mounts(MountFilter::default()).await.expect("the rows");
             client.list_operations().await.expect("the operations").is_empty()
-                && rows.iter().all(|row| ["mounted", "lost"].contains(&row.state.as_str()))
+                && rows
+                    .iter()
+                    .all(|row| row.volume == REFUSED || ["mounted", "lost"].contains(&row.state.as_str()))
         })
         .await;
+        let record = record::open(&self.record()).expect("the record");
+        // A mount that was under way is wanted after a power cut, also one that the plugin was about to refuse.
+        for row in rows.extract_if(.., |row| row.volume == REFUSED) {
+            let key = (row.volume, row.consumer);
+            assert_eq!(self.dues.get(&key), Some(&Due::Either), "nobody was answered {key:?}");
+            note(&record, &format!("unmount {REFUSED} {}", key.1));
+            unmount(client, REFUSED, &key.1).await.expect("an unmount");
+            note(&record, &format!("unmounted {REFUSED} {}", key.1));
+            self.refused += 1;
+        }
         let mut found: BTreeMap<_, _> =
             rows.into_iter().map(|row| ((row.volume.clone(), row.consumer.clone()), row)).collect();
         for (key, due) in &mut self.dues {
@@ -203,7 +222,6 @@ impl Run<'_> {
         assert!(found.is_empty(), "nobody asked for {found:?}");
         let manager = client.manager().await.expect("the properties");
         assert_eq!(manager.journal_id, self.journal, "it is the same journal");
-        let record = record::open(&self.record()).expect("the record");
         let newest = self.answer.borrow().keys().next_back().copied().unwrap_or(0);
         assert!(manager.event_sequence >= newest, "events begin again after {newest}");
         events(client, 0).await.into_iter().for_each(|event| tell(&self.answer, &record, event));
@@ -241,6 +259,7 @@ fn cuts(seed: u64) {
             journal: client.manager().await.expect("the properties").journal_id,
             moments: 0,
             checkpoints: 0,
+            refused: 0,
         };
         // The journal's birth: at each of its moments.
         let birth = record::read(&run.record()).expect("the record");
@@ -275,10 +294,45 @@ fn cuts(seed: u64) {
         count("power cuts", CUTS);
         count("other moments of a power cut", run.moments as usize);
         count("power cuts around a checkpoint", run.checkpoints);
+        count("refused mounts under way at a power cut", run.refused);
     });
 }
 
 #[test]
 fn answered_calls_survive_a_power_cut() {
     rounds().for_each(cuts);
+}
+
+#[test]
+fn failed_sync_of_the_journal_is_damage() {
+    world(async move |w| {
+        let record = w.path("record");
+        w.environment.insert("CSID_RECORD".to_owned(), record.to_str().expect("UTF-8").to_owned());
+        w.add_plugin("p").await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        let answered = mount(&client, "before", shared("v")).await.expect("a mount");
+        fs::write(broken(&record), "").expect("a broken disk");
+        let error = mount(&client, "after", shared("v")).await.map(drop).expect_err("nothing is on the disk");
+        let Error::Csid(error) = error else { panic!("{error:?}") };
+        assert_eq!(error.kind, Kind::StateCorrupt, "{error:?}");
+        assert!(error.message.contains("cannot sync its log"), "{error:?}");
+        // The disk works again. What it has lost meanwhile is not known.
+        fs::remove_file(broken(&record)).expect("a broken disk");
+        let refused = unmount(&client, "v", "before").await.expect_err("the journal is damaged");
+        assert!(matches!(&refused, Error::Csid(error) if error.kind == Kind::StateCorrupt), "{refused:?}");
+        assert_eq!(kernel::stacked(answered.source.as_ref()).expect("the mount table"), 1);
+
+        // The next csid reads what the kernel has of the file.
+        w.stop().await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        eventually("the mount without an answer is rolled back", async || {
+            let rows = client.list_mounts(MountFilter::default()).await.expect("the rows");
+            rows.iter().map(|row| (&*row.consumer, &*row.state)).eq([("before", "mounted")])
+        })
+        .await;
+        unmount(&client, "v", "before").await.expect("an unmount");
+        w.nothing_left(&client).await;
+    });
 }

@@ -17,6 +17,18 @@ pub enum State {
     Waiting,
     /// The row is `mounted`, but the mount was removed behind csid's back, and csid reports that.
     Taken,
+    /// The caller's time was over. csid rolls the mount back, unless the host boots before csid has written that.
+    Abandoned,
+}
+
+impl State {
+    /// Returns the state at rest.
+    pub fn at_rest(self) -> State {
+        match self {
+            State::Abandoned => State::Absent,
+            other => other,
+        }
+    }
 }
 
 /// The fate of a mount that the kernel no longer has.
@@ -92,13 +104,19 @@ impl Restores {
 /// Returns the states that are possible when `what` has ended and no call is under way.
 pub fn after(before: State, what: &What, restores: Restores) -> BTreeSet<State> {
     use State::*;
+    let (abandoned, before) = (before == Abandoned, before.at_rest());
     let states: &[State] = match (what, before) {
+        (What::Rebooted, _) if abandoned => &[Absent, restores.rests()],
+        (What::Asked(Ask::Mount, Told::Refused(Kind::TimedOut | Kind::Cancelled, _)), Absent) => {
+            &[Absent, Abandoned]
+        }
+        (What::Restarted | What::Taken | What::Probed, _) if abandoned => &[Absent, Abandoned],
         (What::Asked(Ask::Mount, Told::Done), _) => &[Mounted],
         (What::Asked(Ask::Mount, Told::CutOff | Told::Refused(Kind::ShuttingDown, _)), _) => {
             &[before, Mounted, after_loss(before, restores)]
         }
         // A mount that failed is undone; one that was answered before is not.
-        (What::Asked(Ask::Mount, Told::Refused(..)), Absent | Mounted) => &[before],
+        (What::Asked(Ask::Mount, Told::Refused(..)), Absent | Abandoned | Mounted) => &[before],
         (What::Asked(Ask::Mount, Told::Refused(..)), Lost | Waiting | Taken) => {
             &[before, Mounted, after_loss(before, restores)]
         }
@@ -176,7 +194,7 @@ mod tests {
     use super::*;
 
     /// Returns the possible states of an absent mount after calls at these times.
-    fn allowed(calls: &[(Ask, Told, u64, u64)]) -> Vec<State> {
+    fn allowed(calls: &[(Ask, Told, u64, u64)]) -> BTreeSet<State> {
         let start = Instant::now();
         let entry = |(ask, written, begun, ended): &(Ask, Told, u64, u64)| Entry {
             what: What::Asked(*ask, written.clone()),
@@ -185,7 +203,7 @@ mod tests {
         };
         let history: Vec<_> = calls.iter().map(entry).collect();
         let after = |state, what: &What| after(state, what, Restores::OnRequest);
-        after_all(State::Absent, &history, after).into_iter().collect()
+        after_all(State::Absent, &history, after).into_iter().map(State::at_rest).collect()
     }
 
     #[test]
@@ -202,12 +220,25 @@ mod tests {
         use Ask::*;
         use State::*;
         use Told::*;
-        assert_eq!(allowed(&[(Mount, Done, 0, 1), (Unmount, Done, 2, 3)]), [Absent]);
-        assert_eq!(allowed(&[(Unmount, Done, 2, 3), (Mount, Done, 4, 5), (Mount, Done, 0, 1)]), [Mounted]);
-        assert_eq!(allowed(&[(Mount, Done, 0, 2), (Unmount, Done, 1, 3)]), [Absent, Mounted]);
-        assert_eq!(allowed(&[(Mount, Done, 0, 1), (Unmount, CutOff, 2, 3)]), [Absent, Mounted]);
-        assert_eq!(allowed(&[(Mount, Refused(Kind::TimedOut, None), 0, 1)]), [Absent]);
-        assert_eq!(allowed(&[(Mount, CutOff, 0, 1), (Unmount, Done, 2, 3)]), [Absent]);
+        assert_eq!(allowed(&[(Mount, Done, 0, 1), (Unmount, Done, 2, 3)]), [Absent].into());
+        assert_eq!(
+            allowed(&[(Unmount, Done, 2, 3), (Mount, Done, 4, 5), (Mount, Done, 0, 1)]),
+            [Mounted].into()
+        );
+        assert_eq!(allowed(&[(Mount, Done, 0, 2), (Unmount, Done, 1, 3)]), [Absent, Mounted].into());
+        assert_eq!(allowed(&[(Mount, Done, 0, 1), (Unmount, CutOff, 2, 3)]), [Absent, Mounted].into());
+        assert_eq!(allowed(&[(Mount, Refused(Kind::TimedOut, None), 0, 1)]), [Absent].into());
+        assert_eq!(allowed(&[(Mount, CutOff, 0, 1), (Unmount, Done, 2, 3)]), [Absent].into());
+    }
+
+    #[test]
+    fn boot_may_keep_an_abandoned_mount() {
+        let after = |state, what: &What| after(state, what, Restores::Alone);
+        let told = Told::Refused(Kind::TimedOut, None);
+        let abandoned = after(State::Absent, &What::Asked(Ask::Mount, told));
+        assert_eq!(abandoned, [State::Absent, State::Abandoned].into());
+        assert_eq!(after(State::Abandoned, &What::Rebooted), [State::Absent, State::Mounted].into());
+        assert_eq!(after(State::Absent, &What::Rebooted), [State::Absent].into());
     }
 
     #[test]

@@ -68,7 +68,8 @@ impl Slots<'_> {
         self.note_probes(&mut histories);
         for (slot, history) in self.slots.iter_mut().zip(histories) {
             let after = |state, what: &What| after(state, what, slot.restores);
-            slot.allowed = after_all(slot.state(), &history, after);
+            let states = after_all(slot.state(), &history, after).into_iter();
+            slot.allowed = states.map(State::at_rest).collect();
             if history.iter().any(|entry| entry.what.may_unmount()) {
                 slot.holds.clear();
             }

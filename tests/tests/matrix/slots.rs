@@ -117,7 +117,8 @@ impl<'w> Slots<'w> {
         for (slot, answer) in slots.iter().zip(answers) {
             let (reply, source) = answer.expect("the caller");
             let slot = &mut self.slots[*slot];
-            slot.allowed = model::after(slot.state(), &What::Asked(ask, reply.clone()), slot.restores);
+            let states = model::after(slot.state(), &What::Asked(ask, reply.clone()), slot.restores);
+            slot.allowed = states.into_iter().map(State::at_rest).collect();
             if let Some(source) = source {
                 // An answered mount is there at once.
                 slot.holds = slot.mounts(&table, &source).unwrap_or_else(|| {

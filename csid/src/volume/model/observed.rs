@@ -1,8 +1,10 @@
 //! Updates a volume's rows from the observed state of its mounts, for a request of a mount and at csid's start. A part of
 //! [`step`](super::step), and pure.
 
-use crate::store::rows::{Leg, MountKey, Phase};
-use crate::volume::model::volume::{Observed, Volume, rest, shows_it};
+use std::sync::Arc;
+
+use crate::store::rows::{Leg, MountKey, MountRow, MountSpec, MountStatus, Phase, VolumeKey};
+use crate::volume::model::volume::{Observed, Volume, at_rest, between, rest, shows_it};
 
 /// Marks a mount that is dead, or not where its row says. The plugin still regards it as mounted, so its legs are negated
 /// before they are made again.
@@ -31,6 +33,89 @@ pub(in crate::volume) fn none_left(volume: &mut Volume) {
     }
 }
 
+/// What another boot leaves of a row. It ends the mount, and with it the legs, the device and what is known of its server.
+#[derive(PartialEq, Eq)]
+struct Booted<'a> {
+    key: &'a MountKey,
+    volume: &'a VolumeKey,
+    uid: u32,
+    spec: &'a MountSpec,
+    secrets_beside: bool,
+    counted: bool,
+    node_id: Option<&'a str>,
+    phase: Phase,
+    kept: bool,
+    source: &'a str,
+    published: Option<&'a str>,
+    error: Option<&'a str>,
+    operations: &'a [String],
+}
+
+impl<'a> Booted<'a> {
+    fn of(mount: &'a MountRow) -> Self {
+        let MountRow { key, volume, uid, spec, status, phase, kept, source, published, .. } = mount;
+        let MountRow {
+            publish, target: _, device: _, error, operations, since_usec: _, modify_index: _, ..
+        } = mount;
+        let MountStatus { secrets_beside, healing: _, counted, died: _, node_id } = status;
+        let (phase, kept, operations) = match phase {
+            // A caller may have received the answer for a mount whose row is still `Mounting`: an outcome is not synced. A mount that
+            // died with the host is not healed, and comes back as `restore` says.
+            Phase::Mounting | Phase::Mounted | Phase::Waiting => (at_rest(spec.restore), true, [].as_slice()),
+            Phase::Unmounting | Phase::Uncertain => (Phase::Unmounting, *kept, operations.as_slice()),
+            Phase::Lost => (Phase::Lost, *kept, operations.as_slice()),
+        };
+        Booted {
+            key,
+            volume,
+            uid: *uid,
+            spec,
+            secrets_beside: *secrets_beside,
+            counted: *counted || *publish != Leg::Absent,
+            node_id: node_id.as_deref(),
+            phase,
+            kept,
+            source,
+            published: published.as_deref(),
+            error: error.as_deref(),
+            operations,
+        }
+    }
+
+    /// Returns whether the row stays. That of an unmount ends.
+    fn stays(&self) -> bool {
+        self.kept || self.phase != Phase::Unmounting
+    }
+}
+
+/// Updates a row after another boot.
+fn boot(mount: &mut MountRow) {
+    let Booted { phase, kept, counted, operations, .. } = Booted::of(mount);
+    let is_idle = operations.is_empty();
+    (mount.phase, mount.kept, mount.status.counted) = (phase, kept, counted);
+    if is_idle {
+        mount.operations.clear();
+    }
+    mount.publish = Leg::Absent;
+    mount.target = Leg::Absent;
+    mount.device = None;
+    mount.status.died.clear();
+    mount.status.healing = false;
+}
+
+/// Returns whether csid makes the same of both after another boot.
+pub(in crate::volume) fn same_after_boot(one: &Volume, other: &Volume) -> bool {
+    fn left(rows: &[Arc<MountRow>]) -> impl Iterator<Item = Booted<'_>> {
+        rows.iter().map(|row| Booted::of(row)).filter(Booted::stays)
+    }
+    let (had, has) = (&one.row, &other.row);
+    let (before, after) = between(&one.mounts, &other.mounts);
+    had.namespace == has.namespace
+        && had.volume == has.volume
+        && had.staging == has.staging
+        && left(&one.mounts[before]).eq(left(&other.mounts[after]))
+}
+
 /// Updates a volume's rows at a start of csid.
 pub(in crate::volume) fn recovered(volume: &mut Volume, same_boot: bool, sights: &[Observed]) {
     let seen: Vec<(MountKey, Phase, Observed)> = volume
@@ -52,18 +137,14 @@ pub(in crate::volume) fn recovered(volume: &mut Volume, same_boot: bool, sights:
     for (key, phase, sight) in &seen {
         let Some(mount) = volume.mount_mut(key) else { continue };
         if !same_boot && (*phase != Phase::Mounted || *sight == Observed::Gone) {
-            mount.status.counted |= mount.publish != Leg::Absent;
-            mount.publish = Leg::Absent;
-            mount.target = Leg::Absent;
-            mount.device = None;
-            mount.status.died.clear();
+            boot(mount);
+            continue;
         }
-        // A mount that died with the host is not healed. It comes back as `restore` says.
         mount.status.healing &= same_boot;
         let rest = rest(mount);
         match phase {
             // The mount was answered once and is published. Only its target was under way, which csid binds without a request.
-            Phase::Mounting if same_boot && mount.kept && mount.publish == Leg::Present => {
+            Phase::Mounting if mount.kept && mount.publish == Leg::Present => {
                 mount.phase = Phase::Waiting;
             }
             // No caller received an answer for the mount, so it is rolled back.
@@ -82,11 +163,9 @@ pub(in crate::volume) fn recovered(volume: &mut Volume, same_boot: bool, sights:
             }
             Phase::Unmounting | Phase::Uncertain => mount.phase = Phase::Unmounting,
             Phase::Mounted if matches!(sight, Observed::There | Observed::Dead) => {}
-            Phase::Mounted if !same_boot && *sight == Observed::Gone => mount.phase = rest,
             // The publish stays with its user. The target is bound again only where the mount comes back by itself.
             Phase::Mounted if *sight == Observed::Unbound && rest == Phase::Lost => {}
             Phase::Mounted => gone(volume, key, *sight, rest),
-            Phase::Waiting if !same_boot => mount.phase = rest,
             Phase::Lost | Phase::Waiting => {}
         }
     }

@@ -9,6 +9,7 @@ use super::*;
 use crate::store::rows::{AccessMode, AttachmentMode, Propagation, Usage};
 use crate::store::rows::{MountSpec, MountStatus, Restore, VolumeKey};
 use crate::volume::model::admission::OF_UID;
+use crate::volume::model::observed::same_after_boot;
 use crate::volume::model::write_ahead::{cover, foreseen};
 
 pub fn key(consumer: u8) -> MountKey {
@@ -156,13 +157,16 @@ enum Act {
     /// csid dies here and starts again; the world stays.
     Crash,
     Reboot,
+    /// The power goes: the journal has what was synced.
+    PowerCut,
     /// An unmount behind csid's back: of the published path, of the target, or of both.
     Remove(u8, bool, bool),
     /// The server of the volume dies.
     Die,
 }
 
-/// End of an effect: whether it happened, and what csid learns of it. 0: csid dies before the outcome is written.
+/// End of an effect: whether it happened, and what csid learns of it. 0: csid dies before the outcome is written. 10: the power goes
+/// before that, and the intent is on the disk if the effect happened.
 #[derive(Clone, Debug)]
 struct End {
     happened: bool,
@@ -177,21 +181,26 @@ fn act() -> impl Strategy<Value = Act> {
         2 => consumer.clone().prop_map(Act::Undo),
         2 => Just(Act::Crash),
         1 => Just(Act::Reboot),
+        1 => Just(Act::PowerCut),
         2 => (consumer, any::<bool>(), any::<bool>()).prop_map(|(c, source, target)| Act::Remove(c, source, target)),
         2 => Just(Act::Die),
     ]
 }
 
 fn end() -> impl Strategy<Value = End> {
-    (any::<bool>(), 0..10_u8).prop_map(|(happened, told)| End { happened, told })
+    (any::<bool>(), 0..11_u8).prop_map(|(happened, told)| End { happened, told })
 }
 
 struct Run {
     volume: Volume,
+    /// Rows that the last sync wrote.
+    durable: Volume,
     world: World,
     stages: bool,
     /// Mounts that were answered and whose unmount was not requested since.
     answered: BTreeSet<MountKey>,
+    /// Mounts whose unmount was answered, and that were not requested since.
+    gone: BTreeSet<MountKey>,
     ends: std::vec::IntoIter<End>,
 }
 
@@ -208,6 +217,9 @@ impl Run {
         for key in &self.answered {
             assert!(self.volume.mount(key).is_some_and(|row| row.kept), "an answered mount was forgotten");
         }
+        for key in &self.gone {
+            assert!(self.volume.mount(key).is_none_or(|row| !row.kept), "an answered unmount was forgotten");
+        }
     }
 
     fn crash(&mut self, same_boot: bool) {
@@ -216,6 +228,15 @@ impl Run {
         }
         let sights = self.volume.mounts.iter().map(|row| self.world.sight(row)).collect();
         self.step(MountEvent::Recovered { same_boot, sights });
+        self.durable = self.volume.clone();
+    }
+
+    /// Syncs `rows`, unless the synced ones mean the same after a power cut. Returns the rows that were synced before.
+    fn sync(&mut self, rows: &Volume) -> Volume {
+        match same_after_boot(&self.durable, rows) {
+            true => self.durable.clone(),
+            false => std::mem::replace(&mut self.durable, rows.clone()),
+        }
     }
 
     /// Runs the effects as the actor does. Failures are rolled back or given up. At most `tries` effects are run.
@@ -226,6 +247,7 @@ impl Run {
             let effect = match next {
                 Next::Run(effect) => effect,
                 Next::Mounted => {
+                    self.sync(&self.volume.clone());
                     // An answered mount is there: staged, published, bound.
                     let row = self.volume.mount(key).expect("answered without a row");
                     assert_eq!(row.phase, Phase::Mounted);
@@ -237,11 +259,14 @@ impl Run {
                 Next::Gone | Next::Rest => {
                     let under_way = self.volume.mount(key).is_some_and(|row| row.phase == Phase::Mounting);
                     assert!(!under_way, "a mount ended without an end");
+                    self.sync(&self.volume.clone());
                     return true;
                 }
             };
             let ahead = foreseen(&self.volume, &effect);
+            let mut before = self.durable.clone();
             if !cover(&written, &ahead) {
+                before = self.sync(&ahead);
                 written = ahead;
             }
             let end = self.ends.next().unwrap_or(End { happened: true, told: 7 });
@@ -255,6 +280,11 @@ impl Run {
                     }
                     self.volume = written;
                     self.crash(true);
+                    return false;
+                }
+                10 => {
+                    self.volume = if end.happened { self.durable.clone() } else { before };
+                    self.crash(false);
                     return false;
                 }
                 1 => Outcome::NotSent,
@@ -283,6 +313,7 @@ impl Run {
                     (_, false) => MountEvent::Continue { key: key.clone() },
                     (false, true) => {
                         self.step(MountEvent::GaveUp { key: key.clone() });
+                        self.sync(&self.volume.clone());
                         return false;
                     }
                 };
@@ -299,6 +330,7 @@ impl Run {
         match act {
             Act::Mount(consumer) => {
                 let key = key(consumer);
+                self.gone.remove(&key);
                 if let Some(row) = self.volume.mount(&key) {
                     if !matches!(row.phase, Phase::Mounted | Phase::Lost | Phase::Waiting) {
                         return self.act(Act::Undo(consumer));
@@ -323,8 +355,10 @@ impl Run {
             Act::Unmount(consumer) => {
                 let key = key(consumer);
                 self.answered.remove(&key);
-                if let Some(next) = self.step(MountEvent::Unmount { key: key.clone() }) {
-                    self.drive(&key, next, 40);
+                if let Some(next) = self.step(MountEvent::Unmount { key: key.clone() })
+                    && self.drive(&key, next, 40)
+                {
+                    self.gone.insert(key);
                 }
             }
             Act::Undo(consumer) => {
@@ -338,6 +372,10 @@ impl Run {
             }
             Act::Crash => self.crash(true),
             Act::Reboot => self.crash(false),
+            Act::PowerCut => {
+                self.volume = self.durable.clone();
+                self.crash(false);
+            }
             Act::Remove(consumer, source, target) => {
                 let key = key(consumer);
                 if target {
@@ -458,8 +496,8 @@ fn lost_publish_is_repeated_before_the_bind() {
 }
 
 fn run(stages: bool) -> Run {
-    let (volume, world, answered) = (volume(), World::default(), BTreeSet::new());
-    Run { volume, world, stages, answered, ends: Vec::new().into_iter() }
+    let (world, answered, gone) = Default::default();
+    Run { volume: volume(), durable: volume(), world, stages, answered, gone, ends: Vec::new().into_iter() }
 }
 
 /// Consumer 1's mounts do not come back by themselves. Consumer 0 has a target.

@@ -1,5 +1,6 @@
 //! A volume's rows, and the types that [`step`](super::step) takes and returns.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::store::rows::{Leg, MountKey, MountRow, MountSpec, Phase, Restore, VolumeKey, VolumeRow};
@@ -159,6 +160,18 @@ pub enum Next {
     Rest,
 }
 
+/// Returns the ranges of both lists that remain without the objects that both share at their beginning and end. One changed row
+/// of a thousand remains alone.
+pub(in crate::volume) fn between(
+    one: &[Arc<MountRow>],
+    other: &[Arc<MountRow>],
+) -> (Range<usize>, Range<usize>) {
+    let same = |(one, other): &(&Arc<MountRow>, &Arc<MountRow>)| Arc::ptr_eq(one, other);
+    let front = one.iter().zip(other).take_while(same).count();
+    let back = one[front..].iter().rev().zip(other[front..].iter().rev()).take_while(same).count();
+    (front..one.len() - back, front..other.len() - back)
+}
+
 /// Returns whether the row has this key. The rows of a volume differ in their consumers, so the consumers are compared first.
 pub(super) fn has_key(mount: &MountRow, key: &MountKey) -> bool {
     mount.key.consumer == key.consumer && mount.key == *key
@@ -230,9 +243,13 @@ pub(in crate::volume) fn shows_it(mount: &MountRow) -> bool {
 
 /// Returns the phase in which a mount rests if it cannot be made now.
 pub(in crate::volume) fn rest(mount: &MountRow) -> Phase {
-    match mount.spec.restore {
+    if mount.status.healing { Phase::Waiting } else { at_rest(mount.spec.restore) }
+}
+
+/// Returns the phase in which a mount rests that is not being healed.
+pub(in crate::volume::model) fn at_rest(restore: Restore) -> Phase {
+    match restore {
         Restore::Auto => Phase::Waiting,
-        Restore::Hold if mount.status.healing => Phase::Waiting,
         Restore::Hold => Phase::Lost,
     }
 }

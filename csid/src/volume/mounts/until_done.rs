@@ -145,9 +145,8 @@ impl Executor<'_> {
             }
             Purpose::Unmount | Purpose::Settle => None,
         };
-        // The removal of a rolled-back mount's row need not outlive a power cut, because its intent did not have to either.
-        let durability = if purpose == Purpose::Unmount { Durability::Disk } else { Durability::Process };
-        self.persist(durability, event).await?;
+        // After a power cut the intent of a mount makes it again, so the removal of a rolled-back mount has to be durable, too.
+        self.persist(Durability::Disk, event).await?;
         match why {
             Some(why) => Err(why),
             None if purpose == Purpose::Mount => {
@@ -183,7 +182,7 @@ impl Executor<'_> {
             .filter(|_| failure.orphan)
             .and_then(|row| mount_events::ended(EventKind::Orphan, Some(row), Some(&failure.error)));
         let persisted = match event.map_or(Ok(Next::Rest), |event| self.event(event)) {
-            Ok(_) => self.persist(if keep { Durability::Disk } else { Durability::Process }, orphan).await,
+            Ok(_) => self.persist(Durability::Disk, orphan).await,
             Err(error) => Err(error.into()),
         };
         match (persisted, why) {

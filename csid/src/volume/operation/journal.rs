@@ -1,16 +1,16 @@
 //! The rows of a volume, and their difference to the journal, which the next commit writes.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::store::rows::{MountKey, MountRow, NewEvent};
-use crate::store::{Change, Durability, Store};
+use crate::store::{Change, Durability, Store, Syncing};
 use crate::volume::model::admission::Refusal;
+use crate::volume::model::observed::same_after_boot;
 use crate::volume::model::step;
 use crate::volume::model::subject::Subject;
-use crate::volume::model::volume::{Effect, MountEvent, Next, Volume};
+use crate::volume::model::volume::{Effect, MountEvent, Next, Volume, between};
 use crate::volume::model::write_ahead::{cover, foreseen};
 use crate::volume::operation::running::Unfinished;
 use crate::volume::operation::table::now_usec;
@@ -20,27 +20,33 @@ pub(in crate::volume) struct JournaledVolume {
     written: Volume,
     /// The rows that the commit under way writes. `None`: no commit is under way.
     writing: Option<Volume>,
+    /// The newest rows that are or will be on the disk. All that was written since means the same after another boot. `None`: not
+    /// known.
+    durable: Option<DurableRows>,
     /// Unfinished releases of claims of this node, and unfinished controller calls. The registry has their records.
     unfinished: BTreeMap<Subject, Unfinished>,
+}
+
+struct DurableRows {
+    rows: Volume,
+    /// The sync, which may have ended.
+    syncing: Syncing,
 }
 
 fn pointers(rows: &[Arc<MountRow>]) -> HashSet<*const MountRow> {
     rows.iter().map(Arc::as_ptr).collect()
 }
 
-/// Returns the ranges of both lists that remain without the objects that both share at their beginning and end. One changed row
-/// of a thousand remains alone.
-fn between(one: &[Arc<MountRow>], other: &[Arc<MountRow>]) -> (Range<usize>, Range<usize>) {
-    let same = |(one, other): &(&Arc<MountRow>, &Arc<MountRow>)| Arc::ptr_eq(one, other);
-    let front = one.iter().zip(other).take_while(same).count();
-    let back = one[front..].iter().rev().zip(other[front..].iter().rev()).take_while(same).count();
-    (front..one.len() - back, front..other.len() - back)
-}
-
 impl JournaledVolume {
     /// Makes the rows of a volume as the journal holds them.
     pub(in crate::volume) fn new(volume: Volume) -> Self {
-        JournaledVolume { written: volume.clone(), now: volume, writing: None, unfinished: BTreeMap::new() }
+        JournaledVolume {
+            written: volume.clone(),
+            now: volume,
+            writing: None,
+            durable: None,
+            unfinished: BTreeMap::new(),
+        }
     }
 
     pub(in crate::volume) fn volume(&self) -> &Volume {
@@ -150,7 +156,8 @@ impl JournaledVolume {
         }
     }
 
-    /// Makes the journal hold the current rows, with `event`.
+    /// Makes the journal hold the current rows, with `event`. An outcome waits for the sync of its intent, and needs no other one if
+    /// the intent means the same after a power cut.
     pub(in crate::volume) async fn persist(
         &mut self,
         store: &Store,
@@ -159,34 +166,58 @@ impl JournaledVolume {
     ) -> Result<()> {
         let mut changes = self.changes();
         changes.extend(event.map(Change::Event));
-        self.commit(store, changes, durability).await
+        let committed = match (durability, self.durable.take()) {
+            (Durability::Disk, Some(durable)) if same_after_boot(&durable.rows, &self.now) => {
+                match durable.syncing.ended().await {
+                    Ok(()) => store.commit(changes, Durability::Process).await,
+                    Err(error) => Err(error),
+                }
+            }
+            (Durability::Disk, _) => store.commit(changes, Durability::Disk).await,
+            (Durability::Process, durable) => {
+                self.durable = durable.filter(|durable| same_after_boot(&durable.rows, &self.now));
+                store.commit(changes, Durability::Process).await
+            }
+        };
+        self.ended(committed.map_err(Error::from))
     }
 
-    /// Makes the journal hold the intent of `effect`, which has to survive csid, not the host.
+    /// Makes the journal hold the intent of `effect`, which has to survive csid. Its sync goes on during the effect.
     pub(in crate::volume) async fn intend(&mut self, store: &Store, effect: &Effect) -> Result<()> {
         let changes = self.intent(effect);
-        self.commit(store, changes, Durability::Process).await
+        if changes.is_empty() {
+            // Even with a foreseen intent the effect must not start if the journal was found damaged since.
+            let committed = store.writable();
+            return self.ended(committed);
+        }
+        let is_durable = match (&self.durable, &self.writing) {
+            (Some(durable), Some(writing)) => same_after_boot(&durable.rows, writing),
+            _ => false,
+        };
+        let committed = match is_durable {
+            true => store.commit(changes, Durability::Process).await,
+            false => {
+                self.durable = None;
+                store.commit_and_sync(changes).await.map(|syncing| {
+                    let rows = self.writing.clone();
+                    self.durable = rows.map(|rows| DurableRows { rows, syncing });
+                })
+            }
+        };
+        self.ended(committed.map_err(Error::from))
     }
 
-    async fn commit(&mut self, store: &Store, changes: Vec<Change>, durability: Durability) -> Result<()> {
-        let committed = if changes.is_empty() && durability == Durability::Process {
-            // Even with a foreseen intent the effect must not start if the journal was found damaged since.
-            store.writable()
-        } else {
-            store.commit(changes, durability).await.map_err(Error::from)
-        };
+    /// Notes the end of a commit.
+    fn ended(&mut self, committed: Result<()>) -> Result<()> {
         match committed {
-            Ok(()) => {
-                self.committed();
-                Ok(())
-            }
-            Err(error) => {
+            Ok(()) => self.committed(),
+            Err(_) => {
                 // The written intent stays true for an effect whose outcome is not written.
                 self.writing = None;
                 self.now.clone_from(&self.written);
-                Err(error)
             }
         }
+        committed
     }
 }
 
