@@ -68,8 +68,9 @@ pub(super) fn alone(path: &Path) -> Result<Connection, StoreError> {
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(at("open"))?;
     // Nobody else opens it while csid runs (copy file and log to look into them), so the log's index is
     // kept in memory: that saves locks, and a journal on a full disk can still be opened and read.
+    // A checkpoint by SQLite within a commit would sync the log, and ignore a failure (`Journal::checkpoint`).
     let settings = "PRAGMA locking_mode = exclusive; PRAGMA cache_size = -2048; PRAGMA temp_store = memory;
-                    PRAGMA wal_autocheckpoint = 2000; PRAGMA journal_size_limit = 16777216;";
+                    PRAGMA wal_autocheckpoint = 0; PRAGMA journal_size_limit = 16777216;";
     db.execute_batch(settings).map_err(at("open"))?;
     Ok(db)
 }

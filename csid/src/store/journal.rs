@@ -34,6 +34,8 @@ const EVENT_BLOCK: u64 = 10_000;
 /// Events kept; when there are this many more, the oldest are deleted.
 const EVENTS_KEPT: u64 = 10_000;
 const EVENTS_TRIMMED: u64 = 256;
+/// Pages that the log holds before they are moved into the file. A group of commits may add more.
+const LOG_PAGES: i32 = 2_000;
 /// More commits than a power cut can take back: the log is synced at the latest when it holds 2,000 pages and
 /// what one group adds, and each commit writes a page.
 const INDEX_LEAP: u64 = 100_000;
@@ -243,7 +245,7 @@ impl Journal {
         let path = self.path();
         let done = match self.transaction(requests) {
             // The log itself may be what fills the disk.
-            Err(StoreError::Full) if self.empty_log() => self.transaction(requests),
+            Err(StoreError::Full) if self.empty_log()? => self.transaction(requests),
             done => done,
         };
         done.map_err(|error| error.of(&path))
@@ -255,16 +257,34 @@ impl Journal {
         if let Some(damage) = self.damage() {
             return Err(damage);
         }
-        sync_log(&self.file.db).map_err(|source| StoreError::Corrupt {
-            path: self.path(),
-            why: format!("cannot sync its log: {source}"),
+        sync_log(&self.file.db).map_err(|source| {
+            if let Some(mark) = &self.mark {
+                mark.set_unsynced();
+            }
+            StoreError::Corrupt { path: self.path(), why: format!("cannot sync its log: {source}") }
         })
     }
 
-    /// Move the log into the file and give its space back; whether that was done.
-    fn empty_log(&self) -> bool {
+    /// Moves a long log into the file. Call this after each group of commits.
+    pub fn checkpoint(&self) -> Result<(), StoreError> {
+        if self.damage.is_some() || pages_written(&self.file.db, false) < LOG_PAGES {
+            return Ok(());
+        }
+        self.sync()?;
+        pages_written(&self.file.db, true);
+        // A page that is not in the file stays in the log, and the next checkpoint tries again.
+        let moved = self.file.db.query_row("PRAGMA wal_checkpoint(passive)", [], |_| Ok(()));
+        if let Err(error) = moved {
+            tracing::warn!(%error, "the journal's log could not be moved into its file");
+        }
+        Ok(())
+    }
+
+    /// Moves the log into the file and gives its space back. Returns whether that was done.
+    fn empty_log(&self) -> Result<bool, StoreError> {
+        self.sync()?;
         let busy = self.file.db.query_row("PRAGMA wal_checkpoint(truncate)", [], |row| row.get::<_, i64>(0));
-        matches!(busy, Ok(0))
+        Ok(matches!(busy, Ok(0)))
     }
 
     fn transaction(&mut self, requests: &[&Work]) -> Result<Done, StoreError> {
@@ -380,6 +400,18 @@ impl Journal {
     }
 }
 
+/// Returns the number of pages that SQLite has written, and begins to count anew if `resets`.
+fn pages_written(db: &Connection, resets: bool) -> i32 {
+    let (mut pages, mut most) = (0, 0);
+    // SAFETY: the connection is open, and this writes two numbers.
+    let read = unsafe {
+        let counter = ffi::SQLITE_DBSTATUS_CACHE_WRITE;
+        ffi::sqlite3_db_status(db.handle(), counter, &raw mut pages, &raw mut most, resets.into())
+    };
+    // Without the count each group of commits would be moved at once.
+    if read == ffi::SQLITE_OK { pages } else { LOG_PAGES }
+}
+
 /// Syncs the file of SQLite's write-ahead log.
 fn sync_log(db: &Connection) -> rusqlite::Result<()> {
     let mut log: *mut ffi::sqlite3_file = std::ptr::null_mut();
@@ -409,7 +441,9 @@ fn boot() -> String {
 
 /// Checks that this is the journal that csid had in this boot, with all commits that csid has seen.
 fn whole(known: &(String, u64), id: &str, newest: u64, path: &Path) -> Result<(), StoreError> {
-    let why = if id != known.0 {
+    let why = if known.1 == mark::UNSYNCED {
+        "its log could not be synced since the host booted".to_owned()
+    } else if id != known.0 {
         "it is another journal than the one that csid had since the host booted".to_owned()
     } else if newest < known.1 {
         "its newest commits are missing".to_owned()

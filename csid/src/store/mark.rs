@@ -7,6 +7,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 const NAME: &str = "journal-seen";
+/// The noted commit of a journal whose log could not be synced.
+pub(super) const UNSYNCED: u64 = u64::MAX;
 
 /// The note in the runtime directory. Where it cannot be written less is noticed, and nothing else is lost.
 pub(super) struct Mark {
@@ -23,6 +25,11 @@ impl Mark {
         let mark = Mark { file: open.ok(), about: format!("{boot} {journal}") };
         mark.set(newest);
         mark
+    }
+
+    /// Notes that the log could not be synced. Until the next boot no journal is as new as this.
+    pub fn set_unsynced(&self) {
+        self.set(UNSYNCED);
     }
 
     pub fn set(&self, modify_index: u64) {

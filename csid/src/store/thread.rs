@@ -168,7 +168,9 @@ fn settle(
             shared.counts.count(&events);
             let index = journal.counters.modify_index;
             shared.modify_index.store(index, Ordering::Release);
-            shared.sequence.store(journal.counters.sequence, Ordering::Release);
+            if !reserves {
+                shared.sequence.store(journal.counters.sequence, Ordering::Release);
+            }
             let mut swapped = false;
             for (commit, done) in group.into_iter().zip(answers) {
                 if let (Ok(()), Work::Swap(swap, _)) = (&done, &commit.work) {
@@ -243,9 +245,16 @@ impl Unsynced {
                 Unanswered::Sync(answer) => drop(answer.send(synced)),
             }
         }
+        if synced.is_err() {
+            return;
+        }
+        shared.sequence.store(journal.counters.sequence, Ordering::Release);
         for event in events {
             // It is no error if there is no listener.
             drop(shared.events.send(event));
+        }
+        if let Err(error) = journal.checkpoint() {
+            is_new_damage(journal, &error, shared);
         }
     }
 }

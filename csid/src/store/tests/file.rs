@@ -153,3 +153,24 @@ fn full_disk_loses_nothing() {
     assert_eq!(journal.counters.sequence, before.sequence + 1);
     assert_eq!(journal.mounts(&MountFilter::default()).unwrap().len(), 506);
 }
+
+/// SQLite would move the log within a commit, and ignore that the log could not be synced.
+#[test]
+fn long_log_moves_at_a_checkpoint_alone() {
+    let (_root, directory) = temporary();
+    let (mut journal, _) = open_journal(&directory).unwrap();
+    let size = || std::fs::metadata(database(&directory)).unwrap().len();
+    let first = size();
+    journal.checkpoint().unwrap();
+    for batch in 0..8 {
+        let mounts = (0..2_000).map(|n| Change::PutMount(mount(&format!("v{batch}"), &n.to_string()).into()));
+        commit(&mut journal, mounts.collect()).unwrap();
+    }
+    assert_eq!(size(), first, "a commit moved the log");
+    journal.checkpoint().unwrap();
+    let moved = size();
+    assert!(moved > first, "the log is long");
+    commit(&mut journal, vec![event("e")]).unwrap();
+    journal.checkpoint().unwrap();
+    assert_eq!(size(), moved, "the log is short");
+}

@@ -40,7 +40,9 @@ fn ending(by: OperationKind) -> &'static str {
 fn stopped(kind: Kind) -> &'static str {
     match kind {
         Kind::TimedOut => "deadline exceeded; the operation is being rolled back",
-        Kind::ShuttingDown => "csid is stopping; the next csid rolls the operation back",
+        Kind::ShuttingDown => {
+            "csid is stopping; the next csid rolls the operation back, and makes a mount again if the host has booted"
+        }
         _ => "the operation was cancelled and is being rolled back",
     }
 }

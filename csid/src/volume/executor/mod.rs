@@ -60,6 +60,7 @@ impl<'a> Executor<'a> {
         rows: &'a mut JournaledVolume,
         operation: RunningOperation,
     ) -> Self {
+        rows.begin();
         Executor {
             shared,
             rows,

@@ -83,8 +83,8 @@ pub fn admit(volume: &Volume, wanted: &DesiredMount, abilities: Option<Abilities
 
 /// Checks the rules for a second user of a volume (CSI rules 28, 34).
 fn compatible(volume: &Volume, wanted: &DesiredMount) -> Result<(), Refusal> {
-    let others: Vec<&MountRow> =
-        volume.mounts.iter().map(Arc::as_ref).filter(|mount| !has_key(mount, &wanted.key)).collect();
+    let is_other = |mount: &&MountRow| !has_key(mount, &wanted.key) && !volume.has_ended(mount);
+    let others: Vec<&MountRow> = volume.mounts.iter().map(Arc::as_ref).filter(is_other).collect();
     let names = |rows: &[&MountRow]| rows.iter().map(|row| row.key.consumer.clone()).collect::<Vec<_>>();
     if others.is_empty() {
         return Ok(());

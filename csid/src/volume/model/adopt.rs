@@ -33,7 +33,7 @@ pub(super) fn adopt(
     if let Some(row) = volume.mounts.iter().find(|row| row.key != *key && row.source == at.source) {
         return Err(Refusal::Conflict { what: "the path", holders: vec![row.key.consumer.clone()] });
     }
-    if volume.mounts.iter().all(|row| row.key == *key) {
+    if volume.mounts.iter().all(|row| row.key == *key || volume.has_ended(row)) {
         volume.row.namespace.clone_from(&key.namespace);
         volume.row.volume.clone_from(&key.volume);
     }

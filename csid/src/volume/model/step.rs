@@ -136,7 +136,7 @@ pub fn step(volume: &Volume, event: MountEvent) -> Result<(Volume, Next), Refusa
 
 /// Enters the row, or wakes a row at rest.
 fn begin(volume: &mut Volume, wanted: &DesiredMount, paths: Paths, abilities: Abilities) {
-    if volume.mounts.iter().all(|mount| mount.key == wanted.key) {
+    if volume.mounts.iter().all(|mount| mount.key == wanted.key || volume.has_ended(mount)) {
         volume.row.namespace.clone_from(&wanted.key.namespace);
         volume.row.volume.clone_from(&wanted.key.volume);
     }

@@ -205,6 +205,13 @@ impl Volume {
             && mount.publish == Leg::Absent
     }
 
+    /// Returns whether only the row is left of an unmount. A power cut may have taken back its removal.
+    pub(in crate::volume) fn has_ended(&self, mount: &MountRow) -> bool {
+        matches!(mount.phase, Phase::Unmounting | Phase::Uncertain)
+            && !mount.kept
+            && [self.row.stage, mount.publish, mount.target].iter().all(|leg| *leg == Leg::Absent)
+    }
+
     /// Returns whether the publish of another mount, or a target that shows it, may exist. If so, the volume must stay staged.
     pub(in crate::volume) fn published_elsewhere(&self, key: &MountKey) -> bool {
         let used = |mount: &MountRow| mount.publish != Leg::Absent || shows_it(mount);

@@ -49,6 +49,11 @@ impl JournaledVolume {
         }
     }
 
+    /// Begins an operation. It syncs its first intent, and with it what it has committed before, such as its claim.
+    pub(in crate::volume) fn begin(&mut self) {
+        self.durable = None;
+    }
+
     pub(in crate::volume) fn volume(&self) -> &Volume {
         &self.now
     }
@@ -166,6 +171,10 @@ impl JournaledVolume {
     ) -> Result<()> {
         let mut changes = self.changes();
         changes.extend(event.map(Change::Event));
+        if changes.is_empty() && durability == Durability::Process {
+            let committed = store.writable();
+            return self.ended(committed);
+        }
         let committed = match (durability, self.durable.take()) {
             (Durability::Disk, Some(durable)) if same_after_boot(&durable.rows, &self.now) => {
                 match durable.syncing.ended().await {

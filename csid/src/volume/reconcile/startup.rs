@@ -209,15 +209,18 @@ fn unfinished(record: &Record, node: &str) -> Vec<Left> {
     claims.chain(attached).chain(registration).collect()
 }
 
-/// Returns the event for a mount that was mounted and is not any more. `None`: the mount is there, or was not mounted.
+/// Returns the event for a mount that was mounted, or may have been, and is not any more. `None`: the mount is there, or was not
+/// mounted.
 fn tell(row: &MountRow, sight: Observed, same_boot: bool) -> Option<NewEvent> {
-    match (row.phase, sight) {
-        (Phase::Mounted, Observed::Gone | Observed::Unbound) => {
-            let why = if same_boot { "removed behind csid's back" } else { "the host has booted" };
-            Some(watched(EventKind::MountLost, row, why))
+    let why = match (row.phase, sight) {
+        // The journal may lack the outcome of an answered mount.
+        (Phase::Mounted | Phase::Mounting, Observed::Gone | Observed::Unbound) if !same_boot => {
+            "the host has booted"
         }
-        _ => None,
-    }
+        (Phase::Mounted, Observed::Gone | Observed::Unbound) => "removed behind csid's back",
+        _ => return None,
+    };
+    Some(watched(EventKind::MountLost, row, why))
 }
 
 #[cfg(test)]
