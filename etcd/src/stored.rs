@@ -96,9 +96,6 @@ impl Stored {
                 if (&claim.node, &claim.consumer) != (node, consumer) {
                     return Err("the claim is of another node or consumer".into());
                 }
-                if let Some(other) = self.record.claims.get(consumer).filter(|other| other.node != *node) {
-                    return Err(format!("the consumer has a claim of the node {}, too", other.node));
-                }
                 self.record.claims.insert(Claim { modify_index: revision, ..claim });
             }
             Part::Attachment(_) => {
@@ -132,9 +129,7 @@ impl Stored {
             }
             Part::Registration => self.record.registration = None,
             Part::Claim(node, consumer) => {
-                if self.record.claims.get(consumer).is_some_and(|claim| claim.node == *node) {
-                    self.record.claims.remove(consumer);
-                }
+                self.record.claims.remove_at(consumer, node);
             }
             Part::Attachment(_) => {
                 if let Ok(at) = self.place(part) {

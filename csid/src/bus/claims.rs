@@ -200,6 +200,8 @@ pub(super) mod tests {
             secrets_given: true,
             error: Some("failed once".into()),
             since_usec: 1,
+            id: String::new(),
+            call: String::new(),
             modify_index: 2,
         }
     }

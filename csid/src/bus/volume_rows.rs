@@ -119,6 +119,7 @@ mod tests {
         };
         let registration = Registration {
             uid: 0,
+            owner: String::new(),
             spec,
             standing: Standing::Registered,
             origin: Origin::Bus,

@@ -128,6 +128,13 @@ pub struct Claim {
     pub error: Option<String>,
     #[serde(default)]
     pub since_usec: u64,
+    /// The random name that a cluster's server gave the claim. Empty: csid alone took it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub id: String,
+    /// The call that asked a cluster's server for the claim: the caller's identity, a slash, and its name of the call. Empty: csid
+    /// alone took it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub call: String,
     /// Set by the store at commit.
     #[serde(skip)]
     pub modify_index: u64,

@@ -1,10 +1,13 @@
 //! The claims of one volume. Copies share them: a change copies the claim that it changes, and no other.
+//!
+//! A claim is of a consumer on a node. On one host a consumer has one claim. In a cluster consumers of two nodes may have the same
+//! name.
 
 use std::sync::Arc;
 
 use crate::store::claim::Claim;
 
-/// Claims by consumer, one of each.
+/// Claims by consumer and node, one of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimSet(Arc<Vec<Arc<Claim>>>);
 
@@ -20,7 +23,7 @@ impl ClaimSet {
         self.0.is_empty()
     }
 
-    /// In the order of their consumers.
+    /// In the order of their consumers, then of their nodes.
     pub fn iter(&self) -> impl Iterator<Item = &Claim> {
         self.0.iter().map(Arc::as_ref)
     }
@@ -29,19 +32,31 @@ impl ClaimSet {
         self.iter().next()
     }
 
+    /// Returns the first claim of a consumer, whatever its node.
     pub fn get(&self, consumer: &str) -> Option<&Claim> {
-        self.place(consumer).ok().map(|at| self.0[at].as_ref())
+        self.first_of(consumer).map(|at| self.0[at].as_ref())
     }
 
-    /// The claim to change; its consumer has to stay.
+    /// Returns the claim of a consumer on a node.
+    pub fn get_at(&self, consumer: &str, node: &str) -> Option<&Claim> {
+        self.place(consumer, node).ok().map(|at| self.0[at].as_ref())
+    }
+
+    /// Returns the first claim of a consumer to change it; its consumer and node have to stay.
     pub fn get_mut(&mut self, consumer: &str) -> Option<&mut Claim> {
-        let at = self.place(consumer).ok()?;
+        let at = self.first_of(consumer)?;
         Some(Arc::make_mut(&mut Arc::make_mut(&mut self.0)[at]))
     }
 
-    /// Enters a claim in place of its consumer's earlier one.
+    /// Returns the claim of a consumer on a node to change it; its consumer and node have to stay.
+    pub fn get_mut_at(&mut self, consumer: &str, node: &str) -> Option<&mut Claim> {
+        let at = self.place(consumer, node).ok()?;
+        Some(Arc::make_mut(&mut Arc::make_mut(&mut self.0)[at]))
+    }
+
+    /// Enters a claim in place of its consumer's earlier one on the same node.
     pub fn insert(&mut self, claim: Claim) {
-        let place = self.place(&claim.consumer);
+        let place = self.place(&claim.consumer, &claim.node);
         let claims = Arc::make_mut(&mut self.0);
         match place {
             Ok(at) => claims[at] = Arc::new(claim),
@@ -49,13 +64,14 @@ impl ClaimSet {
         }
     }
 
-    pub fn remove(&mut self, consumer: &str) {
-        if let Ok(at) = self.place(consumer) {
+    /// Removes the claim of a consumer on a node.
+    pub fn remove_at(&mut self, consumer: &str, node: &str) {
+        if let Ok(at) = self.place(consumer, node) {
             Arc::make_mut(&mut self.0).remove(at);
         }
     }
 
-    /// The claims that differ, by consumer. One that both sets share is not looked into.
+    /// The claims that differ, by consumer and node. One that both sets share is not looked into.
     pub fn differences<'a>(&'a self, other: &'a ClaimSet) -> Vec<Difference<'a>> {
         let mut found = Vec::new();
         if Arc::ptr_eq(&self.0, &other.0) {
@@ -66,14 +82,14 @@ impl ClaimSet {
             match (had, has) {
                 ([], []) => return found,
                 ([one, had_rest @ ..], [two, has_rest @ ..])
-                    if Arc::ptr_eq(one, two) || one.consumer == two.consumer =>
+                    if Arc::ptr_eq(one, two) || key(one) == key(two) =>
                 {
                     if one != two {
                         found.push((Some(one.as_ref()), Some(two.as_ref())));
                     }
                     (had, has) = (had_rest, has_rest);
                 }
-                ([one, rest @ ..], [two, ..]) if one.consumer < two.consumer => {
+                ([one, rest @ ..], [two, ..]) if key(one) < key(two) => {
                     found.push((Some(one.as_ref()), None));
                     had = rest;
                 }
@@ -89,9 +105,18 @@ impl ClaimSet {
         }
     }
 
-    fn place(&self, consumer: &str) -> Result<usize, usize> {
-        self.0.binary_search_by(|claim| claim.consumer.as_str().cmp(consumer))
+    fn place(&self, consumer: &str, node: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|claim| key(claim).cmp(&(consumer, node)))
     }
+
+    fn first_of(&self, consumer: &str) -> Option<usize> {
+        let at = self.0.partition_point(|claim| claim.consumer.as_str() < consumer);
+        self.0.get(at).filter(|claim| claim.consumer == consumer).map(|_| at)
+    }
+}
+
+fn key(claim: &Claim) -> (&str, &str) {
+    (&claim.consumer, &claim.node)
 }
 
 impl<'a> IntoIterator for &'a ClaimSet {
@@ -106,11 +131,11 @@ impl<'a> IntoIterator for &'a ClaimSet {
 impl FromIterator<Claim> for ClaimSet {
     fn from_iter<I: IntoIterator<Item = Claim>>(claims: I) -> Self {
         let mut claims: Vec<Arc<Claim>> = claims.into_iter().map(Arc::new).collect();
-        if !claims.is_sorted_by(|one, next| one.consumer < next.consumer) {
-            // The last of several claims of one consumer stays.
+        if !claims.is_sorted_by(|one, next| key(one) < key(next)) {
+            // The last of several claims of one consumer and node stays.
             claims.reverse();
-            claims.sort_by(|one, other| one.consumer.cmp(&other.consumer));
-            claims.dedup_by(|later, kept| later.consumer == kept.consumer);
+            claims.sort_by(|one, other| key(one).cmp(&key(other)));
+            claims.dedup_by(|later, kept| key(later) == key(kept));
         }
         ClaimSet(Arc::new(claims))
     }
@@ -145,6 +170,13 @@ mod testing {
     }
 
     impl ClaimSet {
+        /// Removes the first claim of a consumer, whatever its node.
+        pub fn remove(&mut self, consumer: &str) {
+            if let Some(at) = self.first_of(consumer) {
+                Arc::make_mut(&mut self.0).remove(at);
+            }
+        }
+
         /// How many claims are in memory once for both sets.
         pub fn shared_with(&self, other: &ClaimSet) -> usize {
             let is_other = |claim: &&Arc<Claim>| other.0.iter().any(|other| Arc::ptr_eq(claim, other));

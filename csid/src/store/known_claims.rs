@@ -59,7 +59,7 @@ impl KnownClaims {
         for (had, has) in changes(before, after) {
             match (had, has) {
                 (_, Some(claim)) => claims.insert(Claim { modify_index: revision, ..claim.clone() }),
-                (Some(claim), None) => claims.remove(&claim.consumer),
+                (Some(claim), None) => claims.remove_at(&claim.consumer, &claim.node),
                 (None, None) => {}
             }
         }

@@ -140,6 +140,9 @@ pub struct Expansion {
 #[serde(rename_all = "kebab-case")]
 pub struct Registration {
     pub uid: u32,
+    /// The identity that registered the volume in a cluster, such as `operator/a`. Empty: csid alone has it, for `uid`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub owner: String,
     pub spec: VolumeSpec,
     pub standing: Standing,
     #[serde(default)]
@@ -309,8 +312,14 @@ impl Record {
         self.claims.iter().map(|claim| claim.consumer.clone()).collect()
     }
 
+    /// Returns the claim of a consumer, which has one on this host.
     pub fn claim(&self, consumer: &str) -> Option<&Claim> {
         self.claims.get(consumer)
+    }
+
+    /// Returns the claim of a consumer on one node of a cluster.
+    pub fn claim_at(&self, consumer: &str, node: &str) -> Option<&Claim> {
+        self.claims.get_at(consumer, node)
     }
 
     pub fn attachment(&self, node: &str) -> Option<&Attachment> {

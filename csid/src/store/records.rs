@@ -326,9 +326,10 @@ fn put_claims(db: &Connection, before: &Record, after: &Record, modify_index: u6
     let name = &after.name;
     for (had, has) in known_claims::changes(before, after) {
         let Some(claim) = has else {
-            let sql = "DELETE FROM claims WHERE namespace = ?1 AND volume = ?2 AND consumer = ?3";
-            let consumer = had.map(|claim| &claim.consumer);
-            db.prepare_cached(sql)?.execute(params![name.namespace, name.volume, consumer])?;
+            let sql =
+                "DELETE FROM claims WHERE namespace = ?1 AND volume = ?2 AND consumer = ?3 AND node = ?4";
+            let (consumer, node) = had.map(|claim| (&claim.consumer, &claim.node)).unzip();
+            db.prepare_cached(sql)?.execute(params![name.namespace, name.volume, consumer, node])?;
             continue;
         };
         let sql = "INSERT INTO claims (namespace, volume, consumer, node, claim, modify_index, sum) \

@@ -145,11 +145,8 @@ async fn unreadable_value_hides_no_claim() {
     swap_in(&registry, new(record("other", &["job"]))).await.unwrap();
     let key = format!("{DATA}/claim/n1/job");
     let sound = raw.json(&key).await.to_string();
-    let twice = format!("{DATA}/claim/n2/job");
     let elsewhere = sound.replace("\"n1\"", "\"n2\"");
-    for (key, value) in
-        [(&key, "{}"), (&key, "not JSON"), (&key, elsewhere.as_str()), (&twice, elsewhere.as_str())]
-    {
+    for (key, value) in [(&key, "{}"), (&key, "not JSON"), (&key, elsewhere.as_str())] {
         raw.put(key, value).await;
         let why = message(registry.record(name("data")).await.err().unwrap());
         assert!(why.contains(key), "{why}");

@@ -33,6 +33,8 @@ pub fn claim(consumer: &str, node: &str) -> Claim {
         secrets_given: true,
         error: Some("\"quoted\"".into()),
         since_usec: 1_700_000_000_000_000,
+        id: String::new(),
+        call: String::new(),
         modify_index: 0,
     }
 }
@@ -49,6 +51,7 @@ pub fn record(volume: &str, consumers: &[&str]) -> Record {
     };
     let registration = Registration {
         uid: 7,
+        owner: String::new(),
         spec,
         standing: Standing::Registered,
         origin: Origin::File,

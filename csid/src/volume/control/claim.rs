@@ -18,11 +18,11 @@ use crate::store::registry::{
 use crate::volume::api::requests::Authority;
 use crate::volume::control::claim_effects::ClaimEffectFailure;
 use crate::volume::control::engine::Engine;
-use crate::volume::control::records::past;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
+use crate::volume::lifecycle::past;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
 use crate::volume::model::subject::{ClaimKey, Subject};
@@ -359,6 +359,7 @@ impl<S: Site> Engine<'_, S> {
             claims: record.claims.clone(),
             ahead: Vec::new(),
             attachments: record.attachments.clone(),
+            node: None,
             boot: self.records.boot(),
         }
     }
@@ -450,6 +451,7 @@ fn is_by_mount(before: &Record, after: &Record, event: &ClaimEvent) -> bool {
         | ClaimEvent::Continue { consumer }
         | ClaimEvent::Bind { consumer, .. }
         | ClaimEvent::Unbound { consumer }
+        | ClaimEvent::Detached { consumer }
         | ClaimEvent::Forget { consumer } => consumer,
         ClaimEvent::Ended { effect, .. } => &effect.consumer,
         ClaimEvent::Recovered { .. } => return false,

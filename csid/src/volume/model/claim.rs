@@ -35,6 +35,8 @@ pub struct Claims {
     pub ahead: Vec<Arc<Claim>>,
     /// Attachments that are not known to be absent.
     pub attachments: Vec<Attachment>,
+    /// Node whose claims the events name. `None`: csid alone, where a consumer has one claim, whatever its node.
+    pub node: Option<String>,
     /// Current boot. A volume that was attached in another boot is attached again before it is used.
     pub boot: String,
 }
@@ -90,7 +92,10 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), ClaimRefusal> {
         return other.map_or(Ok(()), |option| Err(ClaimRefusal::OtherOption { option }));
     }
     let others = || volume.claims.iter().chain(volume.ahead.iter().map(Arc::as_ref));
-    if wanted.uid != 0 && others().filter(|claim| claim.uid == wanted.uid).count() >= OF_UID {
+    // A uid is of one host.
+    let is_own =
+        |claim: &&Claim| claim.uid == wanted.uid && (volume.node.is_none() || claim.node == wanted.node);
+    if wanted.uid != 0 && others().filter(is_own).count() >= OF_UID {
         return Err(ClaimRefusal::TooMany);
     }
     if !volume.capabilities.contains(&capability) {
@@ -101,7 +106,7 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), ClaimRefusal> {
     }
     let conflict = |what, held: fn(&Claim, &Claim) -> bool| {
         let holders = others().filter(|other| held(other, wanted));
-        let holders: Vec<String> = holders.map(|other| other.consumer.clone()).collect();
+        let holders: Vec<String> = holders.map(|other| volume.shown(other)).collect();
         if holders.is_empty() { Ok(()) } else { Err(ClaimRefusal::Conflict { what, holders }) }
     };
     if volume.attachments.iter().any(|at| at.by_call.is_some()) {
@@ -149,6 +154,8 @@ pub enum ClaimEvent {
     Bind { consumer: String, bound: Bound },
     /// The unit or connection that the claim is bound to has ended, and the claim ends with it.
     Unbound { consumer: String },
+    /// The node of a cluster says that the consumer has nothing of the volume there any more.
+    Detached { consumer: String },
     /// Outcome of the effect.
     Ended { effect: ClaimEffect, outcome: ClaimOutcome },
     /// An operator states that the consumer is gone, with everything it had on its node. The claim is dropped as it is, and the
@@ -208,11 +215,26 @@ pub enum ClaimNext {
 
 impl Claims {
     pub fn claim(&self, consumer: &str) -> Option<&Claim> {
-        self.claims.get(consumer)
+        match &self.node {
+            Some(node) => self.claims.get_at(consumer, node),
+            None => self.claims.get(consumer),
+        }
     }
 
     fn claim_mut(&mut self, consumer: &str) -> Result<&mut Claim, ClaimRefusal> {
-        self.claims.get_mut(consumer).ok_or(ClaimRefusal::NoSuchClaim)
+        let claim = match &self.node {
+            Some(node) => self.claims.get_mut_at(consumer, node),
+            None => self.claims.get_mut(consumer),
+        };
+        claim.ok_or(ClaimRefusal::NoSuchClaim)
+    }
+
+    /// Returns the name of a claim's holder. Unit names are the same on many hosts, so in a cluster it begins with the node.
+    fn shown(&self, claim: &Claim) -> String {
+        match self.node {
+            Some(_) => format!("{}/{}", claim.node, claim.consumer),
+            None => claim.consumer.clone(),
+        }
     }
 
     pub fn leg(&self, node: &str) -> Leg {
@@ -278,7 +300,8 @@ impl Claims {
     /// Returns whether another claim on the same node may still have the volume.
     fn held_elsewhere(&self, claim: &Claim) -> bool {
         self.claims.iter().any(|other| {
-            (other.consumer != claim.consumer && other.node == claim.node)
+            other.consumer != claim.consumer
+                && other.node == claim.node
                 && matches!(other.state, ClaimState::Pending | ClaimState::Taken)
         })
     }
@@ -316,10 +339,18 @@ pub fn step(volume: &Claims, event: ClaimEvent) -> Result<(Claims, ClaimNext), C
             claim.bound.iter_mut().for_each(|bound| bound.ended = true);
             advance(&mut volume, &consumer)
         }
+        ClaimEvent::Detached { consumer } => {
+            let claim = volume.claim_mut(&consumer)?;
+            claim.releasing = true;
+            if claim.state == ClaimState::Taken {
+                claim.state = ClaimState::NodeDetached;
+            }
+            advance(&mut volume, &consumer)
+        }
         ClaimEvent::Ended { effect, outcome } => ended(&mut volume, &effect, outcome)?,
         ClaimEvent::Forget { consumer } => {
             let node = volume.claim_mut(&consumer)?.node.clone();
-            volume.claims.remove(&consumer);
+            volume.claims.remove_at(&consumer, &node);
             let is_detaching = volume.leg(&node) == Leg::Removing;
             let waits = |claim: &Claim| is_detaching && claim.state == ClaimState::Pending;
             if volume.claims.iter().all(|claim| claim.node != node || waits(claim)) {
@@ -426,7 +457,7 @@ fn advance(volume: &mut Claims, consumer: &str) -> ClaimNext {
                 None => return ClaimNext::Unseen,
             },
             (ClaimState::ControllerDetached, _) => {
-                volume.claims.remove(consumer);
+                volume.claims.remove_at(consumer, &claim.node);
                 return ClaimNext::Free;
             }
         };

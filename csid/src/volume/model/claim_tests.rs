@@ -49,6 +49,8 @@ fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -
         secrets_given: false,
         error: None,
         since_usec: 0,
+        id: String::new(),
+        call: String::new(),
         modify_index: 0,
     }
 }
@@ -556,6 +558,47 @@ fn plugin_without_attach_leaves_no_attachment() {
         held.attachments[0].boot = Some("before".into());
         assert!(matches!(step(&held, release()).unwrap().1, ClaimNext::Run(_)));
     }
+}
+
+fn in_cluster(node: &str, held: &[Claim]) -> Claims {
+    Claims { node: Some(node.to_owned()), ..holding(held) }
+}
+
+#[test]
+fn refusal_in_a_cluster_names_node_and_consumer() {
+    let held = in_cluster("n2", &[claim("web", "n1", Write, SingleNodeWriter)]);
+    let refused = step(&held, ClaimEvent::Claim(claim("web", "n2", Write, SingleNodeWriter)));
+    let holders = vec!["n1/web".to_owned()];
+    assert_eq!(refused, Err(ClaimRefusal::Conflict { what: "a single-node volume", holders }));
+}
+
+#[test]
+fn consumers_of_one_name_on_two_nodes_are_two() {
+    let [one, two] = ["n1", "n2"].map(|node| claim("web", node, Write, MultiNodeMultiWriter));
+    let held = in_cluster("n2", std::slice::from_ref(&one));
+    let (both, next) = step(&held, ClaimEvent::Claim(two)).unwrap();
+    assert_eq!((next, both.claims.len()), (ClaimNext::Taken, 2));
+    let (left, next) = step(&both, ClaimEvent::Detached { consumer: "web".into() }).unwrap();
+    assert_eq!((next, left.claims.len()), (ClaimNext::Free, 1));
+    assert_eq!(left.claims[0].node, "n1", "the other node's claim stays");
+    let gone = step(&left, ClaimEvent::Detached { consumer: "web".into() });
+    assert_eq!(gone, Err(ClaimRefusal::NoSuchClaim));
+    let of_uid: Vec<Claim> =
+        (0..OF_UID).map(|n| claim(&format!("c{n}"), "n1", Write, MultiNodeMultiWriter)).collect();
+    let same_uid = claim("web", "n2", Write, MultiNodeMultiWriter);
+    assert_eq!(admit(&in_cluster("n2", &of_uid), &same_uid), Ok(()), "a uid is of one host");
+}
+
+#[test]
+fn detached_claim_waits_for_others_of_its_node() {
+    let held = [claim("a", "n1", Write, MultiNodeMultiWriter), claim("b", "n1", Write, MultiNodeMultiWriter)];
+    let mut held = Claims { attaches: Some(true), ..in_cluster("n1", &held) };
+    held.attachments.push(Attachment::new("n1", Leg::Present));
+    let (held, next) = step(&held, ClaimEvent::Detached { consumer: "a".into() }).unwrap();
+    assert_eq!((next, held.leg("n1")), (ClaimNext::Free, Leg::Present), "the other one has it");
+    let (held, next) = step(&held, ClaimEvent::Detached { consumer: "b".into() }).unwrap();
+    assert!(matches!(next, ClaimNext::Run(ClaimEffect { action: ClaimAction::Detach, .. })), "{next:?}");
+    assert_eq!((held.claims[0].state, held.leg("n1")), (ClaimState::NodeDetached, Leg::Removing));
 }
 
 #[test]
