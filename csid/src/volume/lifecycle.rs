@@ -1,6 +1,7 @@
 //! Predicates on the record of a volume: its lifecycle from creation to deletion, and which uid may change it.
 
 use crate::error::{Error, Kind, Result};
+use crate::store::event_kind::EventKind;
 use crate::store::registry::{
     Capability, Claim, ClaimState, Creation, Heal, Origin, Record, Registration, Standing, Use, VolumeName,
     VolumeSpec,
@@ -125,9 +126,53 @@ pub(in crate::volume) fn is_being_deleted(record: &Record) -> bool {
     matches!(standing, Some(Standing::Deleting { .. }))
 }
 
+/// Refuses a registered volume that is being created or deleted.
+pub(in crate::volume) fn refuse_in_transition(record: &Record) -> Result<()> {
+    let busy = |why: &str| Err(Error::new(Kind::Busy, format!("{} {why}", record.name)));
+    match record.registration.as_ref().map(|registration| &registration.standing) {
+        None | Some(Standing::Registered) => Ok(()),
+        Some(Standing::Creating(_)) => busy("is being created"),
+        Some(Standing::Deleting { .. }) => busy("is being deleted"),
+    }
+}
+
+/// Changes a record to this registration, and returns the kind of the event. `None`: the record has it already. An error says why
+/// it cannot be changed.
+pub(in crate::volume) fn put(
+    record: &mut Record,
+    volume: &VolumeKey,
+    new: &Registration,
+) -> Result<Option<EventKind>> {
+    let Some(present) = &mut record.registration else {
+        if record.volume != *volume {
+            VolumeError::refuse_attached(record)?;
+        }
+        record.volume = volume.clone();
+        record.registration = Some(new.clone());
+        return Ok(Some(EventKind::VolumeRegistered));
+    };
+    may_change(&record.name, &record.volume, present, volume, new)?;
+    if present.spec == new.spec {
+        return Ok(None);
+    }
+    if !record.claims.is_empty() {
+        let (name, holders) = (record.name.clone(), record.consumers());
+        return Err(VolumeError::RegistrationInUse { name, holders }.into());
+    }
+    present.spec = new.spec.clone();
+    Ok(Some(EventKind::VolumeChanged))
+}
+
+/// Returns the claims that were acknowledged and no longer exist.
+pub(in crate::volume) fn past(before: &Record, after: &Record) -> Vec<Claim> {
+    let gone = before.claims.differences(&after.claims).into_iter().filter(|(_, has)| has.is_none());
+    gone.filter_map(|(had, _)| had).filter(|claim| claim.kept).cloned().collect()
+}
+
 pub(in crate::volume) fn new_registration(uid: u32, spec: VolumeSpec, origin: Origin) -> Registration {
     Registration {
         uid,
+        owner: String::new(),
         spec,
         standing: Standing::Registered,
         origin,
@@ -213,6 +258,8 @@ pub(in crate::volume) fn new_claim(consumer: &str, node: &str, uid: u32, usage: 
         secrets_given: false,
         error: None,
         since_usec: 0,
+        id: String::new(),
+        call: String::new(),
         modify_index: 0,
     }
 }

@@ -26,6 +26,7 @@ mod probe;
 mod reconcile;
 #[cfg(test)]
 mod rpc_outcome_tests;
+pub mod rules;
 mod seam;
 mod submit;
 mod tables;

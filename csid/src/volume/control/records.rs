@@ -4,21 +4,23 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::fault;
 use crate::plugin::Plugins;
 use crate::store::Durability;
 use crate::store::claim_set::ClaimSet;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{
-    Blocked, Claim, Conflict, Origin, Record, RecordFilter, Registration, Registry, RegistryError, Standing,
-    Swap, VolumeName,
+    Blocked, Conflict, Origin, Record, RecordFilter, Registration, Registry, RegistryError, Standing, Swap,
+    VolumeName,
 };
 use crate::store::rows::{NewEvent, VolumeKey};
 use crate::volume::control::declarations::Declarations;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::registration as registration_events;
-use crate::volume::lifecycle::{is_being_deleted, is_unasked, may_change, refuse_anothers};
+use crate::volume::lifecycle::{
+    is_being_deleted, is_unasked, past, put, refuse_anothers, refuse_in_transition,
+};
 use crate::volume::operation::request::ControllerRequest;
 
 /// The registry, and what changes of its records depend on. It has no mounts.
@@ -68,10 +70,8 @@ impl Records {
     /// Returns the record of a volume that can be used.
     pub(in crate::volume) async fn registered(&self, name: &VolumeName) -> Result<Record> {
         let record = self.registry.record(name.clone()).await?;
-        match record.registration.as_ref().map(|registration| &registration.standing) {
-            Some(Standing::Registered) => Ok(record),
-            Some(Standing::Creating(_)) => Err(busy(&record.name, "is being created")),
-            Some(Standing::Deleting { .. }) => Err(busy(&record.name, "is being deleted")),
+        match record.registration {
+            Some(_) => refuse_in_transition(&record).map(|()| record),
             None => Err(self.not_registered(&record.name)),
         }
     }
@@ -144,24 +144,7 @@ impl Records {
         new: &Registration,
     ) -> Result<Option<NewEvent>> {
         self.refuse_other_origin(record, new.origin)?;
-        let Some(present) = &mut record.registration else {
-            if record.volume != *volume {
-                VolumeError::refuse_attached(record)?;
-            }
-            record.volume = volume.clone();
-            record.registration = Some(new.clone());
-            return Ok(Some(registration_events::registered(EventKind::VolumeRegistered, record)));
-        };
-        may_change(&record.name, &record.volume, present, volume, new)?;
-        if present.spec == new.spec {
-            return Ok(None);
-        }
-        if !record.claims.is_empty() {
-            let (name, holders) = (record.name.clone(), record.consumers());
-            return Err(VolumeError::RegistrationInUse { name, holders }.into());
-        }
-        present.spec = new.spec.clone();
-        Ok(Some(registration_events::registered(EventKind::VolumeChanged, record)))
+        Ok(put(record, volume, new)?.map(|kind| registration_events::registered(kind, record)))
     }
 
     /// Refuses a call that changes a volume of a file, and a file that changes a volume of a call.
@@ -252,14 +235,4 @@ impl Records {
         };
         self.amend(name, Durability::Process, noted).await.map(drop)
     }
-}
-
-fn busy(name: &VolumeName, why: &str) -> Error {
-    Error::new(Kind::Busy, format!("{name} {why}"))
-}
-
-/// Returns the claims that were acknowledged and no longer exist.
-pub(in crate::volume::control) fn past(before: &Record, after: &Record) -> Vec<Claim> {
-    let gone = before.claims.differences(&after.claims).into_iter().filter(|(_, has)| has.is_none());
-    gone.filter_map(|(had, _)| had).filter(|claim| claim.kept).cloned().collect()
 }

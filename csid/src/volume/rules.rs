@@ -1,0 +1,127 @@
+//! The rules that servers of a cluster share with csid: all that they need of this crate besides the types of `store`. The rules are
+//! pure. They use no mount, plugin or journal, so they run where csid does not.
+
+use crate::error::{Error, Result};
+use crate::names;
+use crate::names::Word;
+use crate::store::registry::{
+    Capability, Claim, ClaimMode, Heal, Origin, Record, Registration, Use, VolumeName, VolumeSpec,
+};
+use crate::store::rows::VolumeKey;
+use crate::volume::errors::claim::ClaimError;
+use crate::volume::errors::volume::VolumeError;
+use crate::volume::lifecycle;
+
+pub use crate::store::event_kind::EventKind;
+pub use crate::volume::lifecycle::refuse_nonsense;
+pub use crate::volume::model::claim::{ClaimEvent, ClaimNext, ClaimRefusal, Claims, step};
+
+/// Returns the error of a refused claim.
+pub fn refused(refusal: ClaimRefusal, name: &VolumeName, consumer: &str) -> Error {
+    ClaimError::refused(refusal, name, consumer).into()
+}
+
+/// Returns the registration of a volume that can be used.
+pub fn registered(record: &Record) -> Result<&Registration> {
+    lifecycle::refuse_in_transition(record)?;
+    let missing = || VolumeError::NotRegistered { name: record.name.clone() }.into();
+    record.registration.as_ref().ok_or_else(missing)
+}
+
+/// Changes a record to this registration, and returns the kind of the event. `None`: the record has it already.
+pub fn put_registration(
+    record: &mut Record,
+    volume: &VolumeKey,
+    new: &Registration,
+) -> Result<Option<EventKind>> {
+    lifecycle::put(record, volume, new)
+}
+
+/// Makes the registration of a volume for an identity of a cluster. On each host root alone may use it otherwise than registered.
+pub fn new_registration(owner: &str, spec: VolumeSpec) -> Registration {
+    Registration { owner: owner.to_owned(), ..lifecycle::new_registration(0, spec, Origin::Bus) }
+}
+
+/// Makes a claim for which nothing was done yet.
+pub fn new_claim(consumer: &str, node: &str, uid: u32, usage: Use) -> Claim {
+    lifecycle::new_claim(consumer, node, uid, usage)
+}
+
+/// Returns the acknowledged claims that a change removes.
+pub fn past(before: &Record, after: &Record) -> Vec<Claim> {
+    lifecycle::past(before, after)
+}
+
+/// Reads a volume's name. An empty namespace is `default`.
+pub fn volume_name(namespace: &str, volume: &str) -> Result<VolumeName> {
+    names::name("volume", volume)?;
+    Ok(VolumeName { namespace: names::namespace(namespace.to_owned())?, volume: volume.to_owned() })
+}
+
+/// Checks a name of 1 to 128 bytes without control characters. `what` is its name in the error.
+pub fn check_name(what: &str, text: &str) -> Result<()> {
+    names::name(what, text)
+}
+
+/// Checks the name of a systemd credential, and that it is one of this namespace.
+pub fn check_credential(namespace: &str, name: &str) -> Result<()> {
+    names::credential(name)?;
+    match name.starts_with(&format!("csid.{namespace}.")) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("credential does not begin with csid.{namespace}."))),
+    }
+}
+
+/// Reads a claim's use of a volume from the words of the contract.
+pub fn read_use(mode: &str, access_mode: &str, attachment_mode: &str) -> Result<Use> {
+    let mode = ClaimMode::read("mode", mode)?;
+    Ok(Use { mode, capability: read_capability(access_mode, attachment_mode)? })
+}
+
+/// Reads a capability from the words of the contract.
+pub fn read_capability(access_mode: &str, attachment_mode: &str) -> Result<Capability> {
+    let words = [Some(access_mode), Some(attachment_mode)];
+    Ok(names::capabilities([words].into_iter())?.remove(0))
+}
+
+/// Returns the words of a use: mode, access mode, attachment mode.
+pub fn words_of(usage: Use) -> [&'static str; 3] {
+    let [access, attachment] = words_of_capability(usage.capability);
+    [names::word(usage.mode), access, attachment]
+}
+
+/// Returns the words of a capability: access mode, attachment mode.
+pub fn words_of_capability(capability: Capability) -> [&'static str; 2] {
+    [names::word(capability.access_mode), names::word(capability.attachment_mode)]
+}
+
+/// Reads a heal policy from the contract's word. Empty: the default.
+pub fn read_heal(word: &str) -> Result<Heal> {
+    if word.is_empty() { Ok(Heal::default()) } else { Heal::read("heal", word) }
+}
+
+/// Checks a plugin's volume and its spec, as RegisterVolume does.
+pub fn check_volume(plugin: &str, external_id: &str, spec: &VolumeSpec) -> Result<()> {
+    names::name("plugin", plugin)?;
+    names::external_id("external-id", external_id)?;
+    let VolumeSpec { name, fs_type, mount_flags, mount_group, context, parameters, topologies, .. } = spec;
+    names::optional_name("name", name)?;
+    names::fs_type(fs_type)?;
+    names::mount_flags(mount_flags)?;
+    names::optional_name("mount-group", mount_group)?;
+    names::context("volume-context", context)?;
+    names::context("parameters", parameters)?;
+    names::topologies(topologies)?;
+    if let Some(credential) = &spec.credential {
+        names::credential(credential)?;
+    }
+    if spec.capabilities.iter().enumerate().any(|(at, one)| spec.capabilities[..at].contains(one)) {
+        return Err(Error::invalid("capabilities has a capability twice"));
+    }
+    refuse_nonsense(spec)
+}
+
+/// Returns the contract's word for a heal policy.
+pub fn heal_word(heal: Heal) -> &'static str {
+    names::word(heal)
+}
